@@ -1,0 +1,1 @@
+//! Measures hikkoshi beside QEMU's own migration.

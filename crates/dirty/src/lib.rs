@@ -1,0 +1,1 @@
+//! The DirtyLog trait and its trackers.

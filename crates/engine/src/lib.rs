@@ -1,0 +1,1 @@
+//! The migration engine: pre-copy, switchover, post-copy.

@@ -1,0 +1,1 @@
+//! userfaultfd: obtaining one inside another process, reading faults, installing pages.

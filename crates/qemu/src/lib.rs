@@ -1,0 +1,1 @@
+//! The QEMU adapter: QMP, attaching to the process, its RAM blocks, its device state.

@@ -1,0 +1,1 @@
+//! The migration protocol: messages, framing, negotiation. Bytes in, messages out.
