@@ -1,0 +1,163 @@
+# An apt of our own: state, lists and downloads under build/apt, the machine's own Debian sources
+# (same mirror, same keys) plus that mirror's backports suite. The machine's apt is only read.
+#
+# The packages are resolved as for an empty machine, and then only what the machine lacks is
+# fetched. So it does not matter what is installed already, another QEMU included.
+
+readonly private_apt=$build/apt
+
+# $1: a folder of sources; the rest goes to apt.
+apt_with() {
+    local sources=$1 tool=$2
+    shift 2
+    "$tool" -c "$private_apt/apt.conf" -o "Dir::Etc::sourceparts=$sources" "$@"
+}
+
+apt_get() { apt_with "$private_apt/sources" apt-get "$@"; }
+apt_cache() { apt_with "$private_apt/sources" apt-cache "$@"; }
+
+write_private_configuration() {
+    mkdir -p "$private_apt"/{state/lists/partial,cache/archives/partial,sources,preferences}
+    : >"$private_apt/status"
+    cat >"$private_apt/apt.conf" <<CONF
+Dir::State "$private_apt/state";
+Dir::State::status "$private_apt/status";
+Dir::Cache "$private_apt/cache";
+Dir::Etc::sourcelist "$private_apt/none";
+Dir::Etc::preferences "$private_apt/none";
+Dir::Etc::preferencesparts "$private_apt/preferences";
+APT::Install-Recommends "false";
+APT::Default-Release "";
+APT::Get::List-Cleanup "false";
+Acquire::Languages "none";
+// Whoever may run this may write here: no need to become another user for the download.
+APT::Sandbox::User "";
+// Hooks of the machine are meant for the machine's state.
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+CONF
+}
+
+# Prints one entry of the machine's sources, as `indextargets` names it: FILE:NUMBER, where the
+# number counts lines in a .list and stanzas in a .sources file.
+print_source_entry() {
+    local file=${1%:*} number=${1##*:}
+    if [[ $file == *.sources ]]; then
+        # Paragraph mode is not enough: a blank line of nothing but comments does not end a stanza.
+        awk -v want="$number" '
+            /^#/ { next }
+            /^[ \t]*$/ { inside = 0; next }
+            !inside { inside = 1; stanza++ }
+            stanza == want { print }' "$file"
+    else
+        sed -n "${number}p" "$file"
+    fi
+}
+
+# The same entry, asking for another suite.
+with_suite() {
+    local kind=$1 suite=$2
+    if [[ $kind == sources ]]; then
+        sed -E "s/^Suites:.*/Suites: $suite/I; s/^Components:.*/Components: main/I; s/^Types:.*/Types: deb/I"
+    else
+        # deb [options] URI SUITE COMPONENTS…
+        sed -E "s/^[ \t]*deb(-src)?[ \t]+((\[[^]]*\][ \t]+)?)([^ \t]+)[ \t]+.*/deb \2\4 $suite main/"
+    fi
+}
+
+# Fetches the package lists, once a run.
+private_apt_ready=
+prepare_private_apt() {
+    [[ -z $private_apt_ready ]] || return 0
+    say "reading the package lists of this machine's Debian sources and of $codename-backports"
+    write_private_configuration
+    local log=$private_apt/update.log
+    # Everything the machine knows, to learn which of it is Debian. Other people's sources may
+    # fail here; that is theirs.
+    local machine_sources entries
+    machine_sources=$(apt-config shell d Dir::Etc::sourceparts/d | sed -E "s/^d='(.*)'$/\1/")
+    local machine_list
+    machine_list=$(apt-config shell f Dir::Etc::sourcelist/f | sed -E "s/^f='(.*)'$/\1/")
+    local from_machine=(apt_with "$machine_sources")
+    local list_option=()
+    [[ ! -e $machine_list ]] || list_option=(-o "Dir::Etc::sourcelist=$machine_list")
+    "${from_machine[@]}" apt-get update "${list_option[@]}" >"$log" 2>&1 || true
+    # shellcheck disable=SC2016 # apt substitutes these, not the shell.
+    entries=$("${from_machine[@]}" apt-get indextargets "${list_option[@]}" \
+        --format '$(SOURCESENTRY) $(CODENAME) $(ORIGIN)' \
+        'Created-By: Packages' 'Component: main' 2>>"$log" | sort -u) || true
+
+    rm -f "$private_apt"/sources/*
+    local entry suite origin main=
+    while read -r entry suite origin; do
+        [[ $origin == Debian ]] || continue
+        case $suite in
+        "$codename" | "$codename-updates" | "$codename-security") ;;
+        *) continue ;;
+        esac
+        [[ $suite != "$codename" || -n $main ]] || main=$entry
+        write_source "$entry" "$suite"
+    done <<<"$entries"
+    if [[ -z $main ]]; then
+        tail -n 5 "$log" >&2
+        fail "no package list of Debian $codename could be fetched from this machine's apt sources" \
+            "Is there a network, and does \`apt-get update\` work?"
+    fi
+    write_source "$main" "$codename-backports"
+
+    if ! apt_get update >"$log" 2>&1 || ! apt_cache policy | grep -q "n=$codename-backports"; then
+        tail -n 5 "$log" >&2
+        fail "the mirror that this machine's Debian packages come from gave no list of $codename-backports" \
+            "QEMU 10.0 comes from there. Its last words are above."
+    fi
+    private_apt_ready=yes
+}
+
+write_source() {
+    local kind=list
+    [[ ${1%:*} != *.sources ]] || kind=sources
+    print_source_entry "$1" | with_suite "$kind" "$2" >"$private_apt/sources/$2.$kind"
+}
+
+# The packages that package $1 needs, itself included: lines of "name version", for an empty
+# machine, where the packages named by the patterns after $3 come from suite $2 and everything else
+# from where apt likes it best.
+closure() {
+    local package=$1 suite=$2
+    shift 2
+    cat >"$private_apt/preferences/suite.pref" <<PIN
+Package: $*
+Pin: release n=$suite
+Pin-Priority: 990
+PIN
+    apt_get install --simulate --quiet=2 "$package" 2>"$private_apt/resolve.log" |
+        sed -nE 's/^Inst ([^ ]+) .*\(([^ ]+) .*/\1 \2/p' || true
+}
+
+# True when the machine has package $1, new enough to stand for version $2. Within a release any
+# version will do; one that was brought in from backports is needed for its newness.
+machine_has() {
+    local state
+    # shellcheck disable=SC2016 # dpkg substitutes these, not the shell.
+    state=$(dpkg-query -W -f '${db:Status-Status} ${Version}\n' "$1" 2>/dev/null | head -n 1) || return 1
+    [[ ${state%% *} == installed ]] || return 1
+    [[ $2 != *bpo* ]] || dpkg --compare-versions "${state##* }" ge "$2"
+}
+
+# Downloads packages ("name=version"), verified by apt, and unpacks them into folder $1.
+fetch_and_unpack() {
+    local into=$1 downloads=$private_apt/downloads log=$private_apt/download.log
+    shift
+    rm -rf "$downloads"
+    mkdir -p "$downloads" "$into"
+    if ! (cd "$downloads" && apt_get download "$@") >"$log" 2>&1; then
+        tail -n 5 "$log" >&2
+        fail "these packages could not be downloaded: $*" "apt's last words are above. Is there a network?"
+    fi
+    local package
+    for package in "$downloads"/*.deb; do
+        dpkg-deb --extract "$package" "$into" || fail "$package could not be unpacked into $into" "Is the disk full?"
+    done
+    rm -rf "$downloads"
+}

@@ -1,0 +1,66 @@
+# The machine itself: is it one we know, and are the small tools there?
+
+# Sets `codename`, and refuses a machine that the packages below are not made for.
+check_machine() {
+    command -v dpkg >/dev/null && command -v apt-get >/dev/null && [[ -r /etc/os-release ]] || fail \
+        "this is no Debian: dpkg or apt-get is missing" \
+        "The two QEMU versions and the kernel come from Debian 12's packages."
+    local id
+    id=$(. /etc/os-release && printf '%s' "${ID:-unknown}")
+    codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-unknown}")
+    [[ $id == debian && $codename == bookworm ]] || fail \
+        "this is $id $codename; only Debian 12 (bookworm) carries both QEMU 7.2 and QEMU 10.0" \
+        "Use a Debian 12 machine, virtual machine or container."
+    local architecture
+    architecture=$(dpkg --print-architecture)
+    [[ $architecture == amd64 ]] || fail \
+        "this machine is $architecture; the test guest is x86-64 and the injected system call too" \
+        "Use an amd64 machine."
+    readonly codename
+}
+
+# The packages whose command or file is not there yet, one a line.
+missing_tools() {
+    # What stands for the package, and the package.
+    local probe
+    for probe in \
+        /usr/bin/gcc:gcc \
+        /usr/lib/x86_64-linux-gnu/libc.a:libc6-dev \
+        /usr/bin/make:make \
+        /usr/bin/cpio:cpio \
+        /usr/bin/flock:util-linux \
+        /usr/bin/unshare:util-linux \
+        /usr/sbin/ip:iproute2 \
+        /usr/sbin/tc:iproute2 \
+        /usr/bin/ss:iproute2; do
+        # A tool may also have been put elsewhere on the path by hand.
+        local file=${probe%%:*}
+        [[ -e $file || -e /${file#/usr/} ]] || command -v "$(basename "$file")" >/dev/null || echo "${probe##*:}"
+    done | sort -u
+}
+
+install_missing_tools() {
+    local missing
+    missing=$(missing_tools | tr '\n' ' ')
+    missing=${missing% }
+    [[ -n $missing ]] || return 0
+    local root=()
+    if [[ $(id -u) != 0 ]]; then
+        command -v sudo >/dev/null || fail \
+            "missing on this machine: $missing; installing them needs root, and there is no sudo" \
+            "As root: apt-get update && apt-get install $missing"
+        root=(sudo)
+    fi
+    say "installing $missing"
+    export DEBIAN_FRONTEND=noninteractive
+    local log
+    log=$(mktemp)
+    # The names are package names without blanks: splitting them is meant.
+    # shellcheck disable=SC2086
+    if ! { "${root[@]}" apt-get update && "${root[@]}" apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        rm -f "$log"
+        fail "apt-get could not install: $missing" "Its last lines are above. Is there a network?"
+    fi
+    rm -f "$log"
+}

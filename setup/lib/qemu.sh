@@ -1,0 +1,61 @@
+# QEMU of two versions, each with the libraries that the machine lacks, each with a `run` program.
+
+# $1: the version, which names the folder; $2: the suite it comes from.
+setup_qemu() {
+    local version=$1 suite=$2
+    local folder=$build/qemu-$version
+    # Asked, not only believed: a library that was there at set-up may have gone since.
+    if [[ -e $folder/.done ]] && "$folder/run" --version >/dev/null 2>&1; then return 0; fi
+    prepare_private_apt
+    say "QEMU $version from $suite"
+    rm -rf "$folder"
+
+    local needed
+    needed=$(closure qemu-system-x86 "$suite" 'qemu-system-*' seabios ipxe-qemu)
+    [[ -n $needed ]] || fail "apt finds no way to install qemu-system-x86 from $suite" \
+        "apt says: $(tail -n 1 "$private_apt/resolve.log")"
+    local found
+    found=$(awk '$1 == "qemu-system-x86" { print $2 }' <<<"$needed")
+    # Epoch, then the version proper: 1:7.2+dfsg-7…, 1:10.0.2+ds-2…
+    [[ ${found#*:} == "$version"[.+-]* ]] || fail \
+        "$suite has qemu-system-x86 $found, not $version" "This release of hikkoshi is tested with $version."
+
+    local wanted=() name package_version
+    while read -r name package_version; do
+        case $name in
+        # QEMU's own packages and firmware: wherever the machine has them, ours is a set.
+        qemu-system-* | seabios | ipxe-qemu) ;;
+        # The C library belongs to the machine's loader and cannot be mixed with another.
+        libc6 | libc-bin) continue ;;
+        lib*) ! machine_has "$name" "$package_version" || continue ;;
+        # Programs and scripts that the libraries' packages want at installation.
+        *) continue ;;
+        esac
+        wanted+=("$name=$package_version")
+    done <<<"$needed"
+
+    say "QEMU $version: fetching ${#wanted[@]} packages"
+    fetch_and_unpack "$folder/root" "${wanted[@]}"
+    # Not used, and most of the size: other firmware's debug builds, documentation, icons.
+    rm -rf "$folder"/root/usr/share/{doc,man,icons,applications,locale,lintian,bug}
+    write_qemu_runner "$folder"
+    local answer
+    answer=$("$folder/run" --version 2>&1 | head -n 1) || true
+    [[ $answer == *"version $version"* ]] || fail "QEMU $version was unpacked but does not run" "$answer"
+    printf '%s\n' "$found" >"$folder/.done"
+    say "$answer"
+}
+
+# `run` becomes QEMU (exec), so that its process id is QEMU's.
+write_qemu_runner() {
+    cat >"$1/run" <<'RUN'
+#!/bin/sh
+# Becomes this folder's QEMU, with the libraries, modules and firmware that were unpacked with it.
+root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
+LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu:$root/usr/lib/x86_64-linux-gnu/pulseaudio${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+QEMU_MODULE_DIR=$root/usr/lib/x86_64-linux-gnu/qemu
+export LD_LIBRARY_PATH QEMU_MODULE_DIR
+exec "$root/usr/bin/qemu-system-x86_64" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" -L "$root/usr/lib/ipxe/qemu" "$@"
+RUN
+    chmod +x "$1/run"
+}

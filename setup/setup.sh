@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Brings everything that building, testing and the demo need, on Debian 12.
+#
+#   build/qemu-7.2, build/qemu-10.0   the distribution's QEMU and its backport, side by side
+#   build/kernel                      the distribution's kernel and the modules the test guest loads
+#   build/busybox                     the distribution's static busybox
+#
+# Nothing of this is installed: the packages are fetched through apt, with its signatures checked,
+# into a state directory of our own, and unpacked beside the build. Only small tools that are
+# missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed.
+#
+# Every step leaves a stamp and is skipped when its result is there; a second run needs no network.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+project=$(dirname "$here")
+build=$project/build
+readonly here project build
+
+# shellcheck source=lib/say.sh
+source "$here/lib/say.sh"
+# shellcheck source=lib/machine.sh
+source "$here/lib/machine.sh"
+# shellcheck source=lib/apt.sh
+source "$here/lib/apt.sh"
+# shellcheck source=lib/qemu.sh
+source "$here/lib/qemu.sh"
+# shellcheck source=lib/kernel.sh
+source "$here/lib/kernel.sh"
+
+check_machine
+install_missing_tools
+
+mkdir -p "$build"
+# Two runs at once would write the same folders; the second waits and then finds the work done.
+exec 9>"$build/.setup.lock"
+flock 9
+
+setup_qemu 7.2 "$codename"
+setup_qemu 10.0 "$codename-backports"
+setup_kernel
+setup_busybox
