@@ -1,0 +1,358 @@
+//! One atomic bit a page, and the claim.
+
+use std::fmt;
+
+use crate::atomic::{AtomicU64, Ordering};
+use crate::runs::Runs;
+use crate::{Page, PageRange, usize_from};
+
+/// Pages in a word.
+const WORD: u64 = u64::BITS as u64;
+
+/// One bit a page, shared between threads without a lock.
+///
+/// Every change is a single atomic operation on one 64-bit word, so a call on
+/// one page is exact, and a call on a range is exact for each page but not for
+/// the range as a whole: other threads may get in between two words.
+///
+/// # Memory order
+///
+/// What the engine leans on: *whoever wins a page by [`claim`](Self::claim),
+/// [`claim_run`](Self::claim_run), [`take_word`](Self::take_word) or
+/// [`clear_range`](Self::clear_range), or sees it by [`get`](Self::get), sees
+/// everything that the thread which set the bit did before setting it.* The
+/// setter releases (`fetch_or`), the winner acquires. The two need not be
+/// neighbours in the word's history: other threads may have changed other bits
+/// in between. That does no harm, because **every** change of a shared word is
+/// a read-modify-write, and those continue the release sequence that the
+/// setter's began. A plain store would break it, so there is none.
+///
+/// Clearing releases as well and setting acquires, so the same holds in the
+/// other direction: who finds a page clear and sets it again sees what its
+/// last winner did before it won. On x86-64 and with arm64's atomic
+/// instructions this costs nothing extra.
+///
+/// A claim that fails promises nothing but that the page was not there to win.
+///
+/// # Pages beyond the end
+///
+/// There is no set bit beyond [`pages`](Self::pages), and no call makes one:
+/// ranges are clipped, a single page there is never set and never won.
+pub struct PageBitmap {
+    pages: u64,
+    words: Box<[AtomicU64]>,
+}
+
+impl PageBitmap {
+    /// A bitmap for `pages` pages, none of them set. Takes an eighth of a byte
+    /// for each.
+    #[must_use]
+    pub fn empty(pages: u64) -> Self {
+        Self::filled(pages, 0)
+    }
+
+    /// A bitmap for `pages` pages, all of them set.
+    #[must_use]
+    pub fn full(pages: u64) -> Self {
+        Self::filled(pages, u64::MAX)
+    }
+
+    fn filled(pages: u64, word: u64) -> Self {
+        let all = PageRange::from_len(Page::new(0), pages);
+        let words = (0..usize_from(pages.div_ceil(WORD)))
+            .map(|index| AtomicU64::new(word & mask_of(index, all)))
+            .collect();
+        Self { pages, words }
+    }
+
+    /// Number of pages it has a bit for.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// All pages it has a bit for.
+    #[must_use]
+    pub fn all(&self) -> PageRange {
+        PageRange::from_len(Page::new(0), self.pages)
+    }
+
+    /// Whether `page` is set.
+    #[must_use]
+    pub fn get(&self, page: Page) -> bool {
+        self.word(page)
+            .is_some_and(|word| word.load(Ordering::Acquire) & bit_of(page) != 0)
+    }
+
+    /// Sets `page`; returns whether it was clear.
+    ///
+    /// Publishes what the caller did before: see *Memory order* above. That
+    /// holds as well if the page was set already.
+    pub fn set(&self, page: Page) -> bool {
+        self.word(page)
+            .is_some_and(|word| word.fetch_or(bit_of(page), Ordering::AcqRel) & bit_of(page) == 0)
+    }
+
+    /// Clears `page`; returns whether it was set, that is, whether the caller
+    /// has won it. Of any number of threads that claim a set page, exactly one
+    /// wins.
+    #[must_use = "the winner of a page must send it"]
+    pub fn claim(&self, page: Page) -> bool {
+        let bit = bit_of(page);
+        self.word(page).is_some_and(|word| {
+            // Looking first spares the winner's cache line a write that could
+            // not win. Relaxed will do: a `set` that happened before this call
+            // is seen by coherence alone, and a loser is promised nothing.
+            word.load(Ordering::Relaxed) & bit != 0
+                && word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
+        })
+    }
+
+    /// Sets every page of `range`; returns how many of them were clear.
+    pub fn set_range(&self, range: PageRange) -> u64 {
+        self.words_of(range)
+            .map(|(word, mask)| count(mask & !word.fetch_or(mask, Ordering::AcqRel)))
+            .sum()
+    }
+
+    /// Clears every page of `range`; returns how many of them were set.
+    pub fn clear_range(&self, range: PageRange) -> u64 {
+        self.words_of(range)
+            .map(|(word, mask)| count(mask & word.fetch_and(!mask, Ordering::AcqRel)))
+            .sum()
+    }
+
+    /// Number of set pages. Exact if nobody else changes the bitmap meanwhile;
+    /// otherwise each word counts as it was at some moment during the call.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count_range(self.all())
+    }
+
+    /// Number of set pages in `range`; as exact as [`count`](Self::count).
+    #[must_use]
+    pub fn count_range(&self, range: PageRange) -> u64 {
+        self.words_of(range)
+            .map(|(word, mask)| count(mask & word.load(Ordering::Acquire)))
+            .sum()
+    }
+
+    /// Claims the beginning of the first run of set pages inside `from`: up to
+    /// `max` adjacent pages. Returns exactly the pages won, at least one, or
+    /// `None` when no page inside `from` could be won (or `max` is 0).
+    ///
+    /// Never takes a page that it does not return, not even for a moment: a
+    /// page request that comes in meanwhile must not be told "somebody sends
+    /// it already" about a page that nobody has won. Hence compare-and-swap
+    /// rather than clearing bits and putting some back. Lock-free: a failed
+    /// swap means that another thread has changed the word.
+    ///
+    /// A page that was won by another thread a moment ago ends the run early,
+    /// and pages set behind the search are not gone back for.
+    #[must_use = "the winner of pages must send them"]
+    pub fn claim_run(&self, from: PageRange, max: u64) -> Option<PageRange> {
+        let from = from.intersect(self.all());
+        if from.is_empty() || max == 0 {
+            return None;
+        }
+        let last = word_of(Page::new(from.end().index() - 1));
+        for index in word_of(from.start())..=last {
+            let Some((first, mut pages)) = self.claim_first(index, mask_of(index, from), max)
+            else {
+                continue;
+            };
+            let start = first_of(index).saturating_add(first);
+            // As long as the run fills its word to the end, the next word may
+            // hold more of it.
+            let mut next = index + 1;
+            while pages < max && next <= last && start.index() + pages == first_of(next).index() {
+                let won = self.claim_prefix(next, mask_of(next, from), max - pages);
+                if won == 0 {
+                    break;
+                }
+                pages += won;
+                next += 1;
+            }
+            return Some(PageRange::from_len(start, pages));
+        }
+        None
+    }
+
+    /// Maximal runs of set pages in `range`, ascending, found a word at a time.
+    ///
+    /// Not a snapshot of the whole: each word is read once, when the iterator
+    /// gets there. A page that stays set (or clear) all the while is reported
+    /// so; one that changes meanwhile may be reported either way. Nothing is
+    /// claimed.
+    #[must_use]
+    pub fn runs(&self, range: PageRange) -> Runs<'_> {
+        Runs::new(self, range.intersect(self.all()))
+    }
+
+    /// Number of words, for [`load_word`](Self::load_word) and its like.
+    #[must_use]
+    pub fn word_count(&self) -> usize {
+        self.words.len()
+    }
+
+    /// The bits of pages `64 * index` to `64 * index + 63`, lowest first; 0
+    /// beyond the end.
+    #[must_use]
+    pub fn load_word(&self, index: usize) -> u64 {
+        self.words
+            .get(index)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Sets the pages whose bits are set in `bits`; returns those that were
+    /// clear. Bits beyond the last page are left out, so the tail of a KVM
+    /// dirty bitmap may be passed as it is.
+    pub fn or_word(&self, index: usize, bits: u64) -> u64 {
+        let bits = bits & mask_of(index, self.all());
+        self.words
+            .get(index)
+            .map_or(0, |word| bits & !word.fetch_or(bits, Ordering::AcqRel))
+    }
+
+    /// Claims all set pages among `bits` of one word at once; returns those
+    /// that were won.
+    #[must_use = "the winner of pages must send them"]
+    pub fn take_word(&self, index: usize, bits: u64) -> u64 {
+        self.words
+            .get(index)
+            .map_or(0, |word| bits & word.fetch_and(!bits, Ordering::AcqRel))
+    }
+
+    /// The bits of one word that lie in `range`.
+    pub(crate) fn load_masked(&self, index: usize, range: PageRange) -> u64 {
+        self.load_word(index) & mask_of(index, range)
+    }
+
+    fn word(&self, page: Page) -> Option<&AtomicU64> {
+        // The last word has bits beyond the last page; they stay clear.
+        if page.index() < self.pages {
+            self.words.get(word_of(page))
+        } else {
+            None
+        }
+    }
+
+    /// The words that `range` touches, each with its bits that belong to it.
+    fn words_of(&self, range: PageRange) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let range = range.intersect(self.all());
+        let first = word_of(range.start());
+        let words = if range.is_empty() {
+            &[]
+        } else {
+            let last = word_of(Page::new(range.end().index() - 1));
+            self.words.get(first..=last).unwrap_or(&[])
+        };
+        words
+            .iter()
+            .zip(first..)
+            .map(move |(word, index)| (word, mask_of(index, range)))
+    }
+
+    /// Claims the lowest run of set bits among `mask`, at most `max` of them:
+    /// its first bit and its length.
+    fn claim_first(&self, index: usize, mask: u64, max: u64) -> Option<(u64, u64)> {
+        let word = self.words.get(index)?;
+        let mut seen = word.load(Ordering::Relaxed);
+        while seen & mask != 0 {
+            let first = (seen & mask).trailing_zeros();
+            let ones = at_most(((seen & mask) >> first).trailing_ones(), max);
+            let run = bits_below(ones) << first;
+            match word.compare_exchange_weak(seen, seen & !run, Ordering::AcqRel, Ordering::Relaxed)
+            {
+                Ok(_) => return Some((u64::from(first), u64::from(ones))),
+                Err(now) => seen = now,
+            }
+        }
+        None
+    }
+
+    /// Claims the run of set bits among `mask` that begins at bit 0, at most
+    /// `max` of them: its length, 0 if bit 0 could not be won.
+    fn claim_prefix(&self, index: usize, mask: u64, max: u64) -> u64 {
+        let Some(word) = self.words.get(index) else {
+            return 0;
+        };
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            let ones = at_most((seen & mask).trailing_ones(), max);
+            if ones == 0 {
+                return 0;
+            }
+            match word.compare_exchange_weak(
+                seen,
+                seen & !bits_below(ones),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return u64::from(ones),
+                Err(now) => seen = now,
+            }
+        }
+    }
+}
+
+impl fmt::Debug for PageBitmap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Gigabytes of words would help nobody.
+        f.debug_struct("PageBitmap")
+            .field("pages", &self.pages)
+            .field("set", &self.count())
+            .finish()
+    }
+}
+
+/// The word that holds the bit of `page`.
+pub(crate) const fn word_of(page: Page) -> usize {
+    usize_from(page.index() / WORD)
+}
+
+/// The page of a word's lowest bit.
+pub(crate) const fn first_of(index: usize) -> Page {
+    Page::new((index as u64).saturating_mul(WORD))
+}
+
+/// The bit of `page` in its word.
+const fn bit_of(page: Page) -> u64 {
+    1 << (page.index() % WORD)
+}
+
+/// The bits of word `index` whose pages lie in `range`.
+fn mask_of(index: usize, range: PageRange) -> u64 {
+    let first = first_of(index).index();
+    let from = range.start().index().saturating_sub(first).min(WORD);
+    let to = range.end().index().saturating_sub(first).min(WORD);
+    bits_under(to) & !bits_under(from)
+}
+
+/// The lowest `bits` bits, for a number that is at most 64.
+const fn bits_under(bits: u64) -> u64 {
+    if bits >= WORD {
+        u64::MAX
+    } else {
+        (1 << bits) - 1
+    }
+}
+
+/// The lowest `bits` bits.
+fn bits_below(bits: u32) -> u64 {
+    bits_under(u64::from(bits))
+}
+
+/// All bits from number `bit` on; none from 64 on.
+pub(crate) fn bits_from(bit: u32) -> u64 {
+    !bits_below(bit)
+}
+
+/// `ones`, but not more than `max`.
+fn at_most(ones: u32, max: u64) -> u32 {
+    u32::try_from(max).map_or(ones, |max| ones.min(max))
+}
+
+fn count(bits: u64) -> u64 {
+    u64::from(bits.count_ones())
+}

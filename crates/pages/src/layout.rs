@@ -1,0 +1,367 @@
+//! The RAM blocks of a guest, and the flat page space they form.
+
+use std::collections::BTreeSet;
+
+use thiserror::Error;
+
+use crate::{PAGE_BYTES, Page, PageRange};
+
+/// What the kernel may map at once under a RAM block: ordinary pages and the
+/// two sizes of x86-64's huge pages.
+pub const HOST_PAGE_SIZES: [u64; 3] = [4 << 10, 2 << 20, 1 << 30];
+
+/// Most pages in a layout: 64 TiB of RAM. Keeps every sum of pages or bytes
+/// far from overflow, and a bitmap at 2 GiB.
+pub const MAX_PAGES: u64 = 1 << 34;
+
+/// Most RAM blocks in a layout.
+pub const MAX_BLOCKS: usize = 1024;
+
+/// Most pieces of one block that the guest sees at different addresses.
+pub const MAX_GUEST_RANGES: usize = 1024;
+
+/// Longest name of a RAM block, in bytes.
+pub const MAX_ID_BYTES: usize = 4096;
+
+/// A piece of a RAM block as the guest sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestRange {
+    /// Guest physical address of its first byte.
+    pub gpa: u64,
+    /// Where it begins in the block, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// A piece of memory that the VMM maps as one, usually one memory backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RamBlock {
+    /// Its name, the same on both sides of a migration.
+    pub id: String,
+    /// Its length in bytes: a multiple of `host_page`.
+    pub bytes: u64,
+    /// What the kernel maps at once, in bytes: one of [`HOST_PAGE_SIZES`]. May
+    /// differ between the two sides.
+    pub host_page: u64,
+    /// Where the guest sees it. May leave parts out and may be empty.
+    pub guest: Vec<GuestRange>,
+}
+
+/// The RAM blocks of a guest, one after another: the page space of a migration.
+///
+/// A block begins on its own host page, so host pages never straddle two
+/// blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RamLayout {
+    blocks: Vec<RamBlock>,
+    /// The pages of each block; as long as `blocks`, ascending, without gaps.
+    pages: Vec<PageRange>,
+}
+
+/// Part of a range that lies in one RAM block, from
+/// [`RamLayout::locate_range`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Number of the block in the layout.
+    pub block: usize,
+    /// Where the part begins in the block, in bytes.
+    pub offset: u64,
+    /// The pages of the part; never empty.
+    pub pages: PageRange,
+}
+
+impl RamLayout {
+    /// The layout of these blocks, in this order.
+    ///
+    /// # Errors
+    ///
+    /// If a block breaks one of the rules that [`RamBlock`] and the constants
+    /// of this module state: see [`LayoutError`].
+    pub fn new(blocks: Vec<RamBlock>) -> Result<Self, LayoutError> {
+        if blocks.is_empty() {
+            return Err(LayoutError::NoBlocks);
+        }
+        if blocks.len() > MAX_BLOCKS {
+            return Err(LayoutError::TooManyBlocks {
+                blocks: blocks.len(),
+            });
+        }
+        let mut ids = BTreeSet::new();
+        let mut pages = Vec::with_capacity(blocks.len());
+        let mut end = Page::new(0);
+        for block in &blocks {
+            check(block)?;
+            if !ids.insert(block.id.as_str()) {
+                return Err(LayoutError::DuplicateId {
+                    id: block.id.clone(),
+                });
+            }
+            let range = PageRange::from_len(end, block.bytes / PAGE_BYTES);
+            end = range.end();
+            // Checked at each step: the sum can never overflow.
+            if end.index() > MAX_PAGES {
+                return Err(LayoutError::TooLarge {
+                    id: block.id.clone(),
+                });
+            }
+            pages.push(range);
+        }
+        Ok(Self { blocks, pages })
+    }
+
+    /// Number of pages in all blocks together.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.all().len()
+    }
+
+    /// Number of bytes in all blocks together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.all().bytes()
+    }
+
+    /// All pages.
+    #[must_use]
+    pub fn all(&self) -> PageRange {
+        PageRange::new(
+            Page::new(0),
+            self.pages.last().map_or(Page::new(0), |last| last.end()),
+        )
+    }
+
+    /// The blocks in order, each with its pages.
+    pub fn blocks(&self) -> impl ExactSizeIterator<Item = (&RamBlock, PageRange)> + Clone {
+        self.blocks.iter().zip(self.pages.iter().copied())
+    }
+
+    /// The block with this number and its pages.
+    #[must_use]
+    pub fn block(&self, index: usize) -> Option<(&RamBlock, PageRange)> {
+        Some((self.blocks.get(index)?, *self.pages.get(index)?))
+    }
+
+    /// The page that holds byte `offset` of a block; `None` if there is no
+    /// such block or byte.
+    #[must_use]
+    pub fn page_at(&self, block: usize, offset: u64) -> Option<Page> {
+        let (block, pages) = self.block(block)?;
+        (offset < block.bytes).then(|| pages.start().saturating_add(offset / PAGE_BYTES))
+    }
+
+    /// Where a page lies: the number of its block, and its offset in the block
+    /// in bytes. `None` beyond the last page.
+    #[must_use]
+    pub fn locate(&self, page: Page) -> Option<(usize, u64)> {
+        let block = self.pages.partition_point(|pages| pages.end() <= page);
+        let pages = self.pages.get(block)?;
+        let before = PageRange::new(pages.start(), page);
+        Some((block, before.bytes()))
+    }
+
+    /// The parts of `range`, cut at the edges of blocks, ascending. What lies
+    /// beyond the last page is left out.
+    #[must_use]
+    pub fn locate_range(&self, range: PageRange) -> Extents<'_> {
+        Extents {
+            layout: self,
+            rest: range.intersect(self.all()),
+        }
+    }
+
+    /// The whole host page around `page`; empty beyond the last page.
+    #[must_use]
+    pub fn host_page_range(&self, page: Page) -> PageRange {
+        self.locate(page)
+            .and_then(|(block, offset)| {
+                let (block, pages) = self.block(block)?;
+                let into = offset % block.host_page / PAGE_BYTES;
+                let first = Page::new(page.index() - into);
+                let whole = PageRange::from_len(first, block.host_page / PAGE_BYTES);
+                Some(whole.intersect(pages))
+            })
+            .unwrap_or(PageRange::EMPTY)
+    }
+
+    /// The smallest range of whole host pages around `range`, clipped to the
+    /// layout; empty if no page of `range` is in it.
+    #[must_use]
+    pub fn round_out(&self, range: PageRange) -> PageRange {
+        let range = range.intersect(self.all());
+        if range.is_empty() {
+            return PageRange::EMPTY;
+        }
+        let last = Page::new(range.end().index() - 1);
+        PageRange::new(
+            self.host_page_range(range.start()).start(),
+            self.host_page_range(last).end(),
+        )
+    }
+}
+
+fn check(block: &RamBlock) -> Result<(), LayoutError> {
+    if block.id.len() > MAX_ID_BYTES {
+        return Err(LayoutError::IdTooLong {
+            bytes: block.id.len(),
+        });
+    }
+    let id = || block.id.clone();
+    if !HOST_PAGE_SIZES.contains(&block.host_page) {
+        return Err(LayoutError::HostPage {
+            id: id(),
+            host_page: block.host_page,
+        });
+    }
+    if block.bytes == 0 {
+        return Err(LayoutError::EmptyBlock { id: id() });
+    }
+    if !block.bytes.is_multiple_of(block.host_page) {
+        return Err(LayoutError::PartialHostPage {
+            id: id(),
+            bytes: block.bytes,
+            host_page: block.host_page,
+        });
+    }
+    if block.guest.len() > MAX_GUEST_RANGES {
+        return Err(LayoutError::TooManyGuestRanges {
+            id: id(),
+            ranges: block.guest.len(),
+        });
+    }
+    for piece in &block.guest {
+        let inside = piece
+            .offset
+            .checked_add(piece.bytes)
+            .is_some_and(|end| end <= block.bytes);
+        if piece.bytes == 0 || !inside || piece.gpa.checked_add(piece.bytes).is_none() {
+            return Err(LayoutError::GuestRange {
+                id: id(),
+                gpa: piece.gpa,
+                offset: piece.offset,
+                bytes: piece.bytes,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The parts of a range, from [`RamLayout::locate_range`].
+#[derive(Clone, Debug)]
+pub struct Extents<'a> {
+    layout: &'a RamLayout,
+    rest: PageRange,
+}
+
+impl Iterator for Extents<'_> {
+    type Item = Extent;
+
+    fn next(&mut self) -> Option<Extent> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let (block, offset) = self.layout.locate(self.rest.start())?;
+        let (_, pages) = self.layout.block(block)?;
+        let (part, rest) = self.rest.split_at(pages.end());
+        self.rest = rest;
+        Some(Extent {
+            block,
+            offset,
+            pages: part,
+        })
+    }
+}
+
+/// Why a list of RAM blocks is no layout.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// There is no RAM at all.
+    #[error("laying out the guest's RAM: there is no RAM block; a guest without RAM cannot move")]
+    NoBlocks,
+    /// More than [`MAX_BLOCKS`].
+    #[error(
+        "laying out the guest's RAM: {blocks} RAM blocks, at most {MAX_BLOCKS} can be moved; give the guest fewer memory backends"
+    )]
+    TooManyBlocks {
+        /// How many there are.
+        blocks: usize,
+    },
+    /// A name longer than [`MAX_ID_BYTES`].
+    #[error(
+        "laying out the guest's RAM: the name of a RAM block is {bytes} bytes long, at most {MAX_ID_BYTES} are possible; give its memory backend a shorter id"
+    )]
+    IdTooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// Two blocks with one name: pages could not be told apart.
+    #[error(
+        "laying out the guest's RAM: two RAM blocks are named {id:?}; give each memory backend its own id"
+    )]
+    DuplicateId {
+        /// The name.
+        id: String,
+    },
+    /// A block of no bytes.
+    #[error("laying out RAM block {id:?}: its size is 0; remove the empty memory backend")]
+    EmptyBlock {
+        /// The block's name.
+        id: String,
+    },
+    /// Host pages of an unknown size.
+    #[error(
+        "laying out RAM block {id:?}: host pages of {host_page} bytes are not supported; back it with pages of 4 KiB, 2 MiB or 1 GiB"
+    )]
+    HostPage {
+        /// The block's name.
+        id: String,
+        /// The size in bytes.
+        host_page: u64,
+    },
+    /// A block that ends in the middle of a host page.
+    #[error(
+        "laying out RAM block {id:?}: its size of {bytes} bytes is no multiple of its host page size, {host_page} bytes; give it a size that is"
+    )]
+    PartialHostPage {
+        /// The block's name.
+        id: String,
+        /// Its size in bytes.
+        bytes: u64,
+        /// The size of a host page in bytes.
+        host_page: u64,
+    },
+    /// More RAM than [`MAX_PAGES`], counted up to the named block.
+    #[error(
+        "laying out RAM block {id:?}: the guest has more than 64 TiB of RAM up to here; that is more than can be moved"
+    )]
+    TooLarge {
+        /// The block with which the sum went over.
+        id: String,
+    },
+    /// More than [`MAX_GUEST_RANGES`].
+    #[error(
+        "laying out RAM block {id:?}: the guest sees it in {ranges} pieces, at most {MAX_GUEST_RANGES} are possible"
+    )]
+    TooManyGuestRanges {
+        /// The block's name.
+        id: String,
+        /// How many there are.
+        ranges: usize,
+    },
+    /// A piece that is empty, reaches beyond its block, or beyond the highest
+    /// guest address.
+    #[error(
+        "laying out RAM block {id:?}: the guest is said to see {bytes} bytes from offset {offset:#x} on at address {gpa:#x}, but that is empty or does not fit in the block or the address space; the description is wrong"
+    )]
+    GuestRange {
+        /// The block's name.
+        id: String,
+        /// Guest physical address.
+        gpa: u64,
+        /// Offset in the block, in bytes.
+        offset: u64,
+        /// Length in bytes.
+        bytes: u64,
+    },
+}

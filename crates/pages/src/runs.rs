@@ -1,0 +1,66 @@
+//! Runs of set bits.
+
+use crate::{PageBitmap, PageRange};
+
+/// Maximal runs of set pages, ascending, from [`PageBitmap::runs`].
+#[derive(Debug)]
+pub struct Runs<'a> {
+    bitmap: &'a PageBitmap,
+    range: PageRange,
+    /// The word being looked at.
+    word: usize,
+    /// Its bits that were not reported yet.
+    bits: u64,
+}
+
+impl<'a> Runs<'a> {
+    /// `range` must lie inside the bitmap.
+    pub(crate) fn new(bitmap: &'a PageBitmap, range: PageRange) -> Self {
+        let word = crate::bitmap::word_of(range.start());
+        Self {
+            bitmap,
+            range,
+            word,
+            bits: bitmap.load_masked(word, range),
+        }
+    }
+
+    /// Goes on to the next word and loads it; `false` at the end of the range.
+    fn advance(&mut self) -> bool {
+        let next = self.word + 1;
+        if crate::bitmap::first_of(next) >= self.range.end() {
+            return false;
+        }
+        self.word = next;
+        self.bits = self.bitmap.load_masked(next, self.range);
+        true
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = PageRange;
+
+    fn next(&mut self) -> Option<PageRange> {
+        while self.bits == 0 {
+            if !self.advance() {
+                return None;
+            }
+        }
+        let from = self.bits.trailing_zeros();
+        let mut ones = (self.bits >> from).trailing_ones();
+        let start = crate::bitmap::first_of(self.word).saturating_add(u64::from(from));
+        let mut pages = u64::from(ones);
+        self.bits &= crate::bitmap::bits_from(from + ones);
+        // The run reaches the end of its word: it may go on in the next.
+        let mut reaches_end = from + ones == u64::BITS;
+        while reaches_end && self.advance() {
+            ones = self.bits.trailing_ones();
+            pages += u64::from(ones);
+            self.bits &= crate::bitmap::bits_from(ones);
+            reaches_end = ones == u64::BITS;
+        }
+        Some(PageRange::from_len(start, pages))
+    }
+}
+
+impl std::iter::FusedIterator for Runs<'_> {}
