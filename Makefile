@@ -1,0 +1,75 @@
+# What people and CI call. `make` alone lists it.
+
+# Everything that is fetched or made for the guests; the Rust build has its own folder.
+BUILD := build
+STATIC_TARGET := x86_64-unknown-linux-gnu
+WORKLOAD := $(BUILD)/workload/$(STATIC_TARGET)/release/hikkoshi-workload
+INITRAMFS := $(BUILD)/initramfs.cpio
+WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs) guest/workload/Cargo.toml Cargo.toml Cargo.lock
+FUZZ_SECONDS ?= 60
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## fetch QEMU 7.2, QEMU 10.0, a Debian kernel and busybox beside the build
+	@setup/setup.sh
+
+.PHONY: guest
+guest: setup ## build the test guest's initramfs
+	@$(MAKE) --no-print-directory $(INITRAMFS)
+
+# Linked statically, with the host's own C library: the guest has none.
+$(WORKLOAD): $(WORKLOAD_SOURCES)
+	CARGO_TARGET_DIR=$(BUILD)/workload RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
+	    cargo build --locked --release --package hikkoshi-workload --target $(STATIC_TARGET)
+	@touch $@
+
+$(INITRAMFS): $(WORKLOAD) $(wildcard guest/initramfs/*) $(BUILD)/kernel/.done $(BUILD)/busybox/.done
+	guest/initramfs/pack.sh $(BUILD)/busybox/busybox $(BUILD)/kernel/modules $(WORKLOAD) $@
+
+.PHONY: build
+build: setup ## build the programs
+	cargo build --locked --release --package hikkoshi
+
+.PHONY: demo
+demo: guest ## move a working guest between two QEMUs, and tell how it went
+	cargo run --locked --release --package hikkoshi -- demo $(ARGS)
+
+.PHONY: lint
+lint: ## formatting and clippy, warnings are errors
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+
+.PHONY: test-unit
+test-unit: setup ## tests of the crates, without guests
+	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab
+
+# Another set of atomics in every crate: its own folder, so that the two builds do not take turns.
+.PHONY: test-loom
+test-loom: ## every interleaving of the page bitmap's operations
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages
+
+.PHONY: test-guests
+test-guests: guest ## the laboratory's own tests, and real guests moved between real QEMUs
+	cargo test --locked --package hikkoshi-lab
+	cargo build --locked --release --package hikkoshi
+	cargo test --locked --package hikkoshi-tests
+
+.PHONY: test
+test: lint test-unit test-loom test-guests ## everything: lint, unit tests, loom models, real guests
+
+.PHONY: bench
+bench: guest ## measure beside QEMU's own migration
+	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
+
+.PHONY: fuzz
+fuzz: ## fuzz the decoder for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)
+	cd crates/wire && cargo +nightly fuzz run decode -- -max_total_time=$(FUZZ_SECONDS)
+
+.PHONY: clean
+clean: ## remove what was built and fetched
+	rm -rf $(BUILD) target

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Packs the guest's first file system: busybox, the modules named in `modules`, the workload, init.
+# The same input gives the same bytes: names sorted, owners and times fixed.
+#
+# usage: pack.sh BUSYBOX MODULES_FOLDER WORKLOAD OUTPUT
+set -eu
+
+busybox=$1 modules=$2 workload=$3 output=$4
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+
+mkdir -p "$root/bin" "$root/modules"
+cp "$busybox" "$root/bin/busybox"
+while read -r module; do
+    cp "$modules/$module" "$root/modules/"
+done <"$here/modules"
+cp "$here/modules" "$root/modules/list"
+cp "$workload" "$root/workload"
+cp "$here/init" "$root/init"
+chmod 755 "$root/init" "$root/workload" "$root/bin/busybox"
+chmod 644 "$root"/modules/*
+chmod 755 "$root" "$root/bin" "$root/modules"
+find "$root" -exec touch -h -d @0 {} +
+
+# Not compressed: an emulated processor is slower at unpacking than the host at reading.
+(cd "$root" && find . | LC_ALL=C sort | cpio --quiet --reproducible --owner=0:0 -H newc -o) >"$output.new"
+mv "$output.new" "$output"

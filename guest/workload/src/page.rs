@@ -1,0 +1,281 @@
+//! The content of a checked page: every byte follows from the page's number and its generation.
+//!
+//! A page is 512 little words: its number, its generation, a checksum over everything else, and a
+//! filling that no other page and no other generation has. A page whose kind is
+//! [`Kind::SometimesZero`] is all zero bytes in its even generations, so that pages turn from
+//! zero to content and back.
+
+use std::fmt;
+
+/// Bytes in a page.
+pub(crate) const PAGE_SIZE: usize = 4096;
+/// Eight-byte words in a page.
+pub(crate) const WORDS: usize = PAGE_SIZE / 8;
+
+const NUMBER: usize = 0;
+const GENERATION: usize = 1;
+const CHECKSUM: usize = 2;
+const FILLING: usize = 3;
+
+/// A page as words.
+pub(crate) type Words = [u64; WORDS];
+
+/// What a page may look like over time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kind {
+    /// Always full of content.
+    Filled,
+    /// All zero bytes in even generations, full of content in odd ones.
+    SometimesZero,
+}
+
+impl Kind {
+    fn is_zero_at(self, generation: u32) -> bool {
+        self == Self::SometimesZero && generation.is_multiple_of(2)
+    }
+}
+
+/// A page that does not hold what it should.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct BadPage {
+    /// The page's number.
+    pub(crate) page: usize,
+    /// The generation it should be of.
+    pub(crate) generation: u32,
+    /// What is wrong with it.
+    pub(crate) fault: Fault,
+    /// The first word that differs.
+    pub(crate) word: usize,
+    /// What that word held.
+    pub(crate) held: u64,
+    /// What it should hold.
+    pub(crate) wanted: u64,
+}
+
+/// The kinds of damage that can be told apart.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Fault {
+    /// All zero bytes where there should be content: the page never came.
+    Zero,
+    /// A whole, good page of an earlier or later generation.
+    Stale { generation: u64 },
+    /// A whole, good page, but another one.
+    Swapped { page: u64 },
+    /// A page that is neither: torn between generations, or with wrong bytes.
+    Corrupt,
+    /// Content where there should be zero bytes only.
+    NotZero,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Zero => f.write_str("zero"),
+            Self::Stale { .. } => f.write_str("stale"),
+            Self::Swapped { .. } => f.write_str("swapped"),
+            Self::Corrupt => f.write_str("corrupt"),
+            Self::NotZero => f.write_str("not-zero"),
+        }
+    }
+}
+
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The filling's first word and the step from each to the next: one addition a word, since the
+/// guest's processor may be an emulated one.
+fn filling(page: u64, generation: u64) -> (u64, u64) {
+    let first = mix(page.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(generation));
+    (first, mix(first) | 1)
+}
+
+fn fold(sum: u64, word: u64) -> u64 {
+    (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3)
+}
+
+const SUM_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn checksum(words: &Words) -> u64 {
+    let head = fold(fold(SUM_START, words[NUMBER]), words[GENERATION]);
+    words[FILLING..].iter().copied().fold(head, fold)
+}
+
+/// Fills a page with what it holds in `generation`.
+pub(crate) fn write(words: &mut Words, page: usize, generation: u32, kind: Kind) {
+    if kind.is_zero_at(generation) {
+        words.fill(0);
+        return;
+    }
+    let (page, generation) = (page as u64, u64::from(generation));
+    let (mut word, step) = filling(page, generation);
+    let mut sum = fold(fold(SUM_START, page), generation);
+    words[NUMBER] = page;
+    words[GENERATION] = generation;
+    for slot in &mut words[FILLING..] {
+        *slot = word;
+        sum = fold(sum, word);
+        word = word.wrapping_add(step);
+    }
+    words[CHECKSUM] = sum;
+}
+
+/// Checks every byte of a page against what it should hold in `generation`.
+pub(crate) fn check(
+    words: &Words,
+    page: usize,
+    generation: u32,
+    kind: Kind,
+) -> Result<(), Box<BadPage>> {
+    let bad = |fault, word, held, wanted| {
+        Err(Box::new(BadPage {
+            page,
+            generation,
+            fault,
+            word,
+            held,
+            wanted,
+        }))
+    };
+    if kind.is_zero_at(generation) {
+        return match words.iter().position(|&word| word != 0) {
+            None => Ok(()),
+            Some(at) => bad(Fault::NotZero, at, words[at], 0),
+        };
+    }
+    let (number, wanted_generation) = (page as u64, u64::from(generation));
+    let (mut wanted, step) = filling(number, wanted_generation);
+    let mut sum = fold(fold(SUM_START, number), wanted_generation);
+    let mut differs = None;
+    for (at, &word) in words.iter().enumerate().skip(FILLING) {
+        if word != wanted && differs.is_none() {
+            differs = Some((at, word, wanted));
+        }
+        sum = fold(sum, wanted);
+        wanted = wanted.wrapping_add(step);
+    }
+    let head = [
+        (NUMBER, number),
+        (GENERATION, wanted_generation),
+        (CHECKSUM, sum),
+    ];
+    let Some((at, held, wanted)) = head
+        .into_iter()
+        .map(|(at, wanted)| (at, words[at], wanted))
+        .find(|&(_, held, wanted)| held != wanted)
+        .or(differs)
+    else {
+        return Ok(());
+    };
+    bad(diagnose(words, number), at, held, wanted)
+}
+
+/// What a page that is not as it should be looks like instead.
+fn diagnose(words: &Words, page: u64) -> Fault {
+    if words.iter().all(|&word| word == 0) {
+        Fault::Zero
+    } else if words[CHECKSUM] != checksum(words) {
+        Fault::Corrupt
+    } else if words[NUMBER] != page {
+        Fault::Swapped {
+            page: words[NUMBER],
+        }
+    } else {
+        Fault::Stale {
+            generation: words[GENERATION],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page_of(page: usize, generation: u32) -> Box<Words> {
+        let mut words = Box::new([0; WORDS]);
+        write(&mut words, page, generation, Kind::Filled);
+        words
+    }
+
+    fn fault(words: &Words, page: usize, generation: u32) -> Fault {
+        check(words, page, generation, Kind::Filled)
+            .unwrap_err()
+            .fault
+    }
+
+    #[test]
+    fn what_was_written_is_good() {
+        for (page, generation) in [(0, 0), (0, 1), (1, 0), (7, 4_000_000_000), (1 << 40, 3)] {
+            check(&page_of(page, generation), page, generation, Kind::Filled).unwrap();
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let good = page_of(5, 9);
+        for bit in 0..PAGE_SIZE * 8 {
+            let mut words = good.clone();
+            words[bit / 64] ^= 1 << (bit % 64);
+            let bad = check(&words, 5, 9, Kind::Filled).unwrap_err();
+            assert_eq!(
+                (bad.fault, bad.word, bad.held, bad.wanted),
+                (Fault::Corrupt, bit / 64, words[bit / 64], good[bit / 64])
+            );
+        }
+    }
+
+    #[test]
+    fn a_stale_generation_is_noticed_and_named() {
+        assert_eq!(fault(&page_of(5, 8), 5, 9), Fault::Stale { generation: 8 });
+        assert_eq!(
+            fault(&page_of(5, 10), 5, 9),
+            Fault::Stale { generation: 10 }
+        );
+    }
+
+    #[test]
+    fn a_page_torn_anywhere_between_generations_is_noticed() {
+        let (old, new) = (page_of(5, 8), page_of(5, 9));
+        // A cut after the first word tears nothing: the number is the same in both.
+        for cut in 2..WORDS {
+            let mut words = new.clone();
+            words[cut..].copy_from_slice(&old[cut..]);
+            assert_eq!(fault(&words, 5, 9), Fault::Corrupt, "new up to word {cut}");
+            let mut words = old.clone();
+            words[cut..].copy_from_slice(&new[cut..]);
+            assert_eq!(fault(&words, 5, 9), Fault::Corrupt, "old up to word {cut}");
+        }
+    }
+
+    #[test]
+    fn a_zero_page_is_noticed() {
+        assert_eq!(fault(&[0; WORDS], 5, 9), Fault::Zero);
+        assert_eq!(fault(&[0; WORDS], 0, 0), Fault::Zero, "even page 0 at 0");
+    }
+
+    #[test]
+    fn a_swapped_page_is_noticed_and_named() {
+        assert_eq!(fault(&page_of(6, 9), 5, 9), Fault::Swapped { page: 6 });
+    }
+
+    #[test]
+    fn a_page_that_should_be_zero_must_be_zero() {
+        let kind = Kind::SometimesZero;
+        let mut words = page_of(3, 1);
+        check(&words, 3, 1, kind).unwrap();
+        let bad = check(&words, 3, 2, kind).unwrap_err();
+        assert_eq!((bad.fault, bad.wanted), (Fault::NotZero, 0));
+        write(&mut words, 3, 2, kind);
+        assert!(words.iter().all(|&word| word == 0));
+        check(&words, 3, 2, kind).unwrap();
+        assert_eq!(
+            check(&words, 3, 3, kind).unwrap_err().fault,
+            Fault::Zero,
+            "the zero page stayed where content should have come"
+        );
+        words[WORDS - 1] = 1;
+        assert_eq!(check(&words, 3, 2, kind).unwrap_err().word, WORDS - 1);
+    }
+}

@@ -1,0 +1,108 @@
+//! The `serve` workload: answers lines over TCP, each with the guest's time.
+//!
+//! A client sends a line, the guest sends `NANOSECONDS LINE` back, where the number is the guest's
+//! monotonic clock. A client that sends counted lines at a steady pace sees its connection's
+//! outage as the longest time between two answers.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A line may be this long; a longer one ends its connection.
+const LINE_LIMIT: u64 = 4096;
+/// Connections at the same time; more are closed at once.
+const CONNECTIONS: u64 = 64;
+
+/// What the server counts.
+#[derive(Debug, Default)]
+pub(crate) struct Served {
+    pub(crate) open: AtomicU64,
+    pub(crate) lines: AtomicU64,
+}
+
+/// Listens on every address.
+pub(crate) fn start(port: u16, started: Instant) -> io::Result<Arc<Served>> {
+    let listener = TcpListener::bind(("0.0.0.0", port))?;
+    let served = Arc::new(Served::default());
+    let counts = Arc::clone(&served);
+    std::thread::Builder::new()
+        .name("serve".to_owned())
+        .spawn(move || accept(&listener, &counts, started))?;
+    Ok(served)
+}
+
+fn accept(listener: &TcpListener, counts: &Arc<Served>, started: Instant) {
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else { continue };
+        if counts.open.load(Ordering::Relaxed) >= CONNECTIONS {
+            continue;
+        }
+        counts.open.fetch_add(1, Ordering::Relaxed);
+        let answering = Arc::clone(counts);
+        let spawned = std::thread::Builder::new()
+            .name("answer".to_owned())
+            .spawn(move || {
+                // A client that goes away is nothing to report.
+                let _ = answer(stream, &answering, started);
+                answering.open.fetch_sub(1, Ordering::Relaxed);
+            });
+        if spawned.is_err() {
+            counts.open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn answer(stream: TcpStream, counts: &Served, started: Instant) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut answers = stream.try_clone()?;
+    let mut requests = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        requests
+            .by_ref()
+            .take(LINE_LIMIT)
+            .read_until(b'\n', &mut line)?;
+        if line.last() != Some(&b'\n') {
+            return Ok(());
+        }
+        let mut reply = format!("{} ", started.elapsed().as_nanos()).into_bytes();
+        reply.extend_from_slice(&line);
+        answers.write_all(&reply)?;
+        counts.lines.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_comes_back_with_the_time_and_an_endless_one_does_not() {
+        // A port that was free a moment ago; the server takes a fixed one.
+        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let served = start(port, Instant::now()).unwrap();
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let mut answers = BufReader::new(client.try_clone().unwrap());
+        let mut last = 0;
+        for n in 0..3 {
+            client.write_all(format!("n {n}\n").as_bytes()).unwrap();
+            let mut answer = String::new();
+            answers.read_line(&mut answer).unwrap();
+            let (time, text) = answer.split_once(' ').unwrap();
+            assert_eq!(text, format!("n {n}\n"));
+            let time: u64 = time.parse().unwrap();
+            assert!(time > last);
+            last = time;
+        }
+        client.write_all(&[b'x'; 4096]).unwrap();
+        let mut rest = String::new();
+        // Closed, be it with an end or with a reset.
+        assert!(!matches!(answers.read_line(&mut rest), Ok(n) if n > 0));
+        assert_eq!(served.lines.load(Ordering::Relaxed), 3);
+    }
+}
