@@ -215,3 +215,27 @@ fn setting_a_page_that_is_set_already_publishes_as_well() {
         assert_eq!(bitmap.get(Page::new(5)), was_clear);
     });
 }
+
+#[test]
+fn who_sets_a_page_again_sees_what_its_winner_did() {
+    for win in [
+        |bitmap: &PageBitmap| bitmap.claim(Page::new(5)),
+        |bitmap: &PageBitmap| bitmap.claim_run(range(0, 128), 1).is_some(),
+    ] {
+        loom::model(move || {
+            let bitmap = owed(range(5, 6));
+            let done = Arc::new(AtomicU64::new(0));
+            let winner = {
+                let (bitmap, done) = (Arc::clone(&bitmap), Arc::clone(&done));
+                thread::spawn(move || {
+                    done.store(1, Ordering::Relaxed);
+                    assert!(win(&bitmap));
+                })
+            };
+            if bitmap.set(Page::new(5)) {
+                assert_eq!(done.load(Ordering::Relaxed), 1);
+            }
+            winner.join().unwrap();
+        });
+    }
+}
