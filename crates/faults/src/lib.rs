@@ -1,1 +1,62 @@
 //! userfaultfd: obtaining one inside another process, reading faults, installing pages.
+//!
+//! # The model
+//!
+//! A [`Userfault`] watches ranges of **one process's** memory: the one that made it, whoever holds
+//! the descriptor. In the ranges [registered](Userfault::register) for *missing* pages, a thread
+//! that touches a page that is not there sleeps, and a message tells who and where
+//! ([`Userfault::wait`], [`Userfault::read`]). [`Userfault::copy`] installs the page atomically and
+//! wakes the thread. In the ranges registered for *write protection* with
+//! [`Features::WP_ASYNC`] nobody sleeps; the kernel notes which pages were written, which is the
+//! base of a dirty log.
+//!
+//! The guest's memory belongs to an unmodified QEMU, so the descriptor must be made **inside** it.
+//! [`ForeignUserfault::take`] does: it stops one thread by ptrace, makes it do the one system call,
+//! puts it back where it was and copies the descriptor to us. What keeps the process from harm is
+//! told at the head of `inject/mod.rs`. QEMU being an ordinary user's process, without the right to a
+//! userfaultfd, is provided for (`device.rs`).
+//!
+//! # What must be known
+//!
+//! * Closing the last copy makes missing pages read as **zero**, without a sign. Close only when
+//!   every page is present, or the guest is stopped for good.
+//! * A descriptor that is open with nobody reading makes the guest hang.
+//! * A message that was read is gone; a new reader gets it again after [`Userfault::wake`].
+//! * Descriptors here are never user-mode-only: KVM's faults are the kernel's.
+//!
+//! # What is missing
+//!
+//! * Other processors than x86-64: the injection knows its registers.
+//! * MINOR faults and `UFFDIO_CONTINUE`, `UFFDIO_MOVE`, `UFFDIO_POISON`.
+//! * One descriptor is one queue; sharding it over several for guests of very many vCPUs.
+
+#![allow(unsafe_code)] // ptrace and ioctl: this crate is where the kernel's interface is.
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("hikkoshi-faults injects system calls by x86-64 Linux's registers; port src/inject");
+
+mod abi;
+mod address;
+mod copy;
+mod device;
+mod event;
+mod features;
+mod foreign;
+mod inject;
+mod leftovers;
+mod process;
+mod stop;
+mod userfault;
+
+pub use address::{HostAddr, HostRange};
+pub use copy::{Copied, CopyError};
+pub use device::DeviceError;
+pub use event::{Event, EventBuffer, Fault, ReadError, Ready};
+pub use features::Features;
+pub use foreign::{ForeignUserfault, GiveBackError, TakeError, close_remote};
+pub use inject::InjectError;
+pub use leftovers::{Leftover, leftovers};
+pub use process::Process;
+pub use rustix::io::Errno;
+pub use stop::Stop;
+pub use userfault::{ApiError, CreateError, Mode, RangeError, Registered, Userfault};

@@ -1,0 +1,59 @@
+//! Addresses in the process that a userfaultfd belongs to.
+
+use std::fmt;
+
+/// A virtual address of the process whose memory a userfaultfd watches. Never one of ours, and
+/// never a guest's: nothing here can be dereferenced.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct HostAddr(pub u64);
+
+impl HostAddr {
+    /// The address `bytes` further on, or `None` beyond the end of the address space.
+    #[must_use]
+    pub fn checked_add(self, bytes: u64) -> Option<Self> {
+        self.0.checked_add(bytes).map(Self)
+    }
+}
+
+impl fmt::Display for HostAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Debug for HostAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostAddr({:#x})", self.0)
+    }
+}
+
+/// `len` bytes of that process's memory from `addr` on. The kernel wants both to be multiples of
+/// the page size of what is mapped there, and says `EINVAL` otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct HostRange {
+    /// First byte.
+    pub addr: HostAddr,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl HostRange {
+    /// `len` bytes from `addr` on.
+    #[must_use]
+    pub const fn new(addr: HostAddr, len: u64) -> Self {
+        Self { addr, len }
+    }
+
+    pub(crate) fn raw(self) -> crate::abi::Range {
+        crate::abi::Range {
+            start: self.addr.0,
+            len: self.len,
+        }
+    }
+}
+
+impl fmt::Display for HostRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {}", self.len, self.addr)
+    }
+}

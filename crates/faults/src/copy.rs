@@ -1,0 +1,222 @@
+//! Installing pages: the latency-critical path. Nothing in this file allocates.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use hikkoshi_pages::PAGE_SIZE;
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::abi;
+use crate::address::{HostAddr, HostRange};
+use crate::userfault::{Userfault, pause_before_retry};
+
+/// What became of the pages given to [`Userfault::copy`]. All of them are present now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Copied {
+    /// Bytes that were installed.
+    pub installed: u64,
+    /// Bytes that somebody else had installed before; their content was left alone.
+    pub present: u64,
+}
+
+/// Pages could not be installed. `done` bytes of them are present all the same, counted from
+/// the start; what follows may be tried again.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum CopyError {
+    /// The process has ended.
+    #[error("installing pages at {at}: the process has ended")]
+    ProcessGone {
+        /// Where it stopped.
+        at: HostAddr,
+        /// Bytes present before.
+        done: u64,
+    },
+    /// The process was changing its layout all the time that is given to it, 0.3 s.
+    #[error(
+        "installing pages at {at}: the process keeps changing its memory layout; read the pending \
+         events of the userfaultfd, then try again"
+    )]
+    LayoutChanging {
+        /// Where it stopped.
+        at: HostAddr,
+        /// Bytes present before.
+        done: u64,
+    },
+    /// The memory there is not, or no longer, registered.
+    #[error(
+        "installing pages at {at}: this memory is not registered with the userfaultfd (any more); \
+         the process has unmapped or replaced it"
+    )]
+    NotRegistered {
+        /// Where it stopped.
+        at: HostAddr,
+        /// Bytes present before.
+        done: u64,
+    },
+    /// No page to put the content into.
+    #[error(
+        "installing pages at {at}: the host has no memory left for it (tmpfs or hugetlb pool full, \
+         or a memory cgroup's limit); make room, then try again"
+    )]
+    OutOfMemory {
+        /// Where it stopped.
+        at: HostAddr,
+        /// Bytes present before.
+        done: u64,
+    },
+    /// Anything else.
+    #[error(
+        "installing pages at {at}: {errno} (EINVAL: address or length is not whole host pages, or \
+         this kind of memory cannot do it)"
+    )]
+    Kernel {
+        /// Where it stopped.
+        at: HostAddr,
+        /// Bytes present before.
+        done: u64,
+        /// What the kernel said.
+        errno: Errno,
+    },
+}
+
+impl CopyError {
+    fn new(at: HostAddr, done: u64, errno: Errno) -> Self {
+        match errno {
+            Errno::SRCH => Self::ProcessGone { at, done },
+            Errno::AGAIN => Self::LayoutChanging { at, done },
+            Errno::NOENT => Self::NotRegistered { at, done },
+            // ENOSPC meant a dying process before Linux 4.13 only, long before anything else that
+            // is needed here.
+            Errno::NOMEM | Errno::NOSPC => Self::OutOfMemory { at, done },
+            errno => Self::Kernel { at, done, errno },
+        }
+    }
+
+    /// How many bytes, from the first on, are present in spite of the error.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        match *self {
+            Self::ProcessGone { done, .. }
+            | Self::LayoutChanging { done, .. }
+            | Self::NotRegistered { done, .. }
+            | Self::OutOfMemory { done, .. }
+            | Self::Kernel { done, .. } => done,
+        }
+    }
+}
+
+impl Userfault {
+    /// Installs `src` at `dst` (4 KiB host pages), each page atomically, and wakes whoever waits
+    /// for them. A page that is there already is left as it is and its waiters are woken:
+    /// someone was faster.
+    ///
+    /// # Errors
+    ///
+    /// See [`CopyError`]; pages before the failure are installed.
+    pub fn copy(&self, dst: HostAddr, src: &[u8]) -> Result<Copied, CopyError> {
+        self.install(dst, src.len() as u64, PAGE_SIZE as u64, Some(src))
+    }
+
+    /// Installs one whole host page, as [`Self::copy`] does: `src` is as long as that page. For
+    /// hugetlbfs, where the kernel installs nothing smaller.
+    ///
+    /// # Errors
+    ///
+    /// See [`CopyError`].
+    pub fn copy_host_page(&self, dst: HostAddr, src: &[u8]) -> Result<Copied, CopyError> {
+        self.install(dst, src.len() as u64, src.len() as u64, Some(src))
+    }
+
+    /// Installs pages of zeros, as [`Self::copy`] does. Not on hugetlbfs.
+    ///
+    /// # Errors
+    ///
+    /// See [`CopyError`].
+    pub fn zero(&self, range: HostRange) -> Result<Copied, CopyError> {
+        self.install(range.addr, range.len, PAGE_SIZE as u64, None)
+    }
+
+    /// `granule`: how much is skipped when the kernel says that the next page is there already.
+    fn install(
+        &self,
+        dst: HostAddr,
+        len: u64,
+        granule: u64,
+        src: Option<&[u8]>,
+    ) -> Result<Copied, CopyError> {
+        let mut copied = Copied::default();
+        let mut attempts = 0;
+        loop {
+            let done = copied.installed + copied.present;
+            if done >= len {
+                return Ok(copied);
+            }
+            let Some(at) = dst.checked_add(done) else {
+                return Err(CopyError::new(dst, done, Errno::INVAL));
+            };
+            let rest = HostRange::new(at, len - done);
+            let (result, progress) = match src {
+                Some(src) => self.copy_once(rest, src, done),
+                None => self.zero_once(rest),
+            };
+            // On failure `progress` is a count of bytes if there was any, or a negated errno.
+            match u64::try_from(progress) {
+                Ok(bytes @ 1..) if result.is_ok() || result == Err(Errno::AGAIN) => {
+                    copied.installed += bytes.min(rest.len);
+                    attempts = 0;
+                    continue;
+                }
+                _ => {}
+            }
+            match result {
+                // Success without progress does not exist; never loop on it.
+                Ok(()) => return Err(CopyError::new(at, done, Errno::IO)),
+                Err(Errno::EXIST) => {
+                    let page = HostRange::new(at, granule.min(rest.len));
+                    // Whoever was faster may have filled the page through another mapping, and
+                    // woken nobody.
+                    let _ = self.wake(page);
+                    copied.present += page.len;
+                    attempts = 0;
+                }
+                Err(Errno::AGAIN) if pause_before_retry(attempts) => attempts += 1,
+                Err(errno) => return Err(CopyError::new(at, done, errno)),
+            }
+        }
+    }
+
+    fn copy_once(&self, to: HostRange, src: &[u8], done: u64) -> (Result<(), Errno>, i64) {
+        // `done` is below `src.len()`, so it fits; an impossible value leaves nothing to read.
+        let rest = usize::try_from(done)
+            .ok()
+            .and_then(|done| src.get(done..))
+            .unwrap_or_default();
+        let mut argument = abi::Copy {
+            dst: to.addr.0,
+            src: rest.as_ptr().expose_provenance() as u64,
+            len: rest.len() as u64,
+            mode: 0,
+            copy: 0,
+        };
+        let pointer: *mut abi::Copy = &mut argument;
+        // SAFETY: UFFDIO_COPY takes this structure and reads `len` bytes of our memory at `src`,
+        // which `rest` borrows for the length of the call. It writes only to memory of the process
+        // that the descriptor belongs to, and there only pages that nobody has seen yet.
+        let result = unsafe { libc::ioctl(self.as_fd().as_raw_fd(), abi::UFFDIO_COPY, pointer) };
+        let result = if result < 0 {
+            Err(abi::last_errno())
+        } else {
+            Ok(())
+        };
+        (result, argument.copy)
+    }
+
+    fn zero_once(&self, to: HostRange) -> (Result<(), Errno>, i64) {
+        let mut argument = abi::ZeroPage {
+            range: to.raw(),
+            ..Default::default()
+        };
+        let result = abi::ioctl(self.as_fd(), &mut argument);
+        (result, argument.zeropage)
+    }
+}

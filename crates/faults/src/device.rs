@@ -1,0 +1,232 @@
+//! A userfaultfd made inside another process that has not the right to make one.
+//!
+//! `userfaultfd(2)` asks for the caller's privilege, and a QEMU that runs as an ordinary user has
+//! none unless `vm.unprivileged_userfaultfd` is 1. `/dev/userfaultfd` asks only who may *open* it.
+//! So we open it and hand the open file over: the process makes a socket pair, we take one end and
+//! send the descriptor through it, and the process makes the userfaultfd out of what it received.
+//! It needs no right to the device, no device node in its own file tree, and nothing from its device
+//! cgroup.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use thiserror::Error;
+
+use crate::abi;
+use crate::inject::{InjectError, Remote};
+use crate::process::Process;
+
+/// The way by the device failed.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// We could not open it.
+    #[error("opening {path}: {source}")]
+    Open {
+        /// Its path.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A call that the process had to make for it failed.
+    #[error("{doing} inside the process: {source}")]
+    Remote {
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: Errno,
+    },
+    /// Our part of it failed.
+    #[error("{doing}: {source}")]
+    Local {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The message arrived without the descriptor.
+    #[error(
+        "the process was not allowed to receive the open device (AppArmor or SELinux), or has no \
+         free descriptor left"
+    )]
+    NotReceived,
+}
+
+/// Where things are in the borrowed piece of stack.
+const SOCKETS: u64 = 0;
+const VECTOR: u64 = 16;
+const BYTE: u64 = 48;
+const HEADER: u64 = 64;
+const CONTROL: u64 = 128;
+const SCRATCH: u16 = 192;
+
+/// Bytes of a control message with one descriptor, padding included.
+const CONTROL_SPACE: u64 = 24; // three words
+
+/// Makes the userfaultfd; returns its number inside the process. Everything else that was opened
+/// in there is closed again.
+pub(crate) fn create(
+    remote: &mut Remote,
+    process: &Arc<Process>,
+    device: &File,
+) -> Result<Result<i32, DeviceError>, InjectError> {
+    let scratch = remote.scratch(SCRATCH)?;
+    let result = with_sockets(remote, process, device.as_fd(), scratch.at);
+    remote.give_back(&scratch)?;
+    result
+}
+
+fn with_sockets(
+    remote: &mut Remote,
+    process: &Arc<Process>,
+    device: BorrowedFd<'_>,
+    at: u64,
+) -> Result<Result<i32, DeviceError>, InjectError> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+    let made = call(
+        remote,
+        "making a socket pair",
+        libc::SYS_socketpair,
+        [word(libc::AF_UNIX), word(kind), 0, at + SOCKETS, 0, 0],
+    )?;
+    if let Err(error) = made {
+        return Ok(Err(error));
+    }
+    let mut pair = [0; 8];
+    remote.read(at + SOCKETS, &mut pair)?;
+    let [a, b, c, d, e, f, g, h] = pair;
+    let (theirs, ours) = (
+        i32::from_ne_bytes([a, b, c, d]),
+        i32::from_ne_bytes([e, f, g, h]),
+    );
+    let received = match send(process, ours, device) {
+        Ok(()) => receive(remote, theirs, at),
+        Err(error) => Ok(Err(error)),
+    };
+    close(remote, ours)?;
+    close(remote, theirs)?;
+    let device = match received? {
+        Ok(device) => device,
+        Err(error) => return Ok(Err(error)),
+    };
+    let made = call(
+        remote,
+        "making a userfaultfd out of the device",
+        libc::SYS_ioctl,
+        [
+            word(device),
+            abi::USERFAULTFD_IOC_NEW,
+            word(abi::CREATE_FLAGS),
+            0,
+            0,
+            0,
+        ],
+    );
+    close(remote, device)?;
+    Ok(made?.and_then(number))
+}
+
+/// Sends the device through the process's own socket `socket`.
+fn send(process: &Process, socket: i32, device: BorrowedFd<'_>) -> Result<(), DeviceError> {
+    let local = |doing| move |source| DeviceError::Local { doing, source };
+    let socket = process
+        .descriptor(socket)
+        .map_err(local("taking an end of the socket pair"))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let devices = [device];
+    // There is exactly the room it needs.
+    if !control.push(SendAncillaryMessage::ScmRights(&devices)) {
+        return Err(local("sending the open device")(io::Error::other(
+            "control buffer too small",
+        )));
+    }
+    sendmsg(
+        &socket,
+        &[IoSlice::new(b"u")],
+        &mut control,
+        SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+    )
+    .map(drop)
+    .map_err(|errno| local("sending the open device")(errno.into()))
+}
+
+/// Makes the process receive it; returns its number there.
+fn receive(
+    remote: &mut Remote,
+    socket: i32,
+    at: u64,
+) -> Result<Result<i32, DeviceError>, InjectError> {
+    remote.write(at + VECTOR, &words([at + BYTE, 1]))?;
+    // struct msghdr: no name, one vector, room for one control message, no flags.
+    let header = words([0, 0, at + VECTOR, 1, at + CONTROL, CONTROL_SPACE, 0]);
+    remote.write(at + HEADER, &header)?;
+    remote.write(at + CONTROL, &words([0; 3]))?;
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    let received = call(
+        remote,
+        "receiving the open device",
+        libc::SYS_recvmsg,
+        [word(socket), at + HEADER, word(flags), 0, 0, 0],
+    )?;
+    if let Err(error) = received {
+        return Ok(Err(error));
+    }
+    let mut control = [0; 20];
+    remote.read(at + CONTROL, &mut control)?;
+    // struct cmsghdr: length (8 bytes), level (4), type (4); then the descriptor.
+    let expected = words::<1>([20])
+        .into_iter()
+        .chain(libc::SOL_SOCKET.to_ne_bytes())
+        .chain(libc::SCM_RIGHTS.to_ne_bytes());
+    let (start, descriptor) = control.split_at(16);
+    if !start.iter().copied().eq(expected) {
+        return Ok(Err(DeviceError::NotReceived));
+    }
+    let descriptor = descriptor
+        .try_into()
+        .map_or(-1, |bytes: [u8; 4]| i32::from_ne_bytes(bytes));
+    Ok(Ok(descriptor))
+}
+
+/// Closes a descriptor inside the process.
+pub(crate) fn close(remote: &mut Remote, number: i32) -> Result<(), InjectError> {
+    // Linux frees the descriptor whatever close(2) returns.
+    remote
+        .syscall(
+            "closing a descriptor inside it",
+            libc::SYS_close,
+            [word(number), 0, 0, 0, 0, 0],
+        )
+        .map(drop)
+}
+
+fn call(
+    remote: &mut Remote,
+    doing: &'static str,
+    number: libc::c_long,
+    arguments: [u64; 6],
+) -> Result<Result<u64, DeviceError>, InjectError> {
+    let result = remote.syscall(doing, number, arguments)?;
+    Ok(result.map_err(|source| DeviceError::Remote { doing, source }))
+}
+
+fn number(result: u64) -> Result<i32, DeviceError> {
+    i32::try_from(result).map_err(|_| DeviceError::Remote {
+        doing: "making a userfaultfd out of the device",
+        source: Errno::BADF,
+    })
+}
+
+/// A C `int` as a system call's argument.
+pub(crate) fn word(value: i32) -> u64 {
+    i64::from(value).cast_unsigned()
+}
+
+fn words<const N: usize>(words: [u64; N]) -> Vec<u8> {
+    words.into_iter().flat_map(u64::to_ne_bytes).collect()
+}

@@ -1,0 +1,384 @@
+//! A userfaultfd for another process's memory.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::device::{self, DeviceError, word};
+use crate::features::Features;
+use crate::inject::{InjectError, Remote, inject};
+use crate::leftovers::is_userfault;
+use crate::process::Process;
+use crate::userfault::{ApiError, DEVICE, Userfault};
+
+/// A userfaultfd that another process made for us, without knowing.
+///
+/// There are two copies of the descriptor, ours and the one inside the process. The one inside keeps
+/// blocked threads blocked if we die, and a successor can [`adopt`](Self::adopt) it; in the end it
+/// must be closed again, [`give_back`](Self::give_back).
+///
+/// Dropping this gives back too, with only a warning when that fails. During post-copy that would be
+/// fatal to the guest, whose missing pages would read as zero: say
+/// [`keep_inside`](Self::keep_inside) before the first page is awaited.
+#[derive(Debug)]
+pub struct ForeignUserfault {
+    process: Arc<Process>,
+    userfault: Arc<Userfault>,
+    remote: i32,
+    given_back: AtomicBool,
+    keep_inside: AtomicBool,
+}
+
+/// No userfaultfd could be had from the process; it is as it was before.
+#[derive(Debug, Error)]
+pub enum TakeError {
+    /// The system call could not be made.
+    #[error("taking a userfaultfd: {0}")]
+    Inject(#[from] InjectError),
+    /// The kernel lacks what is needed.
+    #[error("taking a userfaultfd of process {pid}: {source}")]
+    Api {
+        /// Its number.
+        pid: u32,
+        /// What is lacking.
+        source: ApiError,
+    },
+    /// The process may not make one, and the way around that failed too.
+    #[error(
+        "taking a userfaultfd of process {pid}: userfaultfd(2) in the process said \"{call}\"; and by \
+         the device: {device}. Allow one of them: sysctl vm.unprivileged_userfaultfd=1, or run this \
+         program as a user that may open /dev/userfaultfd (Linux 6.1 and later)"
+    )]
+    Refused {
+        /// Its number.
+        pid: u32,
+        /// What the system call said.
+        call: Errno,
+        /// Why the device did not help.
+        device: DeviceError,
+    },
+    /// It was made, but we could not get at it. It has been closed again.
+    #[error("taking descriptor {number} over from process {pid}: {source}")]
+    Copy {
+        /// The process.
+        pid: u32,
+        /// The descriptor's number there.
+        number: i32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The descriptor to adopt is something else.
+    #[error("adopting descriptor {number} of process {pid}: it is not a userfaultfd")]
+    NotUserfault {
+        /// The process.
+        pid: u32,
+        /// The descriptor's number there.
+        number: i32,
+    },
+}
+
+/// The copy inside the process could not be closed.
+#[derive(Debug, Error)]
+pub enum GiveBackError {
+    /// The system call could not be made.
+    #[error("closing the userfaultfd (descriptor {number}) inside the process: {source}")]
+    Inject {
+        /// The descriptor's number there.
+        number: i32,
+        /// Why not.
+        source: InjectError,
+    },
+    /// The process has put something else in its place. That was left alone.
+    #[error(
+        "closing the userfaultfd inside process {pid}: its descriptor {number} is now something \
+         else; left alone"
+    )]
+    NotOurs {
+        /// The process.
+        pid: u32,
+        /// The descriptor's number there.
+        number: i32,
+    },
+    /// `/proc` could not be read.
+    #[error(
+        "closing the userfaultfd inside process {pid}: looking at its descriptor {number}: {source}"
+    )]
+    Look {
+        /// The process.
+        pid: u32,
+        /// The descriptor's number there.
+        number: i32,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl ForeignUserfault {
+    /// Makes process `pid` make a userfaultfd, takes a copy of it, and does the handshake for
+    /// `features`.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel lacks a feature (then the process has not been touched), when we may not
+    /// trace the process or it may not make a userfaultfd, when it ends meanwhile. Nothing is left
+    /// behind in it.
+    pub fn take(pid: u32, features: Features) -> Result<Self, TakeError> {
+        Self::take_from(&open(pid)?, features)
+    }
+
+    /// As [`Self::take`], of a process held already.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::take`].
+    pub fn take_from(process: &Arc<Process>, features: Features) -> Result<Self, TakeError> {
+        Self::take_by_device(process, features, DEVICE)
+    }
+
+    pub(crate) fn take_by_device(
+        process: &Arc<Process>,
+        features: Features,
+        device: &'static str,
+    ) -> Result<Self, TakeError> {
+        let pid = process.pid();
+        // Ask first what this kernel can do. If we may not make one ourselves, we will see later.
+        if let Ok(offered) = Features::supported() {
+            let missing = features.without(offered);
+            if !missing.is_empty() {
+                let source = ApiError::Missing { missing };
+                return Err(TakeError::Api { pid, source });
+            }
+        }
+        let holder = Arc::clone(process);
+        let undoer = Arc::clone(process);
+        inject(
+            process,
+            move |remote| {
+                let number = create(remote, &holder, device)?;
+                match Self::copied(&holder, number, Some(features)) {
+                    Ok(taken) => Ok(taken),
+                    Err(error) => {
+                        device::close(remote, number)?;
+                        Err(error)
+                    }
+                }
+            },
+            move |late| {
+                late.given_back.store(true, Ordering::Relaxed);
+                if let Err(error) = close_remote(&undoer, late.remote) {
+                    tracing::warn!(%error, "a userfaultfd is left in the process");
+                }
+            },
+        )
+    }
+
+    /// Takes over descriptor `number` of the process, a userfaultfd that an earlier program had
+    /// put there and set up (see [`leftovers`](crate::leftovers)).
+    ///
+    /// Faults that the earlier program had read but not answered are raised again after
+    /// [`Userfault::wake`] on all that is registered.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no such descriptor, or it is no userfaultfd, or we may not trace the
+    /// process.
+    pub fn adopt(process: &Arc<Process>, number: i32) -> Result<Self, TakeError> {
+        let pid = process.pid();
+        match process.describe_descriptor(number) {
+            Ok((link, _)) if is_userfault(&link) => Self::copied(process, number, None),
+            Ok(_) => Err(TakeError::NotUserfault { pid, number }),
+            Err(source) => Err(TakeError::Copy {
+                pid,
+                number,
+                source,
+            }),
+        }
+    }
+
+    fn copied(
+        process: &Arc<Process>,
+        number: i32,
+        handshake: Option<Features>,
+    ) -> Result<Self, TakeError> {
+        let pid = process.pid();
+        let fd = process
+            .descriptor(number)
+            .map_err(|source| TakeError::Copy {
+                pid,
+                number,
+                source,
+            })?;
+        let userfault = Userfault::from_fd(fd).of_process(Arc::clone(process));
+        if let Some(features) = handshake {
+            userfault
+                .api(features)
+                .map_err(|source| TakeError::Api { pid, source })?;
+        }
+        Ok(Self {
+            process: Arc::clone(process),
+            userfault: Arc::new(userfault),
+            remote: number,
+            given_back: AtomicBool::new(false),
+            keep_inside: AtomicBool::new(false),
+        })
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
+    }
+
+    /// Our copy.
+    #[must_use]
+    pub fn userfault(&self) -> &Arc<Userfault> {
+        &self.userfault
+    }
+
+    /// The descriptor's number inside the process.
+    #[must_use]
+    pub fn remote(&self) -> i32 {
+        self.remote
+    }
+
+    /// From now on dropping this leaves the copy inside the process, for a successor to adopt. Only
+    /// [`Self::give_back`] closes it then.
+    pub fn keep_inside(&self) {
+        self.keep_inside.store(true, Ordering::Release);
+    }
+
+    /// Closes the copy inside the process. It can be called again, after success (then it does
+    /// nothing) and after failure. Fine on a process that has ended.
+    ///
+    /// Everything stays registered for as long as somebody holds [`Self::userfault`]: unregister
+    /// first, or drop those.
+    ///
+    /// # Errors
+    ///
+    /// See [`GiveBackError`].
+    pub fn give_back(&self) -> Result<(), GiveBackError> {
+        if self.given_back.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.process.is_alive() && !self.is_still_ours() {
+            return Err(GiveBackError::NotOurs {
+                pid: self.process.pid(),
+                number: self.remote,
+            });
+        }
+        close_remote(&self.process, self.remote)?;
+        self.given_back.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the descriptor inside is the same open file as ours. Where the kernel cannot tell,
+    /// yes: that it is a userfaultfd is looked at in any case.
+    fn is_still_ours(&self) -> bool {
+        /// `KCMP_FILE`, `linux/kcmp.h`.
+        const FILE: libc::c_long = 0;
+        let ours = self.userfault.as_fd().as_raw_fd();
+        // SAFETY: kcmp takes numbers only.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_kcmp,
+                libc::c_long::from(std::process::id()),
+                libc::c_long::from(self.process.pid()),
+                FILE,
+                libc::c_long::from(ours),
+                libc::c_long::from(self.remote),
+            )
+        };
+        // 0 is the same, 1 to 3 are different, -1 an error.
+        result <= 0
+    }
+}
+
+impl Drop for ForeignUserfault {
+    fn drop(&mut self) {
+        if self.keep_inside.load(Ordering::Acquire) {
+            return;
+        }
+        if let Err(error) = self.give_back() {
+            tracing::warn!(%error, "a userfaultfd is left in the process");
+        }
+    }
+}
+
+/// Closes descriptor `number` inside `process`, if it is a userfaultfd. Fine on a process that has
+/// ended, and when it is closed already.
+///
+/// # Errors
+///
+/// See [`GiveBackError`].
+pub fn close_remote(process: &Arc<Process>, number: i32) -> Result<(), GiveBackError> {
+    let pid = process.pid();
+    match process.describe_descriptor(number) {
+        Ok((link, _)) if is_userfault(&link) => {}
+        Ok(_) => return Err(GiveBackError::NotOurs { pid, number }),
+        Err(_) if !process.is_alive() => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => {
+            return Err(GiveBackError::Look {
+                pid,
+                number,
+                source,
+            });
+        }
+    }
+    let closed = inject(process, move |remote| device::close(remote, number), drop);
+    match closed {
+        Ok(()) | Err(InjectError::NoSuchProcess { .. } | InjectError::Died { .. }) => Ok(()),
+        Err(source) => Err(GiveBackError::Inject { number, source }),
+    }
+}
+
+fn open(pid: u32) -> Result<Arc<Process>, InjectError> {
+    match Process::open(pid) {
+        Ok(process) => Ok(Arc::new(process)),
+        Err(source) if source.raw_os_error() == Some(libc::ESRCH) => {
+            Err(InjectError::NoSuchProcess { pid })
+        }
+        Err(source) => Err(InjectError::Proc {
+            pid,
+            doing: "opening a pidfd",
+            source,
+        }),
+    }
+}
+
+/// Makes the userfaultfd, one way or the other; returns its number inside the process.
+fn create(
+    remote: &mut Remote,
+    process: &Arc<Process>,
+    device: &'static str,
+) -> Result<i32, TakeError> {
+    let flags = word(crate::abi::CREATE_FLAGS);
+    let made = remote.syscall(
+        "making a userfaultfd inside it",
+        libc::SYS_userfaultfd,
+        [flags, 0, 0, 0, 0, 0],
+    )?;
+    let call = match made.map(i32::try_from) {
+        Ok(Ok(number)) => return Ok(number),
+        Ok(Err(_)) => Errno::BADF,
+        Err(errno) => errno,
+    };
+    let opened = File::options().read(true).write(true).open(device);
+    let by_device = match opened {
+        Ok(opened) => device::create(remote, process, &opened)?,
+        Err(source) => Err(DeviceError::Open {
+            path: device.to_owned(),
+            source,
+        }),
+    };
+    by_device.map_err(|device| TakeError::Refused {
+        pid: process.pid(),
+        call,
+        device,
+    })
+}

@@ -1,0 +1,373 @@
+//! A stopped thread that does system calls for us.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+
+use rustix::io::Errno;
+
+use super::error::InjectError;
+use super::seize::Stopped;
+use super::tracee::{Halt, Registers, SignalMask};
+use crate::process::Process;
+
+/// `syscall`, as x86-64 encodes it.
+const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
+
+/// The code segment of 64-bit user code on Linux (`__USER_CS`).
+const USER_CS: u64 = 0x33;
+
+/// Bytes below the stack pointer that belong to the running function (x86-64 ABI).
+const RED_ZONE: u64 = 128;
+
+/// A vDSO is two or three pages; anything much larger is not one.
+const MOST_VDSO: u64 = 1 << 20;
+
+const PUTTING_BACK: &str = "putting its registers back";
+
+/// `orig_rax` when the thread is not in a system call: tells the kernel that there is nothing to
+/// restart.
+const NO_SYSCALL: u64 = u64::MAX;
+
+/// A thread of another process, stopped, whose registers we borrow.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pid: u32,
+    stopped: Stopped,
+    memory: File,
+    /// Address of a `syscall` instruction in the process.
+    syscall_at: u64,
+    saved: Registers,
+    mask: SignalMask,
+    /// Where the thread keeps its current restartable sequence, and which one it was in.
+    sequence: Option<(u64, [u8; 8])>,
+    /// Whether the thread is halted at a system call that we made it do, rather than where it was.
+    moved: bool,
+    released: bool,
+}
+
+/// Memory of the process that is ours until the end of the injection.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    /// Its address there, a multiple of 16.
+    pub(crate) at: u64,
+    before: Vec<u8>,
+}
+
+impl Remote {
+    /// Prepares a stopped thread. Nothing about it has been changed when this fails.
+    pub(super) fn new(process: &Process, stopped: Stopped) -> Result<Self, InjectError> {
+        let pid = process.pid();
+        let failed = |doing| move |source| proc_error(pid, doing, source);
+        let ptrace = |doing, step| move |source| ptrace_error(pid, doing, step, source);
+        let saved = stopped
+            .tracee
+            .registers()
+            .map_err(ptrace("reading the registers of", "reading its registers"))?;
+        if saved.cs != USER_CS {
+            return Err(InjectError::NotAmd64 { pid });
+        }
+        // By way of the thread: a main thread that has ended has no memory any more.
+        let tid = stopped.tracee.tid();
+        let maps = process
+            .open_proc(&format!("task/{tid}/maps"))
+            .map_err(failed("reading the mappings"))?;
+        let memory = process
+            .open_memory(tid)
+            .map_err(failed("opening the memory"))?;
+        let syscall_at = find_syscall(maps, &memory)
+            .map_err(failed("reading the vDSO"))?
+            .ok_or(InjectError::NoVdso { pid })?;
+        let mask = stopped.tracee.signal_mask().map_err(ptrace(
+            "reading the signal mask of",
+            "reading its signal mask",
+        ))?;
+        // Leaving a restartable sequence by changing the instruction pointer makes the kernel forget
+        // that the thread was in one, and it would not be aborted as it must be. So remember it.
+        let sequence = stopped.tracee.rseq().and_then(|rseq| {
+            // `rseq_cs` is the third field of `struct rseq`, after two 32-bit ones.
+            let at = rseq.pointer.checked_add(8)?;
+            let mut current = [0; 8];
+            memory.read_exact_at(&mut current, at).ok()?;
+            (current != [0; 8]).then_some((at, current))
+        });
+        let remote = Self {
+            pid,
+            stopped,
+            memory,
+            syscall_at,
+            saved,
+            mask,
+            sequence,
+            moved: false,
+            released: false,
+        };
+        // From here on nothing but SIGKILL and SIGSTOP reaches the thread; the rest stays pending.
+        remote
+            .stopped
+            .tracee
+            .set_signal_mask(SignalMask(u64::MAX))
+            .map_err(ptrace(
+                "holding back signals of",
+                "holding back its signals",
+            ))?;
+        Ok(remote)
+    }
+
+    /// Makes the thread do one system call. The inner result is the call's.
+    pub(crate) fn syscall(
+        &mut self,
+        step: &'static str,
+        number: libc::c_long,
+        arguments: [u64; 6],
+    ) -> Result<Result<u64, Errno>, InjectError> {
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        let registers = Registers {
+            rip: self.syscall_at,
+            rax: number.cast_unsigned(),
+            orig_rax: NO_SYSCALL,
+            rdi,
+            rsi,
+            rdx,
+            r10,
+            r8,
+            r9,
+            ..self.saved
+        };
+        self.stopped
+            .tracee
+            .set_registers(&registers)
+            .map_err(|source| ptrace_error(self.pid, "setting the registers of", step, source))?;
+        self.moved = true;
+        self.run_to_syscall_stop(step)?;
+        let entered = self.registers(step)?;
+        if entered.orig_rax != number.cast_unsigned() {
+            return Err(self.unexpected(step, -1));
+        }
+        self.run_to_syscall_stop(step)?;
+        let result = self.registers(step)?.rax.cast_signed();
+        // The kernel returns errors as -4095..=-1.
+        Ok(match result {
+            -4095..0 => Err(i32::try_from(-result).map_or(Errno::IO, Errno::from_raw_os_error)),
+            value => Ok(value.cast_unsigned()),
+        })
+    }
+
+    /// Reserves `bytes` of the thread's stack, below what it uses: memory that any signal could
+    /// overwrite at any time, so nothing of the process can be there.
+    pub(crate) fn scratch(&self, bytes: u16) -> Result<Scratch, InjectError> {
+        let at = self.saved.rsp.saturating_sub(RED_ZONE + u64::from(bytes)) & !15;
+        let mut before = vec![0; usize::from(bytes)];
+        self.read(at, &mut before)?;
+        Ok(Scratch { at, before })
+    }
+
+    /// Puts back what was there.
+    pub(crate) fn give_back(&self, scratch: &Scratch) -> Result<(), InjectError> {
+        self.write(scratch.at, &scratch.before)
+    }
+
+    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), InjectError> {
+        self.memory
+            .read_exact_at(bytes, at)
+            .map_err(|source| proc_error(self.pid, "reading the memory", source))
+    }
+
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), InjectError> {
+        self.memory
+            .write_all_at(bytes, at)
+            .map_err(|source| proc_error(self.pid, "writing the memory", source))
+    }
+
+    /// Puts everything back and lets the thread go.
+    pub(super) fn release(mut self) -> Result<(), InjectError> {
+        self.put_back()
+    }
+
+    fn put_back(&mut self) -> Result<(), InjectError> {
+        if std::mem::replace(&mut self.released, true) {
+            return Ok(());
+        }
+        let back = if self.moved {
+            self.back_where_it_was()
+        } else {
+            Ok(())
+        };
+        // Whatever became of that, the thread gets its signals and its freedom.
+        let tracee = &mut self.stopped.tracee;
+        let mask = tracee.set_signal_mask(self.mask);
+        let left = tracee.detach();
+        let pid = self.pid;
+        let failed = |doing| move |source| ptrace_error(pid, doing, PUTTING_BACK, source);
+        back?;
+        mask.map_err(failed("restoring the signal mask of"))?;
+        left.map_err(failed("leaving"))
+    }
+
+    /// Takes a thread that is at the exit of our system call back to where we found it.
+    fn back_where_it_was(&mut self) -> Result<(), InjectError> {
+        let pid = self.pid;
+        let failed = |doing| move |source| ptrace_error(pid, doing, PUTTING_BACK, source);
+        let tracee = &mut self.stopped.tracee;
+        // What the kernel does to restart the interrupted system call, it does only on its way out
+        // of a stop like the one we found the thread in, so the thread goes to another such stop
+        // first.
+        tracee
+            .set_registers(&self.saved)
+            .map_err(failed("restoring the registers of"))?;
+        tracee.interrupt().map_err(failed("interrupting"))?;
+        let mut signal = 0;
+        loop {
+            tracee.run(signal).map_err(failed("continuing"))?;
+            signal = match tracee.wait(None) {
+                Some(Halt::Trap) => break,
+                Some(Halt::Signal(signal)) => signal,
+                Some(Halt::Ended) => {
+                    return Err(InjectError::Died {
+                        pid,
+                        step: PUTTING_BACK,
+                    });
+                }
+                Some(Halt::Syscall | Halt::Other(_)) | None => 0,
+            };
+        }
+        match self.sequence {
+            Some((at, current)) => self.write(at, &current),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the thread run to the next entry or exit of a system call. No time limit: the registers
+    /// are not its own, so there is no other way but to see it through.
+    fn run_to_syscall_stop(&mut self, step: &'static str) -> Result<(), InjectError> {
+        let mut signal = 0;
+        loop {
+            self.stopped
+                .tracee
+                .run_to_syscall(signal)
+                .map_err(|source| ptrace_error(self.pid, "continuing", step, source))?;
+            signal = match self.stopped.tracee.wait(None) {
+                Some(Halt::Syscall) => return Ok(()),
+                // SIGSTOP: passing it on stops the rest of the process; this thread reports that
+                // as a trap, goes on for us, and joins the others when it is let go.
+                Some(Halt::Signal(signal)) => signal,
+                Some(Halt::Trap) | None => 0,
+                Some(Halt::Ended) => {
+                    return Err(InjectError::Died {
+                        pid: self.pid,
+                        step,
+                    });
+                }
+                Some(Halt::Other(status)) => return Err(self.unexpected(step, status)),
+            };
+        }
+    }
+
+    fn registers(&self, step: &'static str) -> Result<Registers, InjectError> {
+        self.stopped
+            .tracee
+            .registers()
+            .map_err(|source| ptrace_error(self.pid, "reading the registers of", step, source))
+    }
+
+    fn unexpected(&self, step: &'static str, status: i32) -> InjectError {
+        InjectError::UnexpectedStop {
+            pid: self.pid,
+            tid: self.stopped.tracee.tid(),
+            status,
+            step,
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        match self.put_back() {
+            Ok(()) | Err(InjectError::Died { .. }) => {}
+            Err(error) => tracing::error!(%error, "a traced thread could not be restored"),
+        }
+    }
+}
+
+/// The kernel answers `ESRCH` when a stopped thread is not there any more: nothing short of a kill
+/// does that.
+fn ptrace_error(pid: u32, doing: &'static str, step: &'static str, source: Errno) -> InjectError {
+    match source {
+        Errno::SRCH => InjectError::Died { pid, step },
+        source => InjectError::Ptrace { pid, doing, source },
+    }
+}
+
+fn proc_error(pid: u32, doing: &'static str, source: io::Error) -> InjectError {
+    // A process that is dead but not gone has no memory to read any more.
+    let ended = source.raw_os_error() == Some(libc::ESRCH)
+        || Process::open(pid).is_ok_and(|process| !process.is_alive());
+    if ended {
+        InjectError::Died { pid, step: doing }
+    } else {
+        InjectError::Proc { pid, doing, source }
+    }
+}
+
+/// Finds a `syscall` instruction in the vDSO, which every process has.
+fn find_syscall(maps: File, memory: &File) -> io::Result<Option<u64>> {
+    for line in BufReader::new(maps).lines() {
+        let line = line?;
+        let Some((start, end)) = vdso_range(&line) else {
+            continue;
+        };
+        let Ok(length) = usize::try_from((end - start).min(MOST_VDSO)) else {
+            continue;
+        };
+        let mut code = vec![0; length];
+        memory.read_exact_at(&mut code, start)?;
+        // Any two bytes do: they are executable, and only they will be executed.
+        let found = code
+            .windows(SYSCALL_INSTRUCTION.len())
+            .position(|bytes| bytes == SYSCALL_INSTRUCTION);
+        return Ok(found.map(|offset| start + offset as u64));
+    }
+    Ok(None)
+}
+
+/// Start and end, if a line of `/proc/PID/maps` is about the vDSO.
+fn vdso_range(line: &str) -> Option<(u64, u64)> {
+    let (range, rest) = line.split_once(' ')?;
+    if !rest.ends_with("[vdso]") || !rest.starts_with("r-x") {
+        return None;
+    }
+    let (start, end) = range.split_once('-')?;
+    let start = u64::from_str_radix(start, 16).ok()?;
+    let end = u64::from_str_radix(end, 16).ok()?;
+    (start < end).then_some((start, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_vdso_is_taken_for_it() {
+        let line = "7ffd3d5f2000-7ffd3d5f4000 r-xp 00000000 00:00 0                [vdso]";
+        assert_eq!(vdso_range(line), Some((0x7ffd_3d5f_2000, 0x7ffd_3d5f_4000)));
+        for line in [
+            "7ffd3d5ee000-7ffd3d5f2000 r--p 00000000 00:00 0            [vvar]",
+            "7ffd3d5f2000-7ffd3d5f4000 rw-p 00000000 00:00 0            [vdso]",
+            "7ffd3d5f4000-7ffd3d5f2000 r-xp 00000000 00:00 0            [vdso]",
+            "[vdso]",
+            "",
+        ] {
+            assert_eq!(vdso_range(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn our_own_vdso_has_a_system_call() {
+        let maps = File::open("/proc/self/maps").unwrap();
+        let memory = File::open("/proc/self/mem").unwrap();
+        let at = find_syscall(maps, &memory).unwrap().unwrap();
+        let mut bytes = [0; 2];
+        memory.read_exact_at(&mut bytes, at).unwrap();
+        assert_eq!(bytes, SYSCALL_INSTRUCTION);
+    }
+}

@@ -1,0 +1,172 @@
+//! Choosing a thread of the process, and stopping it.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::error::InjectError;
+use super::tracee::{Halt, Tracee};
+use crate::process::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process, have_capability, status_field};
+
+/// How long one thread may take to stop before the next is tried. A thread that can be stopped is
+/// within microseconds, unless the machine is overloaded.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// No more threads than this are tried: a process that has so many that do not stop is stuck.
+const MOST_THREADS: usize = 32;
+
+/// A stopped thread, and the others that were asked to stop and did not. Those stay seized for as
+/// long as this lives (there is no letting go of a running thread) and run all the same.
+#[derive(Debug)]
+pub(super) struct Stopped {
+    pub(super) tracee: Tracee,
+    pub(super) _late: Vec<Tracee>,
+}
+
+/// Stops the main thread, or failing that any other.
+pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
+    let pid = process.pid();
+    let gone = || InjectError::NoSuchProcess { pid };
+    if !process.is_alive() {
+        return Err(gone());
+    }
+    let threads = process.threads().map_err(|source| InjectError::Proc {
+        pid,
+        doing: "listing the threads",
+        source,
+    })?;
+    let mut late = Vec::new();
+    let mut refusal = None;
+    for tid in threads.into_iter().take(MOST_THREADS) {
+        match stop(process, tid) {
+            // `tid` was in our process's list, but may have been reused since. If the process is
+            // still the one that the pidfd means, a stopped thread in its list is its own.
+            Ok(Attempt::Stopped(tracee)) if belongs(process, tid) => {
+                return Ok(Stopped {
+                    tracee,
+                    _late: late,
+                });
+            }
+            Ok(Attempt::Stopped(_) | Attempt::Gone) => {}
+            Ok(Attempt::Late(tracee)) => late.push(tracee),
+            // Seccomp and tracers are a thread's own; another thread may do.
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    if !process.is_alive() {
+        return Err(gone());
+    }
+    Err(refusal.unwrap_or(InjectError::NoThreadStops {
+        pid,
+        threads: late.len(),
+        millis: PATIENCE.as_millis(),
+    }))
+}
+
+fn belongs(process: &Process, tid: u32) -> bool {
+    let listed = std::fs::exists(format!("/proc/{}/task/{tid}", process.pid()));
+    listed.unwrap_or(false) && process.is_alive()
+}
+
+enum Attempt {
+    Stopped(Tracee),
+    Late(Tracee),
+    Gone,
+}
+
+fn stop(process: &Process, tid: u32) -> Result<Attempt, InjectError> {
+    let pid = process.pid();
+    let status = format!("/proc/{pid}/task/{tid}/status");
+    let sandboxed = status_field(&status, "Seccomp").is_some_and(|mode| mode != "0");
+    let mut tracee = match Tracee::seize(tid, sandboxed) {
+        Ok(tracee) => tracee,
+        Err(Errno::SRCH) => return Ok(Attempt::Gone),
+        Err(errno) => return refused(pid, &status, sandboxed, errno),
+    };
+    let ptrace = |doing| move |source| InjectError::Ptrace { pid, doing, source };
+    match tracee.interrupt() {
+        Ok(()) => {}
+        Err(Errno::SRCH) => return Ok(Attempt::Gone),
+        Err(errno) => return Err(ptrace("interrupting")(errno)),
+    }
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match tracee.wait(Some(deadline)) {
+            Some(Halt::Trap) => return Ok(Attempt::Stopped(tracee)),
+            // It was about to take a signal when we came. Let it: the stop we asked for comes
+            // right after.
+            Some(Halt::Signal(signal)) => match tracee.run(signal) {
+                Ok(()) => {}
+                Err(Errno::SRCH) => return Ok(Attempt::Gone),
+                Err(errno) => return Err(ptrace("continuing")(errno)),
+            },
+            Some(Halt::Ended) => return Ok(Attempt::Gone),
+            Some(Halt::Syscall | Halt::Other(_)) => match tracee.run(0) {
+                Ok(()) => {}
+                Err(Errno::SRCH) => return Ok(Attempt::Gone),
+                Err(errno) => return Err(ptrace("continuing")(errno)),
+            },
+            None => return Ok(Attempt::Late(tracee)),
+        }
+    }
+}
+
+/// Finds out what a refused seize was about; the kernel has one error number for all of it.
+fn refused(pid: u32, status: &str, sandboxed: bool, errno: Errno) -> Result<Attempt, InjectError> {
+    let state = status_field(status, "State").unwrap_or_default();
+    if state.is_empty() || state.starts_with(['Z', 'X']) {
+        return Ok(Attempt::Gone);
+    }
+    let tracer = status_field(status, "TracerPid")
+        .and_then(|tracer| tracer.parse().ok())
+        .unwrap_or(0);
+    if tracer != 0 {
+        let name = std::fs::read_to_string(format!("/proc/{tracer}/comm"))
+            .map_or_else(|_| "name unknown".to_owned(), |name| name.trim().to_owned());
+        return Err(InjectError::AlreadyTraced { pid, tracer, name });
+    }
+    if sandboxed && errno == Errno::INVAL {
+        return Err(InjectError::Sandboxed {
+            pid,
+            reason: "needs a kernel with CONFIG_CHECKPOINT_RESTORE",
+        });
+    }
+    if sandboxed && !have_capability(CAP_SYS_ADMIN) {
+        return Err(InjectError::Sandboxed {
+            pid,
+            reason: "needs CAP_SYS_ADMIN, run as root or with that capability",
+        });
+    }
+    if errno != Errno::PERM {
+        return Err(InjectError::Ptrace {
+            pid,
+            doing: "seizing",
+            source: errno,
+        });
+    }
+    Err(InjectError::NotPermitted {
+        pid,
+        advice: advice(),
+    })
+}
+
+fn advice() -> String {
+    if have_capability(CAP_SYS_PTRACE) {
+        return "although this program has CAP_SYS_PTRACE; a security module forbids it, or the \
+                process lives in a user namespace where that capability does not count, or this \
+                program itself runs under seccomp"
+            .to_owned();
+    }
+    let mut advice =
+        "this program lacks CAP_SYS_PTRACE; run it as root or give it that capability".to_owned();
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    if let Ok(scope) = scope
+        && scope.trim() != "0"
+    {
+        advice.push_str(&format!(
+            " (kernel.yama.ptrace_scope is {}, so that being the same user is not enough)",
+            scope.trim()
+        ));
+    }
+    advice
+}

@@ -1,0 +1,305 @@
+//! One traced thread: the ptrace requests that are needed, typed.
+//!
+//! Every request but seize and interrupt wants the thread stopped, and must come from the thread
+//! that seized it: a [`Tracee`] is therefore not `Send`.
+
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use libc::{c_long, c_void};
+use rustix::io::Errno;
+
+use crate::abi::last_errno;
+
+/// Not in the libc crate for glibc; `linux/ptrace.h`.
+const PTRACE_GETSIGMASK: u32 = 0x420a;
+const PTRACE_SETSIGMASK: u32 = 0x420b;
+const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+const PTRACE_O_SUSPEND_SECCOMP: usize = 1 << 21;
+const PTRACE_EVENT_STOP: i32 = 128;
+
+/// General-purpose registers, `orig_rax` included.
+pub(super) type Registers = libc::user_regs_struct;
+
+/// A set of signals as the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SignalMask(pub(super) u64);
+
+/// Where a thread's restartable-sequence area is (`struct ptrace_rseq_configuration`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RseqConfiguration {
+    pub(super) pointer: u64,
+    pub(super) size: u32,
+    pub(super) signature: u32,
+    pub(super) flags: u32,
+    pub(super) pad: u32,
+}
+
+/// How a thread came to a halt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Halt {
+    /// `PTRACE_INTERRUPT` took effect, or the thread is in a group-stop, or left one.
+    Trap,
+    /// At the entry or the exit of a system call.
+    Syscall,
+    /// This signal is about to be delivered; it must be given when going on, or is lost.
+    Signal(i32),
+    /// The thread, or its process, has ended.
+    Ended,
+    /// Anything else (the raw status).
+    Other(i32),
+}
+
+/// A thread seized by the calling thread. Dropping it lets the thread go if it is stopped; one
+/// that is not is let go by the kernel when the calling thread ends.
+#[derive(Debug)]
+pub(super) struct Tracee {
+    tid: libc::pid_t,
+    /// The halt not yet continued from, if any.
+    halted: Option<Halt>,
+    detached: bool,
+    /// ptrace knows tracers by thread.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Tracee {
+    /// Becomes the tracer of thread `tid`, which runs on.
+    pub(super) fn seize(tid: u32, suspend_seccomp: bool) -> Result<Self, Errno> {
+        let tid = libc::pid_t::try_from(tid).map_err(|_| Errno::SRCH)?;
+        let mut options = libc::PTRACE_O_TRACESYSGOOD as usize;
+        if suspend_seccomp {
+            options |= PTRACE_O_SUSPEND_SECCOMP;
+        }
+        request(libc::PTRACE_SEIZE, tid, 0, options)?;
+        Ok(Self {
+            tid,
+            halted: None,
+            detached: false,
+            _not_send: PhantomData,
+        })
+    }
+
+    pub(super) fn tid(&self) -> u32 {
+        self.tid.unsigned_abs()
+    }
+
+    /// Asks the thread to stop; [`Self::wait`] tells when it has.
+    pub(super) fn interrupt(&self) -> Result<(), Errno> {
+        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)
+    }
+
+    /// Lets a stopped thread run until its next system call's entry or exit.
+    pub(super) fn run_to_syscall(&mut self, signal: i32) -> Result<(), Errno> {
+        self.resume(libc::PTRACE_SYSCALL, signal)
+    }
+
+    /// Lets a stopped thread run.
+    pub(super) fn run(&mut self, signal: i32) -> Result<(), Errno> {
+        self.resume(libc::PTRACE_CONT, signal)
+    }
+
+    fn resume(&mut self, how: u32, signal: i32) -> Result<(), Errno> {
+        request(how, self.tid, 0, signal_word(signal))?;
+        self.halted = None;
+        Ok(())
+    }
+
+    /// Waits until the thread halts, or `deadline` has passed (then `None`).
+    pub(super) fn wait(&mut self, deadline: Option<Instant>) -> Option<Halt> {
+        let mut attempts = 0;
+        loop {
+            if let Some(halt) = self.poll() {
+                return Some(halt);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return None;
+            }
+            // Mostly it is a matter of microseconds; the processor that the thread needs may be
+            // the one we are on.
+            attempts += 1;
+            match attempts {
+                0..50 => std::thread::yield_now(),
+                50..100 => std::thread::sleep(Duration::from_micros(50)),
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    fn poll(&mut self) -> Option<Halt> {
+        let mut status = 0;
+        // Only this very tracee, and only as its tracer: other children of this program, and other
+        // threads that wait, are not disturbed.
+        let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
+        // SAFETY: `status` is written by the call and outlives it.
+        let result = unsafe { libc::waitpid(self.tid, &mut status, flags) };
+        let halt = if result == self.tid {
+            classify(status)
+        } else if result == 0 || last_errno() == Errno::INTR {
+            return None;
+        } else {
+            // ECHILD: not our tracee any more, which happens to a main thread when another thread
+            // of the process has called exec, and to any thread that has been reaped.
+            Halt::Ended
+        };
+        if halt == Halt::Ended {
+            self.detached = true;
+        }
+        self.halted = Some(halt);
+        Some(halt)
+    }
+
+    pub(super) fn registers(&self) -> Result<Registers, Errno> {
+        // SAFETY: plain integers, for which zero is a value.
+        let mut registers: Registers = unsafe { std::mem::zeroed() };
+        // SAFETY: PTRACE_GETREGS writes one `user_regs_struct`, borrowed for the call.
+        unsafe { raw(libc::PTRACE_GETREGS, self.tid, 0, pointer(&mut registers)) }?;
+        Ok(registers)
+    }
+
+    pub(super) fn set_registers(&self, registers: &Registers) -> Result<(), Errno> {
+        let mut registers = *registers;
+        // SAFETY: PTRACE_SETREGS reads one `user_regs_struct`, borrowed for the call.
+        unsafe { raw(libc::PTRACE_SETREGS, self.tid, 0, pointer(&mut registers)) }
+    }
+
+    pub(super) fn signal_mask(&self) -> Result<SignalMask, Errno> {
+        let mut mask = 0u64;
+        // SAFETY: PTRACE_GETSIGMASK writes as many bytes as its third argument says, eight.
+        unsafe { raw(PTRACE_GETSIGMASK, self.tid, 8, pointer(&mut mask)) }?;
+        Ok(SignalMask(mask))
+    }
+
+    pub(super) fn set_signal_mask(&self, mask: SignalMask) -> Result<(), Errno> {
+        let mut mask = mask.0;
+        // SAFETY: PTRACE_SETSIGMASK reads as many bytes as its third argument says, eight.
+        unsafe { raw(PTRACE_SETSIGMASK, self.tid, 8, pointer(&mut mask)) }
+    }
+
+    /// Where the thread's restartable-sequence area is; `None` if it has none.
+    pub(super) fn rseq(&self) -> Option<RseqConfiguration> {
+        let mut configuration = RseqConfiguration::default();
+        let size = size_of::<RseqConfiguration>();
+        // SAFETY: PTRACE_GET_RSEQ_CONFIGURATION writes at most as many bytes as its third
+        // argument says, the size of what is passed.
+        unsafe {
+            raw(
+                PTRACE_GET_RSEQ_CONFIGURATION,
+                self.tid,
+                size,
+                pointer(&mut configuration),
+            )
+        }
+        .ok()?;
+        (configuration.pointer != 0).then_some(configuration)
+    }
+
+    /// Lets a stopped thread go; a signal that was about to be delivered is.
+    pub(super) fn detach(&mut self) -> Result<(), Errno> {
+        let signal = match self.halted {
+            Some(Halt::Signal(signal)) => signal,
+            _ => 0,
+        };
+        request(libc::PTRACE_DETACH, self.tid, 0, signal_word(signal))?;
+        self.detached = true;
+        Ok(())
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        if self.detached {
+            return;
+        }
+        let halt = self.halted.or_else(|| self.poll());
+        if halt.is_some_and(|halt| halt != Halt::Ended) {
+            // If it does not work, the kernel does it when this thread ends.
+            let _ = self.detach();
+        }
+    }
+}
+
+fn classify(status: i32) -> Halt {
+    if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
+        return Halt::Ended;
+    }
+    if !libc::WIFSTOPPED(status) {
+        return Halt::Other(status);
+    }
+    let signal = libc::WSTOPSIG(status);
+    match status >> 16 {
+        PTRACE_EVENT_STOP => Halt::Trap,
+        0 if signal == libc::SIGTRAP | 0x80 => Halt::Syscall,
+        0 => Halt::Signal(signal),
+        _ => Halt::Other(status),
+    }
+}
+
+fn signal_word(signal: i32) -> usize {
+    usize::try_from(signal).unwrap_or(0)
+}
+
+fn pointer<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+/// A request whose last argument is a number.
+fn request(request: u32, tid: libc::pid_t, third: usize, fourth: usize) -> Result<(), Errno> {
+    // SAFETY: the requests made through here (seize, interrupt, cont, syscall, detach) take their
+    // fourth argument by value and dereference nothing.
+    unsafe {
+        raw(
+            request,
+            tid,
+            third,
+            std::ptr::without_provenance_mut(fourth),
+        )
+    }
+}
+
+/// # Safety
+///
+/// `fourth` must be what `request` wants: a number, or a pointer to memory that it may read or
+/// write as `ptrace(2)` says.
+unsafe fn raw(
+    request: u32,
+    tid: libc::pid_t,
+    third: usize,
+    fourth: *mut c_void,
+) -> Result<(), Errno> {
+    let third = std::ptr::without_provenance_mut::<c_void>(third);
+    // SAFETY: by this function's contract. None of the requests used here returns data.
+    let result: c_long = unsafe { libc::ptrace(request, tid, third, fourth) };
+    if result < 0 {
+        Err(last_errno())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stops_are_told_apart() {
+        let stopped = |signal: i32, event: i32| (event << 16) | (signal << 8) | 0x7f;
+        assert_eq!(classify(stopped(libc::SIGTRAP, 128)), Halt::Trap);
+        assert_eq!(classify(stopped(libc::SIGSTOP, 128)), Halt::Trap);
+        assert_eq!(classify(stopped(libc::SIGTRAP | 0x80, 0)), Halt::Syscall);
+        assert_eq!(
+            classify(stopped(libc::SIGTRAP, 0)),
+            Halt::Signal(libc::SIGTRAP)
+        );
+        assert_eq!(
+            classify(stopped(libc::SIGUSR1, 0)),
+            Halt::Signal(libc::SIGUSR1)
+        );
+        assert_eq!(classify(0x0100), Halt::Ended);
+        assert_eq!(classify(libc::SIGKILL), Halt::Ended);
+        assert!(matches!(
+            classify(stopped(libc::SIGTRAP, 4)),
+            Halt::Other(_)
+        ));
+    }
+}

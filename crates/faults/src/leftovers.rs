@@ -1,0 +1,84 @@
+//! Finding the userfaultfds that a process has open.
+
+use std::io;
+use std::path::Path;
+
+use crate::features::Features;
+use crate::process::Process;
+
+/// A userfaultfd inside a process: left by a migration program that was killed, or the process's
+/// own (QEMU's, with `postcopy-ram` or background snapshots).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// Its descriptor number there.
+    pub number: i32,
+    /// What was negotiated.
+    pub features: Features,
+    /// Threads that wait, their fault not read yet.
+    pub unread: u64,
+    /// Threads that wait in all, those whose fault was read included.
+    pub waiting: u64,
+}
+
+/// The userfaultfds that `process` has open, by descriptor number.
+///
+/// # Errors
+///
+/// When `/proc` does not tell: the process has ended, or belongs to somebody else.
+pub fn leftovers(process: &Process) -> io::Result<Vec<Leftover>> {
+    let mut found = Vec::new();
+    for number in process.descriptors()? {
+        match process.describe_descriptor(number) {
+            Ok((link, info)) if is_userfault(&link) => found.push(parse(number, &info)),
+            Ok(_) => {}
+            // Closed since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+pub(crate) fn is_userfault(link: &Path) -> bool {
+    link == Path::new("anon_inode:[userfaultfd]")
+}
+
+/// `fdinfo` of a userfaultfd: "pending:\t1\ntotal:\t2\nAPI:\taa:9000:…" (userfaultfd_show_fdinfo
+/// in fs/userfaultfd.c).
+fn parse(number: i32, info: &str) -> Leftover {
+    let field = |name: &str| {
+        info.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .map(str::trim)
+    };
+    let count = |name| {
+        field(name)
+            .and_then(|value| value.parse().ok())
+            .unwrap_or(0)
+    };
+    let features = field("API")
+        .and_then(|value| value.split(':').nth(1))
+        .and_then(|features| u64::from_str_radix(features, 16).ok())
+        // The topmost bit is the kernel's own note that the handshake was made.
+        .map_or(0, |features| features & !(1 << 31));
+    Leftover {
+        number,
+        features: Features(features),
+        unread: count("pending"),
+        waiting: count("total"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fdinfo_is_understood() {
+        let info = "pos:\t0\nflags:\t02004002\nmnt_id:\t15\nino:\t1059\npending:\t1\ntotal:\t3\nAPI:\taa:80009130:1ffff\n";
+        let found = parse(7, info);
+        assert_eq!(found.features, Features(0x9130));
+        assert_eq!((found.number, found.unread, found.waiting), (7, 1, 3));
+        assert_eq!(parse(7, "").features, Features::NONE);
+    }
+}

@@ -1,0 +1,209 @@
+//! A process held on to by a pidfd, and what `/proc` says about it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// `PIDFD_THREAD`: a descriptor for one thread. The same bit as `O_EXCL`.
+const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
+
+/// Another process (or our own), held by a pidfd: its number may be used again once it has died,
+/// but this handle keeps meaning the process it was opened for.
+#[derive(Debug)]
+pub struct Process {
+    pid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    /// Holds the process `pid`. To be sure that the number still means the process one has in
+    /// mind, check afterwards whatever told it (the peer of a socket, a mapping).
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` when there is no such process; others as `pidfd_open(2)`.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        let number = i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| io::Error::from(rustix::io::Errno::SRCH))?;
+        Ok(Self {
+            pid,
+            pidfd: pidfd_open(number, PidfdFlags::empty())?,
+        })
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether it is still there. A zombie is not.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        // A pidfd becomes readable when its process has ended.
+        let mut set = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(poll(&mut set, Some(&now)), Ok(0))
+    }
+
+    /// Opens a file under `/proc/PID/` for reading, and makes sure that it is this process's and
+    /// not a successor's with the same number.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` when the process has ended; others as `open(2)`.
+    pub fn open_proc(&self, name: &str) -> io::Result<File> {
+        self.opened(File::open(format!("/proc/{}/{name}", self.pid)))
+    }
+
+    /// The memory, by way of thread `tid`.
+    pub(crate) fn open_memory(&self, tid: u32) -> io::Result<File> {
+        self.opened(
+            File::options()
+                .read(true)
+                .write(true)
+                .open(format!("/proc/{}/task/{tid}/mem", self.pid)),
+        )
+    }
+
+    fn opened(&self, file: io::Result<File>) -> io::Result<File> {
+        // The number cannot have been given to another process while ours was still alive, and it
+        // was alive if it is now.
+        if self.is_alive() {
+            file
+        } else {
+            Err(rustix::io::Errno::SRCH.into())
+        }
+    }
+
+    /// A copy of the descriptor `number` of the process, in ours.
+    ///
+    /// # Errors
+    ///
+    /// As `pidfd_getfd(2)`: `EBADF` when the process has no such descriptor, `EPERM` without the
+    /// right to trace the process.
+    pub fn descriptor(&self, number: i32) -> io::Result<OwnedFd> {
+        let by_process = pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty());
+        // EBADF also when the main thread has ended before the others: it has no descriptors any
+        // more. Then they are reached by way of another thread (Linux 6.9).
+        if matches!(by_process, Err(rustix::io::Errno::BADF)) {
+            for tid in self.threads()?.into_iter().filter(|tid| *tid != self.pid) {
+                if let Some(tid) = i32::try_from(tid).ok().and_then(Pid::from_raw)
+                    && let Ok(thread) = pidfd_open(tid, PIDFD_THREAD)
+                    && let Ok(fd) = pidfd_getfd(&thread, number, PidfdGetfdFlags::empty())
+                    && self.is_alive()
+                {
+                    return Ok(fd);
+                }
+            }
+        }
+        Ok(by_process?)
+    }
+
+    /// Descriptor `number` as `/proc` shows it: what it leads to, and its `fdinfo`.
+    pub(crate) fn describe_descriptor(&self, number: i32) -> io::Result<(PathBuf, String)> {
+        let folder = self.thread_folder()?;
+        let link = std::fs::read_link(folder.join(format!("fd/{number}")))?;
+        let info = std::fs::read_to_string(folder.join(format!("fdinfo/{number}")))?;
+        Ok((link, info))
+    }
+
+    /// The numbers of its open descriptors.
+    pub(crate) fn descriptors(&self) -> io::Result<Vec<i32>> {
+        let mut numbers = Vec::new();
+        for entry in std::fs::read_dir(self.thread_folder()?.join("fd"))? {
+            let name = entry?.file_name();
+            numbers.extend(name.to_str().and_then(|name| name.parse::<i32>().ok()));
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// `/proc/PID/task/TID` of a thread that has not ended.
+    fn thread_folder(&self) -> io::Result<PathBuf> {
+        let folder = |tid: u32| PathBuf::from(format!("/proc/{}/task/{tid}", self.pid));
+        self.threads()?
+            .into_iter()
+            .map(folder)
+            .find(|folder| {
+                let state = status_field(folder.join("status"), "State");
+                state.is_some_and(|state| !state.starts_with(['Z', 'X']))
+            })
+            .ok_or_else(|| rustix::io::Errno::SRCH.into())
+    }
+
+    /// Its threads, the main thread first (also when that has ended before the others).
+    pub(crate) fn threads(&self) -> io::Result<Vec<u32>> {
+        let mut threads = Vec::new();
+        for entry in std::fs::read_dir(format!("/proc/{}/task", self.pid))? {
+            let name = entry?.file_name();
+            if let Some(tid) = name.to_str().and_then(|name| name.parse().ok()) {
+                threads.push(tid);
+            }
+        }
+        threads.sort_by_key(|tid| (*tid != self.pid, *tid));
+        Ok(threads)
+    }
+}
+
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+/// One field of a `/proc/…/status` file, without its name.
+pub(crate) fn status_field(path: impl AsRef<Path>, field: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+        .map(|value| value.trim().to_owned())
+}
+
+/// Whether the calling process may do what `capability` (a bit number) allows.
+pub(crate) fn have_capability(capability: u32) -> bool {
+    status_field("/proc/self/status", "CapEff")
+        .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
+        .is_some_and(|mask| mask & (1 << capability) != 0)
+}
+
+pub(crate) const CAP_SYS_PTRACE: u32 = 19;
+pub(crate) const CAP_SYS_ADMIN: u32 = 21;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_alive_until_it_ends() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let process = Process::open(child.id()).unwrap();
+        assert!(process.is_alive());
+        assert!(process.open_proc("maps").is_ok());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+        let error = process.open_proc("maps").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn impossible_process_numbers_are_no_process() {
+        for pid in [0, u32::MAX, 0x7fff_ffff] {
+            let error = Process::open(pid).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ESRCH), "{pid}");
+        }
+    }
+}
