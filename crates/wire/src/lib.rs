@@ -1,1 +1,134 @@
-//! The migration protocol: messages, framing, negotiation. Bytes in, messages out.
+//! The migration protocol: bytes in, messages out. No sockets, no threads.
+//!
+//! # Model
+//!
+//! A migration has several **links** (connections), each with a [`Role`]:
+//!
+//! | link | source → destination | destination → source |
+//! | --- | --- | --- |
+//! | control (one) | [`ToDestination`] | [`ToSource`] |
+//! | urgent (one) | urgent pages | page requests |
+//! | background (any number) | background pages, zero marks, barriers | acknowledgements |
+//!
+//! The first bytes on every link, in both directions, are a [`Hello`] of fixed
+//! size: protocol versions, capabilities, the link's role, and the migration's
+//! unguessable [`MigrationId`], by which links find their migration and
+//! strangers do not. [`negotiate`] turns two of them into what both can do.
+//!
+//! After it come **frames**: a header of [`HEADER_LEN`] bytes and, for some, a
+//! payload. [`Frame::decode`] reads a header alone, so that a receiver can read
+//! the payload of a page frame from its socket straight to where it belongs:
+//!
+//! ```
+//! use hikkoshi_pages::{Page, PageRange};
+//! use hikkoshi_wire::{Frame, Limits};
+//!
+//! let limits = Limits { pages: 1 << 18 };
+//! let range = PageRange::from_len(Page::new(7), 2);
+//! // The source writes the header, then 2 * 4096 bytes of memory.
+//! let header = Frame::Pages { range }.encode();
+//! // The destination reads as many bytes as a header has, and then knows
+//! // how many more there are and where they go.
+//! let frame = Frame::decode(&header, &limits)?;
+//! assert_eq!(frame, Frame::Pages { range });
+//! assert_eq!(frame.payload_len(), 8192);
+//! # Ok::<(), hikkoshi_wire::DecodeError>(())
+//! ```
+//!
+//! Who would rather push bytes in as they come and take whole messages out
+//! uses the [`Decoder`].
+//!
+//! # Course of a migration, on the control link
+//!
+//! ```text
+//!     source                                      destination
+//!       | Begin: the guest's description, the mode      |
+//!       |---------------------------------------------->|  compatible_with()
+//!       |                                Accept / Refuse|
+//!       |<----------------------------------------------|
+//!       |  pre-copy: pages and zero marks on the background links,
+//!       |  a barrier on each of them, then
+//!       | RoundDone                         (each round)|
+//!       |---------------------------------------------->|
+//!       |  switchover: the guest is paused              |
+//!       | DeviceStateChunk ...                          |
+//!       | Discard ...          (post-copy, stale pages) |
+//!       | Owed ...             (post-copy, still to come)
+//!       | Switch               (sums over all of that)  |
+//!       |---------------------------------------------->|
+//!       |                                     Discarded |  (post-copy)
+//!       |                                Ready / Failed |
+//!       |<----------------------------------------------|
+//!       | Commit       (from here on it never resumes)  |
+//!       |---------------------------------------------->|
+//!       |                                       Resumed |
+//!       |<----------------------------------------------|
+//!       |  post-copy: requests and urgent pages on the urgent link,
+//!       |  background pages on the others               |
+//!       |                        Complete (every page)  |
+//!       |<----------------------------------------------|
+//!       | Goodbye                               Goodbye |
+//!       |<--------------------------------------------->|
+//! ```
+//!
+//! Either side may send `Cancel` until `Commit`. Both say `Goodbye` before they
+//! close, because a hang-up can overtake the last message on a socket.
+//!
+//! # What a peer can do to us
+//!
+//! Nothing but be refused. Every length is bounded before it is believed, and
+//! memory for a list grows with the bytes that really arrived, not with the
+//! number that was announced. Page ranges are checked against the layout
+//! ([`Limits`]), names and lists against the bounds stated with their types.
+//! No input makes this crate panic; the fuzz target in `fuzz/` and the property
+//! tests hold it to that.
+//!
+//! # Versions
+//!
+//! The hello never changes. Messages change by appending only: a new message
+//! goes to the end of its enum, a changed one is a new one, and either is sent
+//! only under the version or capability that brought it. `fuzz/corpus/stream`
+//! keeps each message as version 1 encodes it, and a test compares.
+//!
+//! # What is missing
+//!
+//! - Encryption and authentication: the id keeps links of one migration
+//!   together, it does not protect them from somebody who can read them.
+//! - Checksums over page contents: the link's own have to do.
+//! - Resuming a migration on new links (recovery): version 1 has no messages
+//!   for it.
+
+#![forbid(unsafe_code)]
+
+mod bounded;
+mod bytes;
+mod compatible;
+mod control;
+mod decoder;
+mod description;
+mod device;
+mod frame;
+mod hello;
+mod id;
+mod messages;
+mod negotiate;
+mod ranges;
+
+pub use bounded::MAX_TEXT;
+pub use compatible::{Mismatch, Names};
+pub use control::{
+    ControlError, ControlMessage, EncodeError, MAX_CONTROL, control_frame, decode_control,
+    encode_control,
+};
+pub use decoder::{Decoder, Message, StreamError};
+pub use description::{BlockDescription, GuestDescription, GuestRangeDescription};
+pub use device::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
+pub use frame::{
+    DecodeError, Frame, HEADER_LEN, Limits, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
+    MAX_PAGES_PER_ZEROS,
+};
+pub use hello::{HELLO_LEN, Hello, HelloError, Role};
+pub use id::MigrationId;
+pub use messages::{Mode, ToDestination, ToSource};
+pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
+pub use ranges::{MAX_RANGES, OutsideLayout, PageRanges};

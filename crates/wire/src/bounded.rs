@@ -1,0 +1,147 @@
+//! Texts, bytes and lists with an upper bound, for both directions.
+//!
+//! serde's own `Vec` sets memory aside for as many elements as are announced
+//! (up to a megabyte). These start empty and grow with what really arrives, and
+//! refuse what is longer than the bound.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+use serde::ser::{self, Serialize, Serializer};
+
+/// Longest text in a message, in bytes: a name, a version, a reason.
+pub const MAX_TEXT: usize = 4096;
+
+/// A name: one that is too long is an error on both sides.
+pub(crate) struct Name;
+
+impl Name {
+    pub(crate) fn serialize<S: Serializer>(name: &str, serializer: S) -> Result<S::Ok, S::Error> {
+        if name.len() > MAX_TEXT {
+            return Err(ser::Error::custom("name too long"));
+        }
+        serializer.serialize_str(name)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<String, D::Error> {
+        deserializer.deserialize_str(TextVisitor)
+    }
+}
+
+/// A text for people: one that is too long is cut when it is sent, so that a
+/// long reason is never the cause of another failure.
+pub(crate) struct Reason;
+
+impl Reason {
+    pub(crate) fn serialize<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut end = text.len().min(MAX_TEXT);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        serializer.serialize_str(&text[..end])
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<String, D::Error> {
+        Name::deserialize(deserializer)
+    }
+}
+
+struct TextVisitor;
+
+impl Visitor<'_> for TextVisitor {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a text of at most {MAX_TEXT} bytes")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
+        if text.len() > MAX_TEXT {
+            return Err(E::invalid_length(text.len(), &self));
+        }
+        Ok(text.to_owned())
+    }
+}
+
+/// At most `MAX` bytes.
+pub(crate) struct Bytes<const MAX: usize>;
+
+impl<const MAX: usize> Bytes<MAX> {
+    pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        if bytes.len() > MAX {
+            return Err(ser::Error::custom("too many bytes"));
+        }
+        serializer.serialize_bytes(bytes)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<u8>, D::Error> {
+        deserializer.deserialize_bytes(BytesVisitor::<MAX>)
+    }
+}
+
+struct BytesVisitor<const MAX: usize>;
+
+impl<const MAX: usize> Visitor<'_> for BytesVisitor<MAX> {
+    type Value = Vec<u8>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {MAX} bytes")
+    }
+
+    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+        if bytes.len() > MAX {
+            return Err(E::invalid_length(bytes.len(), &self));
+        }
+        Ok(bytes.to_vec())
+    }
+}
+
+/// At most `MAX` elements.
+pub(crate) struct List<const MAX: usize>;
+
+impl<const MAX: usize> List<MAX> {
+    pub(crate) fn serialize<T: Serialize, S: Serializer>(
+        list: &[T],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        if list.len() > MAX {
+            return Err(ser::Error::custom("list too long"));
+        }
+        serializer.collect_seq(list)
+    }
+
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<T>, D::Error> {
+        deserializer.deserialize_seq(ListVisitor::<T, MAX>(PhantomData))
+    }
+}
+
+struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ListVisitor<T, MAX> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {MAX} elements")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
+        // What is announced is not believed: no memory is set aside for it.
+        let mut list = Vec::new();
+        while let Some(element) = elements.next_element()? {
+            if list.len() == MAX {
+                return Err(de::Error::invalid_length(MAX + 1, &self));
+            }
+            list.push(element);
+        }
+        Ok(list)
+    }
+}

@@ -1,0 +1,404 @@
+//! Whether a guest fits another host's place for it.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::description::{BlockDescription, GuestDescription, GuestRangeDescription};
+
+impl GuestDescription {
+    /// Whether this guest (the source's) can go on in `destination`.
+    ///
+    /// Everything that the guest could notice must be the same: machine, CPUs,
+    /// and each RAM block's size and guest addresses. The blocks must come in
+    /// the same order, for a page's number depends on it. The hypervisor must
+    /// be the same program but may be another version: the versioned machine
+    /// type is its promise of compatibility. Host pages may differ, and
+    /// `running` says nothing about the destination.
+    ///
+    /// # Errors
+    ///
+    /// The first difference found.
+    pub fn compatible_with(&self, destination: &Self) -> Result<(), Mismatch> {
+        same(
+            "architecture",
+            &self.architecture,
+            &destination.architecture,
+        )?;
+        let (ours, theirs) = (program(&self.hypervisor), program(&destination.hypervisor));
+        if ours != theirs {
+            return Err(Mismatch::Hypervisor {
+                source_has: self.hypervisor.clone(),
+                destination_has: destination.hypervisor.clone(),
+            });
+        }
+        same("machine type", &self.machine, &destination.machine)?;
+        same("CPU model", &self.cpu_model, &destination.cpu_model)?;
+        if self.cpus != destination.cpus {
+            return Err(Mismatch::Setting {
+                what: "number of virtual CPUs",
+                source_has: self.cpus.to_string(),
+                destination_has: destination.cpus.to_string(),
+            });
+        }
+        same_blocks(&self.blocks, &destination.blocks)
+    }
+}
+
+fn same(what: &'static str, source: &str, destination: &str) -> Result<(), Mismatch> {
+    if source == destination {
+        return Ok(());
+    }
+    Err(Mismatch::Setting {
+        what,
+        source_has: source.to_owned(),
+        destination_has: destination.to_owned(),
+    })
+}
+
+/// The name in front of the version.
+fn program(hypervisor: &str) -> &str {
+    hypervisor.split(' ').next().unwrap_or_default()
+}
+
+fn same_blocks(
+    source: &[BlockDescription],
+    destination: &[BlockDescription],
+) -> Result<(), Mismatch> {
+    let names = |blocks: &[BlockDescription]| Names::of(blocks);
+    let has = |blocks: &[BlockDescription], id: &str| blocks.iter().any(|block| block.id == id);
+    if let Some(missing) = source.iter().find(|block| !has(destination, &block.id)) {
+        return Err(Mismatch::BlockMissing {
+            id: missing.id.clone(),
+            bytes: missing.bytes,
+            destination_has: names(destination),
+        });
+    }
+    if let Some(surplus) = destination.iter().find(|block| !has(source, &block.id)) {
+        return Err(Mismatch::BlockUnexpected {
+            id: surplus.id.clone(),
+            bytes: surplus.bytes,
+            source_has: names(source),
+        });
+    }
+    let order = |blocks: &[BlockDescription]| -> Vec<String> {
+        blocks.iter().map(|block| block.id.clone()).collect()
+    };
+    if order(source) != order(destination) {
+        return Err(Mismatch::BlockOrder {
+            source_has: names(source),
+            destination_has: names(destination),
+        });
+    }
+    source
+        .iter()
+        .zip(destination)
+        .try_for_each(|(source, destination)| same_block(source, destination))
+}
+
+fn same_block(source: &BlockDescription, destination: &BlockDescription) -> Result<(), Mismatch> {
+    if source.bytes != destination.bytes {
+        return Err(Mismatch::BlockSize {
+            id: source.id.clone(),
+            source_has: source.bytes,
+            destination_has: destination.bytes,
+        });
+    }
+    let (ours, theirs) = (pieces(&source.guest), pieces(&destination.guest));
+    if ours == theirs {
+        return Ok(());
+    }
+    // The first piece that only one of them has.
+    let only = |these: &[GuestRangeDescription], those: &[GuestRangeDescription]| {
+        these
+            .iter()
+            .find(|piece| !those.contains(piece))
+            .map_or_else(|| "nothing else".to_owned(), piece_text)
+    };
+    Err(Mismatch::GuestAddress {
+        id: source.id.clone(),
+        source_has: only(&ours, &theirs),
+        destination_has: only(&theirs, &ours),
+    })
+}
+
+fn piece_text(piece: &GuestRangeDescription) -> String {
+    format!(
+        "{} bytes from offset {:#x} on at guest address {:#x}",
+        piece.bytes, piece.offset, piece.gpa
+    )
+}
+
+/// The pieces by guest address, with neighbours joined: how a hypervisor cuts
+/// what the guest sees as one is its own business.
+fn pieces(guest: &[GuestRangeDescription]) -> Vec<GuestRangeDescription> {
+    let mut sorted = guest.to_vec();
+    sorted.sort_by_key(|piece| (piece.gpa, piece.offset));
+    let mut joined: Vec<GuestRangeDescription> = Vec::with_capacity(sorted.len());
+    for piece in sorted {
+        match joined.last_mut() {
+            Some(last)
+                if last.gpa.checked_add(last.bytes) == Some(piece.gpa)
+                    && last.offset.checked_add(last.bytes) == Some(piece.offset)
+                    && last.bytes.checked_add(piece.bytes).is_some() =>
+            {
+                last.bytes += piece.bytes;
+            }
+            _ => joined.push(piece),
+        }
+    }
+    joined
+}
+
+/// The names of some RAM blocks, for a message: not more than a person reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names(Vec<String>, usize);
+
+impl Names {
+    const SHOWN: usize = 8;
+
+    fn of(blocks: &[BlockDescription]) -> Self {
+        let shown = blocks.iter().take(Self::SHOWN);
+        Self(
+            shown.map(|block| block.id.clone()).collect(),
+            blocks.len().saturating_sub(Self::SHOWN),
+        )
+    }
+}
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("none");
+        }
+        f.write_str(&self.0.join(", "))?;
+        match self.1 {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+/// What is different at the destination. Each message says what, both values,
+/// and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// A setting of the machine.
+    #[error(
+        "comparing the two guests: the {what} is {source_has:?} at the source but {destination_has:?} at the destination; start the destination with the source's setting"
+    )]
+    Setting {
+        /// Which.
+        what: &'static str,
+        /// Its value at the source.
+        source_has: String,
+        /// Its value at the destination.
+        destination_has: String,
+    },
+    /// Different programs.
+    #[error(
+        "comparing the two guests: the source runs {source_has:?}, the destination {destination_has:?}; a guest can only move between versions of the same hypervisor"
+    )]
+    Hypervisor {
+        /// Program and version at the source.
+        source_has: String,
+        /// Program and version at the destination.
+        destination_has: String,
+    },
+    /// A RAM block is not there.
+    #[error(
+        "comparing the two guests: the source's RAM block {id:?} of {bytes} bytes is missing at the destination, which has: {destination_has}; start the destination with the same memory backends"
+    )]
+    BlockMissing {
+        /// The block.
+        id: String,
+        /// Its size in bytes.
+        bytes: u64,
+        /// The destination's blocks.
+        destination_has: Names,
+    },
+    /// There is a RAM block more.
+    #[error(
+        "comparing the two guests: the destination's RAM block {id:?} of {bytes} bytes does not exist at the source, which has: {source_has}; start the destination with the same memory backends"
+    )]
+    BlockUnexpected {
+        /// The block.
+        id: String,
+        /// Its size in bytes.
+        bytes: u64,
+        /// The source's blocks.
+        source_has: Names,
+    },
+    /// The same blocks in another order.
+    #[error(
+        "comparing the two guests: the RAM blocks come in the order {source_has} at the source but {destination_has} at the destination; give the memory backends in the same order"
+    )]
+    BlockOrder {
+        /// The source's order.
+        source_has: Names,
+        /// The destination's order.
+        destination_has: Names,
+    },
+    /// A block of another size.
+    #[error(
+        "comparing the two guests: RAM block {id:?} is {source_has} bytes long at the source but {destination_has} at the destination; start the destination with the source's size"
+    )]
+    BlockSize {
+        /// The block.
+        id: String,
+        /// Its size at the source, in bytes.
+        source_has: u64,
+        /// Its size at the destination, in bytes.
+        destination_has: u64,
+    },
+    /// A block that the guest sees elsewhere.
+    #[error(
+        "comparing the two guests: of RAM block {id:?} the guest sees {source_has} at the source but {destination_has} at the destination; start the destination with the same machine and memory options"
+    )]
+    GuestAddress {
+        /// The block.
+        id: String,
+        /// What only the source has.
+        source_has: String,
+        /// What only the destination has.
+        destination_has: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(gpa: u64, offset: u64, bytes: u64) -> GuestRangeDescription {
+        GuestRangeDescription { gpa, offset, bytes }
+    }
+
+    fn block(id: &str, bytes: u64) -> BlockDescription {
+        BlockDescription {
+            id: id.to_owned(),
+            bytes,
+            host_page: 4096,
+            guest: vec![piece(0, 0, bytes)],
+        }
+    }
+
+    fn guest() -> GuestDescription {
+        GuestDescription {
+            machine: "pc-q35-7.2".into(),
+            architecture: "x86_64".into(),
+            cpus: 2,
+            cpu_model: "qemu64".into(),
+            hypervisor: "QEMU 7.2.22".into(),
+            running: true,
+            blocks: vec![block("ram", 1 << 30), block("dimm0", 1 << 20)],
+        }
+    }
+
+    fn changed(change: impl FnOnce(&mut GuestDescription)) -> GuestDescription {
+        let mut guest = guest();
+        change(&mut guest);
+        guest
+    }
+
+    #[test]
+    fn what_the_guest_cannot_notice_may_differ() {
+        for other in [
+            guest(),
+            changed(|guest| guest.running = false),
+            changed(|guest| guest.hypervisor = "QEMU 10.0.2".into()),
+            changed(|guest| guest.blocks[0].host_page = 2 << 20),
+            // The same addresses, cut and ordered in another way.
+            changed(|guest| {
+                let half = 1 << 29;
+                guest.blocks[0].guest = vec![piece(half, half, half), piece(0, 0, half)];
+            }),
+        ] {
+            assert_eq!(guest().compatible_with(&other), Ok(()));
+            assert_eq!(other.compatible_with(&guest()), Ok(()));
+        }
+    }
+
+    #[test]
+    fn every_difference_is_named_with_both_values_and_a_way_out() {
+        let text = |change: fn(&mut GuestDescription)| {
+            let error = guest().compatible_with(&changed(change)).unwrap_err();
+            let text = error.to_string();
+            text.strip_prefix("comparing the two guests: ")
+                .unwrap()
+                .to_owned()
+        };
+        assert_eq!(
+            text(|guest| guest.architecture = "aarch64".into()),
+            "the architecture is \"x86_64\" at the source but \"aarch64\" at the destination; \
+             start the destination with the source's setting"
+        );
+        assert_eq!(
+            text(|guest| guest.machine = "pc-q35-10.0".into()),
+            "the machine type is \"pc-q35-7.2\" at the source but \"pc-q35-10.0\" at the \
+             destination; start the destination with the source's setting"
+        );
+        assert_eq!(
+            text(|guest| guest.cpu_model = "max".into()),
+            "the CPU model is \"qemu64\" at the source but \"max\" at the destination; start the \
+             destination with the source's setting"
+        );
+        assert_eq!(
+            text(|guest| guest.cpus = 4),
+            "the number of virtual CPUs is \"2\" at the source but \"4\" at the destination; \
+             start the destination with the source's setting"
+        );
+        assert_eq!(
+            text(|guest| guest.hypervisor = "Firecracker 1.9".into()),
+            "the source runs \"QEMU 7.2.22\", the destination \"Firecracker 1.9\"; a guest can \
+             only move between versions of the same hypervisor"
+        );
+        assert_eq!(
+            text(|guest| drop(guest.blocks.pop())),
+            "the source's RAM block \"dimm0\" of 1048576 bytes is missing at the destination, \
+             which has: ram; start the destination with the same memory backends"
+        );
+        assert_eq!(
+            text(|guest| guest.blocks.push(block("dimm1", 4096))),
+            "the destination's RAM block \"dimm1\" of 4096 bytes does not exist at the source, \
+             which has: ram, dimm0; start the destination with the same memory backends"
+        );
+        assert_eq!(
+            text(|guest| guest.blocks.reverse()),
+            "the RAM blocks come in the order ram, dimm0 at the source but dimm0, ram at the \
+             destination; give the memory backends in the same order"
+        );
+        assert_eq!(
+            text(|guest| guest.blocks[1].bytes *= 2),
+            "RAM block \"dimm0\" is 1048576 bytes long at the source but 2097152 at the \
+             destination; start the destination with the source's size"
+        );
+        assert_eq!(
+            text(|guest| guest.blocks[0].guest = vec![piece(1 << 32, 0, 1 << 30)]),
+            "of RAM block \"ram\" the guest sees 1073741824 bytes from offset 0x0 on at guest \
+             address 0x0 at the source but 1073741824 bytes from offset 0x0 on at guest address \
+             0x100000000 at the destination; start the destination with the same machine and \
+             memory options"
+        );
+    }
+
+    #[test]
+    fn a_piece_more_is_a_difference() {
+        let more = changed(|guest| guest.blocks[0].guest.push(piece(1 << 40, 0, 4096)));
+        let error = guest().compatible_with(&more).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("sees nothing else at the source but 4096 bytes")
+        );
+    }
+
+    #[test]
+    fn many_names_are_cut_short() {
+        let blocks: Vec<_> = (0..20).map(|n| block(&format!("m{n}"), 4096)).collect();
+        assert_eq!(
+            Names::of(&blocks).to_string(),
+            "m0, m1, m2, m3, m4, m5, m6, m7 and 12 more"
+        );
+    }
+}

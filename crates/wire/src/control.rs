@@ -1,0 +1,178 @@
+//! Control messages as bytes: [postcard](https://postcard.jamesmunns.com)'s
+//! format, within bounds.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+use crate::frame::{Frame, HEADER_LEN};
+use crate::messages::{ToDestination, ToSource};
+
+/// Longest encoded control message, in bytes: 1 MiB.
+pub const MAX_CONTROL: usize = 1 << 20;
+
+/// The two directions of the control link: [`ToDestination`], [`ToSource`].
+pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
+    /// Number of messages that this version knows.
+    #[doc(hidden)]
+    const COUNT: u32;
+}
+
+impl ControlMessage for ToDestination {
+    const COUNT: u32 = 9;
+}
+
+impl ControlMessage for ToSource {
+    const COUNT: u32 = 9;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for crate::messages::ToDestination {}
+    impl Sealed for crate::messages::ToSource {}
+}
+
+/// The payload of a control frame.
+///
+/// # Errors
+///
+/// If a name or a list in the message is longer than its type allows, or the
+/// whole longer than [`MAX_CONTROL`]. Reasons are cut rather than refused.
+pub fn encode_control<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
+    append(message, Vec::new(), 0)
+}
+
+/// A whole control frame, header and payload, ready to be sent at once.
+///
+/// # Errors
+///
+/// Like [`encode_control`].
+pub fn control_frame<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
+    let mut frame = append(message, vec![0; HEADER_LEN], HEADER_LEN)?;
+    let payload = frame.len() - HEADER_LEN;
+    let len = u32::try_from(payload).map_err(|_| EncodeError::TooLong { bytes: payload })?;
+    let header = Frame::Control { len }.encode();
+    for (byte, header) in frame.iter_mut().zip(header) {
+        *byte = header;
+    }
+    Ok(frame)
+}
+
+fn append<T: ControlMessage>(
+    message: &T,
+    before: Vec<u8>,
+    skip: usize,
+) -> Result<Vec<u8>, EncodeError> {
+    let bytes = postcard::to_extend(message, before).map_err(|_| EncodeError::OutOfBounds)?;
+    let payload = bytes.len() - skip;
+    if payload > MAX_CONTROL {
+        return Err(EncodeError::TooLong { bytes: payload });
+    }
+    Ok(bytes)
+}
+
+/// The message in the payload of a control frame.
+///
+/// Memory for it grows with the bytes that are really there: less than 64
+/// times their number, whatever lengths they announce.
+///
+/// # Errors
+///
+/// See [`ControlError`]. The peer is faulty or of another version: the link is
+/// to be closed.
+pub fn decode_control<T: ControlMessage>(payload: &[u8]) -> Result<T, ControlError> {
+    if payload.len() > MAX_CONTROL {
+        return Err(ControlError::TooLong {
+            bytes: payload.len(),
+        });
+    }
+    // serde would only say "failed" for a message that it does not know.
+    let (number, _) = postcard::take_from_bytes::<u32>(payload)
+        .map_err(|error| ControlError::of(u32::MAX, error))?;
+    if number >= T::COUNT {
+        return Err(ControlError::Unknown { number });
+    }
+    let (message, rest) =
+        postcard::take_from_bytes::<T>(payload).map_err(|error| ControlError::of(number, error))?;
+    if !rest.is_empty() {
+        return Err(ControlError::Trailing {
+            number,
+            bytes: rest.len(),
+        });
+    }
+    Ok(message)
+}
+
+/// Why a control message could not be encoded.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum EncodeError {
+    /// A name of more than 4 KiB, a list or a chunk with too many elements.
+    #[error(
+        "encoding a control message: a name or a list in it is longer than the protocol allows; the guest cannot be described to the other side"
+    )]
+    OutOfBounds,
+    /// Each part keeps its bounds, but all of them together are too long.
+    #[error(
+        "encoding a control message: it takes {bytes} bytes, at most {MAX_CONTROL} are possible; shorten the names of the guest's memory backends or use fewer of them"
+    )]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+/// Why a control message was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// More bytes than any message has.
+    #[error(
+        "reading a control message: it is {bytes} bytes long, at most {MAX_CONTROL} are possible; the peer is faulty; close the link"
+    )]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A message that this version does not have.
+    #[error(
+        "reading a control message: number {number} is unknown to this version; close the link, and use the same version of hikkoshi on both sides"
+    )]
+    Unknown {
+        /// Its number.
+        number: u32,
+    },
+    /// It ends too early.
+    #[error("reading a control message: it ends in the middle; the peer is faulty; close the link")]
+    Truncated,
+    /// It goes on after its end.
+    #[error(
+        "reading control message {number}: {bytes} bytes are left over; the peer is faulty; close the link"
+    )]
+    Trailing {
+        /// Its number.
+        number: u32,
+        /// How many.
+        bytes: usize,
+    },
+    /// Something in it is not what it should be.
+    #[error(
+        "reading control message {number}: a value is malformed, or a text, list or page range is outside the bounds of the protocol; the peer is faulty; close the link"
+    )]
+    Malformed {
+        /// Its number.
+        number: u32,
+    },
+}
+
+impl ControlError {
+    fn of(number: u32, error: postcard::Error) -> Self {
+        match error {
+            postcard::Error::DeserializeUnexpectedEnd => Self::Truncated,
+            _ => Self::Malformed { number },
+        }
+    }
+}
+
+/// [`Frame::Control`] announces lengths as `u32`: all possible ones must fit.
+const _: () = assert!(MAX_CONTROL < u32::MAX as usize);

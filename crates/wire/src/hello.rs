@@ -1,0 +1,164 @@
+//! The first bytes on every link.
+//!
+//! ```text
+//! offset  bytes
+//!      0      8  magic "hikkoshi"
+//!      8      2  lowest protocol version
+//!     10      2  highest protocol version
+//!     12      2  role: 0 control, 1 urgent, 2 background
+//!     14      2  number of the background link, otherwise 0
+//!     16      8  capabilities
+//!     24     16  the migration's id
+//!     40      4  CRC-32C of the 40 bytes before
+//! ```
+//!
+//! All numbers are little-endian. This layout is the same in every version to
+//! come: it is how versions find out about each other.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::bytes::{field, put};
+use crate::id::MigrationId;
+use crate::negotiate::{Capabilities, Versions};
+
+/// Bytes in a hello.
+pub const HELLO_LEN: usize = 44;
+
+const MAGIC: [u8; 8] = *b"hikkoshi";
+
+/// What a link is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Control messages.
+    Control,
+    /// Page requests, and the pages that answer them.
+    Urgent,
+    /// Pages that nobody asked for yet.
+    Background {
+        /// Its number among the background links, from 0 on.
+        index: u16,
+    },
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Control => f.write_str("control"),
+            Self::Urgent => f.write_str("urgent"),
+            Self::Background { index } => write!(f, "background {index}"),
+        }
+    }
+}
+
+/// Who speaks, what they understand, and what the link is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Protocol versions that the sender understands.
+    pub versions: Versions,
+    /// What the sender can do beyond that.
+    pub capabilities: Capabilities,
+    /// What the link is for.
+    pub role: Role,
+    /// The migration that the link belongs to.
+    pub id: MigrationId,
+}
+
+impl Hello {
+    /// The bytes to send.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HELLO_LEN] {
+        let (role, index) = match self.role {
+            Role::Control => (0u16, 0),
+            Role::Urgent => (1, 0),
+            Role::Background { index } => (2, index),
+        };
+        let mut hello = [0; HELLO_LEN];
+        put::<0, 8, HELLO_LEN>(&mut hello, MAGIC);
+        put::<8, 2, HELLO_LEN>(&mut hello, self.versions.min().to_le_bytes());
+        put::<10, 2, HELLO_LEN>(&mut hello, self.versions.max().to_le_bytes());
+        put::<12, 2, HELLO_LEN>(&mut hello, role.to_le_bytes());
+        put::<14, 2, HELLO_LEN>(&mut hello, index.to_le_bytes());
+        put::<16, 8, HELLO_LEN>(&mut hello, self.capabilities.bits().to_le_bytes());
+        put::<24, 16, HELLO_LEN>(&mut hello, self.id.to_bytes());
+        let checksum = checksum(&hello);
+        put::<40, 4, HELLO_LEN>(&mut hello, checksum.to_le_bytes());
+        hello
+    }
+
+    /// Reads a peer's hello.
+    ///
+    /// # Errors
+    ///
+    /// See [`HelloError`]; the link is to be closed.
+    pub fn decode(hello: &[u8; HELLO_LEN]) -> Result<Self, HelloError> {
+        if field::<0, 8, HELLO_LEN>(hello) != MAGIC {
+            return Err(HelloError::NotHikkoshi);
+        }
+        let stated = u32::from_le_bytes(field::<40, 4, HELLO_LEN>(hello));
+        if stated != checksum(hello) {
+            return Err(HelloError::Checksum);
+        }
+        let min = u16::from_le_bytes(field::<8, 2, HELLO_LEN>(hello));
+        let max = u16::from_le_bytes(field::<10, 2, HELLO_LEN>(hello));
+        let versions = Versions::new(min, max).ok_or(HelloError::Versions { min, max })?;
+        let role = u16::from_le_bytes(field::<12, 2, HELLO_LEN>(hello));
+        let index = u16::from_le_bytes(field::<14, 2, HELLO_LEN>(hello));
+        let role = match (role, index) {
+            (0, 0) => Role::Control,
+            (1, 0) => Role::Urgent,
+            (2, index) => Role::Background { index },
+            _ => return Err(HelloError::Role { role, index }),
+        };
+        Ok(Self {
+            versions,
+            // Bits that mean nothing to us are kept; negotiation drops them.
+            capabilities: Capabilities::from_bits(u64::from_le_bytes(field::<16, 8, HELLO_LEN>(
+                hello,
+            ))),
+            role,
+            id: MigrationId::from_bytes(field::<24, 16, HELLO_LEN>(hello)),
+        })
+    }
+}
+
+fn checksum(hello: &[u8; HELLO_LEN]) -> u32 {
+    crc32c::crc32c(&field::<0, 40, HELLO_LEN>(hello))
+}
+
+/// Why a hello was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum HelloError {
+    /// Something else speaks at the other end.
+    #[error(
+        "greeting the peer: its first bytes are not a hikkoshi greeting; check the address: something else answers there"
+    )]
+    NotHikkoshi,
+    /// The greeting was damaged.
+    #[error(
+        "greeting the peer: the checksum of its greeting is wrong; it was damaged on the way; connect again"
+    )]
+    Checksum,
+    /// The lowest version is above the highest, or 0.
+    #[error(
+        "greeting the peer: it claims to understand protocol versions {min} to {max}, which is no range of versions; the peer is faulty"
+    )]
+    Versions {
+        /// Lowest version.
+        min: u16,
+        /// Highest version.
+        max: u16,
+    },
+    /// A role that does not exist, or a number where none belongs.
+    #[error(
+        "greeting the peer: it opens a link of role {role} with number {index}, which does not exist; use the same version of hikkoshi on both sides"
+    )]
+    Role {
+        /// The role's number.
+        role: u16,
+        /// The link's number.
+        index: u16,
+    },
+}

@@ -1,0 +1,131 @@
+//! Control messages. The crate's essay shows their course.
+//!
+//! A message is known by its place in the enum: new ones go to the end, and
+//! none is ever removed, moved or changed.
+
+use hikkoshi_pages::MAX_BLOCKS;
+use serde::{Deserialize, Serialize};
+
+use crate::bounded::{Bytes, List, Reason};
+use crate::description::GuestDescription;
+use crate::device::MAX_DEVICE_CHUNK;
+use crate::ranges::PageRanges;
+
+/// How the guest's memory is to travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// All of it before the switchover.
+    Precopy,
+    /// All of it after the switchover.
+    Postcopy,
+    /// Rounds of pre-copy, then post-copy for the rest.
+    Hybrid,
+}
+
+/// What the source says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToDestination {
+    /// The first message: what is to be moved, and how.
+    Begin {
+        /// The guest.
+        description: GuestDescription,
+        /// How its memory is to travel.
+        mode: Mode,
+        /// Whether the source may switch to post-copy. Always so in the modes
+        /// [`Postcopy`](Mode::Postcopy) and [`Hybrid`](Mode::Hybrid); in
+        /// [`Precopy`](Mode::Precopy) it may do so if the guest is too busy.
+        may_postcopy: bool,
+        /// Number of background links, counted from 0: a barrier holds once it
+        /// has come in on every one of them, also those that are late.
+        background_links: u16,
+    },
+    /// Post-copy: drop these pages. What pre-copy brought of them is stale.
+    Discard {
+        /// The pages.
+        ranges: PageRanges,
+    },
+    /// Pre-copy: a round is over; its pages lie before a barrier.
+    RoundDone {
+        /// Its number, from 1 on.
+        round: u32,
+        /// The sequence number of the barrier on each background link.
+        sequence: u64,
+    },
+    /// The next piece of the device state.
+    DeviceStateChunk {
+        /// Up to [`MAX_DEVICE_CHUNK`] bytes.
+        #[serde(with = "Bytes::<MAX_DEVICE_CHUNK>")]
+        bytes: Vec<u8>,
+    },
+    /// Post-copy: these pages are still to come. May be said several times.
+    Owed {
+        /// The pages.
+        ranges: PageRanges,
+    },
+    /// Everything needed to run the guest has been sent; here is how to tell.
+    Switch {
+        /// Length of the device state in bytes.
+        device_bytes: u64,
+        /// Its CRC-32C; see [`DeviceStateDigest`](crate::DeviceStateDigest).
+        device_crc32c: u32,
+        /// Number of pages in all [`Owed`](Self::Owed) messages; 0 in pre-copy.
+        owed_pages: u64,
+        /// The sequence number of the last barrier on each background link.
+        barrier: u64,
+        /// Whether the guest is to run at the destination. It stays paused if
+        /// it was paused before it was moved.
+        running: bool,
+    },
+    /// The guest is the destination's now: the source never resumes it by
+    /// itself again.
+    Commit,
+    /// The migration is called off; only before [`Commit`](Self::Commit).
+    Cancel {
+        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        #[serde(with = "Reason")]
+        reason: String,
+    },
+    /// The last message: nothing more will come, and nothing more is needed.
+    Goodbye,
+}
+
+/// What the destination says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToSource {
+    /// The guest fits; pages may come.
+    Accept {
+        /// The destination's host page size of each RAM block, in bytes.
+        #[serde(with = "List::<MAX_BLOCKS>")]
+        host_pages: Vec<u64>,
+    },
+    /// The guest does not fit, or is not wanted.
+    Refuse {
+        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        #[serde(with = "Reason")]
+        reason: String,
+    },
+    /// All pages of all [`Discard`](ToDestination::Discard) messages so far
+    /// are gone.
+    Discarded,
+    /// The guest is loaded and could run: the source may commit.
+    Ready,
+    /// The guest could not be loaded, or something else went wrong here. Before
+    /// the commit the source resumes the guest.
+    Failed {
+        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        #[serde(with = "Reason")]
+        reason: String,
+    },
+    /// The guest runs at the destination.
+    Resumed,
+    /// The destination wants to call the migration off; the source decides.
+    Cancel {
+        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        #[serde(with = "Reason")]
+        reason: String,
+    },
+    /// Every page is here: the source is not needed any more.
+    Complete,
+    /// The last message: nothing more will come, and nothing more is needed.
+    Goodbye,
+}
