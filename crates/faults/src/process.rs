@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// `PIDFD_THREAD`: a descriptor for one thread. The same bit as `O_EXCL`.
@@ -30,7 +31,7 @@ impl Process {
         let number = i32::try_from(pid)
             .ok()
             .and_then(Pid::from_raw)
-            .ok_or_else(|| io::Error::from(rustix::io::Errno::SRCH))?;
+            .ok_or_else(|| io::Error::from(Errno::SRCH))?;
         Ok(Self {
             pid,
             pidfd: pidfd_open(number, PidfdFlags::empty())?,
@@ -81,7 +82,7 @@ impl Process {
         if self.is_alive() {
             file
         } else {
-            Err(rustix::io::Errno::SRCH.into())
+            Err(Errno::SRCH.into())
         }
     }
 
@@ -93,9 +94,9 @@ impl Process {
     /// right to trace the process.
     pub fn descriptor(&self, number: i32) -> io::Result<OwnedFd> {
         let by_process = pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty());
-        // EBADF also when the main thread has ended before the others: it has no descriptors any
-        // more. Then they are reached by way of another thread (Linux 6.9).
-        if matches!(by_process, Err(rustix::io::Errno::BADF)) {
+        // A main thread that has ended before the others has no descriptors any more. Then they are
+        // reached by way of another thread (Linux 6.9).
+        if matches!(by_process, Err(Errno::SRCH)) && self.is_alive() {
             for tid in self.threads()?.into_iter().filter(|tid| *tid != self.pid) {
                 if let Some(tid) = i32::try_from(tid).ok().and_then(Pid::from_raw)
                     && let Ok(thread) = pidfd_open(tid, PIDFD_THREAD)
@@ -138,7 +139,7 @@ impl Process {
                 let state = status_field(folder.join("status"), "State");
                 state.is_some_and(|state| !state.starts_with(['Z', 'X']))
             })
-            .ok_or_else(|| rustix::io::Errno::SRCH.into())
+            .ok_or_else(|| Errno::SRCH.into())
     }
 
     /// Its threads, the main thread first (also when that has ended before the others).

@@ -137,7 +137,7 @@ pub enum InjectError {
         pid: u32,
         /// The thread.
         tid: u32,
-        /// What `waitpid` reported.
+        /// What `waitid` reported.
         status: i32,
         /// What was being done.
         step: &'static str,

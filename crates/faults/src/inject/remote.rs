@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::error::InjectError;
 use super::seize::Stopped;
-use super::tracee::{Halt, Registers, SignalMask};
+use super::tracee::{Halt, Registers, SignalMask, Tracee};
 use crate::process::Process;
 
 /// `syscall`, as x86-64 encodes it.
@@ -58,7 +58,10 @@ impl Remote {
     /// Prepares a stopped thread. Nothing about it has been changed when this fails.
     pub(super) fn new(process: &Process, stopped: Stopped) -> Result<Self, InjectError> {
         let pid = process.pid();
-        let failed = |doing| move |source| proc_error(pid, doing, source);
+        let failed = |doing| {
+            let tracee = &stopped.tracee;
+            move |source| proc_error(tracee, pid, doing, source)
+        };
         let ptrace = |doing, step| move |source| ptrace_error(pid, doing, step, source);
         let saved = stopped
             .tracee
@@ -77,7 +80,14 @@ impl Remote {
             .map_err(failed("opening the memory"))?;
         let syscall_at = find_syscall(maps, &memory)
             .map_err(failed("reading the vDSO"))?
-            .ok_or(InjectError::NoVdso { pid })?;
+            // A process that is being torn down has no mappings.
+            .ok_or_else(|| match stopped.tracee.registers() {
+                Ok(_) => InjectError::NoVdso { pid },
+                Err(_) => InjectError::Died {
+                    pid,
+                    step: "looking for its vDSO",
+                },
+            })?;
         let mask = stopped.tracee.signal_mask().map_err(ptrace(
             "reading the signal mask of",
             "reading its signal mask",
@@ -168,15 +178,15 @@ impl Remote {
     }
 
     pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), InjectError> {
-        self.memory
-            .read_exact_at(bytes, at)
-            .map_err(|source| proc_error(self.pid, "reading the memory", source))
+        self.memory.read_exact_at(bytes, at).map_err(|source| {
+            proc_error(&self.stopped.tracee, self.pid, "reading the memory", source)
+        })
     }
 
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), InjectError> {
-        self.memory
-            .write_all_at(bytes, at)
-            .map_err(|source| proc_error(self.pid, "writing the memory", source))
+        self.memory.write_all_at(bytes, at).map_err(|source| {
+            proc_error(&self.stopped.tracee, self.pid, "writing the memory", source)
+        })
     }
 
     /// Puts everything back and lets the thread go.
@@ -298,14 +308,12 @@ fn ptrace_error(pid: u32, doing: &'static str, step: &'static str, source: Errno
     }
 }
 
-fn proc_error(pid: u32, doing: &'static str, source: io::Error) -> InjectError {
-    // A process that is dead but not gone has no memory to read any more.
-    let ended = source.raw_os_error() == Some(libc::ESRCH)
-        || Process::open(pid).is_ok_and(|process| !process.is_alive());
-    if ended {
-        InjectError::Died { pid, step: doing }
-    } else {
-        InjectError::Proc { pid, doing, source }
+fn proc_error(tracee: &Tracee, pid: u32, doing: &'static str, source: io::Error) -> InjectError {
+    // A process that is being torn down loses its memory before it is gone; but its threads leave
+    // their stop before that.
+    match tracee.registers() {
+        Ok(_) => InjectError::Proc { pid, doing, source },
+        Err(_) => InjectError::Died { pid, step: doing },
     }
 }
 

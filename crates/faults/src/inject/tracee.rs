@@ -47,7 +47,7 @@ pub(super) enum Halt {
     Signal(i32),
     /// The thread, or its process, has ended.
     Ended,
-    /// Anything else (the raw status).
+    /// Anything else: the status as `waitid` has it.
     Other(i32),
 }
 
@@ -127,26 +127,40 @@ impl Tracee {
     }
 
     fn poll(&mut self) -> Option<Halt> {
-        let mut status = 0;
         // Only this very tracee, and only as its tracer: other children of this program, and other
-        // threads that wait, are not disturbed.
-        let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
-        // SAFETY: `status` is written by the call and outlives it.
-        let result = unsafe { libc::waitpid(self.tid, &mut status, flags) };
-        let halt = if result == self.tid {
-            classify(status)
-        } else if result == 0 || last_errno() == Errno::INTR {
-            return None;
-        } else {
+        // threads that wait, are not disturbed. The first look takes nothing away: if the process
+        // has ended, and is a child of this program, whoever started it wants to be told too.
+        let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG | libc::WSTOPPED;
+        let halt = match self.waitid(flags | libc::WEXITED | libc::WNOWAIT) {
+            Ok(None) | Err(Errno::INTR) => return None,
+            Ok(Some(Halt::Ended)) => Halt::Ended,
+            Ok(Some(_)) => match self.waitid(flags) {
+                Ok(Some(halt)) => halt,
+                Ok(None) | Err(_) => return None,
+            },
             // ECHILD: not our tracee any more, which happens to a main thread when another thread
             // of the process has called exec, and to any thread that has been reaped.
-            Halt::Ended
+            Err(_) => Halt::Ended,
         };
         if halt == Halt::Ended {
             self.detached = true;
         }
         self.halted = Some(halt);
         Some(halt)
+    }
+
+    fn waitid(&self, flags: i32) -> Result<Option<Halt>, Errno> {
+        // SAFETY: plain integers and pointers, for which zero is a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `info` is written by the call and outlives it.
+        let result =
+            unsafe { libc::waitid(libc::P_PID, self.tid.unsigned_abs(), &mut info, flags) };
+        if result < 0 {
+            return Err(last_errno());
+        }
+        // SAFETY: waitid fills in the members of a SIGCHLD, or leaves them zero.
+        let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+        Ok((pid != 0).then(|| classify(info.si_code, status)))
     }
 
     pub(super) fn registers(&self) -> Result<Registers, Errno> {
@@ -219,15 +233,15 @@ impl Drop for Tracee {
     }
 }
 
-fn classify(status: i32) -> Halt {
-    if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
-        return Halt::Ended;
+/// By what `waitid` says: the kind of change, and the signal with an event above it.
+fn classify(code: i32, status: i32) -> Halt {
+    match code {
+        libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED => return Halt::Ended,
+        libc::CLD_TRAPPED | libc::CLD_STOPPED => {}
+        _ => return Halt::Other(status),
     }
-    if !libc::WIFSTOPPED(status) {
-        return Halt::Other(status);
-    }
-    let signal = libc::WSTOPSIG(status);
-    match status >> 16 {
+    let signal = status & 0xff;
+    match status >> 8 {
         PTRACE_EVENT_STOP => Halt::Trap,
         0 if signal == libc::SIGTRAP | 0x80 => Halt::Syscall,
         0 => Halt::Signal(signal),
@@ -283,23 +297,14 @@ mod tests {
 
     #[test]
     fn stops_are_told_apart() {
-        let stopped = |signal: i32, event: i32| (event << 16) | (signal << 8) | 0x7f;
-        assert_eq!(classify(stopped(libc::SIGTRAP, 128)), Halt::Trap);
-        assert_eq!(classify(stopped(libc::SIGSTOP, 128)), Halt::Trap);
-        assert_eq!(classify(stopped(libc::SIGTRAP | 0x80, 0)), Halt::Syscall);
-        assert_eq!(
-            classify(stopped(libc::SIGTRAP, 0)),
-            Halt::Signal(libc::SIGTRAP)
-        );
-        assert_eq!(
-            classify(stopped(libc::SIGUSR1, 0)),
-            Halt::Signal(libc::SIGUSR1)
-        );
-        assert_eq!(classify(0x0100), Halt::Ended);
-        assert_eq!(classify(libc::SIGKILL), Halt::Ended);
-        assert!(matches!(
-            classify(stopped(libc::SIGTRAP, 4)),
-            Halt::Other(_)
-        ));
+        let stopped = |signal: i32, event: i32| classify(libc::CLD_TRAPPED, (event << 8) | signal);
+        assert_eq!(stopped(libc::SIGTRAP, 128), Halt::Trap);
+        assert_eq!(stopped(libc::SIGSTOP, 128), Halt::Trap);
+        assert_eq!(stopped(libc::SIGTRAP | 0x80, 0), Halt::Syscall);
+        assert_eq!(stopped(libc::SIGTRAP, 0), Halt::Signal(libc::SIGTRAP));
+        assert_eq!(stopped(libc::SIGUSR1, 0), Halt::Signal(libc::SIGUSR1));
+        assert!(matches!(stopped(libc::SIGTRAP, 4), Halt::Other(_)));
+        assert_eq!(classify(libc::CLD_EXITED, 1), Halt::Ended);
+        assert_eq!(classify(libc::CLD_KILLED, libc::SIGKILL), Halt::Ended);
     }
 }

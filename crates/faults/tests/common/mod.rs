@@ -1,0 +1,204 @@
+//! Second processes for the tests: real ones, made by `fork`, that run a closure of the test.
+
+// Each test program uses a part of this. The unsafe blocks are system calls whose arguments are in
+// sight; a wrong one fails a test.
+#![allow(dead_code, unsafe_code, clippy::undocumented_unsafe_blocks)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Memory that both processes see.
+#[repr(C)]
+pub struct Shared {
+    pub words: [AtomicU64; 512],
+}
+
+impl Shared {
+    pub fn get(&self, word: usize) -> u64 {
+        self.words[word].load(Ordering::SeqCst)
+    }
+    pub fn set(&self, word: usize, value: u64) {
+        self.words[word].store(value, Ordering::SeqCst);
+    }
+    pub fn add(&self, word: usize, value: u64) -> u64 {
+        self.words[word].fetch_add(value, Ordering::SeqCst)
+    }
+    /// Waits until a word has reached a value.
+    pub fn wait(&self, word: usize, value: u64) {
+        eventually(&format!("word {word} to reach {value}"), || {
+            self.get(word) >= value
+        });
+    }
+}
+
+/// Waits (generously: it only bounds a hang) until something is so.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(
+            start.elapsed() < Duration::from_secs(30),
+            "waited in vain for {what}"
+        );
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// A process that runs a closure; killed when dropped.
+pub struct Target {
+    pub pid: u32,
+    pub shared: &'static Shared,
+}
+
+impl Target {
+    /// Its main thread runs `body` and exits with what that returns, 101 after a panic.
+    pub fn spawn(body: impl FnOnce(&'static Shared) -> i32) -> Self {
+        let shared: &'static Shared = unsafe {
+            // Never unmapped: the test and its helper threads may look at it at any time.
+            let memory = map_shared(size_of::<Shared>(), -1);
+            &*memory.cast::<Shared>()
+        };
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+        if pid == 0 {
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                close_inherited();
+                body(shared)
+            }));
+            unsafe { libc::_exit(result.unwrap_or(101)) };
+        }
+        Self {
+            pid: pid.unsigned_abs(),
+            shared,
+        }
+    }
+
+    pub fn kill(&self, signal: i32) {
+        let result = unsafe { libc::kill(self.raw(), signal) };
+        assert_eq!(result, 0, "kill: {}", std::io::Error::last_os_error());
+    }
+
+    pub fn raw(&self) -> i32 {
+        i32::try_from(self.pid).unwrap()
+    }
+
+    /// Waits for its end: the exit code, or minus the signal that killed it.
+    pub fn join(&self) -> i32 {
+        let mut status = 0;
+        let mut code = None;
+        eventually("the target to end", || {
+            let pid = unsafe { libc::waitpid(self.raw(), &mut status, libc::WNOHANG) };
+            assert!(pid >= 0, "waitpid: {}", std::io::Error::last_os_error());
+            if pid == self.raw() {
+                code = if libc::WIFEXITED(status) {
+                    Some(libc::WEXITSTATUS(status))
+                } else if libc::WIFSIGNALED(status) {
+                    Some(-libc::WTERMSIG(status))
+                } else {
+                    None
+                };
+            }
+            code.is_some()
+        });
+        code.unwrap()
+    }
+
+    /// Waits until thread `tid` is inside system call `number`, or inside the call that takes
+    /// one with a timeout up again.
+    pub fn wait_in_syscall(&self, tid: u32, number: libc::c_long) {
+        let path = format!("/proc/{}/task/{tid}/syscall", self.pid);
+        let calls = [number, libc::SYS_restart_syscall].map(|call| format!("{call} "));
+        eventually(&format!("system call {number}"), || {
+            std::fs::read_to_string(&path)
+                .is_ok_and(|text| calls.iter().any(|call| text.starts_with(call)))
+        });
+    }
+
+    /// The main thread's state, as `/proc/PID/stat` has it.
+    pub fn state(&self) -> char {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap();
+        text.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+    }
+
+    /// What its open descriptors are.
+    pub fn descriptors(&self) -> Vec<String> {
+        let mut found: Vec<String> = std::fs::read_dir(format!("/proc/{}/fd", self.pid))
+            .unwrap()
+            .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+            .map(|link| link.to_string_lossy().into_owned())
+            .collect();
+        found.sort();
+        found
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        unsafe {
+            libc::kill(self.raw(), libc::SIGKILL);
+            libc::waitpid(self.raw(), std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// A fork copies what other tests have open at the time, their userfaultfds too.
+fn close_inherited() {
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let path = entry.unwrap().path();
+        if std::fs::read_link(&path).is_ok_and(|link| link.ends_with("anon_inode:[userfaultfd]")) {
+            let number = path.file_name().unwrap().to_str().unwrap();
+            unsafe { libc::close(number.parse().unwrap()) };
+        }
+    }
+}
+
+pub fn gettid() -> u32 {
+    unsafe { libc::gettid() }.unsigned_abs()
+}
+
+/// Maps `bytes` shared: of `fd`, or anonymous for -1.
+pub fn map_shared(bytes: usize, fd: i32) -> *mut u8 {
+    let flags = libc::MAP_SHARED | if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
+    let memory = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            fd,
+            0,
+        )
+    };
+    let error = std::io::Error::last_os_error();
+    assert_ne!(memory, libc::MAP_FAILED, "mmap: {error}");
+    memory.cast()
+}
+
+/// Becomes an ordinary user whom processes of the same user may trace.
+pub fn become_nobody() {
+    unsafe {
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
+        assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
+        // Changing the user cleared it.
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+    }
+}
+
+/// Runs `body` in a process of its own, as an ordinary user; returns the text it made.
+pub fn as_nobody(body: impl FnOnce() -> String) -> String {
+    let target = Target::spawn(|shared| {
+        become_nobody();
+        let text = body();
+        for (word, byte) in shared.words.iter().skip(1).zip(text.bytes()) {
+            word.store(byte.into(), Ordering::SeqCst);
+        }
+        shared.set(0, text.len() as u64);
+        i32::from(text.len() >= shared.words.len())
+    });
+    assert_eq!(target.join(), 0);
+    let length = usize::try_from(target.shared.get(0)).unwrap();
+    let bytes = (1..=length).map(|word| u8::try_from(target.shared.get(word)).unwrap());
+    String::from_utf8(bytes.collect()).unwrap()
+}

@@ -1,0 +1,653 @@
+//! Taking a userfaultfd out of real processes that are doing something, and giving it back: they
+//! must not notice.
+
+// The unsafe blocks are system calls whose arguments are in sight; a wrong one fails a test.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Target, as_nobody, become_nobody};
+use hikkoshi_faults::{
+    Features, ForeignUserfault, InjectError, Process, TakeError, close_remote, leftovers,
+};
+
+fn take(target: &Target) -> ForeignUserfault {
+    ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap()
+}
+
+fn take_and_give_back(target: &Target) {
+    take(target).give_back().unwrap();
+}
+
+/// Whether the process has a userfaultfd open.
+fn has_userfault(target: &Target) -> bool {
+    let process = Process::open(target.pid).unwrap();
+    !leftovers(&process).unwrap().is_empty()
+}
+
+/// A process in `number`; it is interrupted ten times, released, and must report success.
+fn restarts(number: libc::c_long, body: impl FnOnce() -> bool, release: impl FnOnce(&Target)) {
+    let target = Target::spawn(|_| i32::from(!body()));
+    for _ in 0..10 {
+        target.wait_in_syscall(target.pid, number);
+        take_and_give_back(&target);
+    }
+    release(&target);
+    assert_eq!(target.join(), 0, "system call {number} went wrong");
+}
+
+#[test]
+fn nanosleep_sleeps_its_time_and_succeeds() {
+    restarts(
+        libc::SYS_clock_nanosleep,
+        || {
+            let start = Instant::now();
+            let time = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 400_000_000,
+            };
+            let result = unsafe {
+                libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &time, std::ptr::null_mut())
+            };
+            // What is left after the first interruption is slept in `restart_syscall`.
+            result == 0 && start.elapsed() >= Duration::from_millis(400)
+        },
+        |_| {},
+    );
+}
+
+#[test]
+fn a_futex_with_timeout_times_out() {
+    restarts(
+        libc::SYS_futex,
+        || {
+            let word = 7u32;
+            let time = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 400_000_000,
+            };
+            let result = unsafe {
+                libc::syscall(
+                    libc::SYS_futex,
+                    &word,
+                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                    7,
+                    &time,
+                )
+            };
+            let error = std::io::Error::last_os_error().raw_os_error();
+            result == -1 && error == Some(libc::ETIMEDOUT)
+        },
+        |_| {},
+    );
+}
+
+#[test]
+fn a_read_gets_its_bytes() {
+    use std::io::{Read, Write};
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    restarts(
+        libc::SYS_read,
+        move || {
+            let mut bytes = [0; 5];
+            matches!(reader.read(&mut bytes), Ok(5)) && &bytes == b"hello"
+        },
+        |_| writer.write_all(b"hello").unwrap(),
+    );
+}
+
+#[test]
+fn poll_times_out_with_zero() {
+    restarts(
+        libc::SYS_poll,
+        || unsafe { libc::syscall(libc::SYS_poll, std::ptr::null::<u8>(), 0, 400) == 0 },
+        |_| {},
+    );
+}
+
+/// `ppoll` with a signal mask of its own: the mask must be in force again after the restart, and
+/// the old one afterwards. This is the call that QEMU's main loop lives in.
+#[test]
+fn ppoll_keeps_its_own_signal_mask() {
+    extern "C" fn handler(_: i32) {}
+    restarts(
+        libc::SYS_ppoll,
+        || unsafe {
+            let action: extern "C" fn(i32) = handler;
+            libc::signal(libc::SIGUSR1, action as libc::sighandler_t);
+            let mut blocked = std::mem::zeroed();
+            let mut empty = std::mem::zeroed();
+            libc::sigemptyset(&mut empty);
+            libc::sigemptyset(&mut blocked);
+            libc::sigaddset(&mut blocked, libc::SIGUSR1);
+            libc::sigprocmask(libc::SIG_SETMASK, &blocked, std::ptr::null_mut());
+            let result = libc::ppoll(std::ptr::null_mut(), 0, std::ptr::null(), &empty);
+            let error = std::io::Error::last_os_error().raw_os_error();
+            let mut after = std::mem::zeroed();
+            libc::sigprocmask(libc::SIG_SETMASK, std::ptr::null(), &mut after);
+            result == -1
+                && error == Some(libc::EINTR)
+                && libc::sigismember(&after, libc::SIGUSR1) == 1
+                && libc::sigismember(&after, libc::SIGUSR2) == 0
+        },
+        |target| target.kill(libc::SIGUSR1),
+    );
+}
+
+#[test]
+fn calculation_is_not_disturbed() {
+    let target = Target::spawn(|shared| {
+        // Integer and floating-point state in registers, and the red zone below the stack pointer.
+        while shared.get(1) == 0 {
+            let (mut hash, mut sum) = (0xcbf2_9ce4_8422_2325u64, 0.0f64);
+            for i in 0..20_000u64 {
+                hash = (hash ^ i).wrapping_mul(0x0100_0000_01b3);
+                sum += (hash as f64).sqrt();
+            }
+            let first = shared.get(2);
+            let result = hash ^ sum.to_bits();
+            if first != 0 && first != result {
+                return 1;
+            }
+            shared.set(2, result);
+            shared.add(0, 1);
+        }
+        0
+    });
+    target.shared.wait(0, 1);
+    for _ in 0..200 {
+        take_and_give_back(&target);
+    }
+    let laps = target.shared.get(0);
+    target.shared.wait(0, laps + 2);
+    target.shared.set(1, 1);
+    assert_eq!(target.join(), 0, "a result differed");
+}
+
+/// Every queued signal arrives, exactly once, whatever moment it was sent at.
+#[test]
+fn no_signal_is_lost_or_doubled() {
+    use std::sync::atomic::AtomicPtr;
+    static SHARED: AtomicPtr<common::Shared> = AtomicPtr::new(std::ptr::null_mut());
+    extern "C" fn count(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+        let shared = unsafe { &*SHARED.load(Ordering::SeqCst) };
+        shared.add(0, 1);
+        let value = unsafe { (*info).si_value().sival_ptr }.addr() as u64;
+        shared.add(1, value);
+    }
+    let target = Target::spawn(|shared| {
+        SHARED.store(std::ptr::from_ref(shared).cast_mut(), Ordering::SeqCst);
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = count;
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            libc::sigaction(libc::SIGRTMIN(), &action, std::ptr::null_mut());
+        }
+        shared.set(2, 1);
+        // Sometimes in a system call, sometimes not.
+        while shared.get(3) == 0 {
+            for _ in 0..5_000 {
+                std::hint::spin_loop();
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        0
+    });
+    target.shared.wait(2, 1);
+    let done = Arc::new(AtomicBool::new(false));
+    let sender = std::thread::spawn({
+        let done = Arc::clone(&done);
+        let pid = target.raw();
+        move || {
+            let (mut sent, mut sum) = (0u64, 0u64);
+            while !done.load(Ordering::SeqCst) {
+                let value = libc::sigval {
+                    sival_ptr: std::ptr::without_provenance_mut(sent as usize + 1),
+                };
+                if unsafe { libc::sigqueue(pid, libc::SIGRTMIN(), value) } == 0 {
+                    sent += 1;
+                    sum += sent;
+                }
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            (sent, sum)
+        }
+    });
+    for _ in 0..300 {
+        take_and_give_back(&target);
+    }
+    done.store(true, Ordering::SeqCst);
+    let (sent, sum) = sender.join().unwrap();
+    target.shared.wait(0, sent);
+    assert_eq!((target.shared.get(0), target.shared.get(1)), (sent, sum));
+    target.shared.set(3, 1);
+    assert_eq!(target.join(), 0);
+}
+
+#[test]
+fn a_signal_that_ends_the_process_still_does() {
+    for delay in (0..1000).step_by(50) {
+        let target = Target::spawn(|_| {
+            std::thread::sleep(Duration::from_secs(60));
+            0
+        });
+        target.wait_in_syscall(target.pid, libc::SYS_clock_nanosleep);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(delay));
+                target.kill(libc::SIGTERM);
+            });
+            let _ = ForeignUserfault::take(target.pid, Features::FOR_MISSING);
+        });
+        assert_eq!(target.join(), -libc::SIGTERM);
+    }
+}
+
+#[test]
+fn a_stopped_process_stays_stopped_and_goes_on_later() {
+    let target = Target::spawn(|shared| {
+        loop {
+            shared.add(0, 1);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    target.shared.wait(0, 1);
+    target.kill(libc::SIGSTOP);
+    common::eventually("the stop", || target.state() == 'T');
+    let before = target.shared.get(0);
+    for _ in 0..5 {
+        let taken = take(&target);
+        assert!(has_userfault(&target));
+        taken.give_back().unwrap();
+        assert!(!has_userfault(&target));
+        common::eventually("the stop to hold again", || target.state() == 'T');
+    }
+    assert_eq!(target.shared.get(0), before, "it ran while stopped");
+    target.kill(libc::SIGCONT);
+    target.shared.wait(0, before + 3);
+}
+
+/// SIGSTOP cannot be held back: sent at any moment of an injection it must stop the process
+/// afterwards, and SIGCONT must wake it.
+#[test]
+fn a_stop_while_injecting_takes_effect() {
+    let target = Target::spawn(|shared| {
+        loop {
+            shared.add(0, 1);
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    });
+    target.shared.wait(0, 1);
+    for round in 0..60 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(round * 10));
+                target.kill(libc::SIGSTOP);
+            });
+            take_and_give_back(&target);
+        });
+        common::eventually("the stop", || target.state() == 'T');
+        let before = target.shared.get(0);
+        target.kill(libc::SIGCONT);
+        target.shared.wait(0, before + 2);
+    }
+}
+
+#[test]
+fn many_threads_are_not_disturbed() {
+    use std::sync::{Condvar, Mutex};
+    let target = Target::spawn(|shared| {
+        let baton = Arc::new((Mutex::new(0u64), Condvar::new()));
+        let threads: Vec<_> = (0..8u64)
+            .map(|me| {
+                let baton = Arc::clone(&baton);
+                std::thread::spawn(move || {
+                    let (turn, changed) = &*baton;
+                    while shared.get(1) == 0 {
+                        let mut turn = turn.lock().unwrap();
+                        while *turn % 8 != me && shared.get(1) == 0 {
+                            let patience = Duration::from_secs(1);
+                            turn = changed.wait_timeout(turn, patience).unwrap().0;
+                        }
+                        *turn += 1;
+                        shared.set(0, *turn);
+                        drop(turn);
+                        changed.notify_all();
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        0
+    });
+    target.shared.wait(0, 8);
+    for _ in 0..100 {
+        take_and_give_back(&target);
+        let laps = target.shared.get(0);
+        target.shared.wait(0, laps + 8);
+    }
+    target.shared.set(1, 1);
+    assert_eq!(target.join(), 0);
+}
+
+/// `vfork` keeps the parent's thread in a wait that no stop request ends: another thread has to do.
+#[test]
+fn a_main_thread_that_cannot_stop_is_passed_over() {
+    let target = Target::spawn(|shared| {
+        std::thread::spawn(move || {
+            loop {
+                shared.add(0, 1);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        shared.wait(0, 1);
+        let gate = std::ptr::from_ref(&shared.words[1]);
+        unsafe {
+            // As vfork: the parent waits until the child has exited.
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            extern "C" fn child(gate: *mut libc::c_void) -> i32 {
+                let gate = gate.cast_const().cast::<std::sync::atomic::AtomicU64>();
+                while unsafe { &*gate }.load(Ordering::SeqCst) == 0 {
+                    std::hint::spin_loop();
+                }
+                0
+            }
+            let mut stack = vec![0u8; 64 << 10];
+            let top = stack.as_mut_ptr().add(64 << 10).cast();
+            let pid = libc::clone(child, top, flags, gate.cast_mut().cast());
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+        0
+    });
+    target.wait_in_syscall(target.pid, libc::SYS_clone);
+    let taken = take(&target);
+    assert!(has_userfault(&target));
+    taken.give_back().unwrap();
+    assert!(!has_userfault(&target));
+    target.shared.set(1, 1);
+    assert_eq!(target.join(), 0);
+}
+
+/// The thread that made the userfaultfd may have ended when it is to be closed; here even the main
+/// thread has.
+#[test]
+fn giving_back_works_when_the_first_thread_has_gone() {
+    let target = Target::spawn(|shared| {
+        std::thread::spawn(move || {
+            loop {
+                shared.add(0, 1);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        shared.wait(1, 1);
+        // Only this thread ends, not the process.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        unreachable!()
+    });
+    target.shared.wait(0, 1);
+    let taken = take(&target);
+    target.shared.set(1, 1);
+    common::eventually("the main thread to end", || target.state() == 'Z');
+    assert!(has_userfault(&target));
+    taken.give_back().unwrap();
+    assert!(!has_userfault(&target));
+    // And taking a new one without a main thread.
+    let again = take(&target);
+    assert!(has_userfault(&target));
+    drop(again);
+    assert!(!has_userfault(&target));
+    let laps = target.shared.get(0);
+    target.shared.wait(0, laps + 2);
+}
+
+fn sleeper() -> Target {
+    let target = Target::spawn(|_| {
+        std::thread::sleep(Duration::from_secs(600));
+        0
+    });
+    target.wait_in_syscall(target.pid, libc::SYS_clock_nanosleep);
+    target
+}
+
+/// Killed at any moment: an error that says so or a success too early, never a hang.
+#[test]
+fn a_process_that_dies_half_way_is_reported() {
+    let mut died = 0;
+    for delay in 0..150 {
+        let target = sleeper();
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(delay * 5));
+                target.kill(libc::SIGKILL);
+            });
+            let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING);
+            taken.and_then(|taken| {
+                // To give back to a dead process is fine, at any moment of its dying.
+                taken.give_back().unwrap();
+                Ok(())
+            })
+        });
+        match result {
+            Ok(()) => {}
+            Err(TakeError::Inject(
+                InjectError::Died { .. } | InjectError::NoSuchProcess { .. },
+            )) => died += 1,
+            Err(error) => panic!("after {delay}: {error}"),
+        }
+        assert_eq!(target.join(), -libc::SIGKILL);
+    }
+    assert!(died > 0, "no kill came in time to be noticed");
+}
+
+#[test]
+fn no_such_process() {
+    let target = sleeper();
+    target.kill(libc::SIGKILL);
+    target.join();
+    let error = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "taking a userfaultfd: attaching to process {}: there is no such process (any more)",
+            target.pid
+        )
+    );
+}
+
+#[test]
+fn another_tracer_is_named() {
+    let target = sleeper();
+    let victim = target.raw();
+    let tracer = Target::spawn(|shared| {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        let result = unsafe { libc::ptrace(libc::PTRACE_SEIZE, victim, none, none) };
+        shared.set(0, u64::from(result == 0));
+        std::thread::sleep(Duration::from_secs(600));
+        0
+    });
+    tracer.shared.wait(0, 1);
+    match ForeignUserfault::take(target.pid, Features::FOR_MISSING) {
+        Err(TakeError::Inject(InjectError::AlreadyTraced {
+            pid, tracer: by, ..
+        })) => {
+            assert_eq!((pid, by), (target.pid, tracer.pid));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(tracer);
+    take_and_give_back(&target);
+}
+
+#[test]
+fn a_missing_privilege_is_named() {
+    let target = sleeper();
+    let text = as_nobody(|| {
+        ForeignUserfault::take(target.pid, Features::FOR_MISSING)
+            .unwrap_err()
+            .to_string()
+    });
+    assert_eq!(
+        text,
+        format!(
+            "taking a userfaultfd: attaching to process {}: not permitted: this program lacks \
+             CAP_SYS_PTRACE; run it as root or give it that capability",
+            target.pid
+        )
+    );
+}
+
+fn unprivileged() -> Target {
+    let target = Target::spawn(|shared| {
+        become_nobody();
+        shared.set(0, 1);
+        loop {
+            shared.add(1, 1);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    target.shared.wait(0, 1);
+    target
+}
+
+/// A QEMU that runs as an ordinary user may make no userfaultfd, we hand it the device.
+#[test]
+fn an_unprivileged_process_gets_one_by_the_device() {
+    let target = unprivileged();
+    let before = target.descriptors();
+    for _ in 0..20 {
+        let taken = take(&target);
+        let now = target.descriptors();
+        assert_eq!(now.len(), before.len() + 1, "{now:?}");
+        taken.give_back().unwrap();
+        assert_eq!(target.descriptors(), before);
+    }
+    let laps = target.shared.get(1);
+    target.shared.wait(1, laps + 2);
+}
+
+#[test]
+fn both_refusals_are_reported() {
+    let target = unprivileged();
+    let text = as_nobody(|| {
+        ForeignUserfault::take(target.pid, Features::FOR_MISSING)
+            .unwrap_err()
+            .to_string()
+    });
+    assert_eq!(
+        text,
+        format!(
+            "taking a userfaultfd of process {}: userfaultfd(2) in the process said \"Operation not \
+             permitted (os error 1)\"; and by the device: opening /dev/userfaultfd: Permission \
+             denied (os error 13). Allow one of them: sysctl vm.unprivileged_userfaultfd=1, or run \
+             this program as a user that may open /dev/userfaultfd (Linux 6.1 and later)",
+            target.pid
+        )
+    );
+    assert!(!has_userfault(&target));
+}
+
+/// In strict mode any call but read, write and exit is death.
+fn sandboxed(user: fn()) -> Target {
+    let target = Target::spawn(|shared| {
+        user();
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) };
+        loop {
+            shared.add(0, 1);
+        }
+    });
+    target.shared.wait(0, 1);
+    target
+}
+
+#[test]
+fn seccomp_does_not_kill_for_our_calls() {
+    let target = sandboxed(|| {});
+    take_and_give_back(&target);
+    let laps = target.shared.get(0);
+    target.shared.wait(0, laps + 1000);
+}
+
+#[test]
+fn seccomp_without_the_right_to_suspend_it_is_refused() {
+    let target = sandboxed(become_nobody);
+    let text = as_nobody(|| {
+        ForeignUserfault::take(target.pid, Features::FOR_MISSING)
+            .unwrap_err()
+            .to_string()
+    });
+    assert!(
+        text.contains("runs under seccomp") && text.contains("CAP_SYS_ADMIN"),
+        "{text}"
+    );
+    let laps = target.shared.get(0);
+    target.shared.wait(0, laps + 1000);
+}
+
+#[test]
+fn missing_features_leave_the_process_untouched() {
+    let target = sleeper();
+    let error = ForeignUserfault::take(target.pid, Features(1 << 40)).unwrap_err();
+    assert!(
+        error.to_string().contains("lacks feature bit 40"),
+        "{error}"
+    );
+    assert!(!has_userfault(&target));
+}
+
+#[test]
+fn leftovers_are_found_adopted_and_closed() {
+    let target = sleeper();
+    let process = Arc::new(Process::open(target.pid).unwrap());
+    assert_eq!(leftovers(&process).unwrap(), []);
+
+    let first = take(&target);
+    first.keep_inside();
+    let number = first.remote();
+    drop(first);
+    let [found] = leftovers(&process).unwrap()[..] else {
+        panic!("one leftover expected");
+    };
+    assert_eq!(found.number, number);
+    assert_eq!(found.features, Features::FOR_MISSING);
+    assert_eq!((found.unread, found.waiting), (0, 0));
+
+    let adopted = ForeignUserfault::adopt(&process, number).unwrap();
+    adopted.give_back().unwrap();
+    adopted.give_back().unwrap();
+    assert_eq!(leftovers(&process).unwrap(), []);
+    close_remote(&process, number).unwrap();
+
+    let error = ForeignUserfault::adopt(&process, 0).unwrap_err();
+    assert!(matches!(error, TakeError::NotUserfault { number: 0, .. }));
+    let error = close_remote(&process, 0).unwrap_err();
+    assert!(
+        error.to_string().contains("is now something else"),
+        "{error}"
+    );
+}
+
+/// Not a test of anything but patience: says how long it takes here.
+#[test]
+fn how_long_it_takes() {
+    let target = sleeper();
+    let (mut taking, mut giving) = (Vec::new(), Vec::new());
+    for _ in 0..200 {
+        let start = Instant::now();
+        let taken = take(&target);
+        taking.push(start.elapsed());
+        let start = Instant::now();
+        taken.give_back().unwrap();
+        giving.push(start.elapsed());
+    }
+    for (what, mut times) in [("take", taking), ("give_back", giving)] {
+        times.sort();
+        println!("{what}: median {:?}, longest {:?}", times[100], times[199]);
+    }
+}
