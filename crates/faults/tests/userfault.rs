@@ -1,0 +1,351 @@
+//! Faults of a second process, read and answered from here.
+
+// The unsafe blocks are system calls and accesses to a mapping of the test's own.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+
+mod common;
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use common::{Target, gettid, map_shared};
+use hikkoshi_faults::{
+    Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode,
+    RangeError, Ready, Stop, Userfault,
+};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+
+/// A process with a mapping of a tmpfs file, and a userfaultfd that watches it.
+struct Guest {
+    target: Target,
+    taken: ForeignUserfault,
+    /// The mapping, there.
+    range: HostRange,
+    /// The same file, here.
+    file: std::fs::File,
+}
+
+/// Word 0: the mapping's address. Word 1: the page to read next (plus one); word 2: how many were
+/// read; word 3: what the last one held; word 4: the reader's thread.
+fn guest() -> Guest {
+    let name = c"guest";
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(fd >= 0);
+    let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    file.set_len((PAGES * PAGE) as u64).unwrap();
+    let raw = file.as_raw_fd();
+    let target = Target::spawn(move |shared| {
+        let memory = map_shared(PAGES * PAGE, raw);
+        shared.set(4, gettid().into());
+        shared.set(0, memory.addr() as u64);
+        for reads in 1.. {
+            shared.wait(1, reads);
+            let page = usize::try_from(shared.get(5)).unwrap();
+            let word = unsafe { memory.add(page * PAGE + 8).cast::<u64>().read_volatile() };
+            shared.set(3, word);
+            shared.set(2, reads);
+        }
+        0
+    });
+    target.shared.wait(0, 1);
+    let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap();
+    let range = HostRange::new(HostAddr(target.shared.get(0)), (PAGES * PAGE) as u64);
+    let registered = taken.userfault().register(range, Mode::MISSING).unwrap();
+    assert!(registered.zero);
+    Guest {
+        target,
+        taken,
+        range,
+        file,
+    }
+}
+
+impl Guest {
+    /// Makes the process read a page; it reports back in word 2.
+    fn touch(&self, page: usize) {
+        self.target.shared.set(5, page as u64);
+        self.target.shared.add(1, 1);
+    }
+    fn address(&self, page: usize) -> HostAddr {
+        self.range.addr.checked_add((page * PAGE) as u64).unwrap()
+    }
+    fn userfault(&self) -> &Userfault {
+        self.taken.userfault()
+    }
+    fn next(&self, stop: &Stop) -> Event {
+        let mut buffer = EventBuffer::with_capacity(4);
+        let ready = self.userfault().wait(stop, None).unwrap();
+        assert_eq!(ready, Ready::Events);
+        assert_eq!(self.userfault().read(&mut buffer).unwrap(), 1);
+        buffer.take().unwrap()
+    }
+}
+
+#[test]
+fn a_fault_is_read_and_answered() {
+    let guest = guest();
+    let stop = Stop::new().unwrap();
+    let mut buffer = EventBuffer::with_capacity(4);
+    assert_eq!(guest.userfault().read(&mut buffer).unwrap(), 0);
+    for page in [5usize, 0, PAGES - 1] {
+        guest.touch(page);
+        let Event::Fault(fault) = guest.next(&stop) else {
+            panic!("a fault was expected");
+        };
+        assert_eq!(fault.addr.0, guest.address(page).0 + 8);
+        assert_eq!(
+            fault.thread.map(u64::from),
+            Some(guest.target.shared.get(4))
+        );
+        assert!(!fault.write && !fault.protected);
+        let reads = guest.target.shared.get(2);
+        let content = [page as u64 + 100; PAGE / 8].map(u64::to_ne_bytes);
+        let copied = guest
+            .userfault()
+            .copy(guest.address(page), content.as_flattened())
+            .unwrap();
+        assert_eq!((copied.installed, copied.present), (PAGE as u64, 0));
+        guest.target.shared.wait(2, reads + 1);
+        assert_eq!(guest.target.shared.get(3), page as u64 + 100);
+    }
+}
+
+#[test]
+fn a_page_that_is_there_is_kept_and_its_waiters_wake() {
+    use std::os::unix::fs::FileExt;
+    let guest = guest();
+    let stop = Stop::new().unwrap();
+    guest.touch(3);
+    assert!(matches!(guest.next(&stop), Event::Fault(_)));
+    // Someone fills it through the file, which wakes nobody.
+    guest
+        .file
+        .write_all_at(&[7u8; PAGE], (3 * PAGE) as u64)
+        .unwrap();
+    let content = vec![9u8; 4 * PAGE];
+    let copied = guest.userfault().copy(guest.address(1), &content).unwrap();
+    let expected = Copied {
+        installed: 3 * PAGE as u64,
+        present: PAGE as u64,
+    };
+    assert_eq!(copied, expected);
+    guest.target.shared.wait(2, 1);
+    assert_eq!(guest.target.shared.get(3), 0x0707_0707_0707_0707);
+    let mut bytes = vec![0; 5 * PAGE];
+    guest.file.read_exact_at(&mut bytes, 0).unwrap();
+    for (page, byte) in [0u8, 9, 9, 7, 9].into_iter().enumerate() {
+        assert!(
+            bytes[page * PAGE..][..PAGE].iter().all(|b| *b == byte),
+            "{page}"
+        );
+    }
+}
+
+#[test]
+fn zeros_are_installed_as_pages() {
+    let guest = guest();
+    guest.touch(2);
+    let range = HostRange::new(guest.address(0), 4 * PAGE as u64);
+    let zeroed = guest.userfault().zero(range).unwrap();
+    assert_eq!((zeroed.installed, zeroed.present), (4 * PAGE as u64, 0));
+    guest.target.shared.wait(2, 1);
+    assert_eq!(guest.target.shared.get(3), 0);
+    let zeroed = guest.userfault().zero(range).unwrap();
+    assert_eq!((zeroed.installed, zeroed.present), (0, 4 * PAGE as u64));
+}
+
+/// A reader that dies takes the message with it: the next one gets it again after a wake.
+#[test]
+fn a_successor_gets_the_faults_again() {
+    let guest = guest();
+    let stop = Stop::new().unwrap();
+    guest.touch(9);
+    assert!(matches!(guest.next(&stop), Event::Fault(_)));
+    guest.taken.keep_inside();
+    let number = guest.taken.remote();
+    let Guest {
+        target,
+        taken,
+        range,
+        file: _file,
+    } = guest;
+    let process = std::sync::Arc::clone(taken.process());
+    drop(taken);
+    let found = hikkoshi_faults::leftovers(&process).unwrap();
+    assert_eq!((found[0].unread, found[0].waiting), (0, 1));
+
+    let taken = ForeignUserfault::adopt(&process, number).unwrap();
+    taken.userfault().wake(range).unwrap();
+    assert_eq!(taken.userfault().wait(&stop, None).unwrap(), Ready::Events);
+    let mut buffer = EventBuffer::with_capacity(1);
+    assert_eq!(taken.userfault().read(&mut buffer).unwrap(), 1);
+    let Some(Event::Fault(fault)) = buffer.take() else {
+        panic!("a fault was expected");
+    };
+    assert_eq!(fault.addr.0, range.addr.0 + 9 * PAGE as u64 + 8);
+    let page = HostAddr(fault.addr.0 - 8);
+    taken.userfault().copy(page, &[1; PAGE]).unwrap();
+    target.shared.wait(2, 1);
+    taken.userfault().unregister(range).unwrap();
+    taken.give_back().unwrap();
+}
+
+#[test]
+fn a_stop_ends_the_wait_at_once_and_for_good() {
+    let guest = guest();
+    let stop = Stop::new().unwrap();
+    let timeout = Some(Duration::from_millis(1));
+    assert_eq!(
+        guest.userfault().wait(&stop, timeout).unwrap(),
+        Ready::TimedOut
+    );
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| guest.userfault().wait(&stop, None).unwrap());
+        std::thread::sleep(Duration::from_millis(5));
+        stop.clone().stop();
+        assert_eq!(waiter.join().unwrap(), Ready::Stopped);
+    });
+    guest.touch(1);
+    assert_eq!(guest.userfault().wait(&stop, None).unwrap(), Ready::Stopped);
+    assert!(stop.is_stopped());
+}
+
+#[test]
+fn the_end_of_the_process_is_told_and_does_no_harm() {
+    let guest = guest();
+    let stop = Stop::new().unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| guest.userfault().wait(&stop, None).unwrap());
+        guest.target.kill(libc::SIGKILL);
+        assert_eq!(waiter.join().unwrap(), Ready::ProcessGone);
+    });
+    guest.target.join();
+    let content = [1; PAGE];
+    assert_eq!(
+        guest.userfault().copy(guest.address(1), &content),
+        Err(CopyError::ProcessGone {
+            at: guest.address(1),
+            done: 0
+        })
+    );
+    assert!(matches!(
+        guest.userfault().register(guest.range, Mode::MISSING),
+        Err(RangeError::Gone { .. })
+    ));
+    guest.userfault().wake(guest.range).unwrap();
+    for _ in 0..2 {
+        guest.userfault().unregister(guest.range).unwrap();
+    }
+    guest.taken.give_back().unwrap();
+}
+
+#[test]
+fn errors_say_what_and_how_far() {
+    let guest = guest();
+    // The last two pages, and two beyond.
+    let error = guest
+        .userfault()
+        .copy(guest.address(PAGES - 2), &[1; 4 * PAGE])
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            CopyError::NotRegistered { .. } | CopyError::Kernel { .. }
+        ),
+        "{error}"
+    );
+    let error = guest
+        .userfault()
+        .copy(HostAddr(guest.range.addr.0 + 1), &[1; PAGE])
+        .unwrap_err();
+    assert!(error.to_string().contains("EINVAL"), "{error}");
+    assert_eq!(error.done(), 0);
+    let error = guest
+        .userfault()
+        .copy(HostAddr(u64::MAX - 4095), &[1; PAGE])
+        .unwrap_err();
+    assert_eq!(error.done(), 0);
+    assert_eq!(
+        guest.userfault().copy(guest.address(0), &[]),
+        Ok(Copied::default())
+    );
+    // A second userfaultfd for the same memory.
+    let second = ForeignUserfault::take(guest.target.pid, Features::FOR_MISSING).unwrap();
+    let error = second
+        .userfault()
+        .register(guest.range, Mode::MISSING)
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "registering {} bytes at {}: another userfaultfd watches this memory already, perhaps \
+             one left by an earlier migration or QEMU's own postcopy-ram; close that first",
+            guest.range.len, guest.range.addr
+        )
+    );
+}
+
+#[test]
+fn a_handshake_is_made_once() {
+    let own = Userfault::create_for_self(Features::FOR_DIRTY_LOG).unwrap();
+    let error = own.api(Features::FOR_DIRTY_LOG).unwrap_err();
+    assert!(error.to_string().starts_with("negotiating"), "{error}");
+}
+
+/// Remove events block the caller until they are read, and make installing pages impossible until
+/// it has gone on: `copy` must wait for that, not fail.
+#[test]
+fn installing_waits_while_the_layout_changes() {
+    let pages = 8 * PAGE;
+    let memory = map_shared(pages, -1).addr();
+    let own = Userfault::create_for_self(Features::FOR_MISSING | Features::EVENT_REMOVE).unwrap();
+    let range = HostRange::new(HostAddr(memory as u64), pages as u64);
+    own.register(range, Mode::MISSING).unwrap();
+    own.copy(range.addr, &[1; PAGE]).unwrap();
+    let stop = Stop::new().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| unsafe {
+            let start = std::ptr::with_exposed_provenance_mut(memory);
+            assert_eq!(libc::madvise(start, PAGE, libc::MADV_REMOVE), 0);
+        });
+        assert_eq!(own.wait(&stop, None).unwrap(), Ready::Events);
+        let copier = scope.spawn(|| own.copy(HostAddr(range.addr.0 + PAGE as u64), &[2; PAGE]));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!copier.is_finished(), "the kernel did not say EAGAIN");
+        let mut buffer = EventBuffer::with_capacity(1);
+        assert_eq!(own.read(&mut buffer).unwrap(), 1);
+        match buffer.take() {
+            Some(Event::Remove(removed)) => {
+                assert_eq!(removed, HostRange::new(range.addr, PAGE as u64));
+            }
+            other => panic!("{other:?}"),
+        }
+        let copied = copier.join().unwrap().unwrap();
+        assert_eq!(copied.installed, PAGE as u64);
+    });
+}
+
+/// Not a test of anything but patience: says how long it takes here.
+#[test]
+fn how_long_it_takes() {
+    let guest = guest();
+    let mut times: Vec<Duration> = (0..PAGES)
+        .map(|page| {
+            let content = [page as u8; PAGE];
+            let start = Instant::now();
+            guest
+                .userfault()
+                .copy(guest.address(page), &content)
+                .unwrap();
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    println!(
+        "copy of 4 KiB: median {:?}, longest {:?}",
+        times[PAGES / 2],
+        times[PAGES - 1]
+    );
+}
