@@ -87,7 +87,7 @@
 //!
 //! The hello never changes. Messages change by appending only: a new message
 //! goes to the end of its enum, a changed one is a new one, and either is sent
-//! only under the version or capability that brought it. `fuzz/corpus/stream`
+//! only under the version or capability that brought it. `fuzz/seeds/stream`
 //! keeps each message as version 1 encodes it, and a test compares.
 //!
 //! # What is missing

@@ -1,0 +1,92 @@
+//! The decoder's properties on random bytes, on streams of messages, and on
+//! damaged streams; and on the fuzz target's seeds.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test's failure is its message"
+)]
+
+mod properties;
+#[allow(dead_code, reason = "shared with other tests")]
+mod strategies;
+
+use hikkoshi_wire::{Message, StreamError};
+use proptest::prelude::*;
+
+fn stream<T: hikkoshi_wire::ControlMessage>(messages: &[Message<T>]) -> Vec<u8> {
+    messages.iter().flat_map(properties::encode).collect()
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_taken_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        properties::check(&bytes);
+    }
+
+    /// Mostly small numbers: these get further into the control messages.
+    #[test]
+    fn any_small_bytes_are_taken_without_harm(bytes in prop::collection::vec(0..12u8, 0..120)) {
+        properties::check(&bytes);
+    }
+
+    #[test]
+    fn a_stream_means_the_same_in_pieces_of_any_size(
+        messages in prop::collection::vec(strategies::message(strategies::to_destination()), 0..6),
+        piece in prop_oneof![1..60usize, 1..9000usize],
+    ) {
+        let bytes = stream(&messages);
+        prop_assert_eq!(properties::decode(&bytes, piece), (messages, Ok(())));
+    }
+
+    #[test]
+    fn the_other_direction_too(
+        messages in prop::collection::vec(strategies::message(strategies::to_source()), 0..6),
+        piece in 1..9000usize,
+    ) {
+        let bytes = stream(&messages);
+        prop_assert_eq!(properties::decode(&bytes, piece), (messages, Ok(())));
+    }
+
+    #[test]
+    fn a_stream_cut_anywhere_gives_its_first_messages_and_says_that_it_was_cut(
+        messages in prop::collection::vec(strategies::message(strategies::to_source()), 1..5),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let bytes = stream(&messages);
+        let cut = cut.index(bytes.len());
+        let (got, end) = properties::decode(&bytes[..cut], usize::MAX);
+        prop_assert_eq!(&messages[..got.len()], &got[..]);
+        let complete = stream(&got).len();
+        match end {
+            Ok(()) => prop_assert_eq!(complete, cut),
+            Err(StreamError::Truncated { missing, .. }) => {
+                prop_assert!(complete < cut && missing > 0);
+            }
+            Err(error) => prop_assert!(false, "{}", error),
+        }
+    }
+
+    #[test]
+    fn a_damaged_stream_is_taken_without_harm(
+        messages in prop::collection::vec(strategies::message(strategies::to_destination()), 1..4),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut bytes = stream(&messages);
+        let len = bytes.len();
+        for (at, byte) in damage {
+            bytes[at.index(len)] = byte;
+        }
+        properties::check(&bytes);
+    }
+}
+
+#[test]
+fn the_fuzz_seeds_hold_the_properties() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/stream");
+    let seeds: Vec<_> = std::fs::read_dir(folder).unwrap().collect();
+    assert!(seeds.len() >= 25, "only {} seeds in {folder}", seeds.len());
+    for seed in seeds {
+        properties::check(&std::fs::read(seed.unwrap().path()).unwrap());
+    }
+}

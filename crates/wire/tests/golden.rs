@@ -1,0 +1,213 @@
+//! Every message as version 1 encodes it, kept in `fuzz/seeds/stream`: two
+//! builds that differ here cannot talk to each other.
+//!
+//! After adding a message, `HIKKOSHI_WRITE_SEEDS=1 cargo test -p hikkoshi-wire
+//! --test golden` writes the file for it. A file that is there already must
+//! never change.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test's failure is its message"
+)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use hikkoshi_pages::{Page, PageRange};
+use hikkoshi_wire::{
+    BlockDescription, Capabilities, ControlMessage, Frame, GuestDescription, GuestRangeDescription,
+    Hello, MigrationId, Mode, PageRanges, Role, ToDestination, ToSource, Versions, control_frame,
+};
+
+fn range(start: u64, pages: u64) -> PageRange {
+    PageRange::from_len(Page::new(start), pages)
+}
+
+fn ranges() -> PageRanges {
+    PageRanges::batches([range(0, 1), range(300, 512), range(1 << 19, 1 << 19)])
+        .next()
+        .unwrap()
+}
+
+fn description() -> GuestDescription {
+    let piece = |gpa, offset, bytes| GuestRangeDescription { gpa, offset, bytes };
+    GuestDescription {
+        machine: "pc-q35-7.2".into(),
+        architecture: "x86_64".into(),
+        cpus: 2,
+        cpu_model: "qemu64".into(),
+        hypervisor: "QEMU 7.2.22".into(),
+        running: true,
+        blocks: vec![
+            BlockDescription {
+                id: "ram".into(),
+                bytes: 3 << 30,
+                host_page: 4096,
+                guest: vec![piece(0, 0, 2 << 30), piece(4 << 30, 2 << 30, 1 << 30)],
+            },
+            BlockDescription {
+                id: "dimm0".into(),
+                bytes: 1 << 30,
+                host_page: 2 << 20,
+                guest: vec![piece(5 << 30, 0, 1 << 30)],
+            },
+        ],
+    }
+}
+
+fn to_destination() -> Vec<ToDestination> {
+    vec![
+        ToDestination::Begin {
+            description: description(),
+            mode: Mode::Hybrid,
+            may_postcopy: true,
+            background_links: 2,
+        },
+        ToDestination::Discard { ranges: ranges() },
+        ToDestination::RoundDone {
+            round: 3,
+            sequence: 7,
+        },
+        ToDestination::DeviceStateChunk {
+            bytes: b"QEVM\0\0\0\x03".to_vec(),
+        },
+        ToDestination::Owed { ranges: ranges() },
+        ToDestination::Switch {
+            device_bytes: 330_000,
+            device_crc32c: 0xe306_9283,
+            owed_pages: 524_801,
+            barrier: 8,
+            running: true,
+        },
+        ToDestination::Commit,
+        ToDestination::Cancel {
+            reason: "interrupted".into(),
+        },
+        ToDestination::Goodbye,
+    ]
+}
+
+fn to_source() -> Vec<ToSource> {
+    let reason = || "no space".to_owned();
+    vec![
+        ToSource::Accept {
+            host_pages: vec![4096, 2 << 20],
+        },
+        ToSource::Refuse { reason: reason() },
+        ToSource::Discarded,
+        ToSource::Ready,
+        ToSource::Failed { reason: reason() },
+        ToSource::Resumed,
+        ToSource::Cancel { reason: reason() },
+        ToSource::Complete,
+        ToSource::Goodbye,
+    ]
+}
+
+/// The name of a message's file. A new message makes this fail to compile:
+/// then give it a name here, a place in the list above, and raise `COUNT`.
+fn destination_name(message: &ToDestination) -> &'static str {
+    match message {
+        ToDestination::Begin { .. } => "to-destination-begin",
+        ToDestination::Discard { .. } => "to-destination-discard",
+        ToDestination::RoundDone { .. } => "to-destination-round-done",
+        ToDestination::DeviceStateChunk { .. } => "to-destination-device-state-chunk",
+        ToDestination::Owed { .. } => "to-destination-owed",
+        ToDestination::Switch { .. } => "to-destination-switch",
+        ToDestination::Commit => "to-destination-commit",
+        ToDestination::Cancel { .. } => "to-destination-cancel",
+        ToDestination::Goodbye => "to-destination-goodbye",
+    }
+}
+
+fn source_name(message: &ToSource) -> &'static str {
+    match message {
+        ToSource::Accept { .. } => "to-source-accept",
+        ToSource::Refuse { .. } => "to-source-refuse",
+        ToSource::Discarded => "to-source-discarded",
+        ToSource::Ready => "to-source-ready",
+        ToSource::Failed { .. } => "to-source-failed",
+        ToSource::Resumed => "to-source-resumed",
+        ToSource::Cancel { .. } => "to-source-cancel",
+        ToSource::Complete => "to-source-complete",
+        ToSource::Goodbye => "to-source-goodbye",
+    }
+}
+
+fn streams() -> BTreeMap<&'static str, Vec<u8>> {
+    let mut streams = BTreeMap::new();
+    for message in to_destination() {
+        streams.insert(destination_name(&message), control_frame(&message).unwrap());
+    }
+    for message in to_source() {
+        streams.insert(source_name(&message), control_frame(&message).unwrap());
+    }
+    let mut pages = Frame::Pages { range: range(9, 1) }.encode().to_vec();
+    pages.extend([0x5a; 4096]);
+    streams.insert("frame-pages", pages);
+    for frame in [
+        Frame::Zeros {
+            range: range(512, 1024),
+        },
+        Frame::Request {
+            range: range(0x1234, 1),
+        },
+        Frame::Barrier { sequence: 7 },
+        Frame::Ack { bytes: 123 << 20 },
+    ] {
+        let name = match frame {
+            Frame::Zeros { .. } => "frame-zeros",
+            Frame::Request { .. } => "frame-request",
+            Frame::Barrier { .. } => "frame-barrier",
+            Frame::Ack { .. } => "frame-ack",
+            Frame::Control { .. } | Frame::Pages { .. } => panic!("has a payload"),
+        };
+        streams.insert(name, frame.encode().to_vec());
+    }
+    for (name, role) in [
+        ("hello-control", Role::Control),
+        ("hello-urgent", Role::Urgent),
+        ("hello-background", Role::Background { index: 1 }),
+    ] {
+        let hello = Hello {
+            versions: Versions::new(1, 1).unwrap(),
+            capabilities: Capabilities::POSTCOPY,
+            role,
+            id: MigrationId::from_bytes(*b"0123456789abcdef"),
+        };
+        streams.insert(name, hello.encode().to_vec());
+    }
+    streams
+}
+
+#[test]
+fn every_message_is_encoded_as_it_always_was() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/stream");
+    let write = std::env::var_os("HIKKOSHI_WRITE_SEEDS").is_some();
+    for (name, bytes) in streams() {
+        let path = folder.join(name);
+        if write && !path.exists() {
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let kept = std::fs::read(&path).expect(name);
+        assert_eq!(
+            kept, bytes,
+            "{name} changed: older builds will not understand it"
+        );
+    }
+}
+
+#[test]
+fn each_message_has_its_number_and_its_place_in_the_list() {
+    fn numbers<T: ControlMessage>(messages: &[T]) -> Vec<u8> {
+        assert_eq!(messages.len(), T::COUNT as usize, "COUNT is out of date");
+        let payloads = messages
+            .iter()
+            .map(|message| hikkoshi_wire::encode_control(message).unwrap());
+        payloads.map(|payload| payload[0]).collect()
+    }
+    let expected: Vec<u8> = (0..9).collect();
+    assert_eq!(numbers(&to_destination()), expected);
+    assert_eq!(numbers(&to_source()), expected);
+}

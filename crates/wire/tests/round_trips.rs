@@ -1,0 +1,344 @@
+//! What is encoded decodes to the same, and what is too long is refused on
+//! both sides.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test's failure is its message"
+)]
+
+#[allow(dead_code, reason = "shared with other tests")]
+mod properties;
+#[allow(dead_code, reason = "shared with other tests")]
+mod strategies;
+
+use hikkoshi_pages::{GuestRange, Page, PageRange, RamBlock, RamLayout};
+use hikkoshi_wire::{
+    BlockDescription, ControlError, EncodeError, Frame, GuestDescription, GuestRangeDescription,
+    Hello, HelloError, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_RANGES, MAX_TEXT, Mode,
+    PageRanges, ToDestination, ToSource, control_frame, decode_control, encode_control, negotiate,
+};
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn hellos(hello in strategies::hello()) {
+        prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+    }
+
+    #[test]
+    fn a_damaged_hello_is_refused(hello in strategies::hello(), at in 0..44usize, bit in 0..8u8) {
+        let mut bytes = hello.encode();
+        bytes[at] ^= 1 << bit;
+        prop_assert!(Hello::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn both_sides_agree_on_the_same(one in strategies::hello(), two in strategies::hello()) {
+        let two = Hello { id: one.id, role: one.role, ..two };
+        prop_assert_eq!(negotiate(&one, &two).ok(), negotiate(&two, &one).ok());
+    }
+
+    #[test]
+    fn frames(frame in strategies::frame()) {
+        let header = frame.encode();
+        prop_assert_eq!(Frame::decode(&header, &properties::LIMITS), Ok(frame));
+        if let Frame::Pages { range } | Frame::Zeros { range } | Frame::Request { range } = frame {
+            let decode = |pages| Frame::decode(&header, &Limits { pages });
+            prop_assert!(decode(range.end().index()).is_ok());
+            prop_assert!(decode(range.end().index() - 1).is_err());
+        }
+    }
+
+    #[test]
+    fn messages_to_the_destination(message in strategies::to_destination()) {
+        let payload = encode_control(&message).unwrap();
+        prop_assert_eq!(decode_control::<ToDestination>(&payload), Ok(message.clone()));
+        let frame = control_frame(&message).unwrap();
+        let (header, rest) = frame.split_first_chunk().unwrap();
+        prop_assert_eq!(rest, &payload[..]);
+        let header = Frame::decode(header, &Limits { pages: 0 }).unwrap();
+        prop_assert_eq!(header.payload_len(), payload.len());
+    }
+
+    #[test]
+    fn messages_to_the_source(message in strategies::to_source()) {
+        let payload = encode_control(&message).unwrap();
+        prop_assert_eq!(decode_control::<ToSource>(&payload), Ok(message));
+    }
+
+    #[test]
+    fn a_message_cut_or_continued_is_refused(message in strategies::to_destination(), cut in any::<prop::sample::Index>()) {
+        let mut payload = encode_control(&message).unwrap();
+        let cut = cut.index(payload.len());
+        prop_assert_eq!(decode_control::<ToDestination>(&payload[..cut]), Err(ControlError::Truncated));
+        payload.push(0);
+        let number = u32::from(payload[0]);
+        prop_assert_eq!(
+            decode_control::<ToDestination>(&payload),
+            Err(ControlError::Trailing { number, bytes: 1 })
+        );
+    }
+
+    #[test]
+    fn sets_of_pages(pages in prop::collection::btree_set(0..5000u64, 0..300)) {
+        // Through the bitmap, as the engine does it.
+        let bitmap = hikkoshi_pages::PageBitmap::empty(5000);
+        for page in &pages {
+            bitmap.set(Page::new(*page));
+        }
+        let limits = Limits { pages: 5000 };
+        let mut got = Vec::new();
+        for ranges in PageRanges::batches(bitmap.runs(bitmap.all())) {
+            let payload = encode_control(&ToDestination::Owed { ranges }).unwrap();
+            let ToDestination::Owed { ranges } = decode_control(&payload).unwrap() else {
+                panic!("another message came back");
+            };
+            got.extend(ranges.within(&limits).unwrap().iter().flat_map(|range| range.iter()));
+        }
+        prop_assert_eq!(got, pages.into_iter().map(Page::new).collect::<Vec<_>>());
+    }
+}
+
+fn description() -> GuestDescription {
+    let layout = RamLayout::new(vec![
+        RamBlock {
+            id: "ram0".into(),
+            bytes: 4 << 30,
+            host_page: 2 << 20,
+            guest: vec![
+                GuestRange {
+                    gpa: 0,
+                    offset: 0,
+                    bytes: 2 << 30,
+                },
+                GuestRange {
+                    gpa: 4 << 30,
+                    offset: 2 << 30,
+                    bytes: 2 << 30,
+                },
+            ],
+        },
+        RamBlock {
+            id: "dimm".into(),
+            bytes: 1 << 20,
+            host_page: 4096,
+            guest: Vec::new(),
+        },
+    ])
+    .unwrap();
+    let description = GuestDescription {
+        machine: "pc-q35-7.2".into(),
+        architecture: "x86_64".into(),
+        cpus: 4,
+        cpu_model: "qemu64".into(),
+        hypervisor: "QEMU 7.2.22".into(),
+        running: true,
+        blocks: GuestDescription::describe_blocks(&layout),
+    };
+    assert_eq!(description.layout(), Ok(layout));
+    description
+}
+
+fn begin(description: GuestDescription) -> ToDestination {
+    ToDestination::Begin {
+        description,
+        mode: Mode::Hybrid,
+        may_postcopy: true,
+        background_links: 2,
+    }
+}
+
+#[test]
+fn a_layout_survives_the_journey() {
+    let sent = description();
+    let payload = encode_control(&begin(sent.clone())).unwrap();
+    let ToDestination::Begin { description, .. } = decode_control(&payload).unwrap() else {
+        panic!("another message came back");
+    };
+    assert_eq!(description.layout(), sent.layout());
+}
+
+/// Encodes a message whose list or text is as long as it may be, and one that
+/// is longer by one. The longer is also written down as a faulty peer would,
+/// by `forged`, and must be refused.
+fn bounded(fits: &ToDestination, too_long: &ToDestination, forged: &[u8]) {
+    let payload = encode_control(fits).unwrap();
+    assert_eq!(decode_control::<ToDestination>(&payload).as_ref(), Ok(fits));
+    assert_eq!(encode_control(too_long), Err(EncodeError::OutOfBounds));
+    let error = decode_control::<ToDestination>(forged).unwrap_err();
+    assert_eq!(
+        error,
+        ControlError::Malformed {
+            number: u32::from(forged[0])
+        }
+    );
+}
+
+/// The payload of a message: its number and its fields.
+fn forge<F: serde::Serialize>(number: u32, fields: F) -> Vec<u8> {
+    postcard::to_allocvec(&(number, fields)).unwrap()
+}
+
+#[test]
+fn names_are_bounded() {
+    let named = |len: usize| {
+        begin(GuestDescription {
+            machine: "m".repeat(len),
+            ..description()
+        })
+    };
+    let mut forged = forge(0, "m".repeat(MAX_TEXT + 1));
+    forged.extend([0; 64]);
+    bounded(&named(MAX_TEXT), &named(MAX_TEXT + 1), &forged);
+}
+
+#[test]
+fn blocks_are_bounded() {
+    let with = |blocks: usize| {
+        let block = BlockDescription {
+            id: "b".into(),
+            bytes: 4096,
+            host_page: 4096,
+            guest: Vec::new(),
+        };
+        begin(GuestDescription {
+            blocks: vec![block; blocks],
+            ..description()
+        })
+    };
+    let block = ("b", 4096u64, 4096u64, Vec::<u64>::new());
+    let forged = forge(0, ("m", "a", 1u32, "c", "h", true, vec![block; 1025]));
+    bounded(&with(1024), &with(1025), &forged);
+}
+
+#[test]
+fn guest_ranges_are_bounded() {
+    let with = |pieces: usize| {
+        let mut description = description();
+        let piece = GuestRangeDescription {
+            gpa: 0,
+            offset: 0,
+            bytes: 4096,
+        };
+        description.blocks[0].guest = vec![piece; pieces];
+        begin(description)
+    };
+    let block = ("b", 4096u64, 4096u64, vec![(0u64, 0u64, 4096u64); 1025]);
+    let forged = forge(0, ("m", "a", 1u32, "c", "h", true, vec![block]));
+    bounded(&with(1024), &with(1025), &forged);
+}
+
+#[test]
+fn device_state_chunks_are_bounded() {
+    let with = |len: usize| ToDestination::DeviceStateChunk {
+        bytes: vec![0x5a; len],
+    };
+    let forged = forge(3, vec![0x5au8; MAX_DEVICE_CHUNK + 1]);
+    bounded(
+        &with(MAX_DEVICE_CHUNK),
+        &with(MAX_DEVICE_CHUNK + 1),
+        &forged,
+    );
+}
+
+#[test]
+fn host_page_lists_are_bounded() {
+    let with = |len: usize| ToSource::Accept {
+        host_pages: vec![4096; len],
+    };
+    assert!(encode_control(&with(1024)).is_ok());
+    assert_eq!(encode_control(&with(1025)), Err(EncodeError::OutOfBounds));
+    let error = decode_control::<ToSource>(&forge(0, vec![4096u64; 1025])).unwrap_err();
+    assert_eq!(error, ControlError::Malformed { number: 0 });
+}
+
+#[test]
+fn the_longest_list_of_ranges_fits_in_a_message() {
+    // As far apart as they can be, so that each takes as many bytes as it can.
+    let largest = hikkoshi_pages::MAX_PAGES / MAX_RANGES as u64;
+    let runs = (0..MAX_RANGES as u64)
+        .map(|n| PageRange::from_len(Page::new(n * largest + largest / 2), largest / 2));
+    let ranges = PageRanges::batches(runs).next().unwrap();
+    let payload = encode_control(&ToDestination::Owed { ranges }).unwrap();
+    assert!(payload.len() <= MAX_CONTROL);
+    // One more than a list may have, as a faulty peer would send them.
+    let forged = forge(4, vec![(0u64, 1u64); MAX_RANGES + 1]);
+    let error = decode_control::<ToDestination>(&forged).unwrap_err();
+    assert_eq!(error, ControlError::Malformed { number: 4 });
+}
+
+#[test]
+fn a_whole_that_is_too_long_is_refused() {
+    let mut long = description();
+    long.blocks = (0..300)
+        .map(|n| BlockDescription {
+            id: format!("{n:04096}"),
+            bytes: 4096,
+            host_page: 4096,
+            guest: Vec::new(),
+        })
+        .collect();
+    let error = encode_control(&begin(long)).unwrap_err();
+    assert!(matches!(error, EncodeError::TooLong { .. }), "{error}");
+    let payload = vec![0; MAX_CONTROL + 1];
+    let error = decode_control::<ToSource>(&payload).unwrap_err();
+    assert_eq!(
+        error,
+        ControlError::TooLong {
+            bytes: MAX_CONTROL + 1
+        }
+    );
+}
+
+#[test]
+fn a_long_reason_is_cut_between_two_characters() {
+    let reason = format!("x{}", "é".repeat(MAX_TEXT));
+    let payload = encode_control(&ToSource::Failed { reason }).unwrap();
+    let ToSource::Failed { reason } = decode_control(&payload).unwrap() else {
+        panic!("another message came back");
+    };
+    assert_eq!(reason.len(), MAX_TEXT - 1);
+    assert!(reason.starts_with("xé") && reason.ends_with('é'));
+}
+
+#[test]
+fn messages_of_a_later_version_are_named_as_such() {
+    for payload in [&[9][..], &[0x80, 0x01]] {
+        let error = decode_control::<ToDestination>(payload).unwrap_err();
+        assert!(matches!(error, ControlError::Unknown { .. }), "{error}");
+        let error = decode_control::<ToSource>(payload).unwrap_err();
+        assert!(matches!(error, ControlError::Unknown { .. }), "{error}");
+    }
+    assert_eq!(
+        decode_control::<ToSource>(&[9]).unwrap_err().to_string(),
+        "reading a control message: number 9 is unknown to this version; close the link, and use \
+         the same version of hikkoshi on both sides"
+    );
+    assert_eq!(
+        decode_control::<ToSource>(&[]),
+        Err(ControlError::Truncated)
+    );
+}
+
+#[test]
+fn a_stranger_is_told_apart_from_a_peer() {
+    let mut bytes = *b"GET / HTTP/1.1\r\nHost: example.net\r\n\r\n.......";
+    assert_eq!(bytes.len(), hikkoshi_wire::HELLO_LEN);
+    assert_eq!(Hello::decode(&bytes), Err(HelloError::NotHikkoshi));
+    // A hello of the right shape with impossible contents.
+    let mut forged = |at: usize, value: u16| {
+        bytes = [0; 44];
+        bytes[..8].copy_from_slice(b"hikkoshi");
+        bytes[8..12].copy_from_slice(&[1, 0, 1, 0]);
+        bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[..40]);
+        bytes[40..].copy_from_slice(&checksum.to_le_bytes());
+        Hello::decode(&bytes)
+    };
+    assert_eq!(forged(8, 0), Err(HelloError::Versions { min: 0, max: 1 }));
+    assert_eq!(forged(8, 2), Err(HelloError::Versions { min: 2, max: 1 }));
+    assert_eq!(forged(12, 3), Err(HelloError::Role { role: 3, index: 0 }));
+    assert_eq!(forged(14, 1), Err(HelloError::Role { role: 0, index: 1 }));
+    assert!(forged(10, 7).is_ok());
+}

@@ -1,0 +1,184 @@
+//! Any value of the protocol's types, within its bounds.
+
+use hikkoshi_pages::{Page, PageRange};
+use hikkoshi_wire::{
+    BlockDescription, Capabilities, Frame, GuestDescription, GuestRangeDescription, Hello,
+    MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message, MigrationId, Mode,
+    PageRanges, Role, ToDestination, ToSource, Versions,
+};
+use proptest::prelude::*;
+
+use crate::properties::LIMITS;
+
+pub fn hello() -> impl Strategy<Value = Hello> {
+    let role = prop_oneof![
+        Just(Role::Control),
+        Just(Role::Urgent),
+        any::<u16>().prop_map(|index| Role::Background { index }),
+    ];
+    (
+        1..=u16::MAX,
+        any::<u16>(),
+        any::<u64>(),
+        role,
+        any::<[u8; 16]>(),
+    )
+        .prop_map(|(min, more, bits, role, id)| Hello {
+            versions: Versions::new(min, min.saturating_add(more)).unwrap(),
+            capabilities: Capabilities::from_bits(bits),
+            role,
+            id: MigrationId::from_bytes(id),
+        })
+}
+
+fn range(max: u64) -> impl Strategy<Value = PageRange> {
+    (1..=max).prop_flat_map(|pages| {
+        (0..=LIMITS.pages - pages)
+            .prop_map(move |start| PageRange::from_len(Page::new(start), pages))
+    })
+}
+
+/// Every frame that carries no payload.
+pub fn bare() -> impl Strategy<Value = Frame> {
+    prop_oneof![
+        range(MAX_PAGES_PER_ZEROS).prop_map(|range| Frame::Zeros { range }),
+        range(MAX_PAGES_PER_REQUEST).prop_map(|range| Frame::Request { range }),
+        any::<u64>().prop_map(|sequence| Frame::Barrier { sequence }),
+        any::<u64>().prop_map(|bytes| Frame::Ack { bytes }),
+    ]
+}
+
+pub fn frame() -> impl Strategy<Value = Frame> {
+    prop_oneof![
+        bare(),
+        range(MAX_PAGES_PER_FRAME).prop_map(|range| Frame::Pages { range }),
+        (1..=1u32 << 20).prop_map(|len| Frame::Control { len }),
+    ]
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof!["[a-z0-9.-]{0,12}", "\\PC{0,20}", "[é月]{1000,1300}"]
+}
+
+pub fn description() -> impl Strategy<Value = GuestDescription> {
+    let piece = (any::<u64>(), any::<u64>(), any::<u64>())
+        .prop_map(|(gpa, offset, bytes)| GuestRangeDescription { gpa, offset, bytes });
+    let block = (
+        text(),
+        any::<u64>(),
+        any::<u64>(),
+        prop::collection::vec(piece, 0..4),
+    )
+        .prop_map(|(id, bytes, host_page, guest)| BlockDescription {
+            id,
+            bytes,
+            host_page,
+            guest,
+        });
+    (
+        (text(), text(), text(), text()),
+        any::<u32>(),
+        any::<bool>(),
+        prop::collection::vec(block, 0..5),
+    )
+        .prop_map(
+            |((machine, architecture, cpu_model, hypervisor), cpus, running, blocks)| {
+                GuestDescription {
+                    machine,
+                    architecture,
+                    cpus,
+                    cpu_model,
+                    hypervisor,
+                    running,
+                    blocks,
+                }
+            },
+        )
+}
+
+pub fn ranges() -> impl Strategy<Value = PageRanges> {
+    prop::collection::vec((0..200u64, 1..200u64), 1..60).prop_map(|pairs| {
+        let mut end = 0;
+        let runs = pairs.into_iter().map(|(gap, pages)| {
+            let run = PageRange::from_len(Page::new(end + gap), pages);
+            end += gap + pages;
+            run
+        });
+        PageRanges::batches(runs).next().unwrap()
+    })
+}
+
+pub fn to_destination() -> impl Strategy<Value = ToDestination> {
+    let mode = prop_oneof![
+        Just(Mode::Precopy),
+        Just(Mode::Postcopy),
+        Just(Mode::Hybrid)
+    ];
+    prop_oneof![
+        (description(), mode, any::<bool>(), any::<u16>()).prop_map(
+            |(description, mode, may_postcopy, background_links)| ToDestination::Begin {
+                description,
+                mode,
+                may_postcopy,
+                background_links
+            }
+        ),
+        ranges().prop_map(|ranges| ToDestination::Discard { ranges }),
+        (any::<u32>(), any::<u64>())
+            .prop_map(|(round, sequence)| ToDestination::RoundDone { round, sequence }),
+        prop::collection::vec(any::<u8>(), 0..600)
+            .prop_map(|bytes| ToDestination::DeviceStateChunk { bytes }),
+        ranges().prop_map(|ranges| ToDestination::Owed { ranges }),
+        (
+            any::<u64>(),
+            any::<u32>(),
+            any::<u64>(),
+            any::<u64>(),
+            any::<bool>()
+        )
+            .prop_map(
+                |(device_bytes, device_crc32c, owed_pages, barrier, running)| {
+                    ToDestination::Switch {
+                        device_bytes,
+                        device_crc32c,
+                        owed_pages,
+                        barrier,
+                        running,
+                    }
+                }
+            ),
+        Just(ToDestination::Commit),
+        text().prop_map(|reason| ToDestination::Cancel { reason }),
+        Just(ToDestination::Goodbye),
+    ]
+}
+
+pub fn to_source() -> impl Strategy<Value = ToSource> {
+    prop_oneof![
+        prop::collection::vec(any::<u64>(), 0..1024)
+            .prop_map(|host_pages| ToSource::Accept { host_pages }),
+        text().prop_map(|reason| ToSource::Refuse { reason }),
+        Just(ToSource::Discarded),
+        Just(ToSource::Ready),
+        text().prop_map(|reason| ToSource::Failed { reason }),
+        Just(ToSource::Resumed),
+        text().prop_map(|reason| ToSource::Cancel { reason }),
+        Just(ToSource::Complete),
+        Just(ToSource::Goodbye),
+    ]
+}
+
+/// Anything that can be on a link, control messages of one direction included.
+pub fn message<T: std::fmt::Debug>(
+    control: impl Strategy<Value = T>,
+) -> impl Strategy<Value = Message<T>> {
+    let pages = (range(3), any::<u8>()).prop_map(|(range, byte)| Message::Pages {
+        range,
+        bytes: vec![byte; hikkoshi_pages::usize_from(range.bytes())],
+    });
+    prop_oneof![
+        control.prop_map(Message::Control),
+        pages,
+        bare().prop_map(Message::Bare),
+    ]
+}
