@@ -1,0 +1,290 @@
+//! What every [`DirtyLog`] promises, as tests. An implementation provides a [`Guest`] whose memory
+//! its log tracks, and calls [`check`]; a broken promise panics with its name.
+//!
+//! ```text
+//! contract::check(&guest, &log);   // the log has just been started
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use hikkoshi_pages::{PAGE_BYTES, Page, PageRange, RamLayout};
+
+use crate::log::{DirtyError, DirtyLog};
+
+/// A guest whose memory is tracked. Most of it should never have been touched.
+pub trait Guest: Debug {
+    /// How its memory is laid out.
+    fn layout(&self) -> &RamLayout;
+    /// Makes the guest write a value into a page, and waits until it has. A page never written to
+    /// reads as zero.
+    fn write(&self, page: Page, value: u64);
+    /// Makes the guest read a page, and waits until it has.
+    fn touch(&self, page: Page);
+    /// Starts threads of the guest that write ever changing values into pages all over.
+    fn start_writing(&self);
+    /// Stops them and waits until they have.
+    fn stop_writing(&self);
+    /// What is in a page, read as a migration reads it: not through the guest.
+    fn read(&self, page: Page) -> u64;
+}
+
+/// Checks every promise. Call it right after the log was started; it stops the log.
+///
+/// # Panics
+///
+/// If a promise is not kept.
+pub fn check(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    take(log, all);
+    assert_eq!(take(log, all), [], "a log taken just before is clean");
+    reading_is_not_writing(guest, log);
+    exactly_what_was_written_is_reported_once(guest, log);
+    counting_clears_nothing(guest, log);
+    other_ranges_are_left_alone(guest, log);
+    runs_are_maximal_ascending_and_clipped(guest, log);
+    any_cutting_gives_the_same(guest, log);
+    memory_first_touched_while_tracking_is_reported(guest, log);
+    ranges_beyond_the_layout_are_clipped(guest, log);
+    nothing_written_is_missed(guest, log);
+    a_stopped_log_says_so(guest, log);
+}
+
+/// Takes a range and checks the form of what is reported.
+fn take(log: &dyn DirtyLog, range: PageRange) -> Vec<PageRange> {
+    let mut runs: Vec<PageRange> = Vec::new();
+    let result = log.take(range, &mut |run| {
+        assert!(!run.is_empty(), "an empty run was reported");
+        assert!(range.contains_range(run), "{run:?} is outside {range:?}");
+        if let Some(last) = runs.last() {
+            assert!(
+                last.end() < run.start(),
+                "{last:?} and {run:?}: not maximal, or not ascending"
+            );
+        }
+        runs.push(run);
+    });
+    assert!(result.is_ok(), "taking {range:?}: {result:?}");
+    runs
+}
+
+fn count(log: &dyn DirtyLog, range: PageRange) -> u64 {
+    let result = log.count(range);
+    assert!(result.is_ok(), "counting {range:?}: {result:?}");
+    result.unwrap_or(0)
+}
+
+/// The pages that a write to these makes dirty, as runs.
+fn granules(guest: &dyn Guest, pages: &[u64], within: PageRange) -> Vec<PageRange> {
+    let mut runs: Vec<PageRange> = Vec::new();
+    let mut pages: Vec<Page> = pages
+        .iter()
+        .flat_map(|page| guest.layout().host_page_range(Page::new(*page)).iter())
+        .filter(|page| within.contains(*page))
+        .collect();
+    pages.sort_unstable();
+    pages.dedup();
+    for page in pages {
+        match runs.last_mut() {
+            Some(run) if run.end() == page => {
+                *run = PageRange::new(run.start(), page.saturating_add(1));
+            }
+            _ => runs.push(PageRange::one(page)),
+        }
+    }
+    runs
+}
+
+/// Pages at the edges that matter: of the whole, of blocks, of 2 MiB stretches, and a few runs.
+fn places(guest: &dyn Guest) -> Vec<u64> {
+    let pages = guest.layout().pages();
+    let mut places = vec![0, 1, 5, 6, 7, 63, 64, 511, 512, 513, 1023, 1024, pages - 1];
+    for (_, range) in guest.layout().blocks() {
+        places.extend([range.start().index(), range.end().index() - 1]);
+    }
+    places.retain(|page| *page < pages);
+    places.sort_unstable();
+    places.dedup();
+    places
+}
+
+fn write_all(guest: &dyn Guest, pages: &[u64]) {
+    for page in pages {
+        guest.write(Page::new(*page), page + 1);
+    }
+}
+
+fn reading_is_not_writing(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    let places = places(guest);
+    write_all(guest, &places);
+    take(log, all);
+    for page in places {
+        guest.touch(Page::new(page));
+    }
+    assert_eq!(take(log, all), [], "reading made pages dirty");
+}
+
+fn exactly_what_was_written_is_reported_once(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    let places = places(guest);
+    for round in 0..3 {
+        write_all(guest, &places);
+        assert_eq!(
+            take(log, all),
+            granules(guest, &places, all),
+            "round {round}: not what was written"
+        );
+        assert_eq!(take(log, all), [], "round {round}: reported twice");
+    }
+}
+
+fn counting_clears_nothing(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    let places = places(guest);
+    write_all(guest, &places);
+    let expected = granules(guest, &places, all);
+    let pages: u64 = expected.iter().map(|run| run.len()).sum();
+    for _ in 0..2 {
+        assert_eq!(count(log, all), pages, "wrong count");
+    }
+    let part = PageRange::new(Page::new(3), Page::new(700));
+    let in_part: u64 = granules(guest, &places, part)
+        .iter()
+        .map(|run| run.len())
+        .sum();
+    assert_eq!(count(log, part), in_part, "wrong count of a part");
+    // What was taken in part is still counted right.
+    assert_eq!(take(log, part), granules(guest, &places, part));
+    assert_eq!(count(log, all), pages - in_part, "wrong count of the rest");
+    take(log, all);
+    assert_eq!(count(log, all), 0, "a clean log counts something");
+}
+
+fn other_ranges_are_left_alone(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    let places = places(guest);
+    write_all(guest, &places);
+    let (low, high) = all.split_at(Page::new(512));
+    let first = take(log, high);
+    assert_eq!(first, granules(guest, &places, high));
+    assert_eq!(
+        take(log, low),
+        granules(guest, &places, low),
+        "taken with another range"
+    );
+    assert_eq!(take(log, all), []);
+}
+
+fn runs_are_maximal_ascending_and_clipped(guest: &dyn Guest, log: &dyn DirtyLog) {
+    // A long run over the edges of everything, and a part out of its middle.
+    let written: Vec<u64> = (400..guest.layout().pages().min(1400)).collect();
+    let all = guest.layout().all();
+    write_all(guest, &written);
+    let part = PageRange::new(Page::new(450), Page::new(1100)).intersect(all);
+    assert_eq!(take(log, part), granules(guest, &written, part));
+    let mut rest = take(log, all);
+    rest.extend(take(log, part));
+    let mut expected = granules(guest, &written, PageRange::new(Page::new(0), part.start()));
+    expected.extend(granules(
+        guest,
+        &written,
+        PageRange::new(part.end(), all.end()),
+    ));
+    assert_eq!(rest, expected, "the rest of a run that was taken in part");
+}
+
+fn any_cutting_gives_the_same(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    let places = places(guest);
+    for step in [1, 7, 100, 513] {
+        write_all(guest, &places);
+        let mut pages: Vec<Page> = Vec::new();
+        for part in all.chunks(step) {
+            pages.extend(take(log, part).into_iter().flat_map(PageRange::iter));
+        }
+        let expected: Vec<Page> = granules(guest, &places, all)
+            .into_iter()
+            .flat_map(PageRange::iter)
+            .collect();
+        assert_eq!(pages, expected, "in pieces of {step} pages");
+    }
+}
+
+fn memory_first_touched_while_tracking_is_reported(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    // Pages that nothing above has come near; in a block long enough some have no page table.
+    let near: Vec<u64> = places(guest).into_iter().chain(400..1400).collect();
+    let fresh: Vec<u64> = (0..all.end().index())
+        .step_by(97)
+        .filter(|page| near.iter().all(|other| page.abs_diff(*other) > 4))
+        .collect();
+    assert!(fresh.len() > 4, "the guest is too small for this test");
+    write_all(guest, &fresh);
+    assert_eq!(take(log, all), granules(guest, &fresh, all));
+}
+
+fn ranges_beyond_the_layout_are_clipped(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let end = guest.layout().all().end();
+    guest.write(Page::new(end.index() - 1), 1);
+    let beyond = PageRange::new(end, end.saturating_add(1000));
+    assert_eq!(take(log, beyond), []);
+    assert_eq!(take(log, PageRange::EMPTY), []);
+    let over = PageRange::new(Page::new(end.index() - 1), end.saturating_add(1000));
+    assert_eq!(count(log, over), 1);
+    assert_eq!(take(log, over).len(), 1);
+    take(log, guest.layout().all());
+}
+
+/// The promise that matters: a copy kept up to date by nothing but the log is, in the end, the
+/// memory. Values change all the time, so that a write that was missed leaves a difference.
+fn nothing_written_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    let mut copy: BTreeMap<Page, u64> = all.iter().map(|page| (page, guest.read(page))).collect();
+    take(log, all);
+    for page in all {
+        copy.insert(page, guest.read(page));
+    }
+    guest.start_writing();
+    let mut reported = 0;
+    let mut update = |range: PageRange| {
+        for page in take(log, range).into_iter().flat_map(PageRange::iter) {
+            reported += 1;
+            copy.insert(page, guest.read(page));
+        }
+    };
+    for round in 0..40 {
+        // Ranges that fit nothing.
+        for part in all.chunks(61 + 97 * (round % 5)) {
+            update(part);
+        }
+    }
+    guest.stop_writing();
+    // Not at once, as at a switchover.
+    for part in all.chunks(1000) {
+        update(part);
+    }
+    assert!(reported > all.len(), "the writers hardly wrote: {reported}");
+    assert_eq!(
+        take(log, all),
+        [],
+        "something was written after the guest stopped"
+    );
+    for page in all {
+        let (is, copied) = (guest.read(page), copy.get(&page).copied());
+        assert_eq!(Some(is), copied, "a write to {page:?} was missed");
+    }
+}
+
+fn a_stopped_log_says_so(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    for _ in 0..2 {
+        let result = log.stop();
+        assert!(result.is_ok(), "{result:?}");
+    }
+    guest.write(Page::new(0), PAGE_BYTES);
+    let result = log.take(all, &mut |run| panic!("{run:?} after the stop"));
+    assert!(matches!(result, Err(DirtyError::Stopped)), "{result:?}");
+    let result = log.count(all);
+    assert!(matches!(result, Err(DirtyError::Stopped)), "{result:?}");
+}

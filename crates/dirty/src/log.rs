@@ -1,0 +1,79 @@
+//! The trait.
+
+use std::fmt::Debug;
+use std::io;
+
+use hikkoshi_faults::HostRange;
+use hikkoshi_pages::PageRange;
+use thiserror::Error;
+
+/// A record of which pages were written. What every implementation promises is written down as
+/// tests in [`contract`](crate::contract).
+pub trait DirtyLog: Send + Sync + Debug {
+    /// Reports the dirty pages of `range` and makes them clean: calls `dirty` with each maximal
+    /// run, ascending, clipped to `range` (and to the layout).
+    ///
+    /// Copy a page only after it was reported. A write that comes while this runs is reported now or
+    /// by a later take, or by both. Several threads may take at once; each page goes to one of them.
+    ///
+    /// # Errors
+    ///
+    /// What was reported before the error has been cleared, and the caller owes it; of the rest
+    /// nothing is lost.
+    fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError>;
+
+    /// How many pages of `range` are dirty now. Clears nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::take`].
+    fn count(&self, range: PageRange) -> Result<u64, DirtyError>;
+
+    /// Ends tracking and gives back everything it took. May be called again, and is what dropping
+    /// does. Fine when the process has ended. Not inside the downtime: on a large guest it takes a
+    /// while.
+    ///
+    /// # Errors
+    ///
+    /// When something could not be given back; it was tried for everything.
+    fn stop(&self) -> Result<(), DirtyError>;
+}
+
+/// The log could not be read, or tracking not be ended.
+#[derive(Debug, Error)]
+pub enum DirtyError {
+    /// The guest's process has ended.
+    #[error("reading the dirty log of process {pid}: it has ended")]
+    ProcessGone {
+        /// Its number.
+        pid: u32,
+    },
+    /// [`DirtyLog::stop`] was called before.
+    #[error("reading the dirty log: tracking has been stopped")]
+    Stopped,
+    /// Some of the guest's memory is not being tracked.
+    #[error(
+        "reading the dirty log of {range}: part of this memory is not tracked (any more); the process \
+         has mapped something else there, or another program has taken its userfaultfd away"
+    )]
+    NotTracked {
+        /// What was being read.
+        range: HostRange,
+    },
+    /// The kernel does not answer.
+    #[error("reading the dirty log of {range} by PAGEMAP_SCAN: {source}")]
+    Scan {
+        /// What was being read.
+        range: HostRange,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A block could not be unregistered.
+    #[error("ending the tracking of RAM block {block}: {source}")]
+    Stop {
+        /// Its name.
+        block: String,
+        /// Why not.
+        source: hikkoshi_faults::RangeError,
+    },
+}

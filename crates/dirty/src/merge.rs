@@ -1,0 +1,83 @@
+//! Joining what the kernel reports piece by piece into maximal runs.
+
+use std::fmt;
+
+use hikkoshi_pages::PageRange;
+
+/// Hands ranges on, joined where they touch. They must come in ascending order.
+pub(crate) struct Merger<'a> {
+    waiting: PageRange,
+    to: &'a mut dyn FnMut(PageRange),
+}
+
+impl fmt::Debug for Merger<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Merger")
+            .field("waiting", &self.waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Merger<'a> {
+    pub(crate) fn new(to: &'a mut dyn FnMut(PageRange)) -> Self {
+        Self {
+            waiting: PageRange::EMPTY,
+            to,
+        }
+    }
+
+    pub(crate) fn push(&mut self, range: PageRange) {
+        if range.is_empty() {
+            return;
+        }
+        if !self.waiting.is_empty() && self.waiting.end() == range.start() {
+            self.waiting = PageRange::new(self.waiting.start(), range.end());
+        } else {
+            self.flush();
+            self.waiting = range;
+        }
+    }
+
+    fn flush(&mut self) {
+        let waiting = std::mem::replace(&mut self.waiting, PageRange::EMPTY);
+        if !waiting.is_empty() {
+            (self.to)(waiting);
+        }
+    }
+}
+
+/// What has been taken out of the log must reach the caller, whatever happens after.
+impl Drop for Merger<'_> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::Page;
+
+    fn range(start: u64, end: u64) -> PageRange {
+        PageRange::new(Page::new(start), Page::new(end))
+    }
+
+    #[test]
+    fn touching_ranges_become_one_and_the_last_is_not_forgotten() {
+        let mut seen = Vec::new();
+        let mut note = |range| seen.push(range);
+        let mut merger = Merger::new(&mut note);
+        for part in [
+            range(1, 3),
+            range(3, 4),
+            PageRange::EMPTY,
+            range(4, 9),
+            range(10, 11),
+            range(11, 12),
+        ] {
+            merger.push(part);
+        }
+        drop(merger);
+        assert_eq!(seen, [range(1, 9), range(10, 12)]);
+    }
+}

@@ -1,0 +1,401 @@
+//! Tracking another process's shared memory from outside: asynchronous write protection by a
+//! userfaultfd of that process, read by `PAGEMAP_SCAN`.
+//!
+//! A write to a protected page costs the guest one fault, which the kernel settles by itself: it
+//! lifts the protection, and that is the mark. Taking a range finds the pages without protection,
+//! notes them and protects them again, under the page-table lock.
+//!
+//! # What it costs
+//!
+//! A scan that may protect makes KVM drop its mappings of the whole range given to it, dirty or not.
+//! A scan that only looks does not. So [`PagemapLog`] first looks for the next written page, over
+//! long stretches, and gives the protecting scan only the few MiB around what was found: a clean
+//! guest is left in peace, and the number of calls follows the number of dirty places.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hikkoshi_faults::{HostAddr, HostRange, Mode, Process, RangeError, Userfault};
+use hikkoshi_pages::{Extent, PAGE_BYTES, PageBitmap, PageRange, RamLayout};
+use thiserror::Error;
+
+use crate::log::{DirtyError, DirtyLog};
+use crate::merge::Merger;
+use crate::scan::{Clear, first_written, scan};
+use crate::support::{UnsupportedKernel, hugetlb_support};
+
+/// What the protecting scan is given at once: bytes, and a boundary that it does not cross.
+const PIECE: u64 = 4 << 20;
+
+/// What is looked at in one call: bounds how long the process's memory layout stays locked (for
+/// reading, but a writer that waits for it holds up page faults).
+const LOOK: u64 = 256 << 20;
+
+/// The dirty log of another process's (or our own) shared memory.
+#[derive(Debug)]
+pub struct PagemapLog {
+    userfault: Arc<Userfault>,
+    /// `None`: our own memory.
+    process: Option<Arc<Process>>,
+    pagemap: File,
+    layout: RamLayout,
+    /// Where each block begins in the process.
+    hosts: Vec<HostAddr>,
+    /// Taken from the kernel, but not asked for yet: it clears whole huge pages, the caller may
+    /// want a part. Only there when a block has huge pages.
+    carry: Option<PageBitmap>,
+    stopped: AtomicBool,
+}
+
+/// Tracking could not be started; whatever had been registered has been given back.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Addresses and blocks do not match.
+    #[error(
+        "tracking writes: {given} host addresses for {blocks} RAM blocks, or one beyond the address \
+         space"
+    )]
+    Addresses {
+        /// Blocks of the layout.
+        blocks: usize,
+        /// Addresses given.
+        given: usize,
+    },
+    /// This kernel cannot track this kind of memory.
+    #[error("tracking writes to RAM block {block}: {source}")]
+    Unsupported {
+        /// Its name.
+        block: String,
+        /// Why.
+        source: UnsupportedKernel,
+    },
+    /// The pagemap could not be opened.
+    #[error(
+        "tracking writes: opening /proc/{pid}/pagemap: {source}; it needs the process's user, or \
+         CAP_SYS_PTRACE"
+    )]
+    Pagemap {
+        /// The process.
+        pid: u32,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A block could not be registered or protected.
+    #[error("tracking writes to RAM block {block}: {source}")]
+    Block {
+        /// Its name.
+        block: String,
+        /// Why.
+        source: RangeError,
+    },
+}
+
+impl PagemapLog {
+    /// Tracks the memory of the process that `userfault` belongs to. Every block of `layout` lies,
+    /// in one piece, at the host address of the same number, though it may consist of several
+    /// mappings. Every page is clean at the end of this, so what was in memory before has to be
+    /// sent without being asked for.
+    ///
+    /// `userfault` must have been made with [`Features::FOR_DIRTY_LOG`], and not be registered
+    /// anywhere in these blocks. Check [`support`](crate::support) first.
+    ///
+    /// [`Features::FOR_DIRTY_LOG`]: hikkoshi_faults::Features::FOR_DIRTY_LOG
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub fn start(
+        userfault: Arc<Userfault>,
+        layout: &RamLayout,
+        hosts: &[HostAddr],
+    ) -> Result<Self, StartError> {
+        let blocks = layout.blocks().len();
+        let fits = |((block, _), host): (_, &HostAddr)| {
+            let block: &hikkoshi_pages::RamBlock = block;
+            host.checked_add(block.bytes).is_some()
+        };
+        if blocks != hosts.len() || !layout.blocks().zip(hosts).all(fits) {
+            return Err(StartError::Addresses {
+                blocks,
+                given: hosts.len(),
+            });
+        }
+        for (block, _) in layout.blocks() {
+            hugetlb_support(block.host_page).map_err(|source| StartError::Unsupported {
+                block: block.id.clone(),
+                source,
+            })?;
+        }
+        let process = userfault.process().cloned();
+        let pid = process
+            .as_ref()
+            .map_or_else(std::process::id, |process| process.pid());
+        let pagemap = match &process {
+            Some(process) => process.open_proc("pagemap"),
+            None => File::open("/proc/self/pagemap"),
+        }
+        .map_err(|source| StartError::Pagemap { pid, source })?;
+        let huge = layout
+            .blocks()
+            .any(|(block, _)| block.host_page > PAGE_BYTES);
+        // From here on dropping it gives back what has been registered.
+        let log = Self {
+            userfault,
+            process,
+            pagemap,
+            layout: layout.clone(),
+            hosts: hosts.to_vec(),
+            carry: huge.then(|| PageBitmap::empty(layout.pages())),
+            stopped: AtomicBool::new(false),
+        };
+        for (block, range) in log.host_blocks() {
+            let failed = |source| StartError::Block {
+                block: block.id.clone(),
+                source,
+            };
+            log.userfault
+                .register(range, Mode::WRITE_PROTECT)
+                .map_err(failed)?;
+            // By this call and not by a scan, which leaves out what has no page tables yet.
+            log.userfault.write_protect(range, true).map_err(failed)?;
+        }
+        Ok(log)
+    }
+
+    fn host_blocks(&self) -> impl Iterator<Item = (&hikkoshi_pages::RamBlock, HostRange)> {
+        self.layout
+            .blocks()
+            .zip(&self.hosts)
+            .map(|((block, _), host)| (block, HostRange::new(*host, block.bytes)))
+    }
+
+    /// Fails if there is nothing to read (any more).
+    fn check(&self) -> Result<(), DirtyError> {
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(DirtyError::Stopped);
+        }
+        match &self.process {
+            Some(process) if !process.is_alive() => {
+                Err(DirtyError::ProcessGone { pid: process.pid() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What went wrong: the process's end and our own stop look like memory that is not tracked.
+    fn explain(&self, result: Result<(), DirtyError>) -> Result<(), DirtyError> {
+        // Also after success: the memory of a process that has ended reads as clean.
+        self.check().and(result)
+    }
+
+    fn host(&self, extent: Extent) -> Option<HostRange> {
+        let host = self.hosts.get(extent.block)?;
+        let addr = host.checked_add(extent.offset)?;
+        Some(HostRange::new(addr, extent.pages.bytes()))
+    }
+
+    /// Whether a block's memory comes in pages larger than ours.
+    fn is_huge(&self, extent: Extent) -> bool {
+        self.layout
+            .block(extent.block)
+            .is_some_and(|(block, _)| block.host_page > PAGE_BYTES)
+    }
+
+    /// Protects and reports, where the kernel's pages are ours. When it fails, the rest of the piece
+    /// that it failed in is reported: some of that may have been cleared.
+    fn take_small(&self, extent: Extent, dirty: &mut Merger<'_>) -> Result<(), DirtyError> {
+        let Some(range) = self.host(extent) else {
+            return Ok(());
+        };
+        let place = Place { extent, range };
+        let mut rest = range;
+        while rest.len > 0 {
+            let look = first(rest, LOOK.min(rest.len));
+            let Some(found) = first_written(&self.pagemap, look)? else {
+                rest = after(rest, look.len);
+                continue;
+            };
+            rest = after(rest, found.0.saturating_sub(rest.addr.0));
+            let piece = first(rest, (PIECE - rest.addr.0 % PIECE).min(rest.len));
+            let mut reported = piece.addr.0;
+            let result = scan(&self.pagemap, piece, Clear::Yes, |written| {
+                reported = written.addr.0 + written.len;
+                dirty.push(place.pages(written));
+            });
+            if result.is_err() {
+                let unknown = after(piece, reported - piece.addr.0);
+                dirty.push(place.pages(unknown));
+                return result;
+            }
+            rest = after(rest, piece.len);
+        }
+        Ok(())
+    }
+
+    /// The same where the kernel's pages are huge: it clears whole ones, so all that it clears goes
+    /// into `carry`, and what was asked for is taken out of there.
+    fn take_huge(&self, extent: Extent, dirty: &mut Merger<'_>) -> Result<(), DirtyError> {
+        let Some(carry) = &self.carry else {
+            return Ok(());
+        };
+        let aligned = self.layout.round_out(extent.pages);
+        for whole in self.layout.locate_range(aligned) {
+            let Some(range) = self.host(whole) else {
+                continue;
+            };
+            let place = Place {
+                extent: whole,
+                range,
+            };
+            let mut rest = range;
+            while rest.len > 0 {
+                // A piece is a multiple of every huge page size that can be tracked, and blocks
+                // begin on a huge page.
+                let piece = first(rest, (PIECE - rest.addr.0 % PIECE).min(rest.len));
+                let result = match first_written(&self.pagemap, piece) {
+                    Ok(None) => Ok(()),
+                    Ok(Some(_)) => scan(&self.pagemap, piece, Clear::Yes, |written| {
+                        carry.set_range(place.pages(written));
+                    }),
+                    Err(error) => Err(error),
+                };
+                if result.is_err() {
+                    carry.set_range(place.pages(piece));
+                }
+                let mut wanted = place.pages(piece).intersect(extent.pages);
+                while let Some(run) = carry.claim_run(wanted, u64::MAX) {
+                    dirty.push(run);
+                    wanted = PageRange::new(run.end(), wanted.end());
+                }
+                result?;
+                rest = after(rest, piece.len);
+            }
+        }
+        Ok(())
+    }
+
+    fn count_extent(&self, extent: Extent) -> Result<u64, DirtyError> {
+        let aligned = if self.is_huge(extent) {
+            self.layout.round_out(extent.pages)
+        } else {
+            extent.pages
+        };
+        let mut pages = 0;
+        for whole in self.layout.locate_range(aligned) {
+            let Some(range) = self.host(whole) else {
+                continue;
+            };
+            let place = Place {
+                extent: whole,
+                range,
+            };
+            let mut rest = range;
+            // Where the kernel says dirty, `carry` has nothing to add.
+            let mut counted = extent.pages.start();
+            while rest.len > 0 {
+                let look = first(rest, LOOK.min(rest.len));
+                scan(&self.pagemap, look, Clear::No, |written| {
+                    let run = place.pages(written).intersect(extent.pages);
+                    if run.is_empty() {
+                        return;
+                    }
+                    if let Some(carry) = &self.carry {
+                        pages += carry.count_range(PageRange::new(counted, run.start()));
+                    }
+                    pages += run.len();
+                    counted = counted.max(run.end());
+                })?;
+                rest = after(rest, look.len);
+            }
+            if let Some(carry) = &self.carry {
+                pages += carry.count_range(PageRange::new(counted, extent.pages.end()));
+            }
+        }
+        Ok(pages)
+    }
+}
+
+impl DirtyLog for PagemapLog {
+    fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
+        self.check()?;
+        let mut merger = Merger::new(dirty);
+        let mut result = Ok(());
+        for extent in self.layout.locate_range(range) {
+            result = if self.is_huge(extent) {
+                self.take_huge(extent, &mut merger)
+            } else {
+                self.take_small(extent, &mut merger)
+            };
+            if result.is_err() {
+                break;
+            }
+        }
+        drop(merger);
+        self.explain(result)
+    }
+
+    fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
+        self.check()?;
+        let counts = self
+            .layout
+            .locate_range(range)
+            .map(|extent| self.count_extent(extent));
+        let result: Result<u64, DirtyError> = counts.sum();
+        self.check()?;
+        result
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        if self.stopped.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for (block, range) in self.host_blocks() {
+            if let Err(source) = self.userfault.unregister(range) {
+                result = result.and(Err(DirtyError::Stop {
+                    block: block.id.clone(),
+                    source,
+                }));
+            }
+        }
+        result
+    }
+}
+
+impl Drop for PagemapLog {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            tracing::warn!(%error, "write tracking is left on");
+        }
+    }
+}
+
+/// A stretch of pages and where it lies in the process.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    extent: Extent,
+    range: HostRange,
+}
+
+impl Place {
+    /// The pages at `part`, which lies inside, rounded to whole pages.
+    fn pages(&self, part: HostRange) -> PageRange {
+        let start = part.addr.0.saturating_sub(self.range.addr.0);
+        let end = start.saturating_add(part.len).div_ceil(PAGE_BYTES);
+        let page = |number| self.extent.pages.start().saturating_add(number);
+        PageRange::new(page(start / PAGE_BYTES), page(end)).intersect(self.extent.pages)
+    }
+}
+
+/// The first `len` bytes of a range.
+fn first(range: HostRange, len: u64) -> HostRange {
+    HostRange::new(range.addr, len)
+}
+
+/// What comes after the first `len` bytes of a range.
+fn after(range: HostRange, len: u64) -> HostRange {
+    let len = len.min(range.len);
+    HostRange::new(HostAddr(range.addr.0 + len), range.len - len)
+}

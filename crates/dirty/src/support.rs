@@ -1,0 +1,224 @@
+//! Whether this kernel can track writes: found out by doing it, not by its version.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use hikkoshi_faults::{CreateError, Features, HostAddr, Userfault};
+use hikkoshi_pages::{LayoutError, PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use thiserror::Error;
+
+use crate::log::{DirtyError, DirtyLog};
+use crate::pagemap::{PagemapLog, StartError};
+
+/// This kernel cannot track writes from outside. Pre-copy and hybrid migration need that;
+/// post-copy does not.
+#[derive(Debug, Error)]
+pub enum UnsupportedKernel {
+    /// No userfaultfd with asynchronous write protection.
+    #[error("no asynchronous write protection (Linux 6.7 and later have it): {0}")]
+    Userfault(#[from] CreateError),
+    /// It was tried on memory of our own and did not work.
+    #[error("write tracking does not work on this kernel (PAGEMAP_SCAN came with Linux 6.7): {0}")]
+    Tracking(Box<dyn std::error::Error + Send + Sync>),
+    /// It was tried, and gave a wrong answer.
+    #[error(
+        "this kernel's write tracking is wrong: of a test memory's pages {expected:?} were written, \
+         and {found:?} reported; a guest moved by it would be damaged"
+    )]
+    Wrong {
+        /// The pages written.
+        expected: Vec<u64>,
+        /// The pages reported.
+        found: Vec<u64>,
+    },
+    /// Memory of our own to try it on could not be had.
+    #[error("making memory to try write tracking on: {0}")]
+    Memory(#[from] io::Error),
+    /// Huge pages on a kernel that hangs on them.
+    #[error(
+        "2 MiB hugetlb pages are tracked only on Linux 6.18 and later, this is {release}: on older \
+         kernels the scan of huge pages that are not there yet can hang for ever; use ordinary pages, \
+         or move the guest by post-copy"
+    )]
+    HugetlbRelease {
+        /// The running kernel.
+        release: String,
+    },
+    /// Huge pages that no kernel tracks.
+    #[error(
+        "hugetlb pages of {bytes} bytes cannot be tracked: the kernel does not write-protect them; \
+         use 2 MiB or ordinary pages, or move the guest by post-copy"
+    )]
+    HugetlbSize {
+        /// Their size.
+        bytes: u64,
+    },
+}
+
+/// The memory tried on: more than what one page table maps, so that a part has none.
+const BYTES: u64 = 6 << 20;
+
+/// Tries write tracking on a little memory of our own: pages written before, pages written again,
+/// and pages first touched while tracking.
+///
+/// # Errors
+///
+/// What is missing, and which kernel has it.
+pub fn support() -> Result<(), UnsupportedKernel> {
+    let userfault = Arc::new(Userfault::create_for_self(Features::FOR_DIRTY_LOG)?);
+    let memory = Memory::new()?;
+    let layout = RamLayout::new(vec![RamBlock {
+        id: "test memory".to_owned(),
+        bytes: BYTES,
+        host_page: PAGE_BYTES,
+        guest: Vec::new(),
+    }])
+    .map_err(|error: LayoutError| UnsupportedKernel::Tracking(error.into()))?;
+    // Two pages are there before, one of them is written again; the last has no page table.
+    let (kept, rewritten, fresh) = (1, 2, (BYTES - PAGE_BYTES) / PAGE_BYTES);
+    memory.write(kept);
+    memory.write(rewritten);
+    let log = PagemapLog::start(userfault, &layout, &[memory.address()])
+        .map_err(|error: StartError| UnsupportedKernel::Tracking(error.into()))?;
+    memory.write(rewritten);
+    memory.write(fresh);
+    let take = || {
+        let mut found = Vec::new();
+        log.take(layout.all(), &mut |run: PageRange| {
+            found.extend(run.iter().map(Page::index));
+        })
+        .map_err(|error: DirtyError| UnsupportedKernel::Tracking(error.into()))?;
+        Ok::<_, UnsupportedKernel>(found)
+    };
+    for expected in [vec![rewritten, fresh], vec![]] {
+        let found = take()?;
+        if found != expected {
+            return Err(UnsupportedKernel::Wrong { expected, found });
+        }
+    }
+    Ok(())
+}
+
+/// Whether writes to memory that comes in pages of `host_page` bytes can be tracked. Always, for
+/// ordinary ones.
+///
+/// This one does go by the version: finding out by trying would hang the calling thread for good
+/// (`PM_SCAN_WP_MATCHING` over hugetlb with holes). Linux 6.18 was tried and behaves.
+///
+/// # Errors
+///
+/// Why not.
+pub fn hugetlb_support(host_page: u64) -> Result<(), UnsupportedKernel> {
+    const TWO_MIB: u64 = 2 << 20;
+    match host_page {
+        PAGE_BYTES => Ok(()),
+        TWO_MIB => {
+            let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+            if is_at_least(&release, (6, 18)) {
+                Ok(())
+            } else {
+                let release = release.trim().to_owned();
+                Err(UnsupportedKernel::HugetlbRelease { release })
+            }
+        }
+        bytes => Err(UnsupportedKernel::HugetlbSize { bytes }),
+    }
+}
+
+fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    version >= wanted
+}
+
+/// Shared memory of our own, mapped.
+#[derive(Debug)]
+struct Memory {
+    start: NonNull<u8>,
+    _file: OwnedFd,
+}
+
+impl Memory {
+    fn new() -> io::Result<Self> {
+        let file = memfd_create("hikkoshi-support", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, BYTES)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choosing, of a file that nobody
+        // else knows.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                hikkoshi_pages::usize_from(BYTES),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, _file: file })
+    }
+
+    fn address(&self) -> HostAddr {
+        HostAddr(self.start.addr().get() as u64)
+    }
+
+    /// Writes to a page, if there is one of that number.
+    fn write(&self, page: u64) {
+        if page < BYTES / PAGE_BYTES {
+            let offset = hikkoshi_pages::usize_from(page) * PAGE_SIZE;
+            // SAFETY: inside the mapping, which lives as long as this and has no references into
+            // it. Volatile, because the write itself is what it is about.
+            unsafe { self.start.add(offset).write_volatile(1) };
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nothing refers to any more.
+        let _ = unsafe {
+            munmap(
+                self.start.as_ptr().cast(),
+                hikkoshi_pages::usize_from(BYTES),
+            )
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_kernel_can_track() {
+        support().unwrap();
+    }
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        for (release, at_least) in [
+            ("6.18.44-fc-v445\n", true),
+            ("6.18", true),
+            ("6.9.3", false),
+            ("6.17.99-1-amd64", false),
+            ("7.0-rc1", true),
+            ("10.1", true),
+            ("", false),
+        ] {
+            assert_eq!(is_at_least(release, (6, 18)), at_least, "{release}");
+        }
+    }
+
+    #[test]
+    fn only_pages_that_can_be_tracked_are() {
+        hugetlb_support(PAGE_BYTES).unwrap();
+        let error = hugetlb_support(1 << 30).unwrap_err();
+        assert!(error.to_string().contains("post-copy"), "{error}");
+    }
+}

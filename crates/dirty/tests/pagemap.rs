@@ -1,0 +1,443 @@
+//! `PagemapLog` on a second process, with tmpfs and hugetlb memory.
+
+// The unsafe blocks are system calls, and accesses to mappings of the test's own.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+
+#[path = "../../faults/tests/common/mod.rs"]
+mod common;
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use common::{Shared, Target, map_shared};
+use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, contract};
+use hikkoshi_faults::{Features, ForeignUserfault, HostAddr, leftovers};
+use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
+
+const MIB: u64 = 1 << 20;
+const SMALL: u64 = 4 << 10;
+const HUGE: u64 = 2 << 20;
+
+/// Words of the shared page. The guest does one command at a time.
+const COMMAND: usize = 0;
+const DONE: usize = 1;
+const KIND: usize = 2;
+const PAGE: usize = 3;
+const VALUE: usize = 4;
+const WRITING: usize = 5;
+const WRITERS: usize = 6;
+const ADDRESSES: usize = 16;
+
+const WRITE: u64 = 1;
+const TOUCH: u64 = 2;
+
+/// A second process with RAM blocks.
+#[derive(Debug)]
+struct Process {
+    layout: RamLayout,
+    files: Vec<File>,
+    target: TargetBox,
+}
+
+struct TargetBox(Target);
+
+impl std::fmt::Debug for TargetBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {}", self.0.pid)
+    }
+}
+
+impl Process {
+    /// Blocks of so many bytes, of host pages of so many.
+    fn new(blocks: &[(u64, u64)]) -> Self {
+        let layout = RamLayout::new(
+            blocks
+                .iter()
+                .enumerate()
+                .map(|(number, (bytes, host_page))| RamBlock {
+                    id: format!("ram{number}"),
+                    bytes: *bytes,
+                    host_page: *host_page,
+                    guest: Vec::new(),
+                })
+                .collect(),
+        )
+        .unwrap();
+        let files: Vec<File> = blocks
+            .iter()
+            .map(|(bytes, host_page)| memory_file(*bytes, *host_page))
+            .collect();
+        let raw: Vec<(i32, usize)> = files
+            .iter()
+            .zip(blocks)
+            .map(|(file, (bytes, _))| (file.as_raw_fd(), usize::try_from(*bytes).unwrap()))
+            .collect();
+        let inside = layout.clone();
+        let target = Target::spawn(move |shared| guest(shared, &raw, &inside));
+        target.shared.wait(DONE, 1);
+        Self {
+            layout,
+            files,
+            target: TargetBox(target),
+        }
+    }
+
+    fn hosts(&self) -> Vec<HostAddr> {
+        (0..self.files.len())
+            .map(|block| HostAddr(self.target.0.shared.get(ADDRESSES + block)))
+            .collect()
+    }
+
+    fn command(&self, kind: u64, page: Page, value: u64) {
+        let shared = self.target.0.shared;
+        shared.set(KIND, kind);
+        shared.set(PAGE, page.index());
+        shared.set(VALUE, value);
+        let number = shared.add(COMMAND, 1) + 1;
+        while shared.get(DONE) < number + 1 {
+            std::thread::yield_now();
+        }
+    }
+
+    fn take_userfault(&self) -> ForeignUserfault {
+        ForeignUserfault::take(self.target.0.pid, Features::FOR_DIRTY_LOG).unwrap()
+    }
+
+    fn start(&self, taken: &ForeignUserfault) -> PagemapLog {
+        PagemapLog::start(taken.userfault().clone(), &self.layout, &self.hosts()).unwrap()
+    }
+}
+
+impl contract::Guest for Process {
+    fn layout(&self) -> &RamLayout {
+        &self.layout
+    }
+    fn write(&self, page: Page, value: u64) {
+        self.command(WRITE, page, value);
+    }
+    fn touch(&self, page: Page) {
+        self.command(TOUCH, page, 0);
+    }
+    fn start_writing(&self) {
+        self.target.0.shared.set(WRITING, 1);
+        self.target.0.shared.wait(WRITERS, 2);
+    }
+    fn stop_writing(&self) {
+        let shared = self.target.0.shared;
+        shared.set(WRITING, 0);
+        common::eventually("the writers to stop", || shared.get(WRITERS) == 0);
+    }
+    fn read(&self, page: Page) -> u64 {
+        let (block, offset) = self.layout.locate(page).unwrap();
+        let mut bytes = [0; 8];
+        self.files[block].read_exact_at(&mut bytes, offset).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+}
+
+/// What the second process does.
+fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -> i32 {
+    let mappings: Vec<usize> = blocks
+        .iter()
+        .enumerate()
+        .map(|(number, (fd, bytes))| {
+            let start = map_shared(*bytes, *fd);
+            if layout.block(number).unwrap().0.host_page == SMALL && *bytes > 8 * PAGE_SIZE {
+                // Advice for a part makes several mappings out of one.
+                let part = unsafe { start.add(4 * PAGE_SIZE) };
+                let result = unsafe { libc::madvise(part.cast(), PAGE_SIZE, libc::MADV_DONTDUMP) };
+                assert_eq!(result, 0);
+            }
+            shared.set(ADDRESSES + number, start.expose_provenance() as u64);
+            start.addr()
+        })
+        .collect();
+    let word = {
+        let layout = layout.clone();
+        move |page: u64| -> *mut u64 {
+            let (block, offset) = layout.locate(Page::new(page)).unwrap();
+            let address = mappings[block] + usize::try_from(offset).unwrap();
+            std::ptr::with_exposed_provenance_mut(address)
+        }
+    };
+    for seed in [0x1234_5678_9abc_def1u64, 0x0fed_cba9_8765_4321] {
+        let word = word.clone();
+        let pages = layout.pages();
+        std::thread::spawn(move || {
+            let mut random = seed;
+            loop {
+                if shared.get(WRITING) == 0 {
+                    std::thread::sleep(Duration::from_micros(200));
+                    continue;
+                }
+                shared.add(WRITERS, 1);
+                while shared.get(WRITING) != 0 {
+                    for _ in 0..100 {
+                        random ^= random << 13;
+                        random ^= random >> 7;
+                        random ^= random << 17;
+                        unsafe { word(random % pages).write_volatile(random) };
+                    }
+                }
+                shared.add(WRITERS, u64::MAX);
+            }
+        });
+    }
+    for done in 1u64.. {
+        shared.set(DONE, done);
+        while shared.get(COMMAND) < done {
+            std::thread::yield_now();
+        }
+        let at = word(shared.get(PAGE));
+        match shared.get(KIND) {
+            WRITE => unsafe { at.write_volatile(shared.get(VALUE)) },
+            TOUCH => drop(unsafe { at.read_volatile() }),
+            _ => return 1,
+        }
+    }
+    0
+}
+
+fn memory_file(bytes: u64, host_page: u64) -> File {
+    let flags = if host_page == SMALL {
+        libc::MFD_CLOEXEC
+    } else {
+        libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB
+    };
+    let fd = unsafe { libc::memfd_create(c"ram".as_ptr(), flags) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(bytes).unwrap();
+    file
+}
+
+/// Huge pages reserved for a test, given back afterwards.
+struct HugePages(u64);
+
+static RESERVING: Mutex<()> = Mutex::new(());
+const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+impl HugePages {
+    fn read(name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("{POOL}/{name}")).unwrap();
+        text.trim().parse().unwrap()
+    }
+    /// `None`, said loudly, if this machine has none to spare.
+    fn reserve(pages: u64) -> Option<Self> {
+        let _one = RESERVING.lock().unwrap();
+        let before = Self::read("nr_hugepages");
+        let written = std::fs::write(format!("{POOL}/nr_hugepages"), (before + pages).to_string());
+        let now = Self::read("nr_hugepages");
+        if written.is_ok() && now >= before + pages {
+            return Some(Self(pages));
+        }
+        let _ = std::fs::write(format!("{POOL}/nr_hugepages"), before.to_string());
+        eprintln!(
+            "\n*** NOT TESTED: {pages} huge pages of 2 MiB cannot be reserved here ({written:?}, \
+             {before} before, {now} after) ***\n"
+        );
+        None
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _one = RESERVING.lock();
+        let now = Self::read("nr_hugepages");
+        let rest = now.saturating_sub(self.0).to_string();
+        let _ = std::fs::write(format!("{POOL}/nr_hugepages"), rest);
+    }
+}
+
+#[test]
+fn tmpfs_keeps_the_contract() {
+    let process = Process::new(&[
+        (5 * MIB + 3 * SMALL, SMALL),
+        (16 * SMALL, SMALL),
+        (9 * MIB, SMALL),
+    ]);
+    let taken = process.take_userfault();
+    let log = process.start(&taken);
+    contract::check(&process, &log);
+    taken.give_back().unwrap();
+}
+
+#[test]
+fn hugetlb_keeps_the_contract() {
+    let Some(_pages) = HugePages::reserve(8) else {
+        return;
+    };
+    let process = Process::new(&[(4 * HUGE, HUGE), (3 * MIB, SMALL), (4 * HUGE, HUGE)]);
+    let taken = process.take_userfault();
+    let log = process.start(&taken);
+    contract::check(&process, &log);
+    taken.give_back().unwrap();
+}
+
+/// Two that take at once: every page goes to one of them.
+#[test]
+fn several_may_take_at_once() {
+    let process = Process::new(&[(8 * MIB, SMALL)]);
+    let taken = process.take_userfault();
+    let log = process.start(&taken);
+    let all = process.layout.all();
+    for _ in 0..20 {
+        let expected: Vec<Page> = all.iter().step_by(3).collect();
+        for page in &expected {
+            process.command(WRITE, *page, 1);
+        }
+        let mut found: Vec<Page> = std::thread::scope(|scope| {
+            let take = || {
+                let mut found = Vec::new();
+                log.take(all, &mut |run: PageRange| found.extend(run.iter()))
+                    .unwrap();
+                found
+            };
+            let other = scope.spawn(take);
+            let mut found = take();
+            found.extend(other.join().unwrap());
+            found
+        });
+        found.sort_unstable();
+        assert_eq!(found, expected);
+    }
+}
+
+/// Everything is as it was after the stop: nothing registered, the guest runs, tracking can start
+/// again.
+#[test]
+fn what_was_taken_is_given_back() {
+    let process = Process::new(&[(4 * MIB, SMALL)]);
+    for round in 0..3 {
+        let taken = process.take_userfault();
+        let log = process.start(&taken);
+        process.command(WRITE, Page::new(round), 1);
+        assert_eq!(log.count(process.layout.all()).unwrap(), 1);
+        drop(log);
+        taken.give_back().unwrap();
+        drop(taken);
+        let held = hikkoshi_faults::Process::open(process.target.0.pid).unwrap();
+        assert_eq!(leftovers(&held).unwrap(), []);
+        let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", process.target.0.pid));
+        // `uw`: a mapping registered for write protection.
+        assert!(!smaps.unwrap().contains(" uw"), "still registered");
+    }
+    process.command(WRITE, Page::new(7), 1);
+}
+
+#[test]
+fn a_failed_start_leaves_nothing_registered() {
+    let process = Process::new(&[(MIB, SMALL), (MIB, SMALL)]);
+    let taken = process.take_userfault();
+    let mut hosts = process.hosts();
+    hosts[1] = HostAddr(hosts[1].0 + 1);
+    let error = PagemapLog::start(taken.userfault().clone(), &process.layout, &hosts).unwrap_err();
+    assert!(
+        matches!(&error, StartError::Block { block, .. } if block == "ram1"),
+        "{error}"
+    );
+    let error =
+        PagemapLog::start(taken.userfault().clone(), &process.layout, &hosts[..1]).unwrap_err();
+    assert!(matches!(
+        error,
+        StartError::Addresses {
+            blocks: 2,
+            given: 1
+        }
+    ));
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", process.target.0.pid));
+    assert!(!smaps.unwrap().contains(" uw"), "still registered");
+}
+
+/// A process that has ended must not look clean.
+#[test]
+fn the_end_of_the_process_is_an_error() {
+    let process = Process::new(&[(4 * MIB, SMALL)]);
+    let taken = process.take_userfault();
+    let log = process.start(&taken);
+    process.command(WRITE, Page::new(3), 1);
+    process.target.0.kill(libc::SIGKILL);
+    process.target.0.join();
+    let all = process.layout.all();
+    let result = log.take(all, &mut |_| {});
+    assert!(
+        matches!(result, Err(DirtyError::ProcessGone { .. })),
+        "{result:?}"
+    );
+    assert!(matches!(
+        log.count(all),
+        Err(DirtyError::ProcessGone { .. })
+    ));
+    log.stop().unwrap();
+    taken.give_back().unwrap();
+}
+
+/// Memory that was replaced behind our back is noticed, and what may have been cleared on the way
+/// is reported.
+#[test]
+fn memory_that_is_not_tracked_any_more_is_an_error() {
+    let process = Process::new(&[(4 * MIB, SMALL)]);
+    let taken = process.take_userfault();
+    let log = process.start(&taken);
+    process.command(WRITE, Page::new(3), 1);
+    let block = process.layout.block(0).unwrap().0.bytes;
+    let half =
+        hikkoshi_faults::HostRange::new(HostAddr(process.hosts()[0].0 + block / 2), block / 2);
+    taken.userfault().unregister(half).unwrap();
+    let mut found = Vec::new();
+    let all = process.layout.all();
+    let result = log.take(all, &mut |run: PageRange| found.extend(run.iter()));
+    assert!(
+        matches!(result, Err(DirtyError::NotTracked { .. })),
+        "{result:?}"
+    );
+    // Either nothing has been cleared and it is still in the log, or it has been reported.
+    let low = PageRange::new(Page::new(0), Page::new(512));
+    log.take(low, &mut |run: PageRange| found.extend(run.iter()))
+        .unwrap();
+    assert!(found.contains(&Page::new(3)), "{found:?}");
+}
+
+/// Not a test of anything but patience: says how long it takes here.
+#[test]
+fn how_long_it_takes() {
+    let process = Process::new(&[(512 * MIB, SMALL)]);
+    let all = process.layout.all();
+    for page in all {
+        process.command(WRITE, page, 1);
+    }
+    let taken = process.take_userfault();
+    let start = Instant::now();
+    let log = process.start(&taken);
+    println!("512 MiB: started in {:?}", start.elapsed());
+    for (what, every) in [
+        ("no", u64::MAX),
+        ("1 in 100", 100),
+        ("1 in 3", 3),
+        ("all", 1),
+    ] {
+        let written = (0..all.len()).step_by(usize::try_from(every).unwrap_or(usize::MAX));
+        for page in written.skip(usize::from(every == u64::MAX)) {
+            process.command(WRITE, Page::new(page), 2);
+        }
+        for label in ["", "again, clean, "] {
+            let (mut pages, mut runs) = (0, 0);
+            let start = Instant::now();
+            log.take(all, &mut |run: PageRange| {
+                pages += run.len();
+                runs += 1;
+            })
+            .unwrap();
+            println!(
+                "{what} pages written, {label}take: {pages} pages in {runs} runs, {:?}",
+                start.elapsed()
+            );
+        }
+    }
+    let start = Instant::now();
+    log.stop().unwrap();
+    println!("stopped in {:?}", start.elapsed());
+}
