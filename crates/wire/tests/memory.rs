@@ -119,6 +119,36 @@ fn announced_lengths_set_nothing_aside() {
 }
 
 #[test]
+fn bytes_that_could_be_elements_set_nothing_aside_either() {
+    // postcard passes an announced length on if as many bytes follow. They are
+    // not believed until they are elements.
+    for mut payload in [
+        forge(0, ("m", "a", 1u32, "c", "h", true, 1024u64)),
+        forge(
+            0,
+            (
+                "m",
+                "a",
+                1u32,
+                "c",
+                "h",
+                true,
+                (1u64, "b", 1u64, 1u64, 1024u64),
+            ),
+        ),
+        forge(0, 1024u64),
+        forge(1, 32_768u64),
+        forge(4, 32_768u64),
+    ] {
+        payload.resize(payload.len() + 40_000, 0xff);
+        let held = most_held(|| assert!(decode_control::<ToDestination>(&payload).is_err()));
+        assert!(held < 1024, "{held} bytes held for {:02x?}", &payload[..20]);
+        let held = most_held(|| assert!(decode_control::<ToSource>(&payload).is_err()));
+        assert!(held < 1024, "{held} bytes held for {:02x?}", &payload[..20]);
+    }
+}
+
+#[test]
 fn the_most_costly_messages_are_affordable() {
     let piece = (0u64, 0u64, 1u64);
     let head = ("", "", 1u32, "", "", true);
