@@ -3,6 +3,11 @@
 
 // The unsafe blocks are system calls whose arguments are in sight; a wrong one fails a test.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::print_stderr
+)]
 
 mod common;
 
@@ -428,11 +433,8 @@ fn a_process_that_dies_half_way_is_reported() {
                 target.kill(libc::SIGKILL);
             });
             let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING);
-            taken.and_then(|taken| {
-                // To give back to a dead process is fine, at any moment of its dying.
-                taken.give_back().unwrap();
-                Ok(())
-            })
+            // To give back to a dead process is fine, at any moment of its dying.
+            taken.map(|taken| taken.give_back().unwrap())
         });
         match result {
             Ok(()) => {}

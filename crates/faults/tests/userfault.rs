@@ -2,6 +2,11 @@
 
 // The unsafe blocks are system calls and accesses to a mapping of the test's own.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::print_stderr
+)]
 
 mod common;
 

@@ -1,8 +1,13 @@
 //! Second processes for the tests: real ones, made by `fork`, that run a closure of the test.
 
 // Each test program uses a part of this. The unsafe blocks are system calls whose arguments are in
-// sight; a wrong one fails a test.
-#![allow(dead_code, unsafe_code, clippy::undocumented_unsafe_blocks)]
+// sight; a wrong one, or a failed `unwrap`, fails a test.
+#![allow(
+    dead_code,
+    unsafe_code,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used
+)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
