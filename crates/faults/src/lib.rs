@@ -48,6 +48,10 @@ mod process;
 mod stop;
 mod userfault;
 
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod target;
+
 pub use address::{HostAddr, HostRange};
 pub use copy::{Copied, CopyError};
 pub use device::DeviceError;

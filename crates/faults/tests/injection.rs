@@ -303,6 +303,84 @@ fn a_stop_while_injecting_takes_effect() {
     }
 }
 
+/// A thread that is moved out of a restartable sequence must be sent to the sequence's abort handler
+/// when it is put back. The kernel forgets the sequence as soon as it sees the thread elsewhere.
+#[test]
+fn a_restartable_sequence_is_not_forgotten() {
+    #[repr(C, align(32))]
+    struct Sequence {
+        version: u32,
+        flags: u32,
+        start: u64,
+        length: u64,
+        abort: u64,
+    }
+    let target = Target::spawn(|shared| {
+        let mut sequence = Sequence {
+            version: 0,
+            flags: 0,
+            start: 0,
+            length: 0,
+            abort: 0,
+        };
+        // The C library has registered an area of the thread's; its place is `__rseq_offset`.
+        unsafe extern "C" {
+            static __rseq_offset: isize;
+        }
+        while shared.get(1) == 0 {
+            let outcome: u64;
+            unsafe {
+                std::arch::asm!(
+                    "mov {area}, fs:[0]",
+                    "add {area}, {offset}",
+                    "lea {outcome}, [rip + 2f]",
+                    "mov [{sequence} + 8], {outcome}",
+                    "lea {outcome}, [rip + 4f]",
+                    "mov [{sequence} + 24], {outcome}",
+                    "lea {outcome}, [rip + 3f]",
+                    "sub {outcome}, [{sequence} + 8]",
+                    "mov [{sequence} + 16], {outcome}",
+                    "mov [{area} + 8], {sequence}",
+                    // In the sequence: it ends by being aborted only, or if it is forgotten.
+                    "2:",
+                    "mov {outcome}, 1",
+                    "cmp [{area} + 8], {sequence}",
+                    "je 2b",
+                    "3:",
+                    "jmp 5f",
+                    ".long 0x53053053", // the signature that glibc registers
+                    "4:",
+                    "mov {outcome}, 2",
+                    "5:",
+                    "mov qword ptr [{area} + 8], 0",
+                    area = out(reg) _,
+                    outcome = out(reg) outcome,
+                    offset = in(reg) __rseq_offset,
+                    sequence = in(reg) &raw mut sequence,
+                );
+            }
+            if outcome != 2 {
+                return 1;
+            }
+            shared.add(0, 1);
+        }
+        0
+    });
+    target.shared.wait(0, 1);
+    for _ in 0..100 {
+        take_and_give_back(&target);
+    }
+    target.shared.set(1, 1);
+    // Out of the last one.
+    target.kill(libc::SIGSTOP);
+    target.kill(libc::SIGCONT);
+    assert_eq!(
+        target.join(),
+        0,
+        "a sequence went on as if nothing had happened"
+    );
+}
+
 #[test]
 fn many_threads_are_not_disturbed() {
     use std::sync::{Condvar, Mutex};

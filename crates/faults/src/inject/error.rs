@@ -87,14 +87,14 @@ pub enum InjectError {
     },
     /// The injected call is still running.
     #[error(
-        "the system call injected into process {pid} has not ended for {seconds} s; it will be \
+        "the system call injected into process {pid} has not ended for {millis} ms; it will be \
          cleaned up when it does, until then leave this program running"
     )]
     Overdue {
         /// Its number.
         pid: u32,
-        /// How long was waited.
-        seconds: u64,
+        /// How long was waited, milliseconds.
+        millis: u128,
     },
     /// No thread could be started to trace from.
     #[error("attaching to process {pid}: starting a thread for it: {source}")]

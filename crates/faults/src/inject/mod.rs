@@ -22,6 +22,8 @@
 mod error;
 mod remote;
 mod seize;
+#[cfg(test)]
+mod tests;
 mod tracee;
 
 use std::sync::Arc;
@@ -49,6 +51,19 @@ where
     T: Send + 'static,
     E: From<InjectError> + Send + 'static,
 {
+    inject_within(LIMIT, process, work, undo)
+}
+
+fn inject_within<T, E>(
+    limit: Duration,
+    process: &Arc<Process>,
+    work: impl FnOnce(&mut Remote) -> Result<T, E> + Send + 'static,
+    undo: impl FnOnce(T) + Send + 'static,
+) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<InjectError> + Send + 'static,
+{
     let pid = process.pid();
     let process = Arc::clone(process);
     // No buffer: a result is either taken by the caller or comes back to be undone, never lost
@@ -65,11 +80,11 @@ where
             }
         })
         .map_err(|source| InjectError::NoThread { pid, source })?;
-    match receiver.recv_timeout(LIMIT) {
+    match receiver.recv_timeout(limit) {
         Ok(result) => result,
         Err(RecvTimeoutError::Timeout) => Err(InjectError::Overdue {
             pid,
-            seconds: LIMIT.as_secs(),
+            millis: limit.as_millis(),
         }
         .into()),
         // Only a panic of the thread ends the channel without a result.

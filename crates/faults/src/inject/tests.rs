@@ -1,0 +1,199 @@
+//! The moments of an injection that tests from outside cannot hit at will.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use super::*;
+use crate::device::word;
+use crate::target::Target;
+
+/// A process that counts, and notices when its registers or its stack are not its own.
+fn counter() -> (Target, Arc<Process>) {
+    let target = Target::spawn(|shared| {
+        let canary = std::hint::black_box([0x5a5a_5a5a_5a5a_5a5au64; 64]);
+        while shared.get(1) == 0 {
+            shared.add(0, 1);
+            std::thread::sleep(Duration::from_millis(1));
+            if canary.iter().any(|word| *word != 0x5a5a_5a5a_5a5a_5a5a) {
+                return 1;
+            }
+        }
+        0
+    });
+    target.shared.wait(0, 1);
+    let process = Arc::new(Process::open(target.pid).unwrap());
+    (target, process)
+}
+
+fn runs_on(target: &Target) {
+    let laps = target.shared.get(0);
+    target.shared.wait(0, laps + 3);
+    target.shared.set(1, 1);
+    assert_eq!(target.join(), 0);
+}
+
+fn getppid(remote: &mut Remote) -> Result<u64, InjectError> {
+    let result = remote.syscall("asking for its parent", libc::SYS_getppid, [0; 6])?;
+    Ok(result.unwrap())
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn several_calls_in_one_stop() {
+    let (target, process) = counter();
+    let answers = inject(
+        &process,
+        |remote| {
+            let parents = [getppid(remote)?, getppid(remote)?];
+            let bad = remote.syscall(
+                "closing nothing",
+                libc::SYS_close,
+                [word(-1), 0, 0, 0, 0, 0],
+            );
+            Ok::<_, InjectError>((parents, bad?))
+        },
+        drop,
+    );
+    let us = u64::from(std::process::id());
+    assert_eq!(answers.unwrap(), ([us, us], Err(rustix::io::Errno::BADF)));
+    runs_on(&target);
+}
+
+#[test]
+fn death_before_the_call() {
+    let (_target, process) = counter();
+    let pid = process.pid();
+    let result = inject(
+        &process,
+        move |remote| {
+            kill(pid);
+            getppid(remote)
+        },
+        drop,
+    );
+    assert!(
+        matches!(result, Err(InjectError::Died { step, .. }) if step == "asking for its parent"),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn death_after_the_call() {
+    let (_target, process) = counter();
+    let pid = process.pid();
+    let result = inject(
+        &process,
+        move |remote| {
+            let parent = getppid(remote);
+            kill(pid);
+            parent
+        },
+        drop,
+    );
+    assert_eq!(
+        result.unwrap_err().to_string(),
+        format!("process {pid} ended while putting its registers back")
+    );
+}
+
+#[test]
+fn death_while_its_memory_is_used() {
+    let (_target, process) = counter();
+    let pid = process.pid();
+    let result = inject(
+        &process,
+        move |remote| {
+            let scratch = remote.scratch(64)?;
+            kill(pid);
+            // The memory goes some time after the kill; the thread leaves its stop before that.
+            let process = Process::open(pid).unwrap();
+            while process.is_alive() {
+                std::thread::yield_now();
+            }
+            remote.write(scratch.at, &[1; 64])
+        },
+        drop,
+    );
+    assert!(
+        matches!(result, Err(InjectError::Died { .. })),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn borrowed_stack_is_given_back() {
+    let (target, process) = counter();
+    let (before, after) = inject(
+        &process,
+        |remote| {
+            let scratch = remote.scratch(512)?;
+            let (mut before, mut after) = ([0; 512], [0; 512]);
+            remote.read(scratch.at, &mut before)?;
+            remote.write(scratch.at, &[0xa5; 512])?;
+            getppid(remote)?;
+            remote.give_back(&scratch)?;
+            remote.read(scratch.at, &mut after)?;
+            assert_eq!(scratch.at % 16, 0);
+            Ok::<_, InjectError>((before, after))
+        },
+        drop,
+    )
+    .unwrap();
+    assert_eq!(before, after);
+    runs_on(&target);
+}
+
+/// A bug of ours must not take the guest with it.
+#[test]
+fn a_panic_of_ours_leaves_the_process_as_it_was() {
+    let (target, process) = counter();
+    let result: Result<(), _> = inject(
+        &process,
+        |remote| {
+            getppid(remote)?;
+            panic!("meant to: the thread that injects panics")
+        },
+        drop,
+    );
+    assert!(
+        matches!(result, Err(InjectError::Panicked { .. })),
+        "{result:?}"
+    );
+    runs_on(&target);
+}
+
+/// A call that takes too long is not abandoned: the caller is told, and the process put right when
+/// the call ends.
+#[test]
+fn an_overdue_call_is_seen_through_and_undone() {
+    let (target, process) = counter();
+    let (sender, undone) = channel();
+    let result = inject_within(
+        Duration::from_millis(20),
+        &process,
+        |remote| {
+            let scratch = remote.scratch(16)?;
+            let (seconds, nanos) = (0u64, 150_000_000u64);
+            remote.write(
+                scratch.at,
+                [seconds, nanos].map(u64::to_ne_bytes).as_flattened(),
+            )?;
+            let slept =
+                remote.syscall("sleeping", libc::SYS_nanosleep, [scratch.at, 0, 0, 0, 0, 0])?;
+            remote.give_back(&scratch)?;
+            Ok::<_, InjectError>(slept)
+        },
+        move |late| sender.send(late).unwrap(),
+    );
+    assert!(
+        matches!(result, Err(InjectError::Overdue { millis: 20, .. })),
+        "{result:?}"
+    );
+    assert_eq!(undone.recv().unwrap(), Ok(0));
+    runs_on(&target);
+}
