@@ -19,7 +19,7 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 9;
+    const COUNT: u32 = 10;
 }
 
 impl ControlMessage for ToSource {

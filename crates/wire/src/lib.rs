@@ -50,13 +50,16 @@
 //!       |  a barrier on each of them, then
 //!       | RoundDone                         (each round)|
 //!       |---------------------------------------------->|
+//!       |  post-copy: stale pages are dropped while the guest still runs
+//!       | Discard ... DiscardEnd                        |
+//!       |---------------------------------------------->|
+//!       |                                     Discarded |
+//!       |<----------------------------------------------|
 //!       |  switchover: the guest is paused              |
 //!       | DeviceStateChunk ...                          |
-//!       | Discard ...          (post-copy, stale pages) |
-//!       | Owed ...             (post-copy, still to come)
+//!       | Discard, Owed ...    (post-copy: the last few)|
 //!       | Switch               (sums over all of that)  |
 //!       |---------------------------------------------->|
-//!       |                                     Discarded |  (post-copy)
 //!       |                                Ready / Failed |
 //!       |<----------------------------------------------|
 //!       | Commit       (from here on it never resumes)  |
@@ -113,6 +116,7 @@ mod id;
 mod messages;
 mod negotiate;
 mod ranges;
+mod summary;
 
 pub use bounded::MAX_TEXT;
 pub use compatible::{Mismatch, Names};
@@ -132,3 +136,4 @@ pub use id::MigrationId;
 pub use messages::{Mode, ToDestination, ToSource};
 pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
 pub use ranges::{MAX_RANGES, OutsideLayout, PageRanges};
+pub use summary::RequestSummary;

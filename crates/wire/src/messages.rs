@@ -10,6 +10,7 @@ use crate::bounded::{Bytes, List, Reason};
 use crate::description::GuestDescription;
 use crate::device::MAX_DEVICE_CHUNK;
 use crate::ranges::PageRanges;
+use crate::summary::RequestSummary;
 
 /// How the guest's memory is to travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,11 +40,16 @@ pub enum ToDestination {
         /// has come in on every one of them, also those that are late.
         background_links: u16,
     },
-    /// Post-copy: drop these pages. What pre-copy brought of them is stale.
+    /// Post-copy: drop these pages, they are still to come. What pre-copy
+    /// brought of them is stale. May be said several times.
     Discard {
         /// The pages.
         ranges: PageRanges,
     },
+    /// Post-copy: most of what is to be dropped has been named, and the guest
+    /// still runs; say when it is gone. A last `Discard` may follow once the
+    /// guest is paused.
+    DiscardEnd,
     /// Pre-copy: a round is over; its pages lie before a barrier.
     RoundDone {
         /// Its number, from 1 on.
@@ -57,7 +63,8 @@ pub enum ToDestination {
         #[serde(with = "Bytes::<MAX_DEVICE_CHUNK>")]
         bytes: Vec<u8>,
     },
-    /// Post-copy: these pages are still to come. May be said several times.
+    /// Post-copy: these pages are still to come as well; there is nothing to
+    /// drop. May be said several times.
     Owed {
         /// The pages.
         ranges: PageRanges,
@@ -68,10 +75,11 @@ pub enum ToDestination {
         device_bytes: u64,
         /// Its CRC-32C; see [`DeviceStateDigest`](crate::DeviceStateDigest).
         device_crc32c: u32,
-        /// Number of pages in all [`Owed`](Self::Owed) messages; 0 in pre-copy.
+        /// Number of pages still to come: all that [`Discard`](Self::Discard)
+        /// and [`Owed`](Self::Owed) named. 0 in pre-copy.
         owed_pages: u64,
-        /// The sequence number of the last barrier on each background link.
-        barrier: u64,
+        /// Whether the rest comes by post-copy, even if nothing is owed.
+        postcopy: bool,
         /// Whether the guest is to run at the destination. It stays paused if
         /// it was paused before it was moved.
         running: bool,
@@ -104,8 +112,8 @@ pub enum ToSource {
         #[serde(with = "Reason")]
         reason: String,
     },
-    /// All pages of all [`Discard`](ToDestination::Discard) messages so far
-    /// are gone.
+    /// The answer to [`DiscardEnd`](ToDestination::DiscardEnd): all pages of
+    /// all [`Discard`](ToDestination::Discard) messages so far are gone.
     Discarded,
     /// The guest is loaded and could run: the source may commit.
     Ready,
@@ -125,7 +133,10 @@ pub enum ToSource {
         reason: String,
     },
     /// Every page is here: the source is not needed any more.
-    Complete,
+    Complete {
+        /// How long page requests took, for the source's account.
+        requests: RequestSummary,
+    },
     /// The last message: nothing more will come, and nothing more is needed.
     Goodbye,
 }

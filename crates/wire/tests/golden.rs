@@ -17,7 +17,8 @@ use std::path::Path;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     BlockDescription, Capabilities, ControlMessage, Frame, GuestDescription, GuestRangeDescription,
-    Hello, MigrationId, Mode, PageRanges, Role, ToDestination, ToSource, Versions, control_frame,
+    Hello, MigrationId, Mode, PageRanges, RequestSummary, Role, ToDestination, ToSource, Versions,
+    control_frame,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -65,6 +66,7 @@ fn to_destination() -> Vec<ToDestination> {
             background_links: 2,
         },
         ToDestination::Discard { ranges: ranges() },
+        ToDestination::DiscardEnd,
         ToDestination::RoundDone {
             round: 3,
             sequence: 7,
@@ -77,7 +79,7 @@ fn to_destination() -> Vec<ToDestination> {
             device_bytes: 330_000,
             device_crc32c: 0xe306_9283,
             owed_pages: 524_801,
-            barrier: 8,
+            postcopy: true,
             running: true,
         },
         ToDestination::Commit,
@@ -100,7 +102,16 @@ fn to_source() -> Vec<ToSource> {
         ToSource::Failed { reason: reason() },
         ToSource::Resumed,
         ToSource::Cancel { reason: reason() },
-        ToSource::Complete,
+        ToSource::Complete {
+            requests: RequestSummary {
+                count: 1500,
+                mean_ns: 310_000,
+                p50_ns: 250_000,
+                p99_ns: 900_000,
+                max_ns: 1_200_000,
+                buckets: vec![0, 0, 0, 0, 0, 0, 0, 20, 700, 700, 79, 1],
+            },
+        },
         ToSource::Goodbye,
     ]
 }
@@ -111,6 +122,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
     match message {
         ToDestination::Begin { .. } => "to-destination-begin",
         ToDestination::Discard { .. } => "to-destination-discard",
+        ToDestination::DiscardEnd => "to-destination-discard-end",
         ToDestination::RoundDone { .. } => "to-destination-round-done",
         ToDestination::DeviceStateChunk { .. } => "to-destination-device-state-chunk",
         ToDestination::Owed { .. } => "to-destination-owed",
@@ -130,7 +142,7 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::Failed { .. } => "to-source-failed",
         ToSource::Resumed => "to-source-resumed",
         ToSource::Cancel { .. } => "to-source-cancel",
-        ToSource::Complete => "to-source-complete",
+        ToSource::Complete { .. } => "to-source-complete",
         ToSource::Goodbye => "to-source-goodbye",
     }
 }
@@ -207,7 +219,6 @@ fn each_message_has_its_number_and_its_place_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    let expected: Vec<u8> = (0..9).collect();
-    assert_eq!(numbers(&to_destination()), expected);
-    assert_eq!(numbers(&to_source()), expected);
+    assert_eq!(numbers(&to_destination()), (0..10).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..9).collect::<Vec<u8>>());
 }

@@ -16,7 +16,8 @@ use hikkoshi_pages::{GuestRange, Page, PageRange, RamBlock, RamLayout};
 use hikkoshi_wire::{
     BlockDescription, ControlError, EncodeError, Frame, GuestDescription, GuestRangeDescription,
     Hello, HelloError, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_RANGES, MAX_TEXT, Mode,
-    PageRanges, ToDestination, ToSource, control_frame, decode_control, encode_control, negotiate,
+    PageRanges, RequestSummary, ToDestination, ToSource, control_frame, decode_control,
+    encode_control, negotiate,
 };
 use proptest::prelude::*;
 
@@ -234,7 +235,7 @@ fn device_state_chunks_are_bounded() {
     let with = |len: usize| ToDestination::DeviceStateChunk {
         bytes: vec![0x5a; len],
     };
-    let forged = forge(3, vec![0x5au8; MAX_DEVICE_CHUNK + 1]);
+    let forged = forge(4, vec![0x5au8; MAX_DEVICE_CHUNK + 1]);
     bounded(
         &with(MAX_DEVICE_CHUNK),
         &with(MAX_DEVICE_CHUNK + 1),
@@ -263,9 +264,9 @@ fn the_longest_list_of_ranges_fits_in_a_message() {
     let payload = encode_control(&ToDestination::Owed { ranges }).unwrap();
     assert!(payload.len() <= MAX_CONTROL);
     // One more than a list may have, as a faulty peer would send them.
-    let forged = forge(4, vec![(0u64, 1u64); MAX_RANGES + 1]);
+    let forged = forge(5, vec![(0u64, 1u64); MAX_RANGES + 1]);
     let error = decode_control::<ToDestination>(&forged).unwrap_err();
-    assert_eq!(error, ControlError::Malformed { number: 4 });
+    assert_eq!(error, ControlError::Malformed { number: 5 });
 }
 
 #[test]
@@ -304,7 +305,7 @@ fn a_long_reason_is_cut_between_two_characters() {
 
 #[test]
 fn messages_of_a_later_version_are_named_as_such() {
-    for payload in [&[9][..], &[0x80, 0x01]] {
+    for payload in [&[10][..], &[0x80, 0x01]] {
         let error = decode_control::<ToDestination>(payload).unwrap_err();
         assert!(matches!(error, ControlError::Unknown { .. }), "{error}");
         let error = decode_control::<ToSource>(payload).unwrap_err();
@@ -341,4 +342,20 @@ fn a_stranger_is_told_apart_from_a_peer() {
     assert_eq!(forged(12, 3), Err(HelloError::Role { role: 3, index: 0 }));
     assert_eq!(forged(14, 1), Err(HelloError::Role { role: 0, index: 1 }));
     assert!(forged(10, 7).is_ok());
+}
+
+#[test]
+fn histograms_are_bounded() {
+    let with = |buckets: usize| ToSource::Complete {
+        requests: RequestSummary {
+            buckets: vec![1; buckets],
+            ..RequestSummary::default()
+        },
+    };
+    let payload = encode_control(&with(64)).unwrap();
+    assert_eq!(decode_control::<ToSource>(&payload), Ok(with(64)));
+    assert_eq!(encode_control(&with(65)), Err(EncodeError::OutOfBounds));
+    let forged = forge(7, (0u64, 0u64, 0u64, 0u64, 0u64, vec![1u64; 65]));
+    let error = decode_control::<ToSource>(&forged).unwrap_err();
+    assert_eq!(error, ControlError::Malformed { number: 7 });
 }

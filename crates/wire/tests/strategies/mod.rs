@@ -4,7 +4,7 @@ use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     BlockDescription, Capabilities, Frame, GuestDescription, GuestRangeDescription, Hello,
     MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message, MigrationId, Mode,
-    PageRanges, Role, ToDestination, ToSource, Versions,
+    PageRanges, RequestSummary, Role, ToDestination, ToSource, Versions,
 };
 use proptest::prelude::*;
 
@@ -124,6 +124,7 @@ pub fn to_destination() -> impl Strategy<Value = ToDestination> {
             }
         ),
         ranges().prop_map(|ranges| ToDestination::Discard { ranges }),
+        Just(ToDestination::DiscardEnd),
         (any::<u32>(), any::<u64>())
             .prop_map(|(round, sequence)| ToDestination::RoundDone { round, sequence }),
         prop::collection::vec(any::<u8>(), 0..600)
@@ -133,16 +134,16 @@ pub fn to_destination() -> impl Strategy<Value = ToDestination> {
             any::<u64>(),
             any::<u32>(),
             any::<u64>(),
-            any::<u64>(),
+            any::<bool>(),
             any::<bool>()
         )
             .prop_map(
-                |(device_bytes, device_crc32c, owed_pages, barrier, running)| {
+                |(device_bytes, device_crc32c, owed_pages, postcopy, running)| {
                     ToDestination::Switch {
                         device_bytes,
                         device_crc32c,
                         owed_pages,
-                        barrier,
+                        postcopy,
                         running,
                     }
                 }
@@ -151,6 +152,23 @@ pub fn to_destination() -> impl Strategy<Value = ToDestination> {
         text().prop_map(|reason| ToDestination::Cancel { reason }),
         Just(ToDestination::Goodbye),
     ]
+}
+
+fn summary() -> impl Strategy<Value = RequestSummary> {
+    (
+        any::<[u64; 5]>(),
+        prop::collection::vec(any::<u64>(), 0..=64),
+    )
+        .prop_map(
+            |([count, mean_ns, p50_ns, p99_ns, max_ns], buckets)| RequestSummary {
+                count,
+                mean_ns,
+                p50_ns,
+                p99_ns,
+                max_ns,
+                buckets,
+            },
+        )
 }
 
 pub fn to_source() -> impl Strategy<Value = ToSource> {
@@ -163,7 +181,7 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
         text().prop_map(|reason| ToSource::Failed { reason }),
         Just(ToSource::Resumed),
         text().prop_map(|reason| ToSource::Cancel { reason }),
-        Just(ToSource::Complete),
+        summary().prop_map(|requests| ToSource::Complete { requests }),
         Just(ToSource::Goodbye),
     ]
 }
