@@ -1,1 +1,46 @@
-//! The migration engine: pre-copy, switchover, post-copy.
+//! The migration engine: moves a running guest's memory and device state from
+//! one host to another.
+//!
+//! # Model
+//!
+//! A migration has a **source** ([`migrate`]) and a **destination**
+//! ([`receive`]). Each holds its guest through a trait ([`SourceGuest`],
+//! [`DestinationGuest`]) and talks to the other over three kinds of links
+//! ([`link`]): control, urgent, background. Memory is a flat space of 4 KiB
+//! pages (`hikkoshi-pages`), read and written through the RAM blocks' files
+//! ([`RamFiles`]).
+//!
+//! There are three modes ([`Mode`]): **pre-copy** sends rounds of dirty pages
+//! until the rest fits into the downtime; **post-copy** moves the guest first
+//! and lets its pages follow; **hybrid** does one round of pre-copy, then
+//! post-copy. All of them go through one switchover (drawn in
+//! `source/switchover.rs`), which keeps one promise: *at no instant can two
+//! guests run*, and what fails before *commit* leaves the guest running at the
+//! source.
+//!
+//! In post-copy, whoever reads a page request sends the page; who may send a
+//! page is decided by claiming its bit in one atomic bitmap, and presence in
+//! the RAM file is the truth about what has been received.
+//!
+//! # What is missing
+//!
+//! - A link that breaks in post-copy ends the migration with the guest paused
+//!   and nothing lost; taking it up again is not there yet.
+//! - Links are not encrypted.
+//! - One background link; no read-ahead; urgent threads run at the same
+//!   priority as all others.
+
+mod cancel;
+pub mod destination;
+mod guest;
+pub mod link;
+mod ram;
+pub mod source;
+pub mod stats;
+
+pub use cancel::Cancel;
+pub use destination::{ReceiveError, ReceiveWatch, receive};
+pub use guest::{DestinationGuest, GuestError, SourceGuest};
+pub use ram::{RamFile, RamFiles};
+pub use source::{MigrateError, Outcome, SourceOptions, Watch, WhenStalled, migrate};
+pub use stats::{Account, Mode, Observer};

@@ -1,0 +1,157 @@
+//! The guest's memory before the guest is here: filled by pre-copy, emptied
+//! again where it is stale.
+//!
+//! tmpfs is filled with `pwrite`: of three ways the fastest by far (1 GiB:
+//! 0.43 s, against 0.9–1.7 s through a mapping), it leaves no second mapping
+//! that a dropped page would have to be unmapped from, and a full file system
+//! is an error instead of a `SIGBUS`. hugetlbfs cannot be written to and is
+//! mapped; the mapping reserves its pages, so touching them cannot fail.
+
+use std::io;
+use std::sync::Arc;
+
+use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, PageBitmap, PageRange};
+use rustix::fs::{FallocateFlags, SeekFrom};
+use std::os::unix::fs::FileExt;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+use super::error::DestinationFailure;
+use crate::ram::RamFiles;
+
+/// The RAM files, for writing.
+#[derive(Debug)]
+pub(super) struct Memory {
+    ram: Arc<RamFiles>,
+    /// For each block the mapping that it is written through, if it is one
+    /// that cannot be written to as a file.
+    mapped: Vec<Option<MmapRegion>>,
+    /// Pages of mapped blocks that may hold something else than zeros.
+    written: PageBitmap,
+}
+
+impl Memory {
+    /// Takes hold of the RAM files; hugetlbfs is mapped.
+    pub(super) fn open(ram: Arc<RamFiles>) -> Result<Self, DestinationFailure> {
+        let mapped = ram
+            .layout()
+            .blocks()
+            .zip(ram.files())
+            .map(|((block, range), file)| {
+                if block.host_page == PAGE_BYTES {
+                    return Ok(None);
+                }
+                let map = || {
+                    let offset = FileOffset::new(file.file().try_clone()?, file.offset());
+                    let bytes = usize::try_from(block.bytes).map_err(io::Error::other)?;
+                    MmapRegion::from_file(offset, bytes).map_err(io::Error::other)
+                };
+                map()
+                    .map(Some)
+                    .map_err(|cause| DestinationFailure::Ram { range, cause })
+            })
+            .collect::<Result<_, _>>()?;
+        let written = PageBitmap::empty(ram.layout().pages());
+        Ok(Self {
+            ram,
+            mapped,
+            written,
+        })
+    }
+
+    /// Writes the content of `range`.
+    pub(super) fn write(&self, range: PageRange, content: &[u8]) -> Result<(), DestinationFailure> {
+        let fail = |cause| DestinationFailure::Ram { range, cause };
+        let mut rest = content;
+        for extent in self.ram.layout().locate_range(range) {
+            let (piece, tail) = usize::try_from(extent.pages.bytes())
+                .ok()
+                .and_then(|bytes| rest.split_at_checked(bytes))
+                .ok_or_else(|| fail(io::ErrorKind::InvalidInput.into()))?;
+            self.write_extent(&extent, piece).map_err(fail)?;
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    fn write_extent(&self, extent: &Extent, content: &[u8]) -> io::Result<()> {
+        let file = &self.ram.files()[extent.block];
+        match &self.mapped[extent.block] {
+            None => file
+                .file()
+                .write_all_at(content, file.offset() + extent.offset),
+            Some(region) => {
+                self.written.set_range(extent.pages);
+                let at = usize::try_from(extent.offset).map_err(io::Error::other)?;
+                region
+                    .as_volatile_slice()
+                    .write_slice(content, at)
+                    .map_err(io::Error::other)
+            }
+        }
+    }
+
+    /// Makes `range` read as zeros. Allocates nothing.
+    pub(super) fn zero(&self, range: PageRange) -> Result<(), DestinationFailure> {
+        for extent in self.ram.layout().locate_range(range) {
+            if self.mapped[extent.block].is_none() {
+                self.punch(&extent)
+                    .map_err(|cause| DestinationFailure::Ram { range, cause })?;
+                continue;
+            }
+            let written: Vec<_> = self.written.runs(extent.pages).collect();
+            for run in written.into_iter().flat_map(|run| run.chunks(64)) {
+                let zeros = [0; 64 * PAGE_SIZE];
+                let bytes = usize::try_from(run.bytes()).unwrap_or(0);
+                self.write(run, &zeros[..bytes])?;
+                self.written.clear_range(run);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops `range`, so that the next access faults, and makes sure of it.
+    ///
+    /// `range` must be whole host pages.
+    pub(super) fn drop_stale(&self, range: PageRange) -> Result<(), DestinationFailure> {
+        for extent in self.ram.layout().locate_range(range) {
+            let range = extent.pages;
+            let fail = |cause| DestinationFailure::Drop { range, cause };
+            self.punch(&extent).map_err(|e| fail(Some(e)))?;
+            self.written.clear_range(range);
+            if self.mapped[extent.block].is_none()
+                && self.holds_data(&extent).map_err(|e| fail(Some(e)))?
+            {
+                return Err(fail(None));
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops everything.
+    pub(super) fn drop_all(&self) -> Result<(), DestinationFailure> {
+        self.drop_stale(self.ram.layout().all())
+    }
+
+    fn punch(&self, extent: &Extent) -> io::Result<()> {
+        let file = &self.ram.files()[extent.block];
+        Ok(rustix::fs::fallocate(
+            file.as_fd(),
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            file.offset() + extent.offset,
+            extent.pages.bytes(),
+        )?)
+    }
+
+    /// Whether the file has a page there. A hole that was punched into a huge
+    /// page of tmpfs may have been filled with zeros instead, and no access
+    /// to it would fault.
+    fn holds_data(&self, extent: &Extent) -> io::Result<bool> {
+        let file = &self.ram.files()[extent.block];
+        let begin = file.offset() + extent.offset;
+        match rustix::fs::seek(file.as_fd(), SeekFrom::Data(begin)) {
+            Ok(at) => Ok(at < begin + extent.pages.bytes()),
+            Err(rustix::io::Errno::NXIO) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The destination's side of a migration.
+//!
+//! One thread leads ([`receive`]): it accepts a source, drops what is stale
+//! and goes through the switchover. Beside it run one receiver for each link
+//! (`receiver.rs`), which write pages into the RAM files (`memory.rs`) before
+//! the switch and install them (`installer.rs`, `staging.rs`) after it, and
+//! the fault thread (`faults.rs`), which asks for what the guest touches.
+
+mod arrival;
+mod error;
+mod faults;
+mod installer;
+mod memory;
+mod offer;
+mod receiver;
+mod session;
+mod staging;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+
+use hikkoshi_wire::Role;
+
+pub use error::{DestinationFailure, ReceiveError};
+pub use installer::InstallError;
+pub use staging::TooManyPartial;
+
+use crate::cancel::Cancel;
+use crate::guest::DestinationGuest;
+use crate::link::{Incoming, Listener, TICK};
+use crate::source::Outcome;
+use crate::stats::{Account, Observer};
+
+/// Who watches over the receiving side.
+#[derive(Clone)]
+pub struct ReceiveWatch {
+    /// Asks it to stop.
+    pub cancel: Cancel,
+    /// Is told how it goes.
+    pub observer: Arc<dyn Observer>,
+}
+
+impl fmt::Debug for ReceiveWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveWatch").finish_non_exhaustive()
+    }
+}
+
+/// Waits at `listener` for a source and takes its guest into `guest`.
+///
+/// A source whose guest does not fit is refused, and the wait goes on. Returns
+/// when the guest runs here and every page is here.
+///
+/// # Errors
+/// [`ReceiveError`] says what went wrong and where the guest is now, as far as
+/// this side can tell.
+pub fn receive(
+    guest: &mut dyn DestinationGuest,
+    listener: &Listener,
+    watch: &ReceiveWatch,
+) -> Result<Account, ReceiveError> {
+    let stop = Cancel::new();
+    let (sender, incoming) = sync_channel(4);
+    thread::scope(|scope| {
+        let spawned = thread::Builder::new()
+            .name("dst-accept".into())
+            .spawn_scoped(scope, || listener.serve(&sender, &stop));
+        let result = match spawned {
+            Ok(acceptor) => accept(guest, listener, watch, &incoming, || acceptor.is_finished()),
+            Err(error) => Err(at_source(DestinationFailure::Thread(error))),
+        };
+        stop.cancel();
+        result
+    })
+}
+
+/// Waits for sources until one's guest was taken in, or was lost on the way.
+fn accept(
+    guest: &mut dyn DestinationGuest,
+    listener: &Listener,
+    watch: &ReceiveWatch,
+    incoming: &Receiver<Incoming>,
+    listener_ended: impl Fn() -> bool,
+) -> Result<Account, ReceiveError> {
+    loop {
+        if watch.cancel.is_cancelled() {
+            return Err(at_source(DestinationFailure::Cancelled));
+        }
+        if listener_ended() {
+            let error = std::io::Error::other("the listening socket failed");
+            return Err(at_source(DestinationFailure::Listen(error)));
+        }
+        let Ok(link) = incoming.recv_timeout(TICK) else {
+            continue;
+        };
+        if link.role != Role::Control {
+            continue; // Left over from a source that was refused.
+        }
+        listener.expect(Some(link.id));
+        let peer = link.peer.clone();
+        match offer::hear(guest, link) {
+            Ok(offered) => {
+                watch
+                    .observer
+                    .notice(&format!("a guest arrives from {peer}"));
+                return arrival::run(guest, offered, incoming, watch);
+            }
+            Err(why) => {
+                watch
+                    .observer
+                    .notice(&format!("refused a guest from {peer}: {why}"));
+                listener.expect(None);
+            }
+        }
+    }
+}
+
+fn at_source(cause: DestinationFailure) -> ReceiveError {
+    ReceiveError {
+        cause,
+        outcome: Outcome::AtSource,
+    }
+}

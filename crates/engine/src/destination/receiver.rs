@@ -1,0 +1,201 @@
+//! The threads that receive pages, one for each link.
+
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hikkoshi_pages::{PAGE_SIZE, PageRange};
+use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
+
+use super::error::DestinationFailure;
+use super::installer::Installer;
+use super::memory::Memory;
+use super::session::Event;
+use crate::link::{LinkError, LinkReader, LinkWriter};
+use crate::stats::{Counters, Tracker};
+
+/// The source hears of applied bytes at least this often, so that a window of
+/// twice as much keeps the link busy.
+const ACK_EVERY: u64 = 32 << 10;
+
+/// The largest frame's content. A small constant: no truncation.
+#[allow(clippy::cast_possible_truncation)]
+const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
+
+/// Where received pages go: into the RAM file, and from the switchover on
+/// through the installer.
+#[derive(Debug)]
+pub(super) struct Sink {
+    pub(super) memory: Memory,
+    pub(super) installer: OnceLock<Arc<Installer>>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) tracker: Arc<Tracker>,
+}
+
+/// Which link a receiver serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Urgent,
+    Background,
+}
+
+/// Receives background pages and acknowledges them.
+pub(super) fn start_background(
+    sink: Arc<Sink>,
+    reader: LinkReader,
+    acks: LinkWriter,
+    events: SyncSender<Event>,
+) -> Result<JoinHandle<()>, DestinationFailure> {
+    start(Kind::Background, sink, reader, Some(acks), events)
+}
+
+/// Receives the pages that were asked for.
+pub(super) fn start_urgent(
+    sink: Arc<Sink>,
+    reader: LinkReader,
+    events: SyncSender<Event>,
+) -> Result<JoinHandle<()>, DestinationFailure> {
+    start(Kind::Urgent, sink, reader, None, events)
+}
+
+fn start(
+    kind: Kind,
+    sink: Arc<Sink>,
+    reader: LinkReader,
+    acks: Option<LinkWriter>,
+    events: SyncSender<Event>,
+) -> Result<JoinHandle<()>, DestinationFailure> {
+    let name = match kind {
+        Kind::Urgent => "dst-urgent",
+        Kind::Background => "dst-background",
+    };
+    let mut receiver = Receiver {
+        kind,
+        sink,
+        reader,
+        acks,
+        acked: 0,
+        buffer: vec![0; FRAME_BYTES],
+        events,
+    };
+    thread::Builder::new()
+        .name(name.into())
+        .spawn(move || {
+            let failure = receiver.run();
+            // Nobody listens any more once the migration is over.
+            let _ = receiver.events.send(Event::Failed(failure));
+        })
+        .map_err(DestinationFailure::Thread)
+}
+
+#[derive(Debug)]
+struct Receiver {
+    kind: Kind,
+    sink: Arc<Sink>,
+    reader: LinkReader,
+    acks: Option<LinkWriter>,
+    acked: u64,
+    buffer: Vec<u8>,
+    events: SyncSender<Event>,
+}
+
+impl Receiver {
+    /// Receives until something fails; the end of the link is that, too.
+    fn run(&mut self) -> DestinationFailure {
+        let doing = match self.kind {
+            Kind::Urgent => "receiving urgent pages",
+            Kind::Background => "receiving background pages",
+        };
+        loop {
+            let before = self.reader.received();
+            let frame = match self.reader.frame() {
+                Ok(frame) => frame,
+                Err(cause) => return DestinationFailure::Link { doing, cause },
+            };
+            let applied = match frame {
+                Frame::Pages { range } => self.pages(range, doing),
+                Frame::Zeros { range } => self.zeros(range),
+                other => Err(DestinationFailure::unexpected(doing, &other)),
+            };
+            let result = applied.and_then(|last| {
+                if last {
+                    let _ = self.events.send(Event::AllReceived);
+                }
+                self.acknowledge()
+            });
+            if let Err(failure) = result {
+                return failure;
+            }
+            self.count(&frame, self.reader.received() - before);
+        }
+    }
+
+    fn pages(&mut self, range: PageRange, doing: &'static str) -> Result<bool, DestinationFailure> {
+        // The decoder bounds a frame to what the buffer holds.
+        let content = usize::try_from(range.bytes())
+            .ok()
+            .and_then(|bytes| self.buffer.get_mut(..bytes))
+            .ok_or_else(|| DestinationFailure::unexpected(doing, &range))?;
+        self.reader
+            .payload(content)
+            .map_err(DestinationFailure::link(doing))?;
+        match self.sink.installer.get() {
+            Some(installer) => Ok(installer.install(range, content)?),
+            None => self.sink.memory.write(range, content).map(|()| false),
+        }
+    }
+
+    fn zeros(&mut self, range: PageRange) -> Result<bool, DestinationFailure> {
+        match self.sink.installer.get() {
+            Some(installer) => Ok(installer.install_zeros(range)?),
+            None => self.sink.memory.zero(range).map(|()| false),
+        }
+    }
+
+    /// Tells the source what was applied: often enough, and at once when
+    /// nothing more is there to be read.
+    fn acknowledge(&mut self) -> Result<(), DestinationFailure> {
+        let Some(acks) = &mut self.acks else {
+            return Ok(());
+        };
+        let bytes = self.reader.received();
+        let doing = "acknowledging background pages";
+        let due = bytes - self.acked >= ACK_EVERY
+            || !self
+                .reader
+                .is_ready(Duration::ZERO)
+                .map_err(DestinationFailure::link(doing))?;
+        if due {
+            match acks.frame(Frame::Ack { bytes }) {
+                // A source that has closed has all the acknowledgements that
+                // it waits for.
+                Ok(()) | Err(LinkError::Closed | LinkError::Io(_)) => self.acked = bytes,
+                Err(cause) => return Err(DestinationFailure::Link { doing, cause }),
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&self, frame: &Frame, bytes: u64) {
+        let counters = &self.sink.counters;
+        let (pages, total) = match (self.kind, self.sink.installer.get().is_some()) {
+            (Kind::Urgent, _) => (&counters.urgent, &counters.urgent_bytes),
+            (Kind::Background, true) => (&counters.background, &counters.background_bytes),
+            (Kind::Background, false) => (&counters.precopy, &counters.precopy_bytes),
+        };
+        let range = match *frame {
+            Frame::Pages { range } => {
+                Counters::add(pages, range.len());
+                range
+            }
+            Frame::Zeros { range } => {
+                Counters::add(&counters.zero, range.len());
+                range
+            }
+            _ => return,
+        };
+        Counters::add(total, bytes);
+        self.sink.tracker.done(range.len());
+    }
+}

@@ -1,0 +1,146 @@
+//! What the engine asks of a guest, on either side.
+//!
+//! A virtual-machine monitor takes part in a migration by implementing one of
+//! the two traits here. The engine never knows what stands behind them: the
+//! QEMU adapter does, from outside the process; a monitor of one's own may,
+//! from inside.
+
+use std::error::Error;
+use std::fmt;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_faults::Userfault;
+use hikkoshi_wire::GuestDescription;
+
+use crate::ram::RamFiles;
+
+/// What went wrong inside a guest adapter, in the adapter's own words.
+///
+/// The text says what was being done, to what, what went wrong and what to do
+/// next; the engine adds only what became of the guest.
+#[derive(Debug)]
+pub struct GuestError(Box<dyn Error + Send + Sync>);
+
+impl GuestError {
+    /// Wraps an adapter's error.
+    pub fn new(inner: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(inner.into())
+    }
+}
+
+impl fmt::Display for GuestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for GuestError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// A running guest that is to be moved away.
+///
+/// The engine calls the methods in this order: [`start_dirty_log`] (not in
+/// post-copy without pre-copy rounds), [`pause`], [`save_device_state`], then
+/// either [`resume`] (the migration failed) or nothing (it succeeded), and
+/// [`release`] last, in every case.
+///
+/// [`start_dirty_log`]: SourceGuest::start_dirty_log
+/// [`pause`]: SourceGuest::pause
+/// [`save_device_state`]: SourceGuest::save_device_state
+/// [`resume`]: SourceGuest::resume
+/// [`release`]: SourceGuest::release
+pub trait SourceGuest: Send {
+    /// The machine as the destination must provide it.
+    ///
+    /// `running` says whether the guest runs now; a guest that its owner
+    /// paused stays paused at the destination.
+    fn describe(&self) -> &GuestDescription;
+
+    /// The guest's memory, for reading.
+    fn ram(&self) -> Arc<RamFiles>;
+
+    /// Starts to log writes to the guest's memory.
+    ///
+    /// From the return of this call on, no write is missed. May be called
+    /// once; the log ends with [`release`](Self::release).
+    fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError>;
+
+    /// Stops the guest, with everything for saving its device state set up
+    /// beforehand; gives the instant at which it stopped.
+    ///
+    /// On an error the guest runs on (or stays as its owner left it).
+    fn pause(&mut self) -> Result<Instant, GuestError>;
+
+    /// Saves the paused guest's device state into `sink`.
+    ///
+    /// May dirty guest memory: the last [`DirtyLog::take`] comes afterwards.
+    fn save_device_state(&mut self, sink: &mut dyn Write) -> Result<(), GuestError>;
+
+    /// Lets a paused guest run again as if nothing had happened.
+    ///
+    /// Must work at any point: when [`pause`](Self::pause) was never called,
+    /// and when `pause` or `save_device_state` failed half-way. A guest that
+    /// its owner had paused stays paused.
+    fn resume(&mut self) -> Result<(), GuestError>;
+
+    /// Gives back everything that was taken from the guest's process.
+    /// Idempotent.
+    fn release(&mut self) -> Result<(), GuestError>;
+}
+
+/// An empty machine that waits for a guest.
+///
+/// Order of the calls: [`prepare`], then, if post-copy is possible,
+/// [`take_userfault`], [`load_device_state`], [`resume`], [`release`].
+///
+/// [`prepare`]: DestinationGuest::prepare
+/// [`take_userfault`]: DestinationGuest::take_userfault
+/// [`load_device_state`]: DestinationGuest::load_device_state
+/// [`resume`]: DestinationGuest::resume
+/// [`release`]: DestinationGuest::release
+pub trait DestinationGuest: Send {
+    /// The machine as it is here, to be compared with the source's.
+    fn describe(&self) -> &GuestDescription;
+
+    /// The machine's memory, for filling.
+    fn ram(&self) -> Arc<RamFiles>;
+
+    /// Readies the machine to be filled: from here on it never runs before
+    /// [`resume`](Self::resume) says so.
+    fn prepare(&mut self) -> Result<(), GuestError>;
+
+    /// A userfaultfd of the process that holds the machine's memory, with
+    /// nothing registered yet, and where each RAM block begins in that
+    /// process (bytes, one address a block, in layout order).
+    fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError>;
+
+    /// Loads the device state. Touches guest memory: with post-copy, faults
+    /// are answered while this runs.
+    fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError>;
+
+    /// Lets the guest run; gives the instant from which it does.
+    ///
+    /// With `running == false` the guest stays paused (its owner had paused
+    /// it at the source) and the call only settles the machine's state.
+    fn resume(&mut self, running: bool) -> Result<Instant, GuestError>;
+
+    /// Stops the guest, as far as that can be done within a few seconds:
+    /// the last resort before its memory stops arriving.
+    fn stop(&mut self) -> Result<(), GuestError>;
+
+    /// Leaves the userfaultfd inside the guest's process, so that faults wait
+    /// instead of reading zeros, and forgets it: for a migration that broke
+    /// in post-copy and may be taken up again.
+    fn abandon_userfault(&mut self);
+
+    /// Gives back everything that was taken from the machine's process. Only
+    /// called when every page is present or the guest will never run here.
+    /// Idempotent.
+    fn release(&mut self) -> Result<(), GuestError>;
+}

@@ -1,0 +1,127 @@
+//! Where a peer is: `HOST:PORT` or `unix:PATH`.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// The address of a destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// TCP: a host (name or address) and a port, as written.
+    Tcp(String),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+/// Why a text is not an address.
+#[derive(Debug, Error)]
+#[error("'{0}' is not an address; write HOST:PORT, [IPV6]:PORT or unix:PATH")]
+pub struct AddressError(String);
+
+/// Why a host's name could not be turned into an address.
+#[derive(Debug, Error)]
+#[error("cannot look up '{address}': {cause}")]
+pub struct ResolveError {
+    address: String,
+    cause: std::io::Error,
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() {
+                return Err(AddressError(text.into()));
+            }
+            return Ok(Self::Unix(path.into()));
+        }
+        match text.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(Self::Tcp(text.into()))
+            }
+            _ => Err(AddressError(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(text) => f.write_str(text),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Address {
+    /// The socket addresses behind a TCP address; none for a unix socket.
+    ///
+    /// # Errors
+    /// When the name cannot be looked up or means no address.
+    pub fn resolve(&self) -> Result<Vec<SocketAddr>, ResolveError> {
+        let Self::Tcp(text) = self else {
+            return Ok(Vec::new());
+        };
+        let wrap = |cause| ResolveError {
+            address: text.clone(),
+            cause,
+        };
+        let found: Vec<_> = text.to_socket_addrs().map_err(wrap)?.collect();
+        if found.is_empty() {
+            return Err(wrap(std::io::ErrorKind::NotFound.into()));
+        }
+        Ok(found)
+    }
+
+    /// Whether everything sent there stays on this machine.
+    ///
+    /// # Errors
+    /// When the name cannot be looked up.
+    pub fn is_local(&self) -> Result<bool, ResolveError> {
+        Ok(self.resolve()?.iter().all(|a| a.ip().is_loopback()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_writes() {
+        for text in [
+            "10.0.0.1:7000",
+            "[::1]:7000",
+            "host.example:1",
+            "unix:/run/a",
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_no_address() {
+        for text in ["", "host", ":70", "host:", "host:70000", "unix:"] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains("HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn knows_loopback() {
+        assert!(
+            "127.0.0.1:1"
+                .parse::<Address>()
+                .unwrap()
+                .is_local()
+                .unwrap()
+        );
+        assert!("[::1]:1".parse::<Address>().unwrap().is_local().unwrap());
+        assert!("unix:/x".parse::<Address>().unwrap().is_local().unwrap());
+        assert!(!"0.0.0.0:1".parse::<Address>().unwrap().is_local().unwrap());
+        assert!(!"10.1.2.3:1".parse::<Address>().unwrap().is_local().unwrap());
+    }
+}

@@ -1,0 +1,143 @@
+//! The sending end of a background link: paced, bounded, acknowledged.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hikkoshi_pages::PageRange;
+use hikkoshi_wire::{Frame, HEADER_LEN};
+
+use super::framed::TICK;
+use super::{LinkError, LinkReader, LinkWriter, Pace, Window};
+use crate::cancel::Cancel;
+
+/// Pushes pages that nobody asked for (yet).
+///
+/// One thread owns it and does everything: it writes pages, reads the peer's
+/// acknowledgements, and waits while the [`Window`] is full or the [`Pace`]
+/// says so.
+#[derive(Debug)]
+pub struct BackgroundSender {
+    writer: LinkWriter,
+    reader: LinkReader,
+    window: Window,
+    pace: Pace,
+}
+
+impl BackgroundSender {
+    /// A sender on a new link; `bandwidth` is its ceiling in bytes a second.
+    pub fn new(reader: LinkReader, writer: LinkWriter, bandwidth: Option<u64>) -> Self {
+        let now = Instant::now();
+        Self {
+            writer,
+            reader,
+            window: Window::new(now),
+            pace: Pace::new(bandwidth, now),
+        }
+    }
+
+    /// From now on urgent pages share the network with this link.
+    pub fn yield_to_urgent(&mut self) {
+        self.window.bound();
+    }
+
+    /// Bytes sent so far, headers included.
+    pub fn sent(&self) -> u64 {
+        self.window.sent()
+    }
+
+    /// Sends the content of `range` when there is room for it.
+    ///
+    /// # Errors
+    /// The link's failure; [`LinkError::Stopped`] when `stop` is set before
+    /// there is room.
+    pub fn pages(
+        &mut self,
+        range: PageRange,
+        content: &[u8],
+        stop: &Cancel,
+    ) -> Result<(), LinkError> {
+        self.make_room((HEADER_LEN + content.len()) as u64, stop)?;
+        self.writer.pages(range, content)?;
+        self.book(stop)
+    }
+
+    /// Says that `range` holds only zeros.
+    ///
+    /// # Errors
+    /// As [`pages`](Self::pages).
+    pub fn zeros(&mut self, range: PageRange, stop: &Cancel) -> Result<(), LinkError> {
+        self.make_room(HEADER_LEN as u64, stop)?;
+        self.writer.frame(Frame::Zeros { range })?;
+        self.book(stop)
+    }
+
+    /// Waits until the peer has applied everything that was sent.
+    ///
+    /// # Errors
+    /// The link's failure; [`LinkError::Stopped`] when `stop` is set before.
+    pub fn drain(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+        while self.window.in_flight() > 0 {
+            self.read_acks(TICK)?;
+            check(stop)?;
+        }
+        Ok(())
+    }
+
+    /// Accounts for what the writer has sent since the last call and keeps to
+    /// the pace.
+    fn book(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+        let now = Instant::now();
+        let bytes = self.writer.sent() - self.window.sent();
+        self.window.on_sent(bytes, now);
+        let until = now + self.pace.spend(bytes, now);
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            if left.is_zero() {
+                break;
+            }
+            check(stop)?;
+            thread::sleep(left.min(TICK));
+        }
+        Ok(())
+    }
+
+    /// Waits until `bytes` may leave.
+    ///
+    /// # Errors
+    /// As [`pages`](Self::pages).
+    pub fn make_room(&mut self, bytes: u64, stop: &Cancel) -> Result<(), LinkError> {
+        check(stop)?;
+        self.read_acks(Duration::ZERO)?;
+        while !self.window.has_room(bytes) {
+            self.read_acks(TICK)?;
+            check(stop)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the acknowledgements that are there, waiting for the first one
+    /// no longer than `wait`.
+    fn read_acks(&mut self, wait: Duration) -> Result<(), LinkError> {
+        let mut wait = wait;
+        while self.reader.is_ready(wait)? {
+            wait = Duration::ZERO;
+            match self.reader.frame()? {
+                Frame::Ack { bytes } if self.window.on_ack(bytes, Instant::now()) => {}
+                other => {
+                    return Err(LinkError::Protocol(format!(
+                        "{other:?} on a background link, {} bytes sent",
+                        self.window.sent()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check(stop: &Cancel) -> Result<(), LinkError> {
+    if stop.is_cancelled() {
+        Err(LinkError::Stopped)
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,27 @@
+//! The connections of one migration and how they share a network.
+//!
+//! A migration has one **control** link (messages), one **urgent** link (page
+//! requests one way, the pages they ask for the other way, nothing else) and
+//! **background** links (pages nobody asked for). Each is a stream socket of
+//! its own, so that none can stand in another's way; each begins with a
+//! [`Hello`](hikkoshi_wire::Hello) that binds it to its migration by an
+//! unguessable id.
+
+mod address;
+mod background;
+mod framed;
+mod handshake;
+mod listener;
+mod pace;
+mod stream;
+mod window;
+
+pub use address::{Address, AddressError, ResolveError};
+pub use background::BackgroundSender;
+pub(crate) use framed::TICK;
+pub use framed::{LinkError, LinkReader, LinkWriter, split};
+pub use handshake::{HandshakeError, hello, open};
+pub use listener::{Incoming, Listener};
+pub use pace::Pace;
+pub use stream::{PEER_TIMEOUT, Stream};
+pub use window::Window;

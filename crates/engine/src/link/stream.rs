@@ -1,0 +1,139 @@
+//! A connected socket of either family, shared by its reader and its writer.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+
+use super::Address;
+
+/// How long a peer may leave sent bytes unacknowledged before the link counts
+/// as broken (`TCP_USER_TIMEOUT`, RFC 5482).
+pub const PEER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a connection attempt may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connected stream socket. Reading and writing take `&self`: one thread
+/// reads, one thread writes.
+#[derive(Debug)]
+pub enum Stream {
+    /// A TCP connection.
+    Tcp(TcpStream),
+    /// A unix stream connection.
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Connects to `address`, trying each of its socket addresses in turn.
+    ///
+    /// # Errors
+    /// The last attempt's error.
+    pub fn connect(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Unix(path) => Ok(Self::Unix(UnixStream::connect(path)?)),
+            Address::Tcp(_) => {
+                let found = address.resolve().map_err(io::Error::other)?;
+                let mut last = io::Error::from(io::ErrorKind::NotFound);
+                for socket_address in found {
+                    match TcpStream::connect_timeout(&socket_address, CONNECT_TIMEOUT) {
+                        Ok(stream) => return Self::tcp(stream),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// Takes over an accepted or connected TCP socket: no Nagle delay, and a
+    /// silently dead peer is noticed.
+    ///
+    /// # Errors
+    /// What `setsockopt` says.
+    pub fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_user_timeout(Some(PEER_TIMEOUT))?;
+        socket.set_tcp_keepalive(
+            &TcpKeepalive::new()
+                .with_time(PEER_TIMEOUT / 4)
+                .with_interval(PEER_TIMEOUT / 8)
+                .with_retries(4),
+        )?;
+        Ok(Self::Tcp(stream))
+    }
+
+    /// Bounds every later `read` and `write` call; `None`: they wait for ever.
+    ///
+    /// # Errors
+    /// What `setsockopt` says.
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Tcp(s) => s
+                .set_read_timeout(timeout)
+                .and_then(|()| s.set_write_timeout(timeout)),
+            Self::Unix(s) => s
+                .set_read_timeout(timeout)
+                .and_then(|()| s.set_write_timeout(timeout)),
+        }
+    }
+
+    /// Ends the connection in both directions; whoever is blocked on it wakes.
+    pub fn shutdown(&self) {
+        // An error means that it is over already, which is what was wanted.
+        let _ = match self {
+            Self::Tcp(s) => s.shutdown(Shutdown::Both),
+            Self::Unix(s) => s.shutdown(Shutdown::Both),
+        };
+    }
+
+    /// Bounds the kernel's send buffer, in bytes.
+    ///
+    /// # Errors
+    /// What `setsockopt` says.
+    pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
+        SockRef::from(self).set_send_buffer_size(bytes)
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(s) => s.as_fd(),
+            Self::Unix(s) => s.as_fd(),
+        }
+    }
+}
+
+impl Read for &Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(s) => (&mut &*s).read(buffer),
+            Stream::Unix(s) => (&mut &*s).read(buffer),
+        }
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(s) => (&mut &*s).write(buffer),
+            Stream::Unix(s) => (&mut &*s).write(buffer),
+        }
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(s) => (&mut &*s).write_vectored(pieces),
+            Stream::Unix(s) => (&mut &*s).write_vectored(pieces),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+//! The guest's memory as files: how the source reads it and what both sides
+//! know of it.
+//!
+//! Pages are read with `pread`, not through a mapping: reading a hole through
+//! a mapping would allocate it, a full file system would kill the engine with
+//! `SIGBUS`, and a second mapping costs a page fault a page (measured on
+//! tmpfs, 1 GiB: `pread` 0.47 s, filling through a mapping 0.9–1.7 s against
+//! 0.43 s with `pwrite`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use hikkoshi_pages::{PAGE_BYTES, PageRange, RamLayout};
+use rustix::fs::SeekFrom;
+
+/// One RAM block's file.
+#[derive(Debug)]
+pub struct RamFile {
+    file: File,
+    offset: u64,
+}
+
+impl RamFile {
+    /// `file` holds the block from byte `offset` on. It must be open for
+    /// reading at the source and for reading and writing at the destination.
+    pub fn new(file: File, offset: u64) -> Self {
+        Self { file, offset }
+    }
+
+    /// The file itself.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The file itself, for mapping.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Where in the file the block begins, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+/// All of a guest's memory: the layout and one file for each block.
+#[derive(Debug)]
+pub struct RamFiles {
+    layout: RamLayout,
+    files: Vec<RamFile>,
+}
+
+impl RamFiles {
+    /// Joins a layout and its blocks' files, in layout order; `None` when
+    /// their numbers differ.
+    pub fn new(layout: RamLayout, files: Vec<RamFile>) -> Option<Self> {
+        (layout.blocks().count() == files.len()).then_some(Self { layout, files })
+    }
+
+    /// Which page is where.
+    pub fn layout(&self) -> &RamLayout {
+        &self.layout
+    }
+
+    /// The blocks' files, in layout order.
+    pub fn files(&self) -> &[RamFile] {
+        &self.files
+    }
+
+    /// Reads the pages of `range` into `buffer`, which must be of just that
+    /// size. Holes read as zeros and stay holes.
+    ///
+    /// # Errors
+    /// What `pread` says; [`io::ErrorKind::UnexpectedEof`] when the file was
+    /// truncated; [`io::ErrorKind::InvalidInput`] when `buffer` has another
+    /// size than `range`.
+    pub fn read(&self, range: PageRange, buffer: &mut [u8]) -> io::Result<()> {
+        if buffer.len() as u64 != range.bytes() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "buffer and page range differ in size",
+            ));
+        }
+        let mut rest = buffer;
+        for extent in self.layout.locate_range(range) {
+            let (piece, tail) = usize::try_from(extent.pages.bytes())
+                .ok()
+                .and_then(|bytes| rest.split_at_mut_checked(bytes))
+                .ok_or(io::ErrorKind::InvalidInput)?;
+            let file = &self.files[extent.block];
+            file.file
+                .read_exact_at(piece, file.offset + extent.offset)?;
+            rest = tail;
+        }
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "page range reaches beyond the guest's memory",
+            ))
+        }
+    }
+
+    /// The first run of pages in `range` that the files hold data for, or
+    /// `None` when all of it is holes. A hole reads as zeros.
+    ///
+    /// File systems that cannot tell (hugetlbfs) say that everything is data.
+    ///
+    /// # Errors
+    /// What `lseek` says.
+    pub fn next_data(&self, range: PageRange) -> io::Result<Option<PageRange>> {
+        for extent in self.layout.locate_range(range) {
+            let file = &self.files[extent.block];
+            let begin = file.offset + extent.offset;
+            let end = begin + extent.pages.bytes();
+            let data = match rustix::fs::seek(&file.file, SeekFrom::Data(begin)) {
+                Ok(at) if at < end => at,
+                // ENXIO: nothing but a hole up to the end of the file.
+                Ok(_) | Err(rustix::io::Errno::NXIO) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let hole = rustix::fs::seek(&file.file, SeekFrom::Hole(data))?.min(end);
+            let page = |bytes| extent.pages.start().saturating_add(bytes);
+            return Ok(Some(extent.pages.intersect(PageRange::new(
+                page((data - begin) / PAGE_BYTES),
+                page((hole - begin).div_ceil(PAGE_BYTES)),
+            ))));
+        }
+        Ok(None)
+    }
+}

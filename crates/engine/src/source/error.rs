@@ -1,0 +1,120 @@
+//! How moving a guest away can fail, and where the guest is then.
+
+use std::fmt;
+use std::io;
+
+use hikkoshi_dirty::DirtyError;
+use thiserror::Error;
+
+use crate::guest::GuestError;
+use crate::link::{HandshakeError, LinkError};
+
+/// Where the guest is after a migration that did not succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// At the source, as it was before.
+    AtSource,
+    /// Nowhere: paused, or waiting for pages that do not come. Nothing is
+    /// lost: the memory is still there, on both hosts.
+    Paused,
+}
+
+/// Why a guest was not moved.
+#[derive(Debug)]
+pub struct MigrateError {
+    /// What went wrong.
+    pub cause: SourceFailure,
+    /// What became of the guest.
+    pub outcome: Outcome,
+    /// What else went wrong while the guest was brought back, if it did.
+    pub aftermath: Vec<GuestError>,
+}
+
+impl fmt::Display for MigrateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)?;
+        for error in &self.aftermath {
+            write!(f, "; then: {error}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for MigrateError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.source()
+    }
+}
+
+/// What can go wrong at the source.
+#[derive(Debug, Error)]
+pub enum SourceFailure {
+    /// No link to the destination.
+    #[error("connecting to the destination at {address}: {cause}")]
+    Connect {
+        /// The address as given.
+        address: String,
+        /// What went wrong.
+        cause: HandshakeError,
+    },
+    /// The destination will not have this guest.
+    #[error("the destination refuses the guest: {0}")]
+    Refused(String),
+    /// A link failed.
+    #[error("{doing}: {cause}")]
+    Link {
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        cause: LinkError,
+    },
+    /// The guest's adapter failed.
+    #[error("{0}")]
+    Guest(#[from] GuestError),
+    /// Guest memory could not be read.
+    #[error("reading the guest's memory: {0}")]
+    Ram(#[from] io::Error),
+    /// The dirty log failed.
+    #[error("reading the dirty log: {0}")]
+    DirtyLog(#[from] DirtyError),
+    /// The destination failed before it took the guest over.
+    #[error("the destination failed: {0}")]
+    Destination(String),
+    /// Cancelled here.
+    #[error("cancelled")]
+    Cancelled,
+    /// Cancelled there.
+    #[error("cancelled at the destination: {0}")]
+    CancelledThere(String),
+    /// Pre-copy did not converge, and was told to stop then.
+    #[error(
+        "pre-copy does not converge: after {rounds} rounds {dirty_mib} MiB are still dirty, and \
+         at {mib_per_second} MiB/s they need longer than the downtime allowed; \
+         allow more downtime (--max-downtime), or use --mode hybrid"
+    )]
+    NotConverging {
+        /// Rounds done.
+        rounds: u32,
+        /// What is left, in MiB.
+        dirty_mib: u64,
+        /// The rate seen, in MiB/s.
+        mib_per_second: u64,
+    },
+    /// The point of no return could not be recorded.
+    #[error("preparing the commit: {0}")]
+    Commit(io::Error),
+    /// The system has no room for another thread.
+    #[error("starting a thread: {0}")]
+    Thread(io::Error),
+}
+
+impl SourceFailure {
+    /// Adds to a link's failure what was being done; being stopped is a
+    /// cancellation.
+    pub(super) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
+        move |cause| match cause {
+            LinkError::Stopped => Self::Cancelled,
+            cause => Self::Link { doing, cause },
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The source's side of a migration.
+//!
+//! One thread leads ([`migrate`]): it connects (`session.rs`), runs the
+//! pre-copy rounds itself (`precopy.rs`) and the switchover
+//! (`switchover.rs`). In post-copy two more send pages, each on its own link:
+//! `urgent.rs` answers requests, `postcopy.rs` pushes the rest. They share
+//! nothing but the claim bitmap (`owed.rs`).
+
+mod error;
+mod options;
+mod owed;
+mod pieces;
+mod postcopy;
+mod precopy;
+mod session;
+mod switchover;
+mod urgent;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use error::{MigrateError, Outcome, SourceFailure};
+pub use options::{SourceOptions, WhenStalled};
+
+use crate::cancel::Cancel;
+use crate::guest::{GuestError, SourceGuest};
+use crate::link::{Address, BackgroundSender};
+use crate::ram::RamFiles;
+use crate::stats::{Account, Counters, LatencySummary, Mode, Observer, Phase, Tracker};
+use owed::Owed;
+use precopy::{Precopy, Verdict};
+use session::Session;
+use switchover::{Rest, SwitchError, Switched};
+
+/// Who watches over a migration from outside.
+pub struct Watch<'a> {
+    /// Asks it to stop.
+    pub cancel: Cancel,
+    /// Is told how it goes.
+    pub observer: Arc<dyn Observer>,
+    /// Called once, right before *commit* is sent: from its return on, nobody
+    /// may resume the guest at the source, not even when this process dies.
+    /// When it fails, nothing is committed.
+    pub point_of_no_return: &'a mut dyn FnMut() -> io::Result<()>,
+}
+
+impl fmt::Debug for Watch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+/// What all parts of one migration share.
+#[derive(Debug)]
+struct Move {
+    ram: Arc<RamFiles>,
+    counters: Arc<Counters>,
+    progress: Arc<Tracker>,
+    observer: Arc<dyn Observer>,
+    cancel: Cancel,
+}
+
+impl Move {
+    /// Fails once somebody has cancelled.
+    fn check(&self) -> Result<(), SourceFailure> {
+        if self.cancel.is_cancelled() {
+            Err(SourceFailure::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Moves `guest` to the destination that listens at `address`.
+///
+/// Returns when the guest runs there and every page is there.
+///
+/// # Errors
+/// [`MigrateError`] says what went wrong and where the guest is now. Whatever
+/// it is, everything taken from the guest's process was given back.
+pub fn migrate(
+    guest: &mut dyn SourceGuest,
+    address: &Address,
+    options: &SourceOptions,
+    watch: &mut Watch<'_>,
+) -> Result<Account, MigrateError> {
+    let observer = Arc::clone(&watch.observer);
+    let shared = Move {
+        ram: guest.ram(),
+        counters: Arc::default(),
+        progress: Arc::default(),
+        observer: Arc::clone(&observer),
+        cancel: watch.cancel.clone(),
+    };
+    let begun = Instant::now();
+    let result = run(&shared, guest, address, options, watch);
+    let released = guest.release();
+    match result {
+        Ok(Moved {
+            downtime_ms,
+            rounds,
+            postcopy,
+            requests,
+        }) => {
+            if let Err(error) = released {
+                observer.notice(&format!("the guest has moved, but: {error}"));
+            }
+            Ok(Account {
+                mode: options.mode,
+                total_ms: begun.elapsed().as_secs_f64() * 1e3,
+                downtime_ms,
+                rounds,
+                postcopy,
+                pages: shared.counters.pages(shared.ram.layout().pages()),
+                bytes: shared.counters.bytes(),
+                request_latency_us: requests,
+            })
+        }
+        Err(mut error) => {
+            error.aftermath.extend(released.err());
+            Err(error)
+        }
+    }
+}
+
+/// A migration that succeeded.
+struct Moved {
+    downtime_ms: f64,
+    rounds: u32,
+    postcopy: bool,
+    requests: LatencySummary,
+}
+
+fn run(
+    shared: &Move,
+    guest: &mut dyn SourceGuest,
+    address: &Address,
+    options: &SourceOptions,
+    watch: &mut Watch<'_>,
+) -> Result<Moved, MigrateError> {
+    shared.progress.begin(Phase::Connecting, 0, 0);
+    let (mut session, mut background) = Session::open(shared, address, guest.describe(), options)
+        .map_err(|cause| at_source(cause, Vec::new()))?;
+    let owed = Arc::new(Owed::none(shared.ram.layout().pages()));
+    let mut rounds = 0;
+    let switched = approach(
+        shared,
+        guest,
+        options,
+        &mut session,
+        &mut background,
+        &owed,
+        &mut rounds,
+    )
+    .map_err(SwitchError::BeforeCommit)
+    .and_then(|rest| {
+        switchover::switch(
+            shared,
+            watch,
+            guest,
+            &mut session,
+            &mut background,
+            rest,
+            &owed,
+        )
+    });
+    let Switched { downtime, urgent } = match switched {
+        Ok(switched) => switched,
+        Err(SwitchError::BeforeCommit(cause)) => {
+            return Err(call_off(guest, &mut session, cause));
+        }
+        Err(SwitchError::AfterCommit(cause)) => return Err(paused(cause)),
+    };
+    let postcopy = urgent.is_some();
+    let requests = postcopy::run(shared, &mut session, background, &owed).map_err(paused)?;
+    if let Some(urgent) = urgent {
+        urgent.join();
+    }
+    Ok(Moved {
+        downtime_ms: downtime.as_secs_f64() * 1e3,
+        rounds,
+        postcopy,
+        requests,
+    })
+}
+
+/// Everything before the guest is stopped.
+fn approach<'a>(
+    shared: &'a Move,
+    guest: &mut dyn SourceGuest,
+    options: &SourceOptions,
+    session: &mut Session,
+    background: &mut BackgroundSender,
+    owed: &Owed,
+    rounds: &mut u32,
+) -> Result<Rest<'a>, SourceFailure> {
+    let rest = if options.mode == Mode::Postcopy {
+        Rest::Postcopy
+    } else {
+        let log = guest.start_dirty_log()?;
+        let mut precopy = Precopy::new(shared, Arc::clone(&log));
+        let verdict = precopy.run(background, options);
+        *rounds = precopy.rounds();
+        match verdict? {
+            Verdict::Converged => {
+                *rounds += 1;
+                Rest::Precopy(precopy)
+            }
+            Verdict::SwitchNow => Rest::Hybrid(log),
+        }
+    };
+    switchover::announce(shared, session, background, &rest, owed)?;
+    Ok(rest)
+}
+
+/// Ends a migration that has not been committed: the guest first, then the
+/// destination.
+fn call_off(
+    guest: &mut dyn SourceGuest,
+    session: &mut Session,
+    cause: SourceFailure,
+) -> MigrateError {
+    let resumed = guest.resume();
+    let reason = match &cause {
+        SourceFailure::Cancelled => "cancelled at the source".to_owned(),
+        cause => format!("the source failed: {cause}"),
+    };
+    session.call_off(reason);
+    match resumed {
+        Ok(()) => at_source(cause, Vec::new()),
+        Err(error) => MigrateError {
+            cause,
+            outcome: Outcome::Paused,
+            aftermath: vec![error],
+        },
+    }
+}
+
+fn at_source(cause: SourceFailure, aftermath: Vec<GuestError>) -> MigrateError {
+    MigrateError {
+        cause,
+        outcome: Outcome::AtSource,
+        aftermath,
+    }
+}
+
+fn paused(cause: SourceFailure) -> MigrateError {
+    MigrateError {
+        cause,
+        outcome: Outcome::Paused,
+        aftermath: Vec::new(),
+    }
+}

@@ -1,0 +1,264 @@
+//! The source's end of a migration's connections.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+
+use hikkoshi_pages::RamLayout;
+use hikkoshi_wire::{GuestDescription, Limits, MigrationId, Role, ToDestination, ToSource};
+
+use super::error::SourceFailure;
+use super::{Move, SourceOptions};
+use crate::cancel::Cancel;
+use crate::link::{
+    Address, BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Stream, TICK,
+    hello, open, split,
+};
+
+/// Messages and failures waiting for the main thread: few, so that a peer
+/// that floods the control link blocks itself.
+const EVENTS: usize = 16;
+
+/// What the main thread waits for.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The destination said something.
+    Said(ToSource),
+    /// A link's thread ended.
+    Ended(&'static str, LinkError),
+    /// Guest memory could not be read.
+    RamFailed(io::Error),
+}
+
+/// Whether a migration can still be called off.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stage<'a> {
+    /// By either side; here, by this flag.
+    BeforeCommit(&'a Cancel),
+    /// By nobody.
+    AfterCommit,
+}
+
+/// All links to one destination.
+#[derive(Debug)]
+pub(super) struct Session {
+    control: LinkWriter,
+    events: Receiver<Event>,
+    sender: SyncSender<Event>,
+    streams: Vec<Arc<Stream>>,
+    /// Ends every thread that works on a link.
+    pub(super) stop: Cancel,
+    /// The urgent link's two ends, where post-copy is possible.
+    pub(super) urgent: Option<(LinkReader, LinkWriter)>,
+    /// The guest's layout with the destination's host page sizes.
+    pub(super) destination: RamLayout,
+}
+
+impl Session {
+    /// Connects to `address`, offers the guest, and opens the other links once
+    /// the destination has accepted it. Gives the background link by itself:
+    /// it changes hands.
+    pub(super) fn open(
+        shared: &Move,
+        address: &Address,
+        description: &GuestDescription,
+        options: &SourceOptions,
+    ) -> Result<(Self, BackgroundSender), SourceFailure> {
+        let connect = |cause| SourceFailure::Connect {
+            address: address.to_string(),
+            cause,
+        };
+        let id = MigrationId::from_bytes(random().map_err(|e| connect(HandshakeError::Io(e)))?);
+        let limits = Limits {
+            pages: shared.ram.layout().pages(),
+        };
+        let stop = Cancel::new();
+        let dial = |role| open(address, &hello(role, id)).map_err(connect);
+
+        let stream = Arc::new(dial(Role::Control)?);
+        let doing = "offering the guest to the destination";
+        let (mut reader, mut control) =
+            split(&stream, limits, &shared.cancel).map_err(|e| connect(HandshakeError::Io(e)))?;
+        control
+            .control(&ToDestination::Begin {
+                description: description.clone(),
+                mode: options.mode.into(),
+                may_postcopy: options.may_postcopy(),
+                background_links: 1,
+            })
+            .map_err(SourceFailure::link(doing))?;
+        let host_pages = match reader.control().map_err(SourceFailure::link(doing))? {
+            ToSource::Accept { host_pages } => host_pages,
+            ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
+            other => return Err(unexpected(doing, &other)),
+        };
+        let destination = with_host_pages(shared.ram.layout(), &host_pages)
+            .ok_or_else(|| unexpected(doing, &host_pages))?;
+
+        let background = Arc::new(dial(Role::Background { index: 0 })?);
+        let urgent = options
+            .may_postcopy()
+            .then(|| dial(Role::Urgent).map(Arc::new))
+            .transpose()?;
+
+        let split = |stream: &Arc<Stream>| {
+            split(stream, limits, &stop).map_err(|e| connect(HandshakeError::Io(e)))
+        };
+        let (acks, pages) = split(&background)?;
+        let (_, control) = split(&stream)?;
+        let mut streams = vec![Arc::clone(&stream), background];
+        streams.extend(urgent.clone());
+        let urgent = urgent.as_ref().map(split).transpose()?;
+
+        let (sender, events) = sync_channel(EVENTS);
+        let mut session = Self {
+            control,
+            events,
+            sender,
+            streams,
+            stop,
+            urgent,
+            destination,
+        };
+        session.listen(reader)?;
+        let background = BackgroundSender::new(acks, pages, options.bandwidth);
+        Ok((session, background))
+    }
+
+    /// Starts the thread that turns control messages into events.
+    fn listen(&mut self, mut reader: LinkReader) -> Result<(), SourceFailure> {
+        let events = self.sender.clone();
+        reader.set_stop(self.stop.clone());
+        thread::Builder::new()
+            .name("src-control".into())
+            .spawn(move || {
+                loop {
+                    let (event, last) = match reader.control() {
+                        Ok(message) => (Event::Said(message), false),
+                        Err(error) => (Event::Ended("the control link", error), true),
+                    };
+                    if events.send(event).is_err() || last {
+                        return;
+                    }
+                }
+            })
+            .map(drop)
+            .map_err(SourceFailure::Thread)
+    }
+
+    /// Where the links' threads report to.
+    pub(super) fn events(&self) -> SyncSender<Event> {
+        self.sender.clone()
+    }
+
+    /// Sends a control message.
+    pub(super) fn say(
+        &mut self,
+        message: &ToDestination,
+        doing: &'static str,
+    ) -> Result<(), SourceFailure> {
+        self.control
+            .control(message)
+            .map_err(SourceFailure::link(doing))
+    }
+
+    /// Waits for the next message; `None` after a tick without one.
+    pub(super) fn hear(
+        &self,
+        doing: &'static str,
+        stage: Stage<'_>,
+    ) -> Result<Option<ToSource>, SourceFailure> {
+        match self.events.recv_timeout(TICK) {
+            Ok(Event::Said(ToSource::Failed { reason })) => Err(SourceFailure::Destination(reason)),
+            Ok(Event::Said(ToSource::Cancel { reason })) => match stage {
+                Stage::BeforeCommit(_) => Err(SourceFailure::CancelledThere(reason)),
+                // It crossed the commit, which the destination will obey.
+                Stage::AfterCommit => Ok(None),
+            },
+            Ok(Event::Said(message)) => Ok(Some(message)),
+            Ok(Event::Ended(link, cause)) => {
+                tracing::debug!(link, %cause, "a link ended");
+                Err(SourceFailure::Link { doing, cause })
+            }
+            Ok(Event::RamFailed(cause)) => Err(SourceFailure::Ram(cause)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(SourceFailure::Link {
+                doing,
+                cause: LinkError::Closed,
+            }),
+        }
+    }
+
+    /// Waits for a message that `wanted` accepts; any other breaks the
+    /// protocol.
+    pub(super) fn expect(
+        &self,
+        doing: &'static str,
+        stage: Stage<'_>,
+        wanted: impl Fn(&ToSource) -> bool,
+    ) -> Result<(), SourceFailure> {
+        loop {
+            if let Stage::BeforeCommit(cancel) = stage
+                && cancel.is_cancelled()
+            {
+                return Err(SourceFailure::Cancelled);
+            }
+            match self.hear(doing, stage)? {
+                Some(message) if wanted(&message) => return Ok(()),
+                Some(other) => return Err(unexpected(doing, &other)),
+                None => {}
+            }
+        }
+    }
+
+    /// Tells the destination that nothing comes of it, and ends all links.
+    pub(super) fn call_off(&mut self, reason: String) {
+        // The links' end tells the destination as much, only less clearly.
+        if let Err(error) = self.say(&ToDestination::Cancel { reason }, "calling off") {
+            tracing::debug!(%error, "the destination does not hear the cancellation");
+        }
+        self.close();
+    }
+
+    /// Ends all links.
+    pub(super) fn close(&self) {
+        self.stop.cancel();
+        for stream in &self.streams {
+            stream.shutdown();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+pub(super) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> SourceFailure {
+    let text: String = format!("{message:?}").chars().take(200).collect();
+    SourceFailure::Link {
+        doing,
+        cause: LinkError::Protocol(format!("unexpected answer {text}")),
+    }
+}
+
+fn random() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(io::Error::other)?;
+    Ok(id)
+}
+
+/// `layout` with other host page sizes; `None` if they do not fit it.
+fn with_host_pages(layout: &RamLayout, host_pages: &[u64]) -> Option<RamLayout> {
+    if layout.blocks().len() != host_pages.len() {
+        return None;
+    }
+    let blocks = layout.blocks().zip(host_pages).map(|((block, _), &size)| {
+        let mut block = block.clone();
+        block.host_page = size;
+        block
+    });
+    RamLayout::new(blocks.collect()).ok()
+}

@@ -1,0 +1,134 @@
+//! The account at the end.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use super::LatencySummary;
+
+/// How a guest is moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// All memory first, then the guest.
+    Precopy,
+    /// The guest first, then all memory.
+    Postcopy,
+    /// One round (or more) of pre-copy, then the guest, then the rest.
+    Hybrid,
+}
+
+impl Mode {
+    /// The name on the command line and on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Precopy => "precopy",
+            Self::Postcopy => "postcopy",
+            Self::Hybrid => "hybrid",
+        }
+    }
+}
+
+impl From<Mode> for hikkoshi_wire::Mode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Precopy => Self::Precopy,
+            Mode::Postcopy => Self::Postcopy,
+            Mode::Hybrid => Self::Hybrid,
+        }
+    }
+}
+
+impl From<hikkoshi_wire::Mode> for Mode {
+    fn from(mode: hikkoshi_wire::Mode) -> Self {
+        match mode {
+            hikkoshi_wire::Mode::Precopy => Self::Precopy,
+            hikkoshi_wire::Mode::Postcopy => Self::Postcopy,
+            hikkoshi_wire::Mode::Hybrid => Self::Hybrid,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::Precopy, Self::Postcopy, Self::Hybrid]
+            .into_iter()
+            .find(|mode| mode.name() == text)
+            .ok_or_else(|| format!("'{text}' is no mode; write precopy, postcopy or hybrid"))
+    }
+}
+
+/// Pages by the way they went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Pages {
+    /// Sent with their content in pre-copy, repeats included.
+    pub precopy: u64,
+    /// Sent as a mark, for they held only zeros, in any phase.
+    pub zero: u64,
+    /// Sent because the destination asked for them.
+    pub urgent: u64,
+    /// Sent in post-copy before anybody asked.
+    pub background: u64,
+    /// In the guest's RAM in all.
+    pub guest: u64,
+}
+
+/// Bytes on the links, frame headers included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Bytes {
+    /// On the background link, in pre-copy.
+    pub precopy: u64,
+    /// On the urgent link.
+    pub urgent: u64,
+    /// On the background link, in post-copy.
+    pub background: u64,
+    /// Device state, without framing.
+    pub device_state: u64,
+}
+
+/// What a finished migration cost. The command line writes it as JSON.
+#[derive(Debug, Clone, Serialize)]
+pub struct Account {
+    /// How the guest was moved, as asked for.
+    pub mode: Mode,
+    /// From the connection to the last page received, in milliseconds.
+    pub total_ms: f64,
+    /// From the guest's stop at the source until the source heard that it
+    /// runs at the destination, in milliseconds; 0 for a guest that was
+    /// paused by its owner. At the destination: from the moment the source
+    /// said that its guest is stopped.
+    pub downtime_ms: f64,
+    /// Pre-copy rounds, the last one with the guest stopped included.
+    pub rounds: u32,
+    /// Whether the guest switched before all of its memory was there.
+    pub postcopy: bool,
+    /// Pages by kind.
+    pub pages: Pages,
+    /// Bytes by kind.
+    pub bytes: Bytes,
+    /// From reading a fault to the installed page, as the destination
+    /// measured it, in µs.
+    pub request_latency_us: LatencySummary,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_have_names() {
+        for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
+            assert_eq!(mode.name().parse::<Mode>().unwrap(), mode);
+        }
+        assert!("fast".parse::<Mode>().unwrap_err().contains("precopy"));
+    }
+}

@@ -1,0 +1,178 @@
+//! Request latencies.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use hikkoshi_wire::RequestSummary;
+use serde::Serialize;
+
+/// The longest latency that is told apart: longer ones count as this.
+const LONGEST_NS: u64 = 600_000_000_000;
+
+/// Latencies of page requests, to three significant digits.
+#[derive(Debug, Clone)]
+pub struct Latency(Histogram<u64>);
+
+impl Default for Latency {
+    fn default() -> Self {
+        #[allow(clippy::expect_used)] // Constants that hdrhistogram accepts.
+        Self(Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("valid bounds"))
+    }
+}
+
+/// The requests that took at most so long, and longer than the bucket before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Bucket {
+    /// Upper bound, in µs: a power of two.
+    pub le_us: u64,
+    /// Requests in the bucket.
+    pub count: u64,
+}
+
+/// A distribution of latencies, in µs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct LatencySummary {
+    /// How many requests.
+    pub count: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// The median.
+    pub p50: f64,
+    /// 99 of 100 were no slower.
+    pub p99: f64,
+    /// The slowest.
+    pub max: f64,
+    /// Power-of-two buckets from the first to the last that is not empty.
+    pub histogram: Vec<Bucket>,
+}
+
+impl Latency {
+    /// Adds one request.
+    pub fn record(&mut self, latency: Duration) {
+        let ns = u64::try_from(latency.as_nanos()).unwrap_or(LONGEST_NS);
+        self.0.saturating_record(ns.max(1));
+    }
+
+    /// Adds another thread's requests.
+    pub fn merge(&mut self, other: &Self) {
+        // Both have the same bounds, the only way to fail.
+        let _ = self.0.add(&other.0);
+    }
+
+    /// The distribution so far.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn summary(&self) -> LatencySummary {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let mut histogram = Vec::new();
+        if !self.0.is_empty() {
+            let mut le_us = 1;
+            let mut below = 0;
+            while below < self.0.len() {
+                let upto = self.0.count_between(0, le_us * 1000);
+                if upto > below || !histogram.is_empty() {
+                    histogram.push(Bucket {
+                        le_us,
+                        count: upto - below,
+                    });
+                }
+                below = upto;
+                le_us *= 2;
+            }
+        }
+        LatencySummary {
+            count: self.0.len(),
+            mean: self.0.mean() / 1000.0,
+            p50: us(self.0.value_at_quantile(0.5)),
+            p99: us(self.0.value_at_quantile(0.99)),
+            max: us(self.0.max()),
+            histogram,
+        }
+    }
+}
+
+impl From<&LatencySummary> for RequestSummary {
+    /// In nanoseconds, as the wire has it.
+    fn from(summary: &LatencySummary) -> Self {
+        // Times are positive and far below 2^64 ns.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let ns = |us: f64| (us * 1000.0).round() as u64;
+        let mut buckets = Vec::new();
+        for bucket in &summary.histogram {
+            buckets.resize(bucket.le_us.ilog2() as usize, 0);
+            buckets.push(bucket.count);
+        }
+        Self {
+            count: summary.count,
+            mean_ns: ns(summary.mean),
+            p50_ns: ns(summary.p50),
+            p99_ns: ns(summary.p99),
+            max_ns: ns(summary.max),
+            buckets,
+        }
+    }
+}
+
+impl From<RequestSummary> for LatencySummary {
+    fn from(sent: RequestSummary) -> Self {
+        #[allow(clippy::cast_precision_loss)]
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let buckets = sent.buckets.iter().enumerate();
+        Self {
+            count: sent.count,
+            mean: us(sent.mean_ns),
+            p50: us(sent.p50_ns),
+            p99: us(sent.p99_ns),
+            max: us(sent.max_ns),
+            histogram: buckets
+                .map(|(power, &count)| Bucket {
+                    le_us: 1 << power.min(63),
+                    count,
+                })
+                .skip_while(|bucket| bucket.count == 0)
+                .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_up() {
+        let mut latency = Latency::default();
+        for us in [3, 3, 3, 100] {
+            latency.record(Duration::from_micros(us));
+        }
+        let mut other = Latency::default();
+        other.record(Duration::from_secs(4000));
+        let summary = latency.summary();
+        assert_eq!(summary.count, 4);
+        assert!((summary.mean - 27.25).abs() < 0.1, "{}", summary.mean);
+        assert!((summary.p50 - 3.0).abs() < 0.1);
+        assert_eq!(
+            summary.histogram.first().unwrap(),
+            &Bucket { le_us: 4, count: 3 }
+        );
+        assert_eq!(
+            summary.histogram.last().unwrap(),
+            &Bucket {
+                le_us: 128,
+                count: 1
+            }
+        );
+        latency.merge(&other);
+        assert_eq!(latency.summary().count, 5);
+        let total: u64 = latency.summary().histogram.iter().map(|b| b.count).sum();
+        assert_eq!(total, 5);
+        let sent = RequestSummary::from(&latency.summary());
+        let back = LatencySummary::from(sent);
+        assert_eq!(back.histogram, latency.summary().histogram);
+        assert_eq!(back.count, 5);
+    }
+
+    #[test]
+    fn nothing_is_nothing() {
+        assert_eq!(Latency::default().summary(), LatencySummary::default());
+    }
+}

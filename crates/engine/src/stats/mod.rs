@@ -1,0 +1,15 @@
+//! What a migration did, in numbers: counted while it runs ([`Counters`],
+//! [`Latency`]), told while it runs ([`Progress`]), accounted for at the end
+//! ([`Account`]).
+
+mod account;
+mod counters;
+mod latency;
+mod progress;
+mod tracker;
+
+pub use account::{Account, Bytes, Mode, Pages};
+pub use counters::Counters;
+pub use latency::{Bucket, Latency, LatencySummary};
+pub use progress::{Observer, Phase, Progress, Silent};
+pub use tracker::Tracker;
