@@ -1,1 +1,69 @@
 //! A laboratory of real guests: starts QEMU with the test guest, reads its console, shapes links.
+//!
+//! **Model.** A [`Lab`] is a folder of sockets and logs. A [`VmConfig`] says what a machine is like
+//! and [`VmConfig::start`] makes a [`Vm`] of it: a real QEMU of either version, booting the test
+//! guest with a [`Workload`]. What the guest prints arrives at a [`Console`] as typed [`Report`]s
+//! with the time they came; source and destination share one console, since the guest is one.
+//! A [`Link`] is two network namespaces with a shaped line between them; a [`GuestNetwork`] is a
+//! switch with two hosts and a client, for a guest that serves through its own migration.
+//!
+//! Everything is undone on drop, when a test panics too: processes killed, RAM files and mounts and
+//! namespaces removed, huge pages given back. What a killed test left behind is removed by the next
+//! [`Lab`].
+//!
+//! ```no_run
+//! use hikkoshi_lab::{Lab, Ram, VmConfig, Workload};
+//! use std::time::Duration;
+//!
+//! # fn main() -> Result<(), hikkoshi_lab::LabError> {
+//! let lab = Lab::new()?;
+//! let config = VmConfig::new()
+//!     .ram(Ram::shared(512))
+//!     .workload(Workload::verify(64));
+//! let source = config.start(&lab, "source")?;
+//! let destination = config
+//!     .clone()
+//!     .console(source.console().clone())
+//!     .incoming()
+//!     .start(&lab, "destination")?;
+//! source.wait_ready()?;
+//! // … move the guest from source.qmp_path() to destination.qmp_path() …
+//! assert!(destination.sweep(Duration::from_secs(30))?.ok);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **What is missing.** Guests are emulated (TCG): there is no option for KVM yet. The lab needs
+//! root, for namespaces, taps, mounts and huge pages; single machines on tmpfs do not.
+#![allow(unsafe_code)] // `pre_exec`: a child enters a namespace and dies with its parent
+
+mod artifacts;
+mod config;
+mod console;
+mod error;
+mod huge;
+mod mount;
+pub mod net;
+mod qemu_migration;
+mod qmp;
+mod ram;
+mod report;
+mod scratch;
+mod spawn;
+mod vm;
+mod workload;
+
+pub use artifacts::{QemuVersion, initramfs, kernel};
+pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
+pub use console::{Console, Line};
+pub use error::LabError;
+pub use huge::HugePages;
+pub use mount::Mount;
+pub use net::{GuestNetwork, Link, Namespace, Shape};
+pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
+pub use qmp::{Event, Qmp};
+pub use ram::Ram;
+pub use report::{Dirty, Histogram, Idle, Latency, Ready, Report, Serve, Verdict, Verify};
+pub use scratch::Lab;
+pub use vm::Vm;
+pub use workload::{Pattern, Workload};

@@ -1,0 +1,137 @@
+//! What a machine is like.
+
+use crate::{Console, Namespace, QemuVersion, Ram, Workload};
+use std::path::PathBuf;
+
+/// A machine type that both QEMU versions know, so that a guest can move between them.
+pub const DEFAULT_MACHINE: &str = "pc-q35-7.2";
+
+/// A network card on a tap device.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Nic {
+    /// The tap device, in the namespace that the machine runs in.
+    pub tap: String,
+    /// The card's address; the same at source and destination.
+    pub mac: String,
+    /// The guest's address with its prefix, as `10.88.0.2/24`.
+    pub address: String,
+}
+
+/// What a machine is like. A destination is a clone of its source's, with [`VmConfig::incoming`].
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    pub(crate) version: QemuVersion,
+    pub(crate) machine: String,
+    pub(crate) cpus: u32,
+    pub(crate) ram: Ram,
+    pub(crate) ram_directory: Option<PathBuf>,
+    pub(crate) workload: Workload,
+    pub(crate) incoming: bool,
+    pub(crate) nic: Option<Nic>,
+    pub(crate) namespace: Option<Namespace>,
+    pub(crate) console: Option<Console>,
+    pub(crate) extra: Vec<String>,
+}
+
+impl Default for VmConfig {
+    fn default() -> Self {
+        Self {
+            version: QemuVersion::V10_0,
+            machine: DEFAULT_MACHINE.to_owned(),
+            cpus: 1,
+            ram: Ram::shared(256),
+            ram_directory: None,
+            workload: Workload::verify(32),
+            incoming: false,
+            nic: None,
+            namespace: None,
+            console: None,
+            extra: Vec::new(),
+        }
+    }
+}
+
+impl VmConfig {
+    /// QEMU 10.0, [`DEFAULT_MACHINE`], one processor, 256 MiB shared, `verify` over 32 MiB.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Which QEMU.
+    #[must_use]
+    pub fn version(mut self, version: QemuVersion) -> Self {
+        self.version = version;
+        self
+    }
+
+    /// The machine type; versioned, if the guest is to move between versions.
+    #[must_use]
+    pub fn machine(mut self, machine: &str) -> Self {
+        machine.clone_into(&mut self.machine);
+        self
+    }
+
+    /// How many virtual processors.
+    #[must_use]
+    pub fn cpus(mut self, cpus: u32) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn ram(mut self, ram: Ram) -> Self {
+        self.ram = ram;
+        self
+    }
+
+    /// Puts RAM files there instead of on the machine's shared-memory tmpfs.
+    #[must_use]
+    pub fn ram_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.ram_directory = Some(directory.into());
+        self
+    }
+
+    /// What the guest does. A destination gets the same, so that its command line is the same.
+    #[must_use]
+    pub fn workload(mut self, workload: Workload) -> Self {
+        self.workload = workload;
+        self
+    }
+
+    /// Waits for a guest instead of booting one (`-incoming defer`).
+    #[must_use]
+    pub fn incoming(mut self) -> Self {
+        self.incoming = true;
+        self
+    }
+
+    /// A network card on a tap device.
+    #[must_use]
+    pub fn nic(mut self, nic: Nic) -> Self {
+        self.nic = Some(nic);
+        self
+    }
+
+    /// Runs QEMU in that network namespace.
+    #[must_use]
+    pub fn namespace(mut self, namespace: &Namespace) -> Self {
+        self.namespace = Some(namespace.clone());
+        self
+    }
+
+    /// Collects what the guest prints there: give the source's console to its destination, and the
+    /// console follows the guest.
+    #[must_use]
+    pub fn console(mut self, console: Console) -> Self {
+        self.console = Some(console);
+        self
+    }
+
+    /// More arguments for QEMU.
+    #[must_use]
+    pub fn arguments<I: IntoIterator<Item = S>, S: Into<String>>(mut self, arguments: I) -> Self {
+        self.extra.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+}

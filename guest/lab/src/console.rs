@@ -1,0 +1,203 @@
+//! What the guest prints, collected with the time it came, wherever the guest runs.
+
+use crate::{LabError, Report};
+use std::io::{BufRead, BufReader, Read};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A line of the guest's console.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// When its end arrived here.
+    pub at: Instant,
+    /// The machine that it came from.
+    pub vm: Arc<str>,
+    /// The line, without its end.
+    pub text: String,
+    /// What it says.
+    pub report: Report,
+}
+
+/// Collects lines of one guest from every machine that it runs in. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Console(Arc<Collected>);
+
+#[derive(Debug, Default)]
+struct Collected {
+    lines: Mutex<Vec<Line>>,
+    arrived: Condvar,
+}
+
+impl Console {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many lines have come so far: where to start with [`Console::since`].
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether no line has come yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The lines from number `first` on.
+    pub fn since(&self, first: usize) -> Vec<Line> {
+        self.lock().get(first..).unwrap_or_default().to_vec()
+    }
+
+    /// All lines.
+    pub fn lines(&self) -> Vec<Line> {
+        self.since(0)
+    }
+
+    /// The last lines as text, for messages.
+    pub fn tail(&self) -> String {
+        let lines = self.lock();
+        let from = lines.len().saturating_sub(12);
+        let texts: Vec<_> = lines[from..]
+            .iter()
+            .map(|line| format!("  {}: {}", line.vm, line.text))
+            .collect();
+        texts.join("\n")
+    }
+
+    /// Waits for a line, from number `first` on, of which `wanted` makes something.
+    ///
+    /// # Errors
+    /// When none came within `timeout`; `what` names it in the message.
+    pub fn wait_for<T>(
+        &self,
+        what: &str,
+        first: usize,
+        timeout: Duration,
+        mut wanted: impl FnMut(&Line) -> Option<T>,
+    ) -> Result<T, LabError> {
+        let deadline = Instant::now() + timeout;
+        let mut next = first;
+        let mut lines = self.lock();
+        loop {
+            while let Some(line) = lines.get(next) {
+                next += 1;
+                if let Some(found) = wanted(line) {
+                    return Ok(found);
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(lines);
+                return Err(LabError::TimedOut {
+                    what: what.to_owned(),
+                    after: timeout,
+                    seen: self.tail(),
+                });
+            }
+            lines = self
+                .0
+                .arrived
+                .wait_timeout(lines, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Reads lines from a machine until it closes.
+    pub(crate) fn follow(
+        &self,
+        vm: &str,
+        from: impl Read + Send + 'static,
+    ) -> Result<(), LabError> {
+        let (console, vm) = (self.clone(), Arc::<str>::from(vm));
+        std::thread::Builder::new()
+            .name(format!("console-{vm}"))
+            .spawn(move || console.read(&vm, BufReader::new(from)))
+            .map(drop)
+            .map_err(|source| LabError::Start {
+                program: "the console's thread".to_owned(),
+                source,
+            })
+    }
+
+    fn read(&self, vm: &Arc<str>, mut from: impl BufRead) {
+        let mut bytes = Vec::new();
+        loop {
+            bytes.clear();
+            match from.read_until(b'\n', &mut bytes) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+            let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            if text.is_empty() {
+                continue;
+            }
+            let line = Line {
+                at: Instant::now(),
+                vm: Arc::clone(vm),
+                report: Report::parse(&text),
+                text,
+            };
+            self.lock().push(line);
+            self.0.arrived.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Line>> {
+        // A reader that panicked has pushed its line or not; the list is whole.
+        self.0.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_two_machines_come_together_and_can_be_waited_for() {
+        let console = Console::new();
+        console
+            .follow("source", &b"idle: ok t=1.0 span_ms=1000 beat=1\r\n"[..])
+            .unwrap();
+        let second = Duration::from_secs(10);
+        console
+            .wait_for("the first beat", 0, second, |line| {
+                (&*line.vm == "source").then_some(())
+            })
+            .unwrap();
+        let from = console.len();
+        console
+            .follow(
+                "destination",
+                &b"\nidle: ok t=2.0 span_ms=1000 beat=2\n"[..],
+            )
+            .unwrap();
+        let beat = console
+            .wait_for("the second beat", from, second, |line| match &line.report {
+                Report::Idle(idle) => Some(idle.beat),
+                _ => None,
+            })
+            .unwrap();
+        assert_eq!(beat, 2);
+        assert_eq!(console.lines().len(), 2, "the empty line is none");
+    }
+
+    #[test]
+    fn waiting_in_vain_shows_what_was_seen() {
+        let console = Console::new();
+        console.follow("source", &b"Kernel panic\n"[..]).unwrap();
+        let second = Duration::from_secs(10);
+        console
+            .wait_for("anything", 0, second, |_| Some(()))
+            .unwrap();
+        let error = console
+            .wait_for("a verdict", 0, Duration::from_millis(1), |_| None::<()>)
+            .unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("a verdict") && text.contains("source: Kernel panic"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! Two hosts and the line between them.
+
+use crate::LabError;
+use crate::net::Namespace;
+use std::time::Duration;
+
+const DEVICE: &str = "line";
+
+/// What the line lets through, in each direction, by a token bucket (`tc tbf`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Shape {
+    /// Bits a second.
+    pub rate_bits: u64,
+    /// Bytes that may go at once: at least one segment as the kernel hands it down (64 KiB), and
+    /// about a millisecond's worth.
+    pub burst_bytes: u64,
+    /// How long a packet may wait for its turn before it is dropped.
+    pub latency: Duration,
+}
+
+impl Shape {
+    /// A line of `gbit` Gbit/s with a millisecond's burst and a queue of 50 ms.
+    pub fn gbit(gbit: u64) -> Self {
+        let rate_bits = gbit * 1_000_000_000;
+        Self {
+            rate_bits,
+            burst_bytes: (rate_bits / 8 / 1000).max(128 * 1024),
+            latency: Duration::from_millis(50),
+        }
+    }
+}
+
+/// Two namespaces joined by a line.
+#[derive(Debug)]
+pub struct Link {
+    source: Namespace,
+    destination: Namespace,
+    shape: Option<Shape>,
+}
+
+impl Link {
+    /// The source's address.
+    pub const SOURCE: &str = "10.77.0.1";
+    /// The destination's address.
+    pub const DESTINATION: &str = "10.77.0.2";
+
+    /// Makes both namespaces and the line; without a shape it is as fast as the machine.
+    ///
+    /// # Errors
+    /// When the kernel does not allow or know it.
+    pub fn new(shape: Option<Shape>) -> Result<Self, LabError> {
+        let source = Namespace::new("source")?;
+        let destination = Namespace::new("destination")?;
+        source.join(DEVICE, &destination, DEVICE)?;
+        let mut link = Self {
+            source,
+            destination,
+            shape: None,
+        };
+        for (end, address) in [
+            (&link.source, Self::SOURCE),
+            (&link.destination, Self::DESTINATION),
+        ] {
+            end.ip(&["address", "add", &format!("{address}/24"), "dev", DEVICE])?;
+        }
+        link.reshape(shape)?;
+        Ok(link)
+    }
+
+    /// The source's host.
+    pub fn source(&self) -> &Namespace {
+        &self.source
+    }
+
+    /// The destination's host.
+    pub fn destination(&self) -> &Namespace {
+        &self.destination
+    }
+
+    /// The shape in force.
+    pub fn shape(&self) -> Option<Shape> {
+        self.shape
+    }
+
+    /// Gives the line another shape.
+    ///
+    /// # Errors
+    /// When `tc` refuses it.
+    pub fn reshape(&mut self, shape: Option<Shape>) -> Result<(), LabError> {
+        for end in [&self.source, &self.destination] {
+            match shape {
+                Some(shape) => end.call(
+                    "tc",
+                    &[
+                        "qdisc",
+                        "replace",
+                        "dev",
+                        DEVICE,
+                        "root",
+                        "tbf",
+                        "rate",
+                        &format!("{}bit", shape.rate_bits),
+                        "burst",
+                        &shape.burst_bytes.to_string(),
+                        "latency",
+                        &format!("{}ms", shape.latency.as_millis()),
+                    ],
+                )?,
+                None if self.shape.is_some() => {
+                    end.call("tc", &["qdisc", "delete", "dev", DEVICE, "root"])?
+                }
+                None => String::new(),
+            };
+        }
+        self.shape = shape;
+        Ok(())
+    }
+
+    /// Pulls the cable: nothing goes through, and nobody is told.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn cut(&self) -> Result<(), LabError> {
+        self.source.ip(&["link", "set", DEVICE, "down"]).map(drop)
+    }
+
+    /// Puts the cable back.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn mend(&self) -> Result<(), LabError> {
+        self.source.ip(&["link", "set", DEVICE, "up"]).map(drop)
+    }
+
+    /// Ends every TCP connection between the two, at once, with an error at both ends.
+    ///
+    /// # Errors
+    /// When the kernel cannot (it needs `CONFIG_INET_DIAG_DESTROY`).
+    pub fn reset_connections(&self) -> Result<(), LabError> {
+        self.source
+            .call("ss", &["--kill", "--tcp", "dst", Self::DESTINATION])?;
+        self.destination
+            .call("ss", &["--kill", "--tcp", "dst", Self::SOURCE])?;
+        Ok(())
+    }
+
+    /// Bytes that have left the source and the destination so far, headers included.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn bytes(&self) -> Result<(u64, u64), LabError> {
+        let sent = |end: &Namespace| -> Result<u64, LabError> {
+            let text = end.ip(&["-json", "-statistics", "link", "show", "dev", DEVICE])?;
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+            Ok(value[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or(0))
+        };
+        Ok((sent(&self.source)?, sent(&self.destination)?))
+    }
+}

@@ -1,0 +1,138 @@
+//! A folder of its own for everything that one test makes, and the broom for what others left.
+
+use crate::LabError;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Once};
+
+/// Where RAM files go unless said otherwise: tmpfs on every Linux.
+pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
+const PREFIX: &str = "hikkoshi-lab-";
+
+/// A place for machines: a folder for sockets and logs, and names that nobody else uses.
+///
+/// Cheap to clone; the folder goes with the last clone and the last machine in it.
+#[derive(Clone, Debug)]
+pub struct Lab(Arc<Scratch>);
+
+#[derive(Debug)]
+struct Scratch {
+    /// `hikkoshi-lab-PID-N`.
+    name: String,
+    folder: PathBuf,
+}
+
+impl Lab {
+    /// Makes the folder, and removes what dead processes left behind.
+    ///
+    /// # Errors
+    /// When the folder cannot be made.
+    pub fn new() -> Result<Self, LabError> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        static SWEPT: Once = Once::new();
+        SWEPT.call_once(sweep);
+        let name = format!(
+            "{PREFIX}{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let folder = std::env::temp_dir().join(&name);
+        fs::create_dir(&folder).map_err(LabError::file("creating the folder", &folder))?;
+        Ok(Self(Arc::new(Scratch { name, folder })))
+    }
+
+    /// The folder, for anything else that a test makes. Its path is short enough for sockets.
+    pub fn folder(&self) -> &Path {
+        &self.0.folder
+    }
+
+    /// Where the RAM file `name` goes in `directory`; no other lab has the same.
+    pub(crate) fn ram_file(&self, directory: &Path, name: &str) -> PathBuf {
+        directory.join(format!("{}-{name}", self.0.name))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Removes folders, mounts, RAM files and namespaces of processes that are no more: a killed test
+/// cannot tidy up itself.
+fn sweep() {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    for folder in [std::env::temp_dir(), PathBuf::from(SHARED_MEMORY)] {
+        for path in left_behind(&folder, PREFIX) {
+            for mount in mounts.lines().filter_map(|line| line.split(' ').nth(1)) {
+                if Path::new(mount).starts_with(&path) {
+                    let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
+                }
+            }
+            let _ = match path.is_dir() {
+                true => fs::remove_dir_all(&path),
+                false => fs::remove_file(&path),
+            };
+        }
+    }
+    for path in left_behind(
+        Path::new(crate::net::NAMESPACES),
+        crate::net::NAMESPACE_PREFIX,
+    ) {
+        if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
+            let _ = crate::net::ip(&["netns", "delete", name]);
+        }
+    }
+}
+
+/// Entries `PREFIX PID-…` of a folder whose process does not run.
+fn left_behind(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|entry| {
+            let name = entry.file_name();
+            name.to_str()
+                .and_then(|name| name.strip_prefix(prefix))
+                .and_then(|rest| rest.split('-').next())
+                .and_then(|pid| pid.parse::<u32>().ok())
+                .is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+        })
+        .map(|entry| entry.path())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_labs_share_nothing_and_leave_nothing() {
+        let (one, two) = (Lab::new().unwrap(), Lab::new().unwrap());
+        assert_ne!(one.folder(), two.folder());
+        let folder = one.folder().to_owned();
+        let other = one.clone();
+        drop(one);
+        assert!(folder.exists(), "a clone still uses it");
+        drop(other);
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn the_broom_takes_only_what_dead_processes_left() {
+        let lab = Lab::new().unwrap();
+        // Process ids end well below this one (/proc/sys/kernel/pid_max is at most 2^22).
+        let dead = lab.folder().join(format!("{PREFIX}4999999-0-ram"));
+        let alive = lab
+            .folder()
+            .join(format!("{PREFIX}{}-0-ram", std::process::id()));
+        let other = lab.folder().join("something-4999999-0");
+        for path in [&dead, &alive, &other] {
+            fs::write(path, "").unwrap();
+        }
+        assert_eq!(left_behind(lab.folder(), PREFIX), [dead]);
+    }
+}

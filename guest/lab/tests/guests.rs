@@ -1,0 +1,275 @@
+//! Real machines with the test guest: every QEMU, every kind of memory, and damage that the guest
+//! must notice.
+
+use hikkoshi_lab::{
+    Lab, LabError, Pattern, QemuVersion, Ram, Report, Verdict, Vm, VmConfig, Workload,
+};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+/// Only ends a test that hangs.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Boots, works a moment, and has every page checked.
+fn boots_and_is_sound(version: QemuVersion, ram: Ram) {
+    let lab = Lab::new().unwrap();
+    let vm = VmConfig::new()
+        .version(version)
+        .cpus(2)
+        .ram(ram.clone())
+        .workload(Workload::verify(32).threads(2).grow(4, 16))
+        .start(&lab, "guest")
+        .unwrap();
+    let ready = vm.wait_ready().unwrap();
+    assert_eq!((ready.cpus, ready.threads), (2, 2), "{ready:?}");
+    let verify = vm
+        .wait_report("growth", 0, LONG, |report| match report {
+            Report::Verify(verify) if verify.pages > ready.pages => Some(verify.clone()),
+            _ => None,
+        })
+        .unwrap();
+    assert!(verify.ok && verify.latency.accesses > 0 && verify.generation > 0);
+    let verdict = vm.sweep(LONG).unwrap();
+    assert!(verdict.ok && verdict.pages >= verify.pages, "{verdict:?}");
+    let backed: u64 = vm
+        .ram_files()
+        .iter()
+        .map(|file| file.metadata().unwrap().len())
+        .sum();
+    match ram {
+        Ram::Anonymous { .. } | Ram::Memfd { .. } => assert_eq!(backed, 0),
+        _ => assert_eq!(
+            backed,
+            ram.mib() << 20,
+            "named files hold all of the memory"
+        ),
+    }
+    vm.send("stop").unwrap();
+    assert!(vm.wait_exit(LONG).unwrap().success());
+}
+
+macro_rules! layouts {
+    ($($name:ident: $version:ident, $ram:expr;)*) => { $(
+        #[test]
+        fn $name() {
+            boots_and_is_sound(QemuVersion::$version, $ram);
+        }
+    )* };
+}
+
+layouts! {
+    one_file_on_7_2: V7_2, Ram::shared(256);
+    one_file_on_10_0: V10_0, Ram::shared(256);
+    numa_on_7_2: V7_2, Ram::Numa { nodes: vec![128, 192] };
+    numa_on_10_0: V10_0, Ram::Numa { nodes: vec![128, 192] };
+    dimm_on_7_2: V7_2, Ram::Dimm { mib: 192, dimm_mib: 128 };
+    dimm_on_10_0: V10_0, Ram::Dimm { mib: 192, dimm_mib: 128 };
+    huge_pages_on_7_2: V7_2, Ram::Huge { mib: 256 };
+    huge_pages_on_10_0: V10_0, Ram::Huge { mib: 256 };
+    private_file: V10_0, Ram::PrivateFile { mib: 256 };
+    anonymous: V10_0, Ram::Anonymous { mib: 256 };
+    memfd: V10_0, Ram::Memfd { mib: 256 };
+}
+
+#[test]
+fn the_older_board_and_four_processors_work_too() {
+    let lab = Lab::new().unwrap();
+    let vm = VmConfig::new()
+        .machine("pc-i440fx-7.2")
+        .cpus(4)
+        .workload(Workload::dirty(64).threads(4).pattern(Pattern::Hotspot))
+        .start(&lab, "guest")
+        .unwrap();
+    assert_eq!(vm.wait_ready().unwrap().cpus, 4);
+    let dirty = vm
+        .wait_report("a line", 0, LONG, |report| match report {
+            Report::Dirty(dirty) => Some(dirty.clone()),
+            _ => None,
+        })
+        .unwrap();
+    // The line is printed while the threads count on: each may be one access further with one
+    // number than with the other.
+    let counted = dirty.latency.histogram.count();
+    assert!(
+        counted.abs_diff(dirty.latency.accesses) <= 4,
+        "{counted}: {dirty:?}"
+    );
+    let wanted = Verdict {
+        ok: true,
+        pages: 64 * 256,
+        bad: 0,
+    };
+    assert_eq!(vm.sweep(LONG).unwrap(), wanted);
+}
+
+/// A guest that has written for a while, stopped in the middle of it.
+fn stopped_guest(lab: &Lab, workload: Workload) -> Vm {
+    let vm = VmConfig::new()
+        .workload(workload)
+        .start(lab, "guest")
+        .unwrap();
+    vm.wait_ready().unwrap();
+    vm.wait_sign_of_life(LONG).unwrap();
+    vm.stop().unwrap();
+    vm
+}
+
+/// Where in the RAM file the page lies whose first word satisfies `is_it`, and what it holds.
+fn find_page(path: &Path, is_it: impl Fn(&[u64]) -> bool) -> (File, u64, Vec<u8>) {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let pages = file.metadata().unwrap().len() / PAGE as u64;
+    let mut bytes = vec![0; PAGE];
+    for page in 0..pages {
+        file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+        let words: Vec<u64> = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+            .collect();
+        if is_it(&words) {
+            return (file, page * PAGE as u64, bytes);
+        }
+    }
+    panic!("no such page in {}", path.display());
+}
+
+/// The page of `verify` with that number: number, small generation, checksum, filling.
+fn is_verify_page(words: &[u64], number: u64) -> bool {
+    words[0] == number && words[1] < 1 << 20 && words[2] >> 32 != 0 && words[511] >> 32 != 0
+}
+
+/// Lets the guest go on, and returns its verdict and what it says is bad.
+fn verdict_after(vm: &Vm) -> (Verdict, Vec<String>) {
+    let first = vm.console().len();
+    vm.cont().unwrap();
+    let verdict = vm.sweep(LONG).unwrap();
+    let bad = vm
+        .console()
+        .since(first)
+        .into_iter()
+        .filter_map(|line| match line.report {
+            Report::Bad(text) => Some(text),
+            _ => None,
+        })
+        .collect();
+    (verdict, bad)
+}
+
+#[test]
+fn one_flipped_byte_in_the_ram_file_is_noticed_with_its_address() {
+    let lab = Lab::new().unwrap();
+    let vm = stopped_guest(&lab, Workload::verify(32));
+    let number = 1234;
+    let (file, at, bytes) = find_page(&vm.ram_files()[0], |w| is_verify_page(w, number));
+    file.write_all_at(&[!bytes[3000]], at + 3000).unwrap();
+    let (verdict, bad) = verdict_after(&vm);
+    assert!(!verdict.ok && verdict.bad == 1, "{verdict:?} {bad:?}");
+    for part in [
+        format!("page={number} "),
+        format!("physical={at:#x} "),
+        "fault=corrupt word=375 ".to_owned(),
+    ] {
+        assert!(bad[0].contains(&part), "{part} is not in {}", bad[0]);
+    }
+}
+
+#[test]
+fn a_page_that_never_came_is_noticed_even_if_it_is_never_written_again() {
+    let lab = Lab::new().unwrap();
+    let vm = stopped_guest(&lab, Workload::verify(32));
+    // The last tenth is only read.
+    let number = 32 * 256 - 7;
+    let (file, at, _) = find_page(&vm.ram_files()[0], |w| is_verify_page(w, number));
+    file.write_all_at(&[0; PAGE], at).unwrap();
+    let (verdict, bad) = verdict_after(&vm);
+    assert!(!verdict.ok, "{verdict:?}");
+    assert!(
+        bad[0].contains(&format!("page={number} ")) && bad[0].contains("fault=zero"),
+        "{bad:?}"
+    );
+}
+
+#[test]
+fn a_page_from_the_past_is_noticed() {
+    let lab = Lab::new().unwrap();
+    let vm = stopped_guest(
+        &lab,
+        Workload::verify(8).option("clean", 0).option("zero", 0),
+    );
+    let (file, at, old) = find_page(&vm.ram_files()[0], |w| is_verify_page(w, 77));
+    vm.cont().unwrap();
+    // Until every page has been written again: 2,048 pages, some hundred thousand a second.
+    let mut new = old.clone();
+    for _ in 0..1000 {
+        vm.wait_sign_of_life(LONG).unwrap();
+        vm.stop().unwrap();
+        file.read_exact_at(&mut new, at).unwrap();
+        if new != old {
+            break;
+        }
+        vm.cont().unwrap();
+    }
+    assert_ne!(new, old);
+    file.write_all_at(&old, at).unwrap();
+    let (verdict, bad) = verdict_after(&vm);
+    assert!(!verdict.ok, "{verdict:?}");
+    assert!(
+        bad[0].contains("page=77 ") && bad[0].contains("fault=stale"),
+        "{bad:?}"
+    );
+}
+
+#[test]
+fn a_lost_write_is_noticed_by_the_quick_workload() {
+    let lab = Lab::new().unwrap();
+    let vm = stopped_guest(&lab, Workload::dirty(32));
+    let (file, at, bytes) = find_page(&vm.ram_files()[0], |words| {
+        words[0] >> 32 == 5000 && words[0] & 0xffff_ffff > 0 && words[1..].iter().all(|&w| w == 0)
+    });
+    file.write_all_at(&[bytes[0].wrapping_sub(1)], at).unwrap();
+    let (verdict, bad) = verdict_after(&vm);
+    assert!(!verdict.ok, "{verdict:?}");
+    assert!(bad[0].contains("fault=sum"), "{bad:?}");
+}
+
+#[test]
+fn what_qemu_says_when_it_ends_is_passed_on() {
+    let lab = Lab::new().unwrap();
+    let error = VmConfig::new()
+        .arguments(["-device", "no-such-thing"])
+        .start(&lab, "guest")
+        .unwrap_err();
+    assert!(matches!(error, LabError::Ended { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("'no-such-thing' is not a valid"), "{text}");
+}
+
+#[test]
+fn a_panicking_test_leaves_nothing_behind() {
+    let (mut pid, mut files, mut folder) = (0, Vec::new(), None);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let lab = Lab::new().unwrap();
+        let ram = Ram::Huge { mib: 64 };
+        let vm = VmConfig::new()
+            .ram(ram)
+            .arguments(["-S"])
+            .start(&lab, "guest")
+            .unwrap();
+        assert_eq!(vm.status().unwrap(), "prelaunch");
+        pid = vm.pid();
+        files = vm.ram_files().to_vec();
+        folder = Some(lab.folder().to_owned());
+        assert!(files[0].exists());
+        panic!("as a failed test would");
+    }));
+    assert!(result.is_err());
+    assert!(!Path::new("/proc").join(pid.to_string()).exists());
+    assert!(!files[0].exists());
+    assert!(!folder.unwrap().exists(), "unmounted and removed");
+}

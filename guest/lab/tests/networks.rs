@@ -1,0 +1,209 @@
+//! Namespaces, lines and switches, and guests moved over them by QEMU itself.
+
+use hikkoshi_lab::{
+    GuestNetwork, Lab, Link, QemuMigration, QemuMigrationMode, QemuVersion, Ram, Report, Shape,
+    VmConfig, Workload,
+};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// A connection over the line: the source's end and the destination's.
+fn connection(link: &Link) -> (TcpStream, TcpStream) {
+    let listener = link
+        .destination()
+        .run(|| TcpListener::bind((Link::DESTINATION, 9000)).unwrap())
+        .unwrap();
+    let source = link
+        .source()
+        .run(|| TcpStream::connect((Link::DESTINATION, 9000)).unwrap())
+        .unwrap();
+    let destination = listener.accept().unwrap().0;
+    for end in [&source, &destination] {
+        end.set_read_timeout(Some(LONG)).unwrap();
+    }
+    (source, destination)
+}
+
+#[test]
+fn a_line_carries_counts_and_can_be_reset() {
+    let link = Link::new(Some(Shape::gbit(1))).unwrap();
+    let (mut source, mut destination) = connection(&link);
+    let (before, _) = link.bytes().unwrap();
+    // More than the sockets' buffers hold: one writes while the other reads.
+    std::thread::scope(|scope| {
+        scope.spawn(|| source.write_all(&[7; 1 << 20]).unwrap());
+        destination.read_exact(&mut vec![0; 1 << 20]).unwrap();
+    });
+    let (after, _) = link.bytes().unwrap();
+    assert!(after - before >= 1 << 20, "{before} {after}");
+    link.reset_connections().unwrap();
+    for end in [&mut source, &mut destination] {
+        let error = end.read(&mut [0]).unwrap_err();
+        let gone = matches!(
+            error.kind(),
+            ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset
+        );
+        assert!(gone, "{error}");
+    }
+}
+
+#[test]
+fn a_cut_line_carries_nothing_and_a_mended_one_goes_on() {
+    let link = Link::new(None).unwrap();
+    let (mut source, mut destination) = connection(&link);
+    link.cut().unwrap();
+    // Into the socket's buffer it goes, but not over the line.
+    source.write_all(b"x").unwrap();
+    destination
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    assert!(destination.read(&mut [0]).is_err());
+    link.mend().unwrap();
+    destination.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(destination.read(&mut [0]).unwrap(), 1);
+}
+
+#[test]
+fn the_shape_is_in_force() {
+    let mut link = Link::new(Some(Shape::gbit(10))).unwrap();
+    assert_eq!(link.shape(), Some(Shape::gbit(10)));
+    let show = |link: &Link| {
+        let output = link
+            .destination()
+            .command("tc")
+            .args(["qdisc", "show", "dev", "line"])
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(show(&link).contains("tbf"), "{}", show(&link));
+    assert!(show(&link).contains("rate 10Gbit"), "{}", show(&link));
+    link.reshape(None).unwrap();
+    assert!(!show(&link).contains("tbf"), "{}", show(&link));
+}
+
+#[test]
+fn nothing_is_left_of_a_network() {
+    let network = GuestNetwork::new().unwrap();
+    let name = network.client().name().to_owned();
+    let list = || {
+        let output = std::process::Command::new("ip")
+            .args(["netns", "list"])
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(list().contains(&name));
+    drop(network);
+    assert!(!list().contains(&name));
+}
+
+#[test]
+fn a_guest_answers_through_the_switch() {
+    let lab = Lab::new().unwrap();
+    let network = GuestNetwork::new().unwrap();
+    let vm = VmConfig::new()
+        .workload(Workload::verify(16).and_serve(7000).rate(1000))
+        .nic(network.nic())
+        .namespace(network.source())
+        .start(&lab, "guest")
+        .unwrap();
+    vm.wait_ready().unwrap();
+    let mut client = network
+        .client()
+        .run(|| TcpStream::connect((GuestNetwork::GUEST, 7000)).unwrap())
+        .unwrap();
+    client.set_read_timeout(Some(LONG)).unwrap();
+    client.write_all(b"hello\n").unwrap();
+    let mut answer = String::new();
+    BufReader::new(&client).read_line(&mut answer).unwrap();
+    assert!(answer.ends_with(" hello\n"), "{answer}");
+    let lines = vm
+        .wait_report("the count of it", 0, LONG, |report| match report {
+            Report::Serve(serve) if serve.lines > 0 => Some(serve.lines),
+            _ => None,
+        })
+        .unwrap();
+    assert_eq!(lines, 1);
+    assert!(vm.sweep(LONG).unwrap().ok);
+}
+
+/// QEMU's own migration over a shaped line: what the bench compares with, and the console's
+/// following of the guest.
+fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
+    let lab = Lab::new().unwrap();
+    let link = Link::new(Some(Shape::gbit(1))).unwrap();
+    let config = VmConfig::new()
+        .version(from)
+        .ram(Ram::shared(256))
+        .workload(Workload::verify(32).rate(20_000))
+        .namespace(link.source());
+    let source = config.start(&lab, "source").unwrap();
+    let destination = config
+        .clone()
+        .version(to)
+        .namespace(link.destination())
+        .console(source.console().clone())
+        .incoming()
+        .start(&lab, "destination")
+        .unwrap();
+    source.wait_ready().unwrap();
+    source.wait_sign_of_life(LONG).unwrap();
+    let report = QemuMigration::new(mode)
+        .run(
+            &source,
+            &destination,
+            &format!("tcp:{}:9001", Link::DESTINATION),
+        )
+        .unwrap();
+    assert!(
+        !report.downtime.is_zero() && report.downtime < report.total,
+        "{report:?}"
+    );
+    assert_eq!(
+        report.postcopy_started.is_some(),
+        mode == QemuMigrationMode::PostcopyPreempt
+    );
+    assert_eq!(source.status().unwrap(), "postmigrate");
+    assert_eq!(destination.status().unwrap(), "running");
+    let verdict = destination.sweep(LONG).unwrap();
+    assert!(verdict.ok, "{verdict:?}");
+    let vms: Vec<_> = source
+        .console()
+        .lines()
+        .iter()
+        .map(|line| line.vm.clone())
+        .collect();
+    assert_eq!(&**vms.first().unwrap(), "source");
+    assert_eq!(&**vms.last().unwrap(), "destination");
+}
+
+#[test]
+fn qemu_moves_a_guest_between_versions() {
+    qemu_moves_it(
+        QemuVersion::V7_2,
+        QemuVersion::V10_0,
+        QemuMigrationMode::Precopy,
+    );
+}
+
+#[test]
+fn qemu_moves_a_guest_over_many_connections() {
+    qemu_moves_it(
+        QemuVersion::V10_0,
+        QemuVersion::V10_0,
+        QemuMigrationMode::Multifd(2),
+    );
+}
+
+#[test]
+fn qemu_moves_a_guest_by_postcopy() {
+    qemu_moves_it(
+        QemuVersion::V10_0,
+        QemuVersion::V10_0,
+        QemuMigrationMode::PostcopyPreempt,
+    );
+}
