@@ -12,12 +12,11 @@
 mod common;
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::{Shared, Target, map_shared};
+use common::{HugePages, Shared, Target, map_shared, memory_file};
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, contract};
 use hikkoshi_faults::{Features, ForeignUserfault, HostAddr, leftovers};
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
@@ -73,7 +72,7 @@ impl Process {
         .unwrap();
         let files: Vec<File> = blocks
             .iter()
-            .map(|(bytes, host_page)| memory_file(*bytes, *host_page))
+            .map(|(bytes, host_page)| memory_file(*bytes, *host_page != SMALL))
             .collect();
         let raw: Vec<(i32, usize)> = files
             .iter()
@@ -204,57 +203,6 @@ fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -
         }
     }
     0
-}
-
-fn memory_file(bytes: u64, host_page: u64) -> File {
-    let flags = if host_page == SMALL {
-        libc::MFD_CLOEXEC
-    } else {
-        libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB
-    };
-    let fd = unsafe { libc::memfd_create(c"ram".as_ptr(), flags) };
-    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    let file = unsafe { File::from_raw_fd(fd) };
-    file.set_len(bytes).unwrap();
-    file
-}
-
-/// Huge pages reserved for a test, given back afterwards.
-struct HugePages(u64);
-
-static RESERVING: Mutex<()> = Mutex::new(());
-const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
-
-impl HugePages {
-    fn read(name: &str) -> u64 {
-        let text = std::fs::read_to_string(format!("{POOL}/{name}")).unwrap();
-        text.trim().parse().unwrap()
-    }
-    /// `None`, said loudly, if this machine has none to spare.
-    fn reserve(pages: u64) -> Option<Self> {
-        let _one = RESERVING.lock().unwrap();
-        let before = Self::read("nr_hugepages");
-        let written = std::fs::write(format!("{POOL}/nr_hugepages"), (before + pages).to_string());
-        let now = Self::read("nr_hugepages");
-        if written.is_ok() && now >= before + pages {
-            return Some(Self(pages));
-        }
-        let _ = std::fs::write(format!("{POOL}/nr_hugepages"), before.to_string());
-        eprintln!(
-            "\n*** NOT TESTED: {pages} huge pages of 2 MiB cannot be reserved here ({written:?}, \
-             {before} before, {now} after) ***\n"
-        );
-        None
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        let _one = RESERVING.lock();
-        let now = Self::read("nr_hugepages");
-        let rest = now.saturating_sub(self.0).to_string();
-        let _ = std::fs::write(format!("{POOL}/nr_hugepages"), rest);
-    }
 }
 
 #[test]

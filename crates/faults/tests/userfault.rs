@@ -13,7 +13,7 @@ mod common;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use common::{Target, gettid, map_shared};
+use common::{HugePages, Target, gettid, map_shared, memory_file};
 use hikkoshi_faults::{
     Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode,
     RangeError, Ready, Stop, Userfault,
@@ -35,11 +35,7 @@ struct Guest {
 /// Word 0: the mapping's address. Word 1: the page to read next (plus one); word 2: how many were
 /// read; word 3: what the last one held; word 4: the reader's thread.
 fn guest() -> Guest {
-    let name = c"guest";
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    assert!(fd >= 0);
-    let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
-    file.set_len((PAGES * PAGE) as u64).unwrap();
+    let file = memory_file((PAGES * PAGE) as u64, false);
     let raw = file.as_raw_fd();
     let target = Target::spawn(move |shared| {
         let memory = map_shared(PAGES * PAGE, raw);
@@ -159,6 +155,32 @@ fn zeros_are_installed_as_pages() {
     assert_eq!(guest.target.shared.get(3), 0);
     let zeroed = guest.userfault().zero(range).unwrap();
     assert_eq!((zeroed.installed, zeroed.present), (0, 4 * PAGE as u64));
+}
+
+/// hugetlbfs takes whole huge pages only, and has no zero pages.
+#[test]
+fn huge_pages_are_installed_whole() {
+    const HUGE: usize = 2 << 20;
+    let Some(_pages) = HugePages::reserve(2) else {
+        return;
+    };
+    let file = memory_file(2 * HUGE as u64, true);
+    let memory = map_shared(2 * HUGE, file.as_raw_fd());
+    let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
+    let range = HostRange::new(HostAddr(memory.expose_provenance() as u64), 2 * HUGE as u64);
+    let registered = own.register(range, Mode::MISSING).unwrap();
+    assert!(!registered.zero);
+    let content: Vec<u8> = (0..HUGE).map(|at| (at >> 12) as u8).collect();
+    let error = own.copy(range.addr, &content[..PAGE]).unwrap_err();
+    assert!(error.to_string().contains("EINVAL"), "{error}");
+    for (installed, present) in [(HUGE as u64, 0), (0, HUGE as u64)] {
+        let copied = own.copy_host_page(range.addr, &content).unwrap();
+        assert_eq!(copied, Copied { installed, present });
+    }
+    let read = |page: usize| unsafe { memory.add(page * PAGE).read_volatile() };
+    assert_eq!([read(0), read(1), read(255)], [0, 1, 255]);
+    own.unregister(range).unwrap();
+    unsafe { libc::munmap(memory.cast(), 2 * HUGE) };
 }
 
 /// A reader that dies takes the message with it: the next one gets it again after a wake.

@@ -9,6 +9,9 @@
     clippy::unwrap_used
 )]
 
+use std::fs::File;
+use std::os::fd::FromRawFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -206,4 +209,57 @@ pub fn as_nobody(body: impl FnOnce() -> String) -> String {
     let length = usize::try_from(target.shared.get(0)).unwrap();
     let bytes = (1..=length).map(|word| u8::try_from(target.shared.get(word)).unwrap());
     String::from_utf8(bytes.collect()).unwrap()
+}
+
+/// A file in memory: tmpfs, or hugetlb pages of 2 MiB.
+pub fn memory_file(bytes: u64, huge: bool) -> File {
+    let flags = if huge {
+        libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB
+    } else {
+        libc::MFD_CLOEXEC
+    };
+    let fd = unsafe { libc::memfd_create(c"ram".as_ptr(), flags) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(bytes).unwrap();
+    file
+}
+
+/// Huge pages reserved for a test, given back afterwards.
+pub struct HugePages(u64);
+
+static RESERVING: Mutex<()> = Mutex::new(());
+const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+impl HugePages {
+    fn read(name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("{POOL}/{name}")).unwrap();
+        text.trim().parse().unwrap()
+    }
+
+    /// `None`, said loudly, if this machine has none to spare.
+    pub fn reserve(pages: u64) -> Option<Self> {
+        let _one = RESERVING.lock().unwrap();
+        let before = Self::read("nr_hugepages");
+        let written = std::fs::write(format!("{POOL}/nr_hugepages"), (before + pages).to_string());
+        let now = Self::read("nr_hugepages");
+        if written.is_ok() && now >= before + pages {
+            return Some(Self(pages));
+        }
+        let _ = std::fs::write(format!("{POOL}/nr_hugepages"), before.to_string());
+        eprintln!(
+            "\n*** NOT TESTED: {pages} huge pages of 2 MiB cannot be reserved here ({written:?}, \
+             {before} before, {now} after) ***\n"
+        );
+        None
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _one = RESERVING.lock();
+        let now = Self::read("nr_hugepages");
+        let rest = now.saturating_sub(self.0).to_string();
+        let _ = std::fs::write(format!("{POOL}/nr_hugepages"), rest);
+    }
 }
