@@ -420,6 +420,25 @@ fn many_threads_are_not_disturbed() {
     assert_eq!(target.join(), 0);
 }
 
+/// As `vfork`: the calling thread waits until the child has exited, which it does when a word is set.
+fn vfork(shared: &'static common::Shared, word: usize) {
+    extern "C" fn child(gate: *mut libc::c_void) -> i32 {
+        let gate = gate.cast_const().cast::<std::sync::atomic::AtomicU64>();
+        while unsafe { &*gate }.load(Ordering::SeqCst) == 0 {
+            std::hint::spin_loop();
+        }
+        0
+    }
+    let gate = std::ptr::from_ref(&shared.words[word]).cast_mut();
+    let mut stack = vec![0u8; 64 << 10];
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    unsafe {
+        let top = stack.as_mut_ptr().add(64 << 10).cast();
+        let pid = libc::clone(child, top, flags, gate.cast());
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+}
+
 /// `vfork` keeps the parent's thread in a wait that no stop request ends: another thread has to do.
 #[test]
 fn a_main_thread_that_cannot_stop_is_passed_over() {
@@ -431,22 +450,7 @@ fn a_main_thread_that_cannot_stop_is_passed_over() {
             }
         });
         shared.wait(0, 1);
-        let gate = std::ptr::from_ref(&shared.words[1]);
-        unsafe {
-            // As vfork: the parent waits until the child has exited.
-            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-            extern "C" fn child(gate: *mut libc::c_void) -> i32 {
-                let gate = gate.cast_const().cast::<std::sync::atomic::AtomicU64>();
-                while unsafe { &*gate }.load(Ordering::SeqCst) == 0 {
-                    std::hint::spin_loop();
-                }
-                0
-            }
-            let mut stack = vec![0u8; 64 << 10];
-            let top = stack.as_mut_ptr().add(64 << 10).cast();
-            let pid = libc::clone(child, top, flags, gate.cast_mut().cast());
-            libc::waitpid(pid, std::ptr::null_mut(), 0);
-        }
+        vfork(shared, 1);
         0
     });
     target.wait_in_syscall(target.pid, libc::SYS_clone);
@@ -563,6 +567,37 @@ fn another_tracer_is_named() {
     }
     drop(tracer);
     take_and_give_back(&target);
+}
+
+#[test]
+fn we_cannot_trace_ourselves() {
+    let error = ForeignUserfault::take(std::process::id(), Features::FOR_MISSING).unwrap_err();
+    assert!(
+        error.to_string().contains("no program can trace itself"),
+        "{error}"
+    );
+}
+
+/// All of it hangs: said after a while, and nothing is left behind when it goes on.
+#[test]
+fn a_process_without_a_thread_that_stops_is_an_error() {
+    let target = Target::spawn(|shared| {
+        vfork(shared, 1);
+        shared.set(2, 1);
+        0
+    });
+    target.wait_in_syscall(target.pid, libc::SYS_clone);
+    let error = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            TakeError::Inject(InjectError::NoThreadStops { threads: 1, .. })
+        ),
+        "{error}"
+    );
+    target.shared.set(1, 1);
+    assert_eq!(target.join(), 0);
+    assert_eq!(target.shared.get(2), 1);
 }
 
 #[test]

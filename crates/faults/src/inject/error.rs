@@ -57,7 +57,7 @@ pub enum InjectError {
     /// No thread came to a stop.
     #[error(
         "attaching to process {pid}: none of the {threads} threads tried came to a stop within \
-         {millis} ms each (waiting for storage, NFS, or in a kernel-mode page fault); try again when \
+         {millis} ms each and a second more (waiting for storage, NFS, or in a kernel-mode page fault); try again when \
          the process makes progress"
     )]
     NoThreadStops {

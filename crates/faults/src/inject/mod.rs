@@ -16,8 +16,9 @@
 //!   injected call takes unreasonably long, the caller gets an error while that thread goes on
 //!   waiting, to put the registers back whenever it ends: giving up would crash the process.
 //!
-//! The one thing not guarded against is that hikkoshi itself is killed (`SIGKILL`) within the
-//! fraction of a millisecond in which the registers are ours.
+//! The one thing not guarded against is that hikkoshi itself is killed within the fraction of a
+//! millisecond in which the registers are ours: by `SIGKILL`, or by a signal that it does not handle
+//! (a program that injects should handle `SIGINT` and `SIGTERM`).
 
 mod error;
 mod remote;

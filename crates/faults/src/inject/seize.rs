@@ -12,6 +12,10 @@ use crate::process::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process, have_capability, st
 /// within microseconds, unless the machine is overloaded.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// How long those that were late are waited for in the end, together: on an overloaded machine a thread
+/// may have to wait for a processor.
+const MORE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// No more threads than this are tried: a process that has so many that do not stop is stuck.
 const MOST_THREADS: usize = 32;
 
@@ -35,13 +39,17 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
         doing: "listing the threads",
         source,
     })?;
+    if pid == std::process::id() {
+        return Err(InjectError::NotPermitted {
+            pid,
+            advice: "it is this very program, and no program can trace itself".to_owned(),
+        });
+    }
     let mut late = Vec::new();
     let mut refusal = None;
     for tid in threads.into_iter().take(MOST_THREADS) {
         match stop(process, tid) {
-            // `tid` was in our process's list, but may have been reused since. If the process is
-            // still the one that the pidfd means, a stopped thread in its list is its own.
-            Ok(Attempt::Stopped(tracee)) if belongs(process, tid) => {
+            Ok(Attempt::Stopped(tracee)) if belongs(process, &tracee) => {
                 return Ok(Stopped {
                     tracee,
                     _late: late,
@@ -53,18 +61,39 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
             Err(error) => refusal = refusal.or(Some(error)),
         }
     }
+    let threads = late.len();
+    let deadline = Instant::now() + MORE_PATIENCE;
+    while !late.is_empty() && Instant::now() < deadline {
+        for tracee in std::mem::take(&mut late) {
+            let moment = Instant::now() + MORE_PATIENCE / 100;
+            match halt(pid, tracee, moment)? {
+                Attempt::Stopped(tracee) if belongs(process, &tracee) => {
+                    return Ok(Stopped {
+                        tracee,
+                        _late: late,
+                    });
+                }
+                Attempt::Stopped(_) | Attempt::Gone => {}
+                Attempt::Late(tracee) => late.push(tracee),
+            }
+        }
+    }
     if !process.is_alive() {
         return Err(gone());
     }
     Err(refusal.unwrap_or(InjectError::NoThreadStops {
         pid,
-        threads: late.len(),
+        threads,
         millis: PATIENCE.as_millis(),
     }))
 }
 
-fn belongs(process: &Process, tid: u32) -> bool {
-    let listed = std::fs::exists(format!("/proc/{}/task/{tid}", process.pid()));
+/// Whether the thread is the process's. Its number was in the process's list, but may have been used
+/// again since; if the process is still the one that the pidfd means, a stopped thread in its list
+/// is its own.
+fn belongs(process: &Process, tracee: &Tracee) -> bool {
+    let path = format!("/proc/{}/task/{}", process.pid(), tracee.tid());
+    let listed = std::fs::exists(path);
     listed.unwrap_or(false) && process.is_alive()
 }
 
@@ -78,35 +107,44 @@ fn stop(process: &Process, tid: u32) -> Result<Attempt, InjectError> {
     let pid = process.pid();
     let status = format!("/proc/{pid}/task/{tid}/status");
     let sandboxed = status_field(&status, "Seccomp").is_some_and(|mode| mode != "0");
-    let mut tracee = match Tracee::seize(tid, sandboxed) {
+    let tracee = match Tracee::seize(tid, sandboxed) {
         Ok(tracee) => tracee,
         Err(Errno::SRCH) => return Ok(Attempt::Gone),
         Err(errno) => return refused(pid, &status, sandboxed, errno),
     };
-    let ptrace = |doing| move |source| InjectError::Ptrace { pid, doing, source };
     match tracee.interrupt() {
-        Ok(()) => {}
-        Err(Errno::SRCH) => return Ok(Attempt::Gone),
-        Err(errno) => return Err(ptrace("interrupting")(errno)),
+        Ok(()) => halt(pid, tracee, Instant::now() + PATIENCE),
+        Err(Errno::SRCH) => Ok(Attempt::Gone),
+        Err(source) => Err(InjectError::Ptrace {
+            pid,
+            doing: "interrupting",
+            source,
+        }),
     }
-    let deadline = Instant::now() + PATIENCE;
+}
+
+/// Waits for a thread that was interrupted to stop.
+fn halt(pid: u32, mut tracee: Tracee, deadline: Instant) -> Result<Attempt, InjectError> {
     loop {
-        match tracee.wait(Some(deadline)) {
+        let signal = match tracee.wait(Some(deadline)) {
             Some(Halt::Trap) => return Ok(Attempt::Stopped(tracee)),
             // It was about to take a signal when we came. Let it: the stop we asked for comes
             // right after.
-            Some(Halt::Signal(signal)) => match tracee.run(signal) {
-                Ok(()) => {}
-                Err(Errno::SRCH) => return Ok(Attempt::Gone),
-                Err(errno) => return Err(ptrace("continuing")(errno)),
-            },
+            Some(Halt::Signal(signal)) => signal,
+            Some(Halt::Syscall | Halt::Other(_)) => 0,
             Some(Halt::Ended) => return Ok(Attempt::Gone),
-            Some(Halt::Syscall | Halt::Other(_)) => match tracee.run(0) {
-                Ok(()) => {}
-                Err(Errno::SRCH) => return Ok(Attempt::Gone),
-                Err(errno) => return Err(ptrace("continuing")(errno)),
-            },
             None => return Ok(Attempt::Late(tracee)),
+        };
+        match tracee.run(signal) {
+            Ok(()) => {}
+            Err(Errno::SRCH) => return Ok(Attempt::Gone),
+            Err(source) => {
+                return Err(InjectError::Ptrace {
+                    pid,
+                    doing: "continuing",
+                    source,
+                });
+            }
         }
     }
 }
