@@ -1,1 +1,89 @@
-//! The QEMU adapter: QMP, attaching to the process, its RAM blocks, its device state.
+//! The QEMU adapter: moves the guests of running, unmodified QEMU processes.
+//!
+//! # Model
+//!
+//! Everything begins with the path of a QMP socket. Its **peer** is QEMU's
+//! process; QMP and that process's `/proc/PID/maps` together say where the
+//! guest's memory is, three times over: in the guest (guest physical
+//! addresses), in QEMU (host addresses) and in files. From then on:
+//!
+//! - the **pages** are read from and written to the files, by the engine;
+//! - the **dirty log** and the **missing pages** go through a userfaultfd that
+//!   QEMU's process was made to open (`hikkoshi-faults`);
+//! - the **device state** is QEMU's own migration stream. With the capability
+//!   `x-ignore-shared` it leaves out the memory that is in shared files, so
+//!   that what remains is small. It goes through a socket of which QEMU was
+//!   given one end (`getfd`), so it works whatever user QEMU runs as.
+//!
+//! [`QemuSource`] and [`QemuDestination`] are the engine's `SourceGuest` and
+//! `DestinationGuest`.
+//!
+//! # The switchover, as QEMU sees it
+//!
+//! ```text
+//! source                                     destination (-incoming defer)
+//!   migrate fd:…    guest runs                 stop   (so that the guest does
+//!     set-up, video memory, …                          not run by itself)
+//!   STOP            guest stopped  ─┐
+//!   pre-switchover                  │ pause()
+//!   migrate-continue                │
+//!     device state ─────────────────┼──────▶   migrate-incoming fd:…
+//!   completed, postmigrate          │          completed, paused
+//!                          (commit) │          cont
+//!                                   └─         RESUME
+//! ```
+//!
+//! `pause-before-switchover` makes QEMU wait in `pre-switchover`, and so keeps
+//! its set-up out of the time in which the guest is stopped. Up to commit the
+//! way back is `migrate_cancel` or `cont` at the source; the destination's
+//! `late-block-activate` sees to it that the images are still the source's.
+//!
+//! # Given back
+//!
+//! What is changed in QEMU is put back in the end, also after failures: its
+//! migration capabilities and parameters, the descriptors in it, the write
+//! protection of its memory. For the case that the engine is killed there is
+//! [`undo()`], to be called by another process.
+//!
+//! # Refused
+//!
+//! A guest that cannot be moved safely is refused before it is touched, with
+//! the reason: see [`Refusal`], [`RamError`], [`AttachError`].
+//!
+//! # What is missing
+//!
+//! - QEMU on other machines than x86-64 (the injected system call knows only
+//!   that), and before 7.2.
+//! - Memory that comes and goes: virtio-mem, hot-plugging a DIMM while the
+//!   guest is being moved (it is not noticed).
+//! - Guests that are asleep (`suspended`): they must be woken first.
+//! - Images on storage that only the source sees: QEMU's own mirroring has to
+//!   move those beforehand.
+
+mod announce;
+mod attach;
+mod backend;
+mod destination;
+mod device_state;
+mod maps;
+mod migration;
+mod mtree;
+mod preflight;
+mod process;
+pub mod qmp;
+mod ram;
+mod ramfile;
+mod room;
+mod settings;
+mod source;
+mod undo;
+
+pub use attach::AttachError;
+pub use destination::{GiveUpError, LoadError, PrepareError, QemuDestination, RunError};
+pub use preflight::{OLDEST, Refusal};
+pub use process::ProcessError;
+pub use ram::RamError;
+pub use room::RoomError;
+pub use settings::Settings;
+pub use source::{PauseError, QemuSource, ReleaseError, ResumeError, SaveError, StartLogError};
+pub use undo::{UndoError, UndoRecord, Undone, undo};

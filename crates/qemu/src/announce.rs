@@ -1,0 +1,35 @@
+//! Telling the network where the guest's addresses are.
+
+use serde_json::{Map, Value, json};
+
+use crate::qmp::Client;
+
+/// The parameters of an announcement, as migrations have them too.
+const PARAMETERS: [(&str, &str, u64); 4] = [
+    ("initial", "announce-initial", 50),
+    ("max", "announce-max", 550),
+    ("rounds", "announce-rounds", 5),
+    ("step", "announce-step", 100),
+];
+
+/// Makes QEMU announce the addresses of the guest's network cards, so that
+/// switches learn on which port they are now. A failure is only logged: the
+/// guest's own packets say the same.
+pub(crate) fn announce(client: &mut Client) {
+    announce_like(client, &Map::new());
+}
+
+/// As [`announce`], with the parameters that are in `owner` by their
+/// `announce-…` names, and QEMU's defaults for the others.
+pub(crate) fn announce_like(client: &mut Client, owner: &Map<String, Value>) {
+    let arguments: Map<String, Value> = PARAMETERS
+        .iter()
+        .map(|(name, owners_name, default)| {
+            let value = owner.get(*owners_name).and_then(Value::as_u64);
+            ((*name).to_owned(), json!(value.unwrap_or(*default)))
+        })
+        .collect();
+    if let Err(error) = client.execute("announce-self", Value::Object(arguments)) {
+        tracing::warn!(%error, "announcing the guest's network addresses");
+    }
+}

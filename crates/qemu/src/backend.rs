@@ -1,0 +1,100 @@
+//! The guest's memory backends, as QMP describes them.
+
+use serde_json::{Value, json};
+
+use crate::qmp::{Client, QmpError};
+
+/// A memory backend object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Backend {
+    /// The name its owner gave it.
+    pub(crate) id: String,
+    /// Its QOM type, such as `memory-backend-file`.
+    pub(crate) kind: String,
+    /// Bytes.
+    pub(crate) bytes: u64,
+    /// Whether writes go to what is mapped.
+    pub(crate) share: bool,
+    /// Whether host memory is reserved when it is mapped (hugetlbfs).
+    pub(crate) reserve: bool,
+    /// Whether it is mapped for reading only.
+    pub(crate) readonly: bool,
+    /// The file or folder given, for files.
+    pub(crate) path: Option<String>,
+    /// Where in the file it begins, in bytes.
+    pub(crate) offset: u64,
+}
+
+impl Backend {
+    /// Its place in QEMU's object tree.
+    pub(crate) fn qom_path(&self) -> String {
+        format!("/objects/{}", self.id)
+    }
+}
+
+/// What `child<TYPE>` in a QOM listing says.
+pub(crate) fn child_type(listed: &str) -> Option<&str> {
+    listed.strip_prefix("child<")?.strip_suffix('>')
+}
+
+/// The children of a QOM node: name and type. None if there is no such node.
+pub(crate) fn children(client: &mut Client, path: &str) -> Result<Vec<(String, String)>, QmpError> {
+    let listed = match client.execute("qom-list", json!({ "path": path })) {
+        Ok(listed) => listed,
+        Err(error) if error.is_refusal() => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let rows = listed
+        .as_array()
+        .ok_or_else(|| QmpError::garbage("qom-list", "not a list"))?;
+    Ok(rows
+        .iter()
+        .filter_map(|row| {
+            let name = row.get("name")?.as_str()?;
+            let kind = child_type(row.get("type")?.as_str()?)?;
+            Some((name.to_owned(), kind.to_owned()))
+        })
+        .collect())
+}
+
+/// A property of an object; `None` when it has no such property.
+pub(crate) fn property(
+    client: &mut Client,
+    path: &str,
+    name: &str,
+) -> Result<Option<Value>, QmpError> {
+    match client.execute("qom-get", json!({ "path": path, "property": name })) {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_refusal() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Every memory backend, also those that the machine made for itself.
+pub(crate) fn list(client: &mut Client) -> Result<Vec<Backend>, QmpError> {
+    let mut found = Vec::new();
+    for (id, kind) in children(client, "/objects")? {
+        if !kind.starts_with("memory-backend-") {
+            continue;
+        }
+        let path = format!("/objects/{id}");
+        let mut get = |name| property(client, &path, name);
+        let flag = |value: Option<Value>, absent| {
+            value.as_ref().and_then(Value::as_bool).unwrap_or(absent)
+        };
+        let number = |value: Option<Value>| value.as_ref().and_then(Value::as_u64);
+        found.push(Backend {
+            bytes: number(get("size")?)
+                .ok_or_else(|| QmpError::garbage("qom-get", format!("no size of {path}")))?,
+            share: flag(get("share")?, false),
+            reserve: flag(get("reserve")?, true),
+            readonly: flag(get("readonly")?, false),
+            path: get("mem-path")?.and_then(|path| path.as_str().map(str::to_owned)),
+            // QEMU 8.1 and later.
+            offset: number(get("offset")?).unwrap_or(0),
+            id,
+            kind,
+        });
+    }
+    Ok(found)
+}

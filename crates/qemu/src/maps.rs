@@ -1,0 +1,193 @@
+//! `/proc/PID/maps`: where a process has mapped which file.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+/// Most lines read. A process may have some 65,530 mappings
+/// (`vm.max_map_count`), unless its owner raised that.
+const MAX_LINES: usize = 4 << 20;
+
+/// A stretch of a process's addresses that shows a stretch of one file, both
+/// without gaps; made of one or more neighbouring mappings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    /// First address.
+    pub(crate) start: u64,
+    /// Address after the last.
+    pub(crate) end: u64,
+    /// Where in the file it begins, in bytes.
+    pub(crate) offset: u64,
+    /// The file's device number, as `stat` gives it.
+    pub(crate) device: u64,
+    /// The file's inode number.
+    pub(crate) inode: u64,
+    /// Whether writes go to the file.
+    pub(crate) shared: bool,
+    /// The file's path as the kernel knows it, without the mark below.
+    pub(crate) path: String,
+    /// Whether the path has been removed since.
+    pub(crate) deleted: bool,
+}
+
+impl Mapping {
+    /// Its length in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// The address that shows `bytes` of the file from `offset` on, if this
+    /// mapping shows all of them.
+    pub(crate) fn address_of(&self, offset: u64, bytes: u64) -> Option<u64> {
+        let into = offset.checked_sub(self.offset)?;
+        let end = into.checked_add(bytes)?;
+        (end <= self.bytes()).then(|| self.start + into)
+    }
+}
+
+/// The mark that the kernel puts behind the path of a removed file.
+const DELETED: &str = " (deleted)";
+
+/// Reads the mappings of files; anonymous memory and the like are left out.
+pub(crate) fn read(maps: impl Read) -> io::Result<Vec<Mapping>> {
+    let mut found: Vec<Mapping> = Vec::new();
+    // The last line's address: neighbours are only neighbours if nothing at
+    // all lies between them.
+    for line in BufReader::new(maps).split(b'\n').take(MAX_LINES) {
+        let line = line?;
+        let Some(next) = parse(&String::from_utf8_lossy(&line)) else {
+            continue;
+        };
+        match found.last_mut() {
+            Some(last) if continues(last, &next) => last.end = next.end,
+            _ => found.push(next),
+        }
+    }
+    Ok(found)
+}
+
+fn continues(last: &Mapping, next: &Mapping) -> bool {
+    last.end == next.start
+        && last.offset.checked_add(last.bytes()) == Some(next.offset)
+        && (last.device, last.inode, last.shared) == (next.device, next.inode, next.shared)
+        && last.path == next.path
+}
+
+/// One line: `start-end perms offset major:minor inode   path`. `None` for
+/// memory without a file and for lines that are not like that.
+fn parse(line: &str) -> Option<Mapping> {
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let (permissions, rest) = rest.split_once(' ')?;
+    let (offset, rest) = rest.split_once(' ')?;
+    let (device, rest) = rest.split_once(' ')?;
+    let (major, minor) = device.split_once(':')?;
+    let (inode, path) = rest.split_once(' ')?;
+    let path = path.trim_start();
+    let inode: u64 = inode.parse().ok()?;
+    if inode == 0 || path.is_empty() {
+        return None;
+    }
+    let device = rustix::fs::makedev(
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+    );
+    let (start, end) = (hex(start)?, hex(end)?);
+    if end <= start {
+        return None;
+    }
+    // A file may really be named "… (deleted)"; then it is only looked for in
+    // one more place.
+    let (path, deleted) = match path.strip_suffix(DELETED) {
+        Some(path) => (path, true),
+        None => (path, false),
+    };
+    Some(Mapping {
+        start,
+        end,
+        offset: hex(offset)?,
+        device,
+        inode,
+        shared: permissions.as_bytes().get(3) == Some(&b's'),
+        path: unescape(path),
+        deleted,
+    })
+}
+
+/// The kernel writes a line feed in a path as `\012`, and only that.
+fn unescape(path: &str) -> String {
+    path.replace("\\012", "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of QEMU 7.2 and 10.0 with `-m 4096`, two NUMA backends (one in a
+    /// directory, so that QEMU removed its file) and a DIMM; shortened.
+    const CAPTURED: &str = "\
+55ee84105000-55ee8459c000 r--p 00000000 fe:00 9978464                    /usr/bin/qemu-system-x86_64
+55ee8459c000-55ee84c15000 r-xp 00497000 fe:00 9978464                    /usr/bin/qemu-system-x86_64
+55ee9b6a2000-55ee9c0e5000 rw-p 00000000 00:00 0                          [heap]
+7f682fffd000-7f683fffd000 rw-s 00000000 00:1b 74                         /dev/shm/carol-b
+7f683fffd000-7f683fffe000 ---p 00000000 00:00 0 
+7f683fffe000-7f68bfffe000 rw-s 00000000 00:1b 73                         /dev/shm/qemu_back_mem.ram1.jk4S9C (deleted)
+7f68bffff000-7f68ffffe000 rw-s 00000000 00:1b 72                         /dev/shm/car ol-a
+7f68ffffe000-7f693ffff000 rw-s 3ffff000 00:1b 72                         /dev/shm/car ol-a
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
+";
+
+    #[test]
+    fn files_of_a_real_process() {
+        let found = read(CAPTURED.as_bytes()).unwrap();
+        let shared: Vec<_> = found.iter().filter(|mapping| mapping.shared).collect();
+        assert_eq!(found.len(), 4, "{found:#?}");
+        assert_eq!(shared.len(), 3);
+        assert_eq!(found[0].end - found[0].start, 0x4_97000 + 0x679000);
+        assert_eq!(shared[0].path, "/dev/shm/carol-b");
+        assert_eq!(shared[0].inode, 74);
+        assert_eq!(shared[0].device, rustix::fs::makedev(0, 0x1b));
+        assert_eq!(shared[0].bytes(), 256 << 20);
+        assert_eq!(shared[1].path, "/dev/shm/qemu_back_mem.ram1.jk4S9C");
+        assert!(shared[1].deleted);
+        assert_eq!(shared[1].bytes(), 2 << 30);
+        assert_eq!(shared[2].path, "/dev/shm/car ol-a");
+        assert_eq!(shared[2].bytes(), 2 << 30, "two mappings are one stretch");
+    }
+
+    #[test]
+    fn mappings_merge_only_when_the_file_goes_on() {
+        let lines = "\
+1000-2000 rw-s 00000000 00:1b 7 /a
+2000-3000 rw-s 00005000 00:1b 7 /a
+3000-4000 rw-p 00006000 00:1b 7 /a
+4000-5000 rw-p 00007000 00:1b 8 /a
+";
+        assert_eq!(read(lines.as_bytes()).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn addresses_of_parts_of_a_file() {
+        let mapping = &read(&b"10000-20000 rw-s 00004000 00:1b 7 /a\n"[..]).unwrap()[0];
+        assert_eq!(mapping.address_of(0x4000, 0x10000), Some(0x10000));
+        assert_eq!(mapping.address_of(0x5000, 0xf000), Some(0x11000));
+        assert_eq!(mapping.address_of(0x5000, 0x10000), None);
+        assert_eq!(mapping.address_of(0x3000, 0x1000), None);
+        assert_eq!(mapping.address_of(u64::MAX, 2), None);
+    }
+
+    #[test]
+    fn nonsense_is_passed_over() {
+        let lines =
+            "\n-\nx-y rw-s 0 0:0 1 /a\n2000-1000 rw-s 0 0:0 1 /a\n1-2 rw-s\n\u{fffd} 1 2 3 4 5\n";
+        assert_eq!(read(lines.as_bytes()).unwrap(), []);
+    }
+
+    #[test]
+    fn our_own_maps_can_be_read() {
+        let own = std::fs::File::open("/proc/self/maps").unwrap();
+        let program = std::fs::metadata("/proc/self/exe").unwrap();
+        let found = read(own).unwrap();
+        use std::os::unix::fs::MetadataExt;
+        assert!(found.iter().any(|mapping| mapping.inode == program.ino()));
+    }
+}

@@ -1,0 +1,240 @@
+//! QEMU's own idea of where a migration, and the guest, is.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::qmp::{Client, Event, QmpError};
+
+/// QEMU's migration status, as far as it makes a difference here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MigrationStatus {
+    /// There never was one.
+    None,
+    /// The guest is stopped, QEMU waits for `migrate-continue`.
+    PreSwitchover,
+    /// It went well.
+    Completed,
+    /// It failed.
+    Failed,
+    /// It was cancelled.
+    Cancelled,
+    /// It goes on, in one way or another.
+    Active(String),
+}
+
+impl MigrationStatus {
+    pub(crate) fn parse(text: &str) -> Self {
+        match text {
+            "none" => Self::None,
+            "pre-switchover" => Self::PreSwitchover,
+            "completed" => Self::Completed,
+            "failed" => Self::Failed,
+            "cancelled" => Self::Cancelled,
+            // setup, active, device, cancelling, wait-unplug, colo, …
+            other => Self::Active(other.to_owned()),
+        }
+    }
+
+    /// Whether nothing goes on any more.
+    pub(crate) fn is_over(&self) -> bool {
+        !matches!(self, Self::PreSwitchover | Self::Active(_))
+    }
+}
+
+impl fmt::Display for MigrationStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::PreSwitchover => "pre-switchover",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Active(name) => name,
+        })
+    }
+}
+
+/// The answer to `query-migrate`.
+#[derive(Debug)]
+pub(crate) struct MigrationInfo {
+    pub(crate) status: MigrationStatus,
+    /// QEMU's words about a failure.
+    pub(crate) error: Option<String>,
+    /// Why this guest cannot be migrated, if it cannot.
+    pub(crate) blocked: Vec<String>,
+}
+
+pub(crate) fn query(client: &mut Client) -> Result<MigrationInfo, QmpError> {
+    let answer = client.execute("query-migrate", json!({}))?;
+    let text = |key| answer.get(key).and_then(Value::as_str);
+    let blocked = answer.get("blocked-reasons").and_then(Value::as_array);
+    Ok(MigrationInfo {
+        status: MigrationStatus::parse(text("status").unwrap_or("none")),
+        error: text("error-desc").map(str::to_owned),
+        blocked: blocked
+            .into_iter()
+            .flatten()
+            .filter_map(|reason| reason.as_str().map(str::to_owned))
+            .collect(),
+    })
+}
+
+/// The answer to `query-status`.
+#[derive(Debug)]
+pub(crate) struct RunState {
+    /// QEMU's name for it.
+    pub(crate) status: String,
+    /// Whether the guest's processors run.
+    pub(crate) running: bool,
+}
+
+pub(crate) fn run_state(client: &mut Client) -> Result<RunState, QmpError> {
+    let answer = client.execute("query-status", json!({}))?;
+    let status = answer.get("status").and_then(Value::as_str);
+    let running = answer.get("running").and_then(Value::as_bool);
+    match (status, running) {
+        (Some(status), Some(running)) => Ok(RunState {
+            status: status.to_owned(),
+            running,
+        }),
+        _ => Err(QmpError::garbage("query-status", answer.to_string())),
+    }
+}
+
+/// How often to ask when no event tells.
+const ASK: Duration = Duration::from_millis(500);
+
+/// Waits until the migration's status is one that `done` accepts, by events
+/// and, in case one was missed, by asking. `seen` is shown every event.
+///
+/// `None` when that takes longer than `timeout`.
+pub(crate) fn wait_status(
+    client: &mut Client,
+    doing: &str,
+    timeout: Duration,
+    done: impl Fn(&MigrationStatus) -> bool,
+    mut seen: impl FnMut(&Event),
+) -> Result<Option<MigrationStatus>, QmpError> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let pause = deadline.min(Instant::now() + ASK);
+        let status = client.wait_event(doing, pause, |event| {
+            seen(event);
+            let status = MigrationStatus::parse(event.migration_status()?);
+            done(&status).then_some(status)
+        })?;
+        if status.is_some() {
+            return Ok(status);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        // QEMU may be stuck on a missing page just now: the same patience.
+        let answer = client.execute_within("query-migrate", json!({}), left)?;
+        let text = answer.get("status").and_then(Value::as_str);
+        let status = MigrationStatus::parse(text.unwrap_or("none"));
+        if done(&status) {
+            return Ok(Some(status));
+        }
+    }
+}
+
+/// How long a cancelled migration may take to come to its end.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// How often to look whether it has.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Brings an outgoing migration to its end, by cancelling it if it goes on.
+///
+/// A cancelled or failed migration makes QEMU resume the guest if it ran when
+/// the migration began; a completed one leaves it stopped.
+pub(crate) fn settle(client: &mut Client) -> Result<MigrationInfo, QmpError> {
+    let deadline = Instant::now() + SETTLE;
+    let mut cancelled = false;
+    loop {
+        let info = query(client)?;
+        if info.status.is_over() {
+            return Ok(info);
+        }
+        if !cancelled {
+            tracing::info!(status = %info.status, "cancelling QEMU's migration");
+            client.execute("migrate_cancel", json!({}))?;
+            cancelled = true;
+        }
+        if Instant::now() > deadline {
+            return Err(QmpError::TimedOut {
+                doing: format!(
+                    "migrate_cancel (the migration's status stays {})",
+                    info.status
+                ),
+                after: SETTLE,
+            });
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// How long a guest may take to run after `cont`.
+const RUNS: Duration = Duration::from_secs(10);
+
+/// Makes a guest run again that a migration of ours stopped. Gives the run
+/// state in the end.
+///
+/// Only states that a migration causes are left by `cont`: a guest that its
+/// owner paused (state `paused`) stays as it is.
+pub(crate) fn run_again(client: &mut Client) -> Result<RunState, QmpError> {
+    let deadline = Instant::now() + RUNS;
+    loop {
+        let state = run_state(client)?;
+        let stopped_by_migration =
+            matches!(state.status.as_str(), "finish-migrate" | "postmigrate");
+        if state.running || !stopped_by_migration || Instant::now() > deadline {
+            return Ok(state);
+        }
+        match client.execute("cont", json!({})) {
+            Ok(_) => {}
+            // "Migration is not finalized yet": the status is ahead of the run state.
+            Err(error) if error.is_refusal() && Instant::now() + LOOK < deadline => {
+                tracing::debug!(%error, "cont");
+                if state.status == "postmigrate" {
+                    // Not a matter of time: storage, mostly.
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_and_what_is_not() {
+        for text in ["none", "completed", "failed", "cancelled"] {
+            let status = MigrationStatus::parse(text);
+            assert!(status.is_over());
+            assert_eq!(status.to_string(), text);
+        }
+        for text in [
+            "setup",
+            "active",
+            "pre-switchover",
+            "device",
+            "cancelling",
+            "failing",
+            "wait-unplug",
+            "postcopy-active",
+        ] {
+            let status = MigrationStatus::parse(text);
+            assert!(!status.is_over());
+            assert_eq!(status.to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Guest addresses of memory backends, from `info mtree -f -o`.
+//!
+//! QMP itself does not say where in the guest a backend lies (but for DIMMs).
+//! The human monitor does; it prints the guest's address space as QEMU has
+//! flattened it, with the owner of each piece:
+//!
+//! ```text
+//! FlatView #1
+//!  AS "memory", root: system
+//!  AS "cpu-memory-0", root: system
+//!  Root memory region: system
+//!   0000000000000000-00000000000c2fff (prio 0, ram): ram0 owner:{obj path=/objects/ram0} KVM
+//!   00000000000c3000-00000000000e7fff (prio 0, rom): ram0 @00000000000c3000 owner:{obj path=/objects/ram0} KVM
+//! ```
+//!
+//! The owner is what makes this safe to read: a region's *name* is chosen by
+//! the user and may be that of any other region, the owner's path is not.
+//!
+//! # The same for every state of the guest
+//!
+//! What is visible depends on what the guest did: firmware write-protects its
+//! copy in low memory, system-management memory hides the top of what lies
+//! below 4 GiB, the VGA window hides a piece at 640 KiB. The two sides of a
+//! migration are in different states, so the ranges are made independent of
+//! it: pieces of a block that lie at the same distance from their place in the
+//! block are one range, and what is hidden belongs to the range before it.
+
+use std::collections::BTreeMap;
+
+use hikkoshi_pages::GuestRange;
+
+/// Most pieces looked at.
+const MAX_PIECES: usize = 1 << 16;
+
+/// One line of the memory view: a piece of a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Guest address.
+    gpa: u64,
+    /// Offset in the backend.
+    offset: u64,
+    /// Bytes.
+    bytes: u64,
+}
+
+/// The pieces of each backend, by the backend's path (`/objects/ID`), in the
+/// guest's memory as the system sees it.
+pub(crate) fn parse(text: &str) -> BTreeMap<String, Vec<Piece>> {
+    let mut found: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+    let mut in_memory = false;
+    for (count, line) in text.lines().enumerate() {
+        if count > MAX_PIECES {
+            break;
+        }
+        let line = line.trim();
+        if line.starts_with("FlatView") {
+            in_memory = false;
+        } else if line.starts_with("AS \"memory\",") {
+            in_memory = true;
+        } else if in_memory && let Some((owner, piece)) = piece(line) {
+            found.entry(owner).or_default().push(piece);
+        }
+    }
+    found
+}
+
+/// `START-END (prio N, KIND): NAME[ @OFFSET][ owner:{obj path=PATH}]…`.
+fn piece(line: &str) -> Option<(String, Piece)> {
+    const OWNER: &str = " owner:{obj path=";
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let start = u64::from_str_radix(start, 16).ok()?;
+    let end = u64::from_str_radix(end, 16).ok()?;
+    let (kind, rest) = rest.strip_prefix("(prio ")?.split_once("): ")?;
+    let kind = kind.split_once(", ")?.1;
+    if !matches!(kind, "ram" | "rom" | "romd" | "nv-ram" | "nv-rom" | "ramd") {
+        return None;
+    }
+    // From the right: a name may hold anything.
+    let (name, owner) = rest.rsplit_once(OWNER)?;
+    let (owner, _accelerator) = owner.split_once('}')?;
+    let offset = match name.rsplit_once(" @") {
+        Some((_, offset)) if offset.len() == 16 => u64::from_str_radix(offset, 16).ok()?,
+        _ => 0,
+    };
+    Some((
+        owner.to_owned(),
+        Piece {
+            gpa: start,
+            offset,
+            // The end is the last byte, not the one after it.
+            bytes: end.checked_sub(start)?.checked_add(1)?,
+        },
+    ))
+}
+
+/// The pieces of one block of `bytes` as ranges that do not depend on what the
+/// guest has done so far, ascending in the block. `None` if they do not fit
+/// the block, or contradict each other.
+pub(crate) fn ranges(pieces: &[Piece], bytes: u64) -> Option<Vec<GuestRange>> {
+    // By distance: the smallest and the greatest offset seen at it.
+    let mut extents: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for piece in pieces {
+        let end = piece.offset.checked_add(piece.bytes)?;
+        let distance = piece.gpa.checked_sub(piece.offset)?;
+        if end > bytes {
+            return None;
+        }
+        let extent = extents.entry(distance).or_insert((piece.offset, end));
+        *extent = (extent.0.min(piece.offset), extent.1.max(end));
+    }
+    let mut ordered: Vec<(u64, u64, u64)> = extents
+        .into_iter()
+        .map(|(distance, (start, end))| (start, end, distance))
+        .collect();
+    ordered.sort_unstable();
+    // A window onto a part that is already visible elsewhere says nothing new.
+    let mut kept: Vec<(u64, u64, u64)> = Vec::new();
+    for next in ordered {
+        match kept.last() {
+            Some(last) if next.1 <= last.1 => {}
+            Some(last) if next.0 == last.0 => {
+                // The earlier one is the window.
+                kept.pop();
+                kept.push(next);
+            }
+            Some(last) if next.0 < last.1 => return None,
+            _ => kept.push(next),
+        }
+    }
+    let starts: Vec<u64> = kept.iter().skip(1).map(|range| range.0).collect();
+    let mut result = Vec::with_capacity(kept.len());
+    for (index, (start, _, distance)) in kept.into_iter().enumerate() {
+        let offset = if index == 0 { 0 } else { start };
+        let end = starts.get(index).copied().unwrap_or(bytes);
+        result.push(GuestRange {
+            gpa: distance.checked_add(offset)?,
+            offset,
+            bytes: end - offset,
+        });
+    }
+    Some(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V7: &str = include_str!("../tests/captured/mtree-7.2-numa.txt");
+    const V10: &str = include_str!("../tests/captured/mtree-10.0-numa.txt");
+    const V7_HOLE: &str = include_str!("../tests/captured/mtree-7.2-hole.txt");
+    const V10_HOLE: &str = include_str!("../tests/captured/mtree-10.0-hole.txt");
+
+    fn of(text: &str, id: &str, bytes: u64) -> Vec<GuestRange> {
+        let found = parse(text);
+        ranges(&found[&format!("/objects/{id}")], bytes).unwrap()
+    }
+
+    fn range(gpa: u64, offset: u64, bytes: u64) -> GuestRange {
+        GuestRange { gpa, offset, bytes }
+    }
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn numa_backends_and_a_dimm() {
+        for text in [V7, V10] {
+            assert_eq!(of(text, "ram0", 2 * GIB), [range(0, 0, 2 * GIB)]);
+            assert_eq!(of(text, "ram1", 2 * GIB), [range(4 * GIB, 0, 2 * GIB)]);
+            assert_eq!(of(text, "d0", GIB / 4), [range(6 * GIB, 0, GIB / 4)]);
+            assert_eq!(parse(text).len(), 3, "nothing but backends");
+        }
+    }
+
+    #[test]
+    fn one_backend_on_both_sides_of_the_hole() {
+        for text in [V7_HOLE, V10_HOLE] {
+            assert_eq!(
+                of(text, "ram", 4 * GIB),
+                [range(0, 0, 2 * GIB), range(4 * GIB, 2 * GIB, 2 * GIB)]
+            );
+        }
+    }
+
+    #[test]
+    fn hidden_memory_belongs_to_the_range_before_it() {
+        let piece = |gpa, offset, bytes| Piece { gpa, offset, bytes };
+        // The VGA window, system-management memory at the top, the hole.
+        let pieces = [
+            piece(0, 0, 0xa0000),
+            piece(0xc0000, 0xc0000, 2 * GIB - 0xc0000 - 0x80_0000),
+            piece(4 * GIB, 2 * GIB, GIB),
+        ];
+        assert_eq!(
+            ranges(&pieces, 3 * GIB).unwrap(),
+            [range(0, 0, 2 * GIB), range(4 * GIB, 2 * GIB, GIB)]
+        );
+        // A window that shows low memory a second time.
+        let mut windowed = pieces.to_vec();
+        windowed.push(piece(0xfeda_0000, 0xa0000, 0x20000));
+        assert_eq!(ranges(&windowed, 3 * GIB), ranges(&pieces, 3 * GIB));
+        let mut windowed = pieces.to_vec();
+        windowed.push(piece(0xfeda_0000, 0, 0x1000));
+        assert_eq!(ranges(&windowed, 3 * GIB), ranges(&pieces, 3 * GIB));
+    }
+
+    #[test]
+    fn contradictions_are_no_ranges() {
+        let piece = |gpa, offset, bytes| Piece { gpa, offset, bytes };
+        for (pieces, why) in [
+            (vec![piece(0, 0, 0x2000)], "beyond the block"),
+            (vec![piece(0, 0x1000, 0x1000)], "below its own offset"),
+            (
+                vec![piece(0, 0, u64::MAX), piece(0, 1, u64::MAX)],
+                "overflow",
+            ),
+        ] {
+            assert_eq!(ranges(&pieces, 0x1000), None, "{why}");
+        }
+        let overlapping = [piece(0, 0, 0x3000), piece(0x9000, 0x2000, 0x2000)];
+        assert_eq!(ranges(&overlapping, 0x4000), None);
+        assert_eq!(ranges(&[], 0x1000), Some(vec![]));
+    }
+
+    #[test]
+    fn names_cannot_pass_for_owners() {
+        let line = "0000000000000000-0000000000000fff (prio 0, ram): x owner:{obj path=/objects/a} @0 \
+                    owner:{obj path=/objects/b} KVM";
+        assert_eq!(piece(line).unwrap().0, "/objects/b");
+        for bad in [
+            "",
+            "0-1",
+            "0000-ffff (prio 0, ram): ram",
+            "ffff-0000 (prio 0, ram): ram owner:{obj path=/objects/a}",
+            "0000-ffff (prio 0, i/o): io owner:{obj path=/objects/a}",
+            "0000-ffff (prio 0, ram): v owner:{dev path=/machine/q35}",
+            "0000-ffff (prio 0, ram): v parent:{obj path=/machine/unattached}",
+            "0000-ffff (prio 0, ram): ram owner:{obj path=/objects/a",
+        ] {
+            assert_eq!(piece(bad), None, "{bad}");
+        }
+    }
+}

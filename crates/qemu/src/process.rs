@@ -1,0 +1,168 @@
+//! The process behind a QMP socket.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use hikkoshi_faults::{Leftover, Process};
+use thiserror::Error;
+
+use crate::maps::{self, Mapping};
+use crate::qmp::Client;
+
+/// The process behind the QMP socket could not be used.
+#[derive(Debug, Error)]
+pub enum ProcessError {
+    /// The kernel does not say who listens on the socket.
+    #[error(
+        "finding QEMU's process: the kernel does not say which process listens on the QMP socket; \
+         if QEMU runs in a container, run hikkoshi where its process can be seen (in the host's or \
+         the same PID namespace)"
+    )]
+    NoPeer,
+    /// It ended.
+    #[error("QEMU's process {pid} has ended")]
+    Gone {
+        /// Its number.
+        pid: u32,
+    },
+    /// We may not look into it.
+    #[error(
+        "{doing} of QEMU's process {pid} ({name}): {source}; that needs the capability \
+         CAP_SYS_PTRACE (run hikkoshi as root, or give it that capability)"
+    )]
+    NotPermitted {
+        /// Its number.
+        pid: u32,
+        /// Its command name.
+        name: String,
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Something else went wrong.
+    #[error("{doing} of QEMU's process {pid}: {source}")]
+    Proc {
+        /// Its number.
+        pid: u32,
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Holds the process that listens on the client's socket.
+pub(crate) fn find(client: &Client) -> Result<Arc<Process>, ProcessError> {
+    let pid = client.peer().ok_or(ProcessError::NoPeer)?;
+    let process = Process::open(pid).map_err(|source| {
+        if source.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) {
+            ProcessError::Gone { pid }
+        } else {
+            ProcessError::Proc {
+                pid,
+                doing: "opening a pidfd",
+                source,
+            }
+        }
+    })?;
+    Ok(Arc::new(process))
+}
+
+/// Puts an error about a process into words.
+pub(crate) fn explain(process: &Process, doing: &'static str, source: io::Error) -> ProcessError {
+    let pid = process.pid();
+    if !process.is_alive() {
+        ProcessError::Gone { pid }
+    } else if source.kind() == io::ErrorKind::PermissionDenied {
+        // EACCES and EPERM both.
+        ProcessError::NotPermitted {
+            pid,
+            name: name(process),
+            doing,
+            source,
+        }
+    } else {
+        ProcessError::Proc { pid, doing, source }
+    }
+}
+
+/// The files that the process has mapped.
+pub(crate) fn mappings(process: &Process) -> Result<Vec<Mapping>, ProcessError> {
+    process
+        .open_proc("maps")
+        .and_then(maps::read)
+        .map_err(|source| explain(process, "reading the memory map", source))
+}
+
+/// Makes sure that we may trace the process, which taking a userfaultfd needs,
+/// without touching it: opening its memory asks for the same right.
+pub(crate) fn check_right_to_trace(process: &Process) -> Result<(), ProcessError> {
+    File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{}/mem", process.pid()))
+        .map(drop)
+        .map_err(|source| explain(process, "getting access to the memory", source))
+}
+
+/// The userfaultfds that are open in the process already.
+pub(crate) fn userfaults(process: &Process) -> Result<Vec<Leftover>, ProcessError> {
+    hikkoshi_faults::leftovers(process)
+        .map_err(|source| explain(process, "looking for userfaultfds", source))
+}
+
+/// The process's command name, for messages.
+pub(crate) fn name(process: &Process) -> String {
+    process
+        .open_proc("comm")
+        .and_then(io::read_to_string)
+        .map_or_else(|_| "?".to_owned(), |name| name.trim_end().to_owned())
+}
+
+/// When the process was started, in the kernel's ticks since boot: with its
+/// number this names a process for good, also across programs.
+pub(crate) fn start_time(process: &Process) -> Result<u64, ProcessError> {
+    let doing = "reading the start time";
+    let stat = process
+        .open_proc("stat")
+        .and_then(io::read_to_string)
+        .map_err(|source| explain(process, doing, source))?;
+    parse_start_time(&stat).ok_or_else(|| ProcessError::Proc {
+        pid: process.pid(),
+        doing,
+        source: io::ErrorKind::InvalidData.into(),
+    })
+}
+
+/// Field 22 of `/proc/PID/stat`. The second field is the command in brackets
+/// and may hold brackets and blanks itself.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_found_behind_any_name() {
+        let stat =
+            "4998 (qemu) sys) S 1 4998 4998 0 -1 4194560 5 6 7 8 9 10 11 12 20 0 3 0 77123 1 2";
+        assert_eq!(parse_start_time(stat), Some(77123));
+        assert_eq!(parse_start_time("1 (x) S 1"), None);
+        assert_eq!(parse_start_time(""), None);
+        let own = Process::open(std::process::id()).unwrap();
+        assert!(start_time(&own).unwrap() > 0);
+        assert!(!name(&own).is_empty());
+    }
+
+    #[test]
+    fn we_may_trace_ourselves_and_have_no_userfaultfd() {
+        let own = Process::open(std::process::id()).unwrap();
+        check_right_to_trace(&own).unwrap();
+        assert!(userfaults(&own).unwrap().is_empty());
+    }
+}

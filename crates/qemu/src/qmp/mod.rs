@@ -1,0 +1,27 @@
+//! QEMU's machine protocol, as far as a migration needs it.
+//!
+//! QMP is lines of JSON over a Unix socket. QEMU greets, the client asks for
+//! command mode, and from then on every command gets one answer; **events come
+//! at any time, also between a command and its answer**. Answers are matched
+//! to commands by `id`, so that an answer that comes after we stopped waiting
+//! for it is not taken for the next one.
+//!
+//! A QMP socket serves one client at a time: while another program holds it,
+//! QEMU accepts nobody and says nothing, and a connection just waits in the
+//! kernel. Here that is an error of its own, [`ConnectError::NoGreeting`].
+//!
+//! Blocking, with a deadline on everything; nothing that QEMU sends makes the
+//! client allocate without bound.
+
+mod client;
+mod connect;
+mod error;
+mod lines;
+mod message;
+#[cfg(test)]
+mod tests;
+
+pub use client::{COMMAND_TIMEOUT, Client};
+pub use error::{ConnectError, QmpError};
+pub use lines::MAX_LINE;
+pub use message::{Event, Version};

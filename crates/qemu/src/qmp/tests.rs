@@ -1,0 +1,296 @@
+//! The client against a scripted QEMU: what the two versions really send, and
+//! what they never should.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hikkoshi_engine::Cancel;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{Client, ConnectError, MAX_LINE, QmpError, Version};
+
+const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg-7+deb12u18+b3"}, "capabilities": ["oob"]}}"#;
+
+/// Short enough for a test, long enough for a busy machine's answer.
+const SHORT: Duration = Duration::from_millis(200);
+const LONG: Duration = Duration::from_secs(20);
+
+struct Server {
+    folder: TempDir,
+    thread: JoinHandle<()>,
+}
+
+impl Server {
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("qmp")
+    }
+
+    fn end(self) {
+        self.thread.join().unwrap();
+    }
+}
+
+/// A server that runs `script` on its first connection.
+fn server(script: impl FnOnce(Session) + Send + 'static) -> Server {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+    let thread = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let reader = BufReader::new(stream.try_clone().unwrap());
+        script(Session { stream, reader });
+    });
+    Server { folder, thread }
+}
+
+struct Session {
+    stream: UnixStream,
+    reader: BufReader<UnixStream>,
+}
+
+impl Session {
+    fn say(&mut self, line: &str) {
+        let _ = self.stream.write_all(format!("{line}\r\n").as_bytes());
+    }
+
+    /// The next command's name and id.
+    fn hear(&mut self) -> (String, u64) {
+        let mut line = String::new();
+        self.reader.read_line(&mut line).unwrap();
+        let command: Value = serde_json::from_str(&line).unwrap();
+        (
+            command["execute"].as_str().unwrap().to_owned(),
+            command["id"].as_u64().unwrap(),
+        )
+    }
+
+    fn open(mut self) -> Self {
+        self.say(GREETING);
+        let (command, id) = self.hear();
+        assert_eq!(command, "qmp_capabilities");
+        self.answer(id, json!({}));
+        self
+    }
+
+    fn answer(&mut self, id: u64, value: Value) {
+        self.say(&json!({ "return": value, "id": id }).to_string());
+    }
+}
+
+#[test]
+fn events_between_a_command_and_its_answer_are_kept() {
+    let server = server(|session| {
+        let mut session = session.open();
+        let (command, id) = session.hear();
+        assert_eq!(command, "migrate");
+        // As captured from 7.2, shortened.
+        session.say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 1}, "event": "MIGRATION", "data": {"status": "setup"}}"#);
+        session.answer(id, json!({}));
+        session.say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 2}, "event": "MIGRATION_PASS", "data": {"pass": 1}}"#);
+        session
+            .say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 3}, "event": "STOP"}"#);
+        let (_, id) = session.hear();
+        session.answer(id, json!({ "status": "active" }));
+        session.hear();
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    assert_eq!(client.version(), Version::new(7, 2, 22));
+    assert_eq!(client.peer(), Some(std::process::id()));
+    assert_eq!(client.execute("migrate", json!({})).unwrap(), json!({}));
+    let answer = client.execute("query-migrate", json!({})).unwrap();
+    assert_eq!(answer["status"], "active");
+    let mut names = Vec::new();
+    let stop = client
+        .wait_event("a test", Instant::now() + LONG, |event| {
+            names.push(event.name.clone());
+            (event.name == "STOP").then(|| event.data.clone())
+        })
+        .unwrap();
+    assert_eq!(stop, Some(Value::Null));
+    assert_eq!(names, ["MIGRATION", "MIGRATION_PASS", "STOP"]);
+    client.execute_within("quit", json!({}), SHORT).unwrap_err();
+    drop(client);
+    server.end();
+}
+
+#[test]
+fn a_late_answer_is_not_taken_for_the_next_one() {
+    let server = server(|session| {
+        let mut session = session.open();
+        let (_, slow) = session.hear();
+        let (_, quick) = session.hear();
+        session.answer(slow, json!("late"));
+        session.answer(quick, json!("mine"));
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    let error = client.execute_within("slow", json!({}), SHORT).unwrap_err();
+    assert!(matches!(error, QmpError::TimedOut { .. }), "{error}");
+    assert!(error.to_string().contains("slow"), "{error}");
+    assert_eq!(client.execute("quick", json!({})).unwrap(), json!("mine"));
+    server.end();
+}
+
+#[test]
+fn qemus_refusal_keeps_its_words() {
+    let server = server(|session| {
+        let mut session = session.open();
+        let (_, id) = session.hear();
+        session.say(&format!(
+            r#"{{"id": {id}, "error": {{"class": "GenericError", "desc": "There's a migration process in progress"}}}}"#
+        ));
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    let error = client
+        .execute("migrate-set-capabilities", json!({}))
+        .unwrap_err();
+    assert!(error.is_refusal());
+    assert_eq!(
+        error.to_string(),
+        "QEMU refused the command migrate-set-capabilities: There's a migration process in progress"
+    );
+    server.end();
+}
+
+#[test]
+fn an_end_is_told_from_silence() {
+    let server = server(|session| {
+        let mut session = session.open();
+        session.hear();
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    let error = client.execute("cont", json!({})).unwrap_err();
+    assert!(error.is_closed(), "{error}");
+    assert!(error.to_string().contains("closed"), "{error}");
+    server.end();
+}
+
+#[test]
+fn garbage_ends_the_session_with_what_it_was() {
+    for garbage in ["\u{0}\u{1}binary", "[]", r#"{"return": {}}"#] {
+        let server = server(move |session| {
+            let mut session = session.open();
+            session.hear();
+            session.say(garbage);
+            session.hear_end();
+        });
+        let mut client = Client::connect(&server.path(), LONG).unwrap();
+        let error = client.execute("query-status", json!({})).unwrap_err();
+        assert!(matches!(error, QmpError::Garbage { .. }), "{error}");
+        assert!(error.to_string().contains("query-status"), "{error}");
+        drop(client);
+        server.end();
+    }
+}
+
+impl Session {
+    fn hear_end(&mut self) {
+        let mut rest = Vec::new();
+        let _ = std::io::Read::read_to_end(&mut self.reader, &mut rest);
+    }
+}
+
+#[test]
+fn a_line_without_end_does_not_fill_memory() {
+    let server = server(|session| {
+        let mut session = session.open();
+        session.hear();
+        let piece = vec![b'a'; 1 << 20];
+        let written = (0..MAX_LINE / piece.len() + 8)
+            .take_while(|_| session.stream.write_all(&piece).is_ok())
+            .count();
+        assert!(written >= MAX_LINE / piece.len());
+        session.hear_end();
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    let error = client.execute_within("info", json!({}), LONG).unwrap_err();
+    assert!(error.to_string().contains("a line of more than"), "{error}");
+    drop(client);
+    server.end();
+}
+
+#[test]
+fn more_events_than_anybody_wants_are_dropped_oldest_first() {
+    let server = server(|session| {
+        let mut session = session.open();
+        let (_, id) = session.hear();
+        for number in 0..3000 {
+            session.say(&json!({ "event": "E", "data": number }).to_string());
+        }
+        session.answer(id, json!({}));
+        session.hear_end();
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    client.execute("x", json!({})).unwrap();
+    let first = client
+        .wait_event("a test", Instant::now(), |event| event.data.as_u64())
+        .unwrap();
+    assert_eq!(first, Some(3000 - 1024));
+    drop(client);
+    server.end();
+}
+
+#[test]
+fn a_socket_that_is_held_by_another_says_so() {
+    // Somebody listens and never answers: QEMU with a client already, whether
+    // the connection is taken into the queue or the queue is full.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("qmp");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let error = Client::connect(&path, SHORT).unwrap_err();
+        assert!(
+            matches!(error, ConnectError::NoGreeting { .. }),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("another program"), "{error}");
+        // Fill the queue for the second time round.
+        held.extend((0..200).map_while(|_| {
+            let deadline = Instant::now();
+            super::connect::connect(&path, deadline).ok()
+        }));
+    }
+}
+
+#[test]
+fn what_is_no_qmp_is_told_from_what_is_not_there() {
+    let monitor = server(|mut session| {
+        session.say("QEMU 7.2.22 monitor - type 'help' for more information");
+        session.hear_end();
+    });
+    let error = Client::connect(&monitor.path(), LONG).unwrap_err();
+    assert!(matches!(error, ConnectError::NotQmp { .. }), "{error}");
+    assert!(error.to_string().contains("human monitor"), "{error}");
+    monitor.end();
+
+    let folder = tempfile::tempdir().unwrap();
+    let error = Client::connect(&folder.path().join("none"), SHORT).unwrap_err();
+    assert!(error.to_string().contains("is QEMU running"), "{error}");
+    let long = folder.path().join("x".repeat(200));
+    let error = Client::connect(&long, SHORT).unwrap_err();
+    assert!(matches!(error, ConnectError::Connect { .. }), "{error}");
+}
+
+#[test]
+fn waiting_ends_when_asked() {
+    let server = server(|session| {
+        let mut session = session.open();
+        session.hear();
+        session.hear_end();
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    let cancel = Cancel::new();
+    client.set_cancel(Some(cancel.clone()));
+    let canceller = std::thread::spawn(move || {
+        std::thread::sleep(SHORT);
+        cancel.cancel();
+    });
+    let error = client.execute_within("slow", json!({}), LONG).unwrap_err();
+    assert!(matches!(error, QmpError::Cancelled { .. }), "{error}");
+    canceller.join().unwrap();
+    drop(client);
+    server.end();
+}

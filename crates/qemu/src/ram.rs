@@ -1,0 +1,372 @@
+//! Finding the guest's memory: backends, guest addresses, host addresses,
+//! files.
+//!
+//! | what | from |
+//! | --- | --- |
+//! | the backends, their sizes, sharing, paths | QMP: `qom-list /objects`, `qom-get` |
+//! | guest addresses | `info mtree -f -o` by QMP (see `mtree.rs`) |
+//! | host addresses | `/proc/PID/maps` |
+//! | the files | their path in QEMU's root, checked by device and inode; if it is gone, QEMU's own descriptor |
+//!
+//! With `x-ignore-shared` QEMU leaves out every shared block from its stream
+//! and believes that we bring it. So a shared block that we cannot bring, or
+//! do not know of, would be lost, silently: every backend must be of the kind
+//! that we can move, and together they must be all the memory that the machine
+//! has.
+
+use std::io;
+
+use hikkoshi_engine::{RamFile, RamFiles};
+use hikkoshi_faults::Process;
+use hikkoshi_pages::{GuestRange, LayoutError, RamBlock, RamLayout};
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::backend::{self, Backend};
+use crate::mtree;
+use crate::process::{self, ProcessError};
+use crate::qmp::{Client, QmpError};
+use crate::ramfile::{self, Access, Found};
+use crate::room::{self, RoomError};
+
+/// The guest's memory cannot be moved, or could not be found.
+#[derive(Debug, Error)]
+pub enum RamError {
+    /// QEMU could not be asked.
+    #[error("looking for the guest's memory: {0}")]
+    Qmp(#[from] QmpError),
+    /// The process could not be looked into.
+    #[error("looking for the guest's memory: {0}")]
+    Process(#[from] ProcessError),
+    /// There are no backends.
+    #[error("looking for the guest's memory: this QEMU has no memory backends{ADVICE}")]
+    None,
+    /// Not a file.
+    #[error(
+        "the guest's memory \"{id}\" is a {kind}, not a named file, so no other process can get at \
+         it{ADVICE}"
+    )]
+    NotAFile {
+        /// The backend.
+        id: String,
+        /// Its type.
+        kind: String,
+    },
+    /// Not shared.
+    #[error(
+        "the guest's memory \"{id}\" is not shared (share=off): what the guest writes does not \
+         reach its file {path}{ADVICE}"
+    )]
+    NotShared {
+        /// The backend.
+        id: String,
+        /// Its file.
+        path: String,
+    },
+    /// Read-only.
+    #[error("the guest's memory \"{id}\" is read-only; such backends cannot be moved yet")]
+    ReadOnly {
+        /// The backend.
+        id: String,
+    },
+    /// In no process's memory.
+    #[error(
+        "the guest's memory \"{id}\" ({path}) is not mapped by process {pid} ({name}), which opened \
+         the QMP socket: if another program opened that socket for QEMU, give QEMU a -qmp socket \
+         that it opens itself"
+    )]
+    NotMapped {
+        /// The backend.
+        id: String,
+        /// Its file.
+        path: String,
+        /// The process behind the QMP socket.
+        pid: u32,
+        /// Its name.
+        name: String,
+    },
+    /// In it more than once.
+    #[error("the guest's memory \"{id}\" ({path}) is mapped {mappings} times by QEMU, not once")]
+    Ambiguous {
+        /// The backend.
+        id: String,
+        /// Its file.
+        path: String,
+        /// How many times.
+        mappings: usize,
+    },
+    /// The same bytes twice.
+    #[error(
+        "the guest's memory \"{first}\" and \"{second}\" is the same part of the same file; give \
+         each backend a file of its own"
+    )]
+    SharedFile {
+        /// One backend.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// The file cannot be opened.
+    #[error(
+        "opening the file of the guest's memory \"{id}\", {path}: {source}; run as root, or as a user that may read and write it"
+    )]
+    Open {
+        /// The backend.
+        id: String,
+        /// Its file.
+        path: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The file system is of the wrong kind.
+    #[error(
+        "the guest's memory \"{id}\" ({path}) is neither on tmpfs nor on hugetlbfs; page faults can \
+         be caught and writes be tracked only there: put it in /dev/shm or on a hugetlbfs mount"
+    )]
+    FileSystem {
+        /// The backend.
+        id: String,
+        /// Its file.
+        path: String,
+    },
+    /// The file ends too early.
+    #[error(
+        "the file of the guest's memory \"{id}\", {path}, has {bytes} bytes, but {needed} are needed: somebody cut it"
+    )]
+    Short {
+        /// The backend.
+        id: String,
+        /// Its file.
+        path: String,
+        /// Its length.
+        bytes: u64,
+        /// What it should be.
+        needed: u64,
+    },
+    /// The guest does not see it.
+    #[error(
+        "the memory backend \"{id}\" is not part of the guest's memory; remove it (QMP object-del), \
+         or plug it in, first"
+    )]
+    NotInGuest {
+        /// The backend.
+        id: String,
+    },
+    /// What QEMU says about the guest's addresses cannot be understood.
+    #[error(
+        "where the guest sees its memory \"{id}\" cannot be understood from QEMU's \"info mtree\": \
+         {pieces}; please report this with the output of that command"
+    )]
+    Addresses {
+        /// The backend.
+        id: String,
+        /// What was found.
+        pieces: String,
+    },
+    /// The guest has memory beside the backends.
+    #[error(
+        "the guest has {guest} bytes of memory, but its backends only {backends}; the rest could \
+         not be moved{ADVICE}"
+    )]
+    Incomplete {
+        /// What the machine has.
+        guest: u64,
+        /// What the backends have.
+        backends: u64,
+    },
+    /// The layout breaks a rule of ours.
+    #[error("the guest's memory cannot be moved: {0}")]
+    Layout(#[from] LayoutError),
+    /// There is no room for it.
+    #[error(transparent)]
+    Room(#[from] RoomError),
+}
+
+/// How QEMU must be started.
+const ADVICE: &str = "; start QEMU with -object memory-backend-file,id=ram,size=SIZE,\
+    mem-path=/dev/shm/NAME,share=on -machine …,memory-backend=ram";
+
+/// The guest's memory, found.
+#[derive(Debug)]
+pub(crate) struct Ram {
+    /// Layout and files, ordered by guest address.
+    pub(crate) files: RamFiles,
+    /// Where each block begins in QEMU's memory, in layout order.
+    pub(crate) addresses: Vec<u64>,
+}
+
+/// Finds all of it.
+///
+/// At the destination ([`Access::Write`]) there must also be room for it.
+pub(crate) fn find(
+    client: &mut Client,
+    process: &Process,
+    access: Access,
+) -> Result<Ram, RamError> {
+    let backends = backend::list(client)?;
+    check_kinds(&backends)?;
+    let mtree = client.execute(
+        "human-monitor-command",
+        json!({ "command-line": "info mtree -f -o" }),
+    )?;
+    let guest = guest_ranges(&backends, mtree.as_str().unwrap_or_default())?;
+    check_complete(client, &backends)?;
+    let mappings = process::mappings(process)?;
+    let mut found = Vec::with_capacity(backends.len());
+    for (backend, guest) in backends.iter().zip(guest) {
+        let file = ramfile::find(process, &mappings, backend, access)?;
+        found.push((backend, guest, file));
+    }
+    check_distinct(&found)?;
+    if access == Access::Write {
+        room::check(found.iter().map(|(backend, _, file)| (*backend, file)))?;
+    }
+    // The same order on both sides, whatever order the objects were given in.
+    found.sort_by_key(|(backend, guest, _)| {
+        (guest.first().map(|range| range.gpa), backend.id.clone())
+    });
+    let mut blocks = Vec::with_capacity(found.len());
+    let mut files = Vec::with_capacity(found.len());
+    let mut addresses = Vec::with_capacity(found.len());
+    for (backend, guest, file) in found {
+        blocks.push(RamBlock {
+            id: backend.id.clone(),
+            bytes: backend.bytes,
+            host_page: file.host_page,
+            guest,
+        });
+        files.push(RamFile::new(file.file, backend.offset));
+        addresses.push(file.address);
+    }
+    let layout = RamLayout::new(blocks)?;
+    // As many files as blocks, by the loop above.
+    let files = RamFiles::new(layout, files).ok_or(RamError::None)?;
+    Ok(Ram { files, addresses })
+}
+
+fn check_kinds(backends: &[Backend]) -> Result<(), RamError> {
+    if backends.is_empty() {
+        return Err(RamError::None);
+    }
+    for backend in backends {
+        let id = backend.id.clone();
+        if backend.kind != "memory-backend-file" {
+            let kind = backend.kind.clone();
+            return Err(RamError::NotAFile { id, kind });
+        }
+        if !backend.share {
+            let path = backend.path.clone().unwrap_or_default();
+            return Err(RamError::NotShared { id, path });
+        }
+        if backend.readonly {
+            return Err(RamError::ReadOnly { id });
+        }
+    }
+    Ok(())
+}
+
+fn guest_ranges(backends: &[Backend], mtree: &str) -> Result<Vec<Vec<GuestRange>>, RamError> {
+    let pieces = mtree::parse(mtree);
+    let mut found = Vec::with_capacity(backends.len());
+    for backend in backends {
+        let id = backend.id.clone();
+        let Some(pieces) = pieces.get(&backend.qom_path()) else {
+            return Err(RamError::NotInGuest { id });
+        };
+        let ranges = mtree::ranges(pieces, backend.bytes).ok_or_else(|| RamError::Addresses {
+            id,
+            pieces: format!("{pieces:x?}"),
+        })?;
+        found.push(ranges);
+    }
+    Ok(found)
+}
+
+fn check_complete(client: &mut Client, backends: &[Backend]) -> Result<(), RamError> {
+    let summary = client.execute("query-memory-size-summary", json!({}))?;
+    let part = |key| summary.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let guest = part("base-memory").saturating_add(part("plugged-memory"));
+    let backends = backends
+        .iter()
+        .fold(0u64, |sum, backend| sum.saturating_add(backend.bytes));
+    if guest > backends {
+        return Err(RamError::Incomplete { guest, backends });
+    }
+    Ok(())
+}
+
+fn check_distinct(found: &[(&Backend, Vec<GuestRange>, Found)]) -> Result<(), RamError> {
+    let mut seen: Vec<(u64, u64, &str)> = found
+        .iter()
+        .map(|(backend, _, file)| {
+            let end = file.address.saturating_add(backend.bytes);
+            (file.address, end, backend.id.as_str())
+        })
+        .collect();
+    seen.sort_unstable();
+    if let Some(pair) = seen.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+        return Err(RamError::SharedFile {
+            first: pair[0].2.to_owned(),
+            second: pair[1].2.to_owned(),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn backend(id: &str) -> Backend {
+        Backend {
+            id: id.to_owned(),
+            kind: "memory-backend-file".to_owned(),
+            bytes: 1 << 20,
+            share: true,
+            reserve: true,
+            readonly: false,
+            path: Some("/dev/shm/x".to_owned()),
+            offset: 0,
+        }
+    }
+
+    #[test]
+    fn only_shared_writable_files_will_do() {
+        check_kinds(&[backend("a")]).unwrap();
+        assert!(matches!(check_kinds(&[]), Err(RamError::None)));
+        for kind in [
+            "memory-backend-ram",
+            "memory-backend-memfd",
+            "memory-backend-shm",
+        ] {
+            let other = Backend {
+                kind: kind.to_owned(),
+                ..backend("b")
+            };
+            let error = check_kinds(&[backend("a"), other]).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(kind) && text.contains("\"b\""), "{text}");
+            assert!(text.contains("share=on"), "{text}");
+        }
+        let private = Backend {
+            share: false,
+            ..backend("a")
+        };
+        let text = check_kinds(&[private]).unwrap_err().to_string();
+        assert!(text.contains("share=off"), "{text}");
+        let fixed = Backend {
+            readonly: true,
+            ..backend("a")
+        };
+        assert!(matches!(
+            check_kinds(&[fixed]),
+            Err(RamError::ReadOnly { .. })
+        ));
+    }
+
+    #[test]
+    fn a_backend_that_the_guest_does_not_see_is_named() {
+        let error = guest_ranges(&[backend("spare")], "").unwrap_err();
+        assert!(error.to_string().contains("\"spare\""));
+    }
+}

@@ -1,0 +1,206 @@
+//! From a memory backend to the opened file and its place in QEMU's memory.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use hikkoshi_faults::Process;
+
+use crate::backend::Backend;
+use crate::maps::Mapping;
+use crate::ram::RamError;
+
+/// What we need to do with the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// At the source.
+    Read,
+    /// At the destination.
+    Write,
+}
+
+/// A backend's file, found and opened.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The file.
+    pub(crate) file: File,
+    /// Its metadata when it was opened.
+    pub(crate) metadata: Metadata,
+    /// Where the backend begins in QEMU's memory.
+    pub(crate) address: u64,
+    /// What the kernel maps at once, in bytes.
+    pub(crate) host_page: u64,
+    /// Whether it is on hugetlbfs (else on tmpfs).
+    pub(crate) huge: bool,
+}
+
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
+/// Finds the mapping of `backend` among `mappings`, and opens its file.
+pub(crate) fn find(
+    process: &Process,
+    mappings: &[Mapping],
+    backend: &Backend,
+    access: Access,
+) -> Result<Found, RamError> {
+    let given = backend.path.as_deref().unwrap_or_default();
+    let place = from_outside(process, given);
+    let metadata = std::fs::metadata(&place).ok();
+    let mut candidates: Vec<(&Mapping, u64)> = mappings
+        .iter()
+        .filter(|mapping| mapping.shared && is_of(mapping, backend, given, metadata.as_ref()))
+        .filter_map(|mapping| Some((mapping, mapping.address_of(backend.offset, backend.bytes)?)))
+        .collect();
+    let Some((mapping, address)) = candidates.pop() else {
+        return Err(RamError::NotMapped {
+            id: backend.id.clone(),
+            path: given.to_owned(),
+            pid: process.pid(),
+            name: crate::process::name(process),
+        });
+    };
+    if !candidates.is_empty() {
+        return Err(RamError::Ambiguous {
+            id: backend.id.clone(),
+            path: given.to_owned(),
+            mappings: candidates.len() + 1,
+        });
+    }
+    let file = open(process, mapping, &place, access).map_err(|source| RamError::Open {
+        id: backend.id.clone(),
+        path: mapping.path.clone(),
+        source,
+    })?;
+    let cannot = |source| RamError::Open {
+        id: backend.id.clone(),
+        path: mapping.path.clone(),
+        source,
+    };
+    let metadata = file.metadata().map_err(cannot)?;
+    let system = rustix::fs::fstatfs(&file).map_err(|errno| cannot(errno.into()))?;
+    let kind: i64 = system.f_type;
+    let huge = kind == HUGETLBFS_MAGIC;
+    if !huge && kind != TMPFS_MAGIC {
+        return Err(RamError::FileSystem {
+            id: backend.id.clone(),
+            path: mapping.path.clone(),
+        });
+    }
+    let host_page = u64::try_from(system.f_bsize).unwrap_or(0);
+    if metadata.len() < backend.offset.saturating_add(backend.bytes) {
+        return Err(RamError::Short {
+            id: backend.id.clone(),
+            path: mapping.path.clone(),
+            bytes: metadata.len(),
+            needed: backend.offset.saturating_add(backend.bytes),
+        });
+    }
+    if access == Access::Read && !huge {
+        // hugetlbfs reads too, but would have to be asked for a whole page.
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, backend.offset)
+            .map_err(cannot)?;
+    }
+    Ok(Found {
+        file,
+        metadata,
+        address,
+        host_page,
+        huge,
+    })
+}
+
+/// A path as QEMU sees it, seen from outside: QEMU may have another root.
+fn from_outside(process: &Process, given: &str) -> PathBuf {
+    let base = if given.starts_with('/') {
+        "root"
+    } else {
+        "cwd"
+    };
+    Path::new(&format!("/proc/{}/{base}", process.pid())).join(given.trim_start_matches('/'))
+}
+
+/// Whether a mapping is of the backend's file. `metadata` is what is at the
+/// given path now, which need not be what was there when QEMU opened it.
+fn is_of(mapping: &Mapping, backend: &Backend, given: &str, metadata: Option<&Metadata>) -> bool {
+    match metadata {
+        // QEMU made a file of its own in the folder and removed it at once.
+        Some(metadata) if metadata.is_dir() => {
+            mapping.deleted
+                && mapping.device == metadata.dev()
+                && Path::new(&mapping.path)
+                    .file_name()
+                    .and_then(|name| name.to_str())
+                    .is_some_and(|name| is_made_by_qemu(name, &backend.id))
+        }
+        Some(metadata) if (mapping.device, mapping.inode) == (metadata.dev(), metadata.ino()) => {
+            true
+        }
+        // Removed or replaced since.
+        _ => mapping.deleted && mapping.path == given,
+    }
+}
+
+/// Whether a file's name is what QEMU makes of a backend's: `qemu_back_mem.`,
+/// the region's name (the id, or on old machine types the whole QOM path, with
+/// `_` for `/`), a dot, six characters.
+fn is_made_by_qemu(name: &str, id: &str) -> bool {
+    let id = id.replace('/', "_");
+    let Some(rest) = name.strip_prefix("qemu_back_mem.") else {
+        return false;
+    };
+    let Some((region, random)) = rest.rsplit_once('.') else {
+        return false;
+    };
+    random.len() == 6 && (region == id || region == format!("_objects_{id}"))
+}
+
+/// Opens the very file that is mapped: by its path if that still leads there,
+/// else through QEMU's own descriptor, which works for removed files too.
+fn open(process: &Process, mapping: &Mapping, place: &Path, access: Access) -> io::Result<File> {
+    let try_open = |path: &Path| -> io::Result<Option<File>> {
+        let file = File::options()
+            .read(true)
+            .write(access == Access::Write)
+            .open(path)?;
+        let metadata = file.metadata()?;
+        let same = (metadata.dev(), metadata.ino()) == (mapping.device, mapping.inode);
+        Ok(same.then_some(file))
+    };
+    let by_path = match try_open(place) {
+        Ok(Some(file)) => return Ok(file),
+        Ok(None) => io::Error::from(io::ErrorKind::NotFound),
+        Err(error) => error,
+    };
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid()))? {
+        let path = entry?.path();
+        let is_it = std::fs::metadata(&path).is_ok_and(|metadata| {
+            (metadata.dev(), metadata.ino()) == (mapping.device, mapping.inode)
+        });
+        if is_it && let Some(file) = try_open(&path)? {
+            return Ok(file);
+        }
+    }
+    Err(by_path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_qemu_makes() {
+        assert!(is_made_by_qemu("qemu_back_mem.ram1.jk4S9C", "ram1"));
+        assert!(is_made_by_qemu(
+            "qemu_back_mem._objects_ram1.jk4S9C",
+            "ram1"
+        ));
+        assert!(is_made_by_qemu("qemu_back_mem.a.b.jk4S9C", "a.b"));
+        assert!(!is_made_by_qemu("qemu_back_mem.a.b.jk4S9C", "a"));
+        assert!(!is_made_by_qemu("qemu_back_mem.ram1.jk4S9", "ram1"));
+        assert!(!is_made_by_qemu("qemu_back_mem.ram10.jk4S9C", "ram1"));
+        assert!(!is_made_by_qemu("ram1", "ram1"));
+    }
+}

@@ -1,0 +1,138 @@
+//! Whether the destination's file systems have room for the guest's memory.
+//!
+//! A RAM file is sparse: QEMU gives it its length, memory is taken page by
+//! page. A file system that fills up in the middle of a migration costs the
+//! migration in pre-copy; in post-copy it would leave the guest waiting.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use thiserror::Error;
+
+use crate::backend::Backend;
+use crate::ramfile::Found;
+
+/// There is no room for the guest's memory.
+#[derive(Debug, Error)]
+pub enum RoomError {
+    /// tmpfs is full, or too small.
+    #[error(
+        "the file system of the guest's memory {ids} has {free} bytes free, but {needed} more are \
+         needed: make it larger (mount -o remount,size=…) or put the memory elsewhere"
+    )]
+    FileSystem {
+        /// The backends on it.
+        ids: String,
+        /// Bytes free.
+        free: u64,
+        /// Bytes needed.
+        needed: u64,
+    },
+    /// Too few huge pages.
+    #[error(
+        "the guest's memory {ids} needs {needed} more huge pages of {page} bytes, but only {free} \
+         are free: allow more (/sys/kernel/mm/hugepages) "
+    )]
+    HugePages {
+        /// The backends that need them.
+        ids: String,
+        /// Their size in bytes.
+        page: u64,
+        /// How many are free.
+        free: u64,
+        /// How many are needed.
+        needed: u64,
+    },
+    /// It could not be found out.
+    #[error("asking how much room there is for the guest's memory \"{id}\": {source}")]
+    Ask {
+        /// The backend.
+        id: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// What the backends on one file system, or from one pool, need together.
+#[derive(Debug, Default)]
+struct Need {
+    ids: Vec<String>,
+    bytes: u64,
+    free: u64,
+}
+
+/// Checks all files together: several may be on one file system.
+pub(crate) fn check<'a>(
+    files: impl Iterator<Item = (&'a Backend, &'a Found)>,
+) -> Result<(), RoomError> {
+    let mut systems: BTreeMap<u64, Need> = BTreeMap::new();
+    let mut pools: BTreeMap<u64, Need> = BTreeMap::new();
+    for (backend, found) in files {
+        let ask = |source| RoomError::Ask {
+            id: backend.id.clone(),
+            source,
+        };
+        // Blocks are of 512 bytes, whatever the file system.
+        let allocated = found.metadata.blocks().saturating_mul(512);
+        let needed = backend.bytes.saturating_sub(allocated);
+        let need = if found.huge {
+            if backend.reserve {
+                // Reserved when QEMU mapped it, or QEMU would not have started.
+                continue;
+            }
+            let need = pools.entry(found.host_page).or_default();
+            need.free = free_huge_pages(found.host_page)
+                .map_err(ask)?
+                .saturating_mul(found.host_page);
+            need
+        } else {
+            let system = rustix::fs::fstatvfs(&found.file).map_err(|errno| ask(errno.into()))?;
+            if system.f_blocks == 0 {
+                // tmpfs without a limit.
+                continue;
+            }
+            let need = systems.entry(found.metadata.dev()).or_default();
+            need.free = system.f_bavail.saturating_mul(system.f_frsize);
+            need
+        };
+        need.ids.push(format!("\"{}\"", backend.id));
+        need.bytes = need.bytes.saturating_add(needed);
+    }
+    for need in systems.into_values() {
+        if need.bytes > need.free {
+            return Err(RoomError::FileSystem {
+                ids: need.ids.join(", "),
+                free: need.free,
+                needed: need.bytes,
+            });
+        }
+    }
+    for (page, need) in pools {
+        if need.bytes > need.free {
+            return Err(RoomError::HugePages {
+                ids: need.ids.join(", "),
+                page,
+                free: need.free / page,
+                needed: need.bytes / page,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Huge pages of `size` bytes that nobody has or has reserved, and those that
+/// the pool may still grow by.
+fn free_huge_pages(size: u64) -> io::Result<u64> {
+    let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size / 1024);
+    let read = |name: &str| -> io::Result<u64> {
+        let text = std::fs::read_to_string(Path::new(&folder).join(name))?;
+        text.trim()
+            .parse()
+            .map_err(|_| io::ErrorKind::InvalidData.into())
+    };
+    let free = read("free_hugepages")?.saturating_sub(read("resv_hugepages")?);
+    let growth = read("nr_overcommit_hugepages")?.saturating_sub(read("surplus_hugepages")?);
+    Ok(free.saturating_add(growth))
+}

@@ -1,0 +1,194 @@
+//! QEMU's migration capabilities and parameters: changed for our purpose, and
+//! put back as they were.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::preflight::Side;
+use crate::qmp::{Client, QmpError};
+
+/// Some of QEMU's migration capabilities and parameters: those that we change.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Capabilities, on or off.
+    pub capabilities: BTreeMap<String, bool>,
+    /// Parameters, as `migrate-set-parameters` takes them.
+    pub parameters: Map<String, Value>,
+}
+
+/// Bytes a second: more than any memory copies, so that QEMU never throttles
+/// its stream into our socket. The odd tail is a mark by which our own value
+/// is known again, see [`are_ours`].
+const MAX_BANDWIDTH: u64 = (1 << 40) + 0x6869_6b6b;
+
+/// QEMU's own value for `max-bandwidth` if nobody changes it.
+const DEFAULT_BANDWIDTH: u64 = 128 << 20;
+
+/// Milliseconds, the most that QEMU takes. Its stream has only what is not
+/// shared (video memory, mostly); with a limit that is never reached it stops
+/// the guest after a single look at that, instead of chasing changes.
+const DOWNTIME_LIMIT: u64 = 2_000_000;
+
+/// Capabilities that are needed, by side. All others are turned off: they were
+/// meant for QEMU's own migration of the whole guest.
+fn needed(side: Side) -> &'static [&'static str] {
+    match side {
+        Side::Source => &["x-ignore-shared", "pause-before-switchover", "events"],
+        // Without late-block-activate QEMU 7.2 takes the locks of its images
+        // when the device state has been loaded. That is before commit: should
+        // the migration still fail, the source could not resume its guest
+        // ("Failed to get shared write lock", tried).
+        Side::Destination => &["x-ignore-shared", "late-block-activate", "events"],
+    }
+}
+
+/// Parameters that are needed, where they differ from `found`.
+fn wanted(side: Side, found: &Map<String, Value>) -> Map<String, Value> {
+    let mut wanted = Map::new();
+    match side {
+        Side::Source => {
+            wanted.insert("max-bandwidth".to_owned(), MAX_BANDWIDTH.into());
+            wanted.insert("downtime-limit".to_owned(), DOWNTIME_LIMIT.into());
+        }
+        // QEMU announces the guest's network addresses when it has loaded the
+        // device state, although the guest does not run yet and perhaps never
+        // will here: as rarely as it lets us. They are announced again when
+        // the guest runs.
+        Side::Destination => {
+            wanted.insert("announce-rounds".to_owned(), 1.into());
+        }
+    }
+    // Our stream stays within the host; hikkoshi encrypts between hosts.
+    wanted.insert("tls-creds".to_owned(), "".into());
+    // "normal" from QEMU 8.2 on; others are not migrations between processes.
+    wanted.insert("mode".to_owned(), "normal".into());
+    wanted.retain(|name, value| found.get(name).is_some_and(|found| found != value));
+    wanted
+}
+
+/// All capabilities.
+pub(crate) fn capabilities(client: &mut Client) -> Result<BTreeMap<String, bool>, QmpError> {
+    let command = "query-migrate-capabilities";
+    let answer = client.execute(command, json!({}))?;
+    let rows = answer
+        .as_array()
+        .ok_or_else(|| QmpError::garbage(command, "not a list"))?;
+    Ok(rows
+        .iter()
+        .filter_map(|row| {
+            let name = row.get("capability")?.as_str()?;
+            Some((name.to_owned(), row.get("state")?.as_bool()?))
+        })
+        .collect())
+}
+
+fn parameters(client: &mut Client) -> Result<Map<String, Value>, QmpError> {
+    let command = "query-migrate-parameters";
+    match client.execute(command, json!({}))? {
+        Value::Object(found) => Ok(found),
+        _ => Err(QmpError::garbage(command, "not an object")),
+    }
+}
+
+/// What must change: how it is now, and how it is to be.
+pub(crate) fn plan(client: &mut Client, side: Side) -> Result<(Settings, Settings), QmpError> {
+    let found_capabilities = capabilities(client)?;
+    let found_parameters = parameters(client)?;
+    let mut after = Settings::default();
+    for (name, on) in &found_capabilities {
+        let want = needed(side).contains(&name.as_str());
+        if want != *on {
+            if *on {
+                tracing::info!(name, "turning a migration capability off for the move");
+            }
+            after.capabilities.insert(name.clone(), want);
+        }
+    }
+    after.parameters = wanted(side, &found_parameters);
+    let mut before = Settings {
+        capabilities: after
+            .capabilities
+            .iter()
+            .map(|(name, on)| (name.clone(), !on))
+            .collect(),
+        parameters: Map::new(),
+    };
+    for name in after.parameters.keys() {
+        if let Some(value) = found_parameters.get(name) {
+            before.parameters.insert(name.clone(), value.clone());
+        }
+    }
+    if side == Side::Source && found_parameters.get("max-bandwidth") == Some(&MAX_BANDWIDTH.into())
+    {
+        // A killed run left it, and what was there before is not known any more.
+        tracing::warn!(
+            "QEMU's max-bandwidth was left changed by an earlier run, resetting it to QEMU's default"
+        );
+        before
+            .parameters
+            .insert("max-bandwidth".to_owned(), DEFAULT_BANDWIDTH.into());
+    }
+    Ok((before, after))
+}
+
+/// Sets them.
+pub(crate) fn apply(client: &mut Client, settings: &Settings) -> Result<(), QmpError> {
+    if !settings.capabilities.is_empty() {
+        let list: Vec<Value> = settings
+            .capabilities
+            .iter()
+            .map(|(name, on)| json!({ "capability": name, "state": on }))
+            .collect();
+        client.execute("migrate-set-capabilities", json!({ "capabilities": list }))?;
+    }
+    if !settings.parameters.is_empty() {
+        let parameters = Value::Object(settings.parameters.clone());
+        client.execute("migrate-set-parameters", parameters)?;
+    }
+    Ok(())
+}
+
+/// Whether the settings now in force are those that we make at a source.
+pub(crate) fn are_ours(client: &mut Client) -> Result<bool, QmpError> {
+    Ok(parameters(client)?.get("max-bandwidth") == Some(&MAX_BANDWIDTH.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_exists_and_differs_is_changed() {
+        let Value::Object(found) = json!({
+            "max-bandwidth": DEFAULT_BANDWIDTH, "downtime-limit": 300, "tls-creds": "",
+            "announce-rounds": 5
+        }) else {
+            panic!()
+        };
+        let source = wanted(Side::Source, &found);
+        assert_eq!(source.len(), 2, "{source:?}");
+        let destination = wanted(Side::Destination, &found);
+        assert_eq!(destination.len(), 1, "{destination:?}");
+        let Value::Object(found) = json!({
+            "max-bandwidth": 1, "downtime-limit": 300, "tls-creds": "mine", "mode": "cpr-reboot"
+        }) else {
+            panic!()
+        };
+        assert_eq!(wanted(Side::Source, &found).len(), 4);
+    }
+
+    #[test]
+    fn settings_survive_being_written_down() {
+        let settings = Settings {
+            capabilities: [("events".to_owned(), false)].into(),
+            parameters: wanted(
+                Side::Source,
+                json!({ "max-bandwidth": 1 }).as_object().unwrap(),
+            ),
+        };
+        let text = serde_json::to_string(&settings).unwrap();
+        assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
+    }
+}

@@ -1,0 +1,473 @@
+//! The guest that is moved away.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, UnsupportedKernel};
+use hikkoshi_engine::{GuestError, RamFiles, SourceGuest};
+use hikkoshi_faults::{Features, ForeignUserfault, GiveBackError, HostAddr, TakeError};
+use hikkoshi_wire::GuestDescription;
+use serde_json::json;
+use thiserror::Error;
+
+use crate::attach::{AttachError, Attached, attach};
+use crate::device_state::{self, Intake};
+use crate::migration::{self, MigrationStatus};
+use crate::preflight::{Refusal, Side};
+use crate::process;
+use crate::qmp::QmpError;
+use crate::settings::{self, Settings};
+use crate::undo::{Journal, UndoRecord};
+
+/// How long QEMU may take from `migrate` to the guest's stop. It sends video
+/// memory and the like meanwhile, the guest still runs.
+const SET_UP: Duration = Duration::from_secs(60);
+
+/// How long QEMU may take from the last byte of the device state to saying
+/// that all is well.
+const COMPLETE: Duration = Duration::from_secs(30);
+
+/// The dirty log could not be started. The guest is as it was.
+#[derive(Debug, Error)]
+pub enum StartLogError {
+    /// The kernel cannot do it.
+    #[error(
+        "tracking the guest's writes: {0}; post-copy without pre-copy rounds needs no tracking"
+    )]
+    Kernel(#[from] UnsupportedKernel),
+    /// No userfaultfd was to be had.
+    #[error("tracking the guest's writes: {0}")]
+    Take(#[from] TakeError),
+    /// The tracker.
+    #[error("tracking the guest's writes: {0}")]
+    Start(#[from] StartError),
+    /// It runs already.
+    #[error("tracking the guest's writes: it is being done already")]
+    Twice,
+}
+
+/// The guest was not stopped for the switchover; it is as it was.
+#[derive(Debug, Error)]
+pub enum PauseError {
+    /// QEMU.
+    #[error("stopping the guest for the switchover: {0}")]
+    Qmp(#[from] QmpError),
+    /// The guest's state has changed since we attached.
+    #[error("stopping the guest for the switchover: {0}")]
+    Refused(#[from] Refusal),
+    /// Something about the socket for the device state.
+    #[error("stopping the guest for the switchover: the device state's socket: {0}")]
+    Socket(#[from] io::Error),
+    /// QEMU's migration came to an end instead.
+    #[error(
+        "stopping the guest for the switchover: QEMU's migration is {status} instead{}",
+        said(error)
+    )]
+    Ended {
+        /// Its status.
+        status: String,
+        /// QEMU's words.
+        error: Option<String>,
+    },
+    /// It took too long.
+    #[error(
+        "stopping the guest for the switchover: QEMU has not done so within {} s", SET_UP.as_secs()
+    )]
+    TimedOut,
+}
+
+/// The device state was not saved whole.
+#[derive(Debug, Error)]
+pub enum SaveError {
+    /// The guest was not stopped for it.
+    #[error("saving the device state: the guest has not been stopped for it")]
+    NotPaused,
+    /// QEMU.
+    #[error("saving the device state: {0}")]
+    Qmp(#[from] QmpError),
+    /// What QEMU wrote could not be read.
+    #[error("saving the device state: reading what QEMU writes: {0}")]
+    Read(io::Error),
+    /// It could not be passed on.
+    #[error("saving the device state: passing it on: {0}")]
+    Sink(io::Error),
+    /// QEMU says that it failed.
+    #[error("saving the device state: QEMU's migration is {status}{}", said(error))]
+    Failed {
+        /// The migration's status.
+        status: String,
+        /// QEMU's words.
+        error: Option<String>,
+    },
+    /// QEMU does not say that it went well.
+    #[error(
+        "saving the device state: QEMU has written it but not said within {} s that all is well",
+        COMPLETE.as_secs()
+    )]
+    TimedOut,
+}
+
+/// The guest does not run again.
+#[derive(Debug, Error)]
+pub enum ResumeError {
+    /// QEMU.
+    #[error(
+        "THE GUEST MAY BE STOPPED: resuming it at the source: {0}; resume it by hand (QMP cont)"
+    )]
+    Qmp(#[from] QmpError),
+    /// QEMU did as told, to no avail.
+    #[error(
+        "THE GUEST IS STOPPED: resuming it at the source: its state is {state} still; resume it by \
+         hand (QMP cont)"
+    )]
+    Stopped {
+        /// QEMU's name for it.
+        state: String,
+    },
+}
+
+/// Something taken from QEMU could not be given back. The rest was.
+#[derive(Debug, Error)]
+pub enum ReleaseError {
+    /// The dirty log.
+    #[error("ending the dirty log: {0}")]
+    Log(#[from] DirtyError),
+    /// The descriptor inside QEMU.
+    #[error(transparent)]
+    Userfault(#[from] GiveBackError),
+    /// The settings.
+    #[error("putting QEMU's migration settings back: {0}")]
+    Settings(#[from] QmpError),
+    /// The guest.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+}
+
+fn said(error: &Option<String>) -> String {
+    error
+        .as_ref()
+        .map_or_else(String::new, |error| format!(": {error}"))
+}
+
+/// How far the switchover has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The guest is not stopped by us.
+    Free,
+    /// QEMU's migration has been started.
+    Pausing,
+    /// The whole device state has been handed on. From here on the guest may
+    /// come to run elsewhere, and only [`QemuSource::resume`] says that not.
+    Saved,
+}
+
+/// A running QEMU guest that is to be moved away; see [`SourceGuest`].
+#[derive(Debug)]
+pub struct QemuSource {
+    qemu: Attached,
+    stage: Stage,
+    intake: Option<Intake>,
+    log: Option<Arc<PagemapLog>>,
+    userfault: Option<ForeignUserfault>,
+    undo: UndoRecord,
+    journal: Journal,
+}
+
+impl QemuSource {
+    /// Gets hold of the guest whose QMP socket is at `qmp`, and checks that it
+    /// can be moved.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]; the guest has not been touched then.
+    pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
+        let qemu = attach(qmp, Side::Source)?;
+        let undo = UndoRecord::new(qemu.process.pid(), process::start_time(&qemu.process)?);
+        Ok(Self {
+            qemu,
+            stage: Stage::Free,
+            intake: None,
+            log: None,
+            userfault: None,
+            undo,
+            journal: Journal::default(),
+        })
+    }
+
+    /// What another process needs to know to undo what this one does to QEMU,
+    /// as of now. See [`undo`](crate::undo()).
+    pub fn undo_record(&self) -> &UndoRecord {
+        &self.undo
+    }
+
+    /// Calls `keep` with the record for [`undo`](crate::undo()): now, and from
+    /// now on whenever it changes, *before* what it tells of is done.
+    pub fn on_undo_record(&mut self, keep: impl FnMut(&UndoRecord) + Send + 'static) {
+        self.journal = Journal::new(keep);
+        self.journal.write(&self.undo);
+    }
+
+    /// The number of QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.qemu.process.pid()
+    }
+
+    fn start_log(&mut self) -> Result<Arc<dyn DirtyLog>, StartLogError> {
+        if self.log.is_some() {
+            return Err(StartLogError::Twice);
+        }
+        hikkoshi_dirty::support()?;
+        let userfault = ForeignUserfault::take_from(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
+        let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
+        // On an error the userfaultfd is given back by being dropped.
+        let log = PagemapLog::start(
+            Arc::clone(userfault.userfault()),
+            self.qemu.ram.layout(),
+            &hosts,
+        )?;
+        let log = Arc::new(log);
+        self.userfault = Some(userfault);
+        self.log = Some(Arc::clone(&log));
+        Ok(log)
+    }
+
+    fn stop_guest(&mut self) -> Result<Instant, PauseError> {
+        let state = migration::run_state(&mut self.qemu.client)?;
+        if !matches!(state.status.as_str(), "running" | "paused" | "prelaunch") {
+            return Err(Refusal::State {
+                state: state.status,
+                advice: "it has changed while we were at it; see to it and try again",
+            }
+            .into());
+        }
+        // Its owner may have paused or resumed it since we attached.
+        self.qemu.description.running = state.running;
+        let (before, after) = settings::plan(&mut self.qemu.client, Side::Source)?;
+        self.undo.settings = before;
+        self.undo.stopped = Some(state.running);
+        self.journal.write(&self.undo);
+        let outcome = self.stop_with(&after, state.running);
+        if outcome.is_err()
+            && let Err(error) = self.resume_guest()
+        {
+            tracing::error!(%error, "after a failed pause");
+        }
+        outcome
+    }
+
+    fn stop_with(&mut self, settings: &Settings, running: bool) -> Result<Instant, PauseError> {
+        let client = &mut self.qemu.client;
+        settings::apply(client, settings)?;
+        let socket = device_state::open(client)?;
+        self.stage = Stage::Pausing;
+        self.intake = Some(Intake::start(socket)?);
+        client.forget_events();
+        let asked = Instant::now();
+        client.execute(
+            "migrate",
+            json!({ "uri": format!("fd:{}", device_state::NAME) }),
+        )?;
+        let mut stopped = None;
+        let status = migration::wait_status(
+            client,
+            "the guest's stop for the switchover",
+            SET_UP,
+            |status| *status == MigrationStatus::PreSwitchover || status.is_over(),
+            |event| {
+                if event.name == "STOP" {
+                    stopped = Some(event.at);
+                }
+            },
+        )?;
+        match status {
+            Some(MigrationStatus::PreSwitchover) => {
+                let now = Instant::now();
+                // A guest that did not run stopped, if anything, now.
+                let at = stopped.filter(|_| running).map_or(now, |at| at.max(asked));
+                tracing::debug!(set_up = ?at - asked, quiet = ?now - at, "the guest is stopped");
+                Ok(at)
+            }
+            Some(status) => Err(PauseError::Ended {
+                status: status.to_string(),
+                error: migration::query(client)?.error,
+            }),
+            None => Err(PauseError::TimedOut),
+        }
+    }
+
+    fn save(&mut self, sink: &mut dyn Write) -> Result<(), SaveError> {
+        if self.stage != Stage::Pausing {
+            return Err(SaveError::NotPaused);
+        }
+        let client = &mut self.qemu.client;
+        client.forget_events();
+        client.execute("migrate-continue", json!({ "state": "pre-switchover" }))?;
+        // Whatever happens now, the socket is used up: dropping the intake
+        // breaks a save that is still going on.
+        let intake = self.intake.take().ok_or(SaveError::NotPaused)?;
+        let mut bytes = 0u64;
+        while let Some(piece) = intake.next() {
+            let piece = piece.map_err(SaveError::Read)?;
+            sink.write_all(&piece).map_err(SaveError::Sink)?;
+            bytes += piece.len() as u64;
+        }
+        sink.flush().map_err(SaveError::Sink)?;
+        // The end of the stream alone proves nothing: it ends too when QEMU
+        // fails half-way.
+        let status = migration::wait_status(
+            client,
+            "the end of the device state",
+            COMPLETE,
+            MigrationStatus::is_over,
+            |_| {},
+        )?;
+        match status {
+            Some(MigrationStatus::Completed) => {
+                tracing::debug!(bytes, "the device state is saved");
+                self.stage = Stage::Saved;
+                Ok(())
+            }
+            Some(status) => Err(SaveError::Failed {
+                status: status.to_string(),
+                error: migration::query(client)?.error,
+            }),
+            None => Err(SaveError::TimedOut),
+        }
+    }
+
+    fn resume_guest(&mut self) -> Result<(), ResumeError> {
+        if self.undo.stopped.is_none() {
+            return Ok(());
+        }
+        // QEMU may be blocked in writing to us.
+        self.intake = None;
+        let ran = self.undo.stopped == Some(true);
+        let state = resume(&mut self.qemu.client, ran, self.stage == Stage::Saved)?;
+        self.stage = Stage::Free;
+        tracing::info!(state, "the guest is as it was at the source");
+        self.undo.stopped = None;
+        if let Err(error) = self.restore_settings() {
+            // The guest is well. Tried again, and reported, in the end.
+            tracing::warn!(%error, "putting QEMU's migration settings back");
+        }
+        self.journal.write(&self.undo);
+        Ok(())
+    }
+
+    /// Puts the settings back, and forgets the descriptor that `migrate` may
+    /// not have used.
+    fn restore_settings(&mut self) -> Result<(), QmpError> {
+        settings::apply(&mut self.qemu.client, &self.undo.settings)?;
+        self.undo.settings = Settings::default();
+        close_descriptor(&mut self.qemu.client)
+    }
+
+    fn give_back(&mut self) -> Result<(), ReleaseError> {
+        let mut first: Result<(), ReleaseError> = Ok(());
+        let mut note = |result: Result<(), ReleaseError>| {
+            if let Err(error) = result {
+                if first.is_ok() {
+                    first = Err(error);
+                } else {
+                    tracing::warn!(%error, "giving back what was taken from QEMU");
+                }
+            }
+        };
+        // The guest first: everything else can wait.
+        if self.stage == Stage::Pausing {
+            // Nobody can have been told to run it: its device state was never whole.
+            note(self.resume_guest().map_err(Into::into));
+        }
+        if let Some(log) = &self.log {
+            match log.stop() {
+                Ok(()) => self.log = None,
+                Err(error) => note(Err(error.into())),
+            }
+        }
+        if let Some(userfault) = &self.userfault {
+            match userfault.give_back() {
+                Ok(()) => self.userfault = None,
+                Err(error) => note(Err(error.into())),
+            }
+        }
+        if self.undo.settings != Settings::default() {
+            note(self.restore_settings().map_err(Into::into));
+        }
+        first
+    }
+}
+
+/// Undoes a switchover that failed: ends QEMU's migration and, if the guest
+/// `ran`, makes it run again. Gives its state.
+///
+/// `announce`: its network addresses may have been announced elsewhere.
+pub(crate) fn resume(
+    client: &mut crate::qmp::Client,
+    ran: bool,
+    announce: bool,
+) -> Result<String, ResumeError> {
+    migration::settle(client)?;
+    if !ran {
+        return Ok(migration::run_state(client)?.status);
+    }
+    let state = migration::run_again(client)?;
+    // "paused" is its owner's doing, not ours.
+    if !state.running && state.status != "paused" {
+        return Err(ResumeError::Stopped {
+            state: state.status,
+        });
+    }
+    if announce {
+        crate::announce::announce(client);
+    }
+    Ok(state.status)
+}
+
+/// Forgets our descriptor in QEMU. That there is none is fine: `migrate` takes
+/// it.
+pub(crate) fn close_descriptor(client: &mut crate::qmp::Client) -> Result<(), QmpError> {
+    match client.execute("closefd", json!({ "fdname": device_state::NAME })) {
+        Err(error) if !error.is_refusal() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+impl SourceGuest for QemuSource {
+    fn describe(&self) -> &GuestDescription {
+        &self.qemu.description
+    }
+
+    fn ram(&self) -> Arc<RamFiles> {
+        Arc::clone(&self.qemu.ram)
+    }
+
+    fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
+        self.start_log().map_err(GuestError::new)
+    }
+
+    fn pause(&mut self) -> Result<Instant, GuestError> {
+        self.stop_guest().map_err(GuestError::new)
+    }
+
+    fn save_device_state(&mut self, sink: &mut dyn Write) -> Result<(), GuestError> {
+        self.save(sink).map_err(GuestError::new)
+    }
+
+    fn resume(&mut self) -> Result<(), GuestError> {
+        self.resume_guest().map_err(GuestError::new)
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        self.give_back().map_err(GuestError::new)
+    }
+}
+
+impl Drop for QemuSource {
+    fn drop(&mut self) {
+        if let Err(error) = self.give_back() {
+            tracing::error!(%error, "leaving QEMU");
+        }
+    }
+}
