@@ -18,7 +18,7 @@ pub enum Message<T> {
         /// Their contents, 4096 bytes for each.
         bytes: Vec<u8>,
     },
-    /// A frame without a payload: zeros, a request, a barrier, an
+    /// A frame without a payload: zeros, a request, an
     /// acknowledgement.
     Bare(Frame),
 }
@@ -116,10 +116,7 @@ impl<T: ControlMessage> Decoder<T> {
                 range,
                 bytes: payload.to_vec(),
             },
-            Frame::Zeros { .. }
-            | Frame::Request { .. }
-            | Frame::Barrier { .. }
-            | Frame::Ack { .. } => Message::Bare(frame),
+            Frame::Zeros { .. } | Frame::Request { .. } | Frame::Ack { .. } => Message::Bare(frame),
         };
         self.consumed += payload.len();
         self.pending = None;

@@ -6,7 +6,7 @@
 //!      2      1  kind
 //!      3      1  0
 //!      4      4  length of the payload that follows, in bytes
-//!      8      8  first page | barrier's sequence | bytes acknowledged | 0
+//!      8      8  first page | bytes acknowledged | 0
 //!     16      4  number of pages | 0
 //!     20      4  CRC-32C of the 20 bytes before
 //! ```
@@ -39,14 +39,13 @@ const CONTROL: u8 = 1;
 const PAGES: u8 = 2;
 const ZEROS: u8 = 3;
 const REQUEST: u8 = 4;
-const BARRIER: u8 = 5;
-const ACK: u8 = 6;
+const ACK: u8 = 5;
 
 /// What a frame may refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Number of pages in the layout that both sides agreed on. 0 before that:
-    /// then only control frames (and barriers) are possible.
+    /// then only control frames are possible.
     pub pages: u64,
 }
 
@@ -83,16 +82,10 @@ pub enum Frame {
         /// The pages.
         range: PageRange,
     },
-    /// Everything sent on this link before is to be applied before what the
-    /// control link says about this sequence number.
-    Barrier {
-        /// Its number; the engine counts up.
-        sequence: u64,
-    },
-    /// The destination has applied this many bytes of page contents from this
-    /// link so far.
+    /// The destination has applied this many bytes of this background link so
+    /// far.
     Ack {
-        /// Sum since the link was set up, in bytes.
+        /// Everything since the hello, headers included.
         bytes: u64,
     },
 }
@@ -110,7 +103,6 @@ impl Frame {
             Self::Pages { range } | Self::Zeros { range } | Self::Request { range } => {
                 (range.start().index(), range.len())
             }
-            Self::Barrier { sequence } => (sequence, 0),
             Self::Ack { bytes } => (bytes, 0),
         };
         debug_assert!(
@@ -161,7 +153,6 @@ impl Frame {
             PAGES => Self::Pages { range },
             ZEROS => Self::Zeros { range },
             REQUEST => Self::Request { range },
-            BARRIER => Self::Barrier { sequence: value },
             ACK => Self::Ack { bytes: value },
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
@@ -204,9 +195,7 @@ impl Frame {
         match *self {
             Self::Control { len } => usize_from(u64::from(len)),
             Self::Pages { range } => usize_from(range.len()).saturating_mul(PAGE_SIZE),
-            Self::Zeros { .. } | Self::Request { .. } | Self::Barrier { .. } | Self::Ack { .. } => {
-                0
-            }
+            Self::Zeros { .. } | Self::Request { .. } | Self::Ack { .. } => 0,
         }
     }
 
@@ -218,7 +207,6 @@ impl Frame {
             Self::Pages { .. } => "pages",
             Self::Zeros { .. } => "zeros",
             Self::Request { .. } => "request",
-            Self::Barrier { .. } => "barrier",
             Self::Ack { .. } => "acknowledgement",
         }
     }
@@ -229,7 +217,6 @@ impl Frame {
             Self::Pages { .. } => PAGES,
             Self::Zeros { .. } => ZEROS,
             Self::Request { .. } => REQUEST,
-            Self::Barrier { .. } => BARRIER,
             Self::Ack { .. } => ACK,
         }
     }
@@ -240,7 +227,7 @@ impl Frame {
             Self::Pages { .. } => Some(MAX_PAGES_PER_FRAME),
             Self::Zeros { .. } => Some(MAX_PAGES_PER_ZEROS),
             Self::Request { .. } => Some(MAX_PAGES_PER_REQUEST),
-            Self::Control { .. } | Self::Barrier { .. } | Self::Ack { .. } => None,
+            Self::Control { .. } | Self::Ack { .. } => None,
         }
     }
 }

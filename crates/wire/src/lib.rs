@@ -8,7 +8,7 @@
 //! | --- | --- | --- |
 //! | control (one) | [`ToDestination`] | [`ToSource`] |
 //! | urgent (one) | urgent pages | page requests |
-//! | background (any number) | background pages, zero marks, barriers | acknowledgements |
+//! | background (any number) | background pages, zero marks | acknowledgements |
 //!
 //! The first bytes on every link, in both directions, are a [`Hello`] of fixed
 //! size: protocol versions, capabilities, the link's role, and the migration's
@@ -47,8 +47,6 @@
 //!       |                                Accept / Refuse|
 //!       |<----------------------------------------------|
 //!       |  pre-copy: pages and zero marks on the background links,
-//!       |  a barrier on each of them, then
-//!       | RoundDone                         (each round)|
 //!       |---------------------------------------------->|
 //!       |  post-copy: stale pages are dropped while the guest still runs
 //!       | Discard ... DiscardEnd                        |
@@ -57,7 +55,7 @@
 //!       |<----------------------------------------------|
 //!       |  switchover: the guest is paused              |
 //!       | DeviceStateChunk ...                          |
-//!       | Discard, Owed ...    (post-copy: the last few)|
+//!       | Discard ...          (post-copy: the last few)|
 //!       | Switch               (sums over all of that)  |
 //!       |---------------------------------------------->|
 //!       |                                Ready / Failed |
@@ -70,12 +68,13 @@
 //!       |  background pages on the others               |
 //!       |                        Complete (every page)  |
 //!       |<----------------------------------------------|
-//!       | Goodbye                               Goodbye |
-//!       |<--------------------------------------------->|
+//!       | Goodbye                                       |
+//!       |---------------------------------------------->|
 //! ```
 //!
-//! Either side may send `Cancel` until `Commit`. Both say `Goodbye` before they
-//! close, because a hang-up can overtake the last message on a socket.
+//! Either side may send `Cancel` until `Commit`. The destination keeps its
+//! links open until it has heard `Goodbye`, because a hang-up can overtake the
+//! last message on a socket.
 //!
 //! # What a peer can do to us
 //!

@@ -36,12 +36,12 @@ pub enum ToDestination {
         /// [`Postcopy`](Mode::Postcopy) and [`Hybrid`](Mode::Hybrid); in
         /// [`Precopy`](Mode::Precopy) it may do so if the guest is too busy.
         may_postcopy: bool,
-        /// Number of background links, counted from 0: a barrier holds once it
-        /// has come in on every one of them, also those that are late.
+        /// Number of background links that the source will open, counted from 0.
         background_links: u16,
     },
     /// Post-copy: drop these pages, they are still to come. What pre-copy
-    /// brought of them is stale. May be said several times.
+    /// brought of them is stale. May be said several times, and only when
+    /// everything on the background links has been acknowledged.
     Discard {
         /// The pages.
         ranges: PageRanges,
@@ -50,24 +50,11 @@ pub enum ToDestination {
     /// still runs; say when it is gone. A last `Discard` may follow once the
     /// guest is paused.
     DiscardEnd,
-    /// Pre-copy: a round is over; its pages lie before a barrier.
-    RoundDone {
-        /// Its number, from 1 on.
-        round: u32,
-        /// The sequence number of the barrier on each background link.
-        sequence: u64,
-    },
     /// The next piece of the device state.
     DeviceStateChunk {
         /// Up to [`MAX_DEVICE_CHUNK`] bytes.
         #[serde(with = "Bytes::<MAX_DEVICE_CHUNK>")]
         bytes: Vec<u8>,
-    },
-    /// Post-copy: these pages are still to come as well; there is nothing to
-    /// drop. May be said several times.
-    Owed {
-        /// The pages.
-        ranges: PageRanges,
     },
     /// Everything needed to run the guest has been sent; here is how to tell.
     Switch {
@@ -76,7 +63,7 @@ pub enum ToDestination {
         /// Its CRC-32C; see [`DeviceStateDigest`](crate::DeviceStateDigest).
         device_crc32c: u32,
         /// Number of pages still to come: all that [`Discard`](Self::Discard)
-        /// and [`Owed`](Self::Owed) named. 0 in pre-copy.
+        /// named. 0 in pre-copy.
         owed_pages: u64,
         /// Whether the rest comes by post-copy, even if nothing is owed.
         postcopy: bool,
@@ -137,6 +124,4 @@ pub enum ToSource {
         /// How long page requests took, for the source's account.
         requests: RequestSummary,
     },
-    /// The last message: nothing more will come, and nothing more is needed.
-    Goodbye,
 }

@@ -67,14 +67,9 @@ fn to_destination() -> Vec<ToDestination> {
         },
         ToDestination::Discard { ranges: ranges() },
         ToDestination::DiscardEnd,
-        ToDestination::RoundDone {
-            round: 3,
-            sequence: 7,
-        },
         ToDestination::DeviceStateChunk {
             bytes: b"QEVM\0\0\0\x03".to_vec(),
         },
-        ToDestination::Owed { ranges: ranges() },
         ToDestination::Switch {
             device_bytes: 330_000,
             device_crc32c: 0xe306_9283,
@@ -112,7 +107,6 @@ fn to_source() -> Vec<ToSource> {
                 buckets: vec![0, 0, 0, 0, 0, 0, 0, 20, 700, 700, 79, 1],
             },
         },
-        ToSource::Goodbye,
     ]
 }
 
@@ -123,9 +117,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::Begin { .. } => "to-destination-begin",
         ToDestination::Discard { .. } => "to-destination-discard",
         ToDestination::DiscardEnd => "to-destination-discard-end",
-        ToDestination::RoundDone { .. } => "to-destination-round-done",
         ToDestination::DeviceStateChunk { .. } => "to-destination-device-state-chunk",
-        ToDestination::Owed { .. } => "to-destination-owed",
         ToDestination::Switch { .. } => "to-destination-switch",
         ToDestination::Commit => "to-destination-commit",
         ToDestination::Cancel { .. } => "to-destination-cancel",
@@ -143,7 +135,6 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::Resumed => "to-source-resumed",
         ToSource::Cancel { .. } => "to-source-cancel",
         ToSource::Complete { .. } => "to-source-complete",
-        ToSource::Goodbye => "to-source-goodbye",
     }
 }
 
@@ -165,13 +156,11 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
         Frame::Request {
             range: range(0x1234, 1),
         },
-        Frame::Barrier { sequence: 7 },
         Frame::Ack { bytes: 123 << 20 },
     ] {
         let name = match frame {
             Frame::Zeros { .. } => "frame-zeros",
             Frame::Request { .. } => "frame-request",
-            Frame::Barrier { .. } => "frame-barrier",
             Frame::Ack { .. } => "frame-ack",
             Frame::Control { .. } | Frame::Pages { .. } => panic!("has a payload"),
         };

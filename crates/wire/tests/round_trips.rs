@@ -91,8 +91,8 @@ proptest! {
         let limits = Limits { pages: 5000 };
         let mut got = Vec::new();
         for ranges in PageRanges::batches(bitmap.runs(bitmap.all())) {
-            let payload = encode_control(&ToDestination::Owed { ranges }).unwrap();
-            let ToDestination::Owed { ranges } = decode_control(&payload).unwrap() else {
+            let payload = encode_control(&ToDestination::Discard { ranges }).unwrap();
+            let ToDestination::Discard { ranges } = decode_control(&payload).unwrap() else {
                 panic!("another message came back");
             };
             got.extend(ranges.within(&limits).unwrap().iter().flat_map(|range| range.iter()));
@@ -261,7 +261,7 @@ fn the_longest_list_of_ranges_fits_in_a_message() {
     let runs = (0..MAX_RANGES as u64)
         .map(|n| PageRange::from_len(Page::new(n * largest + largest / 2), largest / 2));
     let ranges = PageRanges::batches(runs).next().unwrap();
-    let payload = encode_control(&ToDestination::Owed { ranges }).unwrap();
+    let payload = encode_control(&ToDestination::Discard { ranges }).unwrap();
     assert!(payload.len() <= MAX_CONTROL);
     // One more than a list may have, as a faulty peer would send them.
     let forged = forge(5, vec![(0u64, 1u64); MAX_RANGES + 1]);

@@ -43,7 +43,6 @@ pub fn bare() -> impl Strategy<Value = Frame> {
     prop_oneof![
         range(MAX_PAGES_PER_ZEROS).prop_map(|range| Frame::Zeros { range }),
         range(MAX_PAGES_PER_REQUEST).prop_map(|range| Frame::Request { range }),
-        any::<u64>().prop_map(|sequence| Frame::Barrier { sequence }),
         any::<u64>().prop_map(|bytes| Frame::Ack { bytes }),
     ]
 }
@@ -125,11 +124,8 @@ pub fn to_destination() -> impl Strategy<Value = ToDestination> {
         ),
         ranges().prop_map(|ranges| ToDestination::Discard { ranges }),
         Just(ToDestination::DiscardEnd),
-        (any::<u32>(), any::<u64>())
-            .prop_map(|(round, sequence)| ToDestination::RoundDone { round, sequence }),
         prop::collection::vec(any::<u8>(), 0..600)
             .prop_map(|bytes| ToDestination::DeviceStateChunk { bytes }),
-        ranges().prop_map(|ranges| ToDestination::Owed { ranges }),
         (
             any::<u64>(),
             any::<u32>(),
@@ -182,7 +178,6 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
         Just(ToSource::Resumed),
         text().prop_map(|reason| ToSource::Cancel { reason }),
         summary().prop_map(|requests| ToSource::Complete { requests }),
-        Just(ToSource::Goodbye),
     ]
 }
 
