@@ -1,5 +1,6 @@
 //! Real machines with the test guest: every QEMU, every kind of memory, and damage that the guest
 //! must notice.
+#![allow(clippy::unwrap_used)] // its failure is the message
 
 use hikkoshi_lab::{
     Lab, LabError, Pattern, QemuVersion, Ram, Report, Verdict, Vm, VmConfig, Workload,

@@ -1,4 +1,5 @@
 //! Namespaces, lines and switches, and guests moved over them by QEMU itself.
+#![allow(clippy::unwrap_used)] // its failure is the message
 
 use hikkoshi_lab::{
     GuestNetwork, Lab, Link, QemuMigration, QemuMigrationMode, QemuVersion, Ram, Report, Shape,
@@ -181,11 +182,13 @@ fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
     assert_eq!(&**vms.last().unwrap(), "destination");
 }
 
+// From the newer to the older one: an emulating QEMU 7.2 loses pages in its own pre-copy, which
+// this workload shows (guest/README.md).
 #[test]
 fn qemu_moves_a_guest_between_versions() {
     qemu_moves_it(
-        QemuVersion::V7_2,
         QemuVersion::V10_0,
+        QemuVersion::V7_2,
         QemuMigrationMode::Precopy,
     );
 }
