@@ -14,7 +14,7 @@ mod common;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{HugePages, Shared, Target, map_shared, memory_file};
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, contract};
@@ -352,45 +352,4 @@ fn memory_that_is_not_tracked_any_more_is_an_error() {
     log.take(low, &mut |run: PageRange| found.extend(run.iter()))
         .unwrap();
     assert!(found.contains(&Page::new(3)), "{found:?}");
-}
-
-/// Not a test of anything but patience: says how long it takes here.
-#[test]
-fn how_long_it_takes() {
-    let process = Process::new(&[(512 * MIB, SMALL)]);
-    let all = process.layout.all();
-    for page in all {
-        process.command(WRITE, page, 1);
-    }
-    let taken = process.take_userfault();
-    let start = Instant::now();
-    let log = process.start(&taken);
-    println!("512 MiB: started in {:?}", start.elapsed());
-    for (what, every) in [
-        ("no", u64::MAX),
-        ("1 in 100", 100),
-        ("1 in 3", 3),
-        ("all", 1),
-    ] {
-        let written = (0..all.len()).step_by(usize::try_from(every).unwrap_or(usize::MAX));
-        for page in written.skip(usize::from(every == u64::MAX)) {
-            process.command(WRITE, Page::new(page), 2);
-        }
-        for label in ["", "again, clean, "] {
-            let (mut pages, mut runs) = (0, 0);
-            let start = Instant::now();
-            log.take(all, &mut |run: PageRange| {
-                pages += run.len();
-                runs += 1;
-            })
-            .unwrap();
-            println!(
-                "{what} pages written, {label}take: {pages} pages in {runs} runs, {:?}",
-                start.elapsed()
-            );
-        }
-    }
-    let start = Instant::now();
-    log.stop().unwrap();
-    println!("stopped in {:?}", start.elapsed());
 }

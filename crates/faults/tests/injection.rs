@@ -747,22 +747,3 @@ fn leftovers_are_found_adopted_and_closed() {
         "{error}"
     );
 }
-
-/// Not a test of anything but patience: says how long it takes here.
-#[test]
-fn how_long_it_takes() {
-    let target = sleeper();
-    let (mut taking, mut giving) = (Vec::new(), Vec::new());
-    for _ in 0..200 {
-        let start = Instant::now();
-        let taken = take(&target);
-        taking.push(start.elapsed());
-        let start = Instant::now();
-        taken.give_back().unwrap();
-        giving.push(start.elapsed());
-    }
-    for (what, mut times) in [("take", taking), ("give_back", giving)] {
-        times.sort();
-        println!("{what}: median {:?}, longest {:?}", times[100], times[199]);
-    }
-}

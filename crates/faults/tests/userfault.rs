@@ -11,7 +11,7 @@
 mod common;
 
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{HugePages, Target, gettid, map_shared, memory_file};
 use hikkoshi_faults::{
@@ -352,27 +352,4 @@ fn installing_waits_while_the_layout_changes() {
         let copied = copier.join().unwrap().unwrap();
         assert_eq!(copied.installed, PAGE as u64);
     });
-}
-
-/// Not a test of anything but patience: says how long it takes here.
-#[test]
-fn how_long_it_takes() {
-    let guest = guest();
-    let mut times: Vec<Duration> = (0..PAGES)
-        .map(|page| {
-            let content = [page as u8; PAGE];
-            let start = Instant::now();
-            guest
-                .userfault()
-                .copy(guest.address(page), &content)
-                .unwrap();
-            start.elapsed()
-        })
-        .collect();
-    times.sort();
-    println!(
-        "copy of 4 KiB: median {:?}, longest {:?}",
-        times[PAGES / 2],
-        times[PAGES - 1]
-    );
 }

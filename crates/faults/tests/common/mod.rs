@@ -2,12 +2,8 @@
 
 // Each test program uses a part of this. The unsafe blocks are system calls whose arguments are in
 // sight; a wrong one, or a failed `unwrap`, fails a test.
-#![allow(
-    dead_code,
-    unsafe_code,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used
-)]
+#![allow(dead_code, unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::fs::File;
 use std::os::fd::FromRawFd;

@@ -1,0 +1,88 @@
+//! What taking a userfaultfd, giving it back and installing pages cost on this machine:
+//! `cargo bench -p hikkoshi-faults`. Needs root.
+
+// The unsafe blocks are accesses to a mapping of our own. Measuring is for people to read.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use common::{HugePages, Target, map_shared, memory_file};
+use hikkoshi_faults::{Features, ForeignUserfault, HostAddr, HostRange, Mode, Userfault};
+
+const ROUNDS: usize = 1000;
+
+fn main() {
+    injection("a sleeping process", || {});
+    injection(
+        "a sleeping process without the right to one",
+        common::become_nobody,
+    );
+    copies("copy of one 4 KiB page", false, 4 << 10);
+    copies("copy of 64 pages of 4 KiB", false, 256 << 10);
+    if let Some(_pages) = HugePages::reserve(16) {
+        copies("copy of a 2 MiB page", true, 2 << 20);
+    }
+}
+
+fn injection(what: &str, user: fn()) {
+    let target = Target::spawn(|shared| {
+        user();
+        shared.set(0, 1);
+        std::thread::sleep(Duration::from_secs(600));
+        0
+    });
+    target.shared.wait(0, 1);
+    let (mut taking, mut giving) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap();
+        taking.push(start.elapsed());
+        let start = Instant::now();
+        taken.give_back().unwrap();
+        giving.push(start.elapsed());
+    }
+    report(&format!("take from {what}"), taking);
+    report(&format!("give back to {what}"), giving);
+}
+
+fn copies(what: &str, huge: bool, bytes: usize) {
+    const MOST: usize = 32 << 20;
+    let file = memory_file(MOST as u64, huge);
+    let memory = map_shared(MOST, file.as_raw_fd());
+    let start = HostAddr(memory.expose_provenance() as u64);
+    let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
+    let range = HostRange::new(start, MOST as u64);
+    own.register(range, Mode::MISSING).unwrap();
+    let content = vec![1; bytes];
+    let mut times = Vec::new();
+    for part in (0..MOST as u64).step_by(bytes).take(ROUNDS) {
+        let at = start.checked_add(part).unwrap();
+        let start = Instant::now();
+        let copied = if huge {
+            own.copy_host_page(at, &content)
+        } else {
+            own.copy(at, &content)
+        };
+        times.push(start.elapsed());
+        assert_eq!(copied.unwrap().installed, bytes as u64);
+    }
+    report(what, times);
+    own.unregister(range).unwrap();
+    unsafe { libc::munmap(memory.cast(), MOST) };
+}
+
+fn report(what: &str, mut times: Vec<Duration>) {
+    times.sort_unstable();
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    println!(
+        "{what}: median {:?}, p99 {:?}, longest {:?}",
+        at(50),
+        at(99),
+        at(100)
+    );
+}
