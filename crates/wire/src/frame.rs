@@ -404,7 +404,7 @@ mod tests {
             header(1, 0, 5, 1, 0),
             header(1, 0, 5, 0, 1),
             header(5, 0, 8, 1, 0),
-            header(6, 0, 0, 1, 1),
+            header(5, 0, 0, 1, 1),
         ] {
             let error = refused(bad);
             assert!(matches!(error, DecodeError::Malformed { .. }), "{error}");

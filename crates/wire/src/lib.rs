@@ -46,8 +46,7 @@
 //!       |---------------------------------------------->|  compatible_with()
 //!       |                                Accept / Refuse|
 //!       |<----------------------------------------------|
-//!       |  pre-copy: pages and zero marks on the background links,
-//!       |---------------------------------------------->|
+//!       |  pre-copy: pages and zero marks on the background links
 //!       |  post-copy: stale pages are dropped while the guest still runs
 //!       | Discard ... DiscardEnd                        |
 //!       |---------------------------------------------->|
