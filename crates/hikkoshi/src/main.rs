@@ -1,1 +1,40 @@
-fn main() {}
+//! `hikkoshi`: moves a running virtual machine to another host.
+//!
+//! `receive` waits at the destination, `migrate` moves a guest to it, `demo`
+//! shows both with a test guest. What they print is for a person; `--json`
+//! writes the account for a program.
+
+mod args;
+mod demo;
+mod exit;
+mod guard;
+mod migrate;
+mod progress;
+mod receive;
+mod report;
+mod signals;
+
+use clap::Parser;
+
+use args::{Args, Command};
+use exit::Exit;
+
+fn main() -> std::process::ExitCode {
+    // Clap itself ends with status 2 on bad usage.
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("HIKKOSHI_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
+        )
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    let exit = match args.command {
+        Command::Receive(args) => receive::run(&args),
+        Command::Migrate(args) => migrate::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Guard(args) => guard::run(&args),
+    };
+    exit.unwrap_or_else(Exit::say).into()
+}

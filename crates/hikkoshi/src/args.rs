@@ -1,0 +1,218 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use hikkoshi_engine::link::Address;
+use hikkoshi_engine::{Mode, WhenStalled};
+
+/// Moves a running virtual machine to another host.
+///
+/// Exit status: 0 the guest runs at the destination and every page is there;
+/// 1 it still runs at the source; 2 bad usage; 3 it is paused and can be
+/// recovered. HIKKOSHI_LOG=debug tells more.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Wait at the destination for a guest and take it in.
+    Receive(Receive),
+    /// Move a running guest to a destination.
+    Migrate(Migrate),
+    /// Move a test guest between two QEMU processes on this machine.
+    Demo(Demo),
+    /// Watch over a migration's source (started by `migrate`).
+    #[command(hide = true)]
+    Guard(Guard),
+}
+
+/// What both sides have.
+#[derive(Debug, ClapArgs)]
+pub struct Common {
+    /// QMP socket of the QEMU process
+    #[arg(long, value_name = "PATH")]
+    pub qmp: PathBuf,
+
+    /// Write the account as JSON to FILE ("-": standard output)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+
+    /// Allow TCP beyond this machine without encryption: guest memory can be
+    /// read and changed by anybody on the way
+    #[arg(long)]
+    pub plaintext: bool,
+
+    /// How to tell how it goes
+    #[arg(long, value_enum, default_value_t = ProgressKind::Auto)]
+    pub progress: ProgressKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProgressKind {
+    /// A bar on a terminal, otherwise a line every few seconds
+    Auto,
+    /// One JSON object a line on standard error
+    Json,
+    /// Nothing
+    None,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Receive {
+    /// Where to listen: HOST:PORT or unix:PATH
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Address,
+
+    #[command(flatten)]
+    pub common: Common,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Migrate {
+    /// Where `hikkoshi receive` listens: HOST:PORT or unix:PATH
+    #[arg(value_name = "ADDR")]
+    pub address: Address,
+
+    #[command(flatten)]
+    pub common: Common,
+
+    /// precopy: memory first; postcopy: the guest first; hybrid: one round of
+    /// memory, then the guest, then the rest
+    #[arg(long, default_value_t = Mode::Hybrid, value_parser = parse_mode)]
+    pub mode: Mode,
+
+    /// The longest the guest may be stopped while its last dirty pages are
+    /// sent, in milliseconds (pre-copy)
+    #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub max_downtime: u64,
+
+    /// Ceiling on background traffic in bytes a second (suffixes K, M, G);
+    /// pages that the guest waits for are never held back
+    #[arg(long, value_name = "BYTES_PER_S", value_parser = parse_bytes)]
+    pub bandwidth: Option<u64>,
+
+    /// Rounds before the switch in hybrid mode
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+
+    /// Rounds after which pre-copy counts as not converging
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_rounds: u32,
+
+    /// What to do when pre-copy does not converge
+    #[arg(long, value_enum, default_value_t = Stalled::GoOn)]
+    pub when_stalled: Stalled,
+}
+
+impl Migrate {
+    pub fn downtime(&self) -> Duration {
+        Duration::from_millis(self.max_downtime)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Stalled {
+    /// Say so and go on
+    GoOn,
+    /// Switch to post-copy
+    Switch,
+    /// Give up; the guest runs on at the source
+    Stop,
+}
+
+impl From<Stalled> for WhenStalled {
+    fn from(stalled: Stalled) -> Self {
+        match stalled {
+            Stalled::GoOn => Self::GoOn,
+            Stalled::Switch => Self::Switch,
+            Stalled::Stop => Self::Stop,
+        }
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Demo {
+    /// Directory that `make setup` and `make guest` have filled
+    #[arg(long, value_name = "DIR", default_value = "build")]
+    pub build: PathBuf,
+
+    /// How to move the guest
+    #[arg(long, default_value_t = Mode::Hybrid, value_parser = parse_mode)]
+    pub mode: Mode,
+
+    /// The guest's memory in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(256..=65_536))]
+    pub memory: u64,
+
+    /// Version of QEMU to use, of those that `make setup` has unpacked
+    #[arg(long, value_name = "VERSION", default_value = "10.0")]
+    pub qemu: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Guard {
+    /// QMP socket of the QEMU process
+    #[arg(long, value_name = "PATH")]
+    pub qmp: PathBuf,
+}
+
+fn parse_mode(text: &str) -> Result<Mode, String> {
+    text.parse()
+}
+
+/// A number of bytes, with a decimal suffix if one likes.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1_000),
+        Some((at, 'm' | 'M')) => (&text[..at], 1_000_000),
+        Some((at, 'g' | 'G')) => (&text[..at], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let number = digits.parse::<u64>().ok().filter(|&n| n > 0);
+    number
+        .and_then(|n| n.checked_mul(factor))
+        .ok_or_else(|| format!("'{text}' is no rate; write bytes a second, such as 50000000 or 50M"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_contract_parses() {
+        let args = Args::parse_from([
+            "hikkoshi", "migrate", "--qmp", "/q", "10.0.0.2:7000", "--mode", "postcopy",
+            "--max-downtime", "50", "--bandwidth", "1G", "--json", "out", "--plaintext",
+        ]);
+        let Command::Migrate(migrate) = args.command else {
+            panic!()
+        };
+        assert_eq!(migrate.mode, Mode::Postcopy);
+        assert_eq!(migrate.downtime(), Duration::from_millis(50));
+        assert_eq!(migrate.bandwidth, Some(1_000_000_000));
+        assert!(migrate.common.plaintext);
+        let args = Args::parse_from(["hikkoshi", "receive", "--listen", "unix:/s", "--qmp", "/q"]);
+        assert!(matches!(args.command, Command::Receive(_)));
+    }
+
+    #[test]
+    fn rates_have_suffixes() {
+        assert_eq!(parse_bytes("20"), Ok(20));
+        assert_eq!(parse_bytes("3k"), Ok(3000));
+        for bad in ["", "k", "0", "1T", "-1", "99999999999999999999G"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+}

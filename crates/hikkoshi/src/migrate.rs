@@ -1,0 +1,99 @@
+//! `hikkoshi migrate`.
+
+use hikkoshi_engine::link::Address;
+use hikkoshi_engine::{Outcome, SourceOptions, Watch, migrate};
+use hikkoshi_qemu::QemuSource;
+
+use crate::args::{Common, Migrate};
+use crate::exit::{Exit, Status};
+use crate::guard::Guard;
+use crate::{progress, report, signals};
+
+pub fn run(args: &Migrate) -> Result<Status, Exit> {
+    require_encryption(&args.address, &args.common)?;
+    let cancel = signals::cancel_on_signals()?;
+    let options = SourceOptions {
+        mode: args.mode,
+        max_downtime: args.downtime(),
+        bandwidth: args.bandwidth,
+        precopy_rounds: args.rounds,
+        max_rounds: args.max_rounds,
+        when_stalled: args.when_stalled.into(),
+    };
+    let untouched = "the guest runs on at the source; nothing was changed";
+    let mut guest = QemuSource::attach(&args.common.qmp)
+        .map_err(|error| Exit::new(Status::AtSource, error).with(untouched))?;
+    let mut guard = Guard::start(&args.common.qmp, &mut guest).map_err(|error| {
+        Exit::new(Status::AtSource, format!("starting the guard process: {error}")).with(untouched)
+    })?;
+    let observer = progress::observer(args.common.progress);
+    let moved = migrate(
+        &mut guest,
+        &args.address,
+        &options,
+        &mut Watch {
+            cancel,
+            observer,
+            point_of_no_return: &mut || guard.release(),
+        },
+    );
+    match moved {
+        Ok(account) => {
+            finish(&account, &args.common, "the guest runs at the destination")?;
+            Ok(Status::Moved)
+        }
+        Err(error) => {
+            let next = match error.outcome {
+                Outcome::AtSource => "the guest runs on at the source",
+                Outcome::Paused => {
+                    "the guest is not running to the end at either side, and nothing of it is \
+                     lost: keep both QEMU processes. If the destination never said that the \
+                     guest runs there, end the destination's QEMU and let the source's go on \
+                     with the QMP command 'cont'"
+                }
+            };
+            Err(Exit::new(error.outcome.into(), error).with(next))
+        }
+    }
+}
+
+/// Refuses TCP beyond this machine unless it was asked for aloud.
+pub fn require_encryption(address: &Address, common: &Common) -> Result<(), Exit> {
+    let local = address
+        .is_local()
+        .map_err(|error| Exit::new(Status::Usage, error))?;
+    if local || common.plaintext {
+        return Ok(());
+    }
+    Err(Exit::new(
+        Status::Usage,
+        format!(
+            "{address} is beyond this machine, and links are not encrypted yet: anybody on the way \
+             could read and change the guest's memory"
+        ),
+    )
+    .with("on a network that you trust, say --plaintext; otherwise use a tunnel"))
+}
+
+/// Tells and writes the account.
+#[allow(clippy::print_stdout)]
+pub fn finish(
+    account: &hikkoshi_engine::Account,
+    common: &Common,
+    what: &str,
+) -> Result<(), Exit> {
+    if common.json.as_deref() != Some("-".as_ref()) {
+        println!("{what}");
+        print!("{}", report::readable(account));
+    }
+    if let Some(path) = &common.json {
+        report::write_json(account, path).map_err(|error| {
+            // The move itself is done; the status must say so.
+            Exit::new(
+                Status::Moved,
+                format!("{what}, but writing the account to {}: {error}", path.display()),
+            )
+        })?;
+    }
+    Ok(())
+}

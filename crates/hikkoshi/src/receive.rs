@@ -1,0 +1,42 @@
+//! `hikkoshi receive`.
+
+use hikkoshi_engine::link::Listener;
+use hikkoshi_engine::{Outcome, ReceiveWatch, receive};
+use hikkoshi_qemu::QemuDestination;
+
+use crate::args::Receive;
+use crate::exit::{Exit, Status};
+use crate::migrate::{finish, require_encryption};
+use crate::{progress, signals};
+
+pub fn run(args: &Receive) -> Result<Status, Exit> {
+    require_encryption(&args.listen, &args.common)?;
+    let cancel = signals::cancel_on_signals()?;
+    let mut guest = QemuDestination::attach(&args.common.qmp)
+        .map_err(|error| Exit::new(Status::AtSource, error))?;
+    guest.give_up_when(cancel.clone());
+    let listener = Listener::bind(&args.listen).map_err(|error| {
+        Exit::new(Status::Usage, format!("listening at {}: {error}", args.listen))
+    })?;
+    let observer = progress::observer(args.common.progress);
+    observer.notice(&format!("waiting for a guest at {}", listener.address()));
+    match receive(&mut guest, &listener, &ReceiveWatch { cancel, observer }) {
+        Ok(account) => {
+            finish(&account, &args.common, "the guest runs here")?;
+            Ok(Status::Moved)
+        }
+        Err(error) => {
+            let next = match error.outcome {
+                Outcome::AtSource => {
+                    "the guest stays at the source; start this QEMU anew before the next try"
+                }
+                Outcome::Paused => {
+                    "the guest is paused here and nothing of it is lost: keep both QEMU processes. \
+                     If 'hikkoshi migrate' says that the guest runs on at the source, end this \
+                     QEMU"
+                }
+            };
+            Err(Exit::new(error.outcome.into(), error).with(next))
+        }
+    }
+}
