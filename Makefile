@@ -67,8 +67,8 @@ bench: guest ## measure beside QEMU's own migration
 	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
 
 .PHONY: fuzz
-fuzz: ## fuzz the decoder for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)
-	cd crates/wire && cargo +nightly fuzz run decode -- -max_total_time=$(FUZZ_SECONDS)
+fuzz: ## fuzz the protocol for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)
+	cd crates/wire && mkdir -p fuzz/corpus/stream && cargo +nightly fuzz run stream fuzz/corpus/stream fuzz/seeds/stream -- -max_total_time=$(FUZZ_SECONDS)
 
 .PHONY: clean
 clean: ## remove what was built and fetched

@@ -36,7 +36,11 @@ mkdir -p "$build"
 exec 9>"$build/.setup.lock"
 flock 9
 
+# shellcheck disable=SC2154 # set by check_machine
 setup_qemu 7.2 "$codename"
 setup_qemu 10.0 "$codename-backports"
 setup_kernel
 setup_busybox
+
+# A hundred megabytes of package lists, of use only while something is missing.
+rm -rf "$private_apt"

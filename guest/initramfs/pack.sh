@@ -6,7 +6,7 @@
 set -eu
 
 busybox=$1 modules=$2 workload=$3 output=$4
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH="" cd -- "$(dirname -- "$0")" && pwd)
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 
