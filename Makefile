@@ -51,7 +51,7 @@ test-unit: setup ## tests of the crates, without guests
 # Another set of atomics in every crate: its own folder, so that the two builds do not take turns.
 .PHONY: test-loom
 test-loom: ## every interleaving of the page bitmap's operations
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --lib --tests
 
 .PHONY: test-guests
 test-guests: guest ## the laboratory's own tests, and real guests moved between real QEMUs
