@@ -107,8 +107,15 @@ pub(crate) fn check(client: &mut Client, side: Side) -> Result<(), Refusal> {
     }
     check_capabilities(client)?;
     check_state(client, side)?;
-    check_migration(client, side)?;
-    check_devices(client)
+    let blocked = check_migration(client, side)?;
+    // Before QEMU's own objections: ours say what to do.
+    check_devices(client)?;
+    if side == Side::Source && !blocked.is_empty() {
+        return Err(Refusal::Blocked {
+            reasons: blocked.join("; "),
+        });
+    }
+    Ok(())
 }
 
 /// Capabilities that mean that QEMU, or its owner, does something with the
@@ -164,7 +171,8 @@ fn advice(state: &str) -> Option<&'static str> {
     })
 }
 
-fn check_migration(client: &mut Client, side: Side) -> Result<(), Refusal> {
+/// Gives QEMU's own objections.
+fn check_migration(client: &mut Client, side: Side) -> Result<Vec<String>, Refusal> {
     let info = migration::query(client)?;
     let used_up = side == Side::Destination && info.status != MigrationStatus::None;
     if used_up || !info.status.is_over() {
@@ -172,12 +180,7 @@ fn check_migration(client: &mut Client, side: Side) -> Result<(), Refusal> {
             status: info.status.to_string(),
         });
     }
-    if side == Side::Source && !info.blocked.is_empty() {
-        return Err(Refusal::Blocked {
-            reasons: info.blocked.join("; "),
-        });
-    }
-    Ok(())
+    Ok(info.blocked)
 }
 
 /// Where users' devices are: those with an id, and those without.

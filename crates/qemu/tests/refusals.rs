@@ -1,0 +1,470 @@
+//! Guests that cannot be moved are refused with the reason, and not touched;
+//! on real QEMUs.
+
+mod support;
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use hikkoshi_engine::{DestinationGuest, SourceGuest};
+use hikkoshi_qemu::qmp::Client;
+use hikkoshi_qemu::{AttachError, QemuDestination, QemuSource, RamError, Refusal};
+use serde_json::json;
+use support::{Mounted, Program, Qemu, RamPath, eventually, options, usual, with_each};
+
+/// Refused at the source, for a reason whose text has all of `parts`; QEMU is
+/// as it was.
+fn refused(qemu: &Qemu, parts: &[&str]) -> AttachError {
+    let before = (qemu.traces(), qemu.state());
+    let error = QemuSource::attach(&qemu.qmp()).unwrap_err();
+    let text = error.to_string();
+    eprintln!("   {text}");
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+    eventually("QEMU is as it was", || {
+        (qemu.traces(), qemu.state()) == before
+    });
+    error
+}
+
+fn start(program: &Program, line: &str) -> Qemu {
+    Qemu::start(program, RamPath::new(), &options(line))
+}
+
+#[test]
+fn memory_that_is_not_in_a_shared_named_file() {
+    with_each(|program| {
+        let qemu = start(program, "-m 32 -machine q35");
+        refused(&qemu, &["memory-backend-ram", "share=on", "pc.ram"]);
+        for backend in ["memory-backend-memfd", "memory-backend-ram"] {
+            let qemu = start(
+                program,
+                &format!(
+                    "-m 32 -machine q35,memory-backend=ram -object {backend},id=ram,size=32M,share=on"
+                ),
+            );
+            let error = refused(&qemu, &[backend, "named file", "share=on"]);
+            assert!(matches!(error, AttachError::Ram(RamError::NotAFile { .. })));
+        }
+        let ram = RamPath::new();
+        let line = format!(
+            "-m 32 -machine q35,memory-backend=ram \
+             -object memory-backend-file,id=ram,size=32M,mem-path={},share=off",
+            ram.as_str()
+        );
+        let qemu = Qemu::start(program, ram, &options(&line));
+        refused(&qemu, &["not shared", "share=off", "share=on"]);
+    });
+}
+
+#[test]
+fn memory_on_a_disk() {
+    with_each(|program| {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let line = format!(
+            "-m 32 -machine q35,memory-backend=ram \
+             -object memory-backend-file,id=ram,size=32M,mem-path={}/ram,share=on",
+            folder.path().display()
+        );
+        let qemu = start(program, &line);
+        refused(&qemu, &["neither on tmpfs nor on hugetlbfs", "/dev/shm"]);
+    });
+}
+
+#[test]
+fn memory_that_is_not_the_guests_or_is_there_twice() {
+    with_each(|program| {
+        let (spare, ram) = (RamPath::new(), RamPath::new());
+        let mut all = usual(32, &ram);
+        all.extend(options(&format!(
+            "-object memory-backend-file,id=spare,size=32M,mem-path={},share=on",
+            spare.as_str()
+        )));
+        let mut qemu = Qemu::start(program, ram, &all);
+        qemu.keep(spare);
+        refused(&qemu, &["\"spare\"", "not part of the guest's memory"]);
+
+        let ram = RamPath::new();
+        let line = format!(
+            "-m 64 -machine q35 -numa node,memdev=a -numa node,memdev=b \
+             -object memory-backend-file,id=a,size=32M,mem-path={0},share=on \
+             -object memory-backend-file,id=b,size=32M,mem-path={0},share=on",
+            ram.as_str()
+        );
+        let qemu = Qemu::start(program, ram, &options(&line));
+        // Which of the two mappings is whose cannot be told.
+        refused(&qemu, &["is mapped 2 times"]);
+    });
+}
+
+#[test]
+fn a_memory_file_that_was_cut() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "-S");
+        let file = std::fs::File::options().write(true).open(&qemu.ram.0);
+        file.unwrap().set_len(16 << 20).unwrap();
+        refused(&qemu, &["has 16777216 bytes", "33554432"]);
+    });
+}
+
+#[test]
+fn devices_that_others_write_memory_for() {
+    with_each(|program| {
+        let folder = tempfile::tempdir().unwrap();
+        let backend = vhost_user_backend(&folder.path().join("backend"));
+        let qemu = Qemu::usual(
+            program,
+            &format!(
+                "-chardev socket,id=c,path={}/backend -device vhost-user-rng-pci,chardev=c",
+                folder.path().display()
+            ),
+        );
+        let error = refused(&qemu, &["vhost-user-rng-pci", "cannot be seen", "unplug"]);
+        assert!(matches!(
+            error,
+            AttachError::Refused(Refusal::Device { .. })
+        ));
+        drop(qemu);
+        let _ = backend.join();
+
+        let qemu = Qemu::usual(
+            program,
+            &format!(
+                "-chardev socket,id=c,path={}/crypto,server=on,wait=off \
+                 -object cryptodev-vhost-user,id=v,chardev=c",
+                folder.path().display()
+            ),
+        );
+        refused(&qemu, &["/objects/v", "cryptodev-vhost-user"]);
+
+        let shared = RamPath::new();
+        let mut qemu = Qemu::usual(
+            program,
+            &format!(
+                "-object memory-backend-file,id=window,size=1M,mem-path={},share=on \
+                 -device ivshmem-plain,memdev=window,id=w",
+                shared.as_str()
+            ),
+        );
+        qemu.keep(shared);
+        // QEMU itself has something to say about this one, too.
+        refused(&qemu, &["ivshmem"]);
+    });
+}
+
+#[test]
+fn a_vhost_user_network_behind_an_ordinary_card() {
+    with_each(|program| {
+        let folder = tempfile::tempdir().unwrap();
+        let backend = vhost_user_backend(&folder.path().join("backend"));
+        let qemu = Qemu::usual(
+            program,
+            &format!(
+                "-chardev socket,id=c,path={}/backend -netdev vhost-user,id=n0,chardev=c \
+                 -device virtio-net-pci,netdev=n0",
+                folder.path().display()
+            ),
+        );
+        refused(&qemu, &["n0", "vhost-user network backend"]);
+        drop(qemu);
+        let _ = backend.join();
+    });
+}
+
+/// The least that a vhost-user backend says for QEMU to start.
+fn vhost_user_backend(path: &Path) -> std::thread::JoinHandle<()> {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        // Ends when QEMU does.
+        let _ = serve_vhost_user(&mut stream);
+    })
+}
+
+fn serve_vhost_user(stream: &mut UnixStream) -> io::Result<()> {
+    const GET_FEATURES: u32 = 1;
+    const GET_PROTOCOL_FEATURES: u32 = 15;
+    const GET_QUEUE_NUM: u32 = 17;
+    const NEED_REPLY: u32 = 1 << 3;
+    loop {
+        let mut header = [0; 12];
+        stream.read_exact(&mut header)?;
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+        let (request, flags) = (word(0), word(4));
+        let mut payload = vec![0; word(8) as usize];
+        stream.read_exact(&mut payload)?;
+        let answer: u64 = match request {
+            // VIRTIO_F_VERSION_1, VHOST_USER_F_PROTOCOL_FEATURES, VHOST_F_LOG_ALL.
+            GET_FEATURES => 1 << 32 | 1 << 30 | 1 << 26,
+            // MQ, LOG_SHMFD.
+            GET_PROTOCOL_FEATURES => 1 << 0 | 1 << 1,
+            GET_QUEUE_NUM => 1,
+            _ if flags & NEED_REPLY != 0 => 0,
+            _ => continue,
+        };
+        stream.write_all(&request.to_le_bytes())?;
+        stream.write_all(&5u32.to_le_bytes())?;
+        stream.write_all(&8u32.to_le_bytes())?;
+        stream.write_all(&answer.to_le_bytes())?;
+    }
+}
+
+#[test]
+fn a_device_that_qemu_cannot_migrate() {
+    with_each(|program| {
+        let image = RamPath::new();
+        std::fs::File::create(&image.0)
+            .unwrap()
+            .set_len(1 << 20)
+            .unwrap();
+        // Its guest-visible state is the directory's, which would not move along.
+        let folder = tempfile::tempdir().unwrap();
+        let qemu = Qemu::usual(
+            program,
+            &format!(
+                "-drive file=fat:rw:{},format=raw,if=none,id=d -device virtio-blk-pci,drive=d",
+                folder.path().display()
+            ),
+        );
+        let error = refused(&qemu, &["QEMU says", "vvfat"]);
+        assert!(matches!(
+            error,
+            AttachError::Refused(Refusal::Blocked { .. })
+        ));
+    });
+}
+
+#[test]
+fn capabilities_that_collide() {
+    with_each(|program| {
+        for name in ["postcopy-ram", "background-snapshot"] {
+            let qemu = Qemu::usual(program, "");
+            let set = json!({ "capabilities": [{ "capability": name, "state": true }] });
+            let accepted = qemu.client().execute("migrate-set-capabilities", set);
+            if let Err(error) = accepted {
+                // QEMU asks the kernel first.
+                eprintln!("NOT TESTED: {error}");
+                continue;
+            }
+            refused(&qemu, &[name, "turn it off"]);
+        }
+    });
+}
+
+#[test]
+fn another_migration_under_way_and_one_that_is_over() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "-vga std");
+        let slow = json!({ "max-bandwidth": 1 });
+        qemu.execute("migrate-set-parameters", slow);
+        qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
+        refused(&qemu, &["in a migration already", "migrate_cancel"]);
+        qemu.execute("migrate_cancel", json!({}));
+        eventually("the migration is cancelled", || {
+            qemu.execute("query-migrate", json!({}))["status"] == "cancelled"
+        });
+        // A migration that was cancelled is no hindrance, one that was done is.
+        QemuSource::attach(&qemu.qmp()).unwrap();
+        let fast = json!({ "max-bandwidth": 1u64 << 40 });
+        qemu.execute("migrate-set-parameters", fast);
+        qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
+        eventually("the migration is done", || qemu.state() == "postmigrate");
+        refused(&qemu, &["postmigrate", "cont"]);
+        qemu.execute("cont", json!({}));
+        QemuSource::attach(&qemu.qmp()).unwrap();
+    });
+}
+
+#[test]
+fn the_wrong_end() {
+    with_each(|program| {
+        let waits = Qemu::usual(program, "-incoming defer");
+        refused(&waits, &["inmigrate", "destination's socket"]);
+        let runs = Qemu::usual(program, "");
+        let error = QemuDestination::attach(&runs.qmp()).unwrap_err();
+        assert!(error.to_string().contains("-incoming defer"), "{error}");
+        assert_eq!(runs.state(), "running");
+    });
+}
+
+#[test]
+fn a_qmp_socket_that_is_held() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "-S");
+        let held = Client::connect(&qemu.qmp(), Duration::from_secs(20)).unwrap();
+        let error = QemuSource::attach(&qemu.qmp()).unwrap_err();
+        assert!(error.to_string().contains("another program"), "{error}");
+        drop(held);
+        QemuSource::attach(&qemu.qmp()).unwrap();
+    });
+}
+
+#[test]
+fn the_human_monitor() {
+    with_each(|program| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hmp");
+        let line = format!("-monitor unix:{},server=on,wait=off", path.display());
+        let _qemu = Qemu::usual(program, &line);
+        let error = QemuSource::attach(&path).unwrap_err();
+        assert!(error.to_string().contains("human monitor"), "{error}");
+    });
+}
+
+#[test]
+fn a_program_between_us_and_qemu() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("proxy");
+        let listener = UnixListener::bind(&path).unwrap();
+        let behind = UnixStream::connect(qemu.qmp()).unwrap();
+        std::thread::spawn(move || {
+            let (front, _) = listener.accept().unwrap();
+            let (mut from, mut to) = (front.try_clone().unwrap(), behind.try_clone().unwrap());
+            std::thread::spawn(move || io::copy(&mut from, &mut to));
+            let (mut from, mut to) = (behind, front);
+            io::copy(&mut from, &mut to)
+        });
+        let error = QemuSource::attach(&path).unwrap_err();
+        let text = error.to_string();
+        let ours = format!("not mapped by process {}", std::process::id());
+        assert!(text.contains(&ours), "{text}");
+        assert!(
+            text.contains("a -qmp socket that it opens itself"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn no_room_at_the_destination() {
+    let mount = Mounted::new("tmpfs", "size=48m");
+    with_each(|program| {
+        let start = || {
+            let ram = RamPath::in_folder(mount.path());
+            let mut all = usual(32, &ram);
+            all.extend(options("-incoming defer"));
+            Qemu::start(program, ram, &all)
+        };
+        let first = start();
+        QemuDestination::attach(&first.qmp()).unwrap();
+        std::fs::write(mount.path().join("other"), vec![1; 20 << 20]).unwrap();
+        let error = QemuDestination::attach(&first.qmp()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("33554432 more are needed"), "{text}");
+        // What the file has taken already needs no room any more: 12 + 20 MiB
+        // are taken, 16 are free, 12 are needed.
+        std::fs::write(mount.path().join("other"), vec![1; 12 << 20]).unwrap();
+        let file = std::fs::File::options().write(true).open(&first.ram.0);
+        std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), &vec![1; 20 << 20], 0).unwrap();
+        QemuDestination::attach(&first.qmp()).unwrap();
+        std::fs::remove_file(mount.path().join("other")).unwrap();
+    });
+}
+
+#[test]
+fn no_huge_pages_at_the_destination() {
+    let mount = Mounted::new("hugetlbfs", "pagesize=2M");
+    with_each(|program| {
+        let ram = RamPath::in_folder(mount.path());
+        let line = format!(
+            "-m 262144 -machine q35,memory-backend=ram -incoming defer \
+             -object memory-backend-file,id=ram,size=256G,mem-path={},share=on,reserve=off",
+            ram.as_str()
+        );
+        let qemu = Qemu::start(program, ram, &options(&line));
+        let error = QemuDestination::attach(&qemu.qmp()).unwrap_err();
+        // More than this machine has; QEMU did not reserve them.
+        let text = error.to_string();
+        assert!(text.contains("131072 more huge pages"), "{text}");
+    });
+}
+
+/// Set for the copy of this program that runs without privileges.
+const SOCKET: &str = "HIKKOSHI_TEST_SOCKET";
+
+#[test]
+fn without_privileges() {
+    if let Some(path) = std::env::var_os(SOCKET) {
+        let error = QemuSource::attach(Path::new(&path)).unwrap_err();
+        println!("REFUSED {error}");
+        return;
+    }
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "");
+        let before = qemu.traces();
+        for path in [qemu.qmp().parent().unwrap(), &qemu.qmp()] {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+            std::fs::set_permissions(path, mode).unwrap();
+        }
+        // A copy where everybody can run it.
+        let folder = tempfile::tempdir().unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(folder.path(), mode).unwrap();
+        let copy = folder.path().join("program");
+        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        let output = Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(&copy)
+            .args(["--exact", "without_privileges", "--nocapture"])
+            .env(SOCKET, qemu.qmp())
+            .current_dir("/")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            text.contains("REFUSED") && text.contains("CAP_SYS_PTRACE"),
+            "{text}"
+        );
+        assert_eq!(qemu.traces(), before);
+    });
+}
+
+#[test]
+fn a_dirty_log_that_a_killed_run_left_is_removed_at_the_source_only() {
+    with_each(|program| {
+        for incoming in [false, true] {
+            let more = if incoming { "-incoming defer" } else { "" };
+            let qemu = Qemu::usual(program, more);
+            let left = hikkoshi_faults::ForeignUserfault::take(
+                qemu.pid(),
+                hikkoshi_faults::Features::FOR_DIRTY_LOG,
+            )
+            .unwrap();
+            left.keep_inside();
+            drop(left);
+            assert_eq!(qemu.descriptors("userfaultfd"), 1);
+            if incoming {
+                let error = QemuDestination::attach(&qemu.qmp()).unwrap_err();
+                assert!(error.to_string().contains("afresh"), "{error}");
+                assert_eq!(qemu.descriptors("userfaultfd"), 1);
+            } else {
+                let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+                assert_eq!(qemu.descriptors("userfaultfd"), 0);
+                source.start_dirty_log().unwrap();
+                assert_eq!(qemu.descriptors("userfaultfd"), 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_destination_that_changed_meanwhile() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "-incoming defer");
+        let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let uri = format!("unix:{}/incoming", folder.path().display());
+        qemu.execute("migrate-incoming", json!({ "uri": uri }));
+        let error = destination
+            .prepare()
+            .and_then(|()| destination.load_device_state(vec![0; 100]))
+            .unwrap_err();
+        assert!(error.to_string().contains("QEMU refused"), "{error}");
+    });
+}

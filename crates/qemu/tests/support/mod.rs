@@ -1,0 +1,291 @@
+//! Real QEMU processes for the tests: started, looked at, and always ended.
+#![allow(dead_code)] // Each test program uses its own part of this.
+
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use hikkoshi_qemu::qmp::Client;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// The QEMUs that were set up (`make setup`): label and program. With none the
+/// tests fail: they would prove nothing.
+pub fn versions() -> Vec<(String, PathBuf)> {
+    let build = std::env::var_os("HIKKOSHI_BUILD").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build"),
+        PathBuf::from,
+    );
+    let found: Vec<_> = ["7.2", "10.0"]
+        .into_iter()
+        .map(|label| (label.to_owned(), build.join(format!("qemu-{label}/run"))))
+        .filter(|(label, run)| {
+            if !run.exists() {
+                eprintln!("NOT TESTED with QEMU {label}: it has not been set up (make setup)");
+            }
+            run.exists()
+        })
+        .collect();
+    assert!(!found.is_empty(), "no QEMU has been set up: run make setup");
+    found
+}
+
+/// Runs a test once for each QEMU version.
+pub fn with_each(test: impl Fn(&Program)) {
+    for (label, run) in versions() {
+        eprintln!("-- QEMU {label}");
+        test(&Program { label, run });
+    }
+}
+
+/// A QEMU version.
+#[derive(Debug, Clone)]
+pub struct Program {
+    pub label: String,
+    pub run: PathBuf,
+}
+
+impl Program {
+    pub fn is_old(&self) -> bool {
+        self.label == "7.2"
+    }
+}
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// A file on tmpfs, removed in the end.
+#[derive(Debug)]
+pub struct RamPath(pub PathBuf);
+
+impl RamPath {
+    pub fn new() -> Self {
+        Self::in_folder(Path::new("/dev/shm"))
+    }
+
+    pub fn in_folder(folder: &Path) -> Self {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("hikkoshi-qemu-test-{}-{number}", std::process::id());
+        Self(folder.join(name))
+    }
+
+    pub fn as_str(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for RamPath {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A running QEMU.
+#[derive(Debug)]
+pub struct Qemu {
+    child: Child,
+    folder: TempDir,
+    pub ram: RamPath,
+    paths: Vec<RamPath>,
+}
+
+fn socket(folder: &TempDir, name: &str) -> String {
+    let path = folder.path().join(name);
+    format!("unix:{},server=on,wait=off", path.display())
+}
+
+/// Options for the usual guest: one backend `ram` of `mib` MiB in `ram`.
+pub fn usual(mib: u32, ram: &RamPath) -> Vec<String> {
+    options(&format!(
+        "-m {mib} -object memory-backend-file,id=ram,size={mib}M,mem-path={},share=on \
+         -machine q35,memory-backend=ram",
+        ram.as_str()
+    ))
+}
+
+/// Splits a line of options at blanks.
+pub fn options(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+impl Qemu {
+    /// Starts the usual guest with 32 MiB, and more options.
+    pub fn usual(program: &Program, more: &str) -> Self {
+        let ram = RamPath::new();
+        let mut all = usual(32, &ram);
+        all.extend(options(more));
+        Self::start(program, ram, &all)
+    }
+
+    /// Starts QEMU with just these options (and a QMP socket).
+    pub fn start(program: &Program, ram: RamPath, options: &[String]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let errors = File::create(folder.path().join("stderr")).unwrap();
+        let child = Command::new(&program.run)
+            .args(["-display", "none", "-nodefaults", "-no-user-config"])
+            .args(["-accel", "kvm", "-accel", "tcg"])
+            .arg("-qmp")
+            .arg(socket(&folder, "qmp"))
+            .arg("-qmp")
+            .arg(socket(&folder, "owner"))
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors)
+            .spawn()
+            .unwrap();
+        let mut qemu = Self {
+            child,
+            folder,
+            ram,
+            paths: Vec::new(),
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // Listening comes before the machine is made: wait for an answer.
+        while Client::connect(&qemu.owners(), Duration::from_secs(20)).is_err() {
+            assert!(
+                qemu.child.try_wait().unwrap().is_none() && Instant::now() < deadline,
+                "QEMU does not start: {}",
+                qemu.errors()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        qemu
+    }
+
+    /// Keeps a path until QEMU has ended.
+    pub fn keep(&mut self, path: RamPath) {
+        self.paths.push(path);
+    }
+
+    pub fn qmp(&self) -> PathBuf {
+        self.folder.path().join("qmp")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn errors(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default()
+    }
+
+    /// Its owner's own QMP socket, beside the one for the migration.
+    pub fn owners(&self) -> PathBuf {
+        self.folder.path().join("owner")
+    }
+
+    /// A QMP session of its owner's; only one at a time is possible.
+    pub fn client(&self) -> Client {
+        Client::connect(&self.owners(), Duration::from_secs(20)).unwrap()
+    }
+
+    pub fn execute(&self, command: &str, arguments: Value) -> Value {
+        self.client().execute(command, arguments).unwrap()
+    }
+
+    /// The guest's state in QEMU's words.
+    pub fn state(&self) -> String {
+        self.execute("query-status", json!({}))["status"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// Everything about QEMU that a migration may change and must put back.
+    pub fn traces(&self) -> Traces {
+        let mut client = self.client();
+        Traces {
+            capabilities: client
+                .execute("query-migrate-capabilities", json!({}))
+                .unwrap(),
+            parameters: client
+                .execute("query-migrate-parameters", json!({}))
+                .unwrap(),
+            userfaults: self.descriptors("userfaultfd"),
+            sockets: 0,
+        }
+        .with_sockets(self.descriptors("socket:"))
+    }
+
+    /// How many of QEMU's descriptors lead to something with this in its name.
+    pub fn descriptors(&self, what: &str) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .unwrap()
+            .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+            .filter(|link| link.to_string_lossy().contains(what))
+            .count()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// How QEMU ended, once it has.
+    pub fn wait(&mut self) -> (Option<i32>, Option<i32>) {
+        let status = self.child.wait().unwrap();
+        (status.code(), status.signal())
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// See [`Qemu::traces`].
+#[derive(Debug, PartialEq)]
+pub struct Traces {
+    capabilities: Value,
+    parameters: Value,
+    userfaults: usize,
+    sockets: usize,
+}
+
+impl Traces {
+    fn with_sockets(self, sockets: usize) -> Self {
+        Self { sockets, ..self }
+    }
+}
+
+/// Waits until something is so, which must be soon.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never came: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A file system mounted for one test; needs root.
+#[derive(Debug)]
+pub struct Mounted(TempDir);
+
+impl Mounted {
+    /// Of this kind, with these options.
+    pub fn new(kind: &str, options: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let status = Command::new("mount")
+            .args(["-t", kind, "-o", options, "hikkoshi-test"])
+            .arg(folder.path())
+            .status()
+            .unwrap();
+        assert!(status.success(), "mounting needs root");
+        Self(folder)
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Lazily, for a QEMU that is still ending.
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}

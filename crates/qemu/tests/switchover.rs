@@ -1,0 +1,564 @@
+//! Stopping, saving, loading, resuming, and every way back, on real QEMUs.
+
+mod support;
+
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
+use hikkoshi_faults::{Event, EventBuffer, HostAddr, HostRange, Mode, Ready, Stop};
+use hikkoshi_pages::{PAGE_BYTES, PageRange};
+use hikkoshi_qemu::{QemuDestination, QemuSource};
+use serde_json::json;
+use support::{Program, Qemu, RamPath, with_each};
+
+fn source(program: &Program, more: &str) -> Qemu {
+    Qemu::usual(program, &format!("-vga std -smp 2 {more}"))
+}
+
+fn destination(program: &Program, more: &str) -> Qemu {
+    source(program, &format!("-incoming defer {more}"))
+}
+
+/// What the engine does with the pages of a stopped guest.
+fn copy_memory(from: &QemuSource, to: &QemuDestination) {
+    let (from, to) = (from.ram(), to.ram());
+    assert_eq!(from.layout(), to.layout());
+    for (index, (_, pages)) in from.layout().blocks().enumerate() {
+        let mut bytes = vec![0; usize::try_from(pages.bytes()).unwrap()];
+        from.read(pages, &mut bytes).unwrap();
+        let file = &to.files()[index];
+        file.file().write_all_at(&bytes, file.offset()).unwrap();
+    }
+}
+
+/// Stops and saves; gives the state.
+fn save(source: &mut QemuSource) -> Vec<u8> {
+    let asked = Instant::now();
+    let stopped = source.pause().unwrap();
+    let paused = Instant::now();
+    assert!(stopped >= asked && stopped <= paused);
+    let mut state = Vec::new();
+    source.save_device_state(&mut state).unwrap();
+    eprintln!(
+        "   migrate to stop {:?}, stop to pre-switchover {:?}, save {:?}, {} bytes",
+        stopped - asked,
+        paused - stopped,
+        paused.elapsed(),
+        state.len()
+    );
+    state
+}
+
+fn load(destination: &mut QemuDestination, state: Vec<u8>) {
+    let asked = Instant::now();
+    destination.load_device_state(state).unwrap();
+    eprintln!("   load {:?}", asked.elapsed());
+}
+
+#[test]
+fn a_running_guest_moves_and_leaves_nothing_changed() {
+    with_each(|program| {
+        // With -S or without, a destination starts only when it is told to.
+        for start in ["", "-S"] {
+            let (from, to) = (source(program, ""), destination(program, start));
+            let (before_from, before_to) = (from.traces(), to.traces());
+            let mut source = QemuSource::attach(&from.qmp()).unwrap();
+            let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+            source
+                .describe()
+                .compatible_with(destination.describe())
+                .unwrap();
+            destination.prepare().unwrap();
+            let state = save(&mut source);
+            copy_memory(&source, &destination);
+            load(&mut destination, state);
+            let asked = Instant::now();
+            let ran = destination.resume(true).unwrap();
+            assert!(ran >= asked && ran <= Instant::now());
+            eprintln!("   cont to running {:?}", ran - asked);
+            destination.release().unwrap();
+            source.release().unwrap();
+            // Idempotent.
+            destination.release().unwrap();
+            source.release().unwrap();
+            drop((source, destination));
+            assert_eq!(to.state(), "running");
+            assert_eq!(from.state(), "postmigrate", "never runs again by itself");
+            assert_eq!(from.traces(), before_from);
+            assert_eq!(to.traces(), before_to);
+        }
+    });
+}
+
+#[test]
+fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
+    with_each(|program| {
+        let (from, to) = (source(program, ""), destination(program, ""));
+        let source = QemuSource::attach(&from.qmp()).unwrap();
+        assert!(source.describe().running);
+        drop(source);
+        from.execute("stop", json!({}));
+        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        assert!(!source.describe().running);
+        source.pause().unwrap();
+        source.resume().unwrap();
+        drop(source);
+        assert!(matches!(from.state().as_str(), "paused" | "postmigrate"));
+        from.execute("cont", json!({}));
+        from.execute("stop", json!({}));
+        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.prepare().unwrap();
+        let state = save(&mut source);
+        copy_memory(&source, &destination);
+        load(&mut destination, state);
+        destination.resume(source.describe().running).unwrap();
+        destination.release().unwrap();
+        drop((source, destination));
+        assert_eq!(to.state(), "paused");
+        to.execute("cont", json!({}));
+        assert_eq!(to.state(), "running");
+    });
+}
+
+#[test]
+fn the_running_state_is_the_one_at_the_switchover() {
+    with_each(|program| {
+        let from = source(program, "");
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        assert!(guest.describe().running);
+        from.execute("stop", json!({}));
+        guest.pause().unwrap();
+        assert!(!guest.describe().running);
+        guest.resume().unwrap();
+        assert_ne!(from.state(), "running", "its owner had paused it");
+        from.execute("cont", json!({}));
+        guest.pause().unwrap();
+        assert!(guest.describe().running);
+        guest.resume().unwrap();
+        assert_eq!(from.state(), "running");
+        // In a state that is not the migration's to change.
+        from.execute("stop", json!({}));
+        guest.resume().unwrap();
+        assert_eq!(from.state(), "paused");
+    });
+}
+
+#[test]
+fn the_source_resumes_from_wherever_it_was() {
+    with_each(|program| {
+        let from = source(program, "");
+        let before = from.traces();
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        // Never paused.
+        guest.resume().unwrap();
+        // Paused; paused twice over; saved.
+        for round in 0..3 {
+            guest.pause().unwrap();
+            if round == 2 {
+                guest.save_device_state(&mut io::sink()).unwrap();
+            }
+            guest.resume().unwrap();
+            guest.resume().unwrap();
+        }
+        // A sink that fails, at once and half-way.
+        for after in [0, 1] {
+            guest.pause().unwrap();
+            let error = guest.save_device_state(&mut Failing(after)).unwrap_err();
+            assert!(error.to_string().contains("the link broke"), "{error}");
+            guest.resume().unwrap();
+        }
+        drop(guest);
+        assert_eq!(from.state(), "running");
+        assert_eq!(from.traces(), before);
+        // Dropped without a word when paused: nobody else can run it.
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        guest.pause().unwrap();
+        drop(guest);
+        assert_eq!(from.state(), "running");
+        // Dropped without a word when saved: it may run elsewhere.
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        guest.pause().unwrap();
+        guest.save_device_state(&mut io::sink()).unwrap();
+        drop(guest);
+        assert_eq!(from.state(), "postmigrate");
+        assert_eq!(from.traces(), before);
+    });
+}
+
+/// Takes so many pieces.
+struct Failing(usize);
+
+impl Write for Failing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0 == 0 {
+            return Err(io::Error::other("the link broke"));
+        }
+        self.0 -= 1;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn settings_of_the_owner_are_put_back() {
+    with_each(|program| {
+        let from = source(program, "");
+        let mut client = from.client();
+        for command in [
+            json!(["migrate-set-capabilities", { "capabilities": [
+                { "capability": "auto-converge", "state": true },
+                { "capability": "multifd", "state": true },
+            ] }]),
+            json!(["migrate-set-parameters", { "max-bandwidth": 12345678, "downtime-limit": 77 }]),
+        ] {
+            let name = command[0].as_str().unwrap();
+            client.execute(name, command[1].clone()).unwrap();
+        }
+        drop(client);
+        let before = from.traces();
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        guest.pause().unwrap();
+        guest.save_device_state(&mut io::sink()).unwrap();
+        guest.resume().unwrap();
+        drop(guest);
+        assert_eq!(from.traces(), before);
+        assert_eq!(from.state(), "running");
+    });
+}
+
+#[test]
+fn until_commit_the_images_are_the_sources() {
+    with_each(|program| {
+        let image = RamPath::new();
+        std::fs::File::create(&image.0)
+            .unwrap()
+            .set_len(1 << 20)
+            .unwrap();
+        let drive = format!(
+            "-drive file={},format=raw,if=none,id=d -device virtio-blk-pci,drive=d",
+            image.as_str()
+        );
+        let (from, to) = (source(program, &drive), destination(program, &drive));
+        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.prepare().unwrap();
+        let state = save(&mut source);
+        copy_memory(&source, &destination);
+        load(&mut destination, state);
+        // Commit never comes.
+        source.resume().unwrap();
+        drop(source);
+        assert_eq!(from.state(), "running");
+        // QEMU's image locks are a second line: now it cannot run here too.
+        let error = destination.resume(true).unwrap_err();
+        assert!(error.to_string().contains("lock"), "{error}");
+        drop(destination);
+        assert_eq!(to.state(), "paused");
+    });
+}
+
+#[test]
+fn a_bad_device_state_is_refused_in_qemus_words() {
+    with_each(|program| {
+        let from = source(program, "");
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let state = save(&mut guest);
+        guest.resume().unwrap();
+        let short = state[..state.len() / 2].to_vec();
+        for bad in [b"no device state at all".to_vec(), Vec::new(), short] {
+            let mut to = destination(program, "");
+            let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+            destination.prepare().unwrap();
+            let error = destination.load_device_state(bad).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("QEMU refused it"), "{text}");
+            let error = destination.resume(true).unwrap_err();
+            assert!(error.to_string().contains("not been loaded"), "{error}");
+            // Fine with a QEMU that has exited, too.
+            destination.release().unwrap();
+            drop(destination);
+            if program.is_old() {
+                assert_eq!(to.wait(), (Some(1), None));
+            } else {
+                assert!(text.contains("load of migration failed"), "{text}");
+                assert!(to.is_running());
+                let error = QemuDestination::attach(&to.qmp()).unwrap_err();
+                assert!(error.to_string().contains("in a migration"), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn another_machine_refuses_the_state() {
+    with_each(|program| {
+        let (from, mut to) = (
+            source(program, ""),
+            destination(program, "-device virtio-rng-pci"),
+        );
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let state = save(&mut guest);
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.prepare().unwrap();
+        // More devices than the state has is fine for QEMU, fewer are not.
+        destination.load_device_state(state).unwrap();
+        drop(destination);
+        guest.resume().unwrap();
+        drop(guest);
+        assert!(to.is_running());
+
+        let from = source(program, "-device virtio-rng-pci");
+        let to = destination_without(program);
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let state = save(&mut guest);
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.prepare().unwrap();
+        let error = destination.load_device_state(state).unwrap_err();
+        assert!(error.to_string().contains("QEMU refused it"), "{error}");
+        guest.resume().unwrap();
+        drop(guest);
+        assert_eq!(from.state(), "running");
+    });
+}
+
+fn destination_without(program: &Program) -> Qemu {
+    destination(program, "")
+}
+
+#[test]
+fn qemu_dies_at_every_step_of_the_source() {
+    with_each(|program| {
+        for step in 0..4 {
+            let mut from = source(program, "");
+            let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+            let pid = nix_kill(from.pid());
+            if step == 0 {
+                pid();
+            }
+            let paused = guest.pause();
+            assert_eq!(paused.is_err(), step == 0, "{paused:?}");
+            if step == 1 {
+                pid();
+            }
+            let saved = guest.save_device_state(&mut io::sink());
+            assert_eq!(saved.is_err(), step < 2, "{saved:?}");
+            if step == 2 {
+                pid();
+            }
+            let resumed = guest.resume();
+            assert_eq!(resumed.is_err(), (1..3).contains(&step), "{resumed:?}");
+            if step == 3 {
+                pid();
+            }
+            let _ = guest.release();
+            drop(guest);
+            from.wait();
+        }
+    });
+}
+
+/// Kills a process when called.
+fn nix_kill(pid: u32) -> impl Fn() {
+    move || {
+        let status = std::process::Command::new("kill")
+            .args(["-KILL", &pid.to_string()])
+            .status()
+            .unwrap();
+        assert!(status.success());
+        // Dead means that its sockets are closed, not only that it was told.
+        support::eventually("the end of QEMU", || {
+            std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .map_or(true, |stat| stat.contains(") Z"))
+        });
+    }
+}
+
+#[test]
+fn the_dirty_log_sees_qemus_writes_and_goes_away() {
+    with_each(|program| {
+        let from = source(program, "-S");
+        let before = from.traces();
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let log = guest.start_dirty_log().unwrap();
+        assert!(guest.start_dirty_log().is_err());
+        let all = guest.ram().layout().all();
+        log.take(all, &mut |_| {}).unwrap();
+        assert_eq!(log.count(all).unwrap(), 0);
+        assert_eq!(from.descriptors("userfaultfd"), 1);
+        // Saving and resuming in between does not disturb it; and loading a
+        // part of memory is QEMU's own write.
+        guest.pause().unwrap();
+        guest.save_device_state(&mut io::sink()).unwrap();
+        guest.resume().unwrap();
+        guest.release().unwrap();
+        guest.release().unwrap();
+        drop(log);
+        drop(guest);
+        assert_eq!(from.traces(), before);
+    });
+}
+
+#[test]
+fn a_guest_that_runs_under_the_log_is_seen_writing() {
+    with_each(|program| {
+        let from = source(program, "");
+        let before = from.traces();
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let log = guest.start_dirty_log().unwrap();
+        let all = guest.ram().layout().all();
+        from.execute("system_reset", json!({}));
+        let mut dirty = 0;
+        support::eventually("a write of the firmware", || {
+            log.take(all, &mut |run| dirty += run.len()).unwrap();
+            dirty > 0
+        });
+        drop(log);
+        drop(guest);
+        assert_eq!(from.traces(), before);
+        assert_eq!(from.state(), "running");
+    });
+}
+
+#[test]
+fn missing_pages_are_asked_for_while_the_state_is_loaded_and_after() {
+    with_each(|program| {
+        let (from, to) = (source(program, ""), destination(program, ""));
+        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.prepare().unwrap();
+        let state = save(&mut source);
+        let (userfault, addresses) = destination.take_userfault().unwrap();
+        let bytes = source.ram().layout().bytes();
+        let whole = HostRange::new(HostAddr(addresses[0]), bytes);
+        userfault.register(whole, Mode::MISSING).unwrap();
+        let stop = Stop::new().unwrap();
+        let served = std::thread::scope(|scope| {
+            let ram = source.ram();
+            let (userfault, addresses, stop) = (&userfault, &addresses, &stop);
+            let server = scope.spawn(move || {
+                let mut served = 0;
+                let mut buffer = EventBuffer::with_capacity(16);
+                while let Ready::Events = userfault.wait(&stop, None).unwrap() {
+                    userfault.read(&mut buffer).unwrap();
+                    while let Some(event) = buffer.take() {
+                        let Event::Fault(fault) = event else { continue };
+                        let offset = (fault.addr.0 - addresses[0]) / PAGE_BYTES * PAGE_BYTES;
+                        let page = ram.layout().page_at(0, offset).unwrap();
+                        let mut content = vec![0; 4096];
+                        ram.read(PageRange::from_len(page, 1), &mut content)
+                            .unwrap();
+                        let at = HostAddr(addresses[0] + offset);
+                        userfault.copy(at, &content).unwrap();
+                        served += 1;
+                    }
+                }
+                served
+            });
+            load(&mut destination, state);
+            destination.resume(true).unwrap();
+            support::eventually("a page that the guest needs", || {
+                to.descriptors("userfaultfd") == 1 && userfault_count(&to) > 0
+            });
+            // The rest.
+            let ram = source.ram();
+            for (index, page) in ram.layout().all().iter().enumerate() {
+                let mut content = vec![0; 4096];
+                ram.read(PageRange::from_len(page, 1), &mut content)
+                    .unwrap();
+                let at = HostAddr(addresses[0] + index as u64 * PAGE_BYTES);
+                userfault.copy(at, &content).unwrap();
+            }
+            stop.stop();
+            server.join().unwrap()
+        });
+        assert!(served > 0);
+        userfault.unregister(whole).unwrap();
+        drop(userfault);
+        destination.release().unwrap();
+        drop(destination);
+        assert_eq!(to.descriptors("userfaultfd"), 0);
+        assert_eq!(to.state(), "running");
+    });
+}
+
+/// Pages of the RAM file that are there.
+fn userfault_count(qemu: &Qemu) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(&qemu.ram.0).unwrap().blocks() / 8
+}
+
+#[test]
+fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
+    with_each(|program| {
+        let from = source(program, "-S");
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let state = save(&mut guest);
+        guest.resume().unwrap();
+        // Nothing loaded yet: given back.
+        let to = destination(program, "");
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.take_userfault().unwrap();
+        assert_eq!(to.descriptors("userfaultfd"), 1);
+        drop(destination);
+        assert_eq!(to.descriptors("userfaultfd"), 0);
+        // Loaded: not, whether dropped or abandoned.
+        for abandon in [true, false] {
+            let to = self::destination(program, "");
+            let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+            destination.prepare().unwrap();
+            destination.take_userfault().unwrap();
+            destination.load_device_state(state.clone()).unwrap();
+            if abandon {
+                destination.abandon_userfault();
+            }
+            drop(destination);
+            assert_eq!(to.descriptors("userfaultfd"), 1);
+            let error = QemuDestination::attach(&to.qmp()).unwrap_err();
+            assert!(error.to_string().contains("-incoming defer"), "{error}");
+            let error = QemuSource::attach(&to.qmp()).unwrap_err();
+            assert!(
+                error.to_string().contains("pages may be missing"),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn loading_gives_up_when_asked() {
+    with_each(|program| {
+        let (from, to) = (source(program, ""), destination(program, ""));
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let state = save(&mut guest);
+        guest.resume().unwrap();
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let cancel = Cancel::new();
+        destination.give_up_when(cancel.clone());
+        destination.prepare().unwrap();
+        cancel.cancel();
+        let error = destination.load_device_state(state).unwrap_err();
+        assert!(error.to_string().contains("as asked"), "{error}");
+        destination.stop().unwrap();
+        destination.release().unwrap();
+    });
+}
+
+#[test]
+fn a_device_state_with_a_lot_of_video_memory() {
+    with_each(|program| {
+        let from = Qemu::usual(program, "-device VGA,vgamem_mb=64 -smp 2");
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        for _ in 0..2 {
+            let state = save(&mut guest);
+            assert!(!state.is_empty());
+            guest.resume().unwrap();
+        }
+        assert_eq!(from.state(), "running");
+    });
+}

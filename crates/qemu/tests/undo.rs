@@ -1,0 +1,198 @@
+//! An engine that is killed at any step before commit, and the guardian that
+//! puts things right; on real QEMUs.
+
+mod support;
+
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use hikkoshi_engine::SourceGuest;
+use hikkoshi_qemu::{QemuSource, UndoError, UndoRecord, Undone, undo};
+use serde_json::json;
+use support::{Qemu, with_each};
+
+const SOCKET: &str = "HIKKOSHI_TEST_SOCKET";
+const STEP: &str = "HIKKOSHI_TEST_STEP";
+
+/// What the engine has done when it is killed, in order.
+const STEPS: [&str; 4] = ["attached", "logging", "paused", "saved"];
+
+/// The engine to be killed: a copy of this program that goes as far as it is
+/// told and then waits for its end.
+#[test]
+fn engine() {
+    let Some(path) = std::env::var_os(SOCKET) else {
+        return;
+    };
+    let step = std::env::var(STEP).unwrap();
+    let mut source = QemuSource::attach(Path::new(&path)).unwrap();
+    source.on_undo_record(|record| {
+        println!("\nRECORD {}", serde_json::to_string(record).unwrap());
+    });
+    let mut log = None;
+    for at in STEPS {
+        match at {
+            "logging" => log = Some(source.start_dirty_log().unwrap()),
+            "paused" => drop(source.pause().unwrap()),
+            "saved" => source.save_device_state(&mut io::sink()).unwrap(),
+            _ => {}
+        }
+        if at == step {
+            break;
+        }
+    }
+    println!("\nAT {step}");
+    sleep(Duration::from_secs(600));
+    drop(log);
+}
+
+/// Starts such an engine, kills it at `step`, and gives the last record.
+fn kill_at(qemu: &Qemu, step: &str) -> UndoRecord {
+    let mut engine = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "engine", "--nocapture"])
+        .env(SOCKET, qemu.qmp())
+        .env(STEP, step)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut record = None;
+    for line in BufReader::new(engine.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if let Some(text) = line.strip_prefix("RECORD ") {
+            record = Some(serde_json::from_str(text).unwrap());
+        }
+        if line.starts_with("AT ") {
+            break;
+        }
+    }
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+    record.expect("the engine ended early")
+}
+
+fn state(name: &str) -> Undone {
+    Undone::Source { state: name.into() }
+}
+
+#[test]
+fn a_killed_engine_is_undone_wherever_it_was() {
+    with_each(|program| {
+        for step in STEPS {
+            let qemu = Qemu::usual(program, "-vga std");
+            let before = qemu.traces();
+            let record = kill_at(&qemu, step);
+            assert_eq!(record.pid, qemu.pid());
+            let stopped = matches!(step, "paused" | "saved");
+            assert_eq!(record.stopped, stopped.then_some(true), "{step}");
+            assert_eq!(qemu.state() == "running", !stopped, "{step}");
+            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("running"));
+            assert_eq!(qemu.state(), "running", "{step}");
+            assert_eq!(qemu.traces(), before, "{step}");
+            // Again, which does nothing; also not when its owner pauses it now
+            // or has saved it meanwhile.
+            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("running"));
+            qemu.execute("stop", json!({}));
+            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("paused"));
+            qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
+            support::eventually("the owner's own migration", || {
+                qemu.state() == "postmigrate"
+            });
+            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("postmigrate"));
+            assert_eq!(qemu.traces(), before);
+        }
+    });
+}
+
+#[test]
+fn a_guest_that_its_owner_paused_stays_paused() {
+    with_each(|program| {
+        for step in STEPS {
+            let qemu = Qemu::usual(program, "");
+            qemu.execute("stop", json!({}));
+            let before = qemu.traces();
+            let record = kill_at(&qemu, step);
+            undo(&qemu.qmp(), &record).unwrap();
+            assert_ne!(qemu.state(), "running", "{step}");
+            assert_eq!(qemu.traces(), before, "{step}");
+            // And is in a state from which its owner can resume it.
+            qemu.execute("cont", json!({}));
+            assert_eq!(qemu.state(), "running");
+        }
+    });
+}
+
+#[test]
+fn an_owner_who_paused_it_meanwhile_is_respected() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "");
+        let record = kill_at(&qemu, "logging");
+        qemu.execute("stop", json!({}));
+        assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("paused"));
+        assert_eq!(qemu.descriptors("userfaultfd"), 0);
+    });
+}
+
+#[test]
+fn an_owner_who_resumed_it_first_is_no_error() {
+    with_each(|program| {
+        for step in ["paused", "saved"] {
+            let qemu = Qemu::usual(program, "");
+            let before = qemu.traces();
+            let record = kill_at(&qemu, step);
+            if step == "paused" {
+                qemu.execute("migrate_cancel", json!({}));
+            } else {
+                qemu.execute("cont", json!({}));
+            }
+            support::eventually("its owner resumed it", || qemu.state() == "running");
+            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("running"));
+            assert_eq!(qemu.traces(), before);
+        }
+    });
+}
+
+#[test]
+fn the_wrong_qemu_and_none_at_all() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "");
+        let record = QemuSource::attach(&qemu.qmp())
+            .unwrap()
+            .undo_record()
+            .clone();
+        let other = UndoRecord {
+            started: record.started + 1,
+            ..record.clone()
+        };
+        let error = undo(&qemu.qmp(), &other).unwrap_err();
+        assert!(matches!(error, UndoError::AnotherQemu { .. }), "{error}");
+        let path = qemu.qmp();
+        drop(qemu);
+        assert_eq!(undo(&path, &record).unwrap(), Undone::Gone);
+    });
+}
+
+#[test]
+fn a_run_after_a_killed_one_without_undo() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "");
+        let untouched = qemu.traces();
+        // Killed when the guest was stopped; its owner resumes it by hand.
+        kill_at(&qemu, "saved");
+        qemu.execute("cont", json!({}));
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        source.start_dirty_log().unwrap();
+        source.pause().unwrap();
+        source.save_device_state(&mut io::sink()).unwrap();
+        source.resume().unwrap();
+        drop(source);
+        assert_eq!(qemu.state(), "running");
+        let mut client = qemu.client();
+        let parameters = client.execute("query-migrate-parameters", json!({}));
+        assert_eq!(parameters.unwrap()["max-bandwidth"], 128 << 20);
+        assert_eq!(qemu.descriptors("userfaultfd"), 0);
+        drop((client, untouched));
+    });
+}
