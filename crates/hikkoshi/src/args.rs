@@ -138,19 +138,15 @@ impl From<Stalled> for WhenStalled {
 
 #[derive(Debug, ClapArgs)]
 pub struct Demo {
-    /// Directory that `make setup` and `make guest` have filled
-    #[arg(long, value_name = "DIR", default_value = "build")]
-    pub build: PathBuf,
-
     /// How to move the guest
     #[arg(long, default_value_t = Mode::Hybrid, value_parser = parse_mode)]
     pub mode: Mode,
 
-    /// The guest's memory in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(256..=65_536))]
+    /// The guest's memory in MiB; its workload keeps rewriting half of it
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(256..=16_384))]
     pub memory: u64,
 
-    /// Version of QEMU to use, of those that `make setup` has unpacked
+    /// QEMU at both sides: 7.2 or 10.0
     #[arg(long, value_name = "VERSION", default_value = "10.0")]
     pub qemu: String,
 }
@@ -175,9 +171,9 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     let number = digits.parse::<u64>().ok().filter(|&n| n > 0);
-    number
-        .and_then(|n| n.checked_mul(factor))
-        .ok_or_else(|| format!("'{text}' is no rate; write bytes a second, such as 50000000 or 50M"))
+    number.and_then(|n| n.checked_mul(factor)).ok_or_else(|| {
+        format!("'{text}' is no rate; write bytes a second, such as 50000000 or 50M")
+    })
 }
 
 #[cfg(test)]
@@ -193,8 +189,20 @@ mod tests {
     #[test]
     fn the_contract_parses() {
         let args = Args::parse_from([
-            "hikkoshi", "migrate", "--qmp", "/q", "10.0.0.2:7000", "--mode", "postcopy",
-            "--max-downtime", "50", "--bandwidth", "1G", "--json", "out", "--plaintext",
+            "hikkoshi",
+            "migrate",
+            "--qmp",
+            "/q",
+            "10.0.0.2:7000",
+            "--mode",
+            "postcopy",
+            "--max-downtime",
+            "50",
+            "--bandwidth",
+            "1G",
+            "--json",
+            "out",
+            "--plaintext",
         ]);
         let Command::Migrate(migrate) = args.command else {
             panic!()

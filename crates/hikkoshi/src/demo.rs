@@ -1,4 +1,237 @@
-//! stub
+//! `hikkoshi demo`: a test guest moves between two QEMU processes, with the
+//! commands that one would type.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Workload};
+
 use crate::args::Demo;
 use crate::exit::{Exit, Status};
-pub fn run(_args: &Demo) -> Result<Status, Exit> { Ok(Status::Moved) }
+
+/// How long the guest works before and after the move, so that there is
+/// something to see.
+const BEFORE: Duration = Duration::from_secs(3);
+const AFTER: Duration = Duration::from_secs(2);
+
+/// How long the guest may take to check all of its memory.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// Why there was nothing to see.
+#[derive(Debug, thiserror::Error)]
+enum DemoError {
+    /// The guests.
+    #[error("{0}")]
+    Lab(#[from] LabError),
+    /// This program as a child.
+    #[error("{doing} hikkoshi: {cause}")]
+    Program {
+        doing: &'static str,
+        cause: std::io::Error,
+    },
+    /// `receive` did not come up.
+    #[error("'hikkoshi receive' ended before it listened: {0}")]
+    NotListening(String),
+}
+
+pub fn run(args: &Demo) -> Result<Status, Exit> {
+    let version = QemuVersion::ALL
+        .into_iter()
+        .find(|version| version.label() == args.qemu)
+        .ok_or_else(|| {
+            Exit::new(
+                Status::Usage,
+                format!("QEMU {} was not set up; there are 7.2 and 10.0", args.qemu),
+            )
+        })?;
+    show(args, version)
+        .map_err(|error| Exit::new(Status::AtSource, format!("the demo failed: {error}")))
+}
+
+fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
+    let lab = Lab::new()?;
+    let half = args.memory / 2;
+    let config = VmConfig::new()
+        .version(version)
+        .ram(Ram::shared(args.memory))
+        .workload(Workload::verify(half));
+
+    headline("A guest boots");
+    let source = config.start(&lab, "source")?;
+    let destination = config
+        .clone()
+        .console(source.console().clone())
+        .incoming()
+        .start(&lab, "destination")?;
+    let ready = source.wait_ready()?;
+    line(&format!(
+        "QEMU {version}, {} MiB; up after {:.1} s. It rewrites {half} MiB at random, as fast as it \
+         can, and checks every page that it touches.",
+        args.memory, ready.uptime
+    ));
+    thread::sleep(BEFORE);
+    told(&source, 0, "its slowest access took");
+
+    headline("It moves");
+    let moved_at = source.console().len();
+    let (status, received) = move_guest(args, &source, &destination)?;
+    if !status.success() || !received.success() {
+        line(&format!("migrate: {status}; receive: {received}"));
+        return Ok(Status::AtSource);
+    }
+
+    headline("It works on at the destination");
+    thread::sleep(AFTER);
+    told(
+        &destination,
+        moved_at,
+        "its slowest access since the move began took",
+    );
+    line("The guest checks every page of its memory ...");
+    let verdict = destination.sweep(SWEEP)?;
+    line(&format!(
+        "The guest's verdict: {}, {} pages checked, {} bad.",
+        if verdict.ok { "all good" } else { "DAMAGED" },
+        verdict.pages,
+        verdict.bad
+    ));
+    Ok(if verdict.ok {
+        Status::Moved
+    } else {
+        Status::Paused
+    })
+}
+
+/// Runs `hikkoshi receive` and `hikkoshi migrate`.
+fn move_guest(
+    args: &Demo,
+    source: &Vm,
+    destination: &Vm,
+) -> Result<(ExitStatus, ExitStatus), DemoError> {
+    let mut receive = Running::spawn(
+        hikkoshi(destination.qmp_path(), "receive")?
+            .args(["--listen", "127.0.0.1:0", "--progress", "json"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped()),
+    )?;
+    let address = listening_at(&mut receive.0)?;
+    line(&format!(
+        "$ hikkoshi receive --listen {address} --qmp destination.qmp &"
+    ));
+    line(&format!(
+        "$ hikkoshi migrate {address} --qmp source.qmp --mode {}",
+        args.mode
+    ));
+    let mut migrate = Running::spawn(hikkoshi(source.qmp_path(), "migrate")?.args([
+        &address,
+        "--mode",
+        args.mode.name(),
+    ]))?;
+    let status = migrate.0.wait().map_err(failed("waiting for"))?;
+    Ok((status, receive.0.wait().map_err(failed("waiting for"))?))
+}
+
+/// A child that does not outlive the demo.
+struct Running(Child);
+
+impl Running {
+    fn spawn(command: &mut Command) -> Result<Self, DemoError> {
+        command.spawn().map(Self).map_err(failed("starting"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Not a kill: whatever it has to give back, it gives back.
+        if let Some(pid) = rustix::process::Pid::from_raw(self.0.id().cast_signed())
+            && matches!(self.0.try_wait(), Ok(None))
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let _ = self.0.wait();
+        }
+    }
+}
+
+/// This program, with a subcommand.
+fn hikkoshi(qmp: &Path, subcommand: &str) -> Result<Command, DemoError> {
+    let program = std::env::current_exe().map_err(failed("finding"))?;
+    let mut command = Command::new(program);
+    command
+        .arg(subcommand)
+        .arg("--qmp")
+        .arg(qmp)
+        .stdin(Stdio::null());
+    Ok(command)
+}
+
+fn failed(doing: &'static str) -> impl FnOnce(std::io::Error) -> DemoError {
+    move |cause| DemoError::Program { doing, cause }
+}
+
+/// Reads where `receive` listens from its first notice. A thread goes on
+/// reading, so that it never waits for a reader.
+fn listening_at(receive: &mut Child) -> Result<String, DemoError> {
+    const BEFORE_ADDRESS: &str = "waiting for a guest at ";
+    let mut output = receive.stderr.take().map(BufReader::new);
+    let mut seen = String::new();
+    while let Some(reader) = &mut output {
+        let mut text = String::new();
+        if reader
+            .read_line(&mut text)
+            .map_err(failed("listening to"))?
+            == 0
+        {
+            break;
+        }
+        let notice = serde_json::from_str::<serde_json::Value>(&text).unwrap_or_default();
+        let address = notice["notice"]
+            .as_str()
+            .and_then(|notice| notice.strip_prefix(BEFORE_ADDRESS))
+            .map(str::to_owned);
+        if let Some(address) = address {
+            if let Some(mut rest) = output {
+                thread::spawn(move || std::io::copy(&mut rest, &mut std::io::sink()));
+            }
+            return Ok(address);
+        }
+        seen.push_str(&text);
+    }
+    Err(DemoError::NotListening(seen))
+}
+
+/// Shows what the guest says of itself on `vm`: its last line, and the slowest
+/// access in all its lines since line `first` of the console.
+fn told(vm: &Vm, first: usize, slowest: &str) {
+    let lines = vm.console().since(first);
+    let reports = || {
+        lines.iter().filter_map(|line| match &line.report {
+            Report::Verify(verify) => Some((&line.vm, verify)),
+            _ => None,
+        })
+    };
+    let worst = reports().map(|(_, verify)| verify.latency.max_us);
+    let worst = worst.fold(0.0, f64::max) / 1e3;
+    if let Some((_, last)) = reports().filter(|(at, _)| ***at == *vm.name()).next_back() {
+        line(&format!(
+            "The guest at the {}: {} pages rewritten and checked in the last second, {} bad; \
+             {slowest} {worst:.2} ms.",
+            vm.name(),
+            last.latency.accesses,
+            last.bad,
+        ));
+    }
+}
+
+fn headline(text: &str) {
+    line(&format!("\n== {text}"));
+}
+
+#[allow(clippy::print_stdout)]
+fn line(text: &str) {
+    println!("{text}");
+    // Children write to the same terminal: keep the order.
+    let _ = std::io::stdout().flush();
+}

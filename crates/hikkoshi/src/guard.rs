@@ -146,7 +146,11 @@ pub fn run(args: &Args) -> Result<Status, Exit> {
     };
     let record: UndoRecord =
         serde_json::from_str(&record).map_err(|error| fail("reading what to undo", &error))?;
-    hikkoshi_qemu::undo(&args.qmp, &record)
-        .map_err(|error| fail("bringing the guest back after its migration was killed", &error))?;
+    hikkoshi_qemu::undo(&args.qmp, &record).map_err(|error| {
+        fail(
+            "bringing the guest back after its migration was killed",
+            &error,
+        )
+    })?;
     Ok(Status::AtSource)
 }

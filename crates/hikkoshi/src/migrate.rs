@@ -24,7 +24,11 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
     let mut guest = QemuSource::attach(&args.common.qmp)
         .map_err(|error| Exit::new(Status::AtSource, error).with(untouched))?;
     let mut guard = Guard::start(&args.common.qmp, &mut guest).map_err(|error| {
-        Exit::new(Status::AtSource, format!("starting the guard process: {error}")).with(untouched)
+        Exit::new(
+            Status::AtSource,
+            format!("starting the guard process: {error}"),
+        )
+        .with(untouched)
     })?;
     let observer = progress::observer(args.common.progress);
     let moved = migrate(
@@ -77,11 +81,7 @@ pub fn require_encryption(address: &Address, common: &Common) -> Result<(), Exit
 
 /// Tells and writes the account.
 #[allow(clippy::print_stdout)]
-pub fn finish(
-    account: &hikkoshi_engine::Account,
-    common: &Common,
-    what: &str,
-) -> Result<(), Exit> {
+pub fn finish(account: &hikkoshi_engine::Account, common: &Common, what: &str) -> Result<(), Exit> {
     if common.json.as_deref() != Some("-".as_ref()) {
         println!("{what}");
         print!("{}", report::readable(account));
@@ -91,7 +91,10 @@ pub fn finish(
             // The move itself is done; the status must say so.
             Exit::new(
                 Status::Moved,
-                format!("{what}, but writing the account to {}: {error}", path.display()),
+                format!(
+                    "{what}, but writing the account to {}: {error}",
+                    path.display()
+                ),
             )
         })?;
     }

@@ -47,7 +47,8 @@ struct Bar(ProgressBar);
 impl Bar {
     fn new() -> Self {
         let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template("{prefix:>18} [{bar:30}] {percent:>3}% {msg}")
+        if let Ok(style) =
+            ProgressStyle::with_template("{prefix:>18} [{bar:30}] {percent:>3}% {msg}")
         {
             bar.set_style(style.progress_chars("=> "));
         }
@@ -60,7 +61,9 @@ impl Observer for Bar {
         self.0.set_prefix(name(progress));
         self.0.set_length(progress.total_pages.max(1));
         self.0.set_position(progress.done_pages);
-        let left = progress.time_left().map(|left| format!(", {} left", seconds(left)));
+        let left = progress
+            .time_left()
+            .map(|left| format!(", {} left", seconds(left)));
         self.0
             .set_message(format!("{}{}", rate(progress), left.unwrap_or_default()));
     }

@@ -16,7 +16,10 @@ pub fn run(args: &Receive) -> Result<Status, Exit> {
         .map_err(|error| Exit::new(Status::AtSource, error))?;
     guest.give_up_when(cancel.clone());
     let listener = Listener::bind(&args.listen).map_err(|error| {
-        Exit::new(Status::Usage, format!("listening at {}: {error}", args.listen))
+        Exit::new(
+            Status::Usage,
+            format!("listening at {}: {error}", args.listen),
+        )
     })?;
     let observer = progress::observer(args.common.progress);
     observer.notice(&format!("waiting for a guest at {}", listener.address()));

@@ -25,7 +25,12 @@ pub fn readable(account: &Account) -> String {
         let _ = writeln!(text, "  {name:<11} {pages:>9} pages{bytes}");
     };
     row(&mut text, "pre-copied", pages.precopy, Some(bytes.precopy));
-    row(&mut text, "background", pages.background, Some(bytes.background));
+    row(
+        &mut text,
+        "background",
+        pages.background,
+        Some(bytes.background),
+    );
     row(&mut text, "urgent", pages.urgent, Some(bytes.urgent));
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));

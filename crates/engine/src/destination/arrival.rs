@@ -199,6 +199,10 @@ impl<'a> Arrival<'a> {
                 ToDestination::DeviceStateChunk { bytes } => {
                     // Bounds the sum, too.
                     digest.update(&bytes).map_err(device_state)?;
+                    Counters::add(
+                        &self.sink.counters.device_state_bytes,
+                        bytes.len() as u64,
+                    );
                     state.extend_from_slice(&bytes);
                 }
                 ToDestination::Switch {
