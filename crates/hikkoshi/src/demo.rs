@@ -214,7 +214,7 @@ fn told(vm: &Vm, first: usize, slowest: &str) {
     };
     let worst = reports().map(|(_, verify)| verify.latency.max_us);
     let worst = worst.fold(0.0, f64::max) / 1e3;
-    if let Some((_, last)) = reports().filter(|(at, _)| ***at == *vm.name()).next_back() {
+    if let Some((_, last)) = reports().rfind(|(at, _)| ***at == *vm.name()) {
         line(&format!(
             "The guest at the {}: {} pages rewritten and checked in the last second, {} bad; \
              {slowest} {worst:.2} ms.",

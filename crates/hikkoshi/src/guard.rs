@@ -35,10 +35,13 @@ const RELEASED: &str = "released";
 struct Orders(Arc<Mutex<Option<ChildStdin>>>);
 
 impl Orders {
+    /// Gives the guard a line; none once it was released.
     fn give(&self, line: &str) -> io::Result<()> {
         let mut pipe = self.0.lock().map_err(|_| io::ErrorKind::BrokenPipe)?;
-        let pipe = pipe.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        pipe.write_all(format!("{line}\n").as_bytes())
+        match pipe.as_mut() {
+            Some(pipe) => pipe.write_all(format!("{line}\n").as_bytes()),
+            None => Ok(()),
+        }
     }
 
     fn close(&self) {
@@ -94,7 +97,9 @@ impl Guard {
     /// From the return of this call on, the guard leaves the guest alone.
     pub fn release(&mut self) -> io::Result<()> {
         self.orders.give(COMMIT)?;
-        self.expect(RELEASED)
+        self.expect(RELEASED)?;
+        self.orders.close();
+        Ok(())
     }
 
     fn expect(&mut self, answer: &str) -> io::Result<()> {
@@ -115,7 +120,7 @@ impl Drop for Guard {
     /// An orderly end: `migrate` has undone everything itself, or nothing may
     /// be undone.
     fn drop(&mut self) {
-        // One that was released already has ended, and does not read this.
+        // A guard that is gone needs no order.
         let _ = self.orders.give(COMMIT);
         self.orders.close();
         let _ = self.child.wait();
