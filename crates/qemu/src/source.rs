@@ -393,7 +393,13 @@ impl QemuSource {
             }
         }
         if self.undo.settings != Settings::default() {
-            note(self.restore_settings().map_err(Into::into));
+            let restored = self.restore_settings();
+            if restored.is_ok() {
+                // Moved, and nothing left that anybody should undo.
+                self.undo.stopped = None;
+                self.journal.write(&self.undo);
+            }
+            note(restored.map_err(Into::into));
         }
         first
     }

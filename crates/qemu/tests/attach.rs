@@ -1,5 +1,8 @@
 //! Finding QEMU's process and the guest's memory, on real QEMUs.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
+
 mod support;
 
 use std::os::unix::fs::FileExt;

@@ -1,6 +1,9 @@
 //! Guests that cannot be moved are refused with the reason, and not touched;
 //! on real QEMUs.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
+
 mod support;
 
 use std::io::{self, Read, Write};

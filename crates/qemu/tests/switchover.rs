@@ -1,5 +1,8 @@
 //! Stopping, saving, loading, resuming, and every way back, on real QEMUs.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
+
 mod support;
 
 use std::io::{self, Write};
@@ -444,7 +447,7 @@ fn missing_pages_are_asked_for_while_the_state_is_loaded_and_after() {
             let server = scope.spawn(move || {
                 let mut served = 0;
                 let mut buffer = EventBuffer::with_capacity(16);
-                while let Ready::Events = userfault.wait(&stop, None).unwrap() {
+                while let Ready::Events = userfault.wait(stop, None).unwrap() {
                     userfault.read(&mut buffer).unwrap();
                     while let Some(event) = buffer.take() {
                         let Event::Fault(fault) = event else { continue };
@@ -560,5 +563,32 @@ fn a_device_state_with_a_lot_of_video_memory() {
             guest.resume().unwrap();
         }
         assert_eq!(from.state(), "running");
+    });
+}
+
+#[test]
+fn a_qemu_of_another_user_in_the_background_or_sandboxed() {
+    with_each(|program| {
+        let nobody = if program.is_old() {
+            "-runas nobody"
+        } else {
+            "-run-with user=nobody"
+        };
+        for how in [nobody, "-daemonize", "-sandbox on"] {
+            let from = source(program, how);
+            let pid = from.client().peer().unwrap();
+            let before = from.traces();
+            let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+            assert_eq!(guest.pid(), pid);
+            let log = guest.start_dirty_log().unwrap();
+            log.take(guest.ram().layout().all(), &mut |_| {}).unwrap();
+            drop(log);
+            save(&mut guest);
+            guest.resume().unwrap();
+            drop(guest);
+            assert_eq!(from.state(), "running");
+            assert_eq!(from.traces(), before);
+            from.execute("quit", json!({}));
+        }
     });
 }

@@ -1,6 +1,9 @@
 //! An engine that is killed at any step before commit, and the guardian that
 //! puts things right; on real QEMUs.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
+
 mod support;
 
 use std::io::{self, BufRead, BufReader};

@@ -86,9 +86,18 @@ impl Drop for RamPath {
 #[derive(Debug)]
 pub struct Qemu {
     child: Child,
+    pid: u32,
     folder: TempDir,
     pub ram: RamPath,
     paths: Vec<RamPath>,
+}
+
+/// KVM if it is there, unless `HIKKOSHI_TEST_ACCEL` says otherwise.
+fn accelerators() -> Vec<String> {
+    match std::env::var("HIKKOSHI_TEST_ACCEL") {
+        Ok(one) => vec!["-accel".into(), one],
+        Err(_) => options("-accel kvm -accel tcg"),
+    }
 }
 
 fn socket(folder: &TempDir, name: &str) -> String {
@@ -125,7 +134,7 @@ impl Qemu {
         let errors = File::create(folder.path().join("stderr")).unwrap();
         let child = Command::new(&program.run)
             .args(["-display", "none", "-nodefaults", "-no-user-config"])
-            .args(["-accel", "kvm", "-accel", "tcg"])
+            .args(accelerators())
             .arg("-qmp")
             .arg(socket(&folder, "qmp"))
             .arg("-qmp")
@@ -137,6 +146,7 @@ impl Qemu {
             .spawn()
             .unwrap();
         let mut qemu = Self {
+            pid: child.id(),
             child,
             folder,
             ram,
@@ -145,13 +155,16 @@ impl Qemu {
         let deadline = Instant::now() + Duration::from_secs(60);
         // Listening comes before the machine is made: wait for an answer.
         while Client::connect(&qemu.owners(), Duration::from_secs(20)).is_err() {
+            // (One that goes into the background ends well.)
+            let ended = qemu.child.try_wait().unwrap();
             assert!(
-                qemu.child.try_wait().unwrap().is_none() && Instant::now() < deadline,
+                ended.is_none_or(|status| status.success()) && Instant::now() < deadline,
                 "QEMU does not start: {}",
                 qemu.errors()
             );
             std::thread::sleep(Duration::from_millis(10));
         }
+        qemu.pid = qemu.client().peer().unwrap();
         qemu
     }
 
@@ -165,7 +178,7 @@ impl Qemu {
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.pid
     }
 
     pub fn errors(&self) -> String {
