@@ -28,6 +28,9 @@ use crate::stats::{Account, Counters, LatencySummary, Phase, Tracker};
 /// How long the source may take to say goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long to listen for the reason when a link has failed.
+const REASON_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Takes the offered guest in.
 pub(super) fn run(
     guest: &mut dyn DestinationGuest,
@@ -44,7 +47,10 @@ pub(super) fn run(
     };
     let switch = match arrival.approach(guest) {
         Ok(switch) => switch,
-        Err(cause) => return Err(arrival.withdraw(guest, cause)),
+        Err(cause) => {
+            let cause = arrival.explain(cause);
+            return Err(arrival.withdraw(guest, cause));
+        }
     };
     match arrival.await_commit() {
         Ok(()) => {}
@@ -199,10 +205,7 @@ impl<'a> Arrival<'a> {
                 ToDestination::DeviceStateChunk { bytes } => {
                     // Bounds the sum, too.
                     digest.update(&bytes).map_err(device_state)?;
-                    Counters::add(
-                        &self.sink.counters.device_state_bytes,
-                        bytes.len() as u64,
-                    );
+                    Counters::add(&self.sink.counters.device_state_bytes, bytes.len() as u64);
                     state.extend_from_slice(&bytes);
                 }
                 ToDestination::Switch {
@@ -441,6 +444,21 @@ impl<'a> Arrival<'a> {
                 Some(_) => return,
             }
         }
+    }
+
+    /// Looks for what is behind a link's failure: a source that calls it off
+    /// says why and closes its links, and a link's end may be seen first.
+    fn explain(&self, failure: DestinationFailure) -> DestinationFailure {
+        if !matches!(failure, DestinationFailure::Link { .. }) {
+            return failure;
+        }
+        let deadline = Instant::now() + REASON_TIMEOUT;
+        while Instant::now() < deadline {
+            if let Some(Event::Said(ToDestination::Cancel { reason })) = self.session.next() {
+                return DestinationFailure::CalledOff(reason);
+            }
+        }
+        failure
     }
 
     fn check(&self) -> Result<(), DestinationFailure> {

@@ -100,7 +100,7 @@ fn accept(
         }
         listener.expect(Some(link.id));
         let peer = link.peer.clone();
-        match offer::hear(guest, link) {
+        match offer::hear(guest, link, &watch.cancel) {
             Ok(offered) => {
                 watch
                     .observer

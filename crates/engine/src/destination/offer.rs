@@ -1,6 +1,7 @@
 //! The source's offer: what guest it has, and whether it fits here.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hikkoshi_faults::Userfault;
 use hikkoshi_wire::{Limits, ToDestination, ToSource};
@@ -10,6 +11,9 @@ use crate::cancel::Cancel;
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkReader, LinkWriter, Stream, split};
 use crate::stats::Mode;
+
+/// How long a source may take to make its offer.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An accepted guest, and the machine made ready for it.
 #[derive(Debug)]
@@ -27,13 +31,19 @@ pub(super) struct Offered {
 
 /// Hears what the source offers, and readies the machine for it. Whatever
 /// speaks against it is told to the source, and given here.
-pub(super) fn hear(guest: &mut dyn DestinationGuest, link: Incoming) -> Result<Offered, String> {
+pub(super) fn hear(
+    guest: &mut dyn DestinationGuest,
+    link: Incoming,
+    cancel: &Cancel,
+) -> Result<Offered, String> {
     let limits = Limits {
         pages: guest.ram().layout().pages(),
     };
     let stop = Cancel::new();
     let stream = Arc::new(link.stream);
     let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
+    reader.set_stop(cancel.clone());
+    reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
     let ToDestination::Begin {
         description,
         mode,
@@ -69,6 +79,8 @@ pub(super) fn hear(guest: &mut dyn DestinationGuest, link: Incoming) -> Result<O
             host_pages: host_pages.collect(),
         })
         .map_err(text)?;
+    reader.set_stop(stop.clone());
+    reader.set_deadline(None);
     Ok(Offered {
         stream,
         reader,

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{
@@ -41,6 +41,9 @@ pub enum LinkError {
     /// A well-formed frame of the wrong kind for this link at this time.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),
+    /// The peer did not say in time what it had to say.
+    #[error("the peer takes too long to answer")]
+    TooSlow,
     /// This side was asked to stop.
     #[error("interrupted")]
     Stopped,
@@ -51,11 +54,17 @@ pub enum LinkError {
 struct Stoppable {
     stream: Arc<Stream>,
     stop: Cancel,
+    deadline: Option<Instant>,
 }
 
 impl Read for Stoppable {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
+            // Looked at before every read: a peer that sends a byte now and
+            // then is too slow as well.
+            if self.deadline.is_some_and(|at| Instant::now() > at) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             match (&*self.stream).read(buffer) {
                 Err(e) if is_timeout(&e) => {
                     if self.stop.is_cancelled() {
@@ -91,7 +100,14 @@ impl LinkReader {
     pub fn new(stream: Arc<Stream>, limits: Limits, stop: Cancel) -> io::Result<Self> {
         stream.set_timeout(Some(TICK))?;
         Ok(Self {
-            input: BufReader::with_capacity(READ_BUFFER, Stoppable { stream, stop }),
+            input: BufReader::with_capacity(
+                READ_BUFFER,
+                Stoppable {
+                    stream,
+                    stop,
+                    deadline: None,
+                },
+            ),
             limits,
             received: 0,
         })
@@ -154,7 +170,7 @@ impl LinkReader {
         Ok(())
     }
 
-    /// Separates a signal's interruption from a request to stop.
+    /// Tells a signal's interruption, a request to stop and a failure apart.
     fn checked(&self, result: io::Result<()>) -> Result<(), LinkError> {
         match result {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {
@@ -164,6 +180,7 @@ impl LinkReader {
                     Ok(())
                 }
             }
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => Err(LinkError::TooSlow),
             other => Ok(other?),
         }
     }
@@ -171,6 +188,11 @@ impl LinkReader {
     /// From now on `stop` ends a blocked read.
     pub fn set_stop(&mut self, stop: Cancel) {
         self.input.get_mut().stop = stop;
+    }
+
+    /// From now on reads fail with [`LinkError::TooSlow`] after `deadline`.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.input.get_mut().deadline = deadline;
     }
 
     /// Reads one control message.

@@ -223,6 +223,7 @@ fn call_off(
     cause: SourceFailure,
 ) -> MigrateError {
     let resumed = guest.resume();
+    let cause = session.explain(cause);
     let reason = match &cause {
         SourceFailure::Cancelled => "cancelled at the source".to_owned(),
         cause => format!("the source failed: {cause}"),

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{GuestDescription, Limits, MigrationId, Role, ToDestination, ToSource};
@@ -19,6 +20,14 @@ use crate::link::{
 /// Messages and failures waiting for the main thread: few, so that a peer
 /// that floods the control link blocks itself.
 const EVENTS: usize = 16;
+
+/// How long the destination may take to accept the guest: it empties its RAM
+/// files for it, at about 10 GiB/s.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long to listen for the reason when a link has failed: what the
+/// destination said last is still on the control link.
+const REASON_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the main thread waits for.
 #[derive(Debug)]
@@ -88,6 +97,7 @@ impl Session {
                 background_links: 1,
             })
             .map_err(SourceFailure::link(doing))?;
+        reader.set_deadline(Some(Instant::now() + ACCEPT_TIMEOUT));
         let host_pages = match reader.control().map_err(SourceFailure::link(doing))? {
             ToSource::Accept { host_pages } => host_pages,
             ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
@@ -130,6 +140,7 @@ impl Session {
     fn listen(&mut self, mut reader: LinkReader) -> Result<(), SourceFailure> {
         let events = self.sender.clone();
         reader.set_stop(self.stop.clone());
+        reader.set_deadline(None);
         thread::Builder::new()
             .name("src-control".into())
             .spawn(move || {
@@ -210,6 +221,30 @@ impl Session {
                 None => {}
             }
         }
+    }
+
+    /// Looks for what is behind a link's failure: a destination that gives up
+    /// says why and closes its links, and a link's end may be seen first.
+    pub(super) fn explain(&self, failure: SourceFailure) -> SourceFailure {
+        let SourceFailure::Link { doing, .. } = failure else {
+            return failure;
+        };
+        let deadline = Instant::now() + REASON_TIMEOUT;
+        let never = Cancel::new();
+        while Instant::now() < deadline {
+            match self.hear(doing, Stage::BeforeCommit(&never)) {
+                Err(
+                    reason @ (SourceFailure::Destination(_) | SourceFailure::CancelledThere(_)),
+                ) => return reason,
+                Err(SourceFailure::Link {
+                    cause: LinkError::Closed | LinkError::Io(_),
+                    ..
+                })
+                | Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        failure
     }
 
     /// Tells the destination that nothing comes of it, and ends all links.
