@@ -158,8 +158,15 @@ impl PagemapLog {
             log.userfault
                 .register(range, Mode::WRITE_PROTECT)
                 .map_err(failed)?;
-            // By this call and not by a scan, which leaves out what has no page tables yet.
-            log.userfault.write_protect(range, true).map_err(failed)?;
+            // By this call and not by a scan, which leaves out what has no page tables yet. In
+            // pieces: the guest's own faults wait for as long as one call takes.
+            let mut done = 0;
+            while done < range.len {
+                let len = PIECE.min(range.len - done);
+                let piece = HostRange::new(HostAddr(range.addr.0 + done), len);
+                log.userfault.write_protect(piece, true).map_err(failed)?;
+                done += len;
+            }
         }
         Ok(log)
     }

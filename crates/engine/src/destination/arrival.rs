@@ -172,7 +172,9 @@ impl<'a> Arrival<'a> {
         if switch.postcopy {
             self.start_faulting(guest)?;
         }
+        tracing::debug!(at = ?switch.at.elapsed(), "faults are answered");
         self.load(guest, state)?;
+        tracing::debug!(at = ?switch.at.elapsed(), "device state loaded");
         self.check()?;
         self.session.say(&ToSource::Ready, "getting ready")?;
         Ok(switch)

@@ -175,7 +175,10 @@ fn prepare(
     shared.check()?;
     let postcopy = rest.is_postcopy();
     let paused = guest.pause()?;
+    let since_pause = |step| tracing::debug!(step, at = ?paused.elapsed(), "switchover");
+    since_pause("paused");
     let digest = send_device_state(guest, session)?;
+    since_pause("device state sent");
     shared.check()?;
     Counters::add(&shared.counters.device_state_bytes, digest.bytes());
     match rest {
@@ -189,6 +192,7 @@ fn prepare(
             discard(session, &new)?;
         }
     }
+    since_pause("dirty log taken");
     // Loading the device state touches memory: requests are answered from
     // before it begins.
     let urgent = match session.urgent.take() {
@@ -211,6 +215,7 @@ fn prepare(
         Stage::BeforeCommit(&shared.cancel),
         |m| matches!(m, ToSource::Ready),
     )?;
+    since_pause("destination ready");
     Ok((paused, urgent))
 }
 
