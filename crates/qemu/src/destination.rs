@@ -1,6 +1,7 @@
 //! The machine that takes a guest in.
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -72,6 +73,9 @@ pub enum LoadError {
         /// QEMU's words, if it said any.
         error: Option<String>,
     },
+    /// The machine has not been readied.
+    #[error("loading the device state: QEMU has not been readied for it")]
+    NotPrepared,
     /// It takes too long.
     #[error("loading the device state: QEMU has not done so within {} s", LOAD.as_secs())]
     TimedOut,
@@ -126,6 +130,8 @@ fn words(error: &Option<String>) -> String {
 pub struct QemuDestination {
     qemu: Attached,
     settings: Settings,
+    /// For the device state: our end, QEMU has the other already.
+    socket: Option<UnixStream>,
     userfault: Option<ForeignUserfault>,
     loading: bool,
     loaded: bool,
@@ -143,6 +149,7 @@ impl QemuDestination {
         Ok(Self {
             qemu: attach(qmp, Side::Destination)?,
             settings: Settings::default(),
+            socket: None,
             userfault: None,
             loading: false,
             loaded: false,
@@ -176,6 +183,10 @@ impl QemuDestination {
             self.settings = before;
             settings::apply(client, &after)?;
         }
+        if self.socket.is_none() {
+            // Now, not when the source's guest is stopped and everybody waits.
+            self.socket = Some(device_state::open(client)?);
+        }
         Ok(())
     }
 
@@ -208,10 +219,11 @@ impl QemuDestination {
         let client = &mut self.qemu.client;
         let began = Instant::now();
         let bytes = state.len();
-        let socket = device_state::open(client)?;
+        let socket = self.socket.take().ok_or(LoadError::NotPrepared)?;
         // Dropped at the end, which breaks a load that is still going on.
         let _feed = Feed::start(socket, state)?;
         client.forget_events();
+        let mut ran = false;
         let uri = format!("fd:{}", device_state::NAME);
         let mut arguments = json!({ "uri": uri });
         if client.version() >= SURVIVES {
@@ -223,7 +235,7 @@ impl QemuDestination {
             "the device state to be loaded",
             LOAD,
             MigrationStatus::is_over,
-            |_| {},
+            |event| ran |= event.name == "RESUME",
         );
         match status {
             Ok(Some(MigrationStatus::Completed)) => {}
@@ -236,7 +248,9 @@ impl QemuDestination {
             Err(error) if error.is_closed() => return Err(LoadError::Refused { error: None }),
             Err(error) => return Err(error.into()),
         }
-        if migration::run_state(client)?.running {
+        // A guest that starts by itself does so before QEMU says "completed";
+        // asking would cost another answer while everybody waits.
+        if ran {
             client.execute("stop", json!({}))?;
             return Err(LoadError::Ran);
         }
@@ -282,6 +296,7 @@ impl QemuDestination {
                 Err(error) => first = Err(error.into()),
             }
         }
+        self.socket = None;
         if self.settings != Settings::default() {
             let client = &mut self.qemu.client;
             let restored =

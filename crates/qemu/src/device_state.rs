@@ -15,7 +15,7 @@ use hikkoshi_wire::MAX_DEVICE_STATE;
 use crate::qmp::{Client, QmpError};
 
 /// The name of our descriptor inside QEMU.
-pub(crate) const NAME: &str = "hikkoshi-device-state";
+pub(crate) const NAME: &str = "hikkoshi";
 
 /// Bytes read at once.
 const CHUNK: usize = 256 << 10;
