@@ -58,8 +58,9 @@ impl Error for GuestError {
 pub trait SourceGuest: Send {
     /// The machine as the destination must provide it.
     ///
-    /// `running` says whether the guest runs now; a guest that its owner
-    /// paused stays paused at the destination.
+    /// `running` says whether the guest runs, as of [`pause`](Self::pause)
+    /// once that was called; a guest that its owner paused stays paused at the
+    /// destination.
     fn describe(&self) -> &GuestDescription;
 
     /// The guest's memory, for reading.

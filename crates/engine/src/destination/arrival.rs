@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_faults::Stop;
-use hikkoshi_pages::PageBitmap;
+use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{DeviceStateDigest, ToDestination, ToSource};
 
 use super::error::{DestinationFailure, ReceiveError};
@@ -41,7 +41,7 @@ pub(super) fn run(
     let begun = Instant::now();
     let mode = offered.mode;
     let pages = guest.ram().layout().pages();
-    let mut arrival = match Arrival::open(offered, incoming, watch, pages) {
+    let mut arrival = match Arrival::open(offered, incoming, watch, guest.ram().layout()) {
         Ok(arrival) => arrival,
         Err(cause) => return Err(give_back(guest, cause)),
     };
@@ -109,11 +109,8 @@ struct Arrival<'a> {
 
 #[derive(Debug)]
 struct Prepared {
-    userfault: Arc<hikkoshi_faults::Userfault>,
-    hosts: Vec<u64>,
+    installer: Installer,
     urgent: (LinkReader, LinkWriter),
-    /// Pages that are to come after the switch.
-    missing: PageBitmap,
 }
 
 #[derive(Debug)]
@@ -128,7 +125,7 @@ impl<'a> Arrival<'a> {
         offered: Offered,
         incoming: &Receiver<Incoming>,
         watch: &'a ReceiveWatch,
-        pages: u64,
+        layout: &RamLayout,
     ) -> Result<Self, DestinationFailure> {
         let mut session = Session::start(
             offered.stream,
@@ -145,17 +142,15 @@ impl<'a> Arrival<'a> {
             counters: Arc::new(Counters::default()),
             tracker: Arc::new(Tracker::default()),
         });
-        sink.tracker.begin(Phase::Precopy, 1, pages);
+        sink.tracker.begin(Phase::Precopy, 1, layout.pages());
         let (reader, acks) = links.background;
         receiver::start_background(Arc::clone(&sink), reader, acks, session.events())?;
         let prepared = offered
             .userfault
             .zip(links.urgent)
             .map(|((userfault, hosts), urgent)| Prepared {
-                userfault,
-                hosts,
+                installer: Installer::new(userfault, layout.clone(), &hosts),
                 urgent,
-                missing: PageBitmap::empty(pages),
             });
         Ok(Self {
             watch,
@@ -170,7 +165,7 @@ impl<'a> Arrival<'a> {
     fn approach(&mut self, guest: &mut dyn DestinationGuest) -> Result<Switch, DestinationFailure> {
         let (switch, state) = self.fill(guest)?;
         if switch.postcopy {
-            self.start_faulting(guest)?;
+            self.start_faulting()?;
         }
         tracing::debug!(at = ?switch.at.elapsed(), "faults are answered");
         self.load(guest, state)?;
@@ -220,7 +215,7 @@ impl<'a> Arrival<'a> {
                     digest
                         .verify(device_bytes, device_crc32c)
                         .map_err(device_state)?;
-                    let owed = self.prepared.as_ref().map_or(0, |p| p.missing.count());
+                    let owed = self.prepared.as_ref().map_or(0, |p| p.installer.left());
                     if owed != owed_pages || (postcopy && self.prepared.is_none()) {
                         let text = format!("a switch with {owed_pages} pages owed, not {owed}");
                         return Err(DestinationFailure::unexpected(doing, &text));
@@ -263,24 +258,18 @@ impl<'a> Arrival<'a> {
                 return Err(DestinationFailure::unexpected(doing, &range));
             }
             self.sink.memory.drop_stale(range)?;
-            prepared.missing.set_range(range);
+            prepared.installer.owe(range);
         }
         Ok(())
     }
 
     /// From here on an access to a missing page faults, and is answered.
-    fn start_faulting(&mut self, guest: &dyn DestinationGuest) -> Result<(), DestinationFailure> {
+    fn start_faulting(&mut self) -> Result<(), DestinationFailure> {
         let Some(prepared) = self.prepared.take() else {
             return Ok(());
         };
-        let ram = guest.ram();
         let stop = Stop::new().map_err(DestinationFailure::Thread)?;
-        let installer = Arc::new(Installer::start(
-            prepared.userfault,
-            ram.layout().clone(),
-            &prepared.hosts,
-            prepared.missing,
-        )?);
+        let installer = Arc::new(prepared.installer);
         let left = installer.left();
         self.sink.tracker.begin(Phase::Postcopy, 0, left);
         // Set once, here: receivers install from now on instead of writing.
@@ -292,6 +281,8 @@ impl<'a> Arrival<'a> {
             stop: stop.clone(),
             fault_thread: None,
         });
+        // A failure half-way is undone through `faulting`.
+        installer.start()?;
         receiver::start_urgent(Arc::clone(&self.sink), reader, events.clone())?;
         let thread = faults::start(installer, writer, stop, events)?;
         if let Some(faulting) = &mut self.faulting {

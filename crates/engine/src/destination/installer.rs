@@ -57,20 +57,16 @@ pub(super) struct Installer {
 }
 
 impl Installer {
-    /// Registers all of the guest's memory with `userfault`: from here on an
-    /// access to a page that is not there faults. `missing` are the pages
-    /// that the source will send.
-    pub(super) fn start(
-        userfault: Arc<Userfault>,
-        layout: RamLayout,
-        hosts: &[u64],
-        missing: PageBitmap,
-    ) -> Result<Self, RangeError> {
+    /// Everything that can be made ready while the guest still runs at the
+    /// source; nothing is owed yet. `hosts` says where each block begins in
+    /// the process of `userfault`.
+    pub(super) fn new(userfault: Arc<Userfault>, layout: RamLayout, hosts: &[u64]) -> Self {
         let largest = layout.blocks().map(|(block, _)| block.host_page).max();
         let largest = usize::try_from(largest.unwrap_or(PAGE_BYTES)).unwrap_or(PAGE_SIZE);
         let pages = usize::try_from(layout.pages()).unwrap_or(0);
-        let installer = Self {
-            left: AtomicU64::new(missing.count()),
+        Self {
+            missing: PageBitmap::empty(layout.pages()),
+            left: AtomicU64::new(0),
             hosts: hosts.iter().copied().map(HostAddr).collect(),
             asked: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             begun: Instant::now(),
@@ -79,12 +75,21 @@ impl Installer {
             zeros: vec![0; largest.max(256 * PAGE_SIZE)],
             userfault,
             layout,
-            missing,
-        };
-        for range in installer.host_ranges() {
-            installer.userfault.register(range, Mode::MISSING)?;
         }
-        Ok(installer)
+    }
+
+    /// The source will send `range` after the switch. Only before
+    /// [`start`](Self::start).
+    pub(super) fn owe(&self, range: PageRange) {
+        let new = self.missing.set_range(range);
+        self.left.fetch_add(new, Ordering::AcqRel);
+    }
+
+    /// Registers all of the guest's memory: from here on an access to a page
+    /// that is not there faults.
+    pub(super) fn start(&self) -> Result<(), RangeError> {
+        self.host_ranges()
+            .try_for_each(|range| self.userfault.register(range, Mode::MISSING).map(drop))
     }
 
     /// Where faults are read from.

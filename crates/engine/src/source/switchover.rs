@@ -138,7 +138,6 @@ pub(super) fn switch(
     owed: &Arc<Owed>,
 ) -> Result<Switched, SwitchError> {
     shared.progress.begin(Phase::Switchover, 0, 0);
-    let running = guest.describe().running;
     let (paused, urgent) = prepare(shared, guest, session, background, rest, owed)
         .map_err(SwitchError::BeforeCommit)?;
     (watch.point_of_no_return)()
@@ -155,7 +154,8 @@ pub(super) fn switch(
             matches!(m, ToSource::Resumed)
         })
         .map_err(SwitchError::AfterCommit)?;
-    let downtime = if running {
+    // As of the pause: its owner may have stopped it meanwhile.
+    let downtime = if guest.describe().running {
         paused.elapsed()
     } else {
         Duration::ZERO
@@ -177,20 +177,16 @@ fn prepare(
     let paused = guest.pause()?;
     let since_pause = |step| tracing::debug!(step, at = ?paused.elapsed(), "switchover");
     since_pause("paused");
+    // Stale pages are dropped while the device state is saved; what saving it
+    // dirties comes after it.
+    announce_stopped(shared, session, &rest, owed)?;
     let digest = send_device_state(guest, session)?;
     since_pause("device state sent");
     shared.check()?;
     Counters::add(&shared.counters.device_state_bytes, digest.bytes());
     match rest {
         Rest::Precopy(mut precopy) => precopy.last_round(background)?,
-        Rest::Hybrid(log) => {
-            let new = owed.add_dirty(&*log, &session.destination)?;
-            discard(session, &new)?;
-        }
-        Rest::Postcopy => {
-            let new = owed.add_data_in_gaps(&shared.ram, &session.destination)?;
-            discard(session, &new)?;
-        }
+        rest => announce_stopped(shared, session, &rest, owed)?,
     }
     since_pause("dirty log taken");
     // Loading the device state touches memory: requests are answered from
@@ -217,6 +213,21 @@ fn prepare(
     )?;
     since_pause("destination ready");
     Ok((paused, urgent))
+}
+
+/// Tells the destination what has come to be owed since it was last told.
+fn announce_stopped(
+    shared: &Move,
+    session: &mut Session,
+    rest: &Rest<'_>,
+    owed: &Owed,
+) -> Result<(), SourceFailure> {
+    let new = match rest {
+        Rest::Precopy(_) => return Ok(()),
+        Rest::Hybrid(log) => owed.add_dirty(&**log, &session.destination)?,
+        Rest::Postcopy => owed.add_data_in_gaps(&shared.ram, &session.destination)?,
+    };
+    discard(session, &new)
 }
 
 /// Sends the device state as the guest's adapter produces it.
