@@ -64,6 +64,7 @@ test: lint test-unit test-loom test-guests ## everything: lint, unit tests, loom
 
 .PHONY: bench
 bench: guest ## measure beside QEMU's own migration
+	cargo build --locked --release --package hikkoshi
 	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
 
 .PHONY: fuzz

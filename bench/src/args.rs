@@ -1,0 +1,93 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use serde::Serialize;
+
+use crate::error::BenchError;
+
+/// Measures hikkoshi beside QEMU's own migration.
+#[derive(Clone, Debug, Parser, Serialize)]
+#[command(version, max_term_width = 100)]
+pub struct Args {
+    /// One round over the shaped lines, without the runs that do not converge: a few minutes
+    #[arg(long)]
+    pub quick: bool,
+
+    /// How often each case is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+
+    /// Only cases LINE/WORKLOAD/SYSTEM with one of these words, separated by commas; given more
+    /// than once, each must be met. "--only 1gbit --only busy --only hybrid,preempt"
+    #[arg(long, value_name = "WORDS")]
+    pub only: Vec<String>,
+
+    /// Show the cases and end
+    #[arg(long)]
+    pub list: bool,
+
+    /// Write every run as JSON to FILE
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+
+    /// The hikkoshi to measure; otherwise the one built beside this program
+    #[arg(long, value_name = "PATH")]
+    pub hikkoshi: Option<PathBuf>,
+
+    /// TCP congestion control in the namespaces, for all systems; otherwise the host's
+    #[arg(long, value_name = "NAME")]
+    pub congestion: Option<String>,
+
+    /// Longest downtime that pre-copy may plan with, ms, for all systems
+    #[arg(long, value_name = "MS", default_value_t = 300)]
+    pub max_downtime: u64,
+
+    /// When to call a pre-copy off that does not converge, s, for all systems
+    #[arg(long, value_name = "S", default_value_t = 20)]
+    pub give_up: u64,
+
+    /// How busy others may keep the machine during a run, in processors, before it is repeated
+    #[arg(long, value_name = "CORES", default_value_t = 0.4)]
+    pub max_load: f64,
+
+    /// How often a run is repeated because others were busy, or because it failed
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub retries: u32,
+
+    /// How long to wait for others to be done before a run, s
+    #[arg(long, value_name = "S", default_value_t = 60)]
+    pub patience: u64,
+}
+
+impl Args {
+    /// The program to measure.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn program(&self) -> Result<PathBuf, BenchError> {
+        let program = match &self.hikkoshi {
+            Some(path) => path.clone(),
+            None => std::env::current_exe()
+                .unwrap_or_default()
+                .with_file_name("hikkoshi"),
+        };
+        if program.is_file() {
+            Ok(program)
+        } else {
+            Err(BenchError::NoProgram(program))
+        }
+    }
+
+    /// See `--patience`.
+    pub fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience)
+    }
+
+    /// See `--give-up`.
+    pub fn give_up(&self) -> Duration {
+        Duration::from_secs(self.give_up)
+    }
+}

@@ -1,0 +1,286 @@
+//! hikkoshi moves the guest: two processes, as on two hosts.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hikkoshi_lab::{Lab, Namespace, Vm};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::line::Line;
+use crate::run::Moved;
+
+/// How long the destination may take until it listens, and either side to end when it should.
+const SOON: Duration = Duration::from_secs(30);
+/// How long a move may take that should come to an end.
+const LONG: Duration = Duration::from_secs(300);
+const POLL: Duration = Duration::from_millis(1);
+
+/// Everything that a move needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// The program.
+    pub program: &'a Path,
+    /// Over what.
+    pub line: &'a Line,
+    /// Where the accounts are written.
+    pub lab: &'a Lab,
+    /// The guest.
+    pub source: &'a Vm,
+    /// Its new home.
+    pub destination: &'a Vm,
+}
+
+/// Moves the guest; calls pre-copy off after the time allowed.
+pub fn migrate(
+    setting: Setting<'_>,
+    mode: &str,
+    args: &Args,
+    endless: bool,
+) -> Result<Moved, BenchError> {
+    let Setting { line, lab, .. } = setting;
+    let account = |name: &str| lab.folder().join(format!("{name}.json"));
+    let receive = [
+        "receive",
+        "--listen",
+        line.address(),
+        "--plaintext",
+        "--progress",
+        "json",
+    ];
+    let mut receive = Side::start(
+        "receive",
+        setting.program,
+        line.destination(),
+        &receive,
+        setting.destination,
+        &account("receive"),
+    )?;
+    receive.wait_listening()?;
+
+    let downtime = args.max_downtime.to_string();
+    let migrate = [
+        "migrate",
+        line.address(),
+        "--plaintext",
+        "--mode",
+        mode,
+        "--max-downtime",
+        &downtime,
+        "--progress",
+        "json",
+    ];
+    let started = Instant::now();
+    let mut migrate = Side::start(
+        "migrate",
+        setting.program,
+        line.source(),
+        &migrate,
+        setting.source,
+        &account("migrate"),
+    )?;
+    let limit = if endless { args.give_up() } else { LONG };
+    let ended = migrate.wait(limit)?;
+    let called_off = endless && ended.is_none();
+    let status = match ended {
+        Some(status) => status,
+        None => {
+            migrate.interrupt();
+            migrate.wait(SOON)?.ok_or_else(|| migrate.hangs())?
+        }
+    };
+    let ended = Instant::now();
+    let received = receive.wait(SOON)?.ok_or_else(|| receive.hangs())?;
+    if called_off {
+        // 1: the guest runs on at the source.
+        if status.code() != Some(1) {
+            return Err(migrate.ended(status));
+        }
+        return Ok(Moved {
+            started,
+            ended,
+            called_off: true,
+            own_downtime_ms: None,
+            rounds: migrate.last_round(),
+            account: Value::Null,
+        });
+    }
+    if !status.success() {
+        return Err(migrate.ended(status));
+    }
+    if !received.success() {
+        return Err(receive.ended(received));
+    }
+    let account = read(&account("migrate"))?;
+    Ok(Moved {
+        started,
+        ended,
+        called_off: false,
+        own_downtime_ms: account["downtime_ms"].as_f64(),
+        rounds: account["rounds"].as_u64(),
+        account,
+    })
+}
+
+fn read(path: &Path) -> Result<Value, BenchError> {
+    fs::read_to_string(path)
+        .and_then(|text| serde_json::from_str(&text).map_err(Into::into))
+        .map_err(|source| BenchError::File {
+            doing: "reading the account",
+            path: path.to_owned(),
+            source,
+        })
+}
+
+/// `hikkoshi receive` or `hikkoshi migrate`; killed on drop.
+#[derive(Debug)]
+struct Side {
+    name: &'static str,
+    child: Child,
+    said: Arc<Mutex<Vec<String>>>,
+    notices: Receiver<String>,
+}
+
+impl Side {
+    fn start(
+        name: &'static str,
+        program: &Path,
+        host: &Namespace,
+        arguments: &[&str],
+        vm: &Vm,
+        account: &Path,
+    ) -> Result<Self, BenchError> {
+        let failed = |source| BenchError::Program { side: name, source };
+        let mut child = host
+            .command(program)
+            .args(arguments)
+            .arg("--qmp")
+            .arg(vm.qmp_path())
+            .arg("--json")
+            .arg(account)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let (sender, notices) = channel();
+        if let Some(stderr) = child.stderr.take() {
+            let said = Arc::clone(&said);
+            std::thread::Builder::new()
+                .name(format!("stderr-{name}"))
+                .spawn(move || collect(stderr, &said, |notice| drop(sender.send(notice))))
+                .map_err(failed)?;
+        }
+        Ok(Self {
+            name,
+            child,
+            said,
+            notices,
+        })
+    }
+
+    /// Waits until the destination says that it does.
+    fn wait_listening(&mut self) -> Result<(), BenchError> {
+        let deadline = Instant::now() + SOON;
+        while Instant::now() < deadline {
+            match self.notices.recv_timeout(Duration::from_millis(100)) {
+                Ok(notice) if notice.contains("waiting for a guest") => return Ok(()),
+                Ok(_) => {}
+                Err(_) => {
+                    if let Some(status) = self.wait(Duration::ZERO)? {
+                        return Err(self.ended(status));
+                    }
+                }
+            }
+        }
+        Err(self.hangs())
+    }
+
+    /// Waits for its end; `None` when that did not come in time.
+    fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, BenchError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let status = self
+                .child
+                .try_wait()
+                .map_err(|source| BenchError::Program {
+                    side: self.name,
+                    source,
+                })?;
+            if status.is_some() || Instant::now() >= deadline {
+                return Ok(status);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// As Ctrl-C does.
+    fn interrupt(&self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It may have ended in this moment.
+            let _ = kill_process(pid, Signal::INT);
+        }
+    }
+
+    /// The round that was told last.
+    fn last_round(&self) -> Option<u64> {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.iter().rev().find_map(|line| {
+            let value: Value = serde_json::from_str(line).ok()?;
+            value["progress"]["round"].as_u64().filter(|&n| n > 0)
+        })
+    }
+
+    fn last_words(&self) -> String {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = said.len().saturating_sub(12);
+        said[from..].join("\n")
+    }
+
+    fn ended(&self, status: ExitStatus) -> BenchError {
+        BenchError::Ended {
+            side: self.name,
+            status: status.to_string(),
+            stderr: self.last_words(),
+        }
+    }
+
+    fn hangs(&self) -> BenchError {
+        BenchError::Ended {
+            side: self.name,
+            status: "nothing: it still runs and should not".to_owned(),
+            stderr: self.last_words(),
+        }
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Keeps every line, and hands on what is a notice.
+fn collect(stderr: ChildStderr, said: &Mutex<Vec<String>>, notice: impl Fn(String)) {
+    for line in BufReader::new(stderr).lines() {
+        let Ok(line) = line else { return };
+        if let Ok(value) = serde_json::from_str::<Value>(&line)
+            && let Some(text) = value["notice"].as_str()
+        {
+            notice(text.to_owned());
+        }
+        said.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(line);
+    }
+}

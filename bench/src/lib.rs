@@ -1,1 +1,0 @@
-//! Measures hikkoshi beside QEMU's own migration.

@@ -1,0 +1,95 @@
+//! Measures hikkoshi beside QEMU's own migration: the same guest, the same memory, the same line,
+//! taking turns.
+//!
+//! **Model.** A [`plan::Case`] is a line, a workload and a *system*: one of hikkoshi's three modes
+//! or of QEMU's four. [`run`] boots a fresh source and destination for it, lets the guest work,
+//! moves it, and has the guest check its memory; what came of it is a [`record::Run`]. The cases
+//! of a line follow one another in rounds (A B C … A B C …), so that a slow minute of the machine
+//! hits all of them, and each number in the table is the median over the rounds
+//! ([`table`]). [`reach`] compares with what the project wants to reach.
+//!
+//! **How it is measured** is in `docs/benchmarks.md`. In short: *downtime* is from the source's
+//! `STOP` event to the destination's `RESUME`, by the clock of the host that both run on, for
+//! every system; *total* is from the command to the last page; *bytes* are the line's own
+//! counters, both directions; *fault latency* is what the guest saw: the mean of its slow accesses
+//! from the switch until everything was received.
+//!
+//! **What is missing.** Guests are emulated; more than one virtual processor, verified workloads
+//! and huge pages are left to the tests.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people
+
+mod args;
+mod error;
+mod hikkoshi;
+mod latency;
+mod line;
+mod machine;
+mod plan;
+mod qemu;
+mod quiet;
+mod reach;
+mod record;
+mod run;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::record::{Record, Run};
+
+fn main() -> ExitCode {
+    match measure(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(args: &Args) -> Result<(), BenchError> {
+    let program = args.program()?;
+    let plan = plan::Plan::new(args)?;
+    let mut record = Record::begin(args, &plan)?;
+    let total = plan.turns().count();
+    println!("{}\n", record.machine);
+    for (turn, (round, case)) in plan.turns().enumerate() {
+        let run = attempt(args, &program, round, case);
+        println!("[{}/{total}] round {} {}", turn + 1, round + 1, run);
+        record.runs.push(run);
+        // After every run: an interrupted bench has what it has measured.
+        if let Some(path) = &args.json {
+            record.write(path)?;
+        }
+    }
+    println!("\n{}", table::text(&record.runs));
+    println!("{}", reach::text(&record.runs));
+    Ok(())
+}
+
+/// Measures once, and again while others keep the machine busy: the quietest of them counts.
+fn attempt(args: &Args, program: &std::path::Path, round: u32, case: &plan::Case) -> Run {
+    let mut best: Option<Run> = None;
+    for _ in 0..=args.retries {
+        quiet::wait(args.patience());
+        let run = run::run(case, program, round, args);
+        let failed = run.failure.is_some();
+        let quieter = best.as_ref().is_none_or(|best| {
+            (failed, run.others_cores) < (best.failure.is_some(), best.others_cores)
+        });
+        let good = !failed && run.others_cores < args.max_load;
+        if quieter {
+            best = Some(run);
+        }
+        if good {
+            break;
+        }
+    }
+    match best {
+        Some(run) => run,
+        None => unreachable!("the loop runs at least once"),
+    }
+}
