@@ -46,7 +46,7 @@ struct Bar(ProgressBar);
 
 impl Bar {
     fn new() -> Self {
-        let bar = ProgressBar::new(0);
+        let bar = ProgressBar::new(1);
         if let Ok(style) =
             ProgressStyle::with_template("{prefix:>18} [{bar:30}] {percent:>3}% {msg}")
         {
