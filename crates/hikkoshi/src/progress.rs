@@ -58,12 +58,14 @@ impl Bar {
 
 impl Observer for Bar {
     fn progress(&self, progress: &Progress) {
-        self.0.set_prefix(name(progress));
-        self.0.set_length(progress.total_pages.max(1));
-        self.0.set_position(progress.done_pages);
         let left = progress
             .time_left()
             .map(|left| format!(", {} left", seconds(left)));
+        self.0.update(|state| {
+            state.set_len(progress.total_pages.max(1));
+            state.set_pos(progress.done_pages);
+        });
+        self.0.set_prefix(name(progress));
         self.0
             .set_message(format!("{}{}", rate(progress), left.unwrap_or_default()));
     }
