@@ -1,1 +1,53 @@
-//! End-to-end tests with real guests.
+//! End-to-end tests: real QEMU processes, moved by the program that ships.
+//!
+//! # Model
+//!
+//! A [`Scene`] is one test's turn on the machine and its laboratory. A [`Guest`] is a test guest
+//! that knows where it is; [`Guest::set_out`] starts everything that one [`Trip`] takes (a fresh
+//! destination, `hikkoshi receive`, `hikkoshi migrate`, and a [`Relay`] between them if asked for)
+//! and gives an [`Attempt`]. What came of it is judged by the guest itself: [`Guest::arrive`] and
+//! [`Guest::stay`] have it work and check every page, and see that nothing was left behind in
+//! QEMU ([`Traces`]).
+//!
+//! During every attempt a [`Watcher`] looks at both QEMUs: at no instant may both guests run.
+//!
+//! A [`Relay`] stands between the two engines, understands what they say to one another, and at a
+//! chosen [`Moment`] cuts every link, or holds its breath until the test has killed somebody.
+//!
+//! # Rules
+//!
+//! - Nothing is asserted about how long something takes; time-outs only end what hangs.
+//! - The destination of one trip is the source of the next, and a guest that stayed is tried
+//!   again: booting costs more than moving.
+//! - Each attempt is told in a line on standard output, captured by nobody.
+//!
+//! # What is missing
+//!
+//! Guests under KVM; links that fall silent instead of breaking.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test's failure is the message
+
+mod account;
+mod guest;
+mod program;
+mod refusal;
+mod relay;
+mod scene;
+mod traces;
+mod trip;
+mod watcher;
+
+pub use account::{Account, Bucket, Bytes, Latency, Pages};
+pub use guest::Guest;
+pub use program::{Ended, Program, hikkoshi};
+pub use refusal::{refused, refused_command};
+pub use relay::{Kind, Moment, Relay, Then, When};
+pub use scene::{Scene, tell};
+pub use traces::{Traces, eventually};
+pub use trip::{Attempt, Ends, Trip, Via};
+pub use watcher::Watcher;
+
+use std::time::Duration;
+
+/// Only ends what hangs.
+pub const LONG: Duration = Duration::from_secs(60);

@@ -1,0 +1,154 @@
+//! The account that `--json` writes, as the contract has it.
+
+use serde::Deserialize;
+use std::fmt;
+
+/// What a migration cost.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Account {
+    /// `precopy`, `postcopy` or `hybrid`.
+    pub mode: String,
+    /// From beginning to end, ms.
+    pub total_ms: f64,
+    /// How long nobody ran, ms.
+    pub downtime_ms: f64,
+    /// Pre-copy rounds.
+    pub rounds: u32,
+    /// Whether pages followed the guest.
+    pub postcopy: bool,
+    /// By kind.
+    pub pages: Pages,
+    /// By kind.
+    pub bytes: Bytes,
+    /// From fault to page.
+    pub request_latency_us: Latency,
+}
+
+/// Pages by kind.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+pub struct Pages {
+    /// With their content, before the switch.
+    pub precopy: u64,
+    /// As a mark.
+    pub zero: u64,
+    /// Asked for.
+    pub urgent: u64,
+    /// After the switch, not asked for.
+    pub background: u64,
+    /// In the guest.
+    pub guest: u64,
+}
+
+/// Bytes by kind.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+pub struct Bytes {
+    /// Before the switch.
+    pub precopy: u64,
+    /// Asked for.
+    pub urgent: u64,
+    /// After the switch, not asked for.
+    pub background: u64,
+    /// Device state.
+    pub device_state: u64,
+}
+
+/// Times in µs.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Latency {
+    /// Requests.
+    pub count: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+    /// By powers of two.
+    pub histogram: Vec<Bucket>,
+}
+
+/// One bar of a histogram.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Bucket {
+    /// Upper bound, µs.
+    pub le_us: u64,
+    /// How many.
+    pub count: u64,
+}
+
+impl Account {
+    /// Reads what `--json` wrote: one object, one line.
+    ///
+    /// # Panics
+    /// When it is not that.
+    pub fn read(json: &str) -> Self {
+        assert_eq!(json.trim_end().lines().count(), 1, "one object: {json}");
+        serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
+    }
+
+    /// Checks what must be so in every account of a guest with `mib` MiB of memory moved by
+    /// `mode`.
+    ///
+    /// # Panics
+    /// When it is not so.
+    pub fn check(&self, mode: &str, mib: u64) {
+        let (pages, bytes, latency) = (&self.pages, &self.bytes, &self.request_latency_us);
+        assert_eq!(self.mode, mode);
+        assert_eq!(pages.guest, mib * 256, "{self:?}");
+        assert!(
+            self.total_ms > 0.0 && (0.0..=self.total_ms).contains(&self.downtime_ms),
+            "{self:?}"
+        );
+        for (pages, bytes) in [
+            (pages.precopy, bytes.precopy),
+            (pages.urgent, bytes.urgent),
+            (pages.background, bytes.background),
+        ] {
+            assert!(bytes >= pages * 4096, "content and headers: {self:?}");
+        }
+        if !self.postcopy {
+            assert_eq!((pages.urgent, pages.background, latency.count), (0, 0, 0));
+        }
+        if mode == "postcopy" {
+            assert_eq!((pages.precopy, bytes.precopy), (0, 0), "{self:?}");
+        }
+        let sum: u64 = latency.histogram.iter().map(|bucket| bucket.count).sum();
+        assert_eq!(sum, latency.count, "{self:?}");
+        if latency.count > 0 {
+            assert!(
+                latency.p50 <= latency.p99 && latency.p99 <= latency.max && latency.mean > 0.0,
+                "{self:?}"
+            );
+        }
+        let bounds: Vec<_> = latency.histogram.iter().map(|b| b.le_us).collect();
+        assert!(
+            bounds.iter().all(|b| b.is_power_of_two()) && bounds.is_sorted(),
+            "{self:?}"
+        );
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pages, latency) = (&self.pages, &self.request_latency_us);
+        write!(
+            f,
+            "{}: downtime {:.1} ms, total {:.2} s, rounds {}, pages {} pre-copied, {} background, \
+             {} urgent, {} zero; {} requests, mean {:.0} µs, p99 {:.0} µs, max {:.0} µs",
+            self.mode,
+            self.downtime_ms,
+            self.total_ms / 1e3,
+            self.rounds,
+            pages.precopy,
+            pages.background,
+            pages.urgent,
+            pages.zero,
+            latency.count,
+            latency.mean,
+            latency.p99,
+            latency.max
+        )
+    }
+}

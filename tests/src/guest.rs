@@ -1,0 +1,198 @@
+//! A guest that is moved about and asked how it is.
+
+use crate::trip::Arrived;
+use crate::{Account, Attempt, Ends, LONG, Scene, Traces, Trip, eventually, tell};
+use hikkoshi_lab::{Report, Vm, VmConfig};
+use std::sync::Arc;
+
+/// A guest, wherever it is.
+#[derive(Debug)]
+pub struct Guest<'a> {
+    scene: &'a Scene,
+    config: VmConfig,
+    vm: Arc<Vm>,
+    attempts: u32,
+}
+
+impl<'a> Guest<'a> {
+    /// Boots it and waits until its workload is at work.
+    ///
+    /// # Panics
+    /// When it does not get there.
+    pub fn boot(scene: &'a Scene, config: VmConfig) -> Self {
+        let guest = Self::start(scene, config);
+        guest.vm.wait_ready().unwrap();
+        guest.works();
+        guest
+    }
+
+    /// Starts its machine and waits for nothing.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(scene: &'a Scene, config: VmConfig) -> Self {
+        let vm = Arc::new(config.start(scene.lab(), "host0").unwrap());
+        Self {
+            scene,
+            config,
+            vm,
+            attempts: 0,
+        }
+    }
+
+    /// The machine that it is in.
+    pub fn vm(&self) -> &Arc<Vm> {
+        &self.vm
+    }
+
+    /// What its machine is like.
+    pub fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    /// Sets out on a trip.
+    ///
+    /// # Panics
+    /// When the destination or an engine cannot be started.
+    pub fn set_out(&mut self, trip: &Trip) -> Attempt {
+        self.attempts += 1;
+        Attempt::start(self.scene, &self.vm, &self.config, trip, self.attempts)
+    }
+
+    /// Moves it; both engines must report success, and the guest must be sound where it has
+    /// arrived.
+    ///
+    /// # Panics
+    /// When anything is not as it should be.
+    pub fn travel(&mut self, trip: &Trip) -> Account {
+        let (ends, arrived) = self.set_out(trip).wait();
+        self.arrive(&ends, arrived, "running")
+    }
+
+    /// Moves into the destination, which must be in the state `state`, and checks everything
+    /// that must be so after a move; a running guest is asked how it is.
+    ///
+    /// # Panics
+    /// When anything is not as it should be.
+    pub fn arrive(&mut self, ends: &Ends, arrived: Arrived, state: &str) -> Account {
+        let mode = arrived.trip.mode;
+        ends.assert_source(0, &[]);
+        ends.assert_destination(0, &[]);
+        assert!(ends.migrate.printed.contains("the guest runs at the destination"));
+        assert!(ends.receive.printed.contains("the guest runs here"));
+        let [Some(account), Some(there)] = &ends.accounts else {
+            panic!("an account is missing: {ends:?}");
+        };
+        for account in [account, there] {
+            account.check(mode, self.config_mib());
+        }
+        assert_eq!(account.postcopy, there.postcopy);
+        tell(format!(
+            "host{} → host{}, {account}",
+            arrived.number - 1,
+            arrived.number
+        ));
+        assert_eq!(self.vm.status().unwrap(), "postmigrate");
+        assert_eq!(arrived.destination.status().unwrap(), state);
+        for vm in [&self.vm, &arrived.destination] {
+            eventually("without userfaultfd", || {
+                let traces = Traces::of(vm);
+                match traces.are_free_of_userfaults() {
+                    true => Ok(()),
+                    false => Err(format!("{traces:?}")),
+                }
+            });
+        }
+        self.vm = arrived.destination;
+        if state == "running" {
+            self.is_sound();
+        }
+        account.clone()
+    }
+
+    /// After an attempt that came to nothing: the guest runs on where it was and is sound, and
+    /// its QEMU is as it was before. The destination's QEMU ends.
+    ///
+    /// # Panics
+    /// When anything is not as it should be.
+    pub fn stay(&mut self, arrived: Arrived, what: &str) {
+        eventually("running at the source", || {
+            match self.vm.status().unwrap().as_str() {
+                "running" => Ok(()),
+                other => Err(other.to_owned()),
+            }
+        });
+        assert_ne!(
+            arrived.destination.status().unwrap_or_default(),
+            "running",
+            "two guests"
+        );
+        arrived.before.assert_same(&self.vm);
+        self.is_sound();
+        let there = arrived.destination.name();
+        let lines = self.vm.console().since(arrived.lines);
+        assert!(
+            lines.iter().all(|line| &*line.vm != there),
+            "the guest has run at the destination"
+        );
+        tell(format!("{what}: stayed, and is sound"));
+        drop(arrived);
+    }
+
+    /// The workload goes on, every page is as it should be now, and no page was ever not.
+    ///
+    /// # Panics
+    /// When not.
+    pub fn is_sound(&self) {
+        self.works();
+        let verdict = self.vm.sweep(LONG).unwrap();
+        assert!(verdict.ok && verdict.bad == 0, "{verdict:?}");
+        for line in self.vm.console().lines() {
+            let good = match &line.report {
+                Report::Bad(_) | Report::Failed(_) | Report::Stopped => false,
+                Report::Verify(verify) => verify.ok && verify.bad == 0,
+                Report::Dirty(dirty) => dirty.ok,
+                _ => !line.text.contains("Kernel panic"),
+            };
+            assert!(good, "{}: {}", line.vm, line.text);
+        }
+    }
+
+    /// Waits until the workload has made progress, here.
+    ///
+    /// # Panics
+    /// When it makes none.
+    pub fn works(&self) {
+        // The first line may be about the time before now.
+        let mut lines = 0;
+        let first = self.vm.console().len();
+        self.vm
+            .wait_report("work", first, LONG, |report| {
+                let work = match report {
+                    Report::Verify(verify) => verify.latency.accesses > 0,
+                    Report::Dirty(dirty) => dirty.latency.accesses > 0,
+                    Report::Idle(_) => true,
+                    _ => false,
+                };
+                lines += u32::from(work);
+                (lines == 2).then_some(())
+            })
+            .unwrap();
+    }
+
+    /// Its memory, MiB, by its RAM files.
+    fn config_mib(&self) -> u64 {
+        let bytes: u64 = self
+            .vm
+            .ram_files()
+            .iter()
+            .map(|file| file.metadata().unwrap().len())
+            .sum();
+        bytes >> 20
+    }
+
+    /// Goes on in that machine, to which it was brought by hand.
+    pub fn is_now_in(&mut self, vm: Arc<Vm>) {
+        self.vm = vm;
+    }
+}

@@ -1,0 +1,218 @@
+//! The program under test, as a process.
+
+use crate::LONG;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The release build of `hikkoshi`: `$HIKKOSHI_BIN`, or the one in this build's target folder.
+///
+/// # Panics
+/// When there is none.
+pub fn hikkoshi() -> PathBuf {
+    if let Some(path) = std::env::var_os("HIKKOSHI_BIN") {
+        return path.into();
+    }
+    // …/target/debug/deps/test → …/target/release/hikkoshi
+    let test = std::env::current_exe().unwrap();
+    let target = test.ancestors().nth(3).unwrap();
+    let path = target.join("release/hikkoshi");
+    assert!(
+        path.exists(),
+        "{} is not there; run `cargo build --release --package hikkoshi` first, or set HIKKOSHI_BIN",
+        path.display()
+    );
+    path
+}
+
+/// How a program ended, and what it had said.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The exit code; none if it was killed.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub printed: String,
+    /// Its standard error.
+    pub said: String,
+}
+
+/// A running program. Killed on drop.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    child: Child,
+    printed: Arc<Stream>,
+    said: Arc<Stream>,
+}
+
+/// What comes from one of its outputs.
+#[derive(Debug, Default)]
+struct Stream {
+    state: Mutex<(String, bool)>,
+    more: Condvar,
+}
+
+impl Stream {
+    fn follow(from: impl Read + Send + 'static) -> Arc<Self> {
+        let stream = Arc::new(Self::default());
+        let filled = Arc::clone(&stream);
+        std::thread::spawn(move || {
+            let mut from = BufReader::new(from);
+            let mut line = Vec::new();
+            loop {
+                line.clear();
+                let over = matches!(from.read_until(b'\n', &mut line), Ok(0) | Err(_));
+                let mut state = filled.state.lock().unwrap_or_else(PoisonError::into_inner);
+                state.0.push_str(&String::from_utf8_lossy(&line));
+                state.1 = over;
+                filled.more.notify_all();
+                if over {
+                    return;
+                }
+            }
+        });
+        stream
+    }
+
+    fn text(&self) -> String {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0.clone()
+    }
+
+    /// Waits until `done` makes something of the text so far, or there will be no more of it.
+    fn wait<T>(&self, limit: Duration, done: impl Fn(&str, bool) -> Option<T>) -> Option<T> {
+        let deadline = Instant::now() + limit;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let found = done(&state.0, state.1);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if found.is_some() || state.1 || left.is_zero() {
+                return found;
+            }
+            state = self
+                .more
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Program {
+    /// Starts it; `name` is for messages.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(name: &str, mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
+        let printed = Stream::follow(child.stdout.take().unwrap());
+        let said = Stream::follow(child.stderr.take().unwrap());
+        Self {
+            name: name.to_owned(),
+            child,
+            printed,
+            said,
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has said so far on standard error.
+    pub fn said(&self) -> String {
+        self.said.text()
+    }
+
+    /// Waits until it has said a line with `part` in it, and gives that line.
+    ///
+    /// # Panics
+    /// When it ends, or has not said it in a long time.
+    pub fn wait_said(&self, part: &str) -> String {
+        let line = self.said.wait(LONG, |text, _| {
+            text.lines().find(|l| l.contains(part)).map(str::to_owned)
+        });
+        line.unwrap_or_else(|| panic!("{} did not say {part:?}:\n{}", self.name, self.said()))
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// When it has ended and was waited for.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Ctrl-C.
+    pub fn interrupt(&self) {
+        self.signal(rustix::process::Signal::INT);
+    }
+
+    /// Kills it, as the kernel would for want of memory: it can do nothing any more.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// When the kernel cannot say.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end in a long time.
+    pub fn wait(&mut self) -> Ended {
+        let deadline = Instant::now() + LONG;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{} does not end; it has said:\n{}",
+                self.name,
+                self.said()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        // Everything it wrote is in the pipes; a guard that it left behind may hold their other
+        // ends a moment longer.
+        for stream in [&self.printed, &self.said] {
+            stream.wait(Duration::from_secs(2), |_, over| over.then_some(()));
+        }
+        Ended {
+            code: status.code(),
+            printed: self.printed.text(),
+            said: self.said.text(),
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            crate::tell(format!(
+                "{} had printed:\n{}and said:\n{}",
+                self.name,
+                self.printed.text(),
+                self.said.text()
+            ));
+        }
+    }
+}

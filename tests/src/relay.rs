@@ -1,0 +1,452 @@
+//! Between the two engines: passes everything on, until a chosen moment.
+
+use hikkoshi_wire::{
+    Frame, HELLO_LEN, HEADER_LEN, Hello, Limits, Role, ToDestination, ToSource, decode_control,
+};
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What passes by. What the source says first: names of the protocol's messages.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Kind {
+    /// The source opens the control link.
+    HelloControl,
+    /// The source opens the urgent link.
+    HelloUrgent,
+    /// The source opens the background link.
+    HelloBackground,
+    /// The destination's greeting on whichever link.
+    Greeting,
+    /// Source.
+    Begin,
+    /// Destination.
+    Accept,
+    /// Destination.
+    Refuse,
+    /// Source: contents of pages, on any link.
+    Pages,
+    /// Source: a mark.
+    Zeros,
+    /// Destination: a page request.
+    Request,
+    /// Destination: on the background link.
+    Ack,
+    /// Source.
+    Discard,
+    /// Source.
+    DiscardEnd,
+    /// Destination.
+    Discarded,
+    /// Source.
+    DeviceStateChunk,
+    /// Source.
+    Switch,
+    /// Destination.
+    Ready,
+    /// Source.
+    Commit,
+    /// Destination.
+    Resumed,
+    /// Destination.
+    Complete,
+    /// Source.
+    Goodbye,
+    /// Either.
+    Cancel,
+    /// Destination.
+    Failed,
+}
+
+/// Before or after it is passed on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum When {
+    /// It came, and does not go further.
+    Before,
+    /// It has been passed on, nothing behind it.
+    After,
+}
+
+/// A moment of a migration.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Moment {
+    /// Before or after.
+    pub when: When,
+    /// Which message.
+    pub kind: Kind,
+    /// The how manieth of its kind, from 1 on.
+    pub nth: u32,
+}
+
+impl Moment {
+    /// Right before the first message of this kind is passed on.
+    pub fn before(kind: Kind) -> Self {
+        let when = When::Before;
+        Self { when, kind, nth: 1 }
+    }
+
+    /// Right after the first message of this kind was passed on.
+    pub fn after(kind: Kind) -> Self {
+        let when = When::After;
+        Self { when, kind, nth: 1 }
+    }
+
+    /// The `nth` of its kind instead of the first.
+    #[must_use]
+    pub fn nth(mut self, nth: u32) -> Self {
+        self.nth = nth;
+        self
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let when = match self.when {
+            When::Before => "before",
+            When::After => "after",
+        };
+        write!(f, "{when} {:?}", self.kind)?;
+        if self.nth > 1 {
+            write!(f, " {}", self.nth)?;
+        }
+        Ok(())
+    }
+}
+
+/// What happens at the moment.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Then {
+    /// Every link ends at once, and no new one comes about.
+    Cut,
+    /// Nothing more goes that way on that link until [`Relay::let_go`].
+    Hold,
+}
+
+/// A relay: the source connects to it, it connects to the destination.
+#[derive(Debug)]
+pub struct Relay {
+    shared: Arc<Shared>,
+    address: String,
+    socket: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    destination: String,
+    plan: Option<(Moment, Then)>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    seen: HashMap<Kind, u32>,
+    reached: bool,
+    let_go: bool,
+    cut: bool,
+    ends: Vec<Socket>,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+enum Door {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Relay {
+    /// Listens at a unix socket (`at`) or at a free TCP port of this machine, and passes links on
+    /// to `destination`, an address as `hikkoshi` takes it.
+    ///
+    /// # Panics
+    /// When it cannot listen.
+    pub fn start(at: Option<&Path>, destination: &str, plan: Option<(Moment, Then)>) -> Self {
+        let (door, address) = match at {
+            Some(path) => (
+                Door::Unix(UnixListener::bind(path).unwrap()),
+                format!("unix:{}", path.display()),
+            ),
+            None => {
+                let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+                let address = listener.local_addr().unwrap().to_string();
+                (Door::Tcp(listener), address)
+            }
+        };
+        let shared = Arc::new(Shared {
+            destination: destination.to_owned(),
+            plan,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let serving = Arc::clone(&shared);
+        std::thread::spawn(move || serving.serve(&door));
+        Self {
+            shared,
+            address,
+            socket: at.map(Path::to_owned),
+        }
+    }
+
+    /// Where the source connects to.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Waits for the moment; whether it came.
+    pub fn wait_reached(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut state = self.shared.lock();
+        while !state.reached {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        true
+    }
+
+    /// Whether the moment has come.
+    pub fn reached(&self) -> bool {
+        self.shared.lock().reached
+    }
+
+    /// How many messages of that kind have come by.
+    pub fn seen(&self, kind: Kind) -> u32 {
+        self.shared.lock().seen.get(&kind).copied().unwrap_or(0)
+    }
+
+    /// Ends the holding.
+    pub fn let_go(&self) {
+        self.shared.lock().let_go = true;
+        self.shared.changed.notify_all();
+    }
+
+    /// Ends every link.
+    pub fn cut(&self) {
+        self.shared.cut();
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.cut();
+        // Wakes the door, which then sees that it is over.
+        match &self.socket {
+            Some(path) => drop(UnixStream::connect(path)),
+            None => drop(TcpStream::connect(&self.address)),
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cut(&self) {
+        let mut state = self.lock();
+        state.cut = true;
+        // Shut down, not closed: what was passed on before still arrives.
+        for end in &state.ends {
+            end.shutdown(Shutdown::Both);
+        }
+        self.changed.notify_all();
+    }
+
+    fn serve(self: &Arc<Self>, door: &Door) {
+        loop {
+            let source = match door {
+                Door::Tcp(listener) => listener.accept().map(|(stream, _)| Socket::Tcp(stream)),
+                Door::Unix(listener) => listener.accept().map(|(stream, _)| Socket::Unix(stream)),
+            };
+            let Ok(source) = source else { return };
+            if self.lock().cut {
+                return;
+            }
+            if self.join(source).is_err() {
+                self.cut();
+            }
+        }
+    }
+
+    /// Passes one link's bytes on, in both directions.
+    fn join(self: &Arc<Self>, source: Socket) -> io::Result<()> {
+        let destination = Socket::connect(&self.destination)?;
+        let mut state = self.lock();
+        state.ends.push(source.try_clone()?);
+        state.ends.push(destination.try_clone()?);
+        drop(state);
+        let back = (destination.try_clone()?, source.try_clone()?);
+        for (from, to, to_destination) in [(source, destination, true), (back.0, back.1, false)] {
+            let shared = Arc::clone(self);
+            std::thread::spawn(move || {
+                // A link that ends is what both engines must cope with.
+                let _ = shared.pass(&from, &to, to_destination);
+                to.shutdown(Shutdown::Write);
+            });
+        }
+        Ok(())
+    }
+
+    fn pass(&self, from: &Socket, to: &Socket, to_destination: bool) -> io::Result<()> {
+        let mut hello = [0; HELLO_LEN];
+        from.read_exact(&mut hello)?;
+        let role = Hello::decode(&hello).map_err(io::Error::other)?.role;
+        let kind = match (to_destination, role) {
+            (true, Role::Control) => Kind::HelloControl,
+            (true, Role::Urgent) => Kind::HelloUrgent,
+            (true, Role::Background { .. }) => Kind::HelloBackground,
+            (false, _) => Kind::Greeting,
+        };
+        self.message(kind, to, &hello)?;
+        loop {
+            let mut bytes = vec![0; HEADER_LEN];
+            from.read_exact(&mut bytes)?;
+            let header = bytes.first_chunk().unwrap();
+            let limits = Limits { pages: u64::MAX };
+            let frame = Frame::decode(header, &limits).map_err(io::Error::other)?;
+            bytes.resize(HEADER_LEN + frame.payload_len(), 0);
+            from.read_exact(&mut bytes[HEADER_LEN..])?;
+            let kind = match frame {
+                Frame::Pages { .. } => Kind::Pages,
+                Frame::Zeros { .. } => Kind::Zeros,
+                Frame::Request { .. } => Kind::Request,
+                Frame::Ack { .. } => Kind::Ack,
+                Frame::Control { .. } if to_destination => from_source(&bytes[HEADER_LEN..]),
+                Frame::Control { .. } => from_destination(&bytes[HEADER_LEN..]),
+            };
+            self.message(kind, to, &bytes)?;
+        }
+    }
+
+    fn message(&self, kind: Kind, mut to: &Socket, bytes: &[u8]) -> io::Result<()> {
+        let mut state = self.lock();
+        let seen = state.seen.entry(kind).or_default();
+        *seen += 1;
+        let seen = *seen;
+        drop(state);
+        let due = |when| {
+            self.plan
+                .filter(|(m, _)| (m.when, m.kind, m.nth) == (when, kind, seen))
+                .map(|(_, then)| then)
+        };
+        if let Some(then) = due(When::Before) {
+            self.act(then)?;
+        }
+        if self.lock().cut {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        to.write_all(bytes)?;
+        if let Some(then) = due(When::After) {
+            self.act(then)?;
+        }
+        Ok(())
+    }
+
+    fn act(&self, then: Then) -> io::Result<()> {
+        let mut state = self.lock();
+        state.reached = true;
+        self.changed.notify_all();
+        if then == Then::Cut {
+            drop(state);
+            self.cut();
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        while !state.let_go && !state.cut {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+}
+
+fn from_source(payload: &[u8]) -> Kind {
+    match decode_control::<ToDestination>(payload).unwrap() {
+        ToDestination::Begin { .. } => Kind::Begin,
+        ToDestination::Discard { .. } => Kind::Discard,
+        ToDestination::DiscardEnd => Kind::DiscardEnd,
+        ToDestination::DeviceStateChunk { .. } => Kind::DeviceStateChunk,
+        ToDestination::Switch { .. } => Kind::Switch,
+        ToDestination::Commit => Kind::Commit,
+        ToDestination::Cancel { .. } => Kind::Cancel,
+        ToDestination::Goodbye => Kind::Goodbye,
+    }
+}
+
+fn from_destination(payload: &[u8]) -> Kind {
+    match decode_control::<ToSource>(payload).unwrap() {
+        ToSource::Accept { .. } => Kind::Accept,
+        ToSource::Refuse { .. } => Kind::Refuse,
+        ToSource::Discarded => Kind::Discarded,
+        ToSource::Ready => Kind::Ready,
+        ToSource::Failed { .. } => Kind::Failed,
+        ToSource::Resumed => Kind::Resumed,
+        ToSource::Cancel { .. } => Kind::Cancel,
+        ToSource::Complete { .. } => Kind::Complete,
+    }
+}
+
+impl Socket {
+    fn connect(address: &str) -> io::Result<Self> {
+        Ok(match address.strip_prefix("unix:") {
+            Some(path) => Self::Unix(UnixStream::connect(path)?),
+            None => {
+                let stream = TcpStream::connect(address)?;
+                stream.set_nodelay(true)?;
+                Self::Tcp(stream)
+            }
+        })
+    }
+
+    fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+        })
+    }
+
+    fn shutdown(&self, how: Shutdown) {
+        // It may be over already.
+        let _ = match self {
+            Self::Tcp(stream) => stream.shutdown(how),
+            Self::Unix(stream) => stream.shutdown(how),
+        };
+    }
+
+    fn read_exact(&self, buffer: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => (&*stream).read_exact(buffer),
+            Self::Unix(stream) => (&*stream).read_exact(buffer),
+        }
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => (&*stream).write(buffer),
+            Socket::Unix(stream) => (&*stream).write(buffer),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! What a migration could leave behind in a QEMU process.
+
+use hikkoshi_lab::Vm;
+use serde_json::{Value, json};
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// What there is in a QEMU process that a migration could have put there or changed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traces {
+    capabilities: Value,
+    parameters: Value,
+    /// Open descriptors that are userfaultfds.
+    userfaults: Vec<String>,
+    /// Mappings that a userfaultfd is registered on.
+    registered: Vec<String>,
+    /// Open descriptors.
+    descriptors: usize,
+}
+
+impl Traces {
+    /// Looks at a running QEMU.
+    ///
+    /// # Panics
+    /// When it has gone.
+    pub fn of(vm: &Vm) -> Self {
+        let query = |command| vm.qmp().execute(command, json!({})).unwrap();
+        let proc = format!("/proc/{}", vm.pid());
+        let descriptors: Vec<_> = fs::read_dir(format!("{proc}/fd"))
+            .unwrap()
+            .flatten()
+            .filter_map(|entry| fs::read_link(entry.path()).ok())
+            .map(|target| target.to_string_lossy().into_owned())
+            .collect();
+        Self {
+            capabilities: query("query-migrate-capabilities"),
+            parameters: query("query-migrate-parameters"),
+            registered: registered(&fs::read_to_string(format!("{proc}/smaps")).unwrap()),
+            descriptors: descriptors.len(),
+            userfaults: descriptors
+                .into_iter()
+                .filter(|target| target.contains("userfaultfd"))
+                .collect(),
+        }
+    }
+
+    /// Whether no userfaultfd has anything to do with it.
+    pub fn are_free_of_userfaults(&self) -> bool {
+        self.userfaults.is_empty() && self.registered.is_empty()
+    }
+
+    /// Asserts that nothing has come and nothing has changed, now or in a moment: QEMU closes a
+    /// monitor's descriptors when it gets round to it.
+    ///
+    /// # Panics
+    /// When something has.
+    pub fn assert_same(&self, vm: &Vm) {
+        eventually("QEMU is as it was before", || {
+            let now = Self::of(vm);
+            if now == *self {
+                Ok(())
+            } else {
+                Err(format!("before: {self:?}\nnow: {now:?}"))
+            }
+        });
+    }
+}
+
+/// The mappings (their first lines) that have a userfaultfd's flag: `um` missing, `uw` write
+/// protection, `ui` minor (proc(5), VmFlags).
+fn registered(smaps: &str) -> Vec<String> {
+    let (mut found, mut mapping) = (Vec::new(), "");
+    for line in smaps.lines() {
+        match line.strip_prefix("VmFlags:") {
+            Some(flags) => {
+                if flags
+                    .split_whitespace()
+                    .any(|f| ["um", "uw", "ui"].contains(&f))
+                {
+                    found.push(format!("{mapping} {flags}"));
+                }
+            }
+            None if line.split(' ').next().is_some_and(|w| w.contains('-')) => mapping = line,
+            None => {}
+        }
+    }
+    found
+}
+
+/// Waits until `look` finds that it is so.
+///
+/// # Panics
+/// When that takes too long, with what it found instead.
+pub fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while let Err(instead) = look() {
+        assert!(Instant::now() < deadline, "not {what}: {instead}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,310 @@
+//! One attempt to move a guest, with everything that takes part in it.
+
+use crate::{Account, Ended, LONG, Moment, Program, Relay, Scene, Then, Traces, Watcher, hikkoshi};
+use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+/// What the links are.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Via {
+    /// Unix sockets.
+    #[default]
+    Unix,
+    /// TCP on loopback.
+    Tcp,
+    /// TCP between two network namespaces, to that address.
+    Address(String),
+}
+
+/// How to move a guest.
+#[derive(Clone, Debug, Default)]
+pub struct Trip {
+    pub(crate) mode: &'static str,
+    pub(crate) via: Via,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) version: Option<QemuVersion>,
+    pub(crate) plan: Option<(Moment, Then)>,
+    pub(crate) hosts: Option<(Namespace, Namespace)>,
+    pub(crate) destination: Option<VmConfig>,
+    pub(crate) relay: bool,
+}
+
+impl Trip {
+    /// By `precopy`, `postcopy` or `hybrid`, over unix sockets.
+    pub fn by(mode: &'static str) -> Self {
+        Self {
+            mode,
+            ..Self::default()
+        }
+    }
+
+    /// Over these links.
+    #[must_use]
+    pub fn via(mut self, via: Via) -> Self {
+        self.via = via;
+        self
+    }
+
+    /// More arguments for `hikkoshi migrate`.
+    #[must_use]
+    pub fn with(mut self, arguments: &[&str]) -> Self {
+        self.arguments
+            .extend(arguments.iter().map(|&a| a.to_owned()));
+        self
+    }
+
+    /// To that QEMU.
+    #[must_use]
+    pub fn to(mut self, version: QemuVersion) -> Self {
+        self.version = Some(version);
+        self
+    }
+
+    /// To a destination like this one instead of one like the source.
+    #[must_use]
+    pub fn to_like(mut self, config: VmConfig) -> Self {
+        self.destination = Some(config);
+        self
+    }
+
+    /// With a relay that cuts all links at a moment.
+    #[must_use]
+    pub fn cut(mut self, at: Moment) -> Self {
+        self.plan = Some((at, Then::Cut));
+        self.relay = true;
+        self
+    }
+
+    /// With a relay that holds at a moment.
+    #[must_use]
+    pub fn hold(mut self, at: Moment) -> Self {
+        self.plan = Some((at, Then::Hold));
+        self.relay = true;
+        self
+    }
+
+    /// The engines run in these namespaces, the destination's QEMU too.
+    #[must_use]
+    pub fn between(mut self, source: &Namespace, destination: &Namespace) -> Self {
+        self.hosts = Some((source.clone(), destination.clone()));
+        self
+    }
+}
+
+/// Both engines at work.
+#[derive(Debug)]
+pub struct Attempt {
+    /// `hikkoshi migrate`.
+    pub migrate: Program,
+    /// `hikkoshi receive`.
+    pub receive: Program,
+    /// The destination's QEMU.
+    pub destination: Arc<Vm>,
+    /// What is between them.
+    relay: Option<Relay>,
+    pub(crate) trip: Trip,
+    pub(crate) number: u32,
+    pub(crate) before: Traces,
+    /// Lines on the guest's console when it began.
+    pub(crate) lines: usize,
+    watcher: Watcher,
+    accounts: [PathBuf; 2],
+}
+
+/// How both engines ended.
+#[derive(Debug)]
+pub struct Ends {
+    /// `hikkoshi migrate`.
+    pub migrate: Ended,
+    /// `hikkoshi receive`.
+    pub receive: Ended,
+    /// The accounts that they wrote, if any.
+    pub accounts: [Option<Account>; 2],
+}
+
+impl Ends {
+    /// Both exit codes, the source's first.
+    pub fn codes(&self) -> [Option<i32>; 2] {
+        [self.migrate.code, self.receive.code]
+    }
+
+    /// Asserts that the source ended with `code` and said each of `parts`.
+    ///
+    /// # Panics
+    /// When not.
+    pub fn assert_source(&self, code: i32, parts: &[&str]) {
+        self.migrate.assert(code, parts);
+    }
+
+    /// Asserts that the destination ended with `code` and said each of `parts`.
+    ///
+    /// # Panics
+    /// When not.
+    pub fn assert_destination(&self, code: i32, parts: &[&str]) {
+        self.receive.assert(code, parts);
+    }
+}
+
+impl Ended {
+    /// Asserts that it ended with `code` and said each of `parts` on standard error.
+    ///
+    /// # Panics
+    /// When not.
+    pub fn assert(&self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for part in parts {
+            assert!(self.said.contains(part), "{part:?} is not in {self:?}");
+        }
+        if code != 0 {
+            let own = self.said.lines().any(|line| line.starts_with("hikkoshi: ") || line.starts_with("error: "));
+            assert!(own, "it ended without a word: {self:?}");
+        }
+    }
+}
+
+impl Attempt {
+    pub(crate) fn start(
+        scene: &Scene,
+        source: &Arc<Vm>,
+        config: &VmConfig,
+        trip: &Trip,
+        number: u32,
+    ) -> Self {
+        let mut config = trip.destination.clone().unwrap_or_else(|| config.clone());
+        if let Some(version) = trip.version {
+            config = config.version(version);
+        }
+        if let Some((_, host)) = &trip.hosts {
+            config = config.namespace(host);
+        }
+        let destination = config
+            .console(source.console().clone())
+            .incoming()
+            .start(scene.lab(), &format!("host{number}"))
+            .unwrap();
+        let destination = Arc::new(destination);
+        let before = Traces::of(source);
+        let at = |name: &str| scene.folder().join(format!("{name}{number}"));
+        let accounts = [at("migrate.json"), at("receive.json")];
+        let command = |first: bool| match &trip.hosts {
+            Some((source, destination)) => {
+                (if first { source } else { destination }).command(hikkoshi())
+            }
+            None => Command::new(hikkoshi()),
+        };
+
+        let (listen, plaintext) = match &trip.via {
+            Via::Unix => (format!("unix:{}", at("listen").display()), false),
+            Via::Tcp => ("127.0.0.1:0".to_owned(), false),
+            Via::Address(address) => (address.clone(), true),
+        };
+        let mut receive = command(false);
+        receive.args(["receive", "--listen", &listen, "--qmp"]);
+        receive.arg(destination.qmp_path());
+        receive.arg("--json").arg(&accounts[1]);
+        if plaintext {
+            receive.arg("--plaintext");
+        }
+        let receive = Program::start("receive", receive);
+        let line = receive.wait_said("waiting for a guest at ");
+        let listens = line.rsplit(' ').next().unwrap();
+
+        let relay = trip.relay.then(|| {
+            let door = at("relay");
+            let door = (trip.via == Via::Unix).then_some(door.as_path());
+            Relay::start(door, listens, trip.plan)
+        });
+        let address = relay.as_ref().map_or(listens, |relay| relay.address());
+        let watcher = Watcher::start(source, &destination);
+        let lines = source.console().len();
+        let mut migrate = command(true);
+        migrate.args(["migrate", address, "--mode", trip.mode, "--qmp"]);
+        migrate.arg(source.qmp_path());
+        migrate.arg("--json").arg(&accounts[0]);
+        migrate.args(&trip.arguments);
+        if plaintext {
+            migrate.arg("--plaintext");
+        }
+        Self {
+            migrate: Program::start("migrate", migrate),
+            receive,
+            destination,
+            relay,
+            trip: trip.clone(),
+            number,
+            before,
+            lines,
+            watcher,
+            accounts,
+        }
+    }
+
+    /// The relay.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn relay(&self) -> &Relay {
+        self.relay.as_ref().unwrap()
+    }
+
+    /// Waits for the moment at which the relay holds.
+    ///
+    /// # Panics
+    /// When it does not come.
+    pub fn wait_held(&self) {
+        assert!(
+            self.relay().wait_reached(LONG),
+            "the moment did not come; migrate: {}; receive: {}",
+            self.migrate.said(),
+            self.receive.said()
+        );
+    }
+
+    /// Waits for both engines to end.
+    ///
+    /// # Panics
+    /// When they do not, when two guests ran, or when the moment asked for never came.
+    pub fn wait(mut self) -> (Ends, Arrived) {
+        let migrate = self.migrate.wait();
+        let receive = self.receive.wait();
+        if let Some((moment, _)) = self.trip.plan {
+            assert!(
+                self.relay().reached(),
+                "there was no moment {moment}: {migrate:?} {receive:?}"
+            );
+        }
+        self.watcher.finish();
+        let accounts = self.accounts.map(|path| {
+            let text = std::fs::read_to_string(path).ok()?;
+            Some(Account::read(&text))
+        });
+        let ends = Ends {
+            migrate,
+            receive,
+            accounts,
+        };
+        let arrived = Arrived {
+            destination: self.destination,
+            trip: self.trip,
+            number: self.number,
+            before: self.before,
+            lines: self.lines,
+            _relay: self.relay,
+        };
+        (ends, arrived)
+    }
+}
+
+/// What is left when both engines have ended.
+#[derive(Debug)]
+pub struct Arrived {
+    /// The destination's QEMU.
+    pub destination: Arc<Vm>,
+    pub(crate) trip: Trip,
+    pub(crate) number: u32,
+    pub(crate) before: Traces,
+    pub(crate) lines: usize,
+    _relay: Option<Relay>,
+}

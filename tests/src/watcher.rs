@@ -1,0 +1,176 @@
+//! Watches two QEMUs while a guest goes from one to the other: at no instant may both run it.
+
+use hikkoshi_lab::{Event, Vm};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+const EVERY: Duration = Duration::from_millis(10);
+
+/// Watches until it is asked.
+#[derive(Debug)]
+pub struct Watcher {
+    source: Watched,
+    destination: Watched,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<u64, String>>>,
+}
+
+/// One side, and how it was when the watch began.
+#[derive(Debug)]
+struct Watched {
+    vm: Arc<Vm>,
+    ran: bool,
+    events: usize,
+}
+
+/// A time in which a guest ran, by the host's clock; no end: it still runs.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    from: Duration,
+    to: Option<Duration>,
+}
+
+fn runs(vm: &Vm) -> Option<bool> {
+    vm.status().ok().map(|status| status == "running")
+}
+
+impl Watched {
+    fn new(vm: &Arc<Vm>) -> Self {
+        let events = vm.qmp().events().len();
+        Self {
+            ran: runs(vm) == Some(true),
+            events,
+            vm: Arc::clone(vm),
+        }
+    }
+
+    /// When it ran, by what QEMU told: `STOP` comes after the processors have stopped, `RESUME`
+    /// before they start.
+    fn runs(&self) -> Vec<Run> {
+        // The answer comes behind all events before it.
+        let _ = self.vm.status();
+        let events = self.vm.qmp().events();
+        let began = self.ran.then_some(Duration::ZERO);
+        intervals(began, &events[self.events..])
+    }
+}
+
+fn intervals(mut since: Option<Duration>, events: &[Event]) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for event in events {
+        match (event.name.as_str(), since) {
+            ("RESUME", None) => since = Some(event.happened),
+            ("STOP", Some(from)) => {
+                runs.push(Run {
+                    from,
+                    to: Some(event.happened),
+                });
+                since = None;
+            }
+            _ => {}
+        }
+    }
+    runs.extend(since.map(|from| Run { from, to: None }));
+    runs
+}
+
+impl Watcher {
+    /// Begins to watch.
+    ///
+    /// # Panics
+    /// When there is no thread for it.
+    pub fn start(source: &Arc<Vm>, destination: &Arc<Vm>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (one, other, stopped) = (
+            Arc::clone(source),
+            Arc::clone(destination),
+            Arc::clone(&stop),
+        );
+        let (source, destination) = (Watched::new(source), Watched::new(destination));
+        let thread = std::thread::spawn(move || {
+            let mut looks = 0;
+            let mut before = runs(&one);
+            while !stopped.load(Ordering::Acquire) {
+                let between = runs(&other);
+                let after = runs(&one);
+                // A guest does not come back, so one that ran before and after ran in between.
+                if [before, between, after] == [Some(true); 3] {
+                    return Err("both QEMUs say that they run the guest".to_owned());
+                }
+                before = after;
+                looks += 1;
+                std::thread::sleep(EVERY);
+            }
+            Ok(looks)
+        });
+        Self {
+            source,
+            destination,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// Ends the watch.
+    ///
+    /// # Panics
+    /// When both have run at the same time.
+    pub fn finish(mut self) {
+        self.stop.store(true, Ordering::Release);
+        let looks = self.thread.take().unwrap().join().unwrap().unwrap();
+        assert!(looks > 0, "nothing was seen");
+        let (source, destination) = (self.source.runs(), self.destination.runs());
+        for one in &source {
+            for other in &destination {
+                // One that was killed has stopped at an unknown time.
+                let ended = |run: &Run, vm: &Vm| {
+                    run.to.unwrap_or(match vm.exit_status() {
+                        Some(_) => run.from,
+                        None => Duration::MAX,
+                    })
+                };
+                let apart = ended(one, &self.source.vm) <= other.from
+                    || ended(other, &self.destination.vm) <= one.from;
+                assert!(
+                    apart,
+                    "both ran at once: source {source:?}, destination {destination:?}"
+                );
+            }
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(name: &str, at: u64) -> Event {
+        Event {
+            name: name.to_owned(),
+            data: serde_json::Value::Null,
+            at: std::time::Instant::now(),
+            happened: Duration::from_secs(at),
+        }
+    }
+
+    #[test]
+    fn runs_are_read_from_events() {
+        let events = [event("STOP", 5), event("RESUME", 7), event("OTHER", 8)];
+        let read = intervals(Some(Duration::ZERO), &events);
+        assert_eq!(read.len(), 2);
+        assert_eq!(read[0].to, Some(Duration::from_secs(5)));
+        assert_eq!(
+            (read[1].from, read[1].to),
+            (Duration::from_secs(7), None)
+        );
+        assert!(intervals(None, &events[..1]).is_empty());
+    }
+}
