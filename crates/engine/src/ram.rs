@@ -112,6 +112,18 @@ impl RamFiles {
     /// # Errors
     /// What `lseek` says.
     pub fn next_data(&self, range: PageRange) -> io::Result<Option<PageRange>> {
+        Ok(self.data_run(range)?.map(|run| run.intersect(range)))
+    }
+
+    /// As [`next_data`](Self::next_data), but to the run's end, wherever in
+    /// its block that is.
+    ///
+    /// The kernel walks over every page of the run to find its end (10 ms for
+    /// 600 MiB): do not ask again for each part of one.
+    ///
+    /// # Errors
+    /// As [`next_data`](Self::next_data).
+    pub fn data_run(&self, range: PageRange) -> io::Result<Option<PageRange>> {
         for extent in self.layout.locate_range(range) {
             let file = &self.files[extent.block];
             let begin = file.offset + extent.offset;
@@ -122,13 +134,67 @@ impl RamFiles {
                 Ok(_) | Err(rustix::io::Errno::NXIO) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let hole = rustix::fs::seek(&file.file, SeekFrom::Hole(data))?.min(end);
+            // A page that was data a moment ago may be a hole by now: taken for
+            // data it reads as zeros, and the run is not empty.
+            let hole = rustix::fs::seek(&file.file, SeekFrom::Hole(data))?.max(data + 1);
             let page = |bytes| extent.pages.start().saturating_add(bytes);
-            return Ok(Some(extent.pages.intersect(PageRange::new(
+            let run = PageRange::new(
                 page((data - begin) / PAGE_BYTES),
                 page((hole - begin).div_ceil(PAGE_BYTES)),
-            ))));
+            );
+            // The file may be longer than the block.
+            let block = self.layout.blocks().nth(extent.block);
+            return Ok(block.map(|(_, pages)| run.intersect(pages)));
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::{Page, RamBlock};
+
+    /// Two blocks of 16 pages in files of their own, with data at these pages.
+    fn files(data: &[u64]) -> RamFiles {
+        let block = |id: &str| RamBlock {
+            id: id.to_owned(),
+            bytes: 16 * PAGE_BYTES,
+            host_page: PAGE_BYTES,
+            guest: Vec::new(),
+        };
+        let layout = RamLayout::new(vec![block("a"), block("b")]).unwrap();
+        let files = (0..2).map(|nth| {
+            let file = tempfile::tempfile_in("/dev/shm").unwrap();
+            // Longer than the block, with data right behind it.
+            file.set_len(20 * PAGE_BYTES).unwrap();
+            file.write_all_at(&[1], 16 * PAGE_BYTES).unwrap();
+            for page in data.iter().filter(|&page| page / 16 == nth) {
+                file.write_all_at(&[1], page % 16 * PAGE_BYTES).unwrap();
+            }
+            RamFile::new(file, 0)
+        });
+        RamFiles::new(layout, files.collect()).unwrap()
+    }
+
+    fn range(from: u64, to: u64) -> PageRange {
+        PageRange::new(Page::new(from), Page::new(to))
+    }
+
+    #[test]
+    fn a_run_of_data_ends_at_a_hole_or_with_its_block() {
+        let ram = files(&[2, 3, 4, 14, 15, 16, 17, 30]);
+        for (within, whole, part) in [
+            (range(0, 3), Some(range(2, 5)), Some(range(2, 3))),
+            (range(3, 4), Some(range(3, 5)), Some(range(3, 4))),
+            (range(5, 14), None, None),
+            (range(5, 32), Some(range(14, 16)), Some(range(14, 16))),
+            (range(16, 17), Some(range(16, 18)), Some(range(16, 17))),
+            (range(18, 32), Some(range(30, 31)), Some(range(30, 31))),
+            (range(31, 32), None, None),
+        ] {
+            assert_eq!(ram.data_run(within).unwrap(), whole, "{within:?}");
+            assert_eq!(ram.next_data(within).unwrap(), part, "{within:?}");
+        }
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Precopy<'a> {
     log: Arc<dyn DirtyLog>,
     rounds: u32,
     reader: PieceReader,
+    /// The last run of data that was seen in the RAM files.
+    data: PageRange,
     /// Bytes a second, over the last round that was large enough to tell.
     rate: f64,
 }
@@ -54,6 +56,7 @@ impl<'a> Precopy<'a> {
             log,
             rounds: 0,
             reader: PieceReader::new(PIECE),
+            data: PageRange::EMPTY,
             rate: 0.0,
         }
     }
@@ -144,10 +147,22 @@ impl<'a> Precopy<'a> {
     /// Collects the parts of `chunk` that the RAM file has data for.
     ///
     /// A hole that is written after this look is in the dirty log, which was
-    /// taken before.
-    fn find_data(&self, chunk: PageRange, runs: &mut Vec<PageRange>) -> Result<(), SourceFailure> {
+    /// taken before. So holes are looked for anew in every chunk; what was
+    /// data once may be taken for data later.
+    fn find_data(
+        &mut self,
+        chunk: PageRange,
+        runs: &mut Vec<PageRange>,
+    ) -> Result<(), SourceFailure> {
         let mut rest = chunk;
-        while let Some(data) = self.shared.ram.next_data(rest)? {
+        while !rest.is_empty() {
+            if !self.data.contains(rest.start()) {
+                match self.shared.ram.data_run(rest)? {
+                    Some(run) => self.data = run,
+                    None => return Ok(()),
+                }
+            }
+            let data = self.data.intersect(rest);
             runs.push(data);
             rest = PageRange::new(data.end(), rest.end());
         }
