@@ -17,6 +17,14 @@ impl Cancel {
         Self::default()
     }
 
+    /// A flag that is set already: whoever looks at it waits no longer than
+    /// until the next look.
+    pub(crate) fn at_once() -> Self {
+        let cancel = Self::new();
+        cancel.cancel();
+        cancel
+    }
+
     /// Asks to stop.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);

@@ -49,6 +49,13 @@ pub enum LinkError {
     Stopped,
 }
 
+impl LinkError {
+    /// Whether the link has ended, for whatever reason the peer had.
+    pub(crate) fn is_end(&self) -> bool {
+        matches!(self, Self::Closed | Self::Io(_))
+    }
+}
+
 /// A stream that gives up when told to.
 #[derive(Debug, Clone)]
 struct Stoppable {
@@ -220,6 +227,9 @@ pub struct LinkWriter {
     stream: Arc<Stream>,
     stop: Cancel,
     sent: u64,
+    /// A message was left unfinished: whatever followed it would be taken for
+    /// the rest of it.
+    torn: bool,
 }
 
 impl LinkWriter {
@@ -233,7 +243,13 @@ impl LinkWriter {
             stream,
             stop,
             sent: 0,
+            torn: false,
         })
+    }
+
+    /// From now on `stop` ends a blocked write.
+    pub fn set_stop(&mut self, stop: Cancel) {
+        self.stop = stop;
     }
 
     /// Bytes written to the link so far.
@@ -247,14 +263,6 @@ impl LinkWriter {
     /// The link's failure.
     pub fn frame(&mut self, frame: Frame) -> Result<(), LinkError> {
         self.write(&frame.encode(), &[])
-    }
-
-    /// Sends whole frames that were encoded before.
-    ///
-    /// # Errors
-    /// The link's failure.
-    pub fn frames(&mut self, frames: &[u8]) -> Result<(), LinkError> {
-        self.write(frames, &[])
     }
 
     /// Sends the content of `range`.
@@ -279,6 +287,9 @@ impl LinkWriter {
     }
 
     fn write(&mut self, head: &[u8], body: &[u8]) -> Result<(), LinkError> {
+        if self.torn {
+            return Err(LinkError::Closed);
+        }
         let total = head.len() + body.len();
         let mut done = 0;
         while done < total {
@@ -288,7 +299,10 @@ impl LinkWriter {
             ];
             match (&*self.stream).write_vectored(&pieces) {
                 Ok(0) => return Err(LinkError::Closed),
-                Ok(n) => done += n,
+                Ok(n) => {
+                    done += n;
+                    self.torn = done < total;
+                }
                 Err(e) if is_timeout(&e) || e.kind() == io::ErrorKind::Interrupted => {
                     if self.stop.is_cancelled() {
                         return Err(LinkError::Stopped);

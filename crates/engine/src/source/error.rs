@@ -75,7 +75,7 @@ pub enum SourceFailure {
     #[error("reading the guest's memory: {0}")]
     Ram(#[from] io::Error),
     /// The dirty log failed.
-    #[error("reading the dirty log: {0}")]
+    #[error("{0}")]
     DirtyLog(#[from] DirtyError),
     /// The destination failed before it took the guest over.
     #[error("the destination failed: {0}")]

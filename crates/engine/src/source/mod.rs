@@ -171,10 +171,11 @@ fn run(
         Err(SwitchError::BeforeCommit(cause)) => {
             return Err(call_off(guest, &mut session, cause));
         }
-        Err(SwitchError::AfterCommit(cause)) => return Err(paused(cause)),
+        Err(SwitchError::AfterCommit(cause)) => return Err(paused(session.explain(cause))),
     };
     let postcopy = urgent.is_some();
-    let requests = postcopy::run(shared, &mut session, background, &owed).map_err(paused)?;
+    let requests = postcopy::run(shared, &mut session, background, &owed)
+        .map_err(|cause| paused(session.explain(cause)))?;
     if let Some(urgent) = urgent {
         urgent.join();
     }

@@ -47,7 +47,21 @@ pub(super) fn run(
             );
         }
         match session.hear("sending pages to the running guest", Stage::AfterCommit)? {
-            Some(ToSource::Complete { requests }) => break requests,
+            Some(ToSource::Complete { requests }) => {
+                // Pages that have not left can not have arrived.
+                match owed.count() {
+                    0 => break requests,
+                    left => {
+                        return Err(SourceFailure::Link {
+                            doing: "sending pages to the running guest",
+                            cause: LinkError::Protocol(format!(
+                                "it says that it has everything, but {left} pages have not been \
+                                 sent"
+                            )),
+                        });
+                    }
+                }
+            }
             Some(other) => {
                 return Err(super::session::unexpected(
                     "sending pages to the running guest",
@@ -80,6 +94,8 @@ fn start_pushing(
     owed: &Arc<Owed>,
 ) -> Result<thread::JoinHandle<()>, SourceFailure> {
     background.yield_to_urgent();
+    // Nobody can cancel any more.
+    background.set_stop(&session.stop);
     let mut pusher = Pusher {
         link: background,
         owed: Arc::clone(owed),

@@ -21,6 +21,9 @@ use crate::link::{
 /// that floods the control link blocks itself.
 const EVENTS: usize = 16;
 
+/// The name of the control link, for events.
+const CONTROL: &str = "the control link";
+
 /// How long the destination may take to accept the guest: it empties its RAM
 /// files for it, at about 10 GiB/s.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -58,6 +61,10 @@ pub(super) struct Session {
     streams: Vec<Arc<Stream>>,
     /// Ends every thread that works on a link.
     pub(super) stop: Cancel,
+    /// Nothing more will be heard on the control link.
+    silent: bool,
+    /// *Commit* may be on its way.
+    committed: bool,
     /// The urgent link's two ends, where post-copy is possible.
     pub(super) urgent: Option<(LinkReader, LinkWriter)>,
     /// The guest's layout with the destination's host page sizes.
@@ -112,14 +119,14 @@ impl Session {
             .then(|| dial(Role::Urgent).map(Arc::new))
             .transpose()?;
 
-        let split = |stream: &Arc<Stream>| {
-            split(stream, limits, &stop).map_err(|e| connect(HandshakeError::Io(e)))
+        let split = |stream: &Arc<Stream>, stop: &Cancel| {
+            split(stream, limits, stop).map_err(|e| connect(HandshakeError::Io(e)))
         };
-        let (acks, pages) = split(&background)?;
-        let (_, control) = split(&stream)?;
+        // Until the commit, cancelling ends whatever is blocked on a link.
+        let (acks, pages) = split(&background, &shared.cancel)?;
         let mut streams = vec![Arc::clone(&stream), background];
         streams.extend(urgent.clone());
-        let urgent = urgent.as_ref().map(split).transpose()?;
+        let urgent = urgent.as_ref().map(|u| split(u, &stop)).transpose()?;
 
         let (sender, events) = sync_channel(EVENTS);
         let mut session = Self {
@@ -128,6 +135,8 @@ impl Session {
             sender,
             streams,
             stop,
+            silent: false,
+            committed: false,
             urgent,
             destination,
         };
@@ -147,7 +156,7 @@ impl Session {
                 loop {
                     let (event, last) = match reader.control() {
                         Ok(message) => (Event::Said(message), false),
-                        Err(error) => (Event::Ended("the control link", error), true),
+                        Err(error) => (Event::Ended(CONTROL, error), true),
                     };
                     if events.send(event).is_err() || last {
                         return;
@@ -174,9 +183,17 @@ impl Session {
             .map_err(SourceFailure::link(doing))
     }
 
+    /// Tells the destination to run the guest. From the call on this side can
+    /// call nothing off: not even a cancellation interrupts the sending.
+    pub(super) fn commit(&mut self, doing: &'static str) -> Result<(), SourceFailure> {
+        self.committed = true;
+        self.control.set_stop(self.stop.clone());
+        self.say(&ToDestination::Commit, doing)
+    }
+
     /// Waits for the next message; `None` after a tick without one.
     pub(super) fn hear(
-        &self,
+        &mut self,
         doing: &'static str,
         stage: Stage<'_>,
     ) -> Result<Option<ToSource>, SourceFailure> {
@@ -190,6 +207,7 @@ impl Session {
             Ok(Event::Said(message)) => Ok(Some(message)),
             Ok(Event::Ended(link, cause)) => {
                 tracing::debug!(link, %cause, "a link ended");
+                self.silent |= link == CONTROL;
                 Err(SourceFailure::Link { doing, cause })
             }
             Ok(Event::RamFailed(cause)) => Err(SourceFailure::Ram(cause)),
@@ -204,7 +222,7 @@ impl Session {
     /// Waits for a message that `wanted` accepts; any other breaks the
     /// protocol.
     pub(super) fn expect(
-        &self,
+        &mut self,
         doing: &'static str,
         stage: Stage<'_>,
         wanted: impl Fn(&ToSource) -> bool,
@@ -223,25 +241,23 @@ impl Session {
         }
     }
 
-    /// Looks for what is behind a link's failure: a destination that gives up
-    /// says why and closes its links, and a link's end may be seen first.
-    pub(super) fn explain(&self, failure: SourceFailure) -> SourceFailure {
-        let SourceFailure::Link { doing, .. } = failure else {
+    /// Looks for what is behind a link's end: a destination that gives up says
+    /// why and closes its links, and a link's end may be seen first.
+    pub(super) fn explain(&mut self, failure: SourceFailure) -> SourceFailure {
+        if self.silent || !matches!(&failure, SourceFailure::Link { cause, .. } if cause.is_end()) {
             return failure;
-        };
+        }
         let deadline = Instant::now() + REASON_TIMEOUT;
-        let never = Cancel::new();
-        while Instant::now() < deadline {
-            match self.hear(doing, Stage::BeforeCommit(&never)) {
-                Err(
-                    reason @ (SourceFailure::Destination(_) | SourceFailure::CancelledThere(_)),
-                ) => return reason,
-                Err(SourceFailure::Link {
-                    cause: LinkError::Closed | LinkError::Io(_),
-                    ..
-                })
-                | Ok(_) => {}
-                Err(_) => break,
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            match self.events.recv_timeout(left) {
+                Ok(Event::Said(ToSource::Failed { reason })) => {
+                    return SourceFailure::Destination(reason);
+                }
+                Ok(Event::Said(ToSource::Cancel { reason })) if !self.committed => {
+                    return SourceFailure::CancelledThere(reason);
+                }
+                Ok(Event::Ended(CONTROL, _)) | Err(_) => break,
+                Ok(_) => {}
             }
         }
         failure
@@ -249,15 +265,19 @@ impl Session {
 
     /// Tells the destination that nothing comes of it, and ends all links.
     pub(super) fn call_off(&mut self, reason: String) {
-        // The links' end tells the destination as much, only less clearly.
+        // The links' end tells the destination as much, only less clearly: not
+        // worth waiting for a peer that does not read.
+        self.control.set_stop(Cancel::at_once());
         if let Err(error) = self.say(&ToDestination::Cancel { reason }, "calling off") {
             tracing::debug!(%error, "the destination does not hear the cancellation");
         }
         self.close();
     }
 
-    /// Ends all links.
-    pub(super) fn close(&self) {
+    /// Ends all links. The threads that work on them can be joined then:
+    /// nothing that they report waits for somebody to hear it.
+    pub(super) fn close(&mut self) {
+        self.events = sync_channel(0).1;
         self.stop.cancel();
         for stream in &self.streams {
             stream.shutdown();

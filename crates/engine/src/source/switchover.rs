@@ -140,15 +140,15 @@ pub(super) fn switch(
     shared.progress.begin(Phase::Switchover, 0, 0);
     let (paused, urgent) = prepare(shared, guest, session, background, rest, owed)
         .map_err(SwitchError::BeforeCommit)?;
+    // The last moment to call it off.
+    shared.check().map_err(SwitchError::BeforeCommit)?;
     (watch.point_of_no_return)()
         .map_err(|e| SwitchError::BeforeCommit(SourceFailure::Commit(e)))?;
 
     // From here on this side never resumes the guest by itself: a commit that
     // could not be sent may still have arrived.
     let doing = "handing the guest over";
-    session
-        .say(&ToDestination::Commit, doing)
-        .map_err(SwitchError::AfterCommit)?;
+    session.commit(doing).map_err(SwitchError::AfterCommit)?;
     session
         .expect(doing, Stage::AfterCommit, |m| {
             matches!(m, ToSource::Resumed)
