@@ -18,7 +18,7 @@ use super::error::{DestinationFailure, ReceiveError};
 use super::installer::Installer;
 use super::offer::Offered;
 use super::receiver::{self, Sink};
-use super::session::{Event, Session};
+use super::session::{Event, LISTENING, Session};
 use super::{ReceiveWatch, faults};
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkReader, LinkWriter};
@@ -135,7 +135,9 @@ impl<'a> Arrival<'a> {
             offered.stop,
         )?;
         let urgent = offered.userfault.is_some();
-        let links = session.await_links(incoming, urgent, &watch.cancel)?;
+        let links = session
+            .await_links(incoming, urgent, &watch.cancel)
+            .inspect_err(|cause| session.part(&parting(cause)))?;
         let sink = Arc::new(Sink {
             memory: offered.memory,
             installer: OnceLock::new(),
@@ -216,8 +218,16 @@ impl<'a> Arrival<'a> {
                         .verify(device_bytes, device_crc32c)
                         .map_err(device_state)?;
                     let owed = self.prepared.as_ref().map_or(0, |p| p.installer.left());
-                    if owed != owed_pages || (postcopy && self.prepared.is_none()) {
-                        let text = format!("a switch with {owed_pages} pages owed, not {owed}");
+                    // Without post-copy whatever is owed would never come.
+                    let possible = match &self.prepared {
+                        Some(_) => postcopy || owed == 0,
+                        None => !postcopy,
+                    };
+                    if owed != owed_pages || !possible {
+                        let text = format!(
+                            "a switch with {owed_pages} pages owed (here: {owed}), post-copy: \
+                             {postcopy}"
+                        );
                         return Err(DestinationFailure::unexpected(doing, &text));
                     }
                     let switch = Switch {
@@ -328,7 +338,7 @@ impl<'a> Arrival<'a> {
     }
 
     /// One look at what happens while the device state is loaded.
-    fn watch_load(&self) -> Result<(), DestinationFailure> {
+    fn watch_load(&mut self) -> Result<(), DestinationFailure> {
         self.check()?;
         match self.session.next_within(Duration::from_millis(1)) {
             None | Some(Event::AllReceived) => Ok(()),
@@ -358,7 +368,10 @@ impl<'a> Arrival<'a> {
             }
             match self.session.next() {
                 None | Some(Event::AllReceived) => {}
-                Some(Event::Said(ToDestination::Commit)) => return Ok(()),
+                Some(Event::Said(ToDestination::Commit)) => {
+                    self.session.committed();
+                    return Ok(());
+                }
                 Some(Event::Said(ToDestination::Cancel { reason })) => {
                     return Err(Undecided::CalledOff(DestinationFailure::CalledOff(reason)));
                 }
@@ -366,7 +379,12 @@ impl<'a> Arrival<'a> {
                     let failure = DestinationFailure::unexpected(doing, &other);
                     return Err(Undecided::Unknown(failure));
                 }
-                Some(Event::Failed(failure)) => return Err(Undecided::Unknown(failure)),
+                Some(Event::Failed(failure)) => {
+                    return Err(match self.explain(failure) {
+                        failure @ DestinationFailure::CalledOff(_) => Undecided::CalledOff(failure),
+                        failure => Undecided::Unknown(failure),
+                    });
+                }
             }
         }
     }
@@ -394,7 +412,7 @@ impl<'a> Arrival<'a> {
         Ok((downtime, requests))
     }
 
-    fn await_pages(&self) -> Result<(), DestinationFailure> {
+    fn await_pages(&mut self) -> Result<(), DestinationFailure> {
         let mut told = false;
         while self
             .faulting
@@ -426,10 +444,7 @@ impl<'a> Arrival<'a> {
         let complete = ToSource::Complete {
             requests: requests.into(),
         };
-        if let Err(error) = self.session.say(&complete, "ending the migration") {
-            tracing::warn!(%error, "the source does not hear that everything has arrived");
-            return;
-        }
+        self.session.part(&complete);
         let deadline = Instant::now() + GOODBYE_TIMEOUT;
         while Instant::now() < deadline {
             match self.session.next() {
@@ -439,16 +454,26 @@ impl<'a> Arrival<'a> {
         }
     }
 
-    /// Looks for what is behind a link's failure: a source that calls it off
-    /// says why and closes its links, and a link's end may be seen first.
-    fn explain(&self, failure: DestinationFailure) -> DestinationFailure {
-        if !matches!(failure, DestinationFailure::Link { .. }) {
-            return failure;
+    /// Looks for what is behind a link's end: a source that calls it off says
+    /// why and closes its links, and a link's end may be seen first.
+    fn explain(&mut self, failure: DestinationFailure) -> DestinationFailure {
+        match &failure {
+            DestinationFailure::Link { doing, cause } if *doing != LISTENING && cause.is_end() => {}
+            _ => return failure,
         }
         let deadline = Instant::now() + REASON_TIMEOUT;
-        while Instant::now() < deadline {
-            if let Some(Event::Said(ToDestination::Cancel { reason })) = self.session.next() {
-                return DestinationFailure::CalledOff(reason);
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            match self.session.next_within(left) {
+                Some(Event::Said(ToDestination::Cancel { reason })) => {
+                    return DestinationFailure::CalledOff(reason);
+                }
+                // Nothing more will be said.
+                Some(Event::Failed(DestinationFailure::Link { doing, .. }))
+                    if doing == LISTENING =>
+                {
+                    break;
+                }
+                _ => {}
             }
         }
         failure
@@ -503,17 +528,7 @@ impl<'a> Arrival<'a> {
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> ReceiveError {
-        let message = match &cause {
-            DestinationFailure::Cancelled => ToSource::Cancel {
-                reason: "cancelled by the operator".into(),
-            },
-            cause => ToSource::Failed {
-                reason: cause.to_string(),
-            },
-        };
-        if let Err(error) = self.session.say(&message, "giving up") {
-            tracing::debug!(%error, "the source does not hear that this side gives up");
-        }
+        self.session.part(&parting(&cause));
         if let Err(error) = self.let_go(guest) {
             self.watch.observer.notice(&error.to_string());
         }
@@ -533,6 +548,7 @@ impl<'a> Arrival<'a> {
         if let Err(error) = guest.stop() {
             self.watch.observer.notice(&error.to_string());
         }
+        self.session.part(&parting(&cause));
         self.session.close();
         if let Some(faulting) = &self.faulting {
             faulting.stop.stop();
@@ -543,6 +559,18 @@ impl<'a> Arrival<'a> {
             cause,
             outcome: Outcome::Paused,
         }
+    }
+}
+
+/// The last word to a source whose guest is not taken in.
+fn parting(cause: &DestinationFailure) -> ToSource {
+    match cause {
+        DestinationFailure::Cancelled => ToSource::Cancel {
+            reason: "cancelled by the operator".into(),
+        },
+        cause => ToSource::Failed {
+            reason: cause.to_string(),
+        },
     }
 }
 

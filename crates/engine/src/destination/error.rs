@@ -89,9 +89,13 @@ pub enum DestinationFailure {
 }
 
 impl DestinationFailure {
-    /// Adds to a link's failure what was being done.
+    /// Adds to a link's failure what was being done; being stopped is a
+    /// cancellation.
     pub(super) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
-        move |cause| Self::Link { doing, cause }
+        move |cause| match cause {
+            LinkError::Stopped => Self::Cancelled,
+            cause => Self::Link { doing, cause },
+        }
     }
 
     /// A message that has no business here.

@@ -42,7 +42,9 @@ pub(super) fn hear(
     let stop = Cancel::new();
     let stream = Arc::new(link.stream);
     let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
+    // Until the commit, cancelling ends whatever is blocked on the link.
     reader.set_stop(cancel.clone());
+    writer.set_stop(cancel.clone());
     reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
     let ToDestination::Begin {
         description,
@@ -66,19 +68,17 @@ pub(super) fn hear(
             if let Err(error) = writer.control(&refusal) {
                 tracing::debug!(%error, "the source does not hear the refusal");
             }
-            return match guest.release() {
-                Ok(()) => Err(reason),
-                Err(error) => Err(format!("{reason}; then: {error}")),
-            };
+            return Err(give_back(guest, reason));
         }
     };
     let ram = guest.ram();
     let host_pages = ram.layout().blocks().map(|(block, _)| block.host_page);
-    writer
-        .control(&ToSource::Accept {
-            host_pages: host_pages.collect(),
-        })
-        .map_err(text)?;
+    let accept = ToSource::Accept {
+        host_pages: host_pages.collect(),
+    };
+    if let Err(error) = writer.control(&accept) {
+        return Err(give_back(guest, error.to_string()));
+    }
     reader.set_stop(stop.clone());
     reader.set_deadline(None);
     Ok(Offered {
@@ -107,6 +107,14 @@ fn make_ready(guest: &mut dyn DestinationGuest, may_postcopy: bool) -> Result<Re
     // post-copy holds zeros: nothing may be left here.
     memory.drop_all().map_err(text)?;
     Ok((memory, userfault))
+}
+
+/// Gives the machine back; what goes wrong is added to `reason`.
+fn give_back(guest: &mut dyn DestinationGuest, reason: String) -> String {
+    match guest.release() {
+        Ok(()) => reason,
+        Err(error) => format!("{reason}; then: {error}"),
+    }
 }
 
 fn text(error: impl std::fmt::Display) -> String {

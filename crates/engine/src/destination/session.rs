@@ -9,11 +9,14 @@ use hikkoshi_wire::{Limits, Role, ToDestination, ToSource};
 
 use super::error::DestinationFailure;
 use crate::cancel::Cancel;
-use crate::link::{Incoming, LinkReader, LinkWriter, Stream, TICK, split};
+use crate::link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 
 /// Messages and failures waiting for the main thread: few, so that a peer
 /// that floods the control link blocks itself.
 const EVENTS: usize = 16;
+
+/// What the control link's thread does; marks its end among the failures.
+pub(super) const LISTENING: &str = "listening to the source";
 
 /// How long an accepted source may take to open its other links.
 const LINKS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,6 +40,8 @@ pub(super) struct Session {
     sender: SyncSender<Event>,
     streams: Vec<Arc<Stream>>,
     limits: Limits,
+    /// What the source said before its links were all here.
+    early: Option<Event>,
     /// Ends every thread that works on a link.
     stop: Cancel,
 }
@@ -59,7 +64,7 @@ impl Session {
                     let (event, last) = match reader.control() {
                         Ok(message) => (Event::Said(message), false),
                         Err(cause) => {
-                            let doing = "listening to the source";
+                            let doing = LISTENING;
                             (
                                 Event::Failed(DestinationFailure::Link { doing, cause }),
                                 true,
@@ -78,6 +83,7 @@ impl Session {
             sender,
             streams: vec![stream],
             limits,
+            early: None,
             stop,
         })
     }
@@ -98,17 +104,18 @@ impl Session {
                 return Err(DestinationFailure::Cancelled);
             }
             if Instant::now() > deadline {
-                return Err(DestinationFailure::unexpected(doing, &"none within 30 s"));
+                return Err(DestinationFailure::link(doing)(LinkError::TooSlow));
             }
-            // The control link may end meanwhile.
-            if let Ok(event) = self.events.try_recv() {
-                return Err(match event {
-                    Event::Failed(failure) => failure,
-                    Event::Said(ToDestination::Cancel { reason }) => {
-                        DestinationFailure::CalledOff(reason)
+            // The control link may end meanwhile. Or the source goes on: its
+            // last link was answered, only this thread has not got it yet.
+            if self.early.is_none() {
+                match self.events.try_recv() {
+                    Ok(Event::Failed(failure)) => return Err(failure),
+                    Ok(Event::Said(ToDestination::Cancel { reason })) => {
+                        return Err(DestinationFailure::CalledOff(reason));
                     }
-                    other => DestinationFailure::unexpected(doing, &other),
-                });
+                    said => self.early = said.ok(),
+                }
             }
             let Ok(link) = incoming.recv_timeout(TICK) else {
                 continue;
@@ -155,24 +162,43 @@ impl Session {
             .map_err(DestinationFailure::link(doing))
     }
 
+    /// From now on nobody can call the migration off.
+    pub(super) fn committed(&mut self) {
+        self.control.set_stop(self.stop.clone());
+    }
+
+    /// Says the last there is to say. Not worth waiting for a peer that does
+    /// not read: the links' end will tell it as much, only less clearly.
+    pub(super) fn part(&mut self, message: &ToSource) {
+        self.control.set_stop(Cancel::at_once());
+        if let Err(error) = self.say(message, "parting") {
+            tracing::debug!(%error, ?message, "the source does not hear why this side ends");
+        }
+    }
+
     /// Which pages there are.
     pub(super) fn limits(&self) -> Limits {
         self.limits
     }
 
     /// The next event; `None` after a tick without one.
-    pub(super) fn next(&self) -> Option<Event> {
+    pub(super) fn next(&mut self) -> Option<Event> {
         self.next_within(TICK)
     }
 
     /// The next event; `None` after `wait` without one.
-    pub(super) fn next_within(&self, wait: Duration) -> Option<Event> {
-        // The session holds a sender itself: it never disconnects.
-        self.events.recv_timeout(wait).ok()
+    pub(super) fn next_within(&mut self, wait: Duration) -> Option<Event> {
+        // The session holds a sender itself: it never disconnects before it is
+        // closed.
+        self.early
+            .take()
+            .or_else(|| self.events.recv_timeout(wait).ok())
     }
 
-    /// Ends all links.
-    pub(super) fn close(&self) {
+    /// Ends all links. The threads that work on them can be joined then:
+    /// nothing that they report waits for somebody to hear it.
+    pub(super) fn close(&mut self) {
+        self.events = sync_channel(0).1;
         self.stop.cancel();
         for stream in &self.streams {
             stream.shutdown();
