@@ -1,0 +1,226 @@
+//! Every call of a guest's adapter fails, at each point, on both sides.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hikkoshi_engine::{GuestError, Mode, Outcome};
+
+use crate::machine::Side;
+use crate::run::{Done, Setup};
+
+/// Runs a migration in which the source's call `name` fails for the `nth` time
+/// that it is made.
+fn source_fails(mode: Mode, name: &'static str, nth: u32) -> Done {
+    let setup = Setup::new(mode);
+    let calls = AtomicU32::new(0);
+    setup.source.script.at(name, move || {
+        if calls.fetch_add(1, Ordering::Relaxed) + 1 == nth {
+            return Err(GuestError::new(format!("{name} does not work")));
+        }
+        Ok(())
+    });
+    setup.run()
+}
+
+fn destination_fails(mode: Mode, name: &'static str) -> Done {
+    let setup = Setup::new(mode);
+    setup.destination.script.fail(name);
+    setup.run()
+}
+
+#[test]
+fn before_the_commit_the_source_runs_on() {
+    for (mode, name, nth) in [
+        (Mode::Precopy, "start_dirty_log", 1),
+        (Mode::Hybrid, "start_dirty_log", 1),
+        (Mode::Precopy, "pause", 1),
+        (Mode::Postcopy, "pause", 1),
+        (Mode::Hybrid, "pause", 1),
+        (Mode::Precopy, "save_device_state", 1),
+        (Mode::Postcopy, "save_device_state", 1),
+        (Mode::Precopy, "save_device_state half-way", 1),
+        (Mode::Hybrid, "save_device_state half-way", 1),
+    ] {
+        let done = source_fails(mode, name, nth);
+        let (source, destination) = done.at_source();
+        assert_eq!(source, format!("{name} does not work"));
+        assert_eq!(
+            destination,
+            format!("called off by the source: the source failed: {name} does not work")
+        );
+        // Once in `Setup`; again only if it had been stopped.
+        let stopped = name.starts_with("save");
+        assert_eq!(done.machine.starts(Side::Source), 1 + u32::from(stopped));
+        assert_eq!(done.source_calls.count("resume"), 1);
+        assert_eq!(done.destination_calls.count("release"), 1);
+        assert_eq!(done.commits, 0);
+    }
+}
+
+#[test]
+fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
+    // 3 MiB are two chunks a pass: the first round, then the passes before
+    // the pause, then those with the guest stopped.
+    for (mode, name, nth) in [
+        (Mode::Precopy, "take", 1),
+        (Mode::Precopy, "take", 2),
+        (Mode::Precopy, "count", 1),
+        (Mode::Hybrid, "take", 3),
+        (Mode::Hybrid, "count", 2),
+    ] {
+        let done = source_fails(mode, name, nth);
+        let (source, destination) = done.at_source();
+        assert_eq!(
+            source,
+            "reading the dirty log of process 4711: it has ended"
+        );
+        assert_eq!(
+            destination,
+            format!("called off by the source: the source failed: {source}")
+        );
+    }
+    // The last takes: with the guest stopped.
+    for mode in [Mode::Precopy, Mode::Hybrid] {
+        let setup = Setup::new(mode);
+        let script = Arc::clone(&setup.source.script);
+        let log = Arc::clone(&script);
+        script.at("save_device_state", move || {
+            log.fail("take");
+            Ok(())
+        });
+        let done = setup.run();
+        done.at_source();
+        assert_eq!(done.machine.starts(Side::Source), 2);
+    }
+}
+
+#[test]
+fn what_cannot_be_recorded_is_not_committed() {
+    for mode in [Mode::Precopy, Mode::Postcopy] {
+        let mut setup = Setup::new(mode);
+        setup.point_of_no_return = Box::new(|| Err(std::io::Error::other("the guard is gone")));
+        let done = setup.run();
+        let (source, destination) = done.at_source();
+        assert_eq!(source, "preparing the commit: the guard is gone");
+        assert_eq!(
+            destination,
+            format!("called off by the source: the source failed: {source}")
+        );
+        assert_eq!(done.machine.starts(Side::Source), 2);
+        // It had loaded the guest, and got rid of it.
+        assert_eq!(done.destination_calls.count("load_device_state"), 1);
+        assert_eq!(done.destination_calls.count("release"), 1);
+        assert!(!done.abandoned);
+    }
+}
+
+#[test]
+fn a_guest_that_cannot_be_resumed_is_paused() {
+    let setup = Setup::new(Mode::Hybrid);
+    setup.source.script.fail("save_device_state");
+    setup.source.script.fail("resume");
+    setup.source.script.fail("release");
+    let done = setup.run();
+    let (source, destination) = done.errors();
+    assert_eq!(source.0, Outcome::Paused);
+    assert_eq!(
+        source.1,
+        "save_device_state does not work; then: resume does not work; then: release does not work"
+    );
+    // As far as it can tell.
+    assert_eq!(destination.0, Outcome::AtSource);
+    assert_eq!(done.machine.runs(), None);
+    assert_eq!(done.commits, 0);
+}
+
+#[test]
+fn what_cannot_be_given_back_is_told() {
+    let setup = Setup::new(Mode::Hybrid);
+    setup.source.script.fail("release");
+    setup.destination.script.fail("release");
+    let done = setup.run();
+    let notices = done.notices.all();
+    done.moved(true);
+    for expected in [
+        "the guest has moved, but: release does not work",
+        "the guest runs here, but: release does not work",
+    ] {
+        assert!(notices.contains(expected), "{notices}");
+    }
+}
+
+#[test]
+fn a_destination_that_cannot_be_readied_refuses() {
+    for (mode, name) in [
+        (Mode::Precopy, "prepare"),
+        (Mode::Hybrid, "prepare"),
+        (Mode::Hybrid, "take_userfault"),
+        (Mode::Postcopy, "take_userfault"),
+    ] {
+        let done = destination_fails(mode, name);
+        let (source, destination) = done.at_source();
+        assert_eq!(
+            source,
+            format!("the destination refuses the guest: {name} does not work")
+        );
+        // It went on waiting, until the test told it to stop.
+        assert_eq!(destination, "cancelled");
+        assert_eq!(done.destination_calls.count("release"), 1);
+        assert_eq!(done.source_calls.count("pause"), 0);
+        assert!(
+            done.notices
+                .all()
+                .contains(&format!(": {name} does not work"))
+        );
+    }
+}
+
+#[test]
+fn a_guest_that_does_not_fit_is_refused() {
+    let mut setup = Setup::new(Mode::Hybrid);
+    setup.destination.description.cpus = 3;
+    let done = setup.run();
+    let (source, _) = done.at_source();
+    assert!(
+        source.starts_with("the destination refuses the guest: "),
+        "{source}"
+    );
+    assert!(source.contains("number of virtual CPUs"), "{source}");
+    assert_eq!(done.destination_calls.count("prepare"), 0);
+}
+
+#[test]
+fn a_device_state_that_cannot_be_loaded() {
+    for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
+        for name in ["load_device_state", "load_device_state done"] {
+            let done = destination_fails(mode, name);
+            let (source, destination) = done.at_source();
+            assert_eq!(destination, format!("{name} does not work"));
+            assert_eq!(source, format!("the destination failed: {destination}"));
+            assert_eq!(done.machine.starts(Side::Source), 2);
+            assert_eq!(done.destination_calls.count("release"), 1);
+            assert!(!done.abandoned);
+            assert_eq!(done.commits, 0);
+        }
+    }
+}
+
+#[test]
+fn after_the_commit_both_stay_paused() {
+    for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
+        let setup = Setup::new(mode);
+        setup.destination.script.fail("resume");
+        if mode == Mode::Hybrid {
+            // Even the last resort does not work.
+            setup.destination.script.fail("stop");
+        }
+        let done = setup.run();
+        let (source, destination) = done.paused();
+        assert_eq!(destination, "resume does not work");
+        assert_eq!(source, "the destination failed: resume does not work");
+        assert_eq!(done.commits, 1);
+        assert_eq!(done.abandoned, mode != Mode::Precopy);
+        // Nothing is lost: the source still has it all.
+        done.machine.check(Side::Source);
+    }
+}

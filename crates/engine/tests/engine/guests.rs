@@ -1,0 +1,303 @@
+//! The two sides of a guest, which fail where a test wants them to.
+//!
+//! Memory, faults and dirty log are real. What a hypervisor would do with its
+//! machine (stop, save, load, run) is scripted.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
+use hikkoshi_engine::{DestinationGuest, GuestError, RamFiles, SourceGuest};
+use hikkoshi_faults::{Features, HostAddr, Userfault};
+use hikkoshi_pages::PageRange;
+use hikkoshi_wire::GuestDescription;
+
+use crate::machine::{Machine, Random, Side};
+
+type Hook = Box<dyn FnMut() -> Result<(), GuestError> + Send>;
+
+/// What happens at which call, and which calls there were.
+#[derive(Default)]
+pub struct Script {
+    hooks: Mutex<HashMap<&'static str, Hook>>,
+    calls: Mutex<Vec<&'static str>>,
+}
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.calls()).finish()
+    }
+}
+
+impl Script {
+    /// Makes the call `name` do `hook` first.
+    pub fn at(
+        &self,
+        name: &'static str,
+        hook: impl FnMut() -> Result<(), GuestError> + Send + 'static,
+    ) {
+        self.hooks.lock().unwrap().insert(name, Box::new(hook));
+    }
+
+    /// Makes the call `name` fail.
+    pub fn fail(&self, name: &'static str) {
+        self.at(name, move || {
+            Err(GuestError::new(format!("{name} does not work")))
+        });
+    }
+
+    /// The calls so far, in order.
+    pub fn calls(&self) -> Vec<&'static str> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    /// How often `name` was called.
+    pub fn count(&self, name: &str) -> usize {
+        self.calls().iter().filter(|call| **call == name).count()
+    }
+
+    pub fn call(&self, name: &'static str) -> Result<(), GuestError> {
+        self.calls.lock().unwrap().push(name);
+        // Not under the lock: a hook may call itself or wait for long.
+        let hook = self.hooks.lock().unwrap().remove(name);
+        let Some(mut hook) = hook else { return Ok(()) };
+        let result = hook();
+        self.hooks.lock().unwrap().entry(name).or_insert(hook);
+        result
+    }
+}
+
+/// The device state of the tests: bytes that depend on their place.
+pub fn device_state(bytes: usize) -> Vec<u8> {
+    let mut random = Random::new(bytes as u64 + 1);
+    (0..bytes).map(|_| random.below(256) as u8).collect()
+}
+
+fn description(memory: &crate::memory::Memory, running: bool) -> GuestDescription {
+    GuestDescription {
+        machine: "test-1.0".into(),
+        architecture: "x86_64".into(),
+        cpus: 2,
+        cpu_model: "thread".into(),
+        hypervisor: "tests 1.0".into(),
+        running,
+        blocks: GuestDescription::describe_blocks(memory.layout()),
+    }
+}
+
+#[derive(Debug)]
+pub struct TestSource {
+    pub description: GuestDescription,
+    pub script: Arc<Script>,
+    machine: Arc<Machine>,
+    ram: Arc<RamFiles>,
+    device_bytes: usize,
+    log: Option<Arc<dyn DirtyLog>>,
+}
+
+impl TestSource {
+    pub fn new(machine: &Arc<Machine>, running: bool, device_bytes: usize) -> Self {
+        let memory = machine.memory(Side::Source);
+        Self {
+            description: description(memory, running),
+            script: Arc::default(),
+            machine: Arc::clone(machine),
+            ram: memory.ram(),
+            device_bytes,
+            log: None,
+        }
+    }
+}
+
+impl SourceGuest for TestSource {
+    fn describe(&self) -> &GuestDescription {
+        &self.description
+    }
+
+    fn ram(&self) -> Arc<RamFiles> {
+        Arc::clone(&self.ram)
+    }
+
+    fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
+        self.script.call("start_dirty_log")?;
+        let userfault = Userfault::create_for_self(Features::FOR_DIRTY_LOG).unwrap();
+        let memory = self.machine.memory(Side::Source);
+        let hosts: Vec<_> = memory.hosts().into_iter().map(HostAddr).collect();
+        let log = PagemapLog::start(Arc::new(userfault), memory.layout(), &hosts).unwrap();
+        let log: Arc<dyn DirtyLog> = Arc::new(ScriptedLog {
+            log,
+            script: Arc::clone(&self.script),
+        });
+        self.log = Some(Arc::clone(&log));
+        Ok(log)
+    }
+
+    fn pause(&mut self) -> Result<Instant, GuestError> {
+        self.script.call("pause")?;
+        self.machine.stop(Side::Source, Duration::from_secs(20));
+        Ok(Instant::now())
+    }
+
+    fn save_device_state(&mut self, sink: &mut dyn Write) -> Result<(), GuestError> {
+        self.script.call("save_device_state")?;
+        let state = device_state(self.device_bytes);
+        let (first, rest) = state.split_at(state.len() / 3);
+        sink.write_all(first).map_err(GuestError::new)?;
+        self.script.call("save_device_state half-way")?;
+        sink.write_all(rest).map_err(GuestError::new)
+    }
+
+    fn resume(&mut self) -> Result<(), GuestError> {
+        self.script.call("resume")?;
+        if self.description.running {
+            self.machine.run(Side::Source);
+        }
+        Ok(())
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        self.script.call("release")?;
+        if let Some(log) = self.log.take() {
+            log.stop().unwrap();
+        }
+        Ok(())
+    }
+}
+
+/// A real log whose reading can be made to fail.
+#[derive(Debug)]
+struct ScriptedLog {
+    log: PagemapLog,
+    script: Arc<Script>,
+}
+
+impl ScriptedLog {
+    fn call(&self, name: &'static str) -> Result<(), DirtyError> {
+        self.script
+            .call(name)
+            .map_err(|_| DirtyError::ProcessGone { pid: 4711 })
+    }
+}
+
+impl DirtyLog for ScriptedLog {
+    fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
+        self.call("take")?;
+        self.log.take(range, dirty)
+    }
+
+    fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
+        self.call("count")?;
+        self.log.count(range)
+    }
+
+    fn stop(&self) -> Result<(), DirtyError> {
+        self.log.stop()
+    }
+}
+
+#[derive(Debug)]
+pub struct TestDestination {
+    pub description: GuestDescription,
+    pub script: Arc<Script>,
+    machine: Arc<Machine>,
+    ram: Arc<RamFiles>,
+    device_bytes: usize,
+    userfault: Option<Arc<Userfault>>,
+    /// Whether loading checks the pages that it looks at.
+    pub checks: bool,
+    pub abandoned: bool,
+}
+
+impl TestDestination {
+    pub fn new(machine: &Arc<Machine>, device_bytes: usize) -> Self {
+        let memory = machine.memory(Side::Destination);
+        Self {
+            description: description(memory, false),
+            script: Arc::default(),
+            machine: Arc::clone(machine),
+            ram: memory.ram(),
+            device_bytes,
+            userfault: None,
+            checks: true,
+            abandoned: false,
+        }
+    }
+
+    /// Loading looks at memory: several threads at the same few pages.
+    fn touch(&self) -> Result<(), GuestError> {
+        let memory = self.machine.memory(Side::Destination);
+        let pages = memory.layout().pages();
+        let look = || {
+            [pages / 2, 1, pages - 1, 700 % pages]
+                .into_iter()
+                .find(|&page| memory.load(page) != self.machine.expected(page) && self.checks)
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(look)).collect();
+            threads
+                .into_iter()
+                .find_map(|thread| thread.join().unwrap())
+                .map_or(Ok(()), |page| {
+                    Err(GuestError::new(format!("loading found page {page} wrong")))
+                })
+        })
+    }
+}
+
+impl DestinationGuest for TestDestination {
+    fn describe(&self) -> &GuestDescription {
+        &self.description
+    }
+
+    fn ram(&self) -> Arc<RamFiles> {
+        Arc::clone(&self.ram)
+    }
+
+    fn prepare(&mut self) -> Result<(), GuestError> {
+        self.script.call("prepare")
+    }
+
+    fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
+        self.script.call("take_userfault")?;
+        let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
+        let userfault = self.userfault.insert(Arc::new(userfault));
+        let hosts = self.machine.memory(Side::Destination).hosts();
+        Ok((Arc::clone(userfault), hosts))
+    }
+
+    fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
+        self.script.call("load_device_state")?;
+        assert!(state == device_state(self.device_bytes), "device state");
+        self.touch()?;
+        self.script.call("load_device_state done")
+    }
+
+    fn resume(&mut self, running: bool) -> Result<Instant, GuestError> {
+        self.script.call("resume")?;
+        if running {
+            self.machine.run(Side::Destination);
+        }
+        Ok(Instant::now())
+    }
+
+    fn stop(&mut self) -> Result<(), GuestError> {
+        self.script.call("stop")?;
+        self.machine
+            .stop(Side::Destination, Duration::from_millis(100));
+        Ok(())
+    }
+
+    fn abandon_userfault(&mut self) {
+        let _ = self.script.call("abandon_userfault");
+        self.abandoned = true;
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        self.script.call("release")?;
+        self.userfault = None;
+        Ok(())
+    }
+}

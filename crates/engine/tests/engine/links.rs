@@ -1,0 +1,343 @@
+//! Links break at each message; operators cancel at each message.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hikkoshi_engine::{Mode, Outcome};
+use hikkoshi_wire::Role;
+
+use crate::machine::Side;
+use crate::relay::{Fate, Passing, Towards};
+use crate::run::{Done, Setup};
+
+/// What a side says in the end: where the guest is, or that it has moved.
+type Verdict = Result<(), Outcome>;
+
+const MOVED: Verdict = Ok(());
+const AT_SOURCE: Verdict = Err(Outcome::AtSource);
+const PAUSED: Verdict = Err(Outcome::Paused);
+
+/// Breaks all links at the first message of that name.
+fn break_at(mode: Mode, name: &'static str, fate: Fate) -> Done {
+    let mut setup = Setup::new(mode);
+    let cancel = setup.destination_cancel.clone();
+    let done = AtomicBool::new(false);
+    setup.relay(move |passing: &Passing| {
+        if passing.name != name || done.swap(true, Ordering::Relaxed) {
+            return Fate::Pass;
+        }
+        if name == "Begin" && fate != Fate::CutAfter {
+            // It never hears of this source, and would wait for another.
+            cancel.cancel();
+        }
+        fate
+    });
+    setup.run()
+}
+
+/// Whatever was said: what runs, runs at one side only, and it is undamaged.
+#[track_caller]
+fn judge(done: &Done, what: &str, source: Verdict, destination: Verdict) {
+    let verdicts = (
+        done.source.as_ref().map(|_| ()).map_err(|e| e.outcome),
+        done.destination.as_ref().map(|_| ()).map_err(|e| e.outcome),
+    );
+    let texts = (
+        done.source.as_ref().err().map(ToString::to_string),
+        done.destination.as_ref().err().map(ToString::to_string),
+    );
+    assert_eq!(verdicts, (source, destination), "{what}: {texts:?}");
+    let runs = match verdicts {
+        (_, Ok(())) => Some(Side::Destination),
+        (Err(Outcome::AtSource), _) => Some(Side::Source),
+        _ => None,
+    };
+    assert_eq!(done.machine.runs(), runs, "{what}: {texts:?}");
+    match runs {
+        Some(side) => {
+            done.machine.work(100);
+            done.machine.check(side);
+        }
+        None => done.machine.undamaged(),
+    }
+    // The source knows best whether it was committed.
+    if done.commits == 0 {
+        assert_eq!(source, AT_SOURCE, "{what}");
+    }
+    assert_eq!(done.source_calls.count("release"), 1, "{what}");
+}
+
+#[test]
+fn before_the_commit_the_source_goes_on() {
+    for name in [
+        "Begin",
+        "Accept",
+        "Discard",
+        "DiscardEnd",
+        "Discarded",
+        "DeviceStateChunk",
+        "Switch",
+    ] {
+        for fate in [Fate::CutBefore, Fate::CutAfter, Fate::Tear] {
+            let done = break_at(Mode::Hybrid, name, fate);
+            judge(&done, &format!("{fate:?} {name}"), AT_SOURCE, AT_SOURCE);
+            // Whatever was prepared was given back.
+            assert_eq!(
+                done.destination_calls.count("release"),
+                done.destination_calls.count("prepare")
+            );
+            assert!(!done.abandoned);
+        }
+    }
+    for mode in [Mode::Precopy, Mode::Postcopy] {
+        let done = break_at(mode, "Switch", Fate::CutAfter);
+        judge(&done, &format!("{mode:?}"), AT_SOURCE, AT_SOURCE);
+    }
+}
+
+#[test]
+fn a_page_frame_that_breaks() {
+    for fate in [Fate::CutBefore, Fate::CutAfter, Fate::Tear, Fate::CutLink] {
+        for name in ["Pages", "Zeros", "Ack"] {
+            let done = break_at(Mode::Precopy, name, fate);
+            judge(&done, &format!("{fate:?} {name}"), AT_SOURCE, AT_SOURCE);
+        }
+        // The first request is made while the device state is loaded.
+        let done = break_at(Mode::Postcopy, "Request", fate);
+        judge(&done, &format!("{fate:?} Request"), AT_SOURCE, AT_SOURCE);
+        let done = break_at(Mode::Postcopy, "Pages", fate);
+        judge(&done, &format!("{fate:?} urgent"), AT_SOURCE, AT_SOURCE);
+        assert_eq!(done.destination_calls.count("release"), 1);
+    }
+}
+
+/// The destination has said *ready* and hears nothing: it cannot tell.
+#[test]
+fn between_ready_and_commit_the_destination_stays_paused() {
+    for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
+        for fate in [Fate::CutBefore, Fate::Tear] {
+            let done = break_at(mode, "Ready", fate);
+            judge(
+                &done,
+                &format!("{mode:?} {fate:?} Ready"),
+                AT_SOURCE,
+                PAUSED,
+            );
+            assert_eq!(done.abandoned, mode != Mode::Precopy);
+        }
+    }
+}
+
+#[test]
+fn after_the_commit_both_stay_paused() {
+    for mode in [Mode::Postcopy, Mode::Hybrid] {
+        for (name, fate) in [
+            ("Commit", Fate::CutBefore),
+            ("Commit", Fate::Tear),
+            ("Commit", Fate::CutAfter),
+            ("Resumed", Fate::CutBefore),
+            ("Resumed", Fate::Tear),
+            ("Resumed", Fate::CutAfter),
+        ] {
+            let done = break_at(mode, name, fate);
+            judge(&done, &format!("{mode:?} {fate:?} {name}"), PAUSED, PAUSED);
+            assert!(done.abandoned, "missing pages would read as zeros");
+            assert_eq!(done.destination_calls.count("release"), 0);
+            assert_eq!(done.source_calls.count("resume"), 0);
+        }
+    }
+    for fate in [Fate::CutBefore, Fate::Tear] {
+        let done = break_at(Mode::Precopy, "Commit", fate);
+        judge(&done, &format!("Precopy {fate:?} Commit"), PAUSED, PAUSED);
+    }
+}
+
+/// In post-copy one link is enough to lose.
+#[test]
+fn a_link_that_breaks_in_postcopy_leaves_both_paused() {
+    for role in [Role::Urgent, Role::Background { index: 0 }] {
+        let mut setup = Setup::new(Mode::Postcopy);
+        let running = AtomicBool::new(false);
+        setup.relay(move |passing: &Passing| {
+            if passing.name == "Resumed" {
+                running.store(true, Ordering::Relaxed);
+            }
+            let page = passing.role == role && passing.towards == Towards::Destination;
+            if page && running.load(Ordering::Relaxed) {
+                return Fate::CutLink;
+            }
+            Fate::Pass
+        });
+        let done = setup.run();
+        // Nobody may have asked for a page while it ran: then all went well.
+        if role == Role::Urgent && done.source.is_ok() {
+            judge(&done, "no request", MOVED, MOVED);
+            continue;
+        }
+        judge(&done, &format!("{role}"), PAUSED, PAUSED);
+        let (source, destination) = done.paused();
+        let expected = match role {
+            Role::Urgent => "receiving urgent pages: ",
+            _ => "receiving background pages: ",
+        };
+        assert!(
+            destination.starts_with(expected) || destination.starts_with("asking for a page: "),
+            "{destination}"
+        );
+        assert!(
+            source.starts_with("sending pages to the running guest: ")
+                || source == format!("the destination failed: {destination}"),
+            "{source}"
+        );
+    }
+}
+
+/// When every page has arrived, nothing can be lost any more.
+#[test]
+fn at_the_very_end_the_guest_runs_whatever_breaks() {
+    for mode in [Mode::Precopy, Mode::Hybrid] {
+        for (name, fate, source) in [
+            ("Complete", Fate::CutBefore, PAUSED),
+            ("Complete", Fate::Tear, PAUSED),
+            ("Complete", Fate::CutAfter, MOVED),
+            ("Goodbye", Fate::CutBefore, MOVED),
+            ("Goodbye", Fate::CutAfter, MOVED),
+        ] {
+            let done = break_at(mode, name, fate);
+            judge(&done, &format!("{mode:?} {fate:?} {name}"), source, MOVED);
+            assert_eq!(done.source_calls.count("resume"), 0);
+        }
+    }
+}
+
+/// Both errors' texts.
+fn texts(done: &Done) -> (String, String) {
+    let (source, destination) = done.errors();
+    (source.1, destination.1)
+}
+
+/// Runs a migration that `side` cancels when the first message of that name
+/// passes.
+fn cancel_at(mode: Mode, side: Side, name: &'static str) -> Done {
+    let mut setup = Setup::new(mode);
+    let cancel = match side {
+        Side::Source => setup.source_cancel.clone(),
+        Side::Destination => setup.destination_cancel.clone(),
+    };
+    setup.relay(move |passing: &Passing| {
+        if passing.name == name {
+            cancel.cancel();
+        }
+        Fate::Pass
+    });
+    setup.run()
+}
+
+#[test]
+fn the_source_can_cancel_until_it_commits() {
+    for (mode, name) in [
+        (Mode::Hybrid, "Accept"),
+        (Mode::Precopy, "Pages"),
+        (Mode::Precopy, "Zeros"),
+        (Mode::Hybrid, "Ack"),
+        (Mode::Postcopy, "Discard"),
+        (Mode::Hybrid, "DiscardEnd"),
+        (Mode::Hybrid, "Discarded"),
+        (Mode::Precopy, "DeviceStateChunk"),
+        (Mode::Hybrid, "DeviceStateChunk"),
+        (Mode::Precopy, "Switch"),
+        (Mode::Postcopy, "Switch"),
+        (Mode::Postcopy, "Request"),
+        (Mode::Precopy, "Ready"),
+        (Mode::Hybrid, "Ready"),
+    ] {
+        let done = cancel_at(mode, Side::Source, name);
+        judge(&done, &format!("{mode:?} {name}"), AT_SOURCE, AT_SOURCE);
+        let (source, destination) = texts(&done);
+        assert_eq!(source, "cancelled");
+        assert!(
+            destination == "called off by the source: cancelled at the source"
+                // Before its other links are open nobody listens to it.
+                || name == "Accept",
+            "{mode:?} {name}: {destination}"
+        );
+        assert_eq!(done.destination_calls.count("release"), 1);
+        assert_eq!(done.commits, 0);
+    }
+}
+
+#[test]
+fn the_destination_can_cancel_until_it_is_ready() {
+    for (mode, name) in [
+        (Mode::Hybrid, "Begin"),
+        (Mode::Precopy, "Pages"),
+        (Mode::Hybrid, "DiscardEnd"),
+        (Mode::Precopy, "DeviceStateChunk"),
+        (Mode::Precopy, "Switch"),
+        (Mode::Postcopy, "Switch"),
+        (Mode::Postcopy, "Request"),
+    ] {
+        let done = cancel_at(mode, Side::Destination, name);
+        judge(&done, &format!("{mode:?} {name}"), AT_SOURCE, AT_SOURCE);
+        let (source, destination) = texts(&done);
+        assert_eq!(destination, "cancelled", "{name}");
+        assert!(
+            source == "cancelled at the destination: cancelled by the operator"
+                // It was not let in for long enough to hear it.
+                || name == "Begin",
+            "{mode:?} {name}: {source}"
+        );
+        assert_eq!(
+            done.destination_calls.count("release"),
+            done.destination_calls.count("prepare")
+        );
+    }
+}
+
+/// A cancellation crosses the commit: it is too late, and says so.
+#[test]
+fn after_the_commit_nobody_can_cancel() {
+    for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
+        for (side, name) in [
+            (Side::Destination, "Ready"),
+            (Side::Source, "Commit"),
+            (Side::Destination, "Commit"),
+            (Side::Source, "Resumed"),
+            (Side::Destination, "Resumed"),
+            (Side::Source, "Complete"),
+        ] {
+            let done = cancel_at(mode, side, name);
+            judge(&done, &format!("{mode:?} {side:?} {name}"), MOVED, MOVED);
+        }
+    }
+}
+
+/// Both operators cancel between *ready* and *commit*, right after the last
+/// moment.
+#[test]
+fn a_cancellation_that_crosses_the_commit_is_too_late() {
+    let mut setup = Setup::new(Mode::Hybrid);
+    let cancel = setup.destination_cancel.clone();
+    let heard = Arc::new(AtomicBool::new(false));
+    let (said, source_cancel) = (Arc::clone(&heard), setup.source_cancel.clone());
+    setup.relay(move |passing: &Passing| {
+        match passing.name.as_str() {
+            "Ready" => cancel.cancel(),
+            "Cancel" if passing.towards == Towards::Source => said.store(true, Ordering::Relaxed),
+            _ => {}
+        }
+        Fate::Pass
+    });
+    // The last step before the commit takes until the cancellation is there.
+    setup.point_of_no_return = Box::new(move || {
+        while !heard.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        source_cancel.cancel();
+        Ok(())
+    });
+    let done = setup.run();
+    // The commit is sent all the same, and the destination, which has asked
+    // for the cancellation, obeys.
+    judge(&done, "crossing", MOVED, MOVED);
+}

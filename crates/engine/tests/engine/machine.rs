@@ -1,0 +1,301 @@
+//! A machine that lives in threads: its processors stamp pages and notice a
+//! page that is not what they left, on whichever side they run.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_pages::PAGE_SIZE;
+
+use crate::memory::{Content, Memory};
+
+/// Where a guest may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Source,
+    Destination,
+}
+
+/// What a page holds after its `generation`th write; zeros in generation 0.
+pub fn stamp(page: u64, generation: u64) -> Content {
+    let mut content = [0; PAGE_SIZE];
+    if generation > 0 {
+        let mut word = page
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .wrapping_add(generation);
+        for (number, bytes) in content.chunks_exact_mut(8).enumerate() {
+            word = word.wrapping_mul(6_364_136_223_846_793_005) + 1;
+            let value = match number {
+                0 => page,
+                1 => generation,
+                _ => word | 1,
+            };
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    content
+}
+
+/// A random number generator that needs no crate.
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    runs: Option<Side>,
+    /// Processors in the middle of an instruction.
+    busy: usize,
+    /// How often it was started at each side.
+    starts: [u32; 2],
+    over: bool,
+}
+
+struct Inner {
+    source: Arc<Memory>,
+    destination: Arc<Memory>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// What the processors remember: each page's generation. Page `p` belongs
+    /// to processor `p % CPUS`.
+    generations: Vec<AtomicU64>,
+    steps: AtomicU64,
+    damage: Mutex<Vec<String>>,
+}
+
+pub struct Machine(Arc<Inner>);
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Machine").field(&self.0.state).finish()
+    }
+}
+
+const CPUS: u64 = 2;
+
+impl Machine {
+    /// A stopped machine whose memory at the source holds what a machine's
+    /// does: content, zeros, and much that was never touched.
+    pub fn new(source: &Arc<Memory>, destination: &Arc<Memory>) -> Self {
+        let pages = source.layout().pages();
+        let inner = Arc::new(Inner {
+            source: Arc::clone(source),
+            destination: Arc::clone(destination),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            generations: (0..pages).map(|_| AtomicU64::new(0)).collect(),
+            steps: AtomicU64::new(0),
+            damage: Mutex::default(),
+        });
+        for page in 0..pages {
+            // Stretches of 64 pages are left untouched, others are written.
+            match (page / 64 % 4, page % 16) {
+                (0, _) => continue,
+                (_, 5) => source.store(page, &stamp(page, 0)),
+                _ => inner.write(source, page, 1),
+            }
+        }
+        for cpu in 0..CPUS {
+            let inner = Arc::clone(&inner);
+            thread::Builder::new()
+                .name(format!("cpu{cpu}"))
+                .spawn(move || inner.cpu(cpu))
+                .unwrap();
+        }
+        Self(inner)
+    }
+
+    pub fn memory(&self, side: Side) -> &Arc<Memory> {
+        self.0.memory(side)
+    }
+
+    /// Lets it run at `side`.
+    ///
+    /// Panics if it runs at the other: that is the one thing that must never
+    /// happen.
+    pub fn run(&self, side: Side) {
+        let mut state = self.0.state.lock().unwrap();
+        assert!(
+            state.runs.is_none_or(|other| other == side),
+            "two guests: started at {side:?} while one runs at {:?}",
+            state.runs
+        );
+        if state.runs.is_none() {
+            state.runs = Some(side);
+            state.starts[side as usize] += 1;
+        }
+        drop(state);
+        self.0.changed.notify_all();
+    }
+
+    /// Stops it at `side`, if it runs there; an instruction under way may take
+    /// up to `patience` to end.
+    pub fn stop(&self, side: Side, patience: Duration) {
+        let mut state = self.0.state.lock().unwrap();
+        if state.runs == Some(side) {
+            state.runs = None;
+        }
+        let _ = self
+            .0
+            .changed
+            .wait_timeout_while(state, patience, |state| state.busy > 0)
+            .unwrap();
+    }
+
+    pub fn runs(&self) -> Option<Side> {
+        self.0.state.lock().unwrap().runs
+    }
+
+    /// How often it was started at `side`.
+    pub fn starts(&self, side: Side) -> u32 {
+        self.0.state.lock().unwrap().starts[side as usize]
+    }
+
+    /// Waits until the processors have done `more` instructions.
+    pub fn work(&self, more: u64) {
+        let until = self.0.steps.load(Ordering::Relaxed) + more;
+        while self.0.steps.load(Ordering::Relaxed) < until {
+            assert!(self.runs().is_some(), "a stopped machine does not work");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What the processors remember of `page`.
+    pub fn expected(&self, page: u64) -> Content {
+        stamp(
+            page,
+            self.0.generations[page as usize].load(Ordering::Acquire),
+        )
+    }
+
+    /// Stops it where it runs and compares all memory there with what the
+    /// processors remember.
+    pub fn check(&self, side: Side) {
+        self.stop(side, Duration::from_secs(20));
+        let memory = self.0.memory(side);
+        let ram = memory.ram();
+        let mut content = [0; PAGE_SIZE];
+        for page in memory.layout().all() {
+            ram.read(hikkoshi_pages::PageRange::one(page), &mut content)
+                .unwrap();
+            assert!(
+                content == self.expected(page.index()),
+                "{side:?}: {page:?} holds {}, and should hold {}",
+                describe(&content),
+                describe(&self.expected(page.index()))
+            );
+        }
+        self.undamaged();
+    }
+
+    /// Fails if a processor has ever seen a page that was not what it left.
+    pub fn undamaged(&self) {
+        let damage = self.0.damage.lock().unwrap();
+        assert!(damage.is_empty(), "{}", damage.join("\n"));
+    }
+}
+
+/// Ends the processors, though it does not wait for one that waits for a page.
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if let Ok(mut state) = self.0.state.lock() {
+            state.over = true;
+        }
+        self.0.changed.notify_all();
+    }
+}
+
+impl Inner {
+    fn memory(&self, side: Side) -> &Arc<Memory> {
+        match side {
+            Side::Source => &self.source,
+            Side::Destination => &self.destination,
+        }
+    }
+
+    fn write(&self, memory: &Memory, page: u64, generation: u64) {
+        memory.store(page, &stamp(page, generation));
+        self.generations[page as usize].store(generation, Ordering::Release);
+    }
+
+    fn cpu(&self, cpu: u64) {
+        let mut random = Random::new(cpu + 1);
+        let mut state = self.state.lock().unwrap();
+        loop {
+            if state.over {
+                return;
+            }
+            let Some(side) = state.runs else {
+                state = self.changed.wait(state).unwrap();
+                continue;
+            };
+            state.busy += 1;
+            drop(state);
+            self.step(cpu, side, &mut random);
+            state = self.state.lock().unwrap();
+            state.busy -= 1;
+            self.changed.notify_all();
+        }
+    }
+
+    /// One instruction: looks at a page, and perhaps writes it anew.
+    fn step(&self, cpu: u64, side: Side, random: &mut Random) {
+        let pages = self.generations.len() as u64;
+        // Half of them where many others were: some pages are hotter.
+        let bound = if random.below(2) == 0 {
+            pages
+        } else {
+            pages / 8
+        };
+        let page = (random.below(bound) / CPUS * CPUS + cpu).min(pages - CPUS + cpu);
+        let memory = self.memory(side);
+        let content = memory.load(page);
+        if self.state.lock().unwrap().runs != Some(side) {
+            // Stopped in the middle of the instruction, perhaps for good.
+            return;
+        }
+        let generation = self.generations[page as usize].load(Ordering::Acquire);
+        if content != stamp(page, generation) {
+            self.damage.lock().unwrap().push(format!(
+                "cpu{cpu} at {side:?}: page {page} holds {}, and should be in generation {generation}",
+                describe(&content)
+            ));
+        }
+        match random.below(16) {
+            0 => self.write(memory, page, 0),
+            1..8 => self.write(memory, page, self.steps.load(Ordering::Relaxed) + 2),
+            _ => {}
+        }
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        // Other threads need the processor, too.
+        if random.below(8) == 0 {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+fn describe(content: &Content) -> String {
+    let word = |at: usize| u64::from_le_bytes(content[at * 8..][..8].try_into().unwrap());
+    let (page, generation) = (word(0), word(1));
+    if *content == stamp(page, generation) {
+        format!("page {page} in generation {generation}")
+    } else if content.iter().all(|&byte| byte == 0) {
+        "zeros".into()
+    } else {
+        format!("a torn page ({page}, generation {generation})")
+    }
+}

@@ -1,0 +1,21 @@
+//! Whole migrations inside one process, with guests, links and peers that fail
+//! on demand.
+
+#![allow(missing_docs)]
+// A test that fails may panic, and says why on standard error.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::cast_possible_truncation
+)]
+
+mod failures;
+mod guests;
+mod links;
+mod machine;
+mod memory;
+mod modes;
+mod peers;
+mod relay;
+mod run;
+mod stress;

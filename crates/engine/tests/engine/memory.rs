@@ -1,0 +1,148 @@
+//! A guest's memory for the tests: real files, really mapped.
+
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hikkoshi_engine::{RamFile, RamFiles};
+use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
+use rustix::fs::{MemfdFlags, memfd_create};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+pub const MIB: u64 = 1 << 20;
+pub const SMALL: u64 = 4096;
+pub const HUGE: u64 = 2 * MIB;
+
+/// One page's content.
+pub type Content = [u8; PAGE_SIZE];
+
+/// A layout of blocks of so many bytes and so large host pages.
+pub fn layout(blocks: &[(u64, u64)]) -> RamLayout {
+    let blocks = blocks
+        .iter()
+        .enumerate()
+        .map(|(number, &(bytes, host_page))| RamBlock {
+            id: format!("ram{number}"),
+            bytes,
+            host_page,
+            guest: Vec::new(),
+        });
+    RamLayout::new(blocks.collect()).unwrap()
+}
+
+/// Files with a mapping of each: what the guest's process has.
+#[derive(Debug)]
+pub struct Memory {
+    layout: RamLayout,
+    files: Vec<(File, u64)>,
+    maps: Vec<MmapRegion>,
+}
+
+impl Memory {
+    /// Fresh memory, nothing but holes. Every other block begins in the middle
+    /// of its file.
+    pub fn new(layout: &RamLayout) -> Self {
+        let mut files = Vec::new();
+        let mut maps = Vec::new();
+        for (number, (block, _)) in layout.blocks().enumerate() {
+            let flags = if block.host_page == SMALL {
+                MemfdFlags::CLOEXEC
+            } else {
+                MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
+            };
+            let file = File::from(memfd_create(&block.id, flags).unwrap());
+            let offset = block.host_page * (number as u64 % 2);
+            file.set_len(offset + block.bytes).unwrap();
+            let at = FileOffset::new(file.try_clone().unwrap(), offset);
+            maps.push(MmapRegion::from_file(at, usize::try_from(block.bytes).unwrap()).unwrap());
+            files.push((file, offset));
+        }
+        Self {
+            layout: layout.clone(),
+            files,
+            maps,
+        }
+    }
+
+    pub fn layout(&self) -> &RamLayout {
+        &self.layout
+    }
+
+    /// The files, as the engine wants them.
+    pub fn ram(&self) -> Arc<RamFiles> {
+        let files = self
+            .files
+            .iter()
+            .map(|(file, offset)| RamFile::new(file.try_clone().unwrap(), *offset));
+        Arc::new(RamFiles::new(self.layout.clone(), files.collect()).unwrap())
+    }
+
+    /// Where the blocks are mapped.
+    pub fn hosts(&self) -> Vec<u64> {
+        self.maps.iter().map(|map| map.as_ptr() as u64).collect()
+    }
+
+    /// Reads a page as the guest does: it may fault, and wait.
+    pub fn load(&self, page: u64) -> Content {
+        let mut content = [0; PAGE_SIZE];
+        let (map, offset) = self.place(page);
+        map.as_volatile_slice()
+            .read_slice(&mut content, offset)
+            .unwrap();
+        content
+    }
+
+    /// Writes a page as the guest does.
+    pub fn store(&self, page: u64, content: &Content) {
+        let (map, offset) = self.place(page);
+        map.as_volatile_slice()
+            .write_slice(content, offset)
+            .unwrap();
+    }
+
+    fn place(&self, page: u64) -> (&MmapRegion, usize) {
+        let (block, offset) = self.layout.locate(Page::new(page)).unwrap();
+        (&self.maps[block], usize::try_from(offset).unwrap())
+    }
+}
+
+/// Huge pages of 2 MiB in the system's pool, taken back at the end.
+#[derive(Debug)]
+pub struct HugePages(u64, #[allow(dead_code)] MutexGuard<'static, ()>);
+
+/// One test at a time counts on the pool.
+static POOL_USE: Mutex<()> = Mutex::new(());
+
+const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+impl HugePages {
+    /// Makes sure that `pages` more are free; without them a test says so and
+    /// is skipped.
+    pub fn reserve(pages: u64) -> Option<Self> {
+        let guard = POOL_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = Self::total();
+        let _ = std::fs::write(format!("{POOL}/nr_hugepages"), (before + pages).to_string());
+        let reserved = Self(Self::total().saturating_sub(before), guard);
+        if reserved.0 == pages {
+            return Some(reserved);
+        }
+        eprintln!(
+            "SKIPPED: no {pages} huge pages of 2 MiB to be had (they need root, and free memory); \
+             what they are for is NOT tested"
+        );
+        None
+    }
+
+    fn total() -> u64 {
+        std::fs::read_to_string(format!("{POOL}/nr_hugepages"))
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let rest = Self::total().saturating_sub(self.0);
+        let _ = std::fs::write(format!("{POOL}/nr_hugepages"), rest.to_string());
+    }
+}

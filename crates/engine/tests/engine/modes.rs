@@ -1,0 +1,139 @@
+//! Each mode moves a busy guest, whatever its memory looks like.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hikkoshi_engine::{Mode, WhenStalled};
+use hikkoshi_pages::RamLayout;
+
+use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
+use crate::run::Setup;
+
+const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
+
+fn several_blocks() -> RamLayout {
+    layout(&[
+        (5 * MIB, SMALL),
+        (SMALL, SMALL),
+        (11 * SMALL, SMALL),
+        (4 * MIB, SMALL),
+    ])
+}
+
+#[test]
+fn a_busy_guest_in_several_blocks() {
+    for mode in MODES {
+        let layout = several_blocks();
+        let setup = Setup::with(mode, &layout, &layout, true);
+        let (source, destination) = setup.run().moved(true);
+        assert_eq!((source.mode, destination.mode), (mode, mode));
+        assert_eq!(source.postcopy, mode != Mode::Precopy);
+        assert_eq!(destination.postcopy, source.postcopy);
+        assert_eq!(source.rounds > 0, mode != Mode::Postcopy);
+        assert_eq!(source.bytes.device_state, 1_200_000);
+        assert_eq!(source.pages.guest, layout.pages());
+        // What one side has sent the other has got.
+        assert_eq!(source.pages.urgent, destination.pages.urgent, "{mode:?}");
+        assert_eq!(source.pages.background, destination.pages.background);
+        assert_eq!(source.bytes.urgent, destination.bytes.urgent);
+        assert_eq!(source.bytes.background, destination.bytes.background);
+        assert_eq!(source.pages.precopy, destination.pages.precopy);
+        assert_eq!(source.bytes.precopy, destination.bytes.precopy);
+        // Loading touches pages with content: somebody asked for them, unless
+        // the background was faster.
+        assert_eq!(
+            source.request_latency_us.count,
+            destination.request_latency_us.count
+        );
+        assert!(source.downtime_ms > 0.0 && source.total_ms >= source.downtime_ms);
+    }
+}
+
+#[test]
+fn a_paused_guest_stays_paused() {
+    for mode in MODES {
+        let layout = layout(&[(2 * MIB, SMALL)]);
+        let done = Setup::with(mode, &layout, &layout, false).run();
+        assert_eq!(done.machine.starts(crate::machine::Side::Destination), 0);
+        let (source, destination) = done.moved(false);
+        assert_eq!(source.downtime_ms, 0.0);
+        assert_eq!(destination.downtime_ms, 0.0);
+    }
+}
+
+#[test]
+fn huge_pages_at_the_destination() {
+    let Some(_pages) = HugePages::reserve(4) else {
+        return;
+    };
+    // A huge page does not begin on a multiple of its size in the page space.
+    let source = layout(&[(3 * SMALL, SMALL), (3 * HUGE, SMALL)]);
+    let destination = layout(&[(3 * SMALL, SMALL), (3 * HUGE, HUGE)]);
+    for mode in MODES {
+        Setup::with(mode, &source, &destination, true)
+            .run()
+            .moved(true);
+    }
+}
+
+#[test]
+fn huge_pages_at_both_sides() {
+    let Some(_pages) = HugePages::reserve(8) else {
+        return;
+    };
+    let layout = layout(&[(2 * HUGE, HUGE), (MIB, SMALL), (HUGE, HUGE)]);
+    for mode in MODES {
+        Setup::with(mode, &layout, &layout, true).run().moved(true);
+    }
+}
+
+#[test]
+fn precopy_that_does_not_converge() {
+    let stalled = |when_stalled| {
+        let mut setup = Setup::new(Mode::Precopy);
+        setup.options.max_downtime = Duration::ZERO;
+        setup.options.max_rounds = 3;
+        setup.options.when_stalled = when_stalled;
+        // However fast a round was, something is dirty at its end.
+        let machine = Arc::clone(&setup.machine);
+        setup.source.script.at("count", move || {
+            machine.work(50);
+            Ok(())
+        });
+        setup
+    };
+    let (source, _) = stalled(WhenStalled::Switch).run().moved(true);
+    assert!(source.postcopy);
+    assert_eq!(source.rounds, 3);
+
+    let done = stalled(WhenStalled::Stop).run();
+    let (source, destination) = done.at_source();
+    assert!(
+        source.starts_with("pre-copy does not converge: after 3 rounds 0 MiB are still dirty"),
+        "{source}"
+    );
+    assert!(source.ends_with("allow more downtime (--max-downtime), or use --mode hybrid"));
+    assert_eq!(
+        destination,
+        format!("called off by the source: the source failed: {source}")
+    );
+
+    let setup = stalled(WhenStalled::GoOn);
+    let cancel = setup.source_cancel.clone();
+    let machine = Arc::clone(&setup.machine);
+    let waiting = std::thread::spawn(move || {
+        // Some rounds more, then the operator has had enough.
+        machine.work(3000);
+        cancel.cancel();
+    });
+    let done = setup.run();
+    let (source, destination) = done.at_source();
+    waiting.join().unwrap();
+    assert_eq!(source, "cancelled");
+    assert_eq!(
+        destination,
+        "called off by the source: cancelled at the source"
+    );
+    let notices = done.notices.all();
+    assert_eq!(notices.matches("does not converge").count(), 1, "{notices}");
+}

@@ -1,0 +1,110 @@
+//! Many requests race with the background: who sends a page is settled by
+//! claiming it, and each owed page arrives exactly once.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use hikkoshi_engine::Mode;
+use hikkoshi_pages::RamLayout;
+use hikkoshi_wire::{Frame, Role, ToDestination};
+
+use crate::machine::{Random, Side};
+use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
+use crate::relay::{Fate, Passing, Towards};
+use crate::run::Setup;
+
+const READERS: u64 = 8;
+
+/// Moves a guest while threads at the destination read all over its memory,
+/// and counts the pages that arrive after the switch. Gives the pages by link:
+/// urgent, background.
+fn race(mode: Mode, source: &RamLayout, destination: &RamLayout) -> (u64, u64) {
+    let mut setup = Setup::with(mode, source, destination, true);
+    let owed = Arc::new(AtomicU64::new(u64::MAX));
+    let arrived: Arc<Mutex<HashMap<u64, u32>>> = Arc::default();
+    let by_link = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    let (announced, counts, links) = (
+        Arc::clone(&owed),
+        Arc::clone(&arrived),
+        Arc::clone(&by_link),
+    );
+    setup.relay(move |passing: &Passing| {
+        if let Some(ToDestination::Switch { owed_pages, .. }) = passing.said {
+            announced.store(owed_pages, Ordering::SeqCst);
+        }
+        let (Towards::Destination, Frame::Pages { range } | Frame::Zeros { range }) =
+            (passing.towards, passing.frame)
+        else {
+            return Fate::Pass;
+        };
+        let link = &links[usize::from(passing.role != Role::Urgent)];
+        if announced.load(Ordering::SeqCst) < u64::MAX {
+            link.fetch_add(range.len(), Ordering::Relaxed);
+            let mut counts = counts.lock().unwrap();
+            for page in range {
+                *counts.entry(page.index()).or_default() += 1;
+            }
+        }
+        Fate::Pass
+    });
+    let machine = Arc::clone(&setup.machine);
+    let readers = Arc::new(Mutex::new(Vec::new()));
+    let started = Arc::clone(&readers);
+    // Some read before the guest runs, when the background still waits; some
+    // go on while it pushes.
+    setup.destination.script.at("load_device_state", move || {
+        let threads = (0..READERS).map(|reader| {
+            let machine = Arc::clone(&machine);
+            thread::spawn(move || {
+                let memory = machine.memory(Side::Destination);
+                let mut random = Random::new(1000 + reader);
+                for _ in 0..300 {
+                    memory.load(random.below(memory.layout().pages()));
+                }
+            })
+        });
+        started.lock().unwrap().extend(threads);
+        Ok(())
+    });
+    let done = setup.run();
+    for reader in readers.lock().unwrap().drain(..) {
+        reader.join().unwrap();
+    }
+    let (account, _) = done.moved(true);
+    let arrived = arrived.lock().unwrap();
+    let twice: Vec<_> = arrived.iter().filter(|&(_, &times)| times > 1).collect();
+    assert!(twice.is_empty(), "sent more than once: {twice:?}");
+    assert_eq!(
+        arrived.len() as u64,
+        owed.load(Ordering::SeqCst),
+        "{mode:?}"
+    );
+    assert!(account.request_latency_us.count > 0, "nobody asked");
+    let [urgent, background] = &*by_link;
+    (
+        urgent.load(Ordering::Relaxed),
+        background.load(Ordering::Relaxed),
+    )
+}
+
+#[test]
+fn each_owed_page_arrives_once() {
+    let layout = layout(&[(8 * MIB, SMALL), (9 * SMALL, SMALL), (8 * MIB, SMALL)]);
+    let (urgent, background) = race(Mode::Postcopy, &layout, &layout);
+    assert!(urgent > 0 && background > 0, "{urgent}, {background}");
+    race(Mode::Hybrid, &layout, &layout);
+}
+
+#[test]
+fn each_owed_page_arrives_once_in_huge_pages() {
+    let Some(_pages) = HugePages::reserve(8) else {
+        return;
+    };
+    let source = layout(&[(3 * SMALL, SMALL), (8 * HUGE, SMALL)]);
+    let destination = layout(&[(3 * SMALL, SMALL), (8 * HUGE, HUGE)]);
+    for mode in [Mode::Postcopy, Mode::Hybrid] {
+        race(mode, &source, &destination);
+    }
+}
