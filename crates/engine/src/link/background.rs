@@ -10,6 +10,13 @@ use super::framed::TICK;
 use super::{LinkError, LinkReader, LinkWriter, Pace, Window};
 use crate::cancel::Cancel;
 
+/// In pre-copy, frames of no more content than this are collected…
+const SMALL: usize = 64 << 10;
+
+/// … until there are so many bytes of them: scattered dirty pages cost a
+/// system call and a packet for each batch, not for each page.
+const BATCH: usize = 256 << 10;
+
 /// Pushes pages that nobody asked for (yet).
 ///
 /// One thread owns it and does everything: it writes pages, reads the peer's
@@ -21,6 +28,10 @@ pub struct BackgroundSender {
     reader: LinkReader,
     window: Window,
     pace: Pace,
+    /// Whole frames that have not been sent yet; always empty where urgent
+    /// pages share the network.
+    batch: Vec<u8>,
+    batching: bool,
 }
 
 impl BackgroundSender {
@@ -32,6 +43,8 @@ impl BackgroundSender {
             reader,
             window: Window::new(now),
             pace: Pace::new(bandwidth, now),
+            batch: Vec::with_capacity(BATCH + SMALL + HEADER_LEN),
+            batching: true,
         }
     }
 
@@ -42,14 +55,17 @@ impl BackgroundSender {
         self.reader.set_stop(stop.clone());
     }
 
-    /// From now on urgent pages share the network with this link.
+    /// From now on urgent pages share the network with this link. Everything
+    /// that was sent before must have been [drained](Self::drain).
     pub fn yield_to_urgent(&mut self) {
+        debug_assert!(self.batch.is_empty());
+        self.batching = false;
         self.window.bound();
     }
 
-    /// Bytes sent so far, headers included.
+    /// Bytes sent so far, headers and what is collected included.
     pub fn sent(&self) -> u64 {
-        self.window.sent()
+        self.window.sent() + self.batch.len() as u64
     }
 
     /// Sends the content of `range` when there is room for it.
@@ -63,6 +79,10 @@ impl BackgroundSender {
         content: &[u8],
         stop: &Cancel,
     ) -> Result<(), LinkError> {
+        if self.batching && content.len() <= SMALL {
+            return self.collect(Frame::Pages { range }, content, stop);
+        }
+        self.flush(stop)?;
         self.make_room((HEADER_LEN + content.len()) as u64, stop)?;
         self.writer.pages(range, content)?;
         self.book(stop)
@@ -73,8 +93,32 @@ impl BackgroundSender {
     /// # Errors
     /// As [`pages`](Self::pages).
     pub fn zeros(&mut self, range: PageRange, stop: &Cancel) -> Result<(), LinkError> {
+        if self.batching {
+            return self.collect(Frame::Zeros { range }, &[], stop);
+        }
         self.make_room(HEADER_LEN as u64, stop)?;
         self.writer.frame(Frame::Zeros { range })?;
+        self.book(stop)
+    }
+
+    /// Puts a frame into the batch, and sends that when it is large enough.
+    fn collect(&mut self, frame: Frame, content: &[u8], stop: &Cancel) -> Result<(), LinkError> {
+        self.batch.extend_from_slice(&frame.encode());
+        self.batch.extend_from_slice(content);
+        if self.batch.len() < BATCH {
+            return check(stop);
+        }
+        self.flush(stop)
+    }
+
+    /// Sends what was collected.
+    fn flush(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.make_room(self.batch.len() as u64, stop)?;
+        self.writer.frames(&self.batch)?;
+        self.batch.clear();
         self.book(stop)
     }
 
@@ -83,6 +127,7 @@ impl BackgroundSender {
     /// # Errors
     /// The link's failure; [`LinkError::Stopped`] when `stop` is set before.
     pub fn drain(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+        self.flush(stop)?;
         while self.window.in_flight() > 0 {
             self.read_acks(TICK)?;
             check(stop)?;

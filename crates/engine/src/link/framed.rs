@@ -265,6 +265,14 @@ impl LinkWriter {
         self.write(&frame.encode(), &[])
     }
 
+    /// Sends whole frames that were encoded before.
+    ///
+    /// # Errors
+    /// The link's failure.
+    pub fn frames(&mut self, frames: &[u8]) -> Result<(), LinkError> {
+        self.write(frames, &[])
+    }
+
     /// Sends the content of `range`.
     ///
     /// # Errors
