@@ -296,8 +296,12 @@ impl Shared {
             let shared = Arc::clone(self);
             std::thread::spawn(move || {
                 // A link that ends is what both engines must cope with.
-                let _ = shared.pass(&from, &to, to_destination);
+                let over = shared.pass(&from, &to, to_destination);
                 to.shutdown(Shutdown::Write);
+                // One that cannot be passed on any more is not read any more either.
+                if over.is_err_and(|error| error.kind() != io::ErrorKind::UnexpectedEof) {
+                    from.shutdown(Shutdown::Both);
+                }
             });
         }
         Ok(())

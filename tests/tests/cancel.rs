@@ -34,7 +34,7 @@ fn cancelled_on(side: Side, via: Via) {
         ("postcopy", Moment::before(Ready)),
     ];
     for (mode, moment) in attempts {
-        let attempt = guest.set_out(&Trip::by(mode).via(via.clone()).hold(moment));
+        let mut attempt = guest.set_out(&Trip::by(mode).via(via.clone()).hold(moment));
         attempt.wait_held();
         match side {
             Side::Source => attempt.migrate.interrupt(),
@@ -59,7 +59,11 @@ fn cancelled_on(side: Side, via: Via) {
             }
             continue;
         }
-        // Where nothing is waited for from the other side, the held link stands in the way.
+        // It ends by itself, and the other one hears of it.
+        match side {
+            Side::Source => attempt.migrate.wait(),
+            Side::Destination => attempt.receive.wait(),
+        };
         attempt.relay().let_go();
         let (ends, arrived) = attempt.wait();
         ends.assert_source(1, &["cancelled", "the guest runs on at the source"]);

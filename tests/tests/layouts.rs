@@ -1,0 +1,50 @@
+//! Memory in several files, as NUMA nodes or as a DIMM, and in huge pages.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{Ram, VmConfig, Workload};
+use hikkoshi_tests::{Guest, Scene, Trip, Via};
+
+fn by_all_modes(ram: Ram, workload: Workload) {
+    let scene = Scene::new();
+    let config = VmConfig::new()
+        .cpus(2)
+        .ram(ram)
+        .workload(workload.option("every_ms", 200));
+    let mut guest = Guest::boot(&scene, config);
+    for mode in ["precopy", "hybrid", "postcopy"] {
+        guest.travel(&Trip::by(mode).via(Via::Tcp));
+    }
+}
+
+/// More than one node holds, so that both are written.
+fn large() -> Workload {
+    Workload::verify(128).threads(2).rate(40_000)
+}
+
+#[test]
+fn numa_nodes() {
+    let nodes = vec![128, 192];
+    by_all_modes(Ram::Numa { nodes }, large());
+}
+
+#[test]
+fn a_dimm() {
+    let ram = Ram::Dimm {
+        mib: 192,
+        dimm_mib: 128,
+    };
+    by_all_modes(ram, large());
+}
+
+#[test]
+fn huge_pages() {
+    by_all_modes(
+        Ram::Huge { mib: 256 },
+        Workload::verify(32).threads(2).rate(20_000).grow(4, 64),
+    );
+}
+
+#[test]
+fn huge_pages_written_as_fast_as_it_goes() {
+    by_all_modes(Ram::Huge { mib: 256 }, Workload::verify(32).threads(2));
+}

@@ -1,0 +1,90 @@
+//! `--bandwidth`, `--max-downtime`, `--max-rounds` and `--when-stalled`.
+#![allow(clippy::unwrap_used, clippy::cast_precision_loss)] // a test's failure is the message
+
+use hikkoshi_lab::{VmConfig, Workload};
+use hikkoshi_tests::{Guest, Scene, Trip};
+
+/// A rate can only be lower on a slow machine, so a ceiling can be asserted.
+#[test]
+fn bandwidth_limits_the_background_and_nothing_else() {
+    let scene = Scene::new();
+    // It wants all of its 48 MiB, at once, over and over.
+    let workload = Workload::verify(48).option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    let limit = 20_000_000.0;
+    let account = guest.travel(&Trip::by("postcopy").with(&["--bandwidth", "20M"]));
+    let seconds = account.total_ms / 1e3;
+    let rate = account.bytes.background as f64 / seconds;
+    assert!(rate <= limit * 1.1, "{rate} B/s of background");
+    // Within the limit it would have come by its own pages one by one; it asked for most.
+    let its_own = 48 * 256;
+    assert!(
+        account.pages.urgent > its_own / 2,
+        "held back: {} of {its_own} pages",
+        account.pages.urgent
+    );
+    assert!(account.pages.background > 0);
+
+    let trip = Trip::by("precopy").with(&["--bandwidth", "60M", "--max-downtime", "5000"]);
+    let account = guest.travel(&trip);
+    let rate = account.bytes.precopy as f64 / (account.total_ms / 1e3);
+    assert!(rate <= 60e6 * 1.1, "{rate} B/s of pre-copy");
+}
+
+#[test]
+fn precopy_that_does_not_converge_says_so_and_obeys() {
+    let scene = Scene::new();
+    let workload = Workload::verify(48).threads(2).option("every_ms", 200);
+    let config = VmConfig::new().cpus(2).workload(workload);
+    let mut guest = Guest::boot(&scene, config);
+    let hopeless = |choice: &'static str| {
+        Trip::by("precopy").with(&[
+            "--max-downtime",
+            "1",
+            "--max-rounds",
+            "3",
+            "--bandwidth",
+            "300M",
+            "--when-stalled",
+            choice,
+        ])
+    };
+    let says = "pre-copy does not converge: after 3 rounds ";
+
+    let (ends, arrived) = guest.set_out(&hopeless("stop")).wait();
+    ends.assert_source(1, &[says, "--max-downtime", "runs on at the source"]);
+    ends.assert_destination(1, &["stays at the source"]);
+    guest.stay(arrived, "--when-stalled stop");
+
+    let attempt = guest.set_out(&hopeless("go-on"));
+    let line = attempt.migrate.wait_said(says);
+    assert!(line.contains("going on"), "{line}");
+    attempt.migrate.interrupt();
+    let (ends, arrived) = attempt.wait();
+    ends.assert_source(1, &["cancelled", "runs on at the source"]);
+    assert_eq!(ends.migrate.said.matches(says).count(), 1, "once");
+    guest.stay(arrived, "--when-stalled go-on, until Ctrl-C");
+
+    let account = guest.travel(&hopeless("switch"));
+    assert!(account.postcopy);
+    assert_eq!(account.rounds, 3);
+    assert!(account.pages.precopy > 0);
+
+    // With more downtime allowed it is no problem.
+    let account = guest.travel(&Trip::by("precopy").with(&["--max-downtime", "10000"]));
+    assert!(!account.postcopy);
+}
+
+#[test]
+fn hybrid_makes_as_many_rounds_as_asked() {
+    let scene = Scene::new();
+    let workload = Workload::verify(32)
+        .rate(20_000)
+        .option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    for rounds in ["1", "4"] {
+        let account = guest.travel(&Trip::by("hybrid").with(&["--rounds", rounds]));
+        assert_eq!(account.rounds.to_string(), rounds);
+        assert!(account.postcopy);
+    }
+}
