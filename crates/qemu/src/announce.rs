@@ -1,8 +1,15 @@
 //! Telling the network where the guest's addresses are.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 
 use crate::qmp::Client;
+
+/// How long to wait for QEMU's answer. In post-copy its main loop may itself
+/// wait for a page, which does not come if the link has just broken; then there
+/// is something more urgent to do.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The parameters of an announcement, as migrations have them too.
 const PARAMETERS: [(&str, &str, u64); 4] = [
@@ -29,7 +36,7 @@ pub(crate) fn announce_like(client: &mut Client, owner: &Map<String, Value>) {
             ((*name).to_owned(), json!(value.unwrap_or(*default)))
         })
         .collect();
-    if let Err(error) = client.execute("announce-self", Value::Object(arguments)) {
+    if let Err(error) = client.execute_within("announce-self", Value::Object(arguments), PATIENCE) {
         tracing::warn!(%error, "announcing the guest's network addresses");
     }
 }

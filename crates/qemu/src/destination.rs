@@ -350,6 +350,9 @@ impl DestinationGuest for QemuDestination {
     }
 
     fn abandon_userfault(&mut self) {
+        // QEMU's main loop may wait for a page that will not come now. What is
+        // still to be said to it must not take long.
+        self.qemu.client.set_timeout(STOP);
         if let Some(userfault) = self.userfault.take() {
             userfault.keep_inside();
         }
