@@ -4,8 +4,8 @@
 //! **Model.** A [`plan::Case`] is a line, a workload and a *system*: one of hikkoshi's three modes
 //! or of QEMU's four. [`run`] boots a fresh source and destination for it, lets the guest work,
 //! moves it, and has the guest check its memory; what came of it is a [`record::Run`]. The cases
-//! of a line follow one another in rounds (A B C … A B C …), so that a slow minute of the machine
-//! hits all of them, and each number in the table is the median over the rounds
+//! follow one another in rounds (A B C … A B C …), so that a slow minute of the machine hits all of
+//! them, and each number in the table is the median over the rounds
 //! ([`table`]). [`reach`] compares with what the project wants to reach.
 //!
 //! **How it is measured** is in `docs/benchmarks.md`. In short: *downtime* is from the source's

@@ -217,19 +217,14 @@ impl Plan {
         Ok(Self { cases, rounds })
     }
 
-    /// Every run: line by line, and on each in rounds. What does not converge says the same every
-    /// time, and is run once.
+    /// Every run, in rounds. What does not converge says the same every time, and is run once.
     pub fn turns(&self) -> impl Iterator<Item = (u32, &Case)> {
-        self.cases
-            .chunk_by(|a, b| a.line == b.line)
-            .flat_map(move |cases| {
-                (0..self.rounds).flat_map(move |round| {
-                    cases
-                        .iter()
-                        .filter(move |case| round == 0 || case.load != Load::Endless)
-                        .map(move |case| (round, case))
-                })
-            })
+        (0..self.rounds).flat_map(move |round| {
+            self.cases
+                .iter()
+                .filter(move |case| round == 0 || case.load != Load::Endless)
+                .map(move |case| (round, case))
+        })
     }
 }
 
@@ -281,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_measured_in_rounds() {
+    fn systems_take_turns() {
         let plan = plan(&["--only", "1gbit", "--only", "busy", "--rounds", "2"]).unwrap();
         let turns: Vec<_> = plan.turns().collect();
         assert_eq!(turns.len(), 8);
