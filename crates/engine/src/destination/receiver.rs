@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_pages::{PAGE_SIZE, PageRange};
+use hikkoshi_pages::PAGE_SIZE;
 use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 
 use super::error::DestinationFailure;
@@ -113,43 +113,58 @@ impl Receiver {
                 Ok(frame) => frame,
                 Err(cause) => return DestinationFailure::Link { doing, cause },
             };
-            let applied = match frame {
-                Frame::Pages { range } => self.pages(range, doing),
-                Frame::Zeros { range } => self.zeros(range),
-                other => Err(DestinationFailure::unexpected(doing, &other)),
-            };
-            let result = applied.and_then(|last| {
-                if last {
-                    let _ = self.events.send(Event::AllReceived);
-                }
-                self.acknowledge()
-            });
+            let result = self
+                .payload(&frame, doing)
+                .and_then(|()| {
+                    // Counted before it is applied: once the last page is in,
+                    // the main thread makes up the account.
+                    self.count(&frame, self.reader.received() - before);
+                    self.apply(&frame, doing)
+                })
+                .and_then(|last| {
+                    if last {
+                        let _ = self.events.send(Event::AllReceived);
+                    }
+                    self.acknowledge()
+                });
             if let Err(failure) = result {
                 return failure;
             }
-            self.count(&frame, self.reader.received() - before);
         }
     }
 
-    fn pages(&mut self, range: PageRange, doing: &'static str) -> Result<bool, DestinationFailure> {
+    /// Reads a frame's content into the buffer.
+    fn payload(&mut self, frame: &Frame, doing: &'static str) -> Result<(), DestinationFailure> {
+        let Frame::Pages { .. } = frame else {
+            return Ok(());
+        };
         // The decoder bounds a frame to what the buffer holds.
-        let content = usize::try_from(range.bytes())
-            .ok()
-            .and_then(|bytes| self.buffer.get_mut(..bytes))
-            .ok_or_else(|| DestinationFailure::unexpected(doing, &range))?;
+        let content = self
+            .buffer
+            .get_mut(..frame.payload_len())
+            .ok_or_else(|| DestinationFailure::unexpected(doing, frame))?;
         self.reader
             .payload(content)
-            .map_err(DestinationFailure::link(doing))?;
-        match self.sink.installer.get() {
-            Some(installer) => Ok(installer.install(range, content)?),
-            None => self.sink.memory.write(range, content).map(|()| false),
-        }
+            .map_err(DestinationFailure::link(doing))
     }
 
-    fn zeros(&mut self, range: PageRange) -> Result<bool, DestinationFailure> {
-        match self.sink.installer.get() {
-            Some(installer) => Ok(installer.install_zeros(range)?),
-            None => self.sink.memory.zero(range).map(|()| false),
+    /// Puts a frame's pages where they belong; `true` when nothing is missing
+    /// any more.
+    fn apply(&self, frame: &Frame, doing: &'static str) -> Result<bool, DestinationFailure> {
+        let installer = self.sink.installer.get();
+        match *frame {
+            Frame::Pages { range } => {
+                let content = self.buffer.get(..frame.payload_len()).unwrap_or_default();
+                match installer {
+                    Some(installer) => Ok(installer.install(range, content)?),
+                    None => self.sink.memory.write(range, content).map(|()| false),
+                }
+            }
+            Frame::Zeros { range } => match installer {
+                Some(installer) => Ok(installer.install_zeros(range)?),
+                None => self.sink.memory.zero(range).map(|()| false),
+            },
+            other => Err(DestinationFailure::unexpected(doing, &other)),
         }
     }
 
