@@ -174,8 +174,7 @@ fn run(
         Err(SwitchError::AfterCommit(cause)) => return Err(paused(session.explain(cause))),
     };
     let postcopy = urgent.is_some();
-    let requests = postcopy::run(shared, &mut session, background, &owed)
-        .map_err(|cause| paused(session.explain(cause)))?;
+    let requests = postcopy::run(shared, &mut session, background, &owed).map_err(paused)?;
     if let Some(urgent) = urgent {
         urgent.join();
     }

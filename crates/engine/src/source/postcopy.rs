@@ -24,6 +24,8 @@ use crate::stats::{Counters, LatencySummary, Phase, Tracker};
 /// on a processor, and at 1 Gbit/s 0.26 ms on the wire.
 const PIECE: usize = 8;
 
+const DOING: &str = "sending pages to the running guest";
+
 /// Sends all that is owed; gives the request latencies that the destination
 /// measured.
 ///
@@ -46,14 +48,25 @@ pub(super) fn run(
                  here: not stopping before it has them",
             );
         }
-        match session.hear("sending pages to the running guest", Stage::AfterCommit)? {
+        let heard = match session.hear(DOING, Stage::AfterCommit) {
+            // The last word may come after the end of another link.
+            Err(failure) => match session.last_word(&failure) {
+                Some(ToSource::Failed { reason }) => {
+                    return Err(SourceFailure::Destination(reason));
+                }
+                Some(last) => Some(last),
+                None => return Err(failure),
+            },
+            Ok(heard) => heard,
+        };
+        match heard {
             Some(ToSource::Complete { requests }) => {
                 // Pages that have not left can not have arrived.
                 match owed.count() {
                     0 => break requests,
                     left => {
                         return Err(SourceFailure::Link {
-                            doing: "sending pages to the running guest",
+                            doing: DOING,
                             cause: LinkError::Protocol(format!(
                                 "it says that it has everything, but {left} pages have not been \
                                  sent"
@@ -63,10 +76,7 @@ pub(super) fn run(
                 }
             }
             Some(other) => {
-                return Err(super::session::unexpected(
-                    "sending pages to the running guest",
-                    &other,
-                ));
+                return Err(super::session::unexpected(DOING, &other));
             }
             None => {}
         }

@@ -244,23 +244,33 @@ impl Session {
     /// Looks for what is behind a link's end: a destination that gives up says
     /// why and closes its links, and a link's end may be seen first.
     pub(super) fn explain(&mut self, failure: SourceFailure) -> SourceFailure {
-        if self.silent || !matches!(&failure, SourceFailure::Link { cause, .. } if cause.is_end()) {
-            return failure;
+        match self.last_word(&failure) {
+            Some(ToSource::Failed { reason }) => SourceFailure::Destination(reason),
+            Some(ToSource::Cancel { reason }) => SourceFailure::CancelledThere(reason),
+            _ => failure,
+        }
+    }
+
+    /// What the destination had to say last, if `failure` is another link's
+    /// end than the control link's.
+    pub(super) fn last_word(&mut self, failure: &SourceFailure) -> Option<ToSource> {
+        if self.silent || !matches!(failure, SourceFailure::Link { cause, .. } if cause.is_end()) {
+            return None;
         }
         let deadline = Instant::now() + REASON_TIMEOUT;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             match self.events.recv_timeout(left) {
-                Ok(Event::Said(ToSource::Failed { reason })) => {
-                    return SourceFailure::Destination(reason);
-                }
-                Ok(Event::Said(ToSource::Cancel { reason })) if !self.committed => {
-                    return SourceFailure::CancelledThere(reason);
-                }
+                Ok(Event::Said(ToSource::Cancel { .. })) if self.committed => {}
+                Ok(Event::Said(
+                    last @ (ToSource::Failed { .. }
+                    | ToSource::Cancel { .. }
+                    | ToSource::Complete { .. }),
+                )) => return Some(last),
                 Ok(Event::Ended(CONTROL, _)) | Err(_) => break,
                 Ok(_) => {}
             }
         }
-        failure
+        None
     }
 
     /// Tells the destination that nothing comes of it, and ends all links.
