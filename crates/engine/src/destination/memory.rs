@@ -155,3 +155,106 @@ impl Memory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::{Page, RamBlock, RamLayout};
+
+    use crate::ram::RamFile;
+
+    /// Two blocks of 16 pages; the second begins behind the first, in the same
+    /// file.
+    fn memory() -> Memory {
+        let block = |id: &str| RamBlock {
+            id: id.to_owned(),
+            bytes: 16 * PAGE_BYTES,
+            host_page: PAGE_BYTES,
+            guest: Vec::new(),
+        };
+        let layout = RamLayout::new(vec![block("a"), block("b")]).unwrap();
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(32 * PAGE_BYTES).unwrap();
+        let files = vec![
+            RamFile::new(file.try_clone().unwrap(), 0),
+            RamFile::new(file, 16 * PAGE_BYTES),
+        ];
+        Memory::open(Arc::new(RamFiles::new(layout, files).unwrap())).unwrap()
+    }
+
+    fn range(from: u64, to: u64) -> PageRange {
+        PageRange::new(Page::new(from), Page::new(to))
+    }
+
+    /// The pages that the files hold something for.
+    fn present(memory: &Memory) -> Vec<u64> {
+        let all = memory.ram.layout().all();
+        all.iter()
+            .filter(|&page| {
+                memory
+                    .ram
+                    .next_data(PageRange::one(page))
+                    .unwrap()
+                    .is_some()
+            })
+            .map(Page::index)
+            .collect()
+    }
+
+    #[test]
+    fn a_dropped_page_is_gone() {
+        let memory = memory();
+        let content: Vec<u8> = (0..=u8::MAX).cycle().take(6 * PAGE_SIZE).collect();
+        memory.write(range(13, 19), &content).unwrap();
+        let mut read = vec![0; content.len()];
+        memory.ram.read(range(13, 19), &mut read).unwrap();
+        assert!(read == content, "written over the edge of a block");
+        assert_eq!(present(&memory), [13, 14, 15, 16, 17, 18]);
+
+        memory.drop_stale(range(14, 17)).unwrap();
+        assert_eq!(present(&memory), [13, 17, 18]);
+        memory.zero(range(17, 18)).unwrap();
+        assert_eq!(present(&memory), [13, 18], "zeros take no memory");
+        memory.drop_all().unwrap();
+        assert_eq!(present(&memory), [0_u64; 0]);
+    }
+
+    #[test]
+    fn content_of_another_size_is_an_error() {
+        let memory = memory();
+        let error = memory.write(range(0, 2), &[0; PAGE_SIZE]).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.starts_with("writing pages 0..2 of the guest's memory: "),
+            "{text}"
+        );
+    }
+
+    /// On a file system that cannot drop pages it says so, instead of leaving
+    /// stale ones.
+    #[test]
+    fn what_cannot_be_dropped_is_told() {
+        let memory = memory();
+        let sealed = rustix::fs::memfd_create(
+            "sealed",
+            rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING,
+        )
+        .unwrap();
+        let sealed = std::fs::File::from(sealed);
+        sealed.set_len(32 * PAGE_BYTES).unwrap();
+        sealed.write_all_at(&[1], 5 * PAGE_BYTES).unwrap();
+        rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
+        let files = vec![
+            RamFile::new(sealed.try_clone().unwrap(), 0),
+            RamFile::new(sealed, 16 * PAGE_BYTES),
+        ];
+        let ram = RamFiles::new(memory.ram.layout().clone(), files).unwrap();
+        let error = Memory::open(Arc::new(ram)).unwrap().drop_all().unwrap_err();
+        assert!(matches!(error, DestinationFailure::Drop { .. }));
+        assert!(
+            error.to_string().contains("Operation not permitted")
+                && error.to_string().contains("huge=never"),
+            "{error}"
+        );
+    }
+}

@@ -338,3 +338,126 @@ pub fn split(
         LinkWriter::new(Arc::clone(stream), stop.clone())?,
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::Page;
+    use hikkoshi_wire::{MAX_CONTROL, ToDestination, ToSource};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    const LIMITS: Limits = Limits { pages: 1000 };
+
+    fn pair() -> (Arc<Stream>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Arc::new(Stream::Unix(ours)), theirs)
+    }
+
+    fn reader(stream: &Arc<Stream>, stop: &Cancel) -> LinkReader {
+        LinkReader::new(Arc::clone(stream), LIMITS, stop.clone()).unwrap()
+    }
+
+    #[test]
+    fn messages_come_out_whole_however_they_arrive() {
+        let (stream, mut peer) = pair();
+        let mut reader = reader(&stream, &Cancel::new());
+        let range = PageRange::from_len(Page::new(5), 2);
+        let message = hikkoshi_wire::control_frame(&ToSource::Ready).unwrap();
+        let mut bytes = Frame::Pages { range }.encode().to_vec();
+        bytes.extend([7; 8192]);
+        bytes.extend(&message);
+        let total = bytes.len() as u64;
+        let sending = thread::spawn(move || {
+            for piece in bytes.chunks(601) {
+                peer.write_all(piece).unwrap();
+                thread::yield_now();
+            }
+        });
+        assert_eq!(reader.frame().unwrap(), Frame::Pages { range });
+        let mut content = vec![0; 8192];
+        reader.payload(&mut content).unwrap();
+        assert_eq!(content, [7; 8192]);
+        let answer: ToSource = reader.control().unwrap();
+        assert_eq!(answer, ToSource::Ready);
+        assert_eq!(reader.received(), total);
+        sending.join().unwrap();
+        assert!(matches!(reader.frame(), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn an_end_in_the_middle_and_rubbish_are_errors() {
+        let (stream, mut peer) = pair();
+        let mut reader = reader(&stream, &Cancel::new());
+        peer.write_all(&[0; HEADER_LEN]).unwrap();
+        assert!(matches!(reader.frame(), Err(LinkError::Malformed(_))));
+        peer.write_all(&Frame::Ack { bytes: 1 }.encode()[..9])
+            .unwrap();
+        drop(peer);
+        assert!(matches!(reader.frame(), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn a_blocked_read_ends_when_told_to_or_late() {
+        let (stream, _peer) = pair();
+        let stop = Cancel::new();
+        let mut reader = reader(&stream, &stop);
+        reader.set_deadline(Some(Instant::now()));
+        assert!(matches!(reader.frame(), Err(LinkError::TooSlow)));
+        reader.set_deadline(None);
+        let stopping = thread::spawn(move || {
+            thread::sleep(TICK / 2);
+            stop.cancel();
+        });
+        assert!(matches!(reader.frame(), Err(LinkError::Stopped)));
+        stopping.join().unwrap();
+        assert!(!reader.is_ready(Duration::ZERO).unwrap());
+    }
+
+    #[test]
+    fn a_blocked_write_ends_when_told_to_and_nothing_follows_it() {
+        let (stream, mut peer) = pair();
+        let stop = Cancel::at_once();
+        let mut writer = LinkWriter::new(Arc::clone(&stream), stop).unwrap();
+        let range = PageRange::from_len(Page::new(0), 256);
+        let content = vec![1; 1 << 20];
+        let mut whole = 0;
+        let error = loop {
+            match writer.pages(range, &content) {
+                Ok(()) => whole += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, LinkError::Stopped), "{error}");
+        // A message behind half of another would be taken for its content.
+        writer.set_stop(Cancel::new());
+        let commit = writer.control(&ToDestination::Commit);
+        assert!(matches!(commit, Err(LinkError::Closed)), "{commit:?}");
+        stream.shutdown();
+        let mut arrived = Vec::new();
+        peer.read_to_end(&mut arrived).unwrap();
+        let frame = HEADER_LEN + content.len();
+        assert_eq!(arrived.len() / frame, whole);
+        assert!(!arrived.len().is_multiple_of(frame), "not torn");
+        assert_eq!(writer.sent(), (whole * frame) as u64);
+    }
+
+    #[test]
+    fn only_control_messages_on_a_control_link() {
+        let (stream, mut peer) = pair();
+        let mut reader = reader(&stream, &Cancel::new());
+        peer.write_all(&Frame::Ack { bytes: 7 }.encode()).unwrap();
+        let error = reader.control::<ToSource>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the peer broke the protocol: Ack { bytes: 7 } on the control link"
+        );
+        // A length is not believed beyond its bound.
+        let len = u32::try_from(MAX_CONTROL).unwrap() + 1;
+        peer.write_all(&Frame::Control { len }.encode()).unwrap();
+        assert!(matches!(
+            reader.control::<ToSource>(),
+            Err(LinkError::Malformed(_))
+        ));
+    }
+}

@@ -69,3 +69,86 @@ impl PieceReader {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::{PAGE_BYTES, Page, RamBlock, RamLayout};
+    use std::os::unix::fs::FileExt;
+
+    use crate::ram::RamFile;
+
+    /// Two blocks of ten pages; those in `data` begin with their number.
+    fn files(data: &[u64]) -> RamFiles {
+        let block = |id: &str| RamBlock {
+            id: id.to_owned(),
+            bytes: 10 * PAGE_BYTES,
+            host_page: PAGE_BYTES,
+            guest: Vec::new(),
+        };
+        let layout = RamLayout::new(vec![block("a"), block("b")]).unwrap();
+        let files = (0..2).map(|nth| {
+            let file = tempfile::tempfile_in("/dev/shm").unwrap();
+            file.set_len(10 * PAGE_BYTES).unwrap();
+            for page in data.iter().filter(|&page| page / 10 == nth) {
+                let at = page % 10 * PAGE_BYTES;
+                file.write_all_at(&page.to_le_bytes(), at).unwrap();
+            }
+            RamFile::new(file, 0)
+        });
+        RamFiles::new(layout, files.collect()).unwrap()
+    }
+
+    #[test]
+    fn pieces_are_of_one_kind_and_no_longer_than_a_chunk() {
+        let ram = files(&[3, 4, 8, 9, 10, 11, 12]);
+        let mut reader = PieceReader::new(4);
+        let mut pieces = Vec::new();
+        let range = |from, to| PageRange::new(Page::new(from), Page::new(to));
+        reader
+            .pieces(&ram, range(1, 20), |piece| -> io::Result<()> {
+                match piece {
+                    Piece::Zeros(range) => pieces.push((range, false)),
+                    Piece::Data(range, content) => {
+                        for (page, content) in range.iter().zip(content.chunks(PAGE_SIZE)) {
+                            assert_eq!(content[..8], page.index().to_le_bytes());
+                        }
+                        assert_eq!(content.len() as u64, range.bytes());
+                        pieces.push((range, true));
+                    }
+                }
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(
+            pieces,
+            [
+                (range(1, 3), false),
+                (range(3, 5), true),
+                (range(5, 8), false),
+                (range(8, 9), true),
+                (range(9, 13), true),
+                (range(13, 17), false),
+                (range(17, 20), false),
+            ]
+        );
+    }
+
+    #[test]
+    fn errors_end_it() {
+        let ram = files(&[3]);
+        let mut reader = PieceReader::new(4);
+        let mut calls = 0;
+        let all = ram.layout().all();
+        let stopped = reader.pieces(&ram, all, |_| {
+            calls += 1;
+            Err(io::Error::other("enough"))
+        });
+        assert_eq!(stopped.unwrap_err().to_string(), "enough");
+        assert_eq!(calls, 1);
+        // The file was cut short.
+        ram.files()[1].file().set_len(PAGE_BYTES).unwrap();
+        let cut = reader.pieces(&ram, all, |_| Ok::<_, io::Error>(()));
+        assert_eq!(cut.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

@@ -26,8 +26,9 @@ fn break_at(mode: Mode, name: &'static str, fate: Fate) -> Done {
         if passing.name != name || done.swap(true, Ordering::Relaxed) {
             return Fate::Pass;
         }
-        if name == "Begin" && fate != Fate::CutAfter {
-            // It never hears of this source, and would wait for another.
+        if name == "Begin" {
+            // It never hears of this source, or cannot answer it, and would
+            // wait for another.
             cancel.cancel();
         }
         fate
