@@ -48,6 +48,9 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
         }
         Err(error) => {
             let next = match error.outcome {
+                Outcome::AtSource if guest.has_ended() => {
+                    "the source's QEMU has ended, and the guest with it"
+                }
                 Outcome::AtSource => "the guest runs on at the source",
                 Outcome::Paused => {
                     "the guest is not running to the end at either side, and nothing of it is \

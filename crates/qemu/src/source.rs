@@ -214,6 +214,11 @@ impl QemuSource {
         self.qemu.process.pid()
     }
 
+    /// Whether QEMU is gone, and the guest with it.
+    pub fn has_ended(&self) -> bool {
+        !self.qemu.process.is_alive()
+    }
+
     fn start_log(&mut self) -> Result<Arc<dyn DirtyLog>, StartLogError> {
         if self.log.is_some() {
             return Err(StartLogError::Twice);
