@@ -28,7 +28,8 @@ fn progress_for_programs_is_json_line_by_line() {
     let scene = Scene::new();
     let workload = Workload::verify(16).rate(5000).option("every_ms", 200);
     let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
-    let trip = Trip::by("hybrid").with(&["--progress", "json"]);
+    let slowly = ["--progress", "json", "--bandwidth", "60M"];
+    let trip = Trip::by("hybrid").with(&slowly);
     let (ends, arrived) = guest.set_out(&trip).wait();
     guest.arrive(&ends, arrived, "running");
     let mut progress = 0;

@@ -34,12 +34,12 @@ fn source_refused(guest: &Guest<'_>, code: i32, parts: &[&str]) {
 
 #[test]
 fn memory_that_is_not_in_a_shared_named_file() {
-    let scene = Scene::new();
     for (ram, parts) in [
         (Ram::Anonymous { mib: 128 }, ["memory-backend-ram", "share=on"]),
         (Ram::Memfd { mib: 128 }, ["memory-backend-memfd", "named file"]),
         (Ram::PrivateFile { mib: 128 }, ["share=off", "not shared"]),
     ] {
+        let scene = Scene::new();
         let guest = at_all(&scene, quiet().ram(ram));
         source_refused(&guest, 1, &parts);
     }
@@ -247,7 +247,7 @@ fn missing_privileges() {
 fn a_destination_that_may_not_catch_faults() {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, quiet());
-    let powerless = quiet().arguments(["-runas", "nobody"]);
+    let powerless = quiet().arguments(["-run-with", "user=nobody"]);
     let mut attempt = guest.set_out(&Trip::by("postcopy").to_like(powerless));
     let ended = attempt.migrate.wait();
     if ended.code == Some(0) {
@@ -262,7 +262,8 @@ fn a_destination_that_may_not_catch_faults() {
     let (_, arrived) = attempt.wait();
     guest.stay(arrived, "no userfaultfd at the destination");
     // Pre-copy does without.
-    guest.travel(&Trip::by("precopy").to_like(quiet().arguments(["-runas", "nobody"])));
+    let powerless = quiet().arguments(["-run-with", "user=nobody"]);
+    guest.travel(&Trip::by("precopy").to_like(powerless));
 }
 
 /// A tmpfs that is mounted to use huge pages.
