@@ -93,8 +93,10 @@ pub(crate) fn attach(path: &Path, side: Side) -> Result<Attached, AttachError> {
         Side::Source => Access::Read,
         Side::Destination => Access::Write,
     };
-    let ram = ram::find(&mut client, &process, access)?;
+    // First: without this right some of what follows is hidden rather than
+    // denied, and would be taken for something else.
     process::check_right_to_trace(&process)?;
+    let ram = ram::find(&mut client, &process, access)?;
     match side {
         Side::Source => remove_leftovers(&process)?,
         Side::Destination => {
