@@ -78,7 +78,11 @@ impl<'a> Guest<'a> {
         let mode = arrived.trip.mode;
         ends.assert_source(0, &[]);
         ends.assert_destination(0, &[]);
-        assert!(ends.migrate.printed.contains("the guest runs at the destination"));
+        assert!(
+            ends.migrate
+                .printed
+                .contains("the guest runs at the destination")
+        );
         assert!(ends.receive.printed.contains("the guest runs here"));
         let [Some(account), Some(there)] = &ends.accounts else {
             panic!("an account is missing: {ends:?}");
@@ -195,4 +199,13 @@ impl<'a> Guest<'a> {
     pub fn is_now_in(&mut self, vm: Arc<Vm>) {
         self.vm = vm;
     }
+}
+
+/// The guest does not run there. A QEMU whose main loop waits for a page of a broken post-copy
+/// says nothing at all; that it did not begin to run either is the watcher's to see.
+///
+/// # Panics
+/// When it does.
+pub fn assert_not_running(vm: &Vm) {
+    assert_ne!(vm.status().unwrap_or_default(), "running", "{}", vm.name());
 }

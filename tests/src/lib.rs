@@ -38,7 +38,7 @@ mod trip;
 mod watcher;
 
 pub use account::{Account, Bucket, Bytes, Latency, Pages};
-pub use guest::Guest;
+pub use guest::{Guest, assert_not_running};
 pub use program::{Ended, Program, hikkoshi};
 pub use refusal::{refused, refused_command};
 pub use relay::{Kind, Moment, Relay, Then, When};

@@ -1,7 +1,7 @@
 //! Between the two engines: passes everything on, until a chosen moment.
 
 use hikkoshi_wire::{
-    Frame, HELLO_LEN, HEADER_LEN, Hello, Limits, Role, ToDestination, ToSource, decode_control,
+    Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination, ToSource, decode_control,
 };
 use std::collections::HashMap;
 use std::fmt;

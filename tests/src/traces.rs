@@ -69,19 +69,15 @@ impl Traces {
 /// The mappings (their first lines) that have a userfaultfd's flag: `um` missing, `uw` write
 /// protection, `ui` minor (proc(5), VmFlags).
 fn registered(smaps: &str) -> Vec<String> {
+    let is_userfault = |flag| ["um", "uw", "ui"].contains(&flag);
     let (mut found, mut mapping) = (Vec::new(), "");
     for line in smaps.lines() {
-        match line.strip_prefix("VmFlags:") {
-            Some(flags) => {
-                if flags
-                    .split_whitespace()
-                    .any(|f| ["um", "uw", "ui"].contains(&f))
-                {
-                    found.push(format!("{mapping} {flags}"));
-                }
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            if flags.split_whitespace().any(is_userfault) {
+                found.push(format!("{mapping} {flags}"));
             }
-            None if line.split(' ').next().is_some_and(|w| w.contains('-')) => mapping = line,
-            None => {}
+        } else if line.split(' ').next().is_some_and(|w| w.contains('-')) {
+            mapping = line;
         }
     }
     found

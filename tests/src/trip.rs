@@ -1,7 +1,8 @@
 //! One attempt to move a guest, with everything that takes part in it.
 
 use crate::{
-    Account, Ended, LONG, Moment, Program, Relay, Scene, Then, Traces, Watcher, eventually, hikkoshi,
+    Account, Ended, LONG, Moment, Program, Relay, Scene, Then, Traces, Watcher, eventually,
+    hikkoshi,
 };
 use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
 use std::path::{Path, PathBuf};

@@ -177,10 +177,7 @@ mod tests {
         let read = intervals(Some(Duration::ZERO), &events);
         assert_eq!(read.len(), 2);
         assert_eq!(read[0].to, Some(Duration::from_secs(5)));
-        assert_eq!(
-            (read[1].from, read[1].to),
-            (Duration::from_secs(7), None)
-        );
+        assert_eq!((read[1].from, read[1].to), (Duration::from_secs(7), None));
         assert!(intervals(None, &events[..1]).is_empty());
     }
 }

@@ -2,16 +2,12 @@
 //! happened; after it, nobody stops.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use Kind::*;
 use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, Via};
-use Kind::*;
 
 fn busy() -> VmConfig {
-    VmConfig::new().workload(
-        Workload::verify(32)
-            .rate(10_000)
-            .option("every_ms", 200),
-    )
+    VmConfig::new().workload(Workload::verify(32).rate(10_000).option("every_ms", 200))
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -2,16 +2,12 @@
 //! later; from commit on nobody runs it unless everything has arrived, and both sides say so.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, Via, eventually, tell};
 use Kind::*;
+use hikkoshi_lab::{VmConfig, Workload};
+use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, Via, assert_not_running, eventually, tell};
 
 fn busy() -> VmConfig {
-    VmConfig::new().workload(
-        Workload::verify(32)
-            .rate(10_000)
-            .option("every_ms", 200),
-    )
+    VmConfig::new().workload(Workload::verify(32).rate(10_000).option("every_ms", 200))
 }
 
 /// A destination that let a source in which then went away takes the next one.
@@ -154,8 +150,10 @@ fn cut_at_commit(mode: &'static str) {
         }
         ends.assert_source(3, &["nothing of it is lost", "'cont'"]);
         assert_ne!(guest.vm().status().unwrap(), "running");
-        assert_ne!(arrived.destination.status().unwrap(), "running");
-        tell(format!("{mode}, cut {moment}: nobody runs it, and both say so"));
+        assert_not_running(&arrived.destination);
+        tell(format!(
+            "{mode}, cut {moment}: nobody runs it, and both say so"
+        ));
         // The destination never said that the guest runs there: end it, and let the source go on.
         arrived.destination.kill();
         guest.vm().cont().unwrap();
@@ -192,9 +190,11 @@ fn cut_after_commit(mode: &'static str, moment: Moment) {
         _ => {
             ends.assert_source(3, &["nothing of it is lost"]);
             ends.assert_destination(3, &["paused here", "nothing of it is lost"]);
-            tell(format!("{mode}, cut {moment}: nobody runs it, and both say so"));
+            tell(format!(
+                "{mode}, cut {moment}: nobody runs it, and both say so"
+            ));
             if mode == "precopy" {
-                assert_ne!(arrived.destination.status().unwrap(), "running");
+                assert_not_running(&arrived.destination);
                 // All of it has arrived, so its owner can let it run there.
                 arrived.destination.cont().unwrap();
                 guest.is_now_in(arrived.destination);

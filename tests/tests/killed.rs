@@ -2,16 +2,14 @@
 //! and can be moved later, as long as its own QEMU is there.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Guest, Kind, LONG, Moment, Scene, Trip, Via, eventually, tell};
 use Kind::*;
+use hikkoshi_lab::{VmConfig, Workload};
+use hikkoshi_tests::{
+    Guest, Kind, LONG, Moment, Scene, Trip, Via, assert_not_running, eventually, tell,
+};
 
 fn busy() -> VmConfig {
-    VmConfig::new().workload(
-        Workload::verify(32)
-            .rate(10_000)
-            .option("every_ms", 200),
-    )
+    VmConfig::new().workload(Workload::verify(32).rate(10_000).option("every_ms", 200))
 }
 
 /// Kills `hikkoshi migrate` at each moment: its guard brings the guest back.
@@ -93,7 +91,7 @@ fn the_source_engine_at_commit() {
     let (ends, arrived) = attempt.wait();
     ends.assert_destination(3, &["paused here", "nothing of it is lost"]);
     assert_ne!(guest.vm().status().unwrap(), "running");
-    assert_ne!(arrived.destination.status().unwrap(), "running");
+    assert_not_running(&arrived.destination);
     tell("hybrid, source engine killed at commit: nobody runs it, and the destination says so");
     arrived.destination.kill();
     guest.vm().cont().unwrap();
@@ -127,7 +125,10 @@ fn the_destination_engine() {
         attempt.relay().cut();
         let (ends, arrived) = attempt.wait();
         ends.assert_source(1, &["the guest runs on at the source"]);
-        guest.stay(arrived, &format!("{mode}, destination engine killed {moment}"));
+        guest.stay(
+            arrived,
+            &format!("{mode}, destination engine killed {moment}"),
+        );
     }
     guest.travel(&Trip::by("hybrid"));
 }
@@ -163,7 +164,10 @@ fn the_destination_qemu() {
         let (ends, arrived) = attempt.wait();
         ends.assert_source(1, &["the guest runs on at the source"]);
         ends.assert_destination(1, &[]);
-        guest.stay(arrived, &format!("{mode}, destination QEMU killed {moment}"));
+        guest.stay(
+            arrived,
+            &format!("{mode}, destination QEMU killed {moment}"),
+        );
     }
     guest.travel(&Trip::by("hybrid"));
 }
@@ -182,7 +186,9 @@ fn the_destination_qemu_after_ready() {
         let (ends, _arrived) = attempt.wait();
         ends.assert_source(3, &["nothing of it is lost", "'cont'"]);
         ends.assert_destination(3, &[]);
-        tell(format!("{mode}, destination QEMU killed before Commit: paused at the source"));
+        tell(format!(
+            "{mode}, destination QEMU killed before Commit: paused at the source"
+        ));
         guest.vm().cont().unwrap();
         guest.is_sound();
     }
@@ -200,7 +206,9 @@ fn source_qemu(mode: &'static str, moment: Moment) {
     let (ends, arrived) = attempt.wait();
     if ends.codes() == [Some(0); 2] {
         // It had saved everything that is not in its RAM file.
-        tell(format!("{mode}, source QEMU killed {moment}: has moved all the same"));
+        tell(format!(
+            "{mode}, source QEMU killed {moment}: has moved all the same"
+        ));
         guest.is_now_in(arrived.destination);
         guest.is_sound();
         return;
@@ -208,12 +216,15 @@ fn source_qemu(mode: &'static str, moment: Moment) {
     for code in ends.codes() {
         assert!(matches!(code, Some(1 | 3)), "{ends:?}");
     }
-    assert_ne!(arrived.destination.status().unwrap(), "running");
+    assert_not_running(&arrived.destination);
     assert!(
         !ends.migrate.said.contains("runs on at the source"),
         "it does not: {ends:?}"
     );
-    tell(format!("{mode}, source QEMU killed {moment}: {:?}", ends.codes()));
+    tell(format!(
+        "{mode}, source QEMU killed {moment}: {:?}",
+        ends.codes()
+    ));
 }
 
 fn attempt_kill(guest: &Guest<'_>) {

@@ -78,9 +78,7 @@ fn precopy_that_does_not_converge_says_so_and_obeys() {
 #[test]
 fn hybrid_makes_as_many_rounds_as_asked() {
     let scene = Scene::new();
-    let workload = Workload::verify(32)
-        .rate(20_000)
-        .option("every_ms", 200);
+    let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
     let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
     for rounds in ["1", "4"] {
         let account = guest.travel(&Trip::by("hybrid").with(&["--rounds", rounds]));

@@ -26,7 +26,10 @@ impl Client {
             .unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let (stop, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, answers) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&answers));
         let thread = std::thread::spawn(move || ask(&stream, &stopped, &count));
         Self {
@@ -99,7 +102,10 @@ fn serves_through(mode: &'static str) {
     // The same connection, with the guest on another port of the switch.
     client.wait_answers(50);
     let longest = client.finish();
-    tell(format!("{mode}: the client waited {:.1} ms at most", longest.as_secs_f64() * 1e3));
+    tell(format!(
+        "{mode}: the client waited {:.1} ms at most",
+        longest.as_secs_f64() * 1e3
+    ));
 }
 
 #[test]

@@ -15,7 +15,9 @@ fn json_on_standard_output_is_alone_there() {
     assert_eq!(arrived.destination.status().unwrap(), "running");
     guest.is_now_in(arrived.destination);
     // An account that cannot be written does not change where the guest is.
-    let trip = Trip::by("hybrid").with(&["--progress", "none"]).json_nowhere();
+    let trip = Trip::by("hybrid")
+        .with(&["--progress", "none"])
+        .json_nowhere();
     let (ends, arrived) = guest.set_out(&trip).wait();
     ends.assert_source(0, &["writing the account"]);
     assert_eq!(arrived.destination.status().unwrap(), "running");
@@ -48,14 +50,38 @@ fn bad_usage_is_2() {
         &["migrate"],
         &["migrate", "--qmp", "/nowhere"],
         &["migrate", "--qmp", "/nowhere", "no-address"],
-        &["migrate", "--qmp", "/nowhere", "unix:/nowhere", "--mode", "fast"],
-        &["migrate", "--qmp", "/nowhere", "unix:/nowhere", "--bandwidth", "0"],
-        &["migrate", "--qmp", "/nowhere", "unix:/nowhere", "--max-downtime", "soon"],
+        &[
+            "migrate",
+            "--qmp",
+            "/nowhere",
+            "unix:/nowhere",
+            "--mode",
+            "fast",
+        ],
+        &[
+            "migrate",
+            "--qmp",
+            "/nowhere",
+            "unix:/nowhere",
+            "--bandwidth",
+            "0",
+        ],
+        &[
+            "migrate",
+            "--qmp",
+            "/nowhere",
+            "unix:/nowhere",
+            "--max-downtime",
+            "soon",
+        ],
         &["receive", "--qmp", "/nowhere"],
     ];
     for arguments in usage {
         let ended = refused(arguments, 2, &[]);
-        assert!(ended.said.contains("Usage") || ended.said.contains("--help"), "{ended:?}");
+        assert!(
+            ended.said.contains("Usage") || ended.said.contains("--help"),
+            "{ended:?}"
+        );
     }
 }
 
@@ -63,12 +89,33 @@ fn bad_usage_is_2() {
 fn tcp_beyond_this_machine_has_to_be_said_aloud() {
     let why = ["is beyond this machine", "not encrypted", "--plaintext"];
     refused(&["migrate", "--qmp", "/nowhere", "10.1.2.3:7000"], 2, &why);
-    refused(&["receive", "--qmp", "/nowhere", "--listen", "0.0.0.0:0"], 2, &why);
+    refused(
+        &["receive", "--qmp", "/nowhere", "--listen", "0.0.0.0:0"],
+        2,
+        &why,
+    );
     // Said aloud, it is the next thing that is wrong.
     let next = ["QMP socket /nowhere"];
-    refused(&["migrate", "--qmp", "/nowhere", "10.1.2.3:7000", "--plaintext"], 1, &next);
     refused(
-        &["receive", "--qmp", "/nowhere", "--listen", "0.0.0.0:0", "--plaintext"],
+        &[
+            "migrate",
+            "--qmp",
+            "/nowhere",
+            "10.1.2.3:7000",
+            "--plaintext",
+        ],
+        1,
+        &next,
+    );
+    refused(
+        &[
+            "receive",
+            "--qmp",
+            "/nowhere",
+            "--listen",
+            "0.0.0.0:0",
+            "--plaintext",
+        ],
         1,
         &next,
     );

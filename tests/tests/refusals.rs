@@ -35,8 +35,14 @@ fn source_refused(guest: &Guest<'_>, code: i32, parts: &[&str]) {
 #[test]
 fn memory_that_is_not_in_a_shared_named_file() {
     for (ram, parts) in [
-        (Ram::Anonymous { mib: 128 }, ["memory-backend-ram", "share=on"]),
-        (Ram::Memfd { mib: 128 }, ["memory-backend-memfd", "named file"]),
+        (
+            Ram::Anonymous { mib: 128 },
+            ["memory-backend-ram", "share=on"],
+        ),
+        (
+            Ram::Memfd { mib: 128 },
+            ["memory-backend-memfd", "named file"],
+        ),
         (Ram::PrivateFile { mib: 128 }, ["share=off", "not shared"]),
     ] {
         let scene = Scene::new();
@@ -49,7 +55,11 @@ fn memory_that_is_not_in_a_shared_named_file() {
 fn memory_on_a_disk() {
     let scene = Scene::new();
     let guest = at_all(&scene, quiet().ram_directory(env!("CARGO_TARGET_TMPDIR")));
-    source_refused(&guest, 1, &["neither on tmpfs nor on hugetlbfs", "/dev/shm"]);
+    source_refused(
+        &guest,
+        1,
+        &["neither on tmpfs nor on hugetlbfs", "/dev/shm"],
+    );
 }
 
 #[test]
@@ -57,7 +67,12 @@ fn a_device_of_another_process() {
     let scene = Scene::new();
     let socket = scene.folder().join("crypto");
     let chardev = format!("socket,id=c,path={},server=on,wait=off", socket.display());
-    let device = ["-chardev", &chardev, "-object", "cryptodev-vhost-user,id=v,chardev=c"];
+    let device = [
+        "-chardev",
+        &chardev,
+        "-object",
+        "cryptodev-vhost-user,id=v,chardev=c",
+    ];
     let guest = at_all(&scene, quiet().arguments(device));
     source_refused(&guest, 1, &["cryptodev-vhost-user", "unplug it"]);
 }
@@ -68,7 +83,11 @@ fn sockets_that_are_no_qmp_or_busy() {
     let path = |name: &str| scene.folder().join(name).to_str().unwrap().to_owned();
     let both = |qmp: &str, parts: &[&str]| {
         refused(&["migrate", "unix:/nowhere", "--qmp", qmp], 1, parts);
-        refused(&["receive", "--listen", &scene.nowhere(), "--qmp", qmp], 1, parts);
+        refused(
+            &["receive", "--listen", &scene.nowhere(), "--qmp", qmp],
+            1,
+            parts,
+        );
     };
     both(&path("nothing"), &["connecting to the QMP socket"]);
 
@@ -80,7 +99,9 @@ fn sockets_that_are_no_qmp_or_busy() {
     let listener = UnixListener::bind(&monitor).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let _ = stream.unwrap().write_all(b"QEMU 10.0 monitor - type 'help'\n(qemu) ");
+            let _ = stream
+                .unwrap()
+                .write_all(b"QEMU 10.0 monitor - type 'help'\n(qemu) ");
         }
     });
     both(&monitor, &["is not QMP"]);
@@ -106,12 +127,19 @@ fn a_destination_that_is_not_there() {
     let closed = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = closed.local_addr().unwrap().to_string();
     drop(closed);
-    let why = ["does 'hikkoshi receive' run there?", "the guest runs on at the source"];
+    let why = [
+        "does 'hikkoshi receive' run there?",
+        "the guest runs on at the source",
+    ];
     for address in [scene.nowhere(), port] {
         refused(&["migrate", &address, "--qmp", &qmp], 1, &why);
     }
     let unknown = "no-such-host.invalid:7000";
-    refused(&["migrate", unknown, "--qmp", &qmp], 2, &["cannot look up", unknown]);
+    refused(
+        &["migrate", unknown, "--qmp", &qmp],
+        2,
+        &["cannot look up", unknown],
+    );
     before.assert_same(guest.vm());
 
     // Something else listens there.
@@ -126,7 +154,10 @@ fn a_destination_that_is_not_there() {
     refused(
         &["migrate", &address, "--qmp", &qmp],
         1,
-        &["something else answers there", "the guest runs on at the source"],
+        &[
+            "something else answers there",
+            "the guest runs on at the source",
+        ],
     );
     before.assert_same(guest.vm());
     guest.travel(&Trip::by("hybrid"));
@@ -137,10 +168,28 @@ fn destinations_that_do_not_fit() {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, quiet());
     let cases: [(&str, VmConfig, &[&str]); 5] = [
-        ("smaller", quiet().ram(Ram::shared(192)), &["268435456", "201326592"]),
-        ("layout", quiet().ram(Ram::Numa { nodes: vec![128, 128] }), &["\"ram\""]),
-        ("machine", quiet().machine("pc-i440fx-7.2"), &["pc-q35-7.2", "pc-i440fx-7.2"]),
-        ("processors", quiet().cpus(2), &["number of virtual CPUs", "1", "2"]),
+        (
+            "smaller",
+            quiet().ram(Ram::shared(192)),
+            &["268435456", "201326592"],
+        ),
+        (
+            "layout",
+            quiet().ram(Ram::Numa {
+                nodes: vec![128, 128],
+            }),
+            &["\"ram\""],
+        ),
+        (
+            "machine",
+            quiet().machine("pc-i440fx-7.2"),
+            &["pc-q35-7.2", "pc-i440fx-7.2"],
+        ),
+        (
+            "processors",
+            quiet().cpus(2),
+            &["number of virtual CPUs", "1", "2"],
+        ),
         (
             "processor",
             quiet().arguments(["-cpu", "Nehalem"]),
@@ -151,7 +200,10 @@ fn destinations_that_do_not_fit() {
         let mut attempt = guest.set_out(&Trip::by("hybrid").to_like(config));
         let ended = attempt.migrate.wait();
         ended.assert(1, parts);
-        ended.assert(1, &["the destination refuses the guest", "runs on at the source"]);
+        ended.assert(
+            1,
+            &["the destination refuses the guest", "runs on at the source"],
+        );
         // It goes on waiting for one that fits.
         attempt.receive.wait_said("refused a guest");
         attempt.receive.interrupt();
@@ -191,12 +243,20 @@ fn a_destination_that_does_not_wait_for_a_guest() {
     // And one that waits is no source.
     let waiting = quiet().incoming().start(scene.lab(), "waiting").unwrap();
     let qmp = waiting.qmp_path().to_str().unwrap();
-    refused(&["migrate", "unix:/nowhere", "--qmp", qmp], 1, &["still waits for a guest"]);
+    refused(
+        &["migrate", "unix:/nowhere", "--qmp", qmp],
+        1,
+        &["still waits for a guest"],
+    );
     // An address that is taken.
     let path = scene.folder().join("taken");
     let _listener = UnixListener::bind(&path).unwrap();
     let taken = format!("unix:{}", path.display());
-    refused(&["receive", "--listen", &taken, "--qmp", qmp], 2, &["listening at", "in use"]);
+    refused(
+        &["receive", "--listen", &taken, "--qmp", qmp],
+        2,
+        &["listening at", "in use"],
+    );
 }
 
 /// `hikkoshi` under `setpriv` with these options.
@@ -223,7 +283,11 @@ fn missing_privileges() {
     refused_command(
         not_the_socket,
         1,
-        &["connecting to the QMP socket", "Permission denied", UNTOUCHED],
+        &[
+            "connecting to the QMP socket",
+            "Permission denied",
+            UNTOUCHED,
+        ],
     );
 
     let open = |path, mode| {
@@ -322,7 +386,11 @@ fn a_stranger_at_the_destinations_door() {
     let attempt = guest.set_out(&trip);
     attempt.wait_held();
     let address = attempt.listens().strip_prefix("unix:").unwrap().to_owned();
-    for words in [&b"GET / HTTP/1.1\r\nHost: nowhere.example.org\r\n\r\n"[..], &[0; 200], b"x"] {
+    for words in [
+        &b"GET / HTTP/1.1\r\nHost: nowhere.example.org\r\n\r\n"[..],
+        &[0; 200],
+        b"x",
+    ] {
         let mut stranger = UnixStream::connect(&address).unwrap();
         stranger.write_all(words).unwrap();
     }

@@ -19,9 +19,7 @@ fn the_older_one_in_every_mode() {
 #[test]
 fn from_the_older_to_the_newer_and_back() {
     let scene = Scene::new();
-    let workload = Workload::verify(32)
-        .rate(20_000)
-        .option("every_ms", 200);
+    let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
     let config = VmConfig::new().version(V7_2).workload(workload);
     let mut guest = Guest::boot(&scene, config);
     for (version, mode) in [
