@@ -51,8 +51,14 @@ fn main() -> ExitCode {
 }
 
 fn measure(args: &Args) -> Result<(), BenchError> {
-    let program = args.program()?;
     let plan = plan::Plan::new(args)?;
+    if args.list {
+        for case in &plan.cases {
+            println!("{case}");
+        }
+        return Ok(());
+    }
+    let program = args.program()?;
     let mut record = Record::begin(args, &plan)?;
     let total = plan.turns().count();
     println!("{}\n", record.machine);

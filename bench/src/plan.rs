@@ -206,11 +206,8 @@ impl Plan {
             .copied()
             .filter(|case| wanted(&args.only, &case.to_string()))
             .collect();
-        if cases.is_empty() || args.list {
-            let list: Vec<_> = if cases.is_empty() { &all } else { &cases }
-                .iter()
-                .map(|case| format!("  {case}"))
-                .collect();
+        if cases.is_empty() {
+            let list: Vec<_> = all.iter().map(|case| format!("  {case}")).collect();
             return Err(BenchError::NothingToDo(list.join("\n")));
         }
         let rounds = if args.quick { 1 } else { args.rounds };

@@ -44,6 +44,8 @@ pub struct Row {
     pub accesses_per_second: Option<f64>,
     /// Processor seconds.
     pub cpu_seconds: Option<f64>,
+    /// Processors that others kept busy.
+    pub others_cores: Option<f64>,
 }
 
 /// The median of what there is.
@@ -98,10 +100,14 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         fault_max_us: accesses(&|a| Some(a.max_us)),
         accesses_per_second: accesses(&|a| a.per_second),
         cpu_seconds: of(&|run| Some(run.cpu_seconds)),
+        others_cores: of(&|run| Some(run.others_cores)),
     })
 }
 
-const HEAD: [&str; 11] = [
+/// A line of a table.
+type Cells = [String; 13];
+
+const HEAD: [&str; 13] = [
     "system",
     "downtime ms",
     "own",
@@ -113,6 +119,8 @@ const HEAD: [&str; 11] = [
     "p99 < µs",
     "max ms",
     "accesses/s",
+    "cpu s",
+    "others",
 ];
 
 /// The tables: one for each line and workload, each column's ratio to QEMU's counterpart beneath.
@@ -167,7 +175,7 @@ fn rivals(system: &str, load: &str) -> &'static [System] {
     }
 }
 
-fn cells(row: &Row) -> [String; 11] {
+fn cells(row: &Row) -> Cells {
     let number = |value: Option<f64>, digits: usize| {
         value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
     };
@@ -190,10 +198,12 @@ fn cells(row: &Row) -> [String; 11] {
         number(row.fault_p99_us, 0),
         number(row.fault_max_us.map(|us| us / 1e3), 1),
         number(row.accesses_per_second, 0),
+        number(row.cpu_seconds, 1),
+        number(row.others_cores, 2),
     ]
 }
 
-fn ratios(ours: &Row, theirs: &Row) -> [String; 11] {
+fn ratios(ours: &Row, theirs: &Row) -> Cells {
     let ratio = |value: fn(&Row) -> Option<f64>| match (value(ours), value(theirs)) {
         (Some(ours), Some(theirs)) if theirs > 0.0 => format!("{:.2}x", ours / theirs),
         _ => "-".to_owned(),
@@ -211,11 +221,13 @@ fn ratios(ours: &Row, theirs: &Row) -> [String; 11] {
         String::new(),
         ratio(|row| row.fault_max_us),
         ratio(|row| row.accesses_per_second),
+        ratio(|row| row.cpu_seconds.filter(|_| row.called_off == 0)),
+        String::new(),
     ]
 }
 
 /// Columns of equal width, the first to the left, the others to the right.
-fn align(lines: &[[String; 11]]) -> String {
+fn align(lines: &[Cells]) -> String {
     let width = |column: usize| {
         lines
             .iter()
