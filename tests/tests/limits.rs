@@ -11,19 +11,19 @@ fn bandwidth_limits_the_background_and_nothing_else() {
     // It wants all of its 48 MiB, at once, over and over.
     let workload = Workload::verify(48).option("every_ms", 200);
     let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
-    let limit = 20_000_000.0;
-    let account = guest.travel(&Trip::by("postcopy").with(&["--bandwidth", "20M"]));
+    // A tenth of what this machine does when it is busy: the background keeps to it all the time.
+    let limit = 10_000_000.0;
+    let account = guest.travel(&Trip::by("postcopy").with(&["--bandwidth", "10M"]));
     let seconds = account.total_ms / 1e3;
-    let rate = account.bytes.background as f64 / seconds;
-    assert!(rate <= limit * 1.1, "{rate} B/s of background");
-    // Within the limit it would have come by its own pages one by one; it asked for most.
-    let its_own = 48 * 256;
+    let background = account.bytes.background as f64 / seconds;
+    assert!(background <= limit * 1.1, "{background} B/s of background");
+    // What the guest asks for comes on top.
+    let all = (account.bytes.background + account.bytes.urgent) as f64 / seconds;
     assert!(
-        account.pages.urgent > its_own / 2,
-        "held back: {} of {its_own} pages",
-        account.pages.urgent
+        all > limit * 1.05,
+        "{all} B/s in all: urgent pages were held back"
     );
-    assert!(account.pages.background > 0);
+    assert!(account.pages.urgent > 1000 && account.pages.background > 1000);
 
     let trip = Trip::by("precopy").with(&["--bandwidth", "60M", "--max-downtime", "5000"]);
     let account = guest.travel(&trip);
