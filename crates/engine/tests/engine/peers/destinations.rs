@@ -1,0 +1,390 @@
+//! Wrong destinations for a real source.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_engine::link::{Incoming, LinkReader, LinkWriter, Listener, Stream, split};
+use hikkoshi_engine::{Cancel, MigrateError, Mode, Outcome, SourceOptions, Watch, migrate};
+use hikkoshi_pages::{Page, PageRange};
+use hikkoshi_wire::{Frame, Limits, RequestSummary, Role, ToDestination, ToSource};
+
+use crate::guests::TestSource;
+use crate::machine::{Machine, Side};
+use crate::memory::{MIB, SMALL, layout};
+use crate::run::{Notices, watchdog};
+
+use super::{listen, machine};
+
+/// A destination that says what a test tells it to.
+struct Destination<'a> {
+    listener: &'a Listener,
+    incoming: Receiver<Incoming>,
+    waiting: Vec<Incoming>,
+    limits: Limits,
+    streams: Vec<Arc<Stream>>,
+}
+
+type Ends = (LinkReader, LinkWriter);
+
+impl Destination<'_> {
+    /// The link of that role; they may arrive in any order.
+    fn link(&mut self, role: Role) -> Ends {
+        let known = self.waiting.iter().position(|link| link.role == role);
+        let Incoming { stream, id, .. } = match known {
+            Some(at) => self.waiting.remove(at),
+            None => loop {
+                let link = self.incoming.recv().unwrap();
+                if link.role == role {
+                    break link;
+                }
+                self.waiting.push(link);
+            },
+        };
+        self.listener.expect(Some(id));
+        let stream = Arc::new(stream);
+        self.streams.push(Arc::clone(&stream));
+        split(&stream, self.limits, &Cancel::new()).unwrap()
+    }
+
+    fn background(&mut self) -> Ends {
+        self.link(Role::Background { index: 0 })
+    }
+
+    /// The control link, with the offer heard.
+    fn control(&mut self) -> Ends {
+        let mut control = self.link(Role::Control);
+        let offer: ToDestination = control.0.control().unwrap();
+        assert!(matches!(offer, ToDestination::Begin { .. }), "{offer:?}");
+        control
+    }
+
+    /// All three links, with the guest accepted: control, background, urgent.
+    fn accept(&mut self) -> (Ends, Ends, Ends) {
+        let mut control = self.control();
+        let host_pages = vec![SMALL, SMALL];
+        control.1.control(&ToSource::Accept { host_pages }).unwrap();
+        let background = self.background();
+        let urgent = self.link(Role::Urgent);
+        (control, background, urgent)
+    }
+}
+
+/// Hears what is said until `last`.
+fn hear_until(control: &mut Ends, last: &str) {
+    loop {
+        let message: ToDestination = control.0.control().unwrap();
+        if format!("{message:?}").starts_with(last) {
+            return;
+        }
+    }
+}
+
+/// Applies background pages as a destination would, in another thread.
+fn apply(mut background: Ends) {
+    thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 20];
+        while let Ok(frame) = background.0.frame() {
+            if background
+                .0
+                .payload(&mut buffer[..frame.payload_len()])
+                .is_err()
+            {
+                return;
+            }
+            let bytes = background.0.received();
+            let _ = background.1.frame(Frame::Ack { bytes });
+        }
+    });
+}
+
+/// Sends a real guest to a scripted destination.
+fn migrated(
+    mode: Mode,
+    cancel: &Cancel,
+    script: impl FnOnce(&mut Destination<'_>) + Send,
+) -> (Result<(), MigrateError>, Arc<Machine>, Vec<&'static str>) {
+    let _watchdog = watchdog();
+    let layout = layout(&[(MIB, SMALL), (7 * MIB, SMALL)]);
+    let machine = machine(&layout, &layout);
+    let mut source = TestSource::new(&machine, true, 1_200_000);
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let stop = Cancel::new();
+    let result = thread::scope(|scope| {
+        let (sender, incoming) = sync_channel(4);
+        scope.spawn(|| {
+            let sender = sender;
+            listener.serve(&sender, &stop).unwrap();
+        });
+        let (limits, listener) = (Limits::from(&layout), &listener);
+        let (kept, end) = sync_channel(0);
+        scope.spawn(move || {
+            let mut destination = Destination {
+                listener,
+                incoming,
+                waiting: Vec::new(),
+                limits,
+                streams: Vec::new(),
+            };
+            script(&mut destination);
+            // Its connections stay open: a silent peer, not a broken link.
+            let _ = end.recv();
+            drop(destination);
+        });
+        let options = SourceOptions {
+            mode,
+            ..SourceOptions::default()
+        };
+        let mut watch = Watch {
+            cancel: cancel.clone(),
+            observer: Arc::new(Notices::default()),
+            point_of_no_return: &mut || Ok(()),
+        };
+        let result = migrate(&mut source, listener.address(), &options, &mut watch);
+        stop.cancel();
+        let _: Result<(), _> = kept.try_send(());
+        drop(kept);
+        result
+    });
+    let calls = source.script.calls();
+    assert_eq!(calls.last(), Some(&"release"));
+    (result.map(drop), machine, calls)
+}
+
+/// As [`migrated`], for what must leave the guest at the source.
+#[track_caller]
+fn rejected(mode: Mode, expected: &str, script: impl FnOnce(&mut Destination<'_>) + Send) {
+    let (result, machine, _) = migrated(mode, &Cancel::new(), script);
+    let error = result.unwrap_err();
+    assert!(error.to_string().contains(expected), "{error}");
+    assert_eq!(error.outcome, Outcome::AtSource, "{error}");
+    assert_eq!(machine.runs(), Some(Side::Source));
+    machine.work(100);
+    machine.check(Side::Source);
+}
+
+#[test]
+fn answers_out_of_place() {
+    rejected(Mode::Hybrid, "unexpected answer Ready", |destination| {
+        destination.control().1.control(&ToSource::Ready).unwrap();
+    });
+    for host_pages in [vec![], vec![SMALL], vec![SMALL, 5000], vec![SMALL, 1 << 30]] {
+        rejected(Mode::Hybrid, "unexpected answer [", move |destination| {
+            let mut control = destination.control();
+            control.1.control(&ToSource::Accept { host_pages }).unwrap();
+        });
+    }
+    let early = "waiting for the destination to drop stale pages: the peer broke the protocol: \
+                 unexpected answer Ready";
+    rejected(Mode::Postcopy, early, |destination| {
+        let (mut control, _background, _urgent) = destination.accept();
+        control.1.control(&ToSource::Ready).unwrap();
+    });
+    let resumed = "waiting for the destination to get ready: the peer broke the protocol: \
+                   unexpected answer Resumed";
+    rejected(Mode::Postcopy, resumed, |destination| {
+        let (mut control, _background, _urgent) = destination.accept();
+        hear_until(&mut control, "DiscardEnd");
+        control.1.control(&ToSource::Discarded).unwrap();
+        hear_until(&mut control, "Switch");
+        control.1.control(&ToSource::Resumed).unwrap();
+    });
+    rejected(Mode::Hybrid, "the destination failed: no", |destination| {
+        let (mut control, _background, _urgent) = destination.accept();
+        let reason = "no".into();
+        control.1.control(&ToSource::Failed { reason }).unwrap();
+        destination
+            .streams
+            .iter()
+            .for_each(|stream| stream.shutdown());
+    });
+}
+
+#[test]
+fn acknowledgements_of_what_was_not_sent() {
+    let expected = "on a background link, ";
+    rejected(Mode::Precopy, expected, |destination| {
+        let mut control = destination.control();
+        let host_pages = vec![SMALL, SMALL];
+        control.1.control(&ToSource::Accept { host_pages }).unwrap();
+        let mut background = destination.background();
+        let bytes = 1 << 40;
+        background.1.frame(Frame::Ack { bytes }).unwrap();
+        // Reads what comes, so that the source gets to look at it.
+        let mut buffer = vec![0; 1 << 20];
+        while let Ok(frame) = background.0.frame() {
+            let _ = background.0.payload(&mut buffer[..frame.payload_len()]);
+        }
+    });
+}
+
+#[test]
+fn wrong_things_on_the_urgent_link() {
+    for (frame, expected) in [
+        (
+            Frame::Zeros {
+                range: PageRange::one(Page::new(0)),
+            },
+            "on the urgent link",
+        ),
+        (
+            Frame::Request {
+                range: PageRange::from_len(Page::new(2047), 2),
+            },
+            "malformed message",
+        ),
+    ] {
+        rejected(Mode::Postcopy, expected, move |destination| {
+            let (mut control, _background, mut urgent) = destination.accept();
+            hear_until(&mut control, "DiscardEnd");
+            control.1.control(&ToSource::Discarded).unwrap();
+            hear_until(&mut control, "Switch");
+            urgent.1.frame(frame).unwrap();
+        });
+    }
+}
+
+#[test]
+fn requests_for_pages_that_are_not_owed_cost_nothing() {
+    // A hole, then everything twice: each page comes once.
+    let pages = Arc::new(Mutex::new(Vec::new()));
+    let counted = Arc::clone(&pages);
+    let cancel = Cancel::new();
+    let enough = cancel.clone();
+    let (result, machine, _) = migrated(Mode::Postcopy, &cancel, move |destination| {
+        let (mut control, _background, mut urgent) = destination.accept();
+        hear_until(&mut control, "DiscardEnd");
+        control.1.control(&ToSource::Discarded).unwrap();
+        hear_until(&mut control, "Switch");
+        for (from, len) in [(0, 64), (64, 128), (0, 256), (64, 1)] {
+            let range = PageRange::from_len(Page::new(from), len);
+            urgent.1.frame(Frame::Request { range }).unwrap();
+        }
+        let mut buffer = vec![0; 1 << 20];
+        while counted.lock().unwrap().len() < 192 {
+            let frame = urgent.0.frame().unwrap();
+            urgent
+                .0
+                .payload(&mut buffer[..frame.payload_len()])
+                .unwrap();
+            let (Frame::Pages { range } | Frame::Zeros { range }) = frame else {
+                panic!("{frame:?}")
+            };
+            counted.lock().unwrap().extend(range);
+        }
+        enough.cancel();
+    });
+    assert_eq!(result.unwrap_err().to_string(), "cancelled");
+    let mut pages = pages.lock().unwrap().clone();
+    pages.sort();
+    // Pages 0 to 63 were never touched, unless the guest has done so since.
+    pages.retain(|page| page.index() >= 64);
+    assert!(pages.len() <= 192);
+    let len = pages.len();
+    pages.dedup();
+    assert_eq!(pages.len(), len, "a page came twice");
+    assert_eq!(machine.runs(), Some(Side::Source));
+}
+
+/// The guest is stopped and the destination does not read: whoever cancels
+/// gets it back.
+#[test]
+fn a_source_blocked_by_its_destination_can_be_cancelled() {
+    // On the background link, with the guest running.
+    let cancel = Cancel::new();
+    let asked = cancel.clone();
+    let (result, machine, calls) = migrated(Mode::Precopy, &cancel, move |destination| {
+        let mut control = destination.control();
+        let host_pages = vec![SMALL, SMALL];
+        control.1.control(&ToSource::Accept { host_pages }).unwrap();
+        let _background = destination.background();
+        thread::sleep(Duration::from_millis(300));
+        asked.cancel();
+    });
+    assert_eq!(result.unwrap_err().to_string(), "cancelled");
+    assert!(!calls.contains(&"pause"));
+    assert_eq!(machine.runs(), Some(Side::Source));
+
+    // On the control link, with the guest stopped: the device state does not
+    // fit into the socket's buffers.
+    let cancel = Cancel::new();
+    let asked = cancel.clone();
+    let (result, machine, calls) = migrated(Mode::Postcopy, &cancel, move |destination| {
+        let (mut control, _background, _urgent) = destination.accept();
+        hear_until(&mut control, "DiscardEnd");
+        control.1.control(&ToSource::Discarded).unwrap();
+        thread::sleep(Duration::from_millis(500));
+        asked.cancel();
+    });
+    let error = result.unwrap_err();
+    assert_eq!(error.to_string(), "cancelled");
+    assert_eq!(error.outcome, Outcome::AtSource);
+    assert!(calls.contains(&"pause"));
+    assert_eq!(machine.runs(), Some(Side::Source));
+    machine.work(100);
+    machine.check(Side::Source);
+}
+
+#[test]
+fn a_destination_that_claims_to_have_everything() {
+    let (result, machine, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
+        let (mut control, _background, _urgent) = destination.accept();
+        hear_until(&mut control, "DiscardEnd");
+        control.1.control(&ToSource::Discarded).unwrap();
+        hear_until(&mut control, "Switch");
+        control.1.control(&ToSource::Ready).unwrap();
+        hear_until(&mut control, "Commit");
+        control.1.control(&ToSource::Resumed).unwrap();
+        let requests = RequestSummary::default();
+        control.1.control(&ToSource::Complete { requests }).unwrap();
+    });
+    let error = result.unwrap_err();
+    assert_eq!(error.outcome, Outcome::Paused);
+    assert!(
+        error.to_string().starts_with(
+            "sending pages to the running guest: the peer broke the protocol: it says that it \
+             has everything, but "
+        ),
+        "{error}"
+    );
+    assert!(!calls.contains(&"resume"));
+    assert_eq!(machine.runs(), None);
+    machine.check(Side::Source);
+}
+
+/// The guest has moved, and the destination does not stop talking: the source
+/// ends all the same.
+#[test]
+fn a_destination_that_never_stops_talking() {
+    let (result, _, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
+        let (mut control, background, mut urgent) = destination.accept();
+        apply(background);
+        hear_until(&mut control, "DiscardEnd");
+        control.1.control(&ToSource::Discarded).unwrap();
+        hear_until(&mut control, "Switch");
+        // Everything is asked for before the commit.
+        let range = PageRange::from_len(Page::new(0), 2048);
+        urgent.1.frame(Frame::Request { range }).unwrap();
+        thread::spawn(move || {
+            let mut buffer = vec![0; 1 << 20];
+            while let Ok(frame) = urgent.0.frame() {
+                let _ = urgent.0.payload(&mut buffer[..frame.payload_len()]);
+            }
+        });
+        control.1.control(&ToSource::Ready).unwrap();
+        hear_until(&mut control, "Commit");
+        control.1.control(&ToSource::Resumed).unwrap();
+        thread::sleep(Duration::from_millis(300));
+        let requests = RequestSummary::default();
+        control.1.control(&ToSource::Complete { requests }).unwrap();
+        for _ in 0..1000 {
+            if control.1.control(&ToSource::Discarded).is_err() {
+                return;
+            }
+        }
+    });
+    result.unwrap();
+    assert!(!calls.contains(&"resume"));
+}

@@ -1,0 +1,136 @@
+//! Who stands at the door, and who answers there.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_engine::link::{Address, hello, open};
+use hikkoshi_engine::{Cancel, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive};
+use hikkoshi_wire::{Frame, MigrationId, Role};
+
+use crate::guests::{TestDestination, TestSource};
+use crate::machine::Side;
+use crate::memory::{MIB, SMALL, layout};
+use crate::run::{Notices, watchdog};
+
+use super::{listen, machine};
+
+/// Nobody at the door keeps a real source out for long.
+#[test]
+fn the_door_is_not_blocked() {
+    let _watchdog = watchdog();
+    let layout = layout(&[(MIB, SMALL)]);
+    let machine = machine(&layout, &layout);
+    let mut guest = TestDestination::new(&machine, 1000);
+    let mut source = TestSource::new(&machine, true, 1000);
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let Address::Unix(path) = listener.address() else {
+        panic!("a unix socket")
+    };
+    let notices = Arc::new(Notices::default());
+    let watch = ReceiveWatch {
+        cancel: Cancel::new(),
+        observer: Arc::<Notices>::clone(&notices),
+    };
+    thread::scope(|scope| {
+        let receiving = scope.spawn(|| receive(&mut guest, &listener, &watch));
+        // Connections without a word: all are dropped at some time, and those
+        // beyond a bound at once.
+        let silent: Vec<_> = (0..40)
+            .map(|_| UnixStream::connect(path).unwrap())
+            .collect();
+        let mut end = [0];
+        let turned_away = (&silent[39]).read(&mut end).unwrap();
+        assert_eq!(turned_away, 0);
+        drop(silent);
+        // Something else than a greeting.
+        let mut web = UnixStream::connect(path).unwrap();
+        let _ = web.write_all(&[b'G'; 100]);
+        assert!(matches!(web.read(&mut end), Ok(0) | Err(_)));
+        // A proper greeting, and then an offer that takes a year.
+        let slow = loop {
+            let id = MigrationId::from_bytes([9; 16]);
+            if let Ok(slow) = open(listener.address(), &hello(Role::Control, id)) {
+                break slow;
+            }
+        };
+        let mut dripping = &slow;
+        for byte in (Frame::Control { len: 1000 }).encode() {
+            if dripping.write_all(&[byte]).is_err() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(500));
+        }
+        let mut rest = [0];
+        assert!(matches!(dripping.read(&mut rest), Ok(0) | Err(_)));
+        // And now the real one.
+        let mut watch = Watch {
+            cancel: Cancel::new(),
+            observer: Arc::<Notices>::clone(&notices),
+            point_of_no_return: &mut || Ok(()),
+        };
+        migrate(
+            &mut source,
+            listener.address(),
+            &SourceOptions::default(),
+            &mut watch,
+        )
+        .unwrap();
+        receiving.join().unwrap().unwrap();
+    });
+    machine.check(Side::Destination);
+    let notices = notices.all();
+    assert!(
+        notices.contains("refused a guest from ")
+            && notices.contains("the peer takes too long to answer"),
+        "{notices}"
+    );
+}
+
+/// Something else listens there.
+#[test]
+fn no_greeting_and_a_wrong_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let address = Address::Unix(path);
+    let attempt = |answer: &'static [u8]| {
+        let _watchdog = watchdog();
+        let layout = layout(&[(MIB, SMALL)]);
+        let machine = machine(&layout, &layout);
+        let mut source = TestSource::new(&machine, true, 10);
+        let error = thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut peer, _) = listener.accept().unwrap();
+                let _ = peer.write_all(answer);
+                let mut all = Vec::new();
+                let _ = peer.read_to_end(&mut all);
+            });
+            let mut watch = Watch {
+                cancel: Cancel::new(),
+                observer: Arc::new(Notices::default()),
+                point_of_no_return: &mut || Ok(()),
+            };
+            migrate(&mut source, &address, &SourceOptions::default(), &mut watch).unwrap_err()
+        });
+        assert_eq!(error.outcome, Outcome::AtSource);
+        assert_eq!(machine.runs(), Some(Side::Source));
+        assert_eq!(source.script.calls(), ["release"]);
+        error
+            .to_string()
+            .replace(&address.to_string(), "the address")
+    };
+    assert_eq!(
+        attempt(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
+        "connecting to the destination at the address: greeting the peer: its first bytes are not \
+         a hikkoshi greeting; check the address: something else answers there"
+    );
+    assert_eq!(
+        attempt(b"hikko"),
+        "connecting to the destination at the address: the peer has said nothing for 5 s; is it \
+         'hikkoshi receive' that listens there?"
+    );
+}

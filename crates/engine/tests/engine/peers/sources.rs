@@ -1,0 +1,384 @@
+//! Wrong sources at a real destination.
+
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_engine::link::{Address, LinkReader, LinkWriter, Stream, hello, open, split};
+use hikkoshi_engine::{Cancel, Outcome, ReceiveError, ReceiveWatch, receive};
+use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout};
+use hikkoshi_wire::{
+    DeviceStateDigest, Frame, GuestDescription, Limits, MAX_DEVICE_CHUNK, MigrationId, PageRanges,
+    Role, ToDestination, ToSource,
+};
+
+use crate::guests::{TestDestination, device_state};
+use crate::machine::Side;
+use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
+use crate::run::{Notices, watchdog};
+
+use super::{listen, machine};
+
+/// A source that says what a test tells it to.
+struct Source {
+    control: (LinkReader, LinkWriter),
+    background: (LinkReader, LinkWriter),
+    urgent: Option<(LinkReader, LinkWriter)>,
+    id: MigrationId,
+    /// Its sockets stay open until it is dropped.
+    _streams: Vec<Arc<Stream>>,
+}
+
+const ID: [u8; 16] = *b"the right number";
+
+fn begin(description: &GuestDescription, may_postcopy: bool) -> ToDestination {
+    ToDestination::Begin {
+        description: description.clone(),
+        mode: hikkoshi_wire::Mode::Hybrid,
+        may_postcopy,
+        background_links: 1,
+    }
+}
+
+impl Source {
+    fn connect(
+        address: &Address,
+        limits: Limits,
+        description: &GuestDescription,
+        may_postcopy: bool,
+    ) -> Self {
+        let id = MigrationId::from_bytes(ID);
+        let mut streams = Vec::new();
+        let mut link = |role| {
+            let stream = Arc::new(open(address, &hello(role, id)).unwrap());
+            streams.push(Arc::clone(&stream));
+            split(&stream, limits, &Cancel::new()).unwrap()
+        };
+        let mut control = link(Role::Control);
+        control
+            .1
+            .control(&begin(description, may_postcopy))
+            .unwrap();
+        let answer: ToSource = control.0.control().unwrap();
+        assert!(matches!(answer, ToSource::Accept { .. }), "{answer:?}");
+        let background = link(Role::Background { index: 0 });
+        let urgent = may_postcopy.then(|| link(Role::Urgent));
+        Self {
+            control,
+            background,
+            urgent,
+            id,
+            _streams: streams,
+        }
+    }
+
+    fn say(&mut self, message: &ToDestination) {
+        // The destination may have had enough before everything was said.
+        let _ = self.control.1.control(message);
+    }
+
+    fn discard(&mut self, from: u64, pages: u64) {
+        let range = PageRange::from_len(Page::new(from), pages);
+        for ranges in PageRanges::batches([range]).collect::<Vec<_>>() {
+            self.say(&ToDestination::Discard { ranges });
+        }
+    }
+
+    /// Device state and the switch to it.
+    fn switch(&mut self, owed_pages: u64, postcopy: bool) {
+        let mut digest = DeviceStateDigest::new();
+        for chunk in device_state(1000).chunks(400) {
+            digest.update(chunk).unwrap();
+            let bytes = chunk.to_vec();
+            self.say(&ToDestination::DeviceStateChunk { bytes });
+        }
+        self.say(&ToDestination::Switch {
+            device_bytes: digest.bytes(),
+            device_crc32c: digest.crc32c(),
+            owed_pages,
+            postcopy,
+            running: true,
+        });
+    }
+
+    /// What the destination says in the end.
+    fn last_word(&mut self) -> Option<ToSource> {
+        let mut last = None;
+        while let Ok(message) = self.control.0.control() {
+            last = Some(message);
+        }
+        last
+    }
+}
+
+/// Lets a scripted source loose on a real destination.
+fn received(
+    destination: &RamLayout,
+    may_postcopy: bool,
+    script: impl FnOnce(&mut Source, &Address) + Send,
+) -> (Outcome, String, TestDestination) {
+    let _watchdog = watchdog();
+    let small = layout(
+        &destination
+            .blocks()
+            .map(|(block, _)| (block.bytes, SMALL))
+            .collect::<Vec<_>>(),
+    );
+    let machine = machine(&small, destination);
+    let mut guest = TestDestination::new(&machine, 1000);
+    // No scripted source sends what a guest would find there.
+    guest.checks = false;
+    let description = guest.description.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let watch = ReceiveWatch {
+        cancel: Cancel::new(),
+        observer: Arc::new(Notices::default()),
+    };
+    let limits = Limits::from(destination);
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut source =
+                Source::connect(listener.address(), limits, &description, may_postcopy);
+            script(&mut source, listener.address());
+            let last = source.last_word();
+            assert!(
+                matches!(last, Some(ToSource::Failed { .. })),
+                "the source is not told why: {last:?}"
+            );
+        });
+        receive(&mut guest, &listener, &watch)
+    });
+    let ReceiveError { cause, outcome } = result.unwrap_err();
+    assert_eq!(guest.script.count("resume"), 0);
+    assert_eq!(machine.runs(), Some(Side::Source));
+    machine.undamaged();
+    (outcome, cause.to_string(), guest)
+}
+
+/// As [`received`], for what must be noticed before the guest is loaded.
+#[track_caller]
+fn refused(may_postcopy: bool, expected: &str, script: impl FnOnce(&mut Source) + Send) {
+    let layout = layout(&[(MIB, SMALL), (MIB, SMALL)]);
+    let (outcome, text, guest) = received(&layout, may_postcopy, |source, _| script(source));
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(outcome, Outcome::AtSource);
+    assert_eq!(guest.script.count("release"), 1);
+    assert_eq!(guest.script.count("load_device_state"), 0, "{text}");
+}
+
+#[test]
+fn messages_out_of_place() {
+    for (message, name) in [
+        (ToDestination::Commit, "Commit"),
+        (ToDestination::Goodbye, "Goodbye"),
+    ] {
+        let expected =
+            format!("receiving the guest: the peer broke the protocol: unexpected message {name}");
+        refused(true, &expected, |source| source.say(&message));
+    }
+    let twice = "receiving the guest: the peer broke the protocol: unexpected message Begin";
+    let description = TestDestination::new(
+        &machine(&layout(&[(MIB, SMALL)]), &layout(&[(MIB, SMALL)])),
+        0,
+    )
+    .description;
+    refused(true, twice, |source| source.say(&begin(&description, true)));
+}
+
+#[test]
+fn frames_out_of_place() {
+    let range = PageRange::from_len(Page::new(3), 1);
+    let on_control = "on the control link";
+    refused(true, on_control, |source| {
+        source.control.1.frame(Frame::Zeros { range }).unwrap();
+    });
+    for frame in [Frame::Request { range }, Frame::Ack { bytes: 1 }] {
+        let expected = "receiving background pages: the peer broke the protocol: unexpected";
+        refused(true, expected, move |source| {
+            source.background.1.frame(frame).unwrap();
+        });
+    }
+    refused(true, "malformed message", |source| {
+        let range = PageRange::from_len(Page::new(511), 2);
+        let content = vec![1; 2 * PAGE_SIZE];
+        source.background.1.pages(range, &content).unwrap();
+    });
+}
+
+#[test]
+fn a_switch_with_wrong_sums() {
+    refused(false, "the device state arrived damaged: ", |source| {
+        source.say(&ToDestination::DeviceStateChunk { bytes: vec![1; 10] });
+        source.say(&ToDestination::Switch {
+            device_bytes: 10,
+            device_crc32c: 0,
+            owed_pages: 0,
+            postcopy: false,
+            running: true,
+        });
+    });
+    refused(false, "the device state arrived damaged: ", |source| {
+        source.say(&ToDestination::Switch {
+            device_bytes: 10,
+            device_crc32c: 0,
+            owed_pages: 0,
+            postcopy: false,
+            running: true,
+        });
+    });
+    refused(true, "a switch with 3 pages owed (here: 2)", |source| {
+        source.discard(5, 2);
+        source.switch(3, true);
+    });
+    // What is owed would never come, and read as zeros.
+    refused(true, "2 pages owed (here: 2), post-copy: false", |source| {
+        source.discard(5, 2);
+        source.switch(2, false);
+    });
+    refused(false, "0 pages owed (here: 0), post-copy: true", |source| {
+        source.switch(0, true);
+    });
+}
+
+#[test]
+fn discards_that_cannot_be() {
+    refused(false, "dropping stale pages: the peer broke", |source| {
+        source.discard(0, 1);
+    });
+    refused(true, "dropping stale pages: the peer broke", |source| {
+        source.discard(511, 2);
+    });
+    let Some(_pages) = HugePages::reserve(1) else {
+        return;
+    };
+    let layout = layout(&[(HUGE, HUGE)]);
+    let (outcome, text, _) = received(&layout, true, |source, _| source.discard(8, 16));
+    assert_eq!(outcome, Outcome::AtSource);
+    assert!(
+        text.contains("dropping stale pages: the peer broke"),
+        "{text}"
+    );
+    assert!(text.contains("PageRange(8..24)"), "{text}");
+}
+
+#[test]
+fn a_device_state_without_end() {
+    refused(false, "the device state arrived damaged: ", |source| {
+        let bytes = vec![7; MAX_DEVICE_CHUNK];
+        let chunk = ToDestination::DeviceStateChunk { bytes };
+        for _ in 0..=512 {
+            source.say(&chunk);
+        }
+    });
+}
+
+#[test]
+fn a_commit_that_comes_with_something_else() {
+    let layout = layout(&[(MIB, SMALL)]);
+    let (outcome, text, guest) = received(&layout, false, |source, _| {
+        source.switch(0, false);
+        let ready: ToSource = source.control.0.control().unwrap();
+        assert!(matches!(ready, ToSource::Ready), "{ready:?}");
+        source.discard(0, 1);
+        source.say(&ToDestination::Commit);
+    });
+    // Who says such a thing may have said *commit*, too.
+    assert_eq!(outcome, Outcome::Paused);
+    assert!(
+        text.starts_with("waiting for the source to hand the guest over: the peer broke"),
+        "{text}"
+    );
+    assert_eq!(guest.script.count("release"), 0);
+}
+
+/// The main thread of the destination ends although the source never stops
+/// talking: nobody waits for a queue that nobody reads.
+#[test]
+fn a_source_that_never_stops_talking() {
+    let layout = layout(&[(MIB, SMALL)]);
+    let (outcome, text, guest) = received(&layout, true, |source, _| {
+        source.discard(0, 256);
+        source.switch(256, true);
+        let (requests, _) = source.urgent.as_mut().unwrap();
+        let asked = requests.frame().unwrap();
+        assert!(matches!(asked, Frame::Request { .. }), "{asked:?}");
+        for _ in 0..1000 {
+            source.say(&ToDestination::DiscardEnd);
+        }
+    });
+    assert_eq!(outcome, Outcome::AtSource);
+    assert!(
+        text.starts_with("loading the device state: the peer"),
+        "{text}"
+    );
+    assert_eq!(guest.script.count("release"), 1);
+}
+
+/// Its messages are not answered for ever: who asks and never reads is left.
+#[test]
+fn a_destination_blocked_by_its_source_can_be_cancelled() {
+    let _watchdog = watchdog();
+    let layout = layout(&[(MIB, SMALL)]);
+    let machine = machine(&layout, &layout);
+    let mut guest = TestDestination::new(&machine, 1000);
+    let description = guest.description.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let cancel = Cancel::new();
+    let watch = ReceiveWatch {
+        cancel: cancel.clone(),
+        observer: Arc::new(Notices::default()),
+    };
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut source = Source::connect(
+                listener.address(),
+                Limits::from(&layout),
+                &description,
+                true,
+            );
+            // Each wants an answer, and none is read; more than any socket
+            // buffers. This blocks once the destination does.
+            let (done, finished) = sync_channel::<()>(0);
+            scope.spawn(move || {
+                for _ in 0..100_000 {
+                    source.say(&ToDestination::DiscardEnd);
+                }
+                let _ = finished.recv();
+            });
+            thread::sleep(Duration::from_millis(500));
+            cancel.cancel();
+            drop(done);
+        });
+        receive(&mut guest, &listener, &watch)
+    });
+    assert_eq!(result.unwrap_err().to_string(), "cancelled");
+    assert_eq!(guest.script.count("release"), 1);
+}
+
+/// Strangers at the door, before and during a migration.
+#[test]
+fn only_links_that_belong_are_let_in() {
+    let layout = layout(&[(MIB, SMALL)]);
+    let (_, text, _) = received(&layout, true, |source, address| {
+        let stranger = MigrationId::from_bytes([0; 16]);
+        for role in [Role::Control, Role::Urgent, Role::Background { index: 0 }] {
+            let error = open(address, &hello(role, stranger)).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "the peer closed the connection without a greeting; it may be busy with another \
+                 guest"
+            );
+        }
+        // A second link of a kind is let in, for it knows the number, and left
+        // alone.
+        let second = open(address, &hello(Role::Control, source.id)).unwrap();
+        let limits = Limits { pages: 1 };
+        let (_, mut writer) = split(&Arc::new(second), limits, &Cancel::new()).unwrap();
+        let _ = writer.control(&ToDestination::Commit);
+        source.say(&ToDestination::Goodbye);
+    });
+    assert!(text.contains("unexpected message Goodbye"), "{text}");
+}
