@@ -34,7 +34,7 @@ pub fn run(args: &Receive) -> Result<Status, Exit> {
                     "the guest stays at the source; start this QEMU anew before the next try"
                 }
                 Outcome::Paused => {
-                    "the guest is paused here and nothing of it is lost: keep both QEMU processes. \
+                    "the guest stands still here and nothing of it is lost: keep both QEMU processes. \
                      If 'hikkoshi migrate' says that the guest runs on at the source, end this \
                      QEMU"
                 }

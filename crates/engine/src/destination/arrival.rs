@@ -357,14 +357,15 @@ impl<'a> Arrival<'a> {
     fn await_commit(&mut self) -> Result<(), Undecided> {
         let doing = "waiting for the source to hand the guest over";
         let mut asked = false;
+        let mut failed = None;
         loop {
             if self.watch.cancel.is_cancelled() && !asked {
                 // Only the source can still call it off.
                 asked = true;
                 let reason = "cancelled at the destination".to_owned();
-                self.session
-                    .say(&ToSource::Cancel { reason }, doing)
-                    .map_err(Undecided::Unknown)?;
+                if let Err(error) = self.session.say(&ToSource::Cancel { reason }, doing) {
+                    tracing::debug!(%error, "the source does not hear the cancellation");
+                }
             }
             match self.session.next() {
                 None | Some(Event::AllReceived) => {}
@@ -379,12 +380,16 @@ impl<'a> Arrival<'a> {
                     let failure = DestinationFailure::unexpected(doing, &other);
                     return Err(Undecided::Unknown(failure));
                 }
-                Some(Event::Failed(failure)) => {
-                    return Err(match self.explain(failure) {
-                        failure @ DestinationFailure::CalledOff(_) => Undecided::CalledOff(failure),
-                        failure => Undecided::Unknown(failure),
-                    });
-                }
+                // Another link's end may be seen before what the source said
+                // last on the control link, and that decides.
+                Some(Event::Failed(failure)) => match &failure {
+                    DestinationFailure::Link { doing, cause }
+                        if *doing != LISTENING && cause.is_end() =>
+                    {
+                        failed.get_or_insert(failure);
+                    }
+                    _ => return Err(Undecided::Unknown(failed.unwrap_or(failure))),
+                },
             }
         }
     }
@@ -401,7 +406,16 @@ impl<'a> Arrival<'a> {
         } else {
             Duration::ZERO
         };
-        self.session.say(&ToSource::Resumed, "running the guest")?;
+        if let Err(error) = self.session.say(&ToSource::Resumed, "running the guest") {
+            // With every page here the guest needs the source no more.
+            if self.left() > 0 {
+                return Err(error);
+            }
+            self.watch.observer.notice(&format!(
+                "the guest runs here and everything of it is here, but the source could not be \
+                 told so ({error}): see that it is not resumed there"
+            ));
+        }
         self.await_pages()?;
         let requests = self
             .faulting
@@ -414,11 +428,7 @@ impl<'a> Arrival<'a> {
 
     fn await_pages(&mut self) -> Result<(), DestinationFailure> {
         let mut told = false;
-        while self
-            .faulting
-            .as_ref()
-            .is_some_and(|faulting| faulting.installer.left() > 0)
-        {
+        while self.left() > 0 {
             self.tell();
             if self.watch.cancel.is_cancelled() && !told {
                 told = true;
@@ -429,7 +439,9 @@ impl<'a> Arrival<'a> {
             }
             match self.session.next() {
                 None | Some(Event::AllReceived) => {}
-                Some(Event::Failed(failure)) => return Err(failure),
+                Some(Event::Failed(failure)) if self.left() > 0 => return Err(failure),
+                // A link that ends after the last page is no loss.
+                Some(Event::Failed(_)) => {}
                 Some(Event::Said(other)) => {
                     return Err(DestinationFailure::unexpected("receiving pages", &other));
                 }
@@ -452,6 +464,13 @@ impl<'a> Arrival<'a> {
                 Some(_) => return,
             }
         }
+    }
+
+    /// Pages that have not arrived.
+    fn left(&self) -> u64 {
+        self.faulting
+            .as_ref()
+            .map_or(0, |faulting| faulting.installer.left())
     }
 
     /// Looks for what is behind a link's end: a source that calls it off says
