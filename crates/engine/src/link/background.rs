@@ -10,7 +10,7 @@ use super::framed::TICK;
 use super::{LinkError, LinkReader, LinkWriter, Pace, Window};
 use crate::cancel::Cancel;
 
-/// In pre-copy, frames of no more content than this are collected…
+/// Frames of no more content than this are collected…
 const SMALL: usize = 64 << 10;
 
 /// … until there are so many bytes of them: scattered dirty pages cost a
@@ -28,10 +28,8 @@ pub struct BackgroundSender {
     reader: LinkReader,
     window: Window,
     pace: Pace,
-    /// Whole frames that have not been sent yet; always empty where urgent
-    /// pages share the network.
+    /// Whole frames that have not been sent yet.
     batch: Vec<u8>,
-    batching: bool,
 }
 
 impl BackgroundSender {
@@ -44,7 +42,6 @@ impl BackgroundSender {
             window: Window::new(now),
             pace: Pace::new(bandwidth, now),
             batch: Vec::with_capacity(BATCH + SMALL + HEADER_LEN),
-            batching: true,
         }
     }
 
@@ -55,11 +52,8 @@ impl BackgroundSender {
         self.reader.set_stop(stop.clone());
     }
 
-    /// From now on urgent pages share the network with this link. Everything
-    /// that was sent before must have been [drained](Self::drain).
+    /// From now on urgent pages share the network with this link.
     pub fn yield_to_urgent(&mut self) {
-        debug_assert!(self.batch.is_empty());
-        self.batching = false;
         self.window.bound();
     }
 
@@ -68,7 +62,8 @@ impl BackgroundSender {
         self.window.sent() + self.batch.len() as u64
     }
 
-    /// Sends the content of `range` when there is room for it.
+    /// Sends the content of `range` when there is room for it; a small one
+    /// with the next ones, or at the next [`flush`](Self::flush).
     ///
     /// # Errors
     /// The link's failure; [`LinkError::Stopped`] when `stop` is set before
@@ -79,7 +74,7 @@ impl BackgroundSender {
         content: &[u8],
         stop: &Cancel,
     ) -> Result<(), LinkError> {
-        if self.batching && content.len() <= SMALL {
+        if content.len() <= SMALL {
             return self.collect(Frame::Pages { range }, content, stop);
         }
         self.flush(stop)?;
@@ -93,12 +88,7 @@ impl BackgroundSender {
     /// # Errors
     /// As [`pages`](Self::pages).
     pub fn zeros(&mut self, range: PageRange, stop: &Cancel) -> Result<(), LinkError> {
-        if self.batching {
-            return self.collect(Frame::Zeros { range }, &[], stop);
-        }
-        self.make_room(HEADER_LEN as u64, stop)?;
-        self.writer.frame(Frame::Zeros { range })?;
-        self.book(stop)
+        self.collect(Frame::Zeros { range }, &[], stop)
     }
 
     /// Puts a frame into the batch, and sends that when it is large enough.
@@ -111,8 +101,11 @@ impl BackgroundSender {
         self.flush(stop)
     }
 
-    /// Sends what was collected.
-    fn flush(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+    /// Sends what was collected: small frames wait for each other otherwise.
+    ///
+    /// # Errors
+    /// As [`pages`](Self::pages).
+    pub fn flush(&mut self, stop: &Cancel) -> Result<(), LinkError> {
         if self.batch.is_empty() {
             return Ok(());
         }

@@ -164,7 +164,7 @@ impl Pusher {
             // Room first, then the claim: a claimed page that waits for room
             // would keep the guest waiting too.
             self.link
-                .make_room((PIECE * PAGE_SIZE + HEADER_LEN) as u64, &self.stop)
+                .make_room((PIECE * (PAGE_SIZE + HEADER_LEN)) as u64, &self.stop)
                 .map_err(Failure::Link)?;
             // A huge page is finished before the next one is begun: the
             // destination holds those that are incomplete in memory.
@@ -206,6 +206,9 @@ impl Pusher {
             }
             .map_err(Failure::Link)
         })?;
+        // All of the run at once: the pace is kept after it, never between
+        // pages that were claimed together.
+        self.link.flush(&self.stop).map_err(Failure::Link)?;
         self.tracker.done(run.len());
         Counters::add(&self.counters.background_bytes, self.link.sent() - before);
         Ok(())

@@ -28,6 +28,10 @@ const CONTROL: &str = "the control link";
 /// files for it, at about 10 GiB/s.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// How long the destination may take for a step before the commit. The guest
+/// may stand still meanwhile.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long to listen for the reason when a link has failed: what the
 /// destination said last is still on the control link.
 const REASON_TIMEOUT: Duration = Duration::from_millis(500);
@@ -227,11 +231,16 @@ impl Session {
         stage: Stage<'_>,
         wanted: impl Fn(&ToSource) -> bool,
     ) -> Result<(), SourceFailure> {
+        let begun = Instant::now();
         loop {
-            if let Stage::BeforeCommit(cancel) = stage
-                && cancel.is_cancelled()
-            {
-                return Err(SourceFailure::Cancelled);
+            if let Stage::BeforeCommit(cancel) = stage {
+                if cancel.is_cancelled() {
+                    return Err(SourceFailure::Cancelled);
+                }
+                if begun.elapsed() > ANSWER_TIMEOUT {
+                    let cause = LinkError::TooSlow;
+                    return Err(SourceFailure::Link { doing, cause });
+                }
             }
             match self.hear(doing, stage)? {
                 Some(message) if wanted(&message) => return Ok(()),
