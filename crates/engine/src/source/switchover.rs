@@ -40,13 +40,13 @@ use crate::link::BackgroundSender;
 use crate::stats::{Counters, Phase};
 
 /// How often the log is taken before the pause, at most: each pass drops what
-/// the guest has dirtied during the one before, so that little is left to drop
-/// while it is stopped.
+/// the guest has dirtied while the one before was dropped, so that little is
+/// left to drop while it is stopped.
 const DISCARD_PASSES: u32 = 4;
 
 /// Few enough to be dropped while the guest is stopped: about 2 ms of hole
 /// punching at the destination (2.4–3.5 µs each, measured on tmpfs).
-const FEW_DISCARDS: u64 = 1000;
+const FEW_DISCARDS: usize = 1000;
 
 /// How the last pages get to the destination.
 #[derive(Debug)]
@@ -112,12 +112,19 @@ pub(super) fn announce(
                 shared.check()?;
                 let new = owed.add_dirty(&**log, &destination)?;
                 discard(session, &new)?;
-                if log.count(destination.all())? < FEW_DISCARDS {
+                await_discarded(shared, session)?;
+                if new.len() < FEW_DISCARDS {
                     break;
                 }
             }
+            return Ok(());
         }
     }
+    await_discarded(shared, session)
+}
+
+/// Waits until the destination has dropped what it was told to.
+fn await_discarded(shared: &Move, session: &mut Session) -> Result<(), SourceFailure> {
     let doing = "waiting for the destination to drop stale pages";
     session.say(&ToDestination::DiscardEnd, doing)?;
     session.expect(doing, Stage::BeforeCommit(&shared.cancel), |m| {
