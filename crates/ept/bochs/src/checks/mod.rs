@@ -1,0 +1,3 @@
+//! What is checked, one file each.
+
+pub mod processor;
