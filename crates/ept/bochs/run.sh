@@ -3,7 +3,8 @@
 # hypervisor says is on standard output, among Bochs's own words; Bochs's log is bochs.log in the
 # folder that the first line names.
 #
-#   run.sh          release build
+#   run.sh          build and run
+#   run.sh build    build only
 #   BOCHS=FOLDER    where setup/setup.sh put Bochs (build/bochs of the project)
 #   OUT=FOLDER      where image, configuration and log go (default: run, beside what was built)
 set -euo pipefail
@@ -15,6 +16,10 @@ if [[ ! -x $bochs/run ]]; then
     exit 2
 fi
 
+for tool in cargo objcopy; do
+    command -v "$tool" >/dev/null || { echo "hypervisor: $tool is missing on this machine" >&2; exit 2; }
+done
+
 # Flags meant for the machine's own programs would break this one.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET
 target=${CARGO_TARGET_DIR:-$here/target}
@@ -22,6 +27,8 @@ mkdir -p "$target"
 target=$(cd "$target" && pwd)/bochs
 (cd "$here" && CARGO_TARGET_DIR=$target cargo build --locked --release --quiet)
 elf=$target/x86_64-unknown-linux-gnu/release/hypervisor
+
+[[ ${1:-run} != build ]] || exit 0
 
 out=${OUT:-$target/run}
 mkdir -p "$out"

@@ -48,7 +48,7 @@ pub fn load() -> Segments {
         0x00af_9b00_0000_ffff,
         0x00cf_9300_0000_ffff,
         // A 64-bit task-state segment, available; its base is spread over the descriptor.
-        TASK_BYTES - 1 | (task & 0xff_ffff) << 16 | 0x89 << 40 | (task >> 24 & 0xff) << 56,
+        (TASK_BYTES - 1) | (task & 0xff_ffff) << 16 | 0x89 << 40 | (task >> 24 & 0xff) << 56,
         task >> 32,
     ]));
     let pointer = TablePointer::to(gdt);

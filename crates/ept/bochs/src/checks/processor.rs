@@ -283,6 +283,13 @@ fn what_is_not_logged(report: &mut Report, bench: &mut Bench) {
         "700 pages read: no dirty flag",
         pages(PAGES).iter().all(|page| !bench.is_dirty(*page)),
     );
+    bench.vcpu.set_log_index(0xffff);
+    operation::invalidate(bench.pointer);
+    let exit = bench.run(Program::ReadStride, PLAYGROUND, 4096, PAGES);
+    if exit == Exit::LogFull {
+        report.note("log full, any walk exits; the SDM says only one that has to set a flag");
+    }
+    bench.vcpu.set_log_index(511);
     bench.run(Program::WriteStride, PLAYGROUND, 4096, 5);
     report.equal(
         "written after being read: logged",

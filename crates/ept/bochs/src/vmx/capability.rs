@@ -17,6 +17,8 @@ pub enum Controls {
     Secondary = 0x48b,
 }
 
+/// Pin-based: the VMX-preemption timer runs.
+pub const TIMER: u32 = 1 << 6;
 /// Primary: the secondary controls count.
 pub const SECONDARY_COUNT: u32 = 1 << 31;
 /// Primary: HLT exits.
@@ -61,4 +63,11 @@ pub fn allowed_secondary() -> u64 {
 pub fn ept_capabilities() -> u64 {
     // SAFETY: exists where EPT does, which was checked.
     unsafe { read_msr(0x48c) }
+}
+
+/// The preemption timer counts down by one each time this bit of the time-stamp counter changes
+/// (`IA32_VMX_MISC`, bits 4:0).
+pub fn timer_shift() -> u64 {
+    // SAFETY: exists where VMX does.
+    unsafe { read_msr(0x485) & 0x1f }
 }

@@ -40,6 +40,8 @@ pub enum Exit {
     },
     /// The page-modification log has no room for an entry. Reason 62.
     LogFull,
+    /// Its time was over ([`Vcpu::run_for`]). Reason 52.
+    TimeOver,
     /// Any other reason: none is expected.
     Other {
         /// The basic exit reason.
@@ -129,6 +131,25 @@ impl Vcpu {
     /// Runs until the next exit.
     pub fn run(&mut self) -> Exit {
         self.vmcs.load();
+        let pin = read(field::PIN_CONTROLS);
+        write(field::PIN_CONTROLS, pin & !u64::from(capability::TIMER));
+        self.enter()
+    }
+
+    /// Runs until the next exit, but at most about so many instructions: until the VMX-preemption
+    /// timer, which counts a fraction of the time-stamp counter, comes to zero.
+    pub fn run_for(&mut self, instructions: u64) -> Exit {
+        self.vmcs.load();
+        let pin = read(field::PIN_CONTROLS);
+        write(field::PIN_CONTROLS, pin | u64::from(capability::TIMER));
+        write(
+            field::PREEMPTION_TIMER,
+            instructions >> capability::timer_shift(),
+        );
+        self.enter()
+    }
+
+    fn enter(&mut self) -> Exit {
         let entered = cpu::instructions();
         // SAFETY: the VMCS sends exits to `vmx_exit`; the tables map the guest's own memory only.
         let failed = unsafe { vmx_enter(&mut self.registers, u64::from(self.launched)) };
@@ -170,6 +191,7 @@ impl Vcpu {
             49 => Exit::Misconfiguration {
                 address: read(field::GUEST_PHYSICAL_ADDRESS),
             },
+            52 => Exit::TimeOver,
             62 => {
                 self.exits.log_full += 1;
                 Exit::LogFull
