@@ -53,8 +53,11 @@ fn run(folder: &Path) -> Command {
 
 /// Whether the hypervisor says that all went well, and has said each check that it counts.
 fn verdict(said: &[String]) -> Result<(), String> {
-    let failed: Vec<&str> =
-        said.iter().map(String::as_str).filter(|line| line.starts_with("FAIL")).collect();
+    let failed: Vec<&str> = said
+        .iter()
+        .map(String::as_str)
+        .filter(|line| line.starts_with("FAIL"))
+        .collect();
     if !failed.is_empty() {
         return Err(format!("checks that did not hold:\n{}", failed.join("\n")));
     }
@@ -64,7 +67,9 @@ fn verdict(said: &[String]) -> Result<(), String> {
         .ok_or("the hypervisor said no verdict: it stopped, hung or never started")?;
     let held = said.iter().filter(|line| line.starts_with("ok ")).count();
     if *last != format!("verdict: passed, {held} checks") || held == 0 {
-        return Err(format!("the verdict is \"{last}\", after {held} checks that held"));
+        return Err(format!(
+            "the verdict is \"{last}\", after {held} checks that held"
+        ));
     }
     Ok(())
 }
@@ -107,7 +112,10 @@ impl Emulator {
         let end = Instant::now() + LIMIT;
         let mut said = Vec::new();
         loop {
-            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            match self
+                .lines
+                .recv_timeout(end.saturating_duration_since(Instant::now()))
+            {
                 Ok(line) => {
                     // Not `println`: that would be kept back while the test passes.
                     let _ = writeln!(std::io::stdout(), "bochs: {line}");
@@ -144,6 +152,8 @@ fn end_of(file: &Path) -> String {
         Err(error) => format!("(not readable: {error})"),
     };
     let lines: Vec<&str> = text.lines().collect();
-    let end = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default();
+    let end = lines
+        .get(lines.len().saturating_sub(LINES)..)
+        .unwrap_or_default();
     format!("the end of {}:\n{}", file.display(), end.join("\n"))
 }

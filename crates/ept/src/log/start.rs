@@ -1,0 +1,169 @@
+//! Starting and stopping, for a range or all, while virtual processors run.
+
+use thiserror::Error;
+
+use super::{Form, pml};
+use crate::address::{GfnRange, Level};
+use crate::atomic::Ordering;
+use crate::entry::Entry;
+use crate::flush::Flush;
+use crate::guest::{Guest, replace};
+use crate::memory::Memory;
+use crate::processors::Processors;
+use crate::rmap::Location;
+
+/// Why a log was not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum StartError {
+    /// The processor cannot do it.
+    #[error("starting a log in form {0:?}: the processor lacks it; use write protection")]
+    Unsupported(Form),
+    /// A log of another form is on.
+    #[error(
+        "starting a log in form {wanted:?}: one in form {on:?} is on; stop it first, or add to it"
+    )]
+    OtherForm {
+        /// The form asked for.
+        wanted: Form,
+        /// The form that is on.
+        on: Form,
+    },
+    /// Memory for the logs of the virtual processors.
+    #[error("starting a log: no frame left for a virtual processor's page-modification log")]
+    NoMemory,
+    /// The guest ends before.
+    #[error("starting a log of {0:?}: the guest ends before")]
+    OutOfRange(GfnRange),
+}
+
+impl<M: Memory> Guest<M> {
+    /// Starts logging writes to `range` ([`Guest::all`] for the whole guest), or adds `range` to what
+    /// is logged already.
+    ///
+    /// The log is empty at first. When this returns, every later write is logged; of those made
+    /// meanwhile, some may be. Waits for other threads' operations on this guest, and for the
+    /// processors.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`]; nothing has changed then.
+    pub fn start_log(
+        &self,
+        form: Form,
+        range: GfnRange,
+        processors: &(impl Processors + ?Sized),
+    ) -> Result<(), StartError> {
+        if !self.all().covers(range) {
+            return Err(StartError::OutOfRange(range));
+        }
+        let offered = match form {
+            Form::WriteProtection => true,
+            Form::DirtyFlags => self.capabilities.accessed_dirty,
+            Form::Pml => self.capabilities.accessed_dirty && self.capabilities.pml,
+        };
+        if !offered {
+            return Err(StartError::Unsupported(form));
+        }
+        let _control = self.log.control.lock();
+        let first = match self.log.form() {
+            None => true,
+            Some(on) if on == form => false,
+            Some(on) => return Err(StartError::OtherForm { wanted: form, on }),
+        };
+        if first && form == Form::Pml {
+            pml::allocate_all(&self.memory, &self.log).map_err(|_| StartError::NoMemory)?;
+        }
+        self.log.dirty.take(range, |_, _| ());
+        self.log.set_form(Some(form));
+        if first && form == Form::Pml {
+            // Before any dirty flag is cleared: a flag set by a processor that does not log yet would
+            // hide the page.
+            processors.set_pml(true);
+        }
+        self.log.tracked.set(range);
+        // Operations that began without knowing all this have ended after the wait, and what they
+        // mapped is there to be visited; later ones know.
+        self.walkers.wait();
+        // PML logs wherever the flag is clear: the pages beside the range get theirs set.
+        let visited = if first && form == Form::Pml {
+            self.all()
+        } else {
+            range
+        };
+        let mut flush = self.rearm_all(visited, &|leaf| !leaf.is_logged());
+        flush.add_whole(self.nested.load(Ordering::Acquire));
+        self.discharge(flush, processors);
+        Ok(())
+    }
+
+    /// Stops logging writes to `range`, and forgets what was logged there. When nothing is logged any
+    /// more, the log is off.
+    ///
+    /// Waits for other threads' operations on this guest, and for the processors.
+    pub fn stop_log(&self, range: GfnRange, processors: &(impl Processors + ?Sized)) {
+        let range = range.intersect(self.all());
+        let _control = self.log.control.lock();
+        let Some(form) = self.log.form() else { return };
+        self.log.tracked.clear(range);
+        let last = self.log.tracked.is_empty();
+        if last {
+            self.log.set_form(None);
+        }
+        self.walkers.wait();
+        if last && form == Form::Pml {
+            processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
+            processors.set_pml(false);
+            // An exit handler may still be reading a buffer.
+            self.walkers.wait();
+            pml::release_all(&self.memory, &self.log);
+        }
+        // Allows writes again, sets flags: nothing that a processor would have to forget.
+        let flush = self.rearm_all(range, &|leaf| leaf.is_logged());
+        self.discharge(flush, processors);
+        self.log.dirty.take(range, |_, _| ());
+    }
+
+    /// Gives each leaf of `range`, in all views, the state of a page that nobody has written, where
+    /// `which` says so.
+    fn rearm_all(&self, range: GfnRange, which: &dyn Fn(Entry) -> bool) -> Flush {
+        let mut flush = Flush::none();
+        let views = self.plain_views();
+        let _inside = self.walkers.enter();
+        // Downwards: a leaf that is split meanwhile is found as its pieces.
+        for level in Level::LEAVES {
+            self.rmap
+                .each_in(&self.memory, level, range, &mut |gfn, location| {
+                    let span = GfnRange::from_len(gfn, level.pages());
+                    let nested = self.in_nested(location);
+                    let slot = location.slot(&self.memory);
+                    loop {
+                        let old = Entry(slot.load(Ordering::Acquire));
+                        if !old.is_leaf(level) || !which(old) {
+                            return;
+                        }
+                        let new = self.armed(old, level, span.intersect(self.all()), nested);
+                        if new == old {
+                            return;
+                        }
+                        if replace(slot, old, new) {
+                            if forgets(old, new) {
+                                flush.add(views, span);
+                            }
+                            return;
+                        }
+                    }
+                });
+        }
+        flush
+    }
+
+    /// Whether the entry belongs to a nested view.
+    pub(crate) fn in_nested(&self, location: Location) -> bool {
+        self.nested.load(Ordering::Acquire) != 0 && self.has_origin(location)
+    }
+}
+
+/// Whether processors may remember more than the new leaf allows.
+pub(crate) fn forgets(old: Entry, new: Entry) -> bool {
+    (old.writes() && !new.writes()) || (old.dirty() && !new.dirty())
+}
