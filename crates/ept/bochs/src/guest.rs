@@ -4,6 +4,7 @@
 //! page; the lists that say what to write begin at [`LIST`].
 
 use crate::memory;
+use crate::vmx::vcpu::Registers;
 
 /// Bytes of the guest's memory.
 pub const BYTES: u64 = (memory::GUEST.end - memory::GUEST.start) as u64;
@@ -85,6 +86,20 @@ impl Program {
         };
         CODE + (entry.addr() - start.addr()) as u64
     }
+}
+
+/// How many addresses of its list a vCPU that runs [`Program::WriteList`] has written to.
+///
+/// Exact at every instruction: the write itself comes before the step to the next address.
+pub fn written(registers: &Registers, instruction: u64) -> usize {
+    const WRITE: u64 = 2; // the first instruction has two bytes,
+    const AFTER_WRITE: u64 = 4; // and so has the write;
+    const AFTER_STEP: u64 = 7; // the step has three.
+    let entries = (registers.rsi - LIST) / 4;
+    let place = instruction - Program::WriteList.address();
+    let done = entries + u64::from(place > WRITE && place < AFTER_STEP);
+    debug_assert!(place <= WRITE || place >= AFTER_WRITE);
+    usize::try_from(done).unwrap_or(usize::MAX)
 }
 
 /// Where a byte of the guest's memory is for the hypervisor.

@@ -16,19 +16,31 @@ pub struct Pattern {
 impl Pattern {
     /// The guest frames that are written to.
     pub fn frames(&self) -> BTreeSet<u64> {
-        self.addresses.iter().map(|address| u64::from(*address) >> 12).collect()
+        self.addresses
+            .iter()
+            .map(|address| u64::from(*address) >> 12)
+            .collect()
     }
 
     /// Addresses from guest frames, each with a place inside its page.
-    fn from_frames(name: &'static str, frames: impl Iterator<Item = u64>, random: &mut Random) -> Pattern {
-        let addresses = frames.map(|frame| address(frame, random.below(1024) * 4)).collect();
+    fn from_frames(
+        name: &'static str,
+        frames: impl Iterator<Item = u64>,
+        random: &mut Random,
+    ) -> Pattern {
+        let addresses = frames
+            .map(|frame| address(frame, random.below(1024) * 4))
+            .collect();
         Pattern { name, addresses }
     }
 }
 
 fn address(frame: u64, offset: u64) -> u32 {
     let address = (frame << 12) + offset;
-    assert!((PLAYGROUND..BYTES).contains(&address), "{address:#x} is not in the playground");
+    assert!(
+        (PLAYGROUND..BYTES).contains(&address),
+        "{address:#x} is not in the playground"
+    );
     u32::try_from(address).unwrap_or(0)
 }
 
@@ -49,19 +61,39 @@ pub fn all() -> Vec<Pattern> {
     let drawn: Vec<u64> = (0..6000).map(|_| random.below(COUNT)).collect();
     let few: Vec<u64> = (0..40).map(|_| random.below(COUNT)).collect();
     let repeated: Vec<u64> = (0_usize..5000)
-        .map(|step| few.get(step % 7 * (step % 5 + 1) % few.len()).copied().unwrap_or(0))
+        .map(|step| {
+            few.get(step % 7 * (step % 5 + 1) % few.len())
+                .copied()
+                .unwrap_or(0)
+        })
         .collect();
     [
         ("2,000 pages in order", (0..2000).collect::<Vec<u64>>()),
         ("1,500 pages in falling order", (3000..4500).rev().collect()),
-        ("one page of each 2 MiB", (0..COUNT >> 9).map(|large| large << 9 | large * 37 & 511).collect()),
+        (
+            "one page of each 2 MiB",
+            (0..COUNT >> 9)
+                .map(|large| large << 9 | large * 37 & 511)
+                .collect(),
+        ),
         ("6,000 writes to random pages", drawn),
         ("5,000 writes to the same few pages", repeated),
-        ("every third of the pages, shuffled", shuffled.iter().copied().filter(|page| page % 3 == 0).collect()),
+        (
+            "every third of the pages, shuffled",
+            shuffled
+                .iter()
+                .copied()
+                .filter(|page| page % 3 == 0)
+                .collect(),
+        ),
     ]
     .into_iter()
     .map(|(name, frames)| {
-        Pattern::from_frames(name, frames.into_iter().map(|frame| FIRST + frame), &mut random)
+        Pattern::from_frames(
+            name,
+            frames.into_iter().map(|frame| FIRST + frame),
+            &mut random,
+        )
     })
     .collect()
 }

@@ -14,7 +14,10 @@ pub struct Pool {
 }
 
 /// The pool that all checks use.
-pub static POOL: Pool = Pool { free: AtomicU64::new(0), lent: AtomicUsize::new(0) };
+pub static POOL: Pool = Pool {
+    free: AtomicU64::new(0),
+    lent: AtomicUsize::new(0),
+};
 
 impl Pool {
     /// How many frames are lent now.
@@ -26,7 +29,10 @@ impl Pool {
 /// The words of a frame of [`memory::FRAMES`].
 fn words(frame: Frame) -> &'static Table {
     let address = usize::try_from(frame.address()).unwrap_or(usize::MAX);
-    assert!(memory::FRAMES.contains(&address), "{frame} is no frame for tables");
+    assert!(
+        memory::FRAMES.contains(&address),
+        "{frame} is no frame for tables"
+    );
     // SAFETY: a whole, aligned frame of the region set aside for them, which stays; the crate, the
     // processor's walks and this pool reach it by atomic accesses only.
     unsafe { &*core::ptr::with_exposed_provenance::<Table>(address) }
@@ -39,7 +45,8 @@ impl FrameAllocator for Pool {
             0 => Frame::containing(memory::Frame::take().address()),
             first => {
                 let frame = Frame::containing(first);
-                self.free.store(words(frame)[0].load(Ordering::Relaxed), Ordering::Relaxed);
+                self.free
+                    .store(words(frame)[0].load(Ordering::Relaxed), Ordering::Relaxed);
                 frame
             }
         };

@@ -1,3 +1,4 @@
 //! What is checked, one file each.
 
+pub mod forms;
 pub mod processor;

@@ -53,10 +53,10 @@ pub fn controls(kind: Controls, wanted: u32) -> u64 {
     value
 }
 
-/// Which secondary controls may be one.
-pub fn allowed_secondary() -> u64 {
+/// `IA32_VMX_PROCBASED_CTLS2`: the upper half says which secondary controls may be one.
+pub fn secondary() -> u64 {
     // SAFETY: as above.
-    unsafe { read_msr(Controls::Secondary as u32) >> 32 }
+    unsafe { read_msr(Controls::Secondary as u32) }
 }
 
 /// `IA32_VMX_EPT_VPID_CAP`.
@@ -70,4 +70,9 @@ pub fn ept_capabilities() -> u64 {
 pub fn timer_shift() -> u64 {
     // SAFETY: exists where VMX does.
     unsafe { read_msr(0x485) & 0x1f }
+}
+
+/// Bits of a physical address.
+pub fn physical_bits() -> u32 {
+    core::arch::x86_64::__cpuid(0x8000_0008).eax & 0xff
 }

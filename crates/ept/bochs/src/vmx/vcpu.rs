@@ -90,7 +90,8 @@ impl Vcpu {
         }
     }
 
-    /// Turns page-modification logging on, into this frame, from this index down; or off.
+    /// Turns page-modification logging on, into the frame at this address, from this index down; or
+    /// off.
     pub fn log_to(&self, log: Option<(u64, u16)>) {
         self.vmcs.load();
         let secondary = read(field::SECONDARY_CONTROLS);
@@ -120,6 +121,12 @@ impl Vcpu {
     pub fn set_log_index(&self, index: u16) {
         self.vmcs.load();
         write(field::PML_INDEX, u64::from(index));
+    }
+
+    /// Where the guest is.
+    pub fn instruction(&self) -> u64 {
+        self.vmcs.load();
+        read(field::GUEST_RIP)
     }
 
     /// Where the guest goes on.
