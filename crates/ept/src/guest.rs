@@ -38,6 +38,10 @@ impl View {
         self.0
     }
 
+    pub(crate) const fn numbered(number: u8) -> Self {
+        Self(number)
+    }
+
     pub(crate) const fn bit(self) -> u64 {
         1 << self.0
     }
@@ -116,6 +120,17 @@ impl<M: Memory> Guest<M> {
     /// The host memory that the guest was created with.
     pub fn memory(&self) -> &M {
         &self.memory
+    }
+
+    /// What the guest was told that the processors offer.
+    pub const fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// [`Guest::eptp`] of [`View::MAIN`], which always is there.
+    pub fn main_eptp(&self) -> Eptp {
+        let root = Frame::containing(self.views[0].load(Ordering::Acquire));
+        Eptp::new(root, self.capabilities.accessed_dirty)
     }
 
     /// Adds a view whose addresses are guest frame numbers, as those of [`View::MAIN`] are: another set
@@ -210,7 +225,7 @@ impl<M: Memory> Guest<M> {
     pub(crate) fn each_plain_view(&self, mut visit: impl FnMut(View)) {
         for number in ones(self.plain_views()) {
             #[allow(clippy::cast_possible_truncation)] // below 64
-            visit(View(number as u8));
+            visit(View::numbered(number as u8));
         }
     }
 

@@ -16,6 +16,7 @@ mod guest;
 mod log;
 mod map;
 mod memory;
+pub mod model;
 mod processors;
 mod protect;
 mod rmap;
