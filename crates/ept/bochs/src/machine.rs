@@ -123,6 +123,11 @@ impl Machine {
             .collect()
     }
 
+    /// How many pages of a range are in the log, left there.
+    pub fn peek(&self, range: GfnRange) -> u64 {
+        must(self.guest.count(range, self))
+    }
+
     /// Sets a vCPU up to run a program.
     pub fn prepare(&mut self, number: usize, program: Program, registers: Registers) {
         let vmx = &mut self.vcpus[number].vmx;

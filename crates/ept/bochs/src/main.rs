@@ -46,8 +46,16 @@ extern "C" fn hypervisor() -> ! {
     );
     guest::load();
     let mut report = Report::default();
-    checks::processor::run(&mut report, host);
-    checks::forms::run(&mut report, host);
+    for check in [
+        checks::processor::run,
+        checks::full::run,
+        checks::forms::run,
+        checks::superpages::run,
+        checks::ranges::run,
+        checks::vcpus::run,
+    ] {
+        check(&mut report, host);
+    }
     report.equal(
         "every frame that the crate borrowed came back",
         pool::POOL.lent(),

@@ -1,4 +1,8 @@
 //! What is checked, one file each.
 
 pub mod forms;
+pub mod full;
 pub mod processor;
+pub mod ranges;
+pub mod superpages;
+pub mod vcpus;

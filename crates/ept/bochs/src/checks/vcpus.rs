@@ -1,0 +1,177 @@
+//! Several vCPUs, each with its own page-modification log, taken while they are in the middle of
+//! writing.
+//!
+//! They share one processor and take turns: a timer takes each out of the guest after some hundred
+//! instructions, wherever it is. What two processors do to each other at the same moment is for the
+//! crate's loom models.
+
+use super::forms::FORMS;
+use crate::guest;
+use crate::machine::{FRAMES, Machine, frames};
+use crate::pattern::{Pattern, Random, all};
+use crate::report::Report;
+use crate::vmx::vcpu::Host;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use hikkoshi_ept::{Form, Gfn, GfnRange, Level};
+
+/// Runs the checks.
+pub fn run(report: &mut Report, host: Host) {
+    own_logs(report, host);
+    for largest in [Level::Page, Level::Large] {
+        for (form, name) in FORMS {
+            report.part(format_args!(
+                "taken while two vCPUs write: {name}, {largest:?} leaves"
+            ));
+            for pattern in all() {
+                taken_while_running(report, host, form, largest, &pattern);
+            }
+        }
+    }
+}
+
+/// Two vCPUs, a third that comes while logging is on, and one that goes.
+fn own_logs(report: &mut Report, host: Host) {
+    report.part("several vCPUs, each with its own log");
+    const EACH: usize = 700;
+    let whole = frames(0, FRAMES);
+    let mut machine = Machine::new(host, Level::Page);
+    machine.add_vcpu();
+    machine.start(Form::Pml, whole);
+    machine.add_vcpu();
+    let buffers: BTreeSet<_> = machine
+        .vcpus
+        .iter()
+        .filter_map(|cpu| {
+            machine
+                .guest
+                .pml_address(cpu.id)
+                .map(hikkoshi_ept::Frame::index)
+        })
+        .collect();
+    report.equal(
+        "each has a buffer of its own, the late one too",
+        buffers.len(),
+        3,
+    );
+
+    let addresses: Vec<u32> = (0..3 * EACH as u32)
+        .map(|page| 0x40_0000 + (page << 12))
+        .collect();
+    guest::write_list(&addresses);
+    for number in 0..3 {
+        machine.prepare_list(number, number * EACH, EACH, 13);
+        machine.finish(number);
+    }
+    let left: Vec<u16> = machine
+        .vcpus
+        .iter()
+        .map(|cpu| cpu.vmx.log_index())
+        .collect();
+    report.check(
+        "none of their logs is empty",
+        left.iter().all(|index| *index != 511),
+    );
+    machine.remove_vcpu();
+    let expected: BTreeSet<u64> = addresses
+        .iter()
+        .map(|address| u64::from(*address >> 12))
+        .collect();
+    report.check(
+        "one removed, all taken: what all three wrote is in the log",
+        machine.take(whole) == expected,
+    );
+    let left: Vec<u16> = machine
+        .vcpus
+        .iter()
+        .map(|cpu| cpu.vmx.log_index())
+        .collect();
+    report.equal("taking emptied every log", left, alloc::vec![511, 511]);
+}
+
+/// A vCPU's way through its part of the list.
+struct Writer {
+    /// The addresses of its part written so far.
+    done: usize,
+    finished: bool,
+    part: core::ops::Range<usize>,
+}
+
+/// Two vCPUs write halves of the pattern in turns; between turns a piece of the guest is taken. Every
+/// take must hold exactly the pages of its piece that were written since the piece was last taken.
+fn taken_while_running(
+    report: &mut Report,
+    host: Host,
+    form: Form,
+    largest: Level,
+    pattern: &Pattern,
+) {
+    const PIECE: u64 = 3333;
+    let mut machine = Machine::new(host, largest);
+    machine.add_vcpu();
+    machine.start(form, frames(0, FRAMES));
+    guest::write_list(&pattern.addresses);
+    let half = pattern.addresses.len() / 2;
+    let mut writers = [0..half, half..pattern.addresses.len()].map(|part| Writer {
+        done: 0,
+        finished: false,
+        part,
+    });
+    for (number, writer) in writers.iter().enumerate() {
+        machine.prepare_list(number, writer.part.start, writer.part.len(), 14);
+    }
+
+    let mut random = Random(pattern.addresses.len() as u64);
+    let mut due: BTreeSet<u64> = BTreeSet::new();
+    let (mut takes, mut pages, mut wrong) = (0, 0, 0);
+    while !writers.iter().all(|writer| writer.finished) {
+        for (number, writer) in writers.iter_mut().enumerate() {
+            if !writer.finished {
+                let count = 200 + random.below(3000);
+                writer.finished = machine.run_for(number, count);
+                due.extend(advance(&machine, number, writer, pattern));
+            }
+        }
+        let piece = frames(random.below(FRAMES), PIECE);
+        let (expected, rest) = parted(&due, piece);
+        due = rest;
+        let taken = machine.take(piece);
+        takes += 1;
+        pages += taken.len();
+        wrong += usize::from(taken != expected);
+    }
+    let taken = machine.take(frames(0, FRAMES));
+    wrong += usize::from(taken != due);
+    pages += taken.len();
+    report.equal(
+        format_args!(
+            "{}: {} takes, {pages} pages, each log exact",
+            pattern.name,
+            takes + 1
+        ),
+        wrong,
+        0,
+    );
+}
+
+/// The frames a writer has written to since it was last asked.
+fn advance(machine: &Machine, number: usize, writer: &mut Writer, pattern: &Pattern) -> Vec<u64> {
+    let vmx = &machine.vcpus[number].vmx;
+    let end = if writer.finished {
+        writer.part.end
+    } else {
+        guest::written(&vmx.registers, vmx.instruction())
+    };
+    let start = writer.part.start + writer.done;
+    writer.done = end - writer.part.start;
+    pattern.addresses[start..end]
+        .iter()
+        .map(|address| u64::from(*address >> 12))
+        .collect()
+}
+
+fn parted(due: &BTreeSet<u64>, piece: GfnRange) -> (BTreeSet<u64>, BTreeSet<u64>) {
+    due.iter()
+        .copied()
+        .partition(|frame| piece.contains(Gfn::new(*frame)))
+}
