@@ -46,7 +46,7 @@ sound: driver=dummy, waveoutdrv=dummy, waveindrv=dummy, midioutdrv=dummy
 speaker: enabled=0
 romimage: file=$bochs/bios
 vgaromimage: file=$bochs/vgabios
-memory: guest=288, host=288
+memory: guest=192, host=192
 # Secondary VMX controls with PML, EPT with accessed and dirty bits. One instruction is one tick of
 # the time-stamp counter, so the counter counts instructions.
 cpu: model=corei7_icelake_u, count=1, ips=100000000, reset_on_triple_fault=0

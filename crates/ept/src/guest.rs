@@ -25,6 +25,9 @@ pub const MAX_VIEWS: usize = if cfg!(loom) { 2 } else { 64 };
 /// In a view's word: its addresses are not guest frame numbers.
 const NESTED: u64 = 1;
 
+/// A guest frame that no guest has.
+const NOWHERE: Gfn = Gfn::new(u64::MAX >> 12);
+
 /// One set of tables of a guest: one root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct View(u8);
@@ -69,9 +72,10 @@ pub struct Guest<M: Memory> {
     pub(crate) memory: M,
     pub(crate) pages: u64,
     pub(crate) capabilities: Capabilities,
-    /// The views' root tables; zero: no such view.
+    /// The views' root tables, and whether they are nested; zero: no such view.
     views: Box<[AtomicU64]>,
-    pub(crate) nested: AtomicU64,
+    /// Not zero once there has been a nested view: until then nobody looks for origins.
+    ever_nested: AtomicU64,
     /// For each table of a nested view, the frame that says which guest frame each leaf maps (plus 1).
     origins: SpinLock<BTreeMap<Frame, Frame>>,
     pub(crate) walkers: Walkers,
@@ -104,7 +108,7 @@ impl<M: Memory> Guest<M> {
             pages,
             capabilities,
             views,
-            nested: AtomicU64::new(0),
+            ever_nested: AtomicU64::new(0),
             origins: SpinLock::new(BTreeMap::new()),
             walkers: Walkers::new(),
             rmap,
@@ -155,21 +159,16 @@ impl<M: Memory> Guest<M> {
 
     fn add(&self, kind: u64) -> Result<View, CreateError> {
         let root = self.memory.allocate().ok_or(CreateError::NoMemory)?;
+        if kind == NESTED {
+            self.ever_nested.store(1, Ordering::Release);
+        }
         for (number, word) in (0u8..).zip(&*self.views) {
-            let view = View(number);
-            if kind == NESTED && word.load(Ordering::Acquire) == 0 {
-                // Before the view can be used: takers must know that its leaves are not at their gfn.
-                self.nested.fetch_or(view.bit(), Ordering::AcqRel);
-            }
             let value = root.address() | kind;
             if word
                 .compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
             {
-                if kind != NESTED {
-                    self.nested.fetch_and(!view.bit(), Ordering::AcqRel);
-                }
-                return Ok(view);
+                return Ok(View(number));
             }
         }
         self.memory.release(root);
@@ -208,18 +207,33 @@ impl<M: Memory> Guest<M> {
     }
 
     pub(crate) fn is_nested(&self, view: View) -> bool {
-        self.nested.load(Ordering::Acquire) & view.bit() != 0
+        let word = self.views.get(usize::from(view.0));
+        word.is_some_and(|word| word.load(Ordering::Acquire) & NESTED != 0)
     }
 
-    /// The views whose addresses are guest frame numbers.
-    pub(crate) fn plain_views(&self) -> u64 {
-        let mut plain = 0;
+    /// The views whose addresses are guest frame numbers, and those whose are not.
+    fn views_by_kind(&self) -> (u64, u64) {
+        let (mut plain, mut nested) = (0, 0);
         for (number, word) in (0u8..).zip(&*self.views) {
-            if word.load(Ordering::Acquire) != 0 {
-                plain |= View(number).bit();
+            match word.load(Ordering::Acquire) {
+                0 => {}
+                word if word & NESTED != 0 => nested |= View(number).bit(),
+                _ => plain |= View(number).bit(),
             }
         }
-        plain & !self.nested.load(Ordering::Acquire)
+        (plain, nested)
+    }
+
+    pub(crate) fn plain_views(&self) -> u64 {
+        self.views_by_kind().0
+    }
+
+    pub(crate) fn nested_views(&self) -> u64 {
+        if self.ever_nested.load(Ordering::Acquire) == 0 {
+            0
+        } else {
+            self.views_by_kind().1
+        }
     }
 
     pub(crate) fn each_plain_view(&self, mut visit: impl FnMut(View)) {
@@ -296,7 +310,7 @@ impl<M: Memory> Guest<M> {
     /// Frees a table that nobody sees.
     pub(crate) fn free_table(&self, table: Frame) {
         // Bound first: the lock must not be held while the hypervisor's allocator runs.
-        let origin = if self.nested.load(Ordering::Acquire) == 0 {
+        let origin = if self.ever_nested.load(Ordering::Acquire) == 0 {
             None
         } else {
             self.origins.lock().remove(&table)
@@ -313,8 +327,9 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Whether the entry lies in a table of a nested view.
-    pub(crate) fn has_origin(&self, location: Location) -> bool {
-        self.origins.lock().contains_key(&location.table())
+    pub(crate) fn in_nested(&self, location: Location) -> bool {
+        self.ever_nested.load(Ordering::Acquire) != 0
+            && self.origins.lock().contains_key(&location.table())
     }
 
     /// Notes which guest frame the leaf at `location` of a nested view maps.
@@ -324,18 +339,20 @@ impl<M: Memory> Guest<M> {
         }
     }
 
-    /// The guest frame that the leaf for `at` maps.
+    /// The guest frame that the leaf at `location`, for `at`, maps. Of a nested view's leaf it is certain
+    /// only while the entry is busy: it may be mapped anew meanwhile.
     pub(crate) fn gfn_at(&self, view: View, location: Location, at: Gfn) -> Gfn {
-        if !self.is_nested(view) {
-            return at;
+        if self.is_nested(view) {
+            self.origin_of(location).unwrap_or(NOWHERE)
+        } else {
+            at
         }
-        match self
-            .origin(location)
-            .map(|word| word.load(Ordering::Acquire))
-        {
-            Some(word) if word != 0 => Gfn::new(word - 1),
-            _ => Gfn::new(u64::MAX),
-        }
+    }
+
+    /// The guest frame that the entry of a nested view maps.
+    pub(crate) fn origin_of(&self, location: Location) -> Option<Gfn> {
+        let word = self.origin(location)?.load(Ordering::Acquire);
+        Some(Gfn::new(word.checked_sub(1)?))
     }
 
     /// Follows the tables of `view` towards `at`, to an entry that is no table, or to level `floor`.
@@ -419,6 +436,17 @@ impl Position<'_> {
     /// Replaces the entry that was read; fails if it has changed since.
     pub(crate) fn replace(&self, new: Entry) -> bool {
         replace(self.slot, self.entry, new)
+    }
+}
+
+/// The entry, once nobody is replacing it. Whoever holds one busy waits for nobody.
+pub(crate) fn settled(slot: &AtomicU64) -> Entry {
+    loop {
+        let entry = Entry(slot.load(Ordering::Acquire));
+        if !entry.is_busy() {
+            return entry;
+        }
+        relax();
     }
 }
 

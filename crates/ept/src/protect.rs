@@ -84,17 +84,16 @@ impl<M: Memory> Guest<M> {
                 if let Err(error) = self.split_at(view, start, &position) {
                     return (flush, Err(error));
                 }
-            } else {
+            } else if position.replace(Entry::BUSY) {
                 let gfn = self.gfn_at(view, position.location, start);
                 let pages = GfnRange::from_len(gfn, span.len());
                 let new = self.permitted(view, entry, position.level, pages, permissions);
-                if replace(position.slot, entry, new) {
-                    // Execution and reading too: any bit that has gone.
-                    if entry.0 & !new.0 & 7 != 0 || forgets(entry, new) {
-                        flush.add(view.bit(), span);
-                    }
-                    at = span.end();
+                position.slot.store(new.0, Ordering::Release);
+                // Execution and reading too: any bit that has gone.
+                if entry.0 & !new.0 & 7 != 0 || forgets(entry, new) {
+                    flush.add(view.bit(), span);
                 }
+                at = span.end();
             }
         }
         (flush, Ok(()))
@@ -113,11 +112,8 @@ impl<M: Memory> Guest<M> {
             // Logged before and after: as writable, and as dirty, as it was.
             return new.with_log(true).with_write(old.writes());
         }
-        if old.is_logged() && old.dirty() && old.writes() {
-            // Its flag may say what the log does not know yet.
-            for gfn in pages.iter() {
-                self.log.mark(gfn);
-            }
+        if !self.is_nested(view) {
+            self.save_flag(old, pages.start());
         }
         self.armed(new, level, pages, self.is_nested(view))
     }

@@ -5,7 +5,6 @@ use crate::atomic::{Ordering, relax};
 use crate::entry::Entry;
 use crate::flush::Flush;
 use crate::guest::{Guest, Position, View, replace};
-use crate::log::Form;
 use crate::memory::Memory;
 use crate::rmap::Location;
 use crate::split::SplitError;
@@ -47,7 +46,7 @@ impl<M: Memory> Guest<M> {
     pub fn unmap_everywhere(&self, range: GfnRange) -> Flush {
         let mut flush = Flush::none();
         self.each_plain_view(|view| self.batch(&mut flush, self.unmap(view, range)));
-        let nested = self.nested.load(Ordering::Acquire);
+        let nested = self.nested_views();
         if nested != 0 {
             let _inside = self.walkers.enter();
             for level in Level::LEAVES {
@@ -188,7 +187,7 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Replaces the leaf for `gfn` by `with`, and takes it out of the reverse map; false if it is no
-    /// leaf by now.
+    /// leaf, or another one, by now.
     fn remove_leaf(&self, location: Location, level: Level, gfn: Gfn, with: Entry) -> bool {
         let slot = location.slot(&self.memory);
         loop {
@@ -196,12 +195,17 @@ impl<M: Memory> Guest<M> {
             if !entry.is_leaf(level) {
                 return false;
             }
-            if entry.is_logged() && entry.dirty() && self.log.form() == Some(Form::DirtyFlags) {
-                // The flag goes with the leaf. Into the log first, then out of the entry: a taker finds
-                // one of the two.
-                self.log.mark(gfn);
+            let nested = self.in_nested(location);
+            if !nested {
+                // Into the log first, then out of the entry: a taker finds one of the two.
+                self.save_flag(entry, gfn);
             }
             if replace(slot, entry, Entry::BUSY) {
+                if nested && self.origin_of(location) != Some(gfn) {
+                    // Mapped anew since the caller looked: not the leaf that was meant.
+                    slot.store(entry.0, Ordering::Release);
+                    return false;
+                }
                 self.rmap.remove(&self.memory, level, gfn, location);
                 slot.store(with.0, Ordering::Release);
                 return true;

@@ -1,9 +1,9 @@
 //! The exit "EPT violation": what happened, and what the hypervisor does about it.
 
 use crate::address::{FRAME_BYTES, Gfn, Level};
-use crate::atomic::relax;
+use crate::atomic::{Ordering, relax};
 use crate::entry::Entry;
-use crate::guest::{Guest, View};
+use crate::guest::{Guest, Position, View};
 use crate::memory::Memory;
 
 /// The exit qualification of an EPT violation (SDM vol. 3C, "Basic VM-Exit Information", table "Exit
@@ -86,15 +86,29 @@ impl<M: Memory> Guest<M> {
                 if self.split_at(view, start, &position).is_err() {
                     return Violation::NoMemory(at);
                 }
-            } else if position.replace(entry.with_write(true)) {
+            } else if let Some(gfn) = self.grant(view, start, &position) {
                 // Writable first, then into the log: if the log is taken between the two, the page is in
                 // the next one. The other way round the log could be taken in between, and a write to a
                 // page that is writable and in no log would be lost.
-                let gfn = self.gfn_at(view, position.location, start);
                 self.log.mark(gfn);
                 return Violation::Resume;
             }
         }
+    }
+
+    /// Makes a leaf writable; returns the guest frame it maps, or `None` if it changed meanwhile.
+    fn grant(&self, view: View, start: Gfn, position: &Position<'_>) -> Option<Gfn> {
+        let new = position.entry.with_write(true);
+        if !self.is_nested(view) {
+            return position.replace(new).then_some(start);
+        }
+        // A nested view's entry may be mapped anew at any time: held busy while asking what it maps.
+        if !position.replace(Entry::BUSY) {
+            return None;
+        }
+        let gfn = self.gfn_at(view, position.location, start);
+        position.slot.store(new.0, Ordering::Release);
+        Some(gfn)
     }
 }
 

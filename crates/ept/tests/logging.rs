@@ -1,5 +1,7 @@
 //! The dirty log in its three forms, on the software processor.
 #![cfg(not(loom))]
+// Helpers outside the test functions: their failure is the message too.
+#![allow(clippy::unwrap_used)]
 
 use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{

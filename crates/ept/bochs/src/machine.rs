@@ -157,8 +157,11 @@ impl Machine {
 
     /// Runs a vCPU for about so many instructions. Whether its program is done.
     pub fn run_for(&mut self, number: usize, instructions: u64) -> bool {
+        let end = self.vcpus[number].vmx.inside + instructions;
         loop {
-            match self.step(number, Some(instructions)) {
+            // Other exits do not begin a new turn.
+            let left = end.saturating_sub(self.vcpus[number].vmx.inside);
+            match self.step(number, Some(left)) {
                 Some(Exit::Call) => return true,
                 Some(Exit::TimeOver) => return false,
                 _ => {}

@@ -15,7 +15,7 @@ const HEAP: core::ops::Range<usize> = 0x40_0000..0x400_0000;
 pub const FRAMES: core::ops::Range<usize> = 0x400_0000..0x800_0000;
 /// The guest's memory: its address 0 is the first byte here. Aligned to 2 MiB, so that superpages
 /// can map it.
-pub const GUEST: core::ops::Range<usize> = 0x800_0000..0x1000_0000;
+pub const GUEST: core::ops::Range<usize> = 0x800_0000..0xa00_0000;
 
 /// A heap that only grows: a run is short, and memory that is never reused shows stale uses as
 /// what they are.

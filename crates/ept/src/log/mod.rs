@@ -118,6 +118,15 @@ impl<M: Memory> Guest<M> {
         }
     }
 
+    /// Puts the page into the log that only the leaf's dirty flag knows of, before the leaf goes. Not
+    /// for leaves of nested views: those are in the log since they became writable.
+    pub(crate) fn save_flag(&self, leaf: Entry, gfn: Gfn) {
+        // Logged superpages are never writable, so there is no flag to save.
+        if leaf.is_logged() && leaf.dirty() && self.log.form() == Some(Form::DirtyFlags) {
+            self.log.mark(gfn);
+        }
+    }
+
     /// A leaf as it has to be for pages that nobody has written yet: not writable, or without dirty
     /// flag, if one of them is tracked; writable if the mapping allows it, otherwise; and with the
     /// dirty flag set where PML must not log it.

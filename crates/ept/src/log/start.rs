@@ -3,11 +3,12 @@
 use thiserror::Error;
 
 use super::{Form, pml};
-use crate::address::{GfnRange, Level};
+use crate::address::{Gfn, GfnRange, Level};
 use crate::atomic::Ordering;
+use crate::bits::words_of;
 use crate::entry::Entry;
 use crate::flush::Flush;
-use crate::guest::{Guest, replace};
+use crate::guest::{Guest, replace, settled};
 use crate::memory::Memory;
 use crate::processors::Processors;
 use crate::rmap::Location;
@@ -40,7 +41,7 @@ impl<M: Memory> Guest<M> {
     /// Starts logging writes to `range` ([`Guest::all`] for the whole guest), or adds `range` to what
     /// is logged already.
     ///
-    /// The log is empty at first. When this returns, every later write is logged; of those made
+    /// The log of what was not tracked before is empty at first; the rest stays as it is. When this returns, every later write is logged; of those made
     /// meanwhile, some may be. Waits for other threads' operations on this guest, and for the
     /// processors.
     ///
@@ -73,7 +74,12 @@ impl<M: Memory> Guest<M> {
         if first && form == Form::Pml {
             pml::allocate_all(&self.memory, &self.log).map_err(|_| StartError::NoMemory)?;
         }
-        self.log.dirty.take(range, |_, _| ());
+        // What was left behind where nothing is tracked.
+        for (word, mask) in words_of(range) {
+            self.log
+                .dirty
+                .take_word(word, mask & !self.log.tracked.word(word));
+        }
         self.log.set_form(Some(form));
         if first && form == Form::Pml {
             // Before any dirty flag is cleared: a flag set by a processor that does not log yet would
@@ -91,7 +97,7 @@ impl<M: Memory> Guest<M> {
             range
         };
         let mut flush = self.rearm_all(visited, &|leaf| !leaf.is_logged());
-        flush.add_whole(self.nested.load(Ordering::Acquire));
+        flush.add_whole(self.nested_views());
         self.discharge(flush, processors);
         Ok(())
     }
@@ -110,16 +116,19 @@ impl<M: Memory> Guest<M> {
             self.log.set_form(None);
         }
         self.walkers.wait();
-        if last && form == Form::Pml {
+        // Allows writes again, sets flags: nothing that a processor would have to forget.
+        let flush = self.rearm_all(range, &|leaf| leaf.is_logged());
+        self.discharge(flush, processors);
+        if form == Form::Pml {
+            // Nothing of the range may be in a buffer still when it is tracked the next time.
             processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
+        }
+        if last && form == Form::Pml {
             processors.set_pml(false);
             // An exit handler may still be reading a buffer.
             self.walkers.wait();
             pml::release_all(&self.memory, &self.log);
         }
-        // Allows writes again, sets flags: nothing that a processor would have to forget.
-        let flush = self.rearm_all(range, &|leaf| leaf.is_logged());
-        self.discharge(flush, processors);
         self.log.dirty.take(range, |_, _| ());
     }
 
@@ -133,33 +142,53 @@ impl<M: Memory> Guest<M> {
         for level in Level::LEAVES {
             self.rmap
                 .each_in(&self.memory, level, range, &mut |gfn, location| {
-                    let span = GfnRange::from_len(gfn, level.pages());
-                    let nested = self.in_nested(location);
-                    let slot = location.slot(&self.memory);
-                    loop {
-                        let old = Entry(slot.load(Ordering::Acquire));
-                        if !old.is_leaf(level) || !which(old) {
-                            return;
-                        }
-                        let new = self.armed(old, level, span.intersect(self.all()), nested);
-                        if new == old {
-                            return;
-                        }
-                        if replace(slot, old, new) {
-                            if forgets(old, new) {
-                                flush.add(views, span);
-                            }
-                            return;
-                        }
+                    if let Some((old, new, span)) = self.rearm_leaf(level, gfn, location, which)
+                        && forgets(old, new)
+                    {
+                        flush.add(views, span);
                     }
                 });
         }
         flush
     }
 
-    /// Whether the entry belongs to a nested view.
-    pub(crate) fn in_nested(&self, location: Location) -> bool {
-        self.nested.load(Ordering::Acquire) != 0 && self.has_origin(location)
+    /// Rearms one leaf; returns it before and after, and the guest frames it maps, if it changed.
+    fn rearm_leaf(
+        &self,
+        level: Level,
+        gfn: Gfn,
+        location: Location,
+        which: &dyn Fn(Entry) -> bool,
+    ) -> Option<(Entry, Entry, GfnRange)> {
+        let slot = location.slot(&self.memory);
+        let nested = self.in_nested(location);
+        loop {
+            let old = settled(slot);
+            if !old.is_leaf(level) || !which(old) {
+                return None;
+            }
+            // A nested view's entry may be mapping another guest frame by now: held busy while asking.
+            if nested && !replace(slot, old, Entry::BUSY) {
+                continue;
+            }
+            let gfn = if nested {
+                self.origin_of(location).unwrap_or(gfn)
+            } else {
+                gfn
+            };
+            let span = GfnRange::from_len(gfn, level.pages());
+            let new = self.armed(old, level, span.intersect(self.all()), nested);
+            if nested {
+                slot.store(new.0, Ordering::Release);
+                return Some((old, new, span));
+            }
+            if new == old {
+                return None;
+            }
+            if replace(slot, old, new) {
+                return Some((old, new, span));
+            }
+        }
     }
 }
 

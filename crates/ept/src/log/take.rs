@@ -4,11 +4,9 @@ use thiserror::Error;
 
 use super::{Form, by_protection};
 use crate::address::{Gfn, GfnRange, Level, usize_from};
-use crate::atomic::Ordering;
 use crate::bits::{WORD, ones, words_of};
-use crate::entry::Entry;
 use crate::flush::Flush;
-use crate::guest::{Guest, replace};
+use crate::guest::{Guest, replace, settled};
 use crate::memory::Memory;
 use crate::processors::Processors;
 
@@ -139,7 +137,7 @@ impl<M: Memory> Guest<M> {
         if !flush.is_empty() {
             // What is reported is flushed, whatever the entries said: another thread may have changed
             // one, and not flushed yet.
-            flush.add_whole(self.nested.load(Ordering::Acquire));
+            flush.add_whole(self.nested_views());
             processors.invalidate(&flush);
         }
         Ok(runs.end())
@@ -202,7 +200,7 @@ impl<M: Memory> Guest<M> {
                     let protect = by_protection(form, Level::Page, self.in_nested(location));
                     let slot = location.slot(&self.memory);
                     loop {
-                        let old = Entry(slot.load(Ordering::Acquire));
+                        let old = settled(slot);
                         if !old.is_logged() {
                             return;
                         }
@@ -232,7 +230,7 @@ impl<M: Memory> Guest<M> {
                 let bit = 1u64 << (usize_from(gfn.index()) % 64);
                 let slot = location.slot(&self.memory);
                 loop {
-                    let old = Entry(slot.load(Ordering::Acquire));
+                    let old = settled(slot);
                     let counts = mask & bit != 0 && old.is_logged() && old.dirty();
                     if !counts || self.in_nested(location) {
                         return;

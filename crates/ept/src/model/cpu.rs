@@ -139,7 +139,7 @@ impl Cpu {
             None => self.walk(memory, address, access)?,
         };
         self.counts.accesses += 1;
-        Ok(frame.address() | address % FRAME_BYTES)
+        Ok(frame.address() + address % FRAME_BYTES)
     }
 
     /// What the caches say: go ahead, a violation (with what is allowed), or that the tables must be

@@ -118,7 +118,7 @@ fn playground(offset: u64) -> u32 {
 fn huge(report: &mut Report, host: Host) {
     report.part("a leaf of 1 GiB");
     const GIB: u64 = 1 << 18;
-    let pages = [0_u64, 1, 511, 512, 5000, 20_000, 32_000];
+    let pages = [0_u64, 1, 511, 512, 2000, 5000, 7000];
     let first = GIB + ((GUEST.start as u64 + PLAYGROUND) >> 12);
     for (form, name) in FORMS {
         let memory = Mapping::ram(frames(GIB, GIB), Frame::new(0));
