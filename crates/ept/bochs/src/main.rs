@@ -53,6 +53,7 @@ extern "C" fn hypervisor() -> ! {
         checks::superpages::run,
         checks::ranges::run,
         checks::vcpus::run,
+        checks::figures::run,
     ] {
         check(&mut report, host);
     }

@@ -1,5 +1,6 @@
 //! What is checked, one file each.
 
+pub mod figures;
 pub mod forms;
 pub mod full;
 pub mod processor;

@@ -154,7 +154,7 @@ fn taken_while_running(
     pages += taken.len();
     report.equal(
         format_args!(
-            "{}: {} takes, {pages} pages, {early} of them just before their write, each log exact",
+            "{}: {} takes, {pages} pages, {early} of them just before their write; each log is right",
             pattern.name,
             takes + 1
         ),
