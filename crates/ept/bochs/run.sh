@@ -49,7 +49,7 @@ vgaromimage: file=$bochs/vgabios
 memory: guest=192, host=192
 # Secondary VMX controls with PML, EPT with accessed and dirty bits. One instruction is one tick of
 # the time-stamp counter, so the counter counts instructions.
-cpu: model=corei7_icelake_u, count=1, ips=100000000, reset_on_triple_fault=0
+cpu: model=corei7_icelake_u, count=1, ips=10000000, reset_on_triple_fault=0
 clock: sync=none, time0=utc
 ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14
 ata0-master: type=disk, path=$out/disk, mode=flat, cylinders=20, heads=16, spt=63

@@ -13,7 +13,7 @@ use crate::report::Report;
 use crate::vmx::vcpu::Host;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use hikkoshi_ept::{Form, Gfn, GfnRange, Level};
+use hikkoshi_ept::{Form, GfnRange, Level};
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
@@ -23,8 +23,11 @@ pub fn run(report: &mut Report, host: Host) {
             report.part(format_args!(
                 "taken while two vCPUs write: {name}, {largest:?} leaves"
             ));
-            for pattern in all() {
-                taken_while_running(report, host, form, largest, &pattern);
+            for pattern in all()
+                .iter()
+                .filter(|pattern| pattern.addresses.len() >= 2000)
+            {
+                taken_while_running(report, host, form, largest, pattern);
             }
         }
     }
@@ -137,8 +140,7 @@ fn taken_while_running(
             }
         }
         let piece = frames(random.below(FRAMES), PIECE);
-        let (expected, rest) = parted(&due, piece);
-        due = rest;
+        let expected = remove(&mut due, piece);
         let taken = machine.take(piece);
         let before_write: BTreeSet<u64> = taken.difference(&expected).copied().collect();
         let explained = form == Form::WriteProtection
@@ -185,8 +187,9 @@ fn advance(machine: &Machine, number: usize, writer: &mut Writer, pattern: &Patt
         .collect()
 }
 
-fn parted(due: &BTreeSet<u64>, piece: GfnRange) -> (BTreeSet<u64>, BTreeSet<u64>) {
-    due.iter()
-        .copied()
-        .partition(|frame| piece.contains(Gfn::new(*frame)))
+/// Takes the frames of a range out of the set.
+fn remove(due: &mut BTreeSet<u64>, range: GfnRange) -> BTreeSet<u64> {
+    let mut inside = due.split_off(&range.start().index());
+    due.append(&mut inside.split_off(&range.end().index()));
+    inside
 }
