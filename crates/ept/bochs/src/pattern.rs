@@ -73,7 +73,7 @@ pub fn all() -> Vec<Pattern> {
         (
             "one page of each 2 MiB",
             (0..COUNT >> 9)
-                .map(|large| large << 9 | large * 37 & 511)
+                .map(|large| (large << 9) + large * 37 % 512)
                 .collect(),
         ),
         ("6,000 writes to random pages", drawn),

@@ -58,7 +58,8 @@ fn own_logs(report: &mut Report, host: Host) {
         3,
     );
 
-    let addresses: Vec<u32> = (0..3 * EACH as u32)
+    let addresses: Vec<u32> = (0_u32..)
+        .take(3 * EACH)
         .map(|page| 0x40_0000 + (page << 12))
         .collect();
     guest::write_list(&addresses);
