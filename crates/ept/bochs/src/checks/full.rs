@@ -43,7 +43,13 @@ pub fn run(report: &mut Report, host: Host) {
         u64::from(index),
         511 - PAGES % 512,
     );
+    let before = machine.invalidations.get();
     let taken = machine.take(all);
+    report.equal(
+        "taken: translations invalidated once",
+        machine.invalidations.get(),
+        before + 1,
+    );
     report.equal(
         "taken: as many pages as were written",
         taken.len() as u64,

@@ -3,6 +3,7 @@
 pub mod figures;
 pub mod forms;
 pub mod full;
+pub mod paging;
 pub mod processor;
 pub mod ranges;
 pub mod superpages;

@@ -123,6 +123,17 @@ impl Vcpu {
         write(field::PML_INDEX, u64::from(index));
     }
 
+    /// Turns the guest's own paging on: 32-bit, with pages of 4 MiB, by the page directory at this
+    /// guest-physical address.
+    pub fn page_by(&self, directory: u64) {
+        const PG: u64 = 1 << 31;
+        const PSE: u64 = 1 << 4;
+        self.vmcs.load();
+        write(field::GUEST_CR0, read(field::GUEST_CR0) | PG);
+        write(field::GUEST_CR4, read(field::GUEST_CR4) | PSE);
+        write(field::GUEST_CR3, directory);
+    }
+
     /// Where the guest is.
     pub fn instruction(&self) -> u64 {
         self.vmcs.load();
