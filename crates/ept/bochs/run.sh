@@ -36,8 +36,8 @@ out=$(cd "$out" && pwd)
 # The loaded part of the file is the disk from its first byte on; the rest of the disk is empty.
 objcopy --output-target binary --only-section .image "$elf" "$out/disk"
 truncate --size 10321920 "$out/disk" # 20 cylinders, 16 heads, 63 sectors
-# Left behind by a run that was killed.
-rm -f "$out/disk.lock"
+# Left behind by an earlier run, the lock by one that was killed.
+rm -f "$out/disk.lock" "$out/bochs.log"
 
 cat >"$out/bochsrc" <<RC
 # Answers no window; waits for nobody to look.
