@@ -52,6 +52,7 @@ extern "C" fn hypervisor() -> ! {
         checks::forms::run,
         checks::superpages::run,
         checks::ranges::run,
+        checks::violations::run,
         checks::paging::run,
         checks::vcpus::run,
         checks::figures::run,

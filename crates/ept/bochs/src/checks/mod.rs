@@ -8,3 +8,4 @@ pub mod processor;
 pub mod ranges;
 pub mod superpages;
 pub mod vcpus;
+pub mod violations;
