@@ -76,8 +76,8 @@ vmx_exit:                           // every exit comes here, with the stack as 
 );
 
 unsafe extern "C" {
-    /// Runs the current VMCS's guest until it exits. Returns 0, or 1 when it could not be entered.
-    /// The VMCS must send exits to `vmx_exit`, and its tables let the guest reach its own memory only.
+    /// Runs the current VMCS's guest until it exits. Returns 0, or 1 when it could not be entered. The
+    /// VMCS must send exits to `vmx_exit`, and the guest must not write to this program's memory.
     pub fn vmx_enter(registers: &mut Registers, launched: u64) -> u64;
     /// Where exits arrive; only its address is used.
     pub static vmx_exit: u8;

@@ -169,7 +169,8 @@ impl Vcpu {
 
     fn enter(&mut self) -> Exit {
         let entered = cpu::instructions();
-        // SAFETY: the VMCS sends exits to `vmx_exit`; the tables map the guest's own memory only.
+        // SAFETY: the VMCS sends exits to `vmx_exit`. The guest reaches its own memory; where its tables
+        // map more (src/checks/superpages.rs), its programs write at the addresses they are given.
         let failed = unsafe { vmx_enter(&mut self.registers, u64::from(self.launched)) };
         self.inside += cpu::instructions() - entered;
         if failed != 0 {
