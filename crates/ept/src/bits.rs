@@ -122,7 +122,8 @@ impl DirtyBits {
     ///
     /// Both steps are read-modify-writes, always: if a taker has cleared the summary bit before ours,
     /// it stays set for the next taker; if it clears it after ours, it has read ours and so sees the
-    /// word's bit. Looking first whether the summary is set already would lose a bit between the two.
+    /// word's bit. Leaving the summary to whoever set the word's first bit would hide ours from takers
+    /// until that thread goes on.
     pub(crate) fn set_word(&self, word: usize, mask: u64) {
         if let Some(bits) = self.words.get(word) {
             bits.fetch_or(mask, Ordering::AcqRel);
@@ -275,5 +276,34 @@ mod tests {
             assert_eq!(seen, 1);
         }
         assert_eq!(taken(&bits, range(999, 1000)), vec![999]);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    extern crate std;
+
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A bit that has been set is in the next take, whoever else is setting its neighbour.
+    #[test]
+    fn set_vs_set_vs_take() {
+        loom::model(|| {
+            let bits = Arc::new(DirtyBits::new(128).unwrap());
+            let other = {
+                let bits = bits.clone();
+                loom::thread::spawn(move || bits.set(Gfn::new(0)))
+            };
+            let mut taken = 0;
+            bits.set(Gfn::new(1));
+            let all = GfnRange::from_len(Gfn::new(0), 128);
+            bits.take(all, |_, found| taken |= found);
+            assert_eq!(taken & 2, 2);
+            other.join().unwrap();
+            bits.take(all, |_, found| taken |= found);
+            assert_eq!(taken, 3);
+        });
     }
 }
