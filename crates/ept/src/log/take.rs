@@ -3,12 +3,14 @@
 use thiserror::Error;
 
 use super::{Form, by_protection};
-use crate::address::{Gfn, GfnRange, Level, usize_from};
+use crate::address::{Gfn, GfnRange, Level};
+use crate::atomic::AtomicU64;
 use crate::bits::{WORD, ones, words_of};
 use crate::flush::Flush;
-use crate::guest::{Guest, replace, settled};
+use crate::guest::{Guest, View, replace, settled};
 use crate::memory::Memory;
 use crate::processors::Processors;
+use crate::rmap::Location;
 
 /// Why a log was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -116,7 +118,7 @@ impl<M: Memory> Guest<M> {
                     continue;
                 }
                 // The flags first: an unmapper sets the bit before it takes the flag away.
-                let mut bits = self.scan_flags(word, mask, true);
+                let mut bits = self.scan_flags(views, word, mask, true);
                 let marked = self.log.dirty.take_word(word, mask);
                 self.rearm_word(form, word, marked);
                 bits |= marked;
@@ -161,12 +163,13 @@ impl<M: Memory> Guest<M> {
         }
         let range = range.intersect(self.all());
         let mut runs = Runs::new(note);
+        let views = self.plain_views();
         let _inside = self.walkers.enter();
         if form == Form::DirtyFlags {
             for (word, mask) in words_of(range) {
                 let mask = mask & self.log.tracked.word(word);
                 if mask != 0 {
-                    let bits = self.scan_flags(word, mask, false);
+                    let bits = self.scan_flags(views, word, mask, false);
                     runs.add(word, bits | self.log.dirty.word(word) & mask);
                 }
             }
@@ -193,54 +196,111 @@ impl<M: Memory> Guest<M> {
 
     /// Has the next write to each of these pages noticed again.
     fn rearm_word(&self, form: Form, word: usize, bits: u64) {
+        let mut rearm = |gfn: Gfn, location: Location| {
+            if bits & bit_of(gfn) == 0 {
+                return;
+            }
+            let protect = by_protection(form, Level::Page, self.in_nested(location));
+            let slot = location.slot(&self.memory);
+            loop {
+                let old = settled(slot);
+                if !old.is_logged() {
+                    return;
+                }
+                let new = if protect {
+                    old.with_write(false)
+                } else {
+                    old.with_dirty(false)
+                };
+                if new == old || replace(slot, old, new) {
+                    return;
+                }
+            }
+        };
+        if bits.count_ones() > DENSE {
+            let range = span_of(word, bits);
+            self.rmap
+                .each_in(&self.memory, Level::Page, range, &mut rearm);
+            return;
+        }
         for bit in ones(bits) {
             let gfn = Gfn::new(word as u64 * WORD + bit);
             self.rmap
                 .each(&self.memory, Level::Page, gfn, &mut |location| {
-                    let protect = by_protection(form, Level::Page, self.in_nested(location));
-                    let slot = location.slot(&self.memory);
-                    loop {
-                        let old = settled(slot);
-                        if !old.is_logged() {
-                            return;
-                        }
-                        let new = if protect {
-                            old.with_write(false)
-                        } else {
-                            old.with_dirty(false)
-                        };
-                        if new == old || replace(slot, old, new) {
-                            return;
-                        }
-                    }
+                    rearm(gfn, location);
                 });
         }
     }
 
-    /// The pages of a word whose dirty flag is set in some view; clears the flags if told to.
-    fn scan_flags(&self, word: usize, mask: u64, clear: bool) -> u64 {
-        let first = Gfn::new(word as u64 * WORD);
-        let span = GfnRange::from_len(
-            first.plus(u64::from(mask.trailing_zeros())),
-            WORD - u64::from(mask.trailing_zeros() + mask.leading_zeros()),
-        );
+    /// The pages of a word whose dirty flag is set in one of the plain views; clears the flags if told
+    /// to.
+    ///
+    /// Where a view has a table of the lowest level, that is read. Elsewhere the reverse map is asked: a
+    /// table may just have been taken out, and its flags not saved yet.
+    fn scan_flags(&self, views: u64, word: usize, mask: u64, clear: bool) -> u64 {
         let mut dirty = 0;
-        self.rmap
-            .each_in(&self.memory, Level::Page, span, &mut |gfn, location| {
-                let bit = 1u64 << (usize_from(gfn.index()) % 64);
-                let slot = location.slot(&self.memory);
-                loop {
-                    let old = settled(slot);
-                    let counts = mask & bit != 0 && old.is_logged() && old.dirty();
-                    if !counts || self.in_nested(location) {
-                        return;
+        for number in ones(views) {
+            #[allow(clippy::cast_possible_truncation)] // below 64
+            let view = View::numbered(number as u8);
+            let mut left = mask;
+            while left != 0 {
+                let at = span_of(word, left).start();
+                let Some(position) = self.walk(view, at, Level::Page) else {
+                    break;
+                };
+                let next = at.align_down(Level::Large).plus(Level::Large.pages());
+                let part = GfnRange::new(at, next).intersect(span_of(word, left));
+                let (level, location) = (position.level, position.location);
+                if level == Level::Page {
+                    let table = self.memory.table(location.table());
+                    for (gfn, slot) in part.iter().zip(&table[location.index()..]) {
+                        if left & bit_of(gfn) != 0 && test_flag(slot, clear) {
+                            dirty |= bit_of(gfn);
+                        }
                     }
-                    if !clear || replace(slot, old, old.with_dirty(false)) {
-                        dirty |= bit;
-                        return;
-                    }
+                } else {
+                    self.rmap
+                        .each_in(&self.memory, Level::Page, part, &mut |gfn, location| {
+                            if left & bit_of(gfn) != 0
+                                && !self.in_nested(location)
+                                && test_flag(location.slot(&self.memory), clear)
+                            {
+                                dirty |= bit_of(gfn);
+                            }
+                        });
                 }
-            });
+                left &= !part.iter().fold(0, |bits, gfn| bits | bit_of(gfn));
+            }
+        }
         dirty
+    }
+}
+
+/// From how many pages of a word on its part of the reverse map is read as a whole.
+const DENSE: u32 = 16;
+
+/// The bit of a page in its word.
+const fn bit_of(gfn: Gfn) -> u64 {
+    1 << (gfn.index() % WORD)
+}
+
+/// The pages from the first to the last set bit of a word.
+fn span_of(word: usize, bits: u64) -> GfnRange {
+    let first = word as u64 * WORD;
+    let low = u64::from(bits.trailing_zeros());
+    let high = WORD - u64::from(bits.leading_zeros());
+    GfnRange::new(Gfn::new(first + low), Gfn::new(first + high))
+}
+
+/// Whether a logged leaf has its dirty flag set; clears it if told to.
+fn test_flag(slot: &AtomicU64, clear: bool) -> bool {
+    loop {
+        let old = settled(slot);
+        if !old.is_logged() || !old.dirty() {
+            return false;
+        }
+        if !clear || replace(slot, old, old.with_dirty(false)) {
+            return true;
+        }
     }
 }
