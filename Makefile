@@ -55,8 +55,8 @@ test-bochs: setup ## second-stage tables under the real VMX instructions (part o
 
 # Another set of atomics in every crate: its own folder, so that the two builds do not take turns.
 .PHONY: test-loom
-test-loom: ## every interleaving of the page bitmap's operations
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --lib --tests
+test-loom: ## every interleaving of the page bitmap and of the second-stage tables
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --package hikkoshi-ept --lib --tests
 
 .PHONY: test-guests
 test-guests: guest ## the laboratory's own tests, and real guests moved between real QEMUs
