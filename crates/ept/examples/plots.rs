@@ -115,6 +115,16 @@ fn time(ns: f64) -> String {
     }
 }
 
+fn short(number: u64) -> String {
+    match number {
+        number if number >= 1_000_000 => {
+            format!("{:.1} M", number as f64 / 1e6).replace(".0 ", " ")
+        }
+        number if number >= 1_000 => format!("{} k", number / 1_000),
+        number => number.to_string(),
+    }
+}
+
 /// A plot with logarithmic axes.
 fn plot(title: &str, axis: &str, group: &Group) -> Result<String, Box<dyn Error>> {
     let points = || group.values().flatten();
@@ -156,10 +166,10 @@ fn plot(title: &str, axis: &str, group: &Group) -> Result<String, Box<dyn Error>
     parameters.dedup();
     for parameter in parameters {
         let at = x((parameter as f64).log10());
-        let bottom = HEIGHT - BOTTOM;
+        let (bottom, label) = (HEIGHT - BOTTOM, short(parameter));
         writeln!(
             svg,
-            "<text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{parameter}</text>",
+            "<text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
             bottom + 18.0
         )?;
     }

@@ -4,7 +4,7 @@
 //! The invariant of all models: whoever copies the pages that a take reports, once the take has
 //! returned, and does so once more when the virtual processors have stopped, holds what the guest wrote.
 #![cfg(loom)]
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -2,7 +2,7 @@
 //! ranges come and go, and pages are unmapped: in the end the copy equals the memory.
 #![cfg(not(loom))]
 // Helpers outside the test functions: their failure is the message too.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;

@@ -2,6 +2,7 @@
 
 // The benches read and write entries as a processor does; unsafe: a promise about this memory.
 #![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)] // measuring only
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +36,7 @@ impl FrameAllocator for Host {
             let chunk: &'static [Aligned] =
                 (0..Self::CHUNK).map(|_| zero()).collect::<Vec<_>>().leak();
             let frame = |table: &Aligned| {
-                Frame::containing(std::ptr::from_ref(table).expose_provenance() as u64)
+                Frame::containing(std::ptr::from_ref(&table.0).expose_provenance() as u64)
             };
             free.extend(chunk.iter().rev().map(frame));
         }
