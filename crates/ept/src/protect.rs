@@ -5,7 +5,6 @@ use crate::atomic::{Ordering, relax};
 use crate::entry::{Entry, MemoryType, PageType, Permissions};
 use crate::flush::Flush;
 use crate::guest::{Guest, View, replace};
-use crate::log::forgets;
 use crate::memory::Memory;
 use crate::split::SplitError;
 
@@ -168,4 +167,9 @@ impl<M: Memory> Guest<M> {
             }
         }
     }
+}
+
+/// Whether processors may remember more than the new leaf allows.
+fn forgets(old: Entry, new: Entry) -> bool {
+    (old.writes() && !new.writes()) || (old.dirty() && !new.dirty())
 }

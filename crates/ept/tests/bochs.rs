@@ -4,6 +4,8 @@
 //! Every line that the hypervisor says is printed, also when the test passes.
 
 #![cfg(not(loom))]
+// Helpers outside the test function: their failure is the message too.
+#![allow(clippy::expect_used)]
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};

@@ -142,6 +142,33 @@ fn unmapping_keeps_what_was_written_in_the_log() {
 }
 
 #[test]
+fn obligations_put_off_hide_no_write() {
+    for form in FORMS {
+        let guest = guest(Level::Page);
+        let machine = Machine::new(&guest, 1).unwrap();
+        let again = Mapping {
+            largest: Level::Page,
+            ..Mapping::ram(range(5, 6), Frame::new((1 << 18) + 5))
+        };
+        // The processor remembers the page as written; then it is unmapped and mapped anew.
+        write(&machine, 0, 5);
+        let mut late = guest.unmap(View::MAIN, range(5, 6));
+        guest.map(View::MAIN, &again).unwrap();
+        guest.start_log(form, guest.all(), &machine).unwrap();
+        write(&machine, 0, 5);
+        // Once more, while the log is on.
+        guest.batch(&mut late, guest.unmap(View::MAIN, range(5, 6)));
+        guest.map(View::MAIN, &again).unwrap();
+        for _ in 0..3 {
+            write(&machine, 0, 5);
+            assert_eq!(take(&guest, &machine, guest.all()), [5], "{form:?}");
+        }
+        assert_eq!(take(&guest, &machine, guest.all()), [], "{form:?}");
+        guest.discharge(late, &machine);
+    }
+}
+
+#[test]
 fn nothing_leaks() {
     let ram = Ram::new(200);
     let free = ram.free_frames();

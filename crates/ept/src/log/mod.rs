@@ -9,7 +9,6 @@ use core::fmt;
 
 pub use pml::{PML_ENTRIES, PML_START, Vcpu, VcpuError};
 pub use start::StartError;
-pub(crate) use start::forgets;
 pub use take::TakeError;
 
 use crate::address::{Gfn, GfnRange, Level};

@@ -96,7 +96,11 @@ impl<M: Memory> Guest<M> {
         } else {
             range
         };
-        let mut flush = self.rearm_all(visited, &|leaf| !leaf.is_logged());
+        self.rearm_all(visited, &|leaf| !leaf.is_logged());
+        // All of it, not only the leaves that changed: an obligation of before may not have been met yet,
+        // and a processor that remembers an older leaf as written would write past the log.
+        let mut flush = Flush::none();
+        flush.add(self.plain_views(), visited);
         flush.add_whole(self.nested_views());
         self.discharge(flush, processors);
         Ok(())
@@ -117,8 +121,7 @@ impl<M: Memory> Guest<M> {
         }
         self.walkers.wait();
         // Allows writes again, sets flags: nothing that a processor would have to forget.
-        let flush = self.rearm_all(range, &|leaf| leaf.is_logged());
-        self.discharge(flush, processors);
+        self.rearm_all(range, &|leaf| leaf.is_logged());
         if form == Form::Pml {
             // Nothing of the range may be in a buffer still when it is tracked the next time.
             processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
@@ -134,38 +137,31 @@ impl<M: Memory> Guest<M> {
 
     /// Gives each leaf of `range`, in all views, the state of a page that nobody has written, where
     /// `which` says so.
-    fn rearm_all(&self, range: GfnRange, which: &dyn Fn(Entry) -> bool) -> Flush {
-        let mut flush = Flush::none();
-        let views = self.plain_views();
+    fn rearm_all(&self, range: GfnRange, which: &dyn Fn(Entry) -> bool) {
         let _inside = self.walkers.enter();
         // Downwards: a leaf that is split meanwhile is found as its pieces.
         for level in Level::LEAVES {
             self.rmap
                 .each_in(&self.memory, level, range, &mut |gfn, location| {
-                    if let Some((old, new, span)) = self.rearm_leaf(level, gfn, location, which)
-                        && forgets(old, new)
-                    {
-                        flush.add(views, span);
-                    }
+                    self.rearm_leaf(level, gfn, location, which);
                 });
         }
-        flush
     }
 
-    /// Rearms one leaf; returns it before and after, and the guest frames it maps, if it changed.
+    /// Rearms one leaf.
     fn rearm_leaf(
         &self,
         level: Level,
         gfn: Gfn,
         location: Location,
         which: &dyn Fn(Entry) -> bool,
-    ) -> Option<(Entry, Entry, GfnRange)> {
+    ) {
         let slot = location.slot(&self.memory);
         let nested = self.in_nested(location);
         loop {
             let old = settled(slot);
             if !old.is_leaf(level) || !which(old) {
-                return None;
+                return;
             }
             // A nested view's entry may be mapping another guest frame by now: held busy while asking.
             if nested && !replace(slot, old, Entry::BUSY) {
@@ -180,19 +176,11 @@ impl<M: Memory> Guest<M> {
             let new = self.armed(old, level, span.intersect(self.all()), nested);
             if nested {
                 slot.store(new.0, Ordering::Release);
-                return Some((old, new, span));
+                return;
             }
-            if new == old {
-                return None;
-            }
-            if replace(slot, old, new) {
-                return Some((old, new, span));
+            if new == old || replace(slot, old, new) {
+                return;
             }
         }
     }
-}
-
-/// Whether processors may remember more than the new leaf allows.
-pub(crate) fn forgets(old: Entry, new: Entry) -> bool {
-    (old.writes() && !new.writes()) || (old.dirty() && !new.dirty())
 }
