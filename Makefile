@@ -43,15 +43,20 @@ demo: guest ## move a working guest between two QEMUs, and tell how it went
 lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
 
 .PHONY: test-unit
 test-unit: setup ## tests of the crates, without guests
 	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab
 
+.PHONY: test-bochs
+test-bochs: setup ## second-stage tables under the real VMX instructions (part of test-unit)
+	cargo test --locked --package hikkoshi-ept --test bochs
+
 # Another set of atomics in every crate: its own folder, so that the two builds do not take turns.
 .PHONY: test-loom
-test-loom: ## every interleaving of the page bitmap's operations
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --lib --tests
+test-loom: ## every interleaving of the page bitmap and of the second-stage tables
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --package hikkoshi-ept --lib --tests
 
 .PHONY: test-guests
 test-guests: guest ## the laboratory's own tests, and real guests moved between real QEMUs

@@ -4,6 +4,7 @@
 #   build/qemu-7.2, build/qemu-10.0   the distribution's QEMU and its backport, side by side
 #   build/kernel                      the distribution's kernel and the modules the test guest loads
 #   build/busybox                     the distribution's static busybox
+#   build/bochs                       the distribution's Bochs, which the second-stage tables run on
 #
 # Nothing of this is installed: the packages are fetched through apt, with its signatures checked,
 # into a state directory of our own, and unpacked beside the build. Only small tools that are
@@ -27,6 +28,8 @@ source "$here/lib/apt.sh"
 source "$here/lib/qemu.sh"
 # shellcheck source=lib/kernel.sh
 source "$here/lib/kernel.sh"
+# shellcheck source=lib/bochs.sh
+source "$here/lib/bochs.sh"
 
 check_machine
 install_missing_tools
@@ -41,6 +44,7 @@ setup_qemu 7.2 "$codename"
 setup_qemu 10.0 "$codename-backports"
 setup_kernel
 setup_busybox
+setup_bochs
 
 # A hundred megabytes of package lists, of use only while something is missing.
 rm -rf "$private_apt"

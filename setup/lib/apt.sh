@@ -106,7 +106,7 @@ prepare_private_apt() {
     fi
     write_source "$main" "$codename-backports"
 
-    if ! apt_get update >"$log" 2>&1 || ! apt_cache policy | grep -q "n=$codename-backports"; then
+    if ! apt_get update >"$log" 2>&1 || ! apt_cache policy | grep "n=$codename-backports" >/dev/null; then
         tail -n 5 "$log" >&2
         fail "the mirror that this machine's Debian packages come from gave no list of $codename-backports" \
             "QEMU 10.0 comes from there. Its last words are above."

@@ -1,0 +1,143 @@
+//! Tables in this process's memory, and what virtual processors would do to them.
+
+// The benches read and write entries as a processor does; unsafe: a promise about this memory.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)] // measuring only
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hikkoshi_ept::{
+    Capabilities, ENTRIES, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn, Guest, Level,
+    Mapping, PML_START, Qualification, Table, Vcpu, View,
+};
+
+pub const GIB: u64 = 1 << 18;
+pub const PAGES_16_GIB: u64 = 16 * GIB;
+
+/// Frames at their own addresses, as under a hypervisor's direct map.
+#[derive(Debug, Default)]
+pub struct Host {
+    free: Mutex<Vec<Frame>>,
+}
+
+impl Host {
+    const CHUNK: usize = 1024;
+}
+
+#[repr(align(4096))]
+struct Aligned(Table);
+
+impl FrameAllocator for Host {
+    fn allocate(&self) -> Option<Frame> {
+        let mut free = self.free.lock().ok()?;
+        if free.is_empty() {
+            let zero = || Aligned([const { AtomicU64::new(0) }; ENTRIES]);
+            let chunk: &'static [Aligned] =
+                (0..Self::CHUNK).map(|_| zero()).collect::<Vec<_>>().leak();
+            let frame = |table: &Aligned| {
+                Frame::containing(std::ptr::from_ref(&table.0).expose_provenance() as u64)
+            };
+            free.extend(chunk.iter().rev().map(frame));
+        }
+        let frame = free.pop()?;
+        for word in self.table(frame) {
+            word.store(0, Ordering::Relaxed);
+        }
+        Some(frame)
+    }
+
+    fn release(&self, frame: Frame) {
+        self.free
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .push(frame);
+    }
+}
+
+// SAFETY: frames are page-aligned parts of leaked memory, each its own.
+unsafe impl FrameReach for Host {
+    fn table(&self, frame: Frame) -> &Table {
+        let address = usize::try_from(frame.address()).unwrap_or_default();
+        // SAFETY: `allocate` exposed the address of a whole `Table` that lives for good.
+        unsafe { &*std::ptr::with_exposed_provenance::<Table>(address) }
+    }
+}
+
+/// A guest of `pages`, all mapped with leaves up to `largest`.
+pub fn guest(pages: u64, largest: Level) -> Guest<Host> {
+    let guest = Guest::new(Host::default(), pages, 1, Capabilities::ALL).unwrap();
+    let mapping = Mapping {
+        largest,
+        ..Mapping::ram(guest.all(), Frame::new(1 << 30))
+    };
+    guest.map(View::MAIN, &mapping).unwrap();
+    guest
+}
+
+/// The entry of the lowest level for `gfn`.
+fn slot(guest: &Guest<Host>, gfn: Gfn) -> &AtomicU64 {
+    let mut table = guest.main_eptp().root();
+    for shift in [27, 18, 9] {
+        let index = (gfn.index() >> shift) as usize % ENTRIES;
+        table = Entry(guest.memory().table(table)[index].load(Ordering::Relaxed)).frame();
+    }
+    &guest.memory().table(table)[gfn.index() as usize % ENTRIES]
+}
+
+fn set_dirty_flag(guest: &Guest<Host>, gfn: Gfn) {
+    slot(guest, gfn).fetch_or(Entry(0).with_dirty(true).0, Ordering::Relaxed);
+}
+
+/// Has `count` pages, spread evenly, be written.
+pub fn dirty(guest: &Guest<Host>, vcpu: Vcpu, count: u64) {
+    let distance = guest.all().len() / count;
+    let pages = (0..count).map(|number| Gfn::new(number * distance));
+    match guest.logging() {
+        Some(Form::WriteProtection) => {
+            for page in pages {
+                guest.violation(View::MAIN, page.address(), Qualification(2));
+            }
+        }
+        Some(Form::Pml) => {
+            let log = guest.memory().table(guest.pml_address(vcpu).unwrap());
+            let mut index = PML_START;
+            for page in pages {
+                set_dirty_flag(guest, page);
+                log[usize::from(index)].store(page.address(), Ordering::Relaxed);
+                index = index.wrapping_sub(1);
+                if index == u16::MAX {
+                    index = guest.drain_pml(vcpu, index);
+                }
+            }
+            guest.drain_pml(vcpu, index);
+        }
+        _ => pages.for_each(|page| set_dirty_flag(guest, page)),
+    }
+}
+
+/// The form to compare with: reads every entry of every table, clears the dirty flags, counts.
+pub fn take_by_walking(guest: &Guest<Host>) -> u64 {
+    fn walk(guest: &Guest<Host>, table: Frame, level: Level) -> u64 {
+        let mut found = 0;
+        for slot in guest.memory().table(table) {
+            let entry = Entry(slot.load(Ordering::Acquire));
+            if entry.is_leaf(level) {
+                if entry.dirty() {
+                    let clean = entry.with_dirty(false);
+                    let _ = slot.compare_exchange(
+                        entry.0,
+                        clean.0,
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    );
+                    found += 1;
+                }
+            } else if let Some(below) = level.below().filter(|_| entry.is_present()) {
+                found += walk(guest, entry.frame(), below);
+            }
+        }
+        found
+    }
+    walk(guest, guest.main_eptp().root(), Level::Root)
+}

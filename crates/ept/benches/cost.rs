@@ -1,0 +1,170 @@
+//! What taking a log and unmapping a range cost: `cargo bench -p hikkoshi-ept --bench cost`.
+//!
+//! The tables are real ones, in this machine's memory; no processor runs on them. What a virtual
+//! processor would do (an exit for the first write to a page, a dirty flag, a full log) is done beforehand
+//! and not measured; neither is the flush, which costs the same in every form. 300 MB of memory.
+#![allow(missing_docs, clippy::unwrap_used)] // what criterion's macros make
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{GIB, Host, PAGES_16_GIB, dirty, guest, take_by_walking};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use hikkoshi_ept::{Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, View};
+
+/// Times `work` `rounds` times, each after `prepare`, which is not timed.
+fn timed(rounds: u64, mut prepare: impl FnMut(), mut work: impl FnMut()) -> Duration {
+    let mut total = Duration::ZERO;
+    for _ in 0..rounds {
+        prepare();
+        let start = Instant::now();
+        work();
+        total += start.elapsed();
+    }
+    total
+}
+
+fn take_all(guest: &Guest<Host>, expected: u64) {
+    let mut pages = 0;
+    let taken = guest
+        .take(guest.all(), &(), &mut |run| pages += run.len())
+        .unwrap();
+    assert_eq!((taken, pages), (expected, expected));
+}
+
+const FORMS: [(&str, Form); 3] = [
+    ("write protection", Form::WriteProtection),
+    ("page-modification log", Form::Pml),
+    ("dirty flags", Form::DirtyFlags),
+];
+
+/// Against the number of dirty pages, in 16 GiB of guest memory.
+fn take_by_dirty_pages(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("take by dirty pages");
+    group.sample_size(10);
+    group.warm_up_time(Duration::from_millis(200));
+    group.measurement_time(Duration::from_millis(1000));
+    let counts = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, PAGES_16_GIB];
+    for (name, form) in FORMS {
+        let guest = guest(PAGES_16_GIB, Level::Page);
+        let vcpu = guest.add_vcpu().unwrap();
+        guest.start_log(form, guest.all(), &()).unwrap();
+        for count in counts {
+            group.bench_function(BenchmarkId::new(name, count), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    timed(
+                        rounds,
+                        || dirty(&guest, vcpu, count),
+                        || take_all(&guest, count),
+                    )
+                });
+            });
+        }
+    }
+    let guest = guest(PAGES_16_GIB, Level::Page);
+    let vcpu = guest.add_vcpu().unwrap();
+    guest.start_log(Form::DirtyFlags, guest.all(), &()).unwrap();
+    for count in counts {
+        group.bench_function(BenchmarkId::new("walk of all tables", count), |bencher| {
+            bencher.iter_custom(|rounds| {
+                let work = || assert_eq!(take_by_walking(&guest), count);
+                timed(rounds, || dirty(&guest, vcpu, count), work)
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Against the guest's size, with 1,000 dirty pages.
+fn take_by_guest_size(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("take by guest size");
+    group.sample_size(10);
+    group.warm_up_time(Duration::from_millis(200));
+    group.measurement_time(Duration::from_millis(1000));
+    const COUNT: u64 = 1000;
+    for gib in [1, 2, 4, 8, 16, 32] {
+        for (name, form) in FORMS {
+            let guest = guest(gib * GIB, Level::Page);
+            let vcpu = guest.add_vcpu().unwrap();
+            guest.start_log(form, guest.all(), &()).unwrap();
+            group.bench_function(BenchmarkId::new(name, gib), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    timed(
+                        rounds,
+                        || dirty(&guest, vcpu, COUNT),
+                        || take_all(&guest, COUNT),
+                    )
+                });
+            });
+            if form == Form::DirtyFlags {
+                group.bench_function(BenchmarkId::new("walk of all tables", gib), |bencher| {
+                    bencher.iter_custom(|rounds| {
+                        let work = || assert_eq!(take_by_walking(&guest), COUNT);
+                        timed(rounds, || dirty(&guest, vcpu, COUNT), work)
+                    });
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
+/// Unmapping 2 MiB and 1 GiB, as one range and page by page.
+fn unmap(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("unmap");
+    group.sample_size(20);
+    group.warm_up_time(Duration::from_millis(200));
+    group.measurement_time(Duration::from_millis(1000));
+    let regions = [("2 MiB", 512, Level::Large), ("1 GiB", GIB, Level::Huge)];
+    for (region, pages, largest) in regions {
+        for (leaves, largest) in [("superpage", largest), ("4 KiB leaves", Level::Page)] {
+            let guest = guest(GIB, largest);
+            let range = GfnRange::from_len(Gfn::new(0), pages);
+            let mapping = Mapping {
+                largest,
+                ..Mapping::ram(range, Frame::new(1 << 30))
+            };
+            let remap = || guest.map(View::MAIN, &mapping).unwrap();
+            let flush = guest.unmap(View::MAIN, range);
+            guest.discharge(flush, &());
+            let name = |how: &str| format!("{region} of {leaves}, {how}");
+            group.bench_function(name("as a range"), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    timed(rounds, remap, || {
+                        let flush = guest.unmap(View::MAIN, range);
+                        guest.discharge(flush, &());
+                    })
+                });
+            });
+            group.bench_function(name("page by page"), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    let work = || {
+                        for page in range.iter() {
+                            page_by_page(&guest, page, largest);
+                        }
+                    };
+                    timed(rounds, remap, work)
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+/// What an invalidation without ranges does for each 4 KiB page: it looks the page up at every size a
+/// leaf could have, and takes away what it finds.
+fn page_by_page(guest: &Guest<Host>, page: Gfn, largest: Level) {
+    for level in Level::LEAVES {
+        let found = guest.lookup(View::MAIN, page.align_down(level)).unwrap();
+        if found.level == level && found.host.is_some() {
+            let span = GfnRange::from_len(page.align_down(level), level.pages());
+            let flush = guest.unmap(View::MAIN, span);
+            guest.discharge(flush, &());
+            assert!(level <= largest);
+        }
+    }
+}
+
+criterion_group!(benches, take_by_dirty_pages, take_by_guest_size, unmap);
+criterion_main!(benches);

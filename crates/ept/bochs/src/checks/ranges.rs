@@ -1,0 +1,129 @@
+//! Only some ranges are logged, as for a guest's video memory: the guest's other pages cost nothing.
+
+use super::forms::FORMS;
+use crate::guest;
+use crate::machine::{FRAMES, Machine, frames};
+use crate::report::Report;
+use crate::vmx::vcpu::Host;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use hikkoshi_ept::{Form, Gfn, GfnRange, Level};
+
+/// The first tracked range: 4 MiB that begin and end inside 2 MiB leaves.
+const SCREEN: (u64, u64) = (3000, 1024);
+/// Another one.
+const SECOND: (u64, u64) = (6000, 300);
+
+/// Runs the checks.
+pub fn run(report: &mut Report, host: Host) {
+    for (largest, size) in [(Level::Page, "4 KiB"), (Level::Large, "2 MiB")] {
+        report.part(format_args!(
+            "one range of 1,024 pages is tracked, in {size} leaves"
+        ));
+        for (form, name) in FORMS {
+            one(report, host, form, name, largest);
+        }
+    }
+}
+
+/// 6,999 frames from 1,000 on, each once, out of order; tracked ones are among them.
+fn written() -> Vec<u64> {
+    (0..6999).map(|step| 1000 + step * 8 % 6999).collect()
+}
+
+fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) {
+    let screen = frames(SCREEN.0, SCREEN.1);
+    let second = frames(SECOND.0, SECOND.1);
+    let all = frames(0, FRAMES);
+    let mut machine = Machine::new(host, largest);
+    machine.start(form, screen);
+    let frames_written = written();
+    let addresses: Vec<u32> = frames_written
+        .iter()
+        .filter_map(|frame| u32::try_from(frame << 12).ok())
+        .collect();
+    guest::write_list(&addresses);
+    write_all(&mut machine, addresses.len());
+
+    let inside = chosen(&frames_written, &[screen]);
+    let exits = machine.vcpus[0].vmx.exits;
+    let large: BTreeSet<u64> = inside.iter().map(|frame| frame >> 9).collect();
+    let most = match (form, largest) {
+        (Form::WriteProtection, Level::Page) => inside.len(),
+        (Form::WriteProtection, _) => inside.len() + large.len(),
+        (_, Level::Page) => 0,
+        _ => large.len(),
+    };
+    report.check(
+        format_args!(
+            "{name}: {} pages written, {} of them tracked: {} violations",
+            frames_written.len(),
+            inside.len(),
+            exits.violations
+        ),
+        exits.violations <= most as u64,
+    );
+    let full = if form == Form::Pml {
+        inside.len() as u64 / 512
+    } else {
+        0
+    };
+    report.check(
+        format_args!(
+            "{name}: {} full logs: pages beside the range fill none",
+            exits.log_full
+        ),
+        exits.log_full <= full && exits.log_full + 1 >= full,
+    );
+    report.check(
+        format_args!("{name}: the log is what was written there"),
+        machine.take(all) == inside,
+    );
+    let untouched = machine.level(4500);
+    report.equal(
+        format_args!("{name}: leaves beside the range stay as large"),
+        untouched,
+        Some(largest),
+    );
+
+    machine.start(form, second);
+    write_all(&mut machine, addresses.len());
+    let both = chosen(&frames_written, &[screen, second]);
+    report.check(
+        format_args!("{name}: a second range added: both are logged"),
+        machine.take(all) == both,
+    );
+
+    machine.guest.stop_log(screen, &machine);
+    write_all(&mut machine, addresses.len());
+    let rest = chosen(&frames_written, &[second]);
+    report.check(
+        format_args!("{name}: the first taken away: the second is"),
+        machine.take(all) == rest,
+    );
+
+    machine.guest.stop_log(second, &machine);
+    report.check(
+        format_args!("{name}: no range left: the log is off"),
+        machine.guest.logging().is_none(),
+    );
+    let exits = machine.vcpus[0].vmx.exits;
+    write_all(&mut machine, addresses.len());
+    let after = machine.vcpus[0].vmx.exits;
+    report.equal(
+        format_args!("{name}: and costs nothing"),
+        (after.violations, after.log_full),
+        (exits.violations, exits.log_full),
+    );
+}
+
+fn write_all(machine: &mut Machine, count: usize) {
+    machine.prepare_list(0, 0, count, 12);
+    machine.finish(0);
+}
+
+/// The frames that lie in one of the ranges.
+fn chosen(frames: &[u64], ranges: &[GfnRange]) -> BTreeSet<u64> {
+    let tracked = |frame: &u64| ranges.iter().any(|range| range.contains(Gfn::new(*frame)));
+    frames.iter().copied().filter(tracked).collect()
+}

@@ -1,0 +1,169 @@
+//! Superpages stay write-protected while they are logged, and are split on the first write: the log is
+//! one of 4 KiB pages in every form.
+
+use super::forms::FORMS;
+use crate::guest::{self, PLAYGROUND};
+use crate::machine::{FRAMES, Machine, frames};
+use crate::memory::GUEST;
+use crate::pattern;
+use crate::report::Report;
+use crate::vmx::vcpu::Host;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use hikkoshi_ept::{Form, Frame, Gfn, Level, Mapping, View};
+
+/// Runs the checks.
+pub fn run(report: &mut Report, host: Host) {
+    for pattern in pattern::all() {
+        let expected = pattern.frames();
+        let large: BTreeSet<u64> = expected.iter().map(|frame| frame >> 9).collect();
+        report.part(format_args!(
+            "2 MiB leaves, {}: {} pages of {} leaves",
+            pattern.name,
+            expected.len(),
+            large.len()
+        ));
+        for (form, name) in FORMS {
+            let mut machine = Machine::new(host, Level::Large);
+            machine.start(form, frames(0, FRAMES));
+            guest::write_list(&pattern.addresses);
+            machine.prepare_list(0, 0, pattern.addresses.len(), 7);
+            machine.finish(0);
+            let least = match form {
+                Form::WriteProtection => expected.len(),
+                Form::DirtyFlags | Form::Pml => large.len(),
+            };
+            let violations = machine.vcpus[0].vmx.exits.violations;
+            report.equal(
+                format_args!("{name}: one violation where one is due"),
+                violations,
+                least as u64,
+            );
+            let whole = |index: &u64| machine.level(index << 9) == Some(Level::Large);
+            let whole: BTreeSet<u64> = (0..FRAMES >> 9).filter(whole).collect();
+            report.check(
+                format_args!("{name}: the leaves written to are split, the others are whole"),
+                whole
+                    == (0..FRAMES >> 9)
+                        .filter(|index| !large.contains(index))
+                        .collect(),
+            );
+            let taken = machine.take(frames(0, FRAMES));
+            report.check(
+                format_args!("{name}: the log is what was written"),
+                taken == expected,
+            );
+        }
+    }
+    merged(report, host);
+    huge(report, host);
+}
+
+/// After the log, the pieces go together again.
+fn merged(report: &mut Report, host: Host) {
+    report.part("2 MiB leaves, split by the log and merged after it");
+    let mut machine = Machine::new(host, Level::Large);
+    let all = frames(0, FRAMES);
+    let before = crate::pool::POOL.lent();
+    machine.start(Form::Pml, all);
+    let addresses: Vec<u32> = (0..1500).map(|page| playground(page * 4096)).collect();
+    guest::write_list(&addresses);
+    machine.prepare_list(0, 0, addresses.len(), 9);
+    machine.finish(0);
+    machine.guest.stop_log(all, &machine);
+    report.equal("three leaves are in pieces", split_leaves(&machine), 3);
+    for index in 0..FRAMES >> 9 {
+        let at = Gfn::new(index << 9);
+        if machine.level(at.index()) == Some(Level::Page) {
+            match machine.guest.merge(View::MAIN, at, Level::Large) {
+                Ok(flush) => machine.guest.discharge(flush, &machine),
+                Err(error) => crate::fail(error),
+            }
+        }
+    }
+    report.equal("none is after merging", split_leaves(&machine), 0);
+    machine.prepare_list(0, 0, addresses.len(), 10);
+    let violations = machine.vcpus[0].vmx.exits.violations;
+    machine.finish(0);
+    report.equal(
+        "and the guest writes without an exit",
+        machine.vcpus[0].vmx.exits.violations,
+        violations,
+    );
+    report.check(
+        "what it wrote is there",
+        addresses
+            .iter()
+            .all(|address| guest::read_word(u64::from(*address)) == 10),
+    );
+    // The reverse map keeps what it grew by.
+    report.check(
+        "the tables of the pieces came back",
+        crate::pool::POOL.lent() <= before + 3,
+    );
+}
+
+fn split_leaves(machine: &Machine) -> usize {
+    (0..FRAMES >> 9)
+        .filter(|index| machine.level(index << 9) == Some(Level::Page))
+        .count()
+}
+
+fn playground(offset: u64) -> u32 {
+    u32::try_from(PLAYGROUND + offset).unwrap_or(0)
+}
+
+/// A leaf of 1 GiB. It maps all of physical memory, this program too; the guest writes where its list
+/// says, and that is its own memory.
+fn huge(report: &mut Report, host: Host) {
+    report.part("a leaf of 1 GiB");
+    const GIB: u64 = 1 << 18;
+    let pages = [0_u64, 1, 511, 512, 2000, 5000, 7000];
+    let first = GIB + ((GUEST.start as u64 + PLAYGROUND) >> 12);
+    for (form, name) in FORMS {
+        let memory = Mapping::ram(frames(GIB, GIB), Frame::new(0));
+        let mut machine = Machine::with(host, 2 * GIB, &memory);
+        // Code and list, in 2 MiB leaves.
+        let code = Mapping::ram(
+            frames(0, PLAYGROUND >> 12),
+            Frame::containing(GUEST.start as u64),
+        );
+        if let Err(error) = machine.guest.map(View::MAIN, &code) {
+            crate::fail(error);
+        }
+        report.equal(
+            format_args!("{name}: it is one leaf"),
+            machine.level(first),
+            Some(Level::Huge),
+        );
+        machine.start(form, frames(0, 2 * GIB));
+        let addresses: Vec<u32> = pages
+            .iter()
+            .filter_map(|page| u32::try_from((first + page) << 12).ok())
+            .collect();
+        guest::write_list(&addresses);
+        machine.prepare_list(0, 0, addresses.len(), 11);
+        machine.finish(0);
+        let expected: BTreeSet<u64> = pages.iter().map(|page| first + page).collect();
+        let taken = machine.take(frames(0, 2 * GIB));
+        report.check(
+            format_args!("{name}: the log is what was written"),
+            taken == expected,
+        );
+        let levels = (
+            machine.level(first + 5000),
+            machine.level(first + 6000),
+            machine.level(GIB),
+        );
+        let pieces = (Some(Level::Page), Some(Level::Large), Some(Level::Large));
+        report.equal(
+            format_args!("{name}: split only where it was written to"),
+            levels,
+            pieces,
+        );
+        let arrived = pages
+            .iter()
+            .all(|page| guest::read_word(PLAYGROUND + (page << 12)) == 11);
+        report.check(format_args!("{name}: every write arrived"), arrived);
+    }
+}

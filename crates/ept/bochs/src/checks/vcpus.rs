@@ -1,0 +1,196 @@
+//! Several vCPUs, each with its own page-modification log, taken while they are in the middle of
+//! writing.
+//!
+//! They share one processor and take turns: a timer takes each out of the guest after some hundred
+//! instructions, wherever it is. What two processors do to each other at the same moment is for the
+//! crate's loom models.
+
+use super::forms::FORMS;
+use crate::guest;
+use crate::machine::{FRAMES, Machine, frames};
+use crate::pattern::{Pattern, Random, all};
+use crate::report::Report;
+use crate::vmx::vcpu::Host;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use hikkoshi_ept::{Form, GfnRange, Level};
+
+/// Runs the checks.
+pub fn run(report: &mut Report, host: Host) {
+    own_logs(report, host);
+    for largest in [Level::Page, Level::Large] {
+        for (form, name) in FORMS {
+            report.part(format_args!(
+                "taken while two vCPUs write: {name}, {largest:?} leaves"
+            ));
+            for pattern in all()
+                .iter()
+                .filter(|pattern| pattern.addresses.len() >= 2000)
+            {
+                taken_while_running(report, host, form, largest, pattern);
+            }
+        }
+    }
+}
+
+/// Two vCPUs, a third that comes while logging is on, and one that goes.
+fn own_logs(report: &mut Report, host: Host) {
+    report.part("several vCPUs, each with its own log");
+    const EACH: usize = 700;
+    let whole = frames(0, FRAMES);
+    let mut machine = Machine::new(host, Level::Page);
+    machine.add_vcpu();
+    machine.start(Form::Pml, whole);
+    machine.add_vcpu();
+    let buffers: BTreeSet<_> = machine
+        .vcpus
+        .iter()
+        .filter_map(|cpu| {
+            machine
+                .guest
+                .pml_address(cpu.id)
+                .map(hikkoshi_ept::Frame::index)
+        })
+        .collect();
+    report.equal(
+        "each has a buffer of its own, the late one too",
+        buffers.len(),
+        3,
+    );
+
+    let addresses: Vec<u32> = (0_u32..)
+        .take(3 * EACH)
+        .map(|page| 0x40_0000 + (page << 12))
+        .collect();
+    guest::write_list(&addresses);
+    for number in 0..3 {
+        machine.prepare_list(number, number * EACH, EACH, 13);
+        machine.finish(number);
+    }
+    let left: Vec<u16> = machine
+        .vcpus
+        .iter()
+        .map(|cpu| cpu.vmx.log_index())
+        .collect();
+    report.check(
+        "none of their logs is empty",
+        left.iter().all(|index| *index != 511),
+    );
+    machine.remove_vcpu();
+    let expected: BTreeSet<u64> = addresses
+        .iter()
+        .map(|address| u64::from(*address >> 12))
+        .collect();
+    report.check(
+        "one removed, all taken: what all three wrote is in the log",
+        machine.take(whole) == expected,
+    );
+    let left: Vec<u16> = machine
+        .vcpus
+        .iter()
+        .map(|cpu| cpu.vmx.log_index())
+        .collect();
+    report.equal("taking emptied every log", left, alloc::vec![511, 511]);
+}
+
+/// A vCPU's way through its part of the list.
+struct Writer {
+    /// The first entry of the list that it has not written to yet.
+    done: usize,
+    finished: bool,
+    part: core::ops::Range<usize>,
+}
+
+/// Two vCPUs write halves of the pattern in turns; between turns a piece of the guest is taken. Every
+/// take must hold exactly the pages of its piece that were written since the piece was last taken.
+///
+/// Under write protection a vCPU can be taken out of the guest between the exit, which puts the page
+/// into the log, and the write. Then the page is in the log of before the write, and must be in the
+/// next one again.
+fn taken_while_running(
+    report: &mut Report,
+    host: Host,
+    form: Form,
+    largest: Level,
+    pattern: &Pattern,
+) {
+    const PIECE: u64 = 1500;
+    let mut machine = Machine::new(host, largest);
+    machine.add_vcpu();
+    machine.start(form, frames(0, FRAMES));
+    guest::write_list(&pattern.addresses);
+    let half = pattern.addresses.len() / 2;
+    let mut writers = [0..half, half..pattern.addresses.len()].map(|part| Writer {
+        done: part.start,
+        finished: false,
+        part,
+    });
+    for (number, writer) in writers.iter().enumerate() {
+        machine.prepare_list(number, writer.part.start, writer.part.len(), 14);
+    }
+
+    let mut random = Random(pattern.addresses.len() as u64);
+    let mut due: BTreeSet<u64> = BTreeSet::new();
+    let (mut takes, mut pages, mut early, mut wrong) = (0, 0, 0, 0);
+    while !writers.iter().all(|writer| writer.finished) {
+        for (number, writer) in writers.iter_mut().enumerate() {
+            if !writer.finished {
+                let turn = 50 + random.below(1500);
+                writer.finished = machine.run_for(number, turn);
+                due.extend(advance(&machine, number, writer, pattern));
+            }
+        }
+        let piece = frames(random.below(FRAMES), PIECE);
+        let expected = remove(&mut due, piece);
+        let taken = machine.take(piece);
+        let before_write: BTreeSet<u64> = taken.difference(&expected).copied().collect();
+        let explained = form == Form::WriteProtection
+            && before_write.is_subset(&next_writes(&writers, pattern));
+        wrong += usize::from(!taken.is_superset(&expected));
+        wrong += usize::from(!before_write.is_empty() && !explained);
+        early += before_write.len();
+        takes += 1;
+        pages += taken.len();
+    }
+    let taken = machine.take(frames(0, FRAMES));
+    wrong += usize::from(taken != due);
+    pages += taken.len();
+    report.equal(
+        format_args!(
+            "{}: {} takes, {pages} pages, {early} of them just before their write; each log is right",
+            pattern.name,
+            takes + 1
+        ),
+        wrong,
+        0,
+    );
+}
+
+/// The frames that the vCPUs were about to write to when they were taken out of the guest.
+fn next_writes(writers: &[Writer], pattern: &Pattern) -> BTreeSet<u64> {
+    let running = writers.iter().filter(|writer| !writer.finished);
+    let next = running.filter_map(|writer| pattern.addresses.get(writer.done));
+    next.map(|address| u64::from(*address >> 12)).collect()
+}
+
+/// The frames a writer has written to since it was last asked.
+fn advance(machine: &Machine, number: usize, writer: &mut Writer, pattern: &Pattern) -> Vec<u64> {
+    let vmx = &machine.vcpus[number].vmx;
+    let end = if writer.finished {
+        writer.part.end
+    } else {
+        guest::written(&vmx.registers, vmx.instruction())
+    };
+    let start = core::mem::replace(&mut writer.done, end);
+    pattern.addresses[start..end]
+        .iter()
+        .map(|address| u64::from(*address >> 12))
+        .collect()
+}
+
+/// Takes the frames of a range out of the set.
+fn remove(due: &mut BTreeSet<u64>, range: GfnRange) -> BTreeSet<u64> {
+    let mut inside = due.split_off(&range.start().index());
+    due.append(&mut inside.split_off(&range.end().index()));
+    inside
+}

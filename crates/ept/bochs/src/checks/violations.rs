@@ -1,0 +1,166 @@
+//! What a hypervisor does with the tables beside the log: filling on the first access, emulated
+//! devices, protection of its own, and ageing by accessed flags. With real exits.
+
+use crate::guest::{self, Program};
+use crate::machine::{FRAMES, Machine, frames};
+use crate::memory::GUEST;
+use crate::report::Report;
+use crate::vmx::vcpu::{Exit, Host, Registers};
+use hikkoshi_ept::{
+    Form, Frame, Gfn, GfnRange, Level, Mapping, Permissions, Qualification, View, Violation,
+};
+
+/// Frames from 0 on that are mapped at first.
+const MAPPED: u64 = 4096;
+/// A frame that is not.
+const ABSENT: u64 = 5000;
+/// A frame that is a device.
+const DEVICE: u64 = 6000;
+
+/// Runs the checks.
+pub fn run(report: &mut Report, host: Host) {
+    report.part("exits beside the log");
+    let memory = Mapping {
+        largest: Level::Page,
+        ..ram(frames(0, MAPPED))
+    };
+    let mut machine = Machine::with(host, FRAMES, &memory);
+    machine.start(Form::Pml, frames(0, FRAMES));
+    absent(report, &mut machine);
+    device(report, &mut machine);
+    denied(report, &mut machine);
+    let taken = machine.take(frames(0, FRAMES));
+    report.check(
+        "the log has the two pages that were written",
+        taken.into_iter().eq([700, ABSENT]),
+    );
+    age(report, &mut machine);
+}
+
+/// Guest frames mapped to where the guest's memory has them.
+fn ram(range: GfnRange) -> Mapping {
+    let first = Frame::containing(GUEST.start as u64).plus(range.start().index());
+    Mapping::ram(range, first)
+}
+
+/// One access to a frame, and what the crate says of the exit.
+fn access(machine: &mut Machine, program: Program, frame: u64) -> Option<Violation> {
+    let registers = Registers {
+        rax: 17,
+        rcx: 1,
+        rdi: (frame << 12) + 0x10,
+        ..Registers::default()
+    };
+    machine.prepare(0, program, registers);
+    again(machine)
+}
+
+/// Lets the guest go on: `None` when its program is done.
+fn again(machine: &mut Machine) -> Option<Violation> {
+    match machine.vcpus[0].vmx.run() {
+        Exit::Call => None,
+        Exit::Violation {
+            address,
+            qualification,
+        } => Some(
+            machine
+                .guest
+                .violation(View::MAIN, address, Qualification(qualification)),
+        ),
+        other => crate::fail(format_args!("exit {other:?} instead of a violation")),
+    }
+}
+
+fn absent(report: &mut Report, machine: &mut Machine) {
+    let found = access(machine, Program::WriteStride, ABSENT);
+    report.equal(
+        "nothing mapped: absent",
+        found,
+        Some(Violation::Absent(Gfn::new(ABSENT))),
+    );
+    if let Err(error) = machine.guest.map(View::MAIN, &ram(frames(ABSENT, 1))) {
+        crate::fail(error);
+    }
+    report.equal("mapped then: the write goes on", again(machine), None);
+    report.equal("and arrives", guest::read_word((ABSENT << 12) + 0x10), 17);
+}
+
+fn device(report: &mut Report, machine: &mut Machine) {
+    if let Err(error) = machine.guest.map_mmio(View::MAIN, frames(DEVICE, 1)) {
+        crate::fail(error);
+    }
+    let address = (DEVICE << 12) + 0x10;
+    for (program, name) in [
+        (Program::WriteStride, "written"),
+        (Program::ReadStride, "read"),
+    ] {
+        let found = access(machine, program, DEVICE);
+        report.equal(
+            format_args!("a device {name}: to be emulated"),
+            found,
+            Some(Violation::Mmio { address }),
+        );
+        // Emulated: past the access, an instruction of two bytes in both programs.
+        let vmx = &machine.vcpus[0].vmx;
+        vmx.set_instruction(vmx.instruction() + 2);
+        report.equal(
+            format_args!("a device {name}: the guest goes on after it"),
+            again(machine),
+            None,
+        );
+    }
+}
+
+fn denied(report: &mut Report, machine: &mut Machine) {
+    let page = frames(700, 1);
+    protect(machine, page, Permissions::Read);
+    report.equal(
+        "read-only: reading goes",
+        access(machine, Program::ReadStride, 700),
+        None,
+    );
+    let found = access(machine, Program::WriteStride, 700);
+    report.equal(
+        "read-only: writing is denied",
+        found,
+        Some(Violation::Denied(Gfn::new(700))),
+    );
+    protect(machine, page, Permissions::All);
+    report.equal("allowed again: the write goes on", again(machine), None);
+}
+
+fn protect(machine: &Machine, range: GfnRange, permissions: Permissions) {
+    let (flush, outcome) = machine.guest.protect(View::MAIN, range, permissions);
+    machine.guest.discharge(flush, machine);
+    if let Err(error) = outcome {
+        crate::fail(error);
+    }
+}
+
+/// Accessed flags: which frames of a range were used since the last look.
+fn age(report: &mut Report, machine: &mut Machine) {
+    let range = frames(1000, 500);
+    aged(machine, range);
+    let registers = Registers {
+        rcx: 40,
+        rdx: 4096,
+        rdi: 1100 << 12,
+        ..Registers::default()
+    };
+    machine.prepare(0, Program::ReadStride, registers);
+    machine.finish(0);
+    report.equal("40 pages read: ageing finds them", aged(machine, range), 40);
+    report.equal("and finds them once", aged(machine, range), 0);
+    machine.prepare(0, Program::ReadStride, registers);
+    machine.finish(0);
+    report.equal("read again: found again", aged(machine, range), 40);
+}
+
+fn aged(machine: &Machine, range: GfnRange) -> u64 {
+    let mut pages = 0;
+    let flush = machine
+        .guest
+        .age(View::MAIN, range, &mut |run| pages += run.len());
+    machine.guest.discharge(flush, machine);
+    pages
+}

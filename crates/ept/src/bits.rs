@@ -1,0 +1,309 @@
+//! One bit a guest frame, in atomic words; and the same with a summary, so that finding the few set
+//! bits of a large guest does not mean reading all words.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use crate::address::{Gfn, GfnRange, usize_from};
+use crate::atomic::{AtomicU64, Ordering};
+
+/// Bits of a word.
+pub(crate) const WORD: u64 = 64;
+
+/// `count` zero words, or `None` without memory for them.
+pub(crate) fn zeroes(count: u64) -> Option<Box<[AtomicU64]>> {
+    let count = usize::try_from(count).ok()?;
+    let mut words = Vec::new();
+    words.try_reserve_exact(count).ok()?;
+    words.extend((0..count).map(|_| AtomicU64::new(0)));
+    Some(words.into_boxed_slice())
+}
+
+/// The words that hold `range`, each with the mask of the bits that belong to it.
+pub(crate) fn words_of(range: GfnRange) -> impl Iterator<Item = (usize, u64)> {
+    let (start, end) = (range.start().index(), range.end().index());
+    let words = if range.is_empty() {
+        0..0
+    } else {
+        start / WORD..end.div_ceil(WORD)
+    };
+    words.map(move |word| (usize_from(word), mask_of(word, start, end)))
+}
+
+/// The bits of word `word` that stand for frames from `start` up to, but without, `end`.
+fn mask_of(word: u64, start: u64, end: u64) -> u64 {
+    let first = word * WORD;
+    let low = start.saturating_sub(first);
+    let high = (end - first).min(WORD);
+    (u64::MAX >> (WORD - (high - low))) << low
+}
+
+/// The numbers of the set bits.
+pub(crate) fn ones(mut bits: u64) -> impl Iterator<Item = u64> {
+    core::iter::from_fn(move || {
+        let bit = (bits != 0).then(|| u64::from(bits.trailing_zeros()))?;
+        bits &= bits - 1;
+        Some(bit)
+    })
+}
+
+const fn position(gfn: Gfn) -> (usize, u64) {
+    (usize_from(gfn.index() / WORD), 1 << (gfn.index() % WORD))
+}
+
+/// A plain set of frames.
+#[derive(Debug)]
+pub(crate) struct Bits {
+    words: Box<[AtomicU64]>,
+}
+
+impl Bits {
+    pub(crate) fn new(pages: u64) -> Option<Self> {
+        Some(Self {
+            words: zeroes(pages.div_ceil(WORD))?,
+        })
+    }
+
+    pub(crate) fn get(&self, gfn: Gfn) -> bool {
+        let (word, bit) = position(gfn);
+        self.words
+            .get(word)
+            .is_some_and(|word| word.load(Ordering::Acquire) & bit != 0)
+    }
+
+    pub(crate) fn word(&self, word: usize) -> u64 {
+        self.words
+            .get(word)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn any(&self, range: GfnRange) -> bool {
+        words_of(range).any(|(word, mask)| self.word(word) & mask != 0)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.words
+            .iter()
+            .all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
+    pub(crate) fn set(&self, range: GfnRange) {
+        for (word, mask) in words_of(range) {
+            self.words[word].fetch_or(mask, Ordering::AcqRel);
+        }
+    }
+
+    pub(crate) fn clear(&self, range: GfnRange) {
+        for (word, mask) in words_of(range) {
+            self.words[word].fetch_and(!mask, Ordering::AcqRel);
+        }
+    }
+}
+
+/// The dirty bits: a set of frames that is filled and emptied at the same time by many, with a summary
+/// bit a word.
+///
+/// Invariant: when nobody is inside [`DirtyBits::set`], a word with a set bit has its summary bit set.
+#[derive(Debug)]
+pub(crate) struct DirtyBits {
+    words: Box<[AtomicU64]>,
+    summary: Box<[AtomicU64]>,
+}
+
+impl DirtyBits {
+    pub(crate) fn new(pages: u64) -> Option<Self> {
+        let words = zeroes(pages.div_ceil(WORD))?;
+        let summary = zeroes((words.len() as u64).div_ceil(WORD))?;
+        Some(Self { words, summary })
+    }
+
+    /// Sets the bits of `mask` in word `word`.
+    ///
+    /// Both steps are read-modify-writes, always: if a taker has cleared the summary bit before ours,
+    /// it stays set for the next taker; if it clears it after ours, it has read ours and so sees the
+    /// word's bit. Leaving the summary to whoever set the word's first bit would hide ours from takers
+    /// until that thread goes on.
+    pub(crate) fn set_word(&self, word: usize, mask: u64) {
+        if let Some(bits) = self.words.get(word) {
+            bits.fetch_or(mask, Ordering::AcqRel);
+            self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel);
+        }
+    }
+
+    pub(crate) fn set(&self, gfn: Gfn) {
+        let (word, bit) = position(gfn);
+        self.set_word(word, bit);
+    }
+
+    pub(crate) fn word(&self, word: usize) -> u64 {
+        self.words
+            .get(word)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Takes the bits of `mask` out of word `word`.
+    pub(crate) fn take_word(&self, word: usize, mask: u64) -> u64 {
+        let Some(bits) = self.words.get(word) else {
+            return 0;
+        };
+        if bits.load(Ordering::Acquire) & mask == 0 {
+            return 0;
+        }
+        if mask == u64::MAX {
+            bits.swap(0, Ordering::AcqRel)
+        } else {
+            bits.fetch_and(!mask, Ordering::AcqRel) & mask
+        }
+    }
+
+    /// Takes all bits of `range`; tells each word with set bits, ascending. Words beside the range are
+    /// not touched; a word that belongs to it in part keeps its other bits, and its summary bit.
+    pub(crate) fn take(&self, range: GfnRange, mut found: impl FnMut(usize, u64)) {
+        self.visit(
+            range,
+            |word, mask| {
+                let bits = self.take_word(word, mask);
+                if bits != 0 {
+                    found(word, bits);
+                }
+            },
+            true,
+        );
+    }
+
+    /// Tells each word with set bits in `range`, ascending, and changes nothing.
+    pub(crate) fn peek(&self, range: GfnRange, mut found: impl FnMut(usize, u64)) {
+        self.visit(
+            range,
+            |word, mask| {
+                let bits = self.words[word].load(Ordering::Acquire) & mask;
+                if bits != 0 {
+                    found(word, bits);
+                }
+            },
+            false,
+        );
+    }
+
+    fn visit(&self, range: GfnRange, mut word: impl FnMut(usize, u64), clear: bool) {
+        let last = self.words.len() as u64 * WORD;
+        let range = range.intersect(GfnRange::from_len(Gfn::new(0), last));
+        let (start, end) = (range.start().index(), range.end().index());
+        if range.is_empty() {
+            return;
+        }
+        let full: Range<u64> = start.div_ceil(WORD)..end / WORD;
+        let edge = |at: u64, word: &mut dyn FnMut(usize, u64)| {
+            word(usize_from(at), mask_of(at, start, end));
+        };
+        if full.is_empty() {
+            for at in start / WORD..end.div_ceil(WORD) {
+                edge(at, &mut word);
+            }
+            return;
+        }
+        if start % WORD != 0 {
+            edge(start / WORD, &mut word);
+        }
+        for at in full.start / WORD..full.end.div_ceil(WORD) {
+            let mask = mask_of(at, full.start, full.end);
+            let summary = &self.summary[usize_from(at)];
+            let mut set = summary.load(Ordering::Acquire) & mask;
+            if set != 0 && clear {
+                set = summary.fetch_and(!mask, Ordering::AcqRel) & mask;
+            }
+            for bit in ones(set) {
+                word(usize_from(at * WORD + bit), u64::MAX);
+            }
+        }
+        if end % WORD != 0 {
+            edge(end / WORD, &mut word);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    fn range(start: u64, end: u64) -> GfnRange {
+        GfnRange::new(Gfn::new(start), Gfn::new(end))
+    }
+
+    fn taken(bits: &DirtyBits, range: GfnRange) -> Vec<u64> {
+        let mut all = Vec::new();
+        bits.take(range, |word, set| {
+            all.extend(ones(set).map(|bit| word as u64 * WORD + bit))
+        });
+        all
+    }
+
+    #[test]
+    fn masks() {
+        let all: Vec<_> = words_of(range(3, 130)).collect();
+        assert_eq!(all, vec![(0, u64::MAX << 3), (1, u64::MAX), (2, 3)]);
+        assert_eq!(words_of(range(64, 64)).count(), 0);
+        assert_eq!(words_of(range(5, 6)).next(), Some((0, 1 << 5)));
+    }
+
+    #[test]
+    fn a_range_is_taken_and_the_rest_is_left() {
+        let bits = DirtyBits::new(100_000).unwrap();
+        let pages = [0, 1, 63, 64, 100, 4096, 4097, 70_000, 99_999];
+        for page in pages {
+            bits.set(Gfn::new(page));
+        }
+        assert_eq!(taken(&bits, range(1, 64)), vec![1, 63]);
+        assert_eq!(taken(&bits, range(90, 4097)), vec![100, 4096]);
+        assert_eq!(taken(&bits, range(90, 4097)), vec![]);
+        assert_eq!(
+            taken(&bits, range(0, 100_000)),
+            vec![0, 64, 4097, 70_000, 99_999]
+        );
+        assert_eq!(taken(&bits, range(0, u64::MAX)), vec![]);
+    }
+
+    #[test]
+    fn peeking_takes_nothing() {
+        let bits = DirtyBits::new(1000).unwrap();
+        bits.set(Gfn::new(999));
+        for _ in 0..2 {
+            let mut seen = 0;
+            bits.peek(range(0, 1000), |_, set| seen += set.count_ones());
+            assert_eq!(seen, 1);
+        }
+        assert_eq!(taken(&bits, range(999, 1000)), vec![999]);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    extern crate std;
+
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A bit that has been set is in the next take, whoever else is setting its neighbour.
+    #[test]
+    fn set_vs_set_vs_take() {
+        loom::model(|| {
+            let bits = Arc::new(DirtyBits::new(128).unwrap());
+            let other = {
+                let bits = bits.clone();
+                loom::thread::spawn(move || bits.set(Gfn::new(0)))
+            };
+            let mut taken = 0;
+            bits.set(Gfn::new(1));
+            let all = GfnRange::from_len(Gfn::new(0), 128);
+            bits.take(all, |_, found| taken |= found);
+            assert_eq!(taken & 2, 2);
+            other.join().unwrap();
+            bits.take(all, |_, found| taken |= found);
+            assert_eq!(taken, 3);
+        });
+    }
+}

@@ -1,0 +1,116 @@
+//! What a processor offers, and the word that points it at a guest's tables.
+
+use crate::address::Frame;
+
+/// What the processor offers for second-stage tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Leaves may allow fetching instructions without reading.
+    pub execute_only: bool,
+    /// 2 MiB leaves.
+    pub large: bool,
+    /// 1 GiB leaves.
+    pub huge: bool,
+    /// Accessed and dirty flags.
+    pub accessed_dirty: bool,
+    /// Page-modification logging.
+    pub pml: bool,
+    /// Bits of a host-physical address (`CPUID.80000008H:EAX[7:0]`).
+    pub physical_bits: u32,
+}
+
+impl Capabilities {
+    /// Everything, 48 address bits: what current server processors have, and what the software
+    /// processor ([`model`](crate::model)) does.
+    pub const ALL: Self = Self {
+        execute_only: true,
+        large: true,
+        huge: true,
+        accessed_dirty: true,
+        pml: true,
+        physical_bits: 48,
+    };
+
+    /// Reads them from `IA32_VMX_EPT_VPID_CAP` (MSR 48CH; SDM vol. 3D, appendix A.10) and
+    /// `IA32_VMX_PROCBASED_CTLS2` (MSR 48BH, appendix A.3.3). `None` if the processor cannot use these
+    /// tables at all: it lacks 4-level walks, write-back memory for the tables, or `INVEPT`.
+    pub const fn from_msrs(ept_vpid: u64, controls2: u64, physical_bits: u32) -> Option<Self> {
+        const WALK_4: u64 = 1 << 6;
+        const WRITE_BACK: u64 = 1 << 14;
+        const INVEPT: u64 = 1 << 20;
+        const NEEDED: u64 = WALK_4 | WRITE_BACK | INVEPT;
+        if ept_vpid & NEEDED != NEEDED {
+            return None;
+        }
+        Some(Self {
+            execute_only: ept_vpid & 1 != 0,
+            large: ept_vpid & (1 << 16) != 0,
+            huge: ept_vpid & (1 << 17) != 0,
+            accessed_dirty: ept_vpid & (1 << 21) != 0,
+            // "Allowed 1-settings" are the upper half; enable PML is control bit 17.
+            pml: ept_vpid & (1 << 21) != 0 && controls2 & (1 << (32 + 17)) != 0,
+            physical_bits,
+        })
+    }
+}
+
+/// An extended-page-table pointer, as the VM-execution control field of that name takes it (SDM vol. 3C,
+/// "Extended-Page-Table Pointer (EPTP)").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Eptp(pub u64);
+
+impl Eptp {
+    /// Tables in write-back memory, a walk of four levels, with or without accessed and dirty flags.
+    pub const fn new(root: Frame, accessed_dirty: bool) -> Self {
+        const WRITE_BACK: u64 = 6;
+        const WALK_LENGTH_MINUS_1: u64 = 3 << 3;
+        const ACCESSED_DIRTY: u64 = 1 << 6;
+        let flags = if accessed_dirty { ACCESSED_DIRTY } else { 0 };
+        Self(root.address() | flags | WALK_LENGTH_MINUS_1 | WRITE_BACK)
+    }
+
+    /// The root table.
+    pub const fn root(self) -> Frame {
+        Frame::containing(self.0 & 0x000f_ffff_ffff_f000)
+    }
+
+    /// Whether the processor keeps accessed and dirty flags.
+    pub const fn accessed_dirty(self) -> bool {
+        self.0 & (1 << 6) != 0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_icelake_model_has_everything() {
+        // What Bochs' corei7_icelake_u reports.
+        let found = Capabilities::from_msrs(0x0633_4141, 0x0297_7fff << 32, 40).unwrap();
+        assert_eq!(
+            found,
+            Capabilities {
+                physical_bits: 40,
+                ..Capabilities::ALL
+            }
+        );
+        assert_eq!(
+            Capabilities::from_msrs(0x0623_4141 & !(1 << 20), 0, 40),
+            None
+        );
+        assert!(
+            !Capabilities::from_msrs(0x0613_4141, u64::MAX, 40)
+                .unwrap()
+                .pml,
+            "PML needs flags"
+        );
+    }
+
+    #[test]
+    fn the_pointer_has_the_bits_of_the_sdm() {
+        assert_eq!(Eptp::new(Frame::new(5), true).0, 0x505e);
+        assert_eq!(Eptp::new(Frame::new(5), false).0, 0x501e);
+        assert_eq!(Eptp(0x505e).root(), Frame::new(5));
+    }
+}

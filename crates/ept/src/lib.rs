@@ -1,0 +1,191 @@
+//! Second-stage page tables that know what is dirty.
+//!
+//! For authors of hypervisors: the tables by which an Intel processor translates a guest's physical
+//! addresses (extended page tables, EPT), a reverse map from guest frames to the entries that map them,
+//! and a dirty log whose cost is proportional to what is dirty. `no_std` with `alloc`, no global state,
+//! no dependency on the rest of hikkoshi.
+//!
+//! # Model
+//!
+//! A [`Guest`] has guest frames ([`Gfn`]), and one or more **views** ([`View`]): sets of tables with a
+//! root each. [`View::MAIN`] is always there; others give the same guest other permissions
+//! ([`Guest::add_view`]), or are the second stage of a guest's own guest
+//! ([`Guest::add_nested_view`]). The hypervisor lends frames and a way to reach them
+//! ([`FrameAllocator`], [`FrameReach`]), and the crate asks it to disturb processors through
+//! [`Processors`]. What the processor offers is in [`Capabilities`]; what goes into the VMCS comes from
+//! [`Guest::eptp`] and [`Guest::pml_address`].
+//!
+//! - A **leaf** maps 4 KiB, 2 MiB or 1 GiB ([`Level`]). [`Guest::map`], [`Guest::unmap`],
+//!   [`Guest::protect`], [`Guest::lookup`], [`Guest::split`], [`Guest::merge`], [`Guest::age`].
+//! - A page is absent, RAM, **log-dirty RAM**, or an emulated device ([`PageType`]).
+//! - A [`Flush`] is an **obligation**: processors may still use what the tables no longer say. Gather
+//!   several with [`Guest::batch`], meet them with [`Guest::discharge`].
+//! - The **reverse map** holds, for every guest frame and leaf size, where its leaves are: a word where
+//!   there is one mapping, a chain beyond; 0.196 % of guest memory.
+//!
+//! # Dirty log
+//!
+//! [`Guest::start_log`] starts logging in one of three forms ([`Form`]), for a range or for everything,
+//! while virtual processors run. [`Guest::take`] hands out and clears the log of a range, without
+//! touching the rest: call it right before that range is sent. [`Guest::peek`] and [`Guest::count`] look
+//! without clearing. Only what is found dirty is protected anew, found through the reverse map.
+//!
+//! In every form a log-dirty superpage is not writable, and is split by the first write to it, so that
+//! the log is one of 4 KiB pages.
+//!
+//! # Two exits
+//!
+//! - *EPT violation* (basic reason 48): [`Guest::violation`].
+//! - *Page-modification log full* (basic reason 62): [`Guest::drain_pml`].
+//!
+//! ```
+//! use std::cell::RefCell;
+//!
+//! use hikkoshi_ept::model::{Access, Cpu, Exit, Ram};
+//! use hikkoshi_ept::*;
+//!
+//! struct Vm {
+//!     guest: Guest<Ram>,
+//!     vcpu: Vcpu,
+//!     // A processor in software, that is never in the guest while the hypervisor works.
+//!     cpu: RefCell<Cpu>,
+//! }
+//!
+//! // On hardware: kick the processors, INVEPT, VMREAD and VMWRITE.
+//! impl Processors for Vm {
+//!     fn invalidate(&self, flush: &Flush) {
+//!         self.cpu.borrow_mut().invalidate(flush);
+//!     }
+//!
+//!     fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+//!         let mut cpu = self.cpu.borrow_mut();
+//!         cpu.pml_index = drain(self.vcpu, cpu.pml_index);
+//!     }
+//!
+//!     fn set_pml(&self, on: bool) {
+//!         let mut cpu = self.cpu.borrow_mut();
+//!         cpu.pml = if on { self.guest.pml_address(self.vcpu) } else { None };
+//!         cpu.pml_index = PML_START;
+//!     }
+//! }
+//!
+//! impl Vm {
+//!     /// The guest writes to `address`. True if a device has to be emulated.
+//!     fn write(&self, address: u64) -> bool {
+//!         let mut cpu = self.cpu.borrow_mut();
+//!         loop {
+//!             match cpu.access(self.guest.memory(), address, Access::Write) {
+//!                 Ok(_) => return false,
+//!                 Err(Exit::PmlFull) => {
+//!                     cpu.pml_index = self.guest.drain_pml(self.vcpu, cpu.pml_index);
+//!                 }
+//!                 Err(Exit::Violation { address, qualification }) => {
+//!                     match self.guest.violation(View::MAIN, address, qualification) {
+//!                         Violation::Resume => {} // enter again
+//!                         Violation::Mmio { .. } => return true,
+//!                         other => panic!("map the page, or tell the guest: {other:?}"),
+//!                     }
+//!                 }
+//!                 Err(broken) => panic!("the tables are broken: {broken:?}"),
+//!             }
+//!         }
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // 32 MiB of memory from host address 4 GiB on, in superpages, and a device.
+//! let guest = Guest::new(Ram::new(100), 16 * 1024, 1, Capabilities::ALL)?;
+//! let (ram, device) = (GfnRange::from_len(Gfn::new(0), 8192), Gfn::new(9000));
+//! guest.map(View::MAIN, &Mapping::ram(ram, Frame::containing(4 << 30)))?;
+//! guest.map_mmio(View::MAIN, GfnRange::from_len(device, 1))?;
+//! let vcpu = guest.add_vcpu()?;
+//! let cpu = RefCell::new(Cpu::new(View::MAIN, guest.main_eptp(), guest.capabilities()));
+//! let vm = Vm { guest, vcpu, cpu };
+//!
+//! vm.guest.start_log(Form::Pml, ram, &vm)?;
+//! for address in [0x5000, 0x5008, 0x20_0000] {
+//!     assert!(!vm.write(address));
+//! }
+//! assert!(vm.write(device.address()));
+//!
+//! // A migration takes the log of the range that it is about to send, and then reads the pages.
+//! let mut dirty = Vec::new();
+//! vm.guest.take(ram, &vm, &mut |run| dirty.push(run))?;
+//! assert_eq!(dirty, [5, 0x200].map(|page| GfnRange::from_len(Gfn::new(page), 1)));
+//! assert_eq!(vm.guest.count(ram, &vm)?, 0);
+//!
+//! // Logging ends, and 4 MiB go back to the host.
+//! vm.guest.stop_log(ram, &vm);
+//! let flush = vm.guest.unmap(View::MAIN, GfnRange::from_len(Gfn::new(0), 1024));
+//! vm.guest.discharge(flush, &vm);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Concurrency
+//!
+//! Everything takes `&self`. What virtual processors do on their way (walking, faulting on a log-dirty
+//! page, emptying a page-modification log) is lock-free: compare-and-exchange on the entry, an atomic
+//! bit. Filling and splitting hold *one entry* busy for a moment; others wait for it, the guest tries
+//! again. Chains of the reverse map have a lock for a 64th of the frames. One lock a guest is held by
+//! whoever starts or stops a log, or adds a virtual processor.
+//!
+//! [`Guest::discharge`], [`Guest::start_log`] and [`Guest::stop_log`] wait until the operations of other
+//! threads that were under way have ended, and for the processors. No operation ends in the middle of
+//! a call to the hypervisor's [`Processors`], so an exit handler may use the guest meanwhile.
+//!
+//! The orders that make this right (an entry is made writable *before* the page goes into the log; a
+//! flag goes into the log *before* it goes out of the entry; what is reported is *always* flushed; a new
+//! setting is known to all *before* the leaves are visited) are argued where they are kept, and tried in
+//! every interleaving by the loom models in `tests/loom.rs`.
+//!
+//! # What is missing
+//!
+//! - Five-level tables, and other processors' formats (AMD's nested tables, Arm's stage 2).
+//! - Mode-based execute control, sub-page permissions, `#VE`, supervisor shadow stacks: their bits are
+//!   never set.
+//! - Memory that grows: a guest's size is fixed. Empty tables are given back when a range that covers
+//!   them is unmapped, and not before.
+//! - Page-modification logging for nested views: their pages are logged by write protection.
+//! - Superpages are not put together again by themselves when a log stops: [`Guest::merge`].
+
+#![no_std]
+
+extern crate alloc;
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("hikkoshi-ept needs a 64-bit host: addresses and frame numbers must fit a usize");
+
+mod address;
+mod atomic;
+mod bits;
+mod capability;
+mod entry;
+mod flush;
+mod guest;
+mod log;
+mod map;
+mod memory;
+pub mod model;
+mod processors;
+mod protect;
+mod rmap;
+mod spin;
+mod split;
+mod unmap;
+mod violation;
+mod walkers;
+
+pub use address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
+pub use atomic::AtomicU64;
+pub use capability::{Capabilities, Eptp};
+pub use entry::{Entry, MemoryType, PageType, Permissions};
+pub use flush::Flush;
+pub use guest::{CreateError, Guest, MAX_VIEWS, View};
+pub use log::{Form, PML_ENTRIES, PML_START, StartError, TakeError, Vcpu, VcpuError};
+pub use map::{MapError, Mapping};
+pub use memory::{FrameAllocator, FrameReach, Memory, Table};
+pub use processors::Processors;
+pub use protect::Lookup;
+pub use split::{MergeError, SplitError};
+pub use violation::{Qualification, Violation};

@@ -1,0 +1,259 @@
+//! Filling: mapping guest frames to host frames, and marking emulated devices.
+
+use thiserror::Error;
+
+use crate::address::{FRAME_SHIFT, Frame, Gfn, GfnRange, Level, MAX_PAGES};
+use crate::atomic::{Ordering, relax};
+use crate::entry::{Entry, MemoryType, Permissions};
+use crate::guest::{Guest, Position, View, replace};
+use crate::memory::Memory;
+
+/// What to map, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// The guest frames.
+    pub guest: GfnRange,
+    /// The host frame of the first; the others follow it.
+    pub host: Frame,
+    /// What the guest may do.
+    pub permissions: Permissions,
+    /// How the processor caches it.
+    pub memory: MemoryType,
+    /// The largest leaf to use.
+    pub largest: Level,
+}
+
+impl Mapping {
+    /// Ordinary memory: everything allowed, write-back, leaves as large as possible.
+    pub const fn ram(guest: GfnRange, host: Frame) -> Self {
+        Self {
+            guest,
+            host,
+            permissions: Permissions::All,
+            memory: MemoryType::WriteBack,
+            largest: Level::Huge,
+        }
+    }
+}
+
+/// Why a mapping was not made, or only in part. What was mapped before the error stays mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum MapError {
+    /// Something else is there.
+    #[error("mapping {0}: something else is mapped there; unmap it first")]
+    Occupied(Gfn),
+    /// The guest or the tables end before.
+    #[error("mapping {0:?}: the guest or the view ends before")]
+    OutOfRange(GfnRange),
+    /// The host address has more bits than the processor.
+    #[error("mapping to {0}: the processor's physical addresses are shorter")]
+    HostAddress(Frame),
+    /// There is no such view.
+    #[error("mapping in view {}: there is no such view", .0.number())]
+    NoView(View),
+    /// The processor cannot allow fetching without reading.
+    #[error("mapping {0:?} execute-only: the processor has no such leaves")]
+    ExecuteOnly(GfnRange),
+    /// Memory for tables or the reverse map.
+    #[error("mapping {0}: no frame left for tables; free some and map the rest")]
+    NoMemory(Gfn),
+}
+
+impl<M: Memory> Guest<M> {
+    /// Maps guest frames in a view whose addresses are guest frame numbers.
+    ///
+    /// Nothing has to be flushed: processors don't remember what is not present (SDM vol. 3C, "Caching
+    /// Translation Information"). Mapping what is mapped in the same way already is no error: virtual
+    /// processors may fault on the same page at once.
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    pub fn map(&self, view: View, mapping: &Mapping) -> Result<(), MapError> {
+        if self.is_nested(view) {
+            return Err(MapError::NoView(view));
+        }
+        self.map_at(view, mapping.guest.start(), mapping)
+    }
+
+    /// Maps guest frames at other addresses, from `at` on: for views of
+    /// [`Guest::add_nested_view`].
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    pub fn map_nested(&self, view: View, at: Gfn, mapping: &Mapping) -> Result<(), MapError> {
+        if !self.is_nested(view) {
+            return Err(MapError::NoView(view));
+        }
+        self.map_at(view, at, mapping)
+    }
+
+    fn map_at(&self, view: View, at: Gfn, mapping: &Mapping) -> Result<(), MapError> {
+        let guest = mapping.guest;
+        let space = GfnRange::from_len(Gfn::new(0), MAX_PAGES);
+        if !self.all().covers(guest) || !space.covers(GfnRange::from_len(at, guest.len())) {
+            return Err(MapError::OutOfRange(guest));
+        }
+        let last = mapping.host.index().checked_add(guest.len());
+        if last.is_none_or(|last| last > self.host_frames()) {
+            return Err(MapError::HostAddress(mapping.host));
+        }
+        if mapping.permissions == Permissions::Execute && !self.capabilities.execute_only {
+            return Err(MapError::ExecuteOnly(guest));
+        }
+        let mut done = 0;
+        while done < guest.len() {
+            let step = Step {
+                view,
+                at: at.plus(done),
+                gfn: guest.start().plus(done),
+                host: mapping.host.plus(done),
+            };
+            let level = self.level_for(&step, guest.len() - done, mapping.largest);
+            let _inside = self.walkers.enter();
+            done += self.map_leaf(&step, level, mapping)?;
+        }
+        Ok(())
+    }
+
+    /// Host frames that the processor can address.
+    fn host_frames(&self) -> u64 {
+        1 << (self.capabilities.physical_bits.clamp(FRAME_SHIFT, 52) - FRAME_SHIFT)
+    }
+
+    /// The largest leaf that fits.
+    fn level_for(&self, step: &Step, left: u64, largest: Level) -> Level {
+        let offered = |level: Level| match level {
+            Level::Huge => self.capabilities.huge,
+            Level::Large => self.capabilities.large,
+            _ => true,
+        };
+        let fits = |level: &Level| {
+            *level <= largest
+                && offered(*level)
+                && level.pages() <= left
+                && step.at.is_aligned(*level)
+                && step.gfn.is_aligned(*level)
+                && step.host.is_aligned(*level)
+        };
+        Level::LEAVES.into_iter().find(fits).unwrap_or(Level::Page)
+    }
+
+    /// Maps one leaf at `level`, or smaller ones where smaller ones are there; returns the pages done.
+    fn map_leaf(&self, step: &Step, mut level: Level, mapping: &Mapping) -> Result<u64, MapError> {
+        loop {
+            let position = self
+                .walk(step.view, step.at, level)
+                .ok_or(MapError::NoView(step.view))?;
+            let entry = position.entry;
+            if entry.is_busy() {
+                relax();
+            } else if entry.is_table(position.level) {
+                // Somebody has mapped smaller leaves here: ours may be the same ones.
+                level = level.below().ok_or(MapError::Occupied(step.at))?;
+            } else if entry != Entry::ABSENT {
+                return Self::same(&position, step, mapping).ok_or(MapError::Occupied(step.at));
+            } else if position.level > level {
+                self.add_table(step, &position)?;
+            } else if position.replace(Entry::BUSY) {
+                let made =
+                    Entry::leaf(step.host, level, mapping.permissions, mapping.memory, false);
+                let span = GfnRange::from_len(step.gfn, level.pages());
+                let leaf = self.armed(made, level, span, self.is_nested(step.view));
+                if self.is_nested(step.view) {
+                    self.set_origin(position.location, step.gfn);
+                }
+                let added = self
+                    .rmap
+                    .add(&self.memory, level, step.gfn, position.location);
+                let entry = if added.is_ok() { leaf } else { Entry::ABSENT };
+                // Release: whoever sees the leaf finds it in the reverse map.
+                position.slot.store(entry.0, Ordering::Release);
+                return match added {
+                    Ok(()) => Ok(level.pages()),
+                    Err(_) => Err(MapError::NoMemory(step.at)),
+                };
+            }
+        }
+    }
+
+    /// Whether the leaf that is there maps the same; the number of pages from here to its end.
+    fn same(position: &Position<'_>, step: &Step, mapping: &Mapping) -> Option<u64> {
+        let entry = position.entry;
+        let offset = step.at.index() - step.at.align_down(position.level).index();
+        let same = entry.is_leaf(position.level)
+            && entry.frame().plus(offset) == step.host
+            && entry.granted() == Some(mapping.permissions)
+            && entry.memory_type() == Some(mapping.memory);
+        same.then(|| position.level.pages() - offset)
+    }
+
+    /// Puts a table where nothing is.
+    fn add_table(&self, step: &Step, position: &Position<'_>) -> Result<(), MapError> {
+        let table = self
+            .new_table(self.is_nested(step.view))
+            .map_err(|_| MapError::NoMemory(step.at))?;
+        if !position.replace(Entry::table(table)) {
+            self.free_table(table); // somebody was faster; nobody has seen ours
+        }
+        Ok(())
+    }
+
+    /// Marks addresses as an emulated device: accesses exit, and
+    /// [`Guest::violation`](crate::Guest::violation) answers [`Violation::Mmio`](crate::Violation).
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    pub fn map_mmio(&self, view: View, range: GfnRange) -> Result<(), MapError> {
+        if !GfnRange::from_len(Gfn::new(0), MAX_PAGES).covers(range) {
+            return Err(MapError::OutOfRange(range));
+        }
+        let mut at = range.start();
+        while at < range.end() {
+            let left = range.end().index() - at.index();
+            let fits = |level: &Level| at.is_aligned(*level) && level.pages() <= left;
+            let level = Level::LEAVES.into_iter().find(fits).unwrap_or(Level::Page);
+            let _inside = self.walkers.enter();
+            at = at.plus(self.mark_mmio(view, at, level)?);
+        }
+        Ok(())
+    }
+
+    fn mark_mmio(&self, view: View, at: Gfn, mut level: Level) -> Result<u64, MapError> {
+        loop {
+            let position = self.walk(view, at, level).ok_or(MapError::NoView(view))?;
+            let entry = position.entry;
+            let step = Step {
+                view,
+                at,
+                gfn: at,
+                host: Frame::default(),
+            };
+            if entry.is_busy() {
+                relax();
+            } else if entry.is_table(position.level) {
+                level = level.below().ok_or(MapError::Occupied(at))?;
+            } else if entry.is_mmio() {
+                let offset = at.index() - at.align_down(position.level).index();
+                return Ok(position.level.pages() - offset);
+            } else if entry != Entry::ABSENT {
+                return Err(MapError::Occupied(at));
+            } else if position.level > level {
+                self.add_table(&step, &position)?;
+            } else if replace(position.slot, Entry::ABSENT, Entry::MMIO) {
+                return Ok(level.pages());
+            }
+        }
+    }
+}
+
+/// One leaf to make.
+#[derive(Debug)]
+struct Step {
+    view: View,
+    at: Gfn,
+    gfn: Gfn,
+    host: Frame,
+}

@@ -1,0 +1,55 @@
+//! What the hypervisor lends: frames, and a way to reach them.
+
+// The trait states what the hypervisor promises about its memory.
+#![allow(unsafe_code)]
+
+use crate::address::{ENTRIES, Frame};
+use crate::atomic::AtomicU64;
+
+/// The content of a frame, as 512 words that the processor may change at any time.
+pub type Table = [AtomicU64; ENTRIES];
+
+/// Gives and takes back frames of 4 KiB for tables, the reverse map and page-modification logs.
+pub trait FrameAllocator {
+    /// A frame filled with zeroes, or `None` if there is none left. Never host frame 0.
+    fn allocate(&self) -> Option<Frame>;
+
+    /// Takes back a frame that [`FrameAllocator::allocate`] gave. Neither a processor nor this crate
+    /// uses it any more.
+    fn release(&self, frame: Frame);
+}
+
+/// Makes a frame addressable: a direct map, a recursive mapping, or plain memory in a test.
+///
+/// # Safety
+///
+/// For every frame that the allocator gave and did not get back, [`FrameReach::table`] must return the
+/// 4096 bytes of that frame, the same ones each time, aligned to 8 bytes, valid for as long as the
+/// reference lives, and not reached by anything but atomic accesses (the processor's table walks are
+/// such). Distinct frames must not overlap.
+pub unsafe trait FrameReach {
+    /// The words of `frame`.
+    fn table(&self, frame: Frame) -> &Table;
+}
+
+/// Everything the crate asks of a host's memory.
+pub trait Memory: FrameAllocator + FrameReach {}
+
+impl<T: FrameAllocator + FrameReach + ?Sized> Memory for T {}
+
+impl<T: FrameAllocator + ?Sized> FrameAllocator for &T {
+    fn allocate(&self) -> Option<Frame> {
+        (**self).allocate()
+    }
+
+    fn release(&self, frame: Frame) {
+        (**self).release(frame);
+    }
+}
+
+// SAFETY: the same frames, reached by the same code.
+unsafe impl<T: FrameReach + ?Sized> FrameReach for &T {
+    fn table(&self, frame: Frame) -> &Table {
+        (**self).table(frame)
+    }
+}

@@ -1,0 +1,324 @@
+//! One logical processor in VMX non-root operation.
+//!
+//! References are to the SDM, vol. 3C, chapter "VMX Support for Address Translation" (29 in recent
+//! editions, 28 before), section "The Extended Page Table Mechanism (EPT)": *EPT Translation Mechanism*,
+//! *EPT-Induced VM Exits* (*Misconfigurations*, *Violations*, *Prioritization*), *Accessed and Dirty
+//! Flags for EPT*, *Page-Modification Logging*; and section "Caching Translation Information".
+
+use alloc::collections::BTreeMap;
+
+use crate::address::{FRAME_BYTES, FRAME_SHIFT, Frame, Gfn, Level};
+use crate::atomic::Ordering;
+use crate::capability::{Capabilities, Eptp};
+use crate::entry::Entry;
+use crate::flush::Flush;
+use crate::guest::View;
+use crate::log::{PML_ENTRIES, PML_START};
+use crate::memory::FrameReach;
+use crate::rmap::Location;
+use crate::violation::Qualification;
+
+/// What the guest does at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Reads data.
+    Read,
+    /// Writes data.
+    Write,
+    /// Fetches an instruction.
+    Fetch,
+}
+
+impl Access {
+    const fn bits(self) -> u64 {
+        match self {
+            Self::Read => 1,
+            Self::Write => 2,
+            Self::Fetch => 4,
+        }
+    }
+}
+
+/// Why the processor left the guest. The access did not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// EPT violation (basic exit reason 48).
+    Violation {
+        /// VMCS field "guest-physical address".
+        address: u64,
+        /// VMCS field "exit qualification".
+        qualification: Qualification,
+    },
+    /// EPT misconfiguration (basic exit reason 49).
+    Misconfiguration {
+        /// VMCS field "guest-physical address".
+        address: u64,
+        /// The entry that the processor refused.
+        entry: Entry,
+    },
+    /// Page-modification log full (basic exit reason 62).
+    PmlFull,
+}
+
+/// What a processor has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Accesses that went through.
+    pub accesses: u64,
+    /// Exits by EPT violation.
+    pub violations: u64,
+    /// Exits with a full page-modification log.
+    pub pml_full: u64,
+    /// Walks of the tables (what the caches did not answer).
+    pub walks: u64,
+}
+
+/// A remembered translation of a leaf ("guest-physical mapping").
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    frame: Frame,
+    /// Bits 2:0 of all entries on the way, and-ed.
+    allowed: u64,
+    dirty: bool,
+}
+
+/// A logical processor, and the VMCS fields that concern its second stage.
+#[derive(Debug)]
+pub struct Cpu {
+    /// "EPT pointer".
+    pub eptp: Eptp,
+    /// The view that it points to; tags what is remembered, as the pointer's address bits do.
+    pub view: View,
+    /// "PML address", if the control "enable PML" is on.
+    pub pml: Option<Frame>,
+    /// "PML index".
+    pub pml_index: u16,
+    /// What it has done.
+    pub counts: Counts,
+    capabilities: Capabilities,
+    mappings: BTreeMap<(u8, Level, Gfn), Mapping>,
+    /// Page tables (lowest level) and what the way there allows, by the first address they translate.
+    paths: BTreeMap<(u8, Gfn), (Frame, u64)>,
+}
+
+impl Cpu {
+    /// A processor in `view`, with nothing remembered and an empty log.
+    pub const fn new(view: View, eptp: Eptp, capabilities: Capabilities) -> Self {
+        Self {
+            eptp,
+            view,
+            pml: None,
+            pml_index: PML_START,
+            counts: Counts {
+                accesses: 0,
+                violations: 0,
+                pml_full: 0,
+                walks: 0,
+            },
+            capabilities,
+            mappings: BTreeMap::new(),
+            paths: BTreeMap::new(),
+        }
+    }
+
+    /// Accesses guest-physical `address`; returns the host-physical one.
+    ///
+    /// # Errors
+    ///
+    /// [`Exit`]: the access did not happen.
+    pub fn access(
+        &mut self,
+        memory: &(impl FrameReach + ?Sized),
+        address: u64,
+        access: Access,
+    ) -> Result<u64, Exit> {
+        let at = Gfn::containing(address);
+        let frame = match self.remembered(at, access) {
+            Some(Ok(frame)) => frame,
+            Some(Err(allowed)) => return Err(self.violation(address, access, allowed)),
+            None => self.walk(memory, address, access)?,
+        };
+        self.counts.accesses += 1;
+        Ok(frame.address() + address % FRAME_BYTES)
+    }
+
+    /// What the caches say: go ahead, a violation (with what is allowed), or that the tables must be
+    /// walked, which a write does whose translation is not remembered as dirty.
+    fn remembered(&self, at: Gfn, access: Access) -> Option<Result<Frame, u64>> {
+        for level in Level::LEAVES {
+            let key = (self.view.number(), level, at.align_down(level));
+            let Some(mapping) = self.mappings.get(&key) else {
+                continue;
+            };
+            if mapping.allowed & access.bits() == 0 {
+                return Some(Err(mapping.allowed));
+            }
+            if access == Access::Write && self.eptp.accessed_dirty() && !mapping.dirty {
+                return None;
+            }
+            let offset = at.index() - at.align_down(level).index();
+            return Some(Ok(mapping.frame.plus(offset)));
+        }
+        None
+    }
+
+    /// Walks the tables, until no other processor interferes.
+    fn walk(
+        &mut self,
+        memory: &(impl FrameReach + ?Sized),
+        address: u64,
+        access: Access,
+    ) -> Result<Frame, Exit> {
+        self.counts.walks += 1;
+        loop {
+            if let Some(frame) = self.try_walk(memory, address, access)? {
+                return Ok(frame);
+            }
+        }
+    }
+
+    fn try_walk(
+        &mut self,
+        memory: &(impl FrameReach + ?Sized),
+        address: u64,
+        access: Access,
+    ) -> Result<Option<Frame>, Exit> {
+        let at = Gfn::containing(address);
+        let path = (self.view.number(), at.align_down(Level::Large));
+        let (mut table, mut level, mut allowed) = match self.paths.get(&path) {
+            Some((table, allowed)) => (*table, Level::Page, *allowed),
+            None => (self.eptp.root(), Level::Root, 7),
+        };
+        let mut used = [None; 4];
+        let (leaf, slot) = loop {
+            let slot = Location::new(table, level.index_of(at)).slot(memory);
+            let entry = Entry(slot.load(Ordering::Acquire));
+            if !entry.is_present() {
+                return Err(self.violation(address, access, 0));
+            }
+            if self.is_misconfigured(entry, level) {
+                return Err(Exit::Misconfiguration { address, entry });
+            }
+            match level.below() {
+                Some(below) if entry.is_table(level) => {
+                    allowed &= entry.0;
+                    used[level as usize - 1] = Some((slot, entry));
+                    table = entry.frame();
+                    level = below;
+                }
+                _ => break (entry, slot),
+            }
+        };
+        let way = allowed;
+        allowed &= leaf.0;
+        if allowed & access.bits() == 0 {
+            return Err(self.violation(address, access, allowed));
+        }
+        if self.eptp.accessed_dirty() {
+            let set_dirty = access == Access::Write && !leaf.dirty();
+            let stale = |(_, entry): &(_, Entry)| !entry.accessed();
+            let set_accessed = !leaf.accessed() || used.iter().flatten().any(stale);
+            // Page-Modification Logging: the index is examined before any flag is set.
+            if (set_dirty || set_accessed) && self.pml.is_some() && self.pml_index >= PML_ENTRIES {
+                self.counts.pml_full += 1;
+                return Err(Exit::PmlFull);
+            }
+            for (slot, entry) in used.into_iter().flatten() {
+                if !entry.accessed() {
+                    slot.fetch_or(Entry(0).with_accessed(true).0, Ordering::AcqRel);
+                }
+            }
+            let new = leaf
+                .with_accessed(true)
+                .with_dirty(leaf.dirty() || set_dirty);
+            if new != leaf {
+                // Locked, and only if the entry is still the one that was checked.
+                let swapped =
+                    slot.compare_exchange(leaf.0, new.0, Ordering::AcqRel, Ordering::Acquire);
+                if swapped.is_err() {
+                    return Ok(None);
+                }
+            }
+            if set_dirty && let Some(buffer) = self.pml {
+                let entry = &memory.table(buffer)[usize::from(self.pml_index)];
+                entry.store(at.address(), Ordering::Release);
+                self.pml_index = self.pml_index.wrapping_sub(1);
+            }
+        }
+        let dirty = leaf.dirty() || access == Access::Write;
+        let mapping = Mapping {
+            frame: leaf.frame(),
+            allowed: allowed & 7,
+            dirty,
+        };
+        self.mappings
+            .insert((self.view.number(), level, at.align_down(level)), mapping);
+        if level == Level::Page && used[1].is_some() {
+            self.paths.insert(path, (table, way));
+        }
+        let offset = at.index() - at.align_down(level).index();
+        Ok(Some(leaf.frame().plus(offset)))
+    }
+
+    /// EPT Misconfigurations.
+    fn is_misconfigured(&self, entry: Entry, level: Level) -> bool {
+        let bits = entry.0;
+        let permissions = bits & 7;
+        let width = self.capabilities.physical_bits.clamp(FRAME_SHIFT, 52);
+        let beyond = (bits & 0x000f_ffff_ffff_f000) >> width != 0;
+        let refused = matches!(permissions, 0b010 | 0b110)
+            || (permissions == 0b100 && !self.capabilities.execute_only)
+            || beyond;
+        let reserved = match level {
+            Level::Root => bits & 0xf8 != 0,
+            _ if entry.is_table(level) => bits & 0x78 != 0,
+            Level::Page => entry.memory_type().is_none(),
+            Level::Large | Level::Huge => {
+                let offered = if level == Level::Huge {
+                    self.capabilities.huge
+                } else {
+                    self.capabilities.large
+                };
+                !offered || entry.memory_type().is_none() || !entry.frame().is_aligned(level)
+            }
+        };
+        refused || reserved
+    }
+
+    /// An EPT violation; it makes the processor forget what it remembers of the address.
+    fn violation(&mut self, address: u64, access: Access, allowed: u64) -> Exit {
+        self.counts.violations += 1;
+        let at = Gfn::containing(address);
+        let here = self.view.number();
+        self.forget(|view, level, start| view == here && at.align_down(level) == start);
+        const LINEAR_ADDRESS_VALID: u64 = 1 << 7;
+        const TRANSLATION_OF_LINEAR: u64 = 1 << 8;
+        let qualification = Qualification(
+            access.bits() | (allowed & 7) << 3 | LINEAR_ADDRESS_VALID | TRANSLATION_OF_LINEAR,
+        );
+        Exit::Violation {
+            address,
+            qualification,
+        }
+    }
+
+    fn forget(&mut self, which: impl Fn(u8, Level, Gfn) -> bool) {
+        self.mappings
+            .retain(|(view, level, start), _| !which(*view, *level, *start));
+        self.paths
+            .retain(|(view, start), _| !which(*view, Level::Large, *start));
+    }
+
+    /// Forgets what an obligation names, as software would have the processor do.
+    pub fn invalidate(&mut self, flush: &Flush) {
+        self.forget(|view, level, start| {
+            let pages = level.pages();
+            flush.concerns(View::numbered(view))
+                && flush.ranges().is_none_or(|ranges| {
+                    ranges
+                        .iter()
+                        .any(|range| range.start() < start.plus(pages) && start < range.end())
+                })
+        });
+    }
+}

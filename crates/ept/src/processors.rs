@@ -1,0 +1,53 @@
+//! What the crate asks of the processors.
+
+use crate::flush::Flush;
+use crate::log::Vcpu;
+
+/// The hypervisor's hold on the processors that run a guest.
+///
+/// The crate calls these from [`Guest::discharge`](crate::Guest::discharge) and from starting, stopping,
+/// taking and peeking at a log, never while it holds a lock that a virtual processor's exit could need.
+/// All are slow: they disturb other processors.
+pub trait Processors {
+    /// Has every processor forget the translations that `flush` names, and returns when all have.
+    ///
+    /// On Intel: a single-context `INVEPT` for each view that [`Flush::concerns`], on every logical
+    /// processor that has used it (kick those in the guest; the others may do it before they enter
+    /// again).
+    fn invalidate(&self, flush: &Flush);
+
+    /// Has every virtual processor leave the guest and hand over its page-modification log:
+    /// `let index = drain(vcpu, index)`, where `index` is its VMCS field "PML index", which takes the
+    /// value returned. Returns when all have. Called while logging in form
+    /// [`Pml`](crate::Form::Pml) only.
+    fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16);
+
+    /// Turns the control "enable PML" of every virtual processor on (with "PML address" =
+    /// [`Guest::pml_address`](crate::Guest::pml_address) and "PML index" =
+    /// [`PML_START`](crate::PML_START)) or off, and returns when it holds for all. Before it goes off,
+    /// the log has been drained.
+    fn set_pml(&self, on: bool);
+}
+
+/// A machine without a guest running: nothing is cached, nothing is logged.
+impl Processors for () {
+    fn invalidate(&self, _: &Flush) {}
+
+    fn drain(&self, _: &dyn Fn(Vcpu, u16) -> u16) {}
+
+    fn set_pml(&self, _: bool) {}
+}
+
+impl<T: Processors + ?Sized> Processors for &T {
+    fn invalidate(&self, flush: &Flush) {
+        (**self).invalidate(flush);
+    }
+
+    fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+        (**self).drain(drain);
+    }
+
+    fn set_pml(&self, on: bool) {
+        (**self).set_pml(on);
+    }
+}

@@ -1,0 +1,215 @@
+//! Taking mappings away: each level is walked once, and a table that the range covers goes as a whole.
+
+use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
+use crate::atomic::{Ordering, relax};
+use crate::entry::Entry;
+use crate::flush::Flush;
+use crate::guest::{Guest, Position, View, replace};
+use crate::memory::Memory;
+use crate::rmap::Location;
+use crate::split::SplitError;
+
+/// An unmapping under way.
+struct Unmapping {
+    view: View,
+    range: GfnRange,
+    flush: Flush,
+    failed: Option<SplitError>,
+}
+
+impl<M: Memory> Guest<M> {
+    /// Takes away what is mapped at `range` (addresses of the view): memory and device marks. A
+    /// superpage that lies in the range in part is split.
+    ///
+    /// A superpage costs one entry, not one a page; a table that lies in the range as a whole is taken
+    /// out with one exchange, and its entries then cost two words each. If no memory is left to split a
+    /// superpage at the range's edge, all of it is taken away: the guest faults there once more, and
+    /// nothing is lost.
+    pub fn unmap(&self, view: View, range: GfnRange) -> Flush {
+        let space = GfnRange::from_len(Gfn::new(0), MAX_PAGES);
+        let range = range.intersect(space);
+        let mut job = Unmapping {
+            view,
+            range,
+            flush: Flush::none(),
+            failed: None,
+        };
+        if let Some(root) = self.root(view) {
+            let _inside = self.walkers.enter();
+            self.unmap_in(&mut job, root, Level::Root, Gfn::new(0));
+        }
+        job.flush
+    }
+
+    /// Takes away what maps the guest frames of `range`, in all views: for a host that wants the memory
+    /// back.
+    pub fn unmap_everywhere(&self, range: GfnRange) -> Flush {
+        let mut flush = Flush::none();
+        self.each_plain_view(|view| self.batch(&mut flush, self.unmap(view, range)));
+        let nested = self.nested_views();
+        if nested != 0 {
+            let _inside = self.walkers.enter();
+            for level in Level::LEAVES {
+                self.rmap
+                    .each_in(&self.memory, level, range, &mut |gfn, location| {
+                        // A nested superpage goes as a whole, wherever the range ends.
+                        self.remove_leaf(location, level, gfn, Entry::ABSENT);
+                    });
+            }
+            flush.add_whole(nested);
+        }
+        flush
+    }
+
+    fn unmap_in(&self, job: &mut Unmapping, table: Frame, level: Level, base: Gfn) {
+        let covered = GfnRange::from_len(base, level.pages() << crate::address::INDEX_BITS);
+        let part = covered.intersect(job.range);
+        if part.is_empty() {
+            return;
+        }
+        let last = Gfn::new(part.end().index() - 1);
+        for index in level.index_of(part.start())..=level.index_of(last) {
+            let start = base.plus(index as u64 * level.pages());
+            let span = GfnRange::from_len(start, level.pages());
+            self.unmap_entry(job, Location::new(table, index), level, span);
+        }
+    }
+
+    fn unmap_entry(&self, job: &mut Unmapping, location: Location, level: Level, span: GfnRange) {
+        let slot = location.slot(&self.memory);
+        let whole = job.range.covers(span);
+        loop {
+            let entry = Entry(slot.load(Ordering::Acquire));
+            if entry == Entry::ABSENT || entry.is_dead() {
+                return;
+            }
+            if entry.is_busy() {
+                relax();
+            } else if entry.is_table(level) {
+                let Some(below) = level.below() else { return };
+                if !whole {
+                    self.unmap_in(job, entry.frame(), below, span.start());
+                    return;
+                }
+                if replace(slot, entry, Entry::ABSENT) {
+                    job.flush.add(job.view.bit(), span);
+                    self.kill_table(job, entry.frame(), below, span.start());
+                    return;
+                }
+            } else if whole || job.failed.is_some() {
+                if self.remove_at(job, location, level, span, Entry::ABSENT) {
+                    return;
+                }
+            } else {
+                let position = Position {
+                    location,
+                    slot,
+                    level,
+                    entry,
+                };
+                job.failed = self.split_at(job.view, span.start(), &position).err();
+            }
+        }
+    }
+
+    /// Kills all entries of a table that was taken out, and the tables below.
+    pub(crate) fn kill(
+        &self,
+        flush: &mut Flush,
+        view: View,
+        table: Frame,
+        level: Level,
+        base: Gfn,
+    ) {
+        let range = GfnRange::EMPTY;
+        let mut job = Unmapping {
+            view,
+            range,
+            flush: core::mem::take(flush),
+            failed: None,
+        };
+        self.kill_table(&mut job, table, level, base);
+        *flush = job.flush;
+    }
+
+    fn kill_table(&self, job: &mut Unmapping, table: Frame, level: Level, base: Gfn) {
+        for index in 0..ENTRIES {
+            let location = Location::new(table, index);
+            let slot = location.slot(&self.memory);
+            let start = base.plus(index as u64 * level.pages());
+            let span = GfnRange::from_len(start, level.pages());
+            loop {
+                let entry = Entry(slot.load(Ordering::Acquire));
+                if entry.is_dead() {
+                    break;
+                }
+                if entry.is_busy() {
+                    relax();
+                } else if let Some(below) = level.below().filter(|_| entry.is_table(level)) {
+                    if replace(slot, entry, Entry::DEAD) {
+                        self.kill_table(job, entry.frame(), below, start);
+                        break;
+                    }
+                } else if self.remove_at(job, location, level, span, Entry::DEAD) {
+                    break;
+                }
+            }
+        }
+        self.retire(&mut job.flush, table);
+    }
+
+    /// Replaces what is no table by `with`; false if it is one by now.
+    fn remove_at(
+        &self,
+        job: &mut Unmapping,
+        location: Location,
+        level: Level,
+        span: GfnRange,
+        with: Entry,
+    ) -> bool {
+        let slot = location.slot(&self.memory);
+        loop {
+            let entry = Entry(slot.load(Ordering::Acquire));
+            if entry.is_leaf(level) {
+                let gfn = self.gfn_at(job.view, location, span.start());
+                if self.remove_leaf(location, level, gfn, with) {
+                    job.flush.add(job.view.bit(), span);
+                    return true;
+                }
+            } else if entry.is_table(level) {
+                return false;
+            } else if entry.is_busy() {
+                relax();
+            } else if entry.is_dead() || replace(slot, entry, with) {
+                return true;
+            }
+        }
+    }
+
+    /// Replaces the leaf for `gfn` by `with`, and takes it out of the reverse map; false if it is no
+    /// leaf, or another one, by now.
+    fn remove_leaf(&self, location: Location, level: Level, gfn: Gfn, with: Entry) -> bool {
+        let slot = location.slot(&self.memory);
+        loop {
+            let entry = Entry(slot.load(Ordering::Acquire));
+            if !entry.is_leaf(level) {
+                return false;
+            }
+            let nested = self.in_nested(location);
+            if !nested {
+                // Into the log first, then out of the entry: a taker finds one of the two.
+                self.save_flag(entry, gfn);
+            }
+            if replace(slot, entry, Entry::BUSY) {
+                if nested && self.origin_of(location) != Some(gfn) {
+                    // Mapped anew since the caller looked: not the leaf that was meant.
+                    slot.store(entry.0, Ordering::Release);
+                    return false;
+                }
+                self.rmap.remove(&self.memory, level, gfn, location);
+                slot.store(with.0, Ordering::Release);
+                return true;
+            }
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Every interleaving of virtual processors and those who work on their tables, up to a bound of forced
+//! switches: `make test-loom`. Tables have two entries here, and page-modification logs too.
+//!
+//! The invariant of all models: whoever copies the pages that a take reports, once the take has
+//! returned, and does so once more when the virtual processors have stopped, holds what the guest wrote.
+#![cfg(loom)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hikkoshi_ept::model::{Access, Machine, Ram};
+use hikkoshi_ept::{
+    AtomicU64, Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, Permissions, View,
+};
+
+use loom::thread;
+
+const PAGES: u64 = 4;
+const HOST: u64 = 16;
+
+/// A guest, its processors, its memory's content, and the copy that a migration makes of it.
+struct World {
+    guest: &'static Guest<Ram>,
+    machine: Machine<'static, Ram>,
+    data: Vec<AtomicU64>,
+    copy: Vec<AtomicU64>,
+}
+
+impl World {
+    /// Everything mapped with leaves up to `largest`; page 0 written before the log starts.
+    fn new(form: Form, largest: Level, cpus: usize) -> Arc<Self> {
+        let world = Self::unlogged(largest, cpus);
+        world
+            .guest
+            .start_log(form, world.guest.all(), &world.machine)
+            .unwrap();
+        world
+    }
+
+    fn unlogged(largest: Level, cpus: usize) -> Arc<Self> {
+        let guest = Guest::new(Ram::new(20), PAGES, cpus, Capabilities::ALL).unwrap();
+        let guest: &'static Guest<Ram> = Box::leak(Box::new(guest));
+        let mapping = Mapping {
+            largest,
+            ..Mapping::ram(guest.all(), Frame::new(HOST))
+        };
+        guest.map(View::MAIN, &mapping).unwrap();
+        let machine = Machine::new(guest, cpus).unwrap();
+        let words = || (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+        let world = Self {
+            guest,
+            machine,
+            data: words(),
+            copy: words(),
+        };
+        Arc::new(world)
+    }
+
+    /// A virtual processor writes, if the page is there.
+    fn write(&self, cpu: usize, page: u64, value: u64) {
+        let _ = self.machine.access(cpu, page << 12, Access::Write, |host| {
+            assert_eq!(host >> 12, HOST + page);
+            self.data[page as usize].store(value, Ordering::Relaxed);
+        });
+    }
+
+    /// Takes the log of a range and copies what it reports.
+    fn take(&self, range: GfnRange) {
+        let mut pages = Vec::new();
+        self.guest
+            .take(range, &self.machine, &mut |run| pages.extend(run.iter()))
+            .unwrap();
+        for page in pages {
+            let page = page.index() as usize;
+            let value = self.data[page].load(Ordering::Relaxed);
+            self.copy[page].store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// The virtual processors have stopped: the last take, and the comparison.
+    fn finish(self: Arc<Self>) {
+        self.take(self.guest.all());
+        for (page, (data, copy)) in self.data.iter().zip(&self.copy).enumerate() {
+            let (data, copy) = (data.load(Ordering::Relaxed), copy.load(Ordering::Relaxed));
+            assert_eq!(data, copy, "a write to page {page} was lost");
+        }
+        self.close();
+    }
+
+    /// Frees everything, or loom would run out of memory before interleavings.
+    fn close(self: Arc<Self>) {
+        let world = Arc::try_unwrap(self).ok().unwrap();
+        drop(world.machine);
+        // SAFETY: made by `Box::leak`, and the machine, which borrowed it, is gone.
+        #[allow(unsafe_code)]
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(world.guest).cast_mut()) });
+    }
+}
+
+fn check(bound: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(bound);
+    builder.max_branches = 100_000;
+    builder.check(model);
+}
+
+fn first() -> GfnRange {
+    GfnRange::from_len(Gfn::new(0), 2)
+}
+
+/// A processor sets the dirty flag, with the translation remembered or not, while the log is taken.
+#[test]
+fn set_dirty_flag_vs_take() {
+    check(3, || {
+        let world = World::new(Form::DirtyFlags, Level::Page, 1);
+        world.write(0, 0, 1);
+        let vcpu = {
+            let world = world.clone();
+            thread::spawn(move || {
+                world.write(0, 0, 2);
+                world.write(0, 1, 3);
+            })
+        };
+        world.take(first());
+        vcpu.join().unwrap();
+        world.finish();
+    });
+}
+
+/// Two processors fault on the same page while the log is taken.
+#[test]
+fn fault_vs_take() {
+    check(2, || {
+        let world = World::new(Form::WriteProtection, Level::Page, 2);
+        let vcpu = |cpu: usize| {
+            let world = world.clone();
+            thread::spawn(move || world.write(cpu, 0, 1 + cpu as u64))
+        };
+        let vcpus = [vcpu(0), vcpu(1)];
+        world.take(first());
+        for vcpu in vcpus {
+            vcpu.join().unwrap();
+        }
+        world.finish();
+    });
+}
+
+/// A page that is in the log already, and writable, is written again while the log is taken.
+#[test]
+fn write_again_vs_take() {
+    check(3, || {
+        let world = World::new(Form::WriteProtection, Level::Page, 1);
+        world.write(0, 0, 1);
+        let vcpu = {
+            let world = world.clone();
+            thread::spawn(move || {
+                world.write(0, 0, 2);
+                world.write(0, 0, 3);
+            })
+        };
+        world.take(first());
+        world.take(first());
+        vcpu.join().unwrap();
+        world.finish();
+    });
+}
+
+/// Two processors write into one superpage, which splits, while the log is taken.
+#[test]
+fn split_vs_write() {
+    check(2, || {
+        let world = World::new(Form::WriteProtection, Level::Large, 2);
+        let vcpu = |cpu: usize| {
+            let world = world.clone();
+            thread::spawn(move || world.write(cpu, cpu as u64, 5))
+        };
+        let vcpus = [vcpu(0), vcpu(1)];
+        world.take(first());
+        for vcpu in vcpus {
+            vcpu.join().unwrap();
+        }
+        world.finish();
+    });
+}
+
+/// A superpage is split by the hypervisor while a processor writes through it, and the flag counts.
+#[test]
+fn explicit_split_vs_write() {
+    check(3, || {
+        let world = World::new(Form::Pml, Level::Large, 1);
+        let vcpu = {
+            let world = world.clone();
+            thread::spawn(move || {
+                world.write(0, 0, 5);
+                world.write(0, 1, 6);
+            })
+        };
+        let flush = world
+            .guest
+            .split(View::MAIN, Gfn::new(0), Level::Page)
+            .unwrap();
+        world.guest.discharge(flush, &world.machine);
+        vcpu.join().unwrap();
+        world.finish();
+    });
+}
+
+/// A processor fills its page-modification log, and empties it at an exit, while a report makes it do so.
+#[test]
+fn flush_vs_report() {
+    check(3, || {
+        let world = World::new(Form::Pml, Level::Page, 1);
+        let vcpu = {
+            let world = world.clone();
+            thread::spawn(move || {
+                for page in 0..3 {
+                    world.write(0, page, 7);
+                }
+                world.write(0, 0, 8);
+            })
+        };
+        world.take(first());
+        vcpu.join().unwrap();
+        world.finish();
+    });
+}
+
+/// A page that only its flag knows to be dirty is unmapped while the log is taken.
+#[test]
+fn unmap_vs_take() {
+    check(3, || {
+        let world = World::new(Form::DirtyFlags, Level::Page, 1);
+        world.write(0, 0, 1);
+        let remover = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let flush = world
+                    .guest
+                    .unmap(View::MAIN, GfnRange::from_len(Gfn::new(0), 1));
+                world.guest.discharge(flush, &world.machine);
+            })
+        };
+        world.take(first());
+        // Before the call, so in this log, whatever the other thread is doing.
+        assert_eq!(world.copy[0].load(Ordering::Relaxed), 1);
+        remover.join().unwrap();
+        world.finish();
+    });
+}
+
+/// Permissions are changed, which writes the entry anew, while the log is taken.
+#[test]
+fn protect_vs_take() {
+    check(3, || {
+        let world = World::new(Form::WriteProtection, Level::Page, 1);
+        world.write(0, 0, 1);
+        let protector = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let range = GfnRange::from_len(Gfn::new(0), 1);
+                let (flush, done) = world
+                    .guest
+                    .protect(View::MAIN, range, Permissions::ReadWrite);
+                done.unwrap();
+                world.guest.discharge(flush, &world.machine);
+                world.write(0, 0, 2);
+            })
+        };
+        world.take(first());
+        protector.join().unwrap();
+        world.finish();
+    });
+}
+
+/// A page is mapped while logging starts: what is written once it has started is logged.
+#[test]
+fn map_vs_start() {
+    for form in [Form::WriteProtection, Form::DirtyFlags] {
+        check(2, move || {
+            let world = World::unlogged(Level::Page, 1);
+            let page = GfnRange::from_len(Gfn::new(0), 1);
+            let flush = world.guest.unmap(View::MAIN, page);
+            world.guest.discharge(flush, &world.machine);
+            let started = Arc::new(AtomicU64::new(0));
+            let vcpu = {
+                let (world, started) = (world.clone(), started.clone());
+                thread::spawn(move || {
+                    let mapping = Mapping::ram(page, Frame::new(HOST));
+                    world.guest.map(View::MAIN, &mapping).unwrap();
+                    // Make the processor remember the page as writable, and dirty.
+                    world.machine.access(0, 0, Access::Write, |_| ()).unwrap();
+                    if started.load(Ordering::Acquire) == 1 {
+                        world.write(0, 0, 9);
+                    }
+                })
+            };
+            world
+                .guest
+                .start_log(form, world.guest.all(), &world.machine)
+                .unwrap();
+            started.store(1, Ordering::Release);
+            vcpu.join().unwrap();
+            world.finish();
+        });
+    }
+}
+
+/// A table is taken out and freed while another thread looks through it, and a processor has cached the
+/// way there: freed frames are poisoned.
+#[test]
+fn free_vs_walk() {
+    check(2, || {
+        let world = World::unlogged(Level::Page, 1);
+        world.write(0, 0, 1);
+        let walker = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let found = world.guest.lookup(View::MAIN, Gfn::new(0)).unwrap();
+                // Not what a freed table is filled with.
+                assert!(found.host.is_none_or(|host| host == Frame::new(HOST)));
+                let _ = world.machine.access(0, 1 << 12, Access::Read, |_| ());
+            })
+        };
+        let flush = world.guest.unmap(View::MAIN, first());
+        world.guest.discharge(flush, &world.machine);
+        walker.join().unwrap();
+        world.close();
+    });
+}
+
+/// Leaves are put together while a processor writes to them, then a log is started: all is there.
+#[test]
+fn merge_vs_write() {
+    check(2, || {
+        let world = World::unlogged(Level::Page, 1);
+        world.write(0, 0, 1);
+        let vcpu = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let done = world.machine.access(0, 1 << 12, Access::Write, |_| ());
+                // The entry is not there for a moment: the exit is answered by trying again.
+                done.unwrap();
+            })
+        };
+        let flush = world
+            .guest
+            .merge(View::MAIN, Gfn::new(0), Level::Large)
+            .unwrap();
+        world.guest.discharge(flush, &world.machine);
+        vcpu.join().unwrap();
+        let merged = world.guest.lookup(View::MAIN, Gfn::new(1)).unwrap();
+        assert_eq!(merged.level, Level::Large);
+        assert!(merged.entry.dirty());
+        world.close();
+    });
+}

@@ -1,0 +1,304 @@
+//! Random guests against a plain reference log.
+#![cfg(not(loom))]
+// Helpers outside the test functions: their failure is the message too.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::{
+    Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, Permissions,
+    View, Violation,
+};
+use proptest::prelude::*;
+
+/// Two superpages and a bit.
+const PAGES: u64 = 1100;
+/// Where the host's memory for the guest begins.
+const HOST: u64 = 1 << 18;
+/// Where a nested view sees the guest's frames.
+const SHIFT: u64 = 1 << 20;
+const CPUS: usize = 3;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(usize, u64),
+    Read(usize, u64),
+    Map(u64, u64, bool),
+    Unmap(u64, u64),
+    UnmapEverywhere(u64, u64),
+    Protect(u64, u64, bool),
+    Split(u64),
+    Merge(u64),
+    Age,
+    Start(u64, u64),
+    Stop(u64, u64),
+    Take(u64, u64),
+    Count(u64, u64),
+    Mark(u64),
+    Reclaim,
+}
+
+fn page() -> impl Strategy<Value = u64> {
+    // Few pages, so that things meet.
+    prop_oneof![0..8u64, 508..520u64, 1020..1030u64, 0..PAGES]
+}
+
+fn span() -> impl Strategy<Value = (u64, u64)> {
+    let edge = || prop_oneof![Just(0), Just(512), Just(1024), Just(PAGES), page()];
+    (edge(), edge()).prop_map(|(a, b)| (a.min(b), a.max(b)))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (0..CPUS, page()).prop_map(|(cpu, page)| Step::Write(cpu, page)),
+        3 => (0..CPUS, page()).prop_map(|(cpu, page)| Step::Read(cpu, page)),
+        3 => (span(), any::<bool>()).prop_map(|((a, b), large)| Step::Map(a, b, large)),
+        2 => span().prop_map(|(a, b)| Step::Unmap(a, b)),
+        1 => span().prop_map(|(a, b)| Step::UnmapEverywhere(a, b)),
+        1 => (span(), any::<bool>()).prop_map(|((a, b), on)| Step::Protect(a, b, on)),
+        1 => page().prop_map(Step::Split),
+        1 => (0..2u64).prop_map(|large| Step::Merge(large * 512)),
+        1 => Just(Step::Age),
+        2 => span().prop_map(|(a, b)| Step::Start(a, b)),
+        1 => span().prop_map(|(a, b)| Step::Stop(a, b)),
+        4 => span().prop_map(|(a, b)| Step::Take(a, b)),
+        1 => span().prop_map(|(a, b)| Step::Count(a, b)),
+        1 => page().prop_map(Step::Mark),
+        1 => Just(Step::Reclaim),
+    ]
+}
+
+/// What the log has to be.
+#[derive(Default)]
+struct Reference {
+    tracked: BTreeSet<u64>,
+    dirty: BTreeSet<u64>,
+    /// Guest frame to permission to write, for what the main view maps.
+    mapped: BTreeMap<u64, bool>,
+    nested: BTreeSet<u64>,
+    /// Obligations, if they are put off.
+    late: Option<Flush>,
+}
+
+impl Reference {
+    /// Meets an obligation, or puts it off.
+    fn owe(&mut self, guest: &Guest<&Ram>, machine: &Machine<'_, &Ram>, flush: Flush) {
+        match &mut self.late {
+            Some(late) => guest.batch(late, flush),
+            None => guest.discharge(flush, machine),
+        }
+    }
+
+    fn written(&mut self, page: u64) {
+        if self.tracked.contains(&page) {
+            self.dirty.insert(page);
+        }
+    }
+}
+
+fn range(start: u64, end: u64) -> GfnRange {
+    GfnRange::new(Gfn::new(start), Gfn::new(end))
+}
+
+/// Runs the steps on a guest and on the reference. The last processor runs in the nested view.
+fn run(form: Form, steps: &[Step], capabilities: Capabilities, lazy: bool) {
+    let ram = Ram::new(if lazy { 1500 } else { 64 });
+    let free = ram.free_frames();
+    {
+        let guest = Guest::new(&ram, PAGES, CPUS, capabilities).unwrap();
+        let machine = Machine::new(&guest, CPUS).unwrap();
+        let nested = guest.add_nested_view().unwrap();
+        assert!(machine.enter_view(CPUS - 1, nested));
+        let mut want = Reference {
+            late: lazy.then(Flush::none),
+            ..Reference::default()
+        };
+        for step in steps {
+            apply(&guest, &machine, nested, form, step, &mut want);
+        }
+        let mut flush = guest.remove_view(nested);
+        guest.batch(&mut flush, want.late.unwrap_or_default());
+        guest.discharge(flush, &machine);
+    }
+    assert_eq!(ram.free_frames(), free, "frames leaked");
+}
+
+fn apply(
+    guest: &Guest<&Ram>,
+    machine: &Machine<'_, &Ram>,
+    nested: View,
+    form: Form,
+    step: &Step,
+    want: &mut Reference,
+) {
+    let main = View::MAIN;
+    match *step {
+        Step::Write(cpu, page) | Step::Read(cpu, page) => {
+            let write = matches!(step, Step::Write(..));
+            let access = if write { Access::Write } else { Access::Read };
+            let inner = cpu == CPUS - 1;
+            let at = if inner { page + SHIFT } else { page };
+            let got = machine.access(cpu, at << 12 | 0x123, access, |host| host);
+            let allowed = if inner {
+                want.nested.contains(&page).then_some(true)
+            } else {
+                want.mapped.get(&page).copied()
+            };
+            let at = Gfn::new(at);
+            if want.late.is_some() {
+                // A processor may go on with what it remembers: what counts is what it wrote.
+                if let Ok(host) = got {
+                    assert_eq!(host, ((HOST + page) << 12) | 0x123);
+                    if write {
+                        want.written(page);
+                    }
+                }
+                return;
+            }
+            match allowed {
+                None => assert_eq!(got, Err(Stop::Violation(Violation::Absent(at)))),
+                Some(false) if write => {
+                    assert_eq!(got, Err(Stop::Violation(Violation::Denied(at))));
+                }
+                Some(_) => {
+                    assert_eq!(got, Ok((HOST + page) << 12 | 0x123));
+                    if write {
+                        want.written(page);
+                    }
+                }
+            }
+        }
+        Step::Map(start, end, large) => {
+            let largest = if large { Level::Huge } else { Level::Page };
+            let mapping = Mapping {
+                largest,
+                ..Mapping::ram(range(start, end), Frame::new(HOST + start))
+            };
+            match guest.map(main, &mapping) {
+                Ok(()) => want.mapped.extend((start..end).map(|page| (page, true))),
+                // Something read-only is there: all before it is mapped.
+                Err(MapError::Occupied(at)) => {
+                    assert_eq!(want.mapped.get(&at.index()), Some(&false));
+                    want.mapped
+                        .extend((start..at.index()).map(|page| (page, true)));
+                }
+                Err(error) => panic!("{error}"),
+            }
+            guest
+                .map_nested(nested, Gfn::new(start + SHIFT), &mapping)
+                .unwrap();
+            want.nested.extend(start..end);
+        }
+        Step::Unmap(start, end) => {
+            let flush = guest.unmap(main, range(start, end));
+            want.owe(guest, machine, flush);
+            want.mapped.retain(|page, _| !(start..end).contains(page));
+        }
+        Step::UnmapEverywhere(start, end) => {
+            let flush = guest.unmap_everywhere(range(start, end));
+            want.owe(guest, machine, flush);
+            want.mapped.retain(|page, _| !(start..end).contains(page));
+            // A nested superpage goes as a whole: ask what is left.
+            want.nested.retain(|page| {
+                let there = guest.lookup(nested, Gfn::new(page + SHIFT)).unwrap().gfn;
+                assert!(!(start..end).contains(page) || there.is_none());
+                there.is_some()
+            });
+        }
+        Step::Protect(start, end, write) => {
+            let permissions = if write {
+                Permissions::All
+            } else {
+                Permissions::ReadExecute
+            };
+            let (flush, done) = guest.protect(main, range(start, end), permissions);
+            done.unwrap();
+            want.owe(guest, machine, flush);
+            want.mapped
+                .range_mut(start..end)
+                .for_each(|(_, allowed)| *allowed = write);
+        }
+        Step::Split(page) => {
+            let flush = guest.split(main, Gfn::new(page), Level::Page).unwrap();
+            want.owe(guest, machine, flush);
+        }
+        Step::Merge(page) => {
+            if let Ok(flush) = guest.merge(main, Gfn::new(page), Level::Large) {
+                want.owe(guest, machine, flush);
+                assert_eq!(
+                    guest.lookup(main, Gfn::new(page)).unwrap().level,
+                    Level::Large
+                );
+            }
+        }
+        Step::Age => {
+            let flush = guest.age(main, guest.all(), &mut |_| ());
+            want.owe(guest, machine, flush);
+        }
+        Step::Start(start, end) => {
+            guest.start_log(form, range(start, end), machine).unwrap();
+            want.tracked.extend(start..end);
+        }
+        Step::Stop(start, end) => {
+            guest.stop_log(range(start, end), machine);
+            want.tracked.retain(|page| !(start..end).contains(page));
+            want.dirty.retain(|page| !(start..end).contains(page));
+        }
+        Step::Take(start, end) => {
+            let mut got = Vec::new();
+            if guest
+                .take(range(start, end), machine, &mut |run| {
+                    got.extend(run.iter())
+                })
+                .is_ok()
+            {
+                let got: Vec<_> = got.into_iter().map(Gfn::index).collect();
+                let expected: Vec<_> = want.dirty.range(start..end).copied().collect();
+                assert_eq!(got, expected);
+                want.dirty.retain(|page| !(start..end).contains(page));
+            }
+        }
+        Step::Count(start, end) => {
+            if let Ok(count) = guest.count(range(start, end), machine) {
+                assert_eq!(count, want.dirty.range(start..end).count() as u64);
+            }
+        }
+        Step::Mark(page) => {
+            guest.mark(GfnRange::from_len(Gfn::new(page), 1));
+            want.written(page);
+        }
+        Step::Reclaim => {
+            let flush = guest.unmap(nested, range(SHIFT, SHIFT + PAGES));
+            want.owe(guest, machine, flush);
+            want.nested.clear();
+            if let Some(late) = &mut want.late {
+                guest.discharge(std::mem::take(late), machine);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn write_protection(
+        steps in prop::collection::vec(step(), 1..120),
+        flags in any::<bool>(),
+        lazy in any::<bool>(),
+    ) {
+        let capabilities = Capabilities { accessed_dirty: flags, ..Capabilities::ALL };
+        run(Form::WriteProtection, &steps, capabilities, lazy);
+    }
+
+    #[test]
+    fn dirty_flags(steps in prop::collection::vec(step(), 1..120), lazy in any::<bool>()) {
+        run(Form::DirtyFlags, &steps, Capabilities::ALL, lazy);
+    }
+
+    #[test]
+    fn pml(steps in prop::collection::vec(step(), 1..120), lazy in any::<bool>()) {
+        run(Form::Pml, &steps, Capabilities::ALL, lazy);
+    }
+}

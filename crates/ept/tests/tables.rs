@@ -1,0 +1,428 @@
+//! Mapping, unmapping, permissions, superpages, views, and what is refused.
+#![cfg(not(loom))]
+// Helpers outside the test functions: their failure is the message too.
+#![allow(clippy::unwrap_used)]
+
+use hikkoshi_ept::model::{Access, Cpu, Exit, Machine, Ram, Stop};
+use hikkoshi_ept::{
+    Capabilities, CreateError, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn, GfnRange,
+    Guest, Level, MapError, Mapping, MemoryType, MergeError, PageType, Permissions, SplitError,
+    StartError, TakeError, VcpuError, View, Violation,
+};
+
+const HOST: u64 = 1 << 18;
+/// 2 GiB.
+const PAGES: u64 = 2 << 18;
+
+fn range(start: u64, end: u64) -> GfnRange {
+    GfnRange::new(Gfn::new(start), Gfn::new(end))
+}
+
+fn guest() -> Guest<Ram> {
+    Guest::new(Ram::new(3000), PAGES, 2, Capabilities::ALL).unwrap()
+}
+
+fn ram(start: u64, end: u64) -> Mapping {
+    Mapping::ram(range(start, end), Frame::new(HOST + start))
+}
+
+#[test]
+fn leaves_are_as_large_as_they_can_be() {
+    let guest = guest();
+    guest.map(View::MAIN, &ram(100, PAGES - 1)).unwrap();
+    let level = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().level;
+    assert_eq!(level(100), Level::Page);
+    assert_eq!(level(512), Level::Large);
+    assert_eq!(level(1 << 18), Level::Large, "the second GiB lacks a page");
+    assert_eq!(level(PAGES - 2), Level::Page);
+    let found = guest.lookup(View::MAIN, Gfn::new(777)).unwrap();
+    assert_eq!(found.host, Some(Frame::new(HOST + 777)));
+    assert_eq!(found.gfn, Some(Gfn::new(777)));
+    assert_eq!(found.permissions, Some(Permissions::All));
+    assert_eq!(found.memory, Some(MemoryType::WriteBack));
+    let hole = guest.lookup(View::MAIN, Gfn::new(99)).unwrap();
+    assert_eq!((hole.page_type, hole.host), (PageType::Absent, None));
+
+    let whole = self::guest();
+    whole.map(View::MAIN, &ram(0, PAGES)).unwrap();
+    assert_eq!(
+        whole.lookup(View::MAIN, Gfn::new(5)).unwrap().level,
+        Level::Huge
+    );
+    let small = Capabilities {
+        huge: false,
+        large: false,
+        ..Capabilities::ALL
+    };
+    let small = Guest::new(Ram::new(100), 1024, 0, small).unwrap();
+    small.map(View::MAIN, &ram(0, 1024)).unwrap();
+    assert_eq!(
+        small.lookup(View::MAIN, Gfn::new(5)).unwrap().level,
+        Level::Page
+    );
+}
+
+#[test]
+fn what_cannot_be_mapped_is_refused_by_name() {
+    let guest = guest();
+    guest.map(View::MAIN, &ram(0, 600)).unwrap();
+    guest.map(View::MAIN, &ram(500, 700)).unwrap();
+    let elsewhere = Mapping {
+        host: Frame::new(1),
+        ..ram(600, 601)
+    };
+    let occupied = Err(MapError::Occupied(Gfn::new(600)));
+    assert_eq!(guest.map(View::MAIN, &elsewhere), occupied);
+    let past = range(PAGES - 1, PAGES + 1);
+    let mapping = Mapping::ram(past, Frame::new(HOST));
+    assert_eq!(
+        guest.map(View::MAIN, &mapping),
+        Err(MapError::OutOfRange(past))
+    );
+    let far = Mapping::ram(range(1000, 1001), Frame::new(1 << 36));
+    assert_eq!(
+        guest.map(View::MAIN, &far),
+        Err(MapError::HostAddress(far.host))
+    );
+    assert_eq!(
+        MapError::HostAddress(far.host).to_string(),
+        "mapping to host frame 0x1000000000: the processor's physical addresses are shorter"
+    );
+
+    let plain = Capabilities {
+        execute_only: false,
+        ..Capabilities::ALL
+    };
+    let guest = Guest::new(Ram::new(4), 1024, 1, plain).unwrap();
+    let execute = Mapping {
+        permissions: Permissions::Execute,
+        ..ram(0, 1)
+    };
+    assert_eq!(
+        guest.map(View::MAIN, &execute),
+        Err(MapError::ExecuteOnly(range(0, 1)))
+    );
+    let error = guest.map(View::MAIN, &ram(0, 1)).unwrap_err();
+    assert_eq!(
+        error,
+        MapError::NoMemory(Gfn::new(0)),
+        "4 frames: no place for the reverse map"
+    );
+    assert_eq!(
+        guest.lookup(View::MAIN, Gfn::new(0)).unwrap().page_type,
+        PageType::Absent
+    );
+    let none = Guest::new(Ram::new(4), 0, 1, plain).unwrap_err();
+    assert_eq!(none, CreateError::Size(0));
+}
+
+#[test]
+fn devices_exit_and_can_be_cut() {
+    let guest = guest();
+    let machine = Machine::new(&guest, 1).unwrap();
+    guest.map_mmio(View::MAIN, range(0, 1024)).unwrap();
+    let stop = machine.access(0, 0x12_3456, Access::Read, |_| ());
+    assert_eq!(
+        stop,
+        Err(Stop::Violation(Violation::Mmio { address: 0x12_3456 }))
+    );
+    let flush = guest.unmap(View::MAIN, range(3, 5));
+    guest.discharge(flush, &machine);
+    let kind = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().page_type;
+    assert_eq!(
+        [2, 3, 4, 5].map(kind),
+        [
+            PageType::Mmio,
+            PageType::Absent,
+            PageType::Absent,
+            PageType::Mmio
+        ]
+    );
+    assert_eq!(
+        guest.map(View::MAIN, &ram(5, 6)),
+        Err(MapError::Occupied(Gfn::new(5)))
+    );
+}
+
+#[test]
+fn permissions_hold_and_superpages_are_cut() {
+    let guest = guest();
+    let machine = Machine::new(&guest, 1).unwrap();
+    guest.map(View::MAIN, &ram(0, 1024)).unwrap();
+    machine.access(0, 0x5000, Access::Write, |_| ()).unwrap();
+    let (flush, done) = guest.protect(View::MAIN, range(5, 6), Permissions::Read);
+    done.unwrap();
+    // Until the obligation is met, the processor goes on as before: the model is a mean one.
+    machine.access(0, 0x5000, Access::Write, |_| ()).unwrap();
+    guest.discharge(flush, &machine);
+    let denied = Err(Stop::Violation(Violation::Denied(Gfn::new(5))));
+    assert_eq!(machine.access(0, 0x5000, Access::Write, |_| ()), denied);
+    assert_eq!(machine.access(0, 0x5000, Access::Fetch, |_| ()), denied);
+    machine.access(0, 0x5000, Access::Read, |_| ()).unwrap();
+    machine.access(0, 0x6000, Access::Fetch, |_| ()).unwrap();
+    assert_eq!(
+        guest.lookup(View::MAIN, Gfn::new(600)).unwrap().level,
+        Level::Large
+    );
+}
+
+#[test]
+fn split_and_merge_are_opposites() {
+    let guest = guest();
+    guest.map(View::MAIN, &ram(0, 1 << 18)).unwrap();
+    let machine = Machine::new(&guest, 1).unwrap();
+    let before = guest.lookup(View::MAIN, Gfn::new(0)).unwrap().entry;
+    let flush = guest
+        .split(View::MAIN, Gfn::new(1000), Level::Page)
+        .unwrap();
+    guest.discharge(flush, &machine);
+    let level = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().level;
+    assert_eq!(
+        [1000, 512, 511, 1024].map(level),
+        [Level::Page, Level::Page, Level::Large, Level::Large]
+    );
+    let merge = |at, level| guest.merge(View::MAIN, Gfn::new(at), level);
+    assert_eq!(
+        merge(0, Level::Huge).unwrap_err(),
+        MergeError::Unlike(Gfn::new(0))
+    );
+    machine
+        .access(0, 1000 << 12, Access::Write, |_| ())
+        .unwrap();
+    let flush = merge(512, Level::Large).unwrap();
+    assert!(
+        guest
+            .lookup(View::MAIN, Gfn::new(512))
+            .unwrap()
+            .entry
+            .dirty()
+    );
+    guest.discharge(flush, &machine);
+    let flush = merge(0, Level::Huge).unwrap();
+    guest.discharge(flush, &machine);
+    let after = guest.lookup(View::MAIN, Gfn::new(0)).unwrap();
+    assert_eq!(
+        (
+            after.level,
+            after.entry.with_accessed(false).with_dirty(false)
+        ),
+        (Level::Huge, before)
+    );
+    machine
+        .access(0, 1000 << 12, Access::Write, |_| ())
+        .unwrap();
+    let wrong = MergeError::Level(Gfn::new(1), Level::Large);
+    assert_eq!(merge(1, Level::Large).unwrap_err(), wrong);
+
+    guest
+        .start_log(Form::WriteProtection, range(0, 10), &machine)
+        .unwrap();
+    machine.access(0, 0, Access::Write, |_| ()).unwrap();
+    assert_eq!(
+        merge(0, Level::Large).unwrap_err(),
+        MergeError::Logged(Gfn::new(0))
+    );
+}
+
+#[test]
+fn a_guest_in_several_views() {
+    let guest = guest();
+    let machine = Machine::new(&guest, 2).unwrap();
+    let second = guest.add_view().unwrap();
+    let nested = guest.add_nested_view().unwrap();
+    let page = Mapping {
+        largest: Level::Page,
+        ..ram(0, 512)
+    };
+    guest.map(View::MAIN, &page).unwrap();
+    guest
+        .map(
+            second,
+            &Mapping {
+                permissions: Permissions::Read,
+                ..page
+            },
+        )
+        .unwrap();
+    guest.map_nested(nested, Gfn::new(1 << 20), &page).unwrap();
+    assert_eq!(guest.map(nested, &page), Err(MapError::NoView(nested)));
+    assert!(machine.enter_view(1, nested));
+    guest.start_log(Form::Pml, guest.all(), &machine).unwrap();
+    for (cpu, page) in [(0, 3), (1, (1 << 20) + 4), (1, (1 << 20) + 3)] {
+        machine
+            .access(cpu, page << 12, Access::Write, |_| ())
+            .unwrap();
+    }
+    let mut dirty = Vec::new();
+    guest
+        .take(guest.all(), &machine, &mut |run| dirty.push(run))
+        .unwrap();
+    assert_eq!(dirty, [range(3, 5)], "by guest frame, whatever the view");
+    machine
+        .access(1, ((1 << 20) + 3) << 12, Access::Write, |_| ())
+        .unwrap();
+    assert_eq!(guest.count(guest.all(), &machine), Ok(1));
+    let flush = guest.unmap_everywhere(range(3, 4));
+    guest.discharge(flush, &machine);
+    for (view, at) in [(View::MAIN, 3), (second, 3), (nested, (1 << 20) + 3)] {
+        let found = guest.lookup(view, Gfn::new(at)).unwrap();
+        assert_eq!(found.page_type, PageType::Absent);
+        assert_ne!(
+            guest.lookup(view, Gfn::new(at + 1)).unwrap().page_type,
+            PageType::Absent
+        );
+    }
+    let flush = guest.remove_view(second);
+    guest.discharge(flush, &machine);
+    assert_eq!(guest.eptp(second), None);
+    assert_eq!(guest.lookup(second, Gfn::new(0)), None);
+}
+
+#[test]
+fn ageing_tells_what_was_used() {
+    let guest = guest();
+    let machine = Machine::new(&guest, 1).unwrap();
+    guest.map(View::MAIN, &ram(0, 1100)).unwrap();
+    let age = || {
+        let mut used = Vec::new();
+        let flush = guest.age(View::MAIN, guest.all(), &mut |span| used.push(span));
+        guest.discharge(flush, &machine);
+        used
+    };
+    assert_eq!(age(), []);
+    machine.access(0, 600 << 12, Access::Read, |_| ()).unwrap();
+    machine
+        .access(0, 1099 << 12, Access::Write, |_| ())
+        .unwrap();
+    assert_eq!(age(), [range(512, 1024), range(1099, 1100)]);
+    assert_eq!(age(), []);
+    machine.access(0, 600 << 12, Access::Read, |_| ()).unwrap();
+    assert_eq!(age(), [range(512, 1024)]);
+}
+
+#[test]
+fn the_reverse_map_is_small() {
+    let guest = guest();
+    let page = Mapping {
+        largest: Level::Page,
+        ..ram(0, PAGES)
+    };
+    guest.map(View::MAIN, &page).unwrap();
+    let share = guest.reverse_map_bytes() as f64 / (PAGES * 4096) as f64;
+    assert!(share <= 0.002, "{share}");
+}
+
+#[test]
+fn a_log_is_refused_where_it_cannot_be() {
+    let old = Capabilities {
+        accessed_dirty: false,
+        pml: false,
+        ..Capabilities::ALL
+    };
+    let guest = Guest::new(Ram::new(100), 1024, 2, old).unwrap();
+    let start = |form, range| guest.start_log(form, range, &());
+    for form in [Form::DirtyFlags, Form::Pml] {
+        assert_eq!(start(form, guest.all()), Err(StartError::Unsupported(form)));
+    }
+    let past = range(0, 1025);
+    assert_eq!(
+        start(Form::WriteProtection, past),
+        Err(StartError::OutOfRange(past))
+    );
+    assert_eq!(
+        guest.take(guest.all(), &(), &mut |_| ()),
+        Err(TakeError::Off)
+    );
+
+    // Memory for one of two page-modification logs.
+    let guest = Guest::new(Ram::new(2), 1024, 2, Capabilities::ALL).unwrap();
+    let first = guest.add_vcpu().unwrap();
+    guest.add_vcpu().unwrap();
+    assert_eq!(guest.add_vcpu(), Err(VcpuError::TooMany(2)));
+    let all = guest.all();
+    assert_eq!(
+        guest.start_log(Form::Pml, all, &()),
+        Err(StartError::NoMemory)
+    );
+    assert_eq!((guest.logging(), guest.pml_address(first)), (None, None));
+    assert_eq!(guest.memory().free_frames(), 1, "nothing is kept");
+    let second = guest.add_vcpu();
+    assert_eq!(second, Err(VcpuError::TooMany(2)));
+
+    // A processor that comes later has its log, or does not come.
+    let guest = Guest::new(Ram::new(3), 1024, 3, Capabilities::ALL).unwrap();
+    guest.add_vcpu().unwrap();
+    guest.start_log(Form::Pml, guest.all(), &()).unwrap();
+    let other = StartError::OtherForm {
+        wanted: Form::DirtyFlags,
+        on: Form::Pml,
+    };
+    assert_eq!(
+        guest.start_log(Form::DirtyFlags, guest.all(), &()),
+        Err(other)
+    );
+    let later = guest.add_vcpu().unwrap();
+    assert!(guest.pml_address(later).is_some());
+    assert_eq!(guest.add_vcpu(), Err(VcpuError::NoMemory));
+    guest.remove_vcpu(later, 511);
+    guest.add_vcpu().unwrap();
+}
+
+#[test]
+fn splitting_without_memory_leaves_all_as_it_was() {
+    // Root, two tables, three frames of the reverse map's; none for pieces.
+    let guest = Guest::new(Ram::new(4), 1024, 1, Capabilities::ALL).unwrap();
+    guest.map(View::MAIN, &ram(0, 512)).unwrap();
+    assert_eq!(guest.memory().free_frames(), 0);
+    let machine = Machine::new(&guest, 1).unwrap();
+    let split = guest
+        .split(View::MAIN, Gfn::new(3), Level::Page)
+        .map(|_| ());
+    assert_eq!(split, Err(SplitError::NoMemory(Gfn::new(0))));
+    guest
+        .start_log(Form::WriteProtection, guest.all(), &machine)
+        .unwrap();
+    let stop = machine.access(0, 3 << 12, Access::Write, |_| ());
+    assert_eq!(stop, Err(Stop::Violation(Violation::NoMemory(Gfn::new(3)))));
+    machine.access(0, 3 << 12, Access::Read, |_| ()).unwrap();
+}
+
+#[test]
+fn the_model_refuses_what_the_sdm_calls_a_misconfiguration() {
+    let ram = Ram::new(10);
+    let tables: Vec<_> = (0..4).map(|_| ram.allocate().unwrap()).collect();
+    let set = |level: usize, bits: u64| {
+        ram.table(tables[level])[0].store(bits, std::sync::atomic::Ordering::Relaxed)
+    };
+    for level in 0..3 {
+        set(level, tables[level + 1].address() | 7);
+    }
+    let eptp = hikkoshi_ept::Eptp::new(tables[0], true);
+    let access = |access| Cpu::new(View::MAIN, eptp, Capabilities::ALL).access(&ram, 0, access);
+    for (level, bits) in [
+        (3, 0x1032),           // write-only
+        (3, 0x1036),           // write and execute
+        (3, 0x103f & !7 | 7),  // memory type 7
+        (3, 1 << 50 | 0x1037), // beyond the address width
+        (2, 0x20_1000 | 0xb7), // a large page, not aligned
+        (0, 0x1087),           // a leaf in the root
+        (1, 0x1047),           // reserved bit of a reference
+    ] {
+        let good = ram.table(tables[level])[0].load(std::sync::atomic::Ordering::Relaxed);
+        set(level, bits);
+        let refused = Exit::Misconfiguration {
+            address: 0,
+            entry: Entry(bits),
+        };
+        assert_eq!(access(Access::Read), Err(refused));
+        set(level, good);
+    }
+    set(3, 0x1031);
+    assert_eq!(access(Access::Read), Ok(0x1000));
+    let denied = access(Access::Write);
+    let Err(Exit::Violation { qualification, .. }) = denied else {
+        panic!("{denied:?}")
+    };
+    // A data write; readable only; a linear address, and its translation.
+    assert_eq!(qualification.0, 0x2 | 0x8 | 0x180);
+}

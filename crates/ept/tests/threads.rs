@@ -1,0 +1,139 @@
+//! Virtual processors in threads of their own, that fault, fill and write while the log is taken, its
+//! ranges come and go, and pages are unmapped: in the end the copy equals the memory.
+#![cfg(not(loom))]
+// Helpers outside the test functions: their failure is the message too.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::{
+    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, View, Violation,
+};
+
+const PAGES: u64 = 2048;
+const HOST: u64 = 1 << 18;
+const CPUS: usize = 3;
+const WRITES: u64 = 60_000;
+
+fn next(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+/// One write, with the page filled first if it is not there: as a superpage now and then.
+fn write(machine: &Machine<'_, &Ram>, guest: &Guest<&Ram>, cpu: usize, page: u64, then: &dyn Fn()) {
+    loop {
+        match machine.access(cpu, page << 12, Access::Write, |_| then()) {
+            Ok(()) => return,
+            Err(Stop::Violation(Violation::Absent(at))) => {
+                let first = at.align_down(Level::Large);
+                let large = GfnRange::from_len(first, Level::Large.pages());
+                let one = GfnRange::from_len(at, 1);
+                let range = if page.is_multiple_of(3) { large } else { one };
+                let host = Frame::new(HOST + range.start().index());
+                guest.map(View::MAIN, &Mapping::ram(range, host)).unwrap();
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+}
+
+fn run(form: Form) {
+    let ram = Ram::new(100);
+    let free = ram.free_frames();
+    {
+        let guest = Guest::new(&ram, PAGES, CPUS, Capabilities::ALL).unwrap();
+        let machine = Machine::new(&guest, CPUS).unwrap();
+        let memory: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+        let copy: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+        let running = AtomicBool::new(true);
+        let take = |range: GfnRange| {
+            let mut pages = Vec::new();
+            guest
+                .take(range, &machine, &mut |run| pages.extend(run.iter()))
+                .unwrap();
+            for page in pages.into_iter().map(|page| page.index() as usize) {
+                copy[page].store(memory[page].load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        };
+        guest.start_log(form, guest.all(), &machine).unwrap();
+        let (guest, machine, memory, running, take) = (&guest, &machine, &memory, &running, &take);
+        thread::scope(|scope| {
+            let vcpus: Vec<_> = (0..CPUS)
+                .map(|cpu| {
+                    scope.spawn(move || {
+                        let mut seed = 88_172_645_463_325_252 + cpu as u64;
+                        for number in 1..=WRITES {
+                            let page = next(&mut seed) % PAGES;
+                            let store = || {
+                                memory[page as usize]
+                                    .store(number << 8 | cpu as u64, Ordering::Relaxed);
+                            };
+                            write(machine, guest, cpu, page, &store);
+                        }
+                    })
+                })
+                .collect();
+            // The migration.
+            scope.spawn(move || {
+                let mut at = 0;
+                while running.load(Ordering::Relaxed) {
+                    take(GfnRange::from_len(Gfn::new(at), 300).intersect(guest.all()));
+                    at = (at + 300) % PAGES;
+                }
+            });
+            // The host, which wants memory back, and gathers its obligations.
+            scope.spawn(move || {
+                let mut seed = 1;
+                while running.load(Ordering::Relaxed) {
+                    let start = Gfn::new(next(&mut seed) % PAGES);
+                    let mut flush = guest.unmap(View::MAIN, GfnRange::from_len(start, 40));
+                    let more = guest.age(View::MAIN, guest.all(), &mut |_| ());
+                    guest.batch(&mut flush, more);
+                    guest.batch(
+                        &mut flush,
+                        guest.unmap_everywhere(GfnRange::from_len(start, 600)),
+                    );
+                    guest.discharge(flush, machine);
+                    thread::yield_now();
+                }
+            });
+            for vcpu in vcpus {
+                vcpu.join().unwrap();
+            }
+            running.store(false, Ordering::Relaxed);
+        });
+        take(guest.all());
+        let value = |words: &[AtomicU64], page: usize| words[page].load(Ordering::Relaxed);
+        for page in 0..PAGES as usize {
+            assert_eq!(
+                value(&copy, page),
+                value(memory, page),
+                "page {page}, {form:?}"
+            );
+        }
+        guest.stop_log(guest.all(), machine);
+        let flush = guest.unmap(View::MAIN, guest.all());
+        guest.discharge(flush, machine);
+    }
+    assert_eq!(ram.free_frames(), free, "frames leaked, {form:?}");
+}
+
+#[test]
+fn write_protection() {
+    run(Form::WriteProtection);
+}
+
+#[test]
+fn dirty_flags() {
+    run(Form::DirtyFlags);
+}
+
+#[test]
+fn pml() {
+    run(Form::Pml);
+}

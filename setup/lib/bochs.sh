@@ -1,0 +1,69 @@
+# Bochs, the processor that the second-stage tables are tested on: its newer models have VMX with
+# EPT, accessed/dirty bits and page-modification logging, with or without such a processor here.
+
+# The release that crates/ept/bochs was written against: another one names processors and options
+# in another way.
+readonly bochs_version=2.7
+
+setup_bochs() {
+    local folder=$build/bochs
+    # Asked, not only believed: a library that was there at set-up may have gone since.
+    if [[ -e $folder/.done ]] && bochs_answers "$folder"; then return 0; fi
+    prepare_private_apt
+    say "Bochs $bochs_version from $codename"
+    rm -rf "$folder"
+
+    local needed
+    # Bochs wants one of its displays' packages; the terminal's brings the fewest libraries. It
+    # needs bochs, which needs the firmware.
+    needed=$(closure bochs-term "$codename" 'bochs*' vgabios)
+    local found
+    found=$(awk '$1 == "bochs" { print $2 }' <<<"$needed")
+    [[ -n $found ]] || fail "apt finds no way to install bochs from $codename" \
+        "apt says: $(tail -n 1 "$private_apt/resolve.log")"
+    [[ $found == "$bochs_version"[.+-]* ]] || fail \
+        "$codename has bochs $found, not $bochs_version" "crates/ept/bochs is tested with $bochs_version."
+
+    local wanted=() name package_version
+    while read -r name package_version; do
+        case $name in
+        bochs | bochs-term | bochsbios | vgabios) ;;
+        # The C library belongs to the machine's loader and cannot be mixed with another.
+        libc6 | libc-bin) continue ;;
+        # Of the menu, which nobody opens.
+        lib*-perl) continue ;;
+        lib*) ! machine_has "$name" "$package_version" || continue ;;
+        # Programs and scripts that the libraries' packages want at installation.
+        *) continue ;;
+        esac
+        wanted+=("$name=$package_version")
+    done <<<"$needed"
+
+    say "Bochs $bochs_version: fetching ${#wanted[@]} packages"
+    fetch_and_unpack "$folder/root" "${wanted[@]}"
+    rm -rf "$folder"/root/usr/share/{doc,man,icons,applications,locale,lintian,bug}
+    write_bochs_runner "$folder"
+    bochs_answers "$folder" || fail "Bochs $bochs_version was unpacked but does not run" \
+        "$("$folder/run" --help 2>&1 | tail -n 1)"
+    printf '%s\n' "$found" >"$folder/.done"
+}
+
+bochs_answers() { [[ $("$1/run" --help 2>&1) == *"Bochs x86 Emulator $bochs_version"* ]]; }
+
+# `run` becomes Bochs (exec), so that its process id is Bochs's. The two firmware images are beside
+# it under fixed names, for the configuration to name.
+write_bochs_runner() {
+    ln -sfn root/usr/share/bochs/BIOS-bochs-latest "$1/bios"
+    ln -sfn root/usr/share/vgabios/vgabios.bin "$1/vgabios"
+    cat >"$1/run" <<'RUN'
+#!/bin/sh
+# Becomes this folder's Bochs, with the libraries, modules and firmware that were unpacked with it.
+root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
+LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+LTDL_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu/bochs/plugins
+BXSHARE=$root/usr/share/bochs
+export LD_LIBRARY_PATH LTDL_LIBRARY_PATH BXSHARE
+exec "$root/usr/bin/bochs-bin" "$@"
+RUN
+    chmod +x "$1/run"
+}
