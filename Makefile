@@ -40,7 +40,7 @@ demo: guest ## move a working guest between two QEMUs, and tell how it went
 	cargo run --locked --release --package hikkoshi -- demo $(ARGS)
 
 .PHONY: lint
-lint: ## formatting and clippy, warnings are errors
+lint: setup ## formatting and clippy, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
@@ -55,7 +55,7 @@ test-bochs: setup ## second-stage tables under the real VMX instructions (part o
 
 # Another set of atomics in every crate: its own folder, so that the two builds do not take turns.
 .PHONY: test-loom
-test-loom: ## every interleaving of the page bitmap and of the second-stage tables
+test-loom: setup ## every interleaving of the page bitmap and of the second-stage tables
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --package hikkoshi-ept --lib --tests
 
 .PHONY: test-guests

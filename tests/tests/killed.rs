@@ -89,7 +89,7 @@ fn the_source_engine_at_commit() {
     attempt.migrate.kill();
     attempt.relay().cut();
     let (ends, arrived) = attempt.wait();
-    ends.assert_destination(3, &["stands still here", "nothing of it is lost"]);
+    ends.assert_destination(3, &["has never run here", "nothing of it is lost"]);
     assert_ne!(guest.vm().status().unwrap(), "running");
     assert_not_running(&arrived.destination);
     tell("hybrid, source engine killed at commit: nobody runs it, and the destination says so");

@@ -10,8 +10,8 @@ use hikkoshi_engine::{Mode, WhenStalled};
 /// Moves a running virtual machine to another host.
 ///
 /// Exit status: 0 the guest runs at the destination and every page is there;
-/// 1 it still runs at the source; 2 bad usage; 3 it is paused and can be
-/// recovered. HIKKOSHI_LOG=debug tells more.
+/// 1 it still runs at the source; 2 bad usage; 3 it stands still and nothing of
+/// it is lost. HIKKOSHI_LOG=debug tells more.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub struct Args {

@@ -14,7 +14,7 @@ pub enum Status {
     AtSource,
     /// 2: nothing was tried.
     Usage,
-    /// 3: it is paused and can be recovered.
+    /// 3: it stands still, and nothing of it is lost.
     Paused,
 }
 
@@ -22,7 +22,7 @@ impl From<Outcome> for Status {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::AtSource => Self::AtSource,
-            Outcome::Paused => Self::Paused,
+            Outcome::Paused | Outcome::AtDestination => Self::Paused,
         }
     }
 }

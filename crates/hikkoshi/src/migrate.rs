@@ -53,10 +53,15 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
                 }
                 Outcome::AtSource => "the guest runs on at the source",
                 Outcome::Paused => {
-                    "the guest is not running to the end at either side, and nothing of it is \
-                     lost: keep both QEMU processes. If the destination never said that the \
-                     guest runs there, end the destination's QEMU and let the source's go on \
-                     with the QMP command 'cont'"
+                    "the guest is paused on both hosts and nothing of it is lost: keep both QEMU \
+                     processes. See what 'hikkoshi receive' says: if it never said that the guest \
+                     runs there, end the destination's QEMU and let the source's go on with the \
+                     QMP command 'cont'; otherwise never continue it here"
+                }
+                Outcome::AtDestination => {
+                    "the guest has run at the destination: never continue it here. If it lacks \
+                     pages ('hikkoshi receive' says so) it stands still there; they are still \
+                     here, and nothing of it is lost: keep both QEMU processes"
                 }
             };
             Err(Exit::new(error.outcome.into(), error).with(next))

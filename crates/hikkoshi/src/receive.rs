@@ -34,9 +34,15 @@ pub fn run(args: &Receive) -> Result<Status, Exit> {
                     "the guest stays at the source; start this QEMU anew before the next try"
                 }
                 Outcome::Paused => {
-                    "the guest stands still here and nothing of it is lost: keep both QEMU processes. \
-                     If 'hikkoshi migrate' says that the guest runs on at the source, end this \
-                     QEMU"
+                    "the guest has never run here, and nothing of it is lost: keep both QEMU \
+                     processes. Unless 'hikkoshi migrate' says that the guest has run at the \
+                     destination, end this QEMU and let the source's go on with the QMP command \
+                     'cont', if it does not run already"
+                }
+                Outcome::AtDestination => {
+                    "the guest has run here and stands still now, for want of pages that are \
+                     still at the source; nothing of it is lost: keep both QEMU processes, and \
+                     never continue the source's"
                 }
             };
             Err(Exit::new(error.outcome.into(), error).with(next))

@@ -55,11 +55,13 @@ pub(super) fn run(
     match arrival.await_commit() {
         Ok(()) => {}
         Err(Undecided::CalledOff(cause)) => return Err(arrival.withdraw(guest, cause)),
-        Err(Undecided::Unknown(cause)) => return Err(arrival.leave_paused(guest, cause)),
+        Err(Undecided::Unknown(cause)) => {
+            return Err(arrival.leave_paused(guest, cause, Outcome::Paused));
+        }
     }
     let (downtime, requests) = match arrival.finish(guest, &switch) {
         Ok(done) => done,
-        Err(cause) => return Err(arrival.leave_paused(guest, cause)),
+        Err(cause) => return Err(arrival.leave_paused(guest, cause, Outcome::AtDestination)),
     };
     if let Err(error) = arrival.let_go(guest) {
         watch
@@ -401,6 +403,11 @@ impl<'a> Arrival<'a> {
         switch: &Switch,
     ) -> Result<(Duration, LatencySummary), DestinationFailure> {
         let resumed = guest.resume(switch.running)?;
+        self.watch.observer.notice(if switch.running {
+            "the guest runs here now"
+        } else {
+            "the guest is here now, paused as it was"
+        });
         let downtime = if switch.running {
             resumed.saturating_duration_since(switch.at)
         } else {
@@ -563,6 +570,7 @@ impl<'a> Arrival<'a> {
         &mut self,
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
+        outcome: Outcome,
     ) -> ReceiveError {
         if let Err(error) = guest.stop() {
             self.watch.observer.notice(&error.to_string());
@@ -574,10 +582,7 @@ impl<'a> Arrival<'a> {
             guest.abandon_userfault();
         }
         self.join_fault_thread();
-        ReceiveError {
-            cause,
-            outcome: Outcome::Paused,
-        }
+        ReceiveError { cause, outcome }
     }
 }
 

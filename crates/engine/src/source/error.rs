@@ -14,9 +14,13 @@ use crate::link::{HandshakeError, LinkError};
 pub enum Outcome {
     /// At the source, as it was before.
     AtSource,
-    /// Nowhere: paused, or waiting for pages that do not come. Nothing is
-    /// lost: the memory is still there, on both hosts.
+    /// Paused on both hosts, and it has run nowhere since the source stopped
+    /// it, as far as this side can tell. Nothing is lost.
     Paused,
+    /// At the destination, which has run it since and lacks pages of it: it
+    /// stands still there. Nothing is lost, but only the destination may ever
+    /// run it again: what the source has is a moment of the past.
+    AtDestination,
 }
 
 /// Why a guest was not moved.

@@ -171,10 +171,13 @@ fn run(
         Err(SwitchError::BeforeCommit(cause)) => {
             return Err(call_off(guest, &mut session, cause));
         }
-        Err(SwitchError::AfterCommit(cause)) => return Err(paused(session.explain(cause))),
+        Err(SwitchError::AfterCommit(cause)) => {
+            return Err(ended(session.explain(cause), Outcome::Paused));
+        }
     };
     let postcopy = urgent.is_some();
-    let requests = postcopy::run(shared, &mut session, background, &owed).map_err(paused)?;
+    let requests = postcopy::run(shared, &mut session, background, &owed)
+        .map_err(|cause| ended(cause, Outcome::AtDestination))?;
     if let Some(urgent) = urgent {
         urgent.join();
     }
@@ -247,10 +250,10 @@ fn at_source(cause: SourceFailure, aftermath: Vec<GuestError>) -> MigrateError {
     }
 }
 
-fn paused(cause: SourceFailure) -> MigrateError {
+fn ended(cause: SourceFailure, outcome: Outcome) -> MigrateError {
     MigrateError {
         cause,
-        outcome: Outcome::Paused,
+        outcome,
         aftermath: Vec::new(),
     }
 }

@@ -28,9 +28,9 @@ const CONTROL: &str = "the control link";
 /// files for it, at about 10 GiB/s.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long the destination may take for a step before the commit. The guest
-/// may stand still meanwhile.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the destination may take to get ready while the guest stands
+/// still.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to listen for the reason when a link has failed: what the
 /// destination said last is still on the control link.
@@ -50,8 +50,11 @@ pub(super) enum Event {
 /// Whether a migration can still be called off.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Stage<'a> {
-    /// By either side; here, by this flag.
-    BeforeCommit(&'a Cancel),
+    /// By either side; here, by this flag. The guest runs meanwhile.
+    Running(&'a Cancel),
+    /// By either side; here, by this flag. The guest stands still meanwhile,
+    /// so the destination's time is limited.
+    Stopped(&'a Cancel),
     /// By nobody.
     AfterCommit,
 }
@@ -204,7 +207,7 @@ impl Session {
         match self.events.recv_timeout(TICK) {
             Ok(Event::Said(ToSource::Failed { reason })) => Err(SourceFailure::Destination(reason)),
             Ok(Event::Said(ToSource::Cancel { reason })) => match stage {
-                Stage::BeforeCommit(_) => Err(SourceFailure::CancelledThere(reason)),
+                Stage::Running(_) | Stage::Stopped(_) => Err(SourceFailure::CancelledThere(reason)),
                 // It crossed the commit, which the destination will obey.
                 Stage::AfterCommit => Ok(None),
             },
@@ -233,14 +236,14 @@ impl Session {
     ) -> Result<(), SourceFailure> {
         let begun = Instant::now();
         loop {
-            if let Stage::BeforeCommit(cancel) = stage {
-                if cancel.is_cancelled() {
-                    return Err(SourceFailure::Cancelled);
-                }
-                if begun.elapsed() > ANSWER_TIMEOUT {
-                    let cause = LinkError::TooSlow;
-                    return Err(SourceFailure::Link { doing, cause });
-                }
+            if let Stage::Running(cancel) | Stage::Stopped(cancel) = stage
+                && cancel.is_cancelled()
+            {
+                return Err(SourceFailure::Cancelled);
+            }
+            if matches!(stage, Stage::Stopped(_)) && begun.elapsed() > READY_TIMEOUT {
+                let cause = LinkError::TooSlow;
+                return Err(SourceFailure::Link { doing, cause });
             }
             match self.hear(doing, stage)? {
                 Some(message) if wanted(&message) => return Ok(()),

@@ -127,7 +127,7 @@ pub(super) fn announce(
 fn await_discarded(shared: &Move, session: &mut Session) -> Result<(), SourceFailure> {
     let doing = "waiting for the destination to drop stale pages";
     session.say(&ToDestination::DiscardEnd, doing)?;
-    session.expect(doing, Stage::BeforeCommit(&shared.cancel), |m| {
+    session.expect(doing, Stage::Running(&shared.cancel), |m| {
         matches!(m, ToSource::Discarded)
     })
 }
@@ -215,7 +215,7 @@ fn prepare(
     )?;
     session.expect(
         "waiting for the destination to get ready",
-        Stage::BeforeCommit(&shared.cancel),
+        Stage::Stopped(&shared.cancel),
         |m| matches!(m, ToSource::Ready),
     )?;
     since_pause("destination ready");

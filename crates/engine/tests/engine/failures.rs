@@ -66,7 +66,7 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
         (Mode::Precopy, "take", 2),
         (Mode::Precopy, "count", 1),
         (Mode::Hybrid, "take", 3),
-        (Mode::Hybrid, "count", 2),
+        (Mode::Hybrid, "count", 1),
     ] {
         let done = source_fails(mode, name, nth);
         let (source, destination) = done.at_source();

@@ -16,6 +16,7 @@ type Verdict = Result<(), Outcome>;
 const MOVED: Verdict = Ok(());
 const AT_SOURCE: Verdict = Err(Outcome::AtSource);
 const PAUSED: Verdict = Err(Outcome::Paused);
+const LACKS_PAGES: Verdict = Err(Outcome::AtDestination);
 
 /// Breaks all links at the first message of that name.
 fn break_at(mode: Mode, name: &'static str, fate: Fate) -> Done {
@@ -132,16 +133,21 @@ fn between_ready_and_commit_the_destination_stays_paused() {
 #[test]
 fn after_the_commit_both_stay_paused() {
     for mode in [Mode::Postcopy, Mode::Hybrid] {
-        for (name, fate) in [
-            ("Commit", Fate::CutBefore),
-            ("Commit", Fate::Tear),
-            ("Commit", Fate::CutAfter),
-            ("Resumed", Fate::CutBefore),
-            ("Resumed", Fate::Tear),
-            ("Resumed", Fate::CutAfter),
+        for (name, fate, source, destination) in [
+            ("Commit", Fate::CutBefore, PAUSED, PAUSED),
+            ("Commit", Fate::Tear, PAUSED, PAUSED),
+            ("Commit", Fate::CutAfter, PAUSED, LACKS_PAGES),
+            ("Resumed", Fate::CutBefore, PAUSED, LACKS_PAGES),
+            ("Resumed", Fate::Tear, PAUSED, LACKS_PAGES),
+            ("Resumed", Fate::CutAfter, LACKS_PAGES, LACKS_PAGES),
         ] {
             let done = break_at(mode, name, fate);
-            judge(&done, &format!("{mode:?} {fate:?} {name}"), PAUSED, PAUSED);
+            judge(
+                &done,
+                &format!("{mode:?} {fate:?} {name}"),
+                source,
+                destination,
+            );
             assert!(done.abandoned, "missing pages would read as zeros");
             assert_eq!(done.destination_calls.count("release"), 0);
             assert_eq!(done.source_calls.count("resume"), 0);
@@ -175,7 +181,7 @@ fn a_link_that_breaks_in_postcopy_leaves_both_paused() {
             judge(&done, "no request", MOVED, MOVED);
             continue;
         }
-        judge(&done, &format!("{role}"), PAUSED, PAUSED);
+        judge(&done, &format!("{role}"), LACKS_PAGES, LACKS_PAGES);
         let (source, destination) = done.paused();
         let expected = match role {
             Role::Urgent => "receiving urgent pages: ",
@@ -198,8 +204,8 @@ fn a_link_that_breaks_in_postcopy_leaves_both_paused() {
 fn at_the_very_end_the_guest_runs_whatever_breaks() {
     for mode in [Mode::Precopy, Mode::Hybrid] {
         for (name, fate, source) in [
-            ("Complete", Fate::CutBefore, PAUSED),
-            ("Complete", Fate::Tear, PAUSED),
+            ("Complete", Fate::CutBefore, LACKS_PAGES),
+            ("Complete", Fate::Tear, LACKS_PAGES),
             ("Complete", Fate::CutAfter, MOVED),
             ("Goodbye", Fate::CutBefore, MOVED),
             ("Goodbye", Fate::CutAfter, MOVED),

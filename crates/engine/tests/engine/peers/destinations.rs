@@ -341,7 +341,7 @@ fn a_destination_that_claims_to_have_everything() {
         control.1.control(&ToSource::Complete { requests }).unwrap();
     });
     let error = result.unwrap_err();
-    assert_eq!(error.outcome, Outcome::Paused);
+    assert_eq!(error.outcome, Outcome::AtDestination);
     assert!(
         error.to_string().starts_with(
             "sending pages to the running guest: the peer broke the protocol: it says that it \
