@@ -7,14 +7,13 @@ use core::fmt;
 use thiserror::Error;
 
 use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
-use crate::atomic::{AtomicU64, Ordering, relax};
+use crate::atomic::{AtomicU64, Ordering};
 use crate::bits::ones;
 use crate::capability::{Capabilities, Eptp};
 use crate::entry::Entry;
-use crate::flush::{Chain, Flush};
+use crate::flush::Flush;
 use crate::log::Log;
 use crate::memory::Memory;
-use crate::processors::Processors;
 use crate::rmap::{Location, NoMemory, Rmap};
 use crate::spin::SpinLock;
 use crate::walkers::Walkers;
@@ -248,52 +247,6 @@ impl<M: Memory> Guest<M> {
         self.rmap.frames() * crate::address::FRAME_BYTES + self.rmap.directory_bytes()
     }
 
-    /// Joins obligations, so that processors are disturbed once.
-    pub fn batch(&self, into: &mut Flush, other: Flush) {
-        into.absorb(&other);
-        if let Some(chain) = other.tables {
-            self.chain(into, chain);
-        }
-    }
-
-    /// Meets an obligation: has the processors forget, waits for everybody who may still be looking at
-    /// tables taken out, and gives their frames back.
-    ///
-    /// Waits for other threads' operations on this guest; must not be called from within one.
-    pub fn discharge(&self, flush: Flush, processors: &(impl Processors + ?Sized)) {
-        if flush.is_empty() {
-            return;
-        }
-        processors.invalidate(&flush);
-        let Some(chain) = flush.tables else { return };
-        self.walkers.wait();
-        let mut next = Some(chain.first);
-        while let Some(table) = next {
-            next = Entry(self.memory.table(table)[0].load(Ordering::Acquire)).next_dead();
-            self.free_table(table);
-        }
-    }
-
-    /// Adds a table that was taken out, and whose entries are all dead, to those to be freed.
-    pub(crate) fn retire(&self, flush: &mut Flush, table: Frame) {
-        let alone = Chain {
-            first: table,
-            last: table,
-        };
-        self.memory.table(table)[0].store(Entry::dead_link(None).0, Ordering::Release);
-        self.chain(flush, alone);
-    }
-
-    fn chain(&self, flush: &mut Flush, mut chain: Chain) {
-        if let Some(old) = flush.tables {
-            // A dead entry stays dead for whoever still walks here; the processor ignores it.
-            let link = Entry::dead_link(Some(old.first));
-            self.memory.table(chain.last)[0].store(link.0, Ordering::Release);
-            chain.last = old.last;
-        }
-        flush.tables = Some(chain);
-    }
-
     /// A table, with the frame beside it that a nested view needs.
     pub(crate) fn new_table(&self, nested: bool) -> Result<Frame, NoMemory> {
         let table = self.memory.allocate().ok_or(NoMemory)?;
@@ -355,38 +308,6 @@ impl<M: Memory> Guest<M> {
         Some(Gfn::new(word.checked_sub(1)?))
     }
 
-    /// Follows the tables of `view` towards `at`, to an entry that is no table, or to level `floor`.
-    /// The caller is inside. `None`: there is no such view.
-    pub(crate) fn walk(&self, view: View, at: Gfn, floor: Level) -> Option<Position<'_>> {
-        'again: loop {
-            let mut table = self.root(view)?;
-            let mut level = Level::Root;
-            loop {
-                let location = Location::new(table, level.index_of(at));
-                let slot = location.slot(&self.memory);
-                let entry = Entry(slot.load(Ordering::Acquire));
-                if entry.is_dead() {
-                    relax();
-                    continue 'again;
-                }
-                match level.below() {
-                    Some(below) if level > floor && entry.is_table(level) => {
-                        table = entry.frame();
-                        level = below;
-                    }
-                    _ => {
-                        return Some(Position {
-                            location,
-                            slot,
-                            level,
-                            entry,
-                        });
-                    }
-                }
-            }
-        }
-    }
-
     fn free_tree(&self, table: Frame, level: Level) {
         if let Some(below) = level.below() {
             for index in 0..ENTRIES {
@@ -421,37 +342,4 @@ impl<M: Memory> fmt::Debug for Guest<M> {
             .field("log", &self.log)
             .finish_non_exhaustive()
     }
-}
-
-/// An entry on the way to an address.
-#[derive(Debug)]
-pub(crate) struct Position<'g> {
-    pub(crate) location: Location,
-    pub(crate) slot: &'g AtomicU64,
-    pub(crate) level: Level,
-    pub(crate) entry: Entry,
-}
-
-impl Position<'_> {
-    /// Replaces the entry that was read; fails if it has changed since.
-    pub(crate) fn replace(&self, new: Entry) -> bool {
-        replace(self.slot, self.entry, new)
-    }
-}
-
-/// The entry, once nobody is replacing it. Whoever holds one busy waits for nobody.
-pub(crate) fn settled(slot: &AtomicU64) -> Entry {
-    loop {
-        let entry = Entry(slot.load(Ordering::Acquire));
-        if !entry.is_busy() {
-            return entry;
-        }
-        relax();
-    }
-}
-
-/// Changes an entry from `old` to `new`; fails if it is not `old` any more.
-pub(crate) fn replace(slot: &AtomicU64, old: Entry, new: Entry) -> bool {
-    slot.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
-        .is_ok()
 }

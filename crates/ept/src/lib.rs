@@ -33,6 +33,10 @@
 //! In every form a log-dirty superpage is not writable, and is split by the first write to it, so that
 //! the log is one of 4 KiB pages.
 //!
+//! What counts as a write is the processor's to say: with accessed and dirty flags on (they are, where
+//! [`Capabilities`] has them) its own accesses to a guest's page tables count as writes, so pages that
+//! hold page tables can be in the log after a mere walk (SDM vol. 3C, "Accessed and Dirty Flags for EPT").
+//!
 //! # Two exits
 //!
 //! - *EPT violation* (basic reason 48): [`Guest::violation`].
@@ -163,25 +167,29 @@ mod capability;
 mod entry;
 mod flush;
 mod guest;
+mod kinds;
 mod log;
 mod map;
 mod memory;
 pub mod model;
 mod processors;
 mod protect;
+mod retire;
 mod rmap;
 mod spin;
 mod split;
 mod unmap;
 mod violation;
+mod walk;
 mod walkers;
 
 pub use address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
 pub use atomic::AtomicU64;
 pub use capability::{Capabilities, Eptp};
-pub use entry::{Entry, MemoryType, PageType, Permissions};
+pub use entry::Entry;
 pub use flush::Flush;
 pub use guest::{CreateError, Guest, MAX_VIEWS, View};
+pub use kinds::{MemoryType, PageType, Permissions};
 pub use log::{Form, PML_ENTRIES, PML_START, StartError, TakeError, Vcpu, VcpuError};
 pub use map::{MapError, Mapping};
 pub use memory::{FrameAllocator, FrameReach, Memory, Table};

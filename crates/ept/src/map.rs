@@ -4,9 +4,11 @@ use thiserror::Error;
 
 use crate::address::{FRAME_SHIFT, Frame, Gfn, GfnRange, Level, MAX_PAGES};
 use crate::atomic::{Ordering, relax};
-use crate::entry::{Entry, MemoryType, Permissions};
-use crate::guest::{Guest, Position, View, replace};
+use crate::entry::Entry;
+use crate::guest::{Guest, View};
+use crate::kinds::{MemoryType, Permissions};
 use crate::memory::Memory;
+use crate::walk::{Position, replace};
 
 /// What to map, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

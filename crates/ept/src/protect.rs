@@ -2,11 +2,13 @@
 
 use crate::address::{Frame, Gfn, GfnRange, Level};
 use crate::atomic::{Ordering, relax};
-use crate::entry::{Entry, MemoryType, PageType, Permissions};
+use crate::entry::Entry;
 use crate::flush::Flush;
-use crate::guest::{Guest, View, replace};
+use crate::guest::{Guest, View};
+use crate::kinds::{MemoryType, PageType, Permissions};
 use crate::memory::Memory;
 use crate::split::SplitError;
+use crate::walk::replace;
 
 /// What is mapped at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -123,6 +123,17 @@ impl Rmap {
         &self.chains[usize_from(gfn.index() / level.pages()) % SHARDS]
     }
 
+    /// Sees to it that adding locations for the leaves of one table, whose first maps `gfn`, needs no more
+    /// frames.
+    pub(crate) fn reserve<M: Memory>(
+        &self,
+        memory: &M,
+        level: Level,
+        gfn: Gfn,
+    ) -> Result<(), NoMemory> {
+        self.word_or_new(memory, level, gfn).map(|_| ())
+    }
+
     /// Adds a location.
     pub(crate) fn add<M: Memory>(
         &self,

@@ -6,9 +6,10 @@ use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level};
 use crate::atomic::{Ordering, relax};
 use crate::entry::Entry;
 use crate::flush::Flush;
-use crate::guest::{Guest, Position, View, replace};
+use crate::guest::{Guest, View};
 use crate::memory::Memory;
 use crate::rmap::Location;
+use crate::walk::{Position, replace};
 
 /// Why a superpage was not split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -100,6 +101,11 @@ impl<M: Memory> Guest<M> {
             return Ok(());
         }
         let gfn = self.gfn_at(view, position.location, start);
+        if self.rmap.reserve(&self.memory, below, gfn).is_err() {
+            position.slot.store(leaf.0, Ordering::Release);
+            self.free_table(table);
+            return Err(no_memory);
+        }
         for index in 0..ENTRIES {
             let location = Location::new(table, index);
             let piece = gfn.plus(index as u64 * below.pages());
@@ -127,7 +133,7 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Takes the first `count` pieces out of the reverse map again. Their table is lost: a visitor may
-    /// be looking at it, and this cannot wait; it happens only when memory has run out.
+    /// be looking at it, and this cannot wait. It happens only when the heap has no memory for a chain.
     fn give_up_split(&self, table: Frame, count: usize, gfn: Gfn, below: Level) {
         for index in 0..count {
             let piece = gfn.plus(index as u64 * below.pages());

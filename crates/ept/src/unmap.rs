@@ -4,10 +4,11 @@ use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
 use crate::atomic::{Ordering, relax};
 use crate::entry::Entry;
 use crate::flush::Flush;
-use crate::guest::{Guest, Position, View, replace};
+use crate::guest::{Guest, View};
 use crate::memory::Memory;
 use crate::rmap::Location;
 use crate::split::SplitError;
+use crate::walk::{Position, replace};
 
 /// An unmapping under way.
 struct Unmapping {

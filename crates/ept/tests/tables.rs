@@ -370,7 +370,7 @@ fn a_log_is_refused_where_it_cannot_be() {
 
 #[test]
 fn splitting_without_memory_leaves_all_as_it_was() {
-    // Root, two tables, three frames of the reverse map's; none for pieces.
+    // Root, two tables, a frame of the reverse map's; none for pieces.
     let guest = Guest::new(Ram::new(4), 1024, 1, Capabilities::ALL).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
     assert_eq!(guest.memory().free_frames(), 0);
@@ -385,6 +385,22 @@ fn splitting_without_memory_leaves_all_as_it_was() {
     let stop = machine.access(0, 3 << 12, Access::Write, |_| ());
     assert_eq!(stop, Err(Stop::Violation(Violation::NoMemory(Gfn::new(3)))));
     machine.access(0, 3 << 12, Access::Read, |_| ()).unwrap();
+}
+
+#[test]
+fn splitting_that_fails_half_way_keeps_nothing() {
+    // One frame is left: for the table, but not for the reverse map of its pieces.
+    let guest = Guest::new(Ram::new(5), 1024, 1, Capabilities::ALL).unwrap();
+    guest.map(View::MAIN, &ram(0, 512)).unwrap();
+    for _ in 0..3 {
+        let split = guest
+            .split(View::MAIN, Gfn::new(3), Level::Page)
+            .map(|_| ());
+        assert_eq!(split, Err(SplitError::NoMemory(Gfn::new(0))));
+        assert_eq!(guest.memory().free_frames(), 1);
+    }
+    let machine = Machine::new(&guest, 1).unwrap();
+    machine.access(0, 3 << 12, Access::Write, |_| ()).unwrap();
 }
 
 #[test]

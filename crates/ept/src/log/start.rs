@@ -8,10 +8,11 @@ use crate::atomic::Ordering;
 use crate::bits::words_of;
 use crate::entry::Entry;
 use crate::flush::Flush;
-use crate::guest::{Guest, replace, settled};
+use crate::guest::Guest;
 use crate::memory::Memory;
 use crate::processors::Processors;
 use crate::rmap::Location;
+use crate::walk::{replace, settled};
 
 /// Why a log was not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -7,10 +7,11 @@ use crate::address::{Gfn, GfnRange, Level};
 use crate::atomic::AtomicU64;
 use crate::bits::{WORD, ones, words_of};
 use crate::flush::Flush;
-use crate::guest::{Guest, View, replace, settled};
+use crate::guest::{Guest, View};
 use crate::memory::Memory;
 use crate::processors::Processors;
 use crate::rmap::Location;
+use crate::walk::{replace, settled};
 
 /// Why a log was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -82,7 +83,7 @@ impl<M: Memory> Guest<M> {
     /// another thread's operation on the page is under way, in the next. Take the last log with the
     /// virtual processors stopped, and nothing is missing. A page may be reported a second time without
     /// a second write if it is unmapped or logged by several processors while it is taken; a page that
-    /// was not written is never reported.
+    /// was not written, as the processor counts it, is never reported.
     ///
     /// The rest of the guest is not touched. The cost: a word for 4096 pages of the range, a word for 64
     /// pages around each dirty one, a word and an entry a dirty page. With [`Form::DirtyFlags`]: a word
