@@ -56,8 +56,9 @@ impl Capabilities {
     /// Nothing beyond the version.
     pub const NONE: Self = Self(0);
 
-    /// Post-copy. The destination names it if it can catch the guest's page
-    /// faults, the source if it can answer page requests.
+    /// Post-copy: the messages and links for it are understood. Whether the
+    /// machine can catch the guest's page faults is told by accepting or refusing
+    /// a guest that may need it.
     pub const POSTCOPY: Self = Self(1 << 0);
 
     /// Everything this build knows of.
