@@ -1,7 +1,7 @@
 //! `hikkoshi demo`: a test guest moves between two QEMU processes, with the
 //! commands that one would type.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -229,9 +229,6 @@ fn headline(text: &str) {
     line(&format!("\n== {text}"));
 }
 
-#[allow(clippy::print_stdout)]
 fn line(text: &str) {
-    println!("{text}");
-    // Children write to the same terminal: keep the order.
-    let _ = std::io::stdout().flush();
+    crate::say::to_stdout(&format!("{text}\n"));
 }

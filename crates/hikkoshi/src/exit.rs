@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use hikkoshi_engine::Outcome;
 
+use crate::say;
+
 /// Where the guest is when the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
@@ -64,11 +66,10 @@ impl Exit {
     }
 
     /// Tells the person.
-    #[allow(clippy::print_stderr)]
     pub fn say(self) -> Status {
-        eprintln!("hikkoshi: {}", self.what);
+        say::to_stderr(&format!("hikkoshi: {}", self.what));
         if let Some(next) = self.next {
-            eprintln!("hikkoshi: {next}");
+            say::to_stderr(&format!("hikkoshi: {next}"));
         }
         self.status
     }

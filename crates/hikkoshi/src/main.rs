@@ -12,6 +12,7 @@ mod migrate;
 mod progress;
 mod receive;
 mod report;
+mod say;
 mod signals;
 
 use clap::Parser;
@@ -29,6 +30,8 @@ fn main() -> std::process::ExitCode {
         )
         .with_writer(std::io::stderr)
         .with_target(false)
+        // Its complaint about a closed standard error would be a panic.
+        .log_internal_errors(false)
         .init();
     let exit = match args.command {
         Command::Receive(args) => receive::run(&args),

@@ -7,7 +7,7 @@ use hikkoshi_qemu::QemuSource;
 use crate::args::{Common, Migrate};
 use crate::exit::{Exit, Status};
 use crate::guard::Guard;
-use crate::{progress, report, signals};
+use crate::{progress, report, say, signals};
 
 pub fn run(args: &Migrate) -> Result<Status, Exit> {
     require_encryption(&args.address, &args.common)?;
@@ -88,11 +88,9 @@ pub fn require_encryption(address: &Address, common: &Common) -> Result<(), Exit
 }
 
 /// Tells and writes the account.
-#[allow(clippy::print_stdout)]
 pub fn finish(account: &hikkoshi_engine::Account, common: &Common, what: &str) -> Result<(), Exit> {
     if common.json.as_deref() != Some("-".as_ref()) {
-        println!("{what}");
-        print!("{}", report::readable(account));
+        say::to_stdout(&format!("{what}\n{}", report::readable(account)));
     }
     if let Some(path) = &common.json {
         report::write_json(account, path).map_err(|error| {

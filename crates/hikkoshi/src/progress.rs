@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::ProgressKind;
 use crate::report::{mib, seconds};
+use crate::say::to_stderr;
 
 /// How often a line is written where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
@@ -112,18 +113,15 @@ impl Observer for Lines {
 struct Json;
 
 impl Observer for Json {
-    #[allow(clippy::print_stderr)]
     fn progress(&self, progress: &Progress) {
-        eprintln!("{}", serde_json::json!({ "progress": progress }));
+        to_stderr(&serde_json::json!({ "progress": progress }).to_string());
     }
 
-    #[allow(clippy::print_stderr)]
     fn notice(&self, text: &str) {
-        eprintln!("{}", serde_json::json!({ "notice": text }));
+        to_stderr(&serde_json::json!({ "notice": text }).to_string());
     }
 }
 
-#[allow(clippy::print_stderr)]
 fn say(text: &str) {
-    eprintln!("hikkoshi: {text}");
+    to_stderr(&format!("hikkoshi: {text}"));
 }

@@ -64,16 +64,25 @@ pub fn receive(
     let stop = Cancel::new();
     let (sender, incoming) = sync_channel(4);
     thread::scope(|scope| {
+        // Also when this thread panics: the scope waits for the other one.
+        let _stop = CancelOnDrop(&stop);
         let spawned = thread::Builder::new()
             .name("dst-accept".into())
             .spawn_scoped(scope, || listener.serve(&sender, &stop));
-        let result = match spawned {
+        match spawned {
             Ok(acceptor) => accept(guest, listener, watch, &incoming, || acceptor.is_finished()),
             Err(error) => Err(at_source(DestinationFailure::Thread(error))),
-        };
-        stop.cancel();
-        result
+        }
     })
+}
+
+/// Sets the flag when it is dropped.
+struct CancelOnDrop<'a>(&'a Cancel);
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 /// Waits for sources until one's guest was taken in, or was lost on the way.

@@ -14,7 +14,7 @@ use super::Move;
 use super::error::SourceFailure;
 use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
-use super::session::{Event, Session, Stage};
+use super::session::{Event, Session};
 use crate::cancel::Cancel;
 use crate::link::{BackgroundSender, LinkError};
 use crate::ram::RamFiles;
@@ -48,7 +48,7 @@ pub(super) fn run(
                  here: not stopping before it has them",
             );
         }
-        let heard = match session.hear(DOING, Stage::AfterCommit) {
+        let heard = match session.hear_all(DOING) {
             // The last word may come after the end of another link.
             Err(failure) => match session.last_word(&failure) {
                 Some(ToSource::Failed { reason }) => {

@@ -72,6 +72,8 @@ pub(super) struct Session {
     silent: bool,
     /// *Commit* may be on its way.
     committed: bool,
+    /// A link whose end has not been dealt with yet.
+    broken: Option<LinkError>,
     /// The urgent link's two ends, where post-copy is possible.
     pub(super) urgent: Option<(LinkReader, LinkWriter)>,
     /// The guest's layout with the destination's host page sizes.
@@ -144,6 +146,7 @@ impl Session {
             stop,
             silent: false,
             committed: false,
+            broken: None,
             urgent,
             destination,
         };
@@ -245,11 +248,31 @@ impl Session {
                 let cause = LinkError::TooSlow;
                 return Err(SourceFailure::Link { doing, cause });
             }
-            match self.hear(doing, stage)? {
-                Some(message) if wanted(&message) => return Ok(()),
-                Some(other) => return Err(unexpected(doing, &other)),
-                None => {}
+            match self.hear(doing, stage) {
+                Ok(Some(message)) if wanted(&message) => return Ok(()),
+                Ok(Some(other)) => return Err(unexpected(doing, &other)),
+                Ok(None) => {}
+                // Another link's end may be seen before what was said last on
+                // the control link, and after the commit that decides.
+                Err(SourceFailure::Link { cause, .. })
+                    if matches!(stage, Stage::AfterCommit) && !self.silent && cause.is_end() =>
+                {
+                    self.broken.get_or_insert(cause);
+                }
+                Err(failure) => return Err(failure),
             }
+        }
+    }
+
+    /// As [`hear`](Self::hear), after the commit; a link that ended while
+    /// something else was waited for comes first.
+    pub(super) fn hear_all(
+        &mut self,
+        doing: &'static str,
+    ) -> Result<Option<ToSource>, SourceFailure> {
+        match self.broken.take() {
+            Some(cause) => Err(SourceFailure::Link { doing, cause }),
+            None => self.hear(doing, Stage::AfterCommit),
         }
     }
 
