@@ -30,8 +30,8 @@ pub struct Args {
     pub list: bool,
 
     /// Write every run as JSON to FILE
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", default_value = "bench/results/latest.json")]
+    pub json: PathBuf,
 
     /// The hikkoshi to measure; otherwise the one built beside this program
     #[arg(long, value_name = "PATH")]

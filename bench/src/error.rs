@@ -38,6 +38,14 @@ pub enum BenchError {
     /// The guest found a page that was not as it should be.
     #[error("the guest found {0} bad pages after its move")]
     BadPages(u64),
+    /// Some runs gave no number.
+    #[error("{failed} of {total} runs failed; their reasons are in the lines above")]
+    Failed {
+        /// Runs without a number.
+        failed: usize,
+        /// All runs.
+        total: usize,
+    },
     /// A file could not be read or written.
     #[error("{doing} {path}: {source}")]
     File {

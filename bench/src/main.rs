@@ -67,13 +67,20 @@ fn measure(args: &Args) -> Result<(), BenchError> {
         println!("[{}/{total}] round {} {}", turn + 1, round + 1, run);
         record.runs.push(run);
         // After every run: an interrupted bench has what it has measured.
-        if let Some(path) = &args.json {
-            record.write(path)?;
-        }
+        record.write(&args.json)?;
     }
     println!("\n{}", table::text(&record.runs));
     println!("{}", reach::text(&record.runs));
-    Ok(())
+    println!("every run is in {}", args.json.display());
+    match record
+        .runs
+        .iter()
+        .filter(|run| run.failure.is_some())
+        .count()
+    {
+        0 => Ok(()),
+        failed => Err(BenchError::Failed { failed, total }),
+    }
 }
 
 /// Measures once, and again while others keep the machine busy: the quietest of them counts.

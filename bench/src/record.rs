@@ -151,9 +151,7 @@ impl Record {
                 "give_up_s": args.give_up,
             }),
         };
-        if let Some(path) = &args.json {
-            record.write(path)?;
-        }
+        record.write(&args.json)?;
         Ok(record)
     }
 
@@ -169,7 +167,11 @@ impl Record {
             "reach": reach::goals(&self.runs),
             "runs": self.runs,
         });
-        fs::write(path, format!("{value:#}\n")).map_err(|source| BenchError::File {
+        let written = path
+            .parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| fs::write(path, format!("{value:#}\n")));
+        written.map_err(|source| BenchError::File {
             doing: "writing",
             path: path.to_owned(),
             source,
