@@ -11,6 +11,7 @@ use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Worklo
 
 use crate::args::Demo;
 use crate::exit::{Exit, Status};
+use crate::migrate::require_dirty_log;
 
 /// How long the guest works before and after the move, so that there is
 /// something to see.
@@ -47,6 +48,7 @@ pub fn run(args: &Demo) -> Result<Status, Exit> {
                 format!("QEMU {} was not set up; there are 7.2 and 10.0", args.qemu),
             )
         })?;
+    require_dirty_log(args.mode)?;
     show(args, version)
         .map_err(|error| Exit::new(Status::AtSource, format!("the demo failed: {error}")))
 }

@@ -1,7 +1,7 @@
 //! `hikkoshi migrate`.
 
 use hikkoshi_engine::link::Address;
-use hikkoshi_engine::{Outcome, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{Mode, Outcome, SourceOptions, Watch, migrate};
 use hikkoshi_qemu::QemuSource;
 
 use crate::args::{Common, Migrate};
@@ -20,6 +20,7 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
         max_rounds: args.max_rounds,
         when_stalled: args.when_stalled.into(),
     };
+    require_dirty_log(args.mode)?;
     let untouched = "the guest runs on at the source; nothing was changed";
     let mut guest = QemuSource::attach(&args.common.qmp)
         .map_err(|error| Exit::new(Status::AtSource, error).with(untouched))?;
@@ -67,6 +68,18 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
             Err(Exit::new(error.outcome.into(), error).with(next))
         }
     }
+}
+
+/// Refuses a mode that this machine's kernel cannot do, before anybody is
+/// bothered.
+pub fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
+    if mode == Mode::Postcopy {
+        return Ok(());
+    }
+    hikkoshi_dirty::support().map_err(|error| {
+        Exit::new(Status::AtSource, error)
+            .with("the guest runs on at the source; --mode postcopy needs no dirty log")
+    })
 }
 
 /// Refuses TCP beyond this machine unless it was asked for aloud.
