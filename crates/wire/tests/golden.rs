@@ -208,6 +208,6 @@ fn each_message_has_its_number_and_its_place_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..10).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..9).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..8).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..8).collect::<Vec<u8>>());
 }

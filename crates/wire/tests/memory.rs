@@ -104,10 +104,9 @@ fn announced_lengths_set_nothing_aside() {
         forge(0, ("m", "a", 1u32, "c", "h", true, 1024u64)),
         forge(1, HUGE),
         forge(1, 32_768u64),
-        forge(4, HUGE),
-        forge(4, 524_288u64),
-        forge(5, HUGE),
-        forge(8, HUGE),
+        forge(3, HUGE),
+        forge(3, 524_288u64),
+        forge(6, HUGE),
     ];
     for payload in forged {
         assert!(decode_control::<ToDestination>(&payload).is_err());
@@ -138,7 +137,6 @@ fn bytes_that_could_be_elements_set_nothing_aside_either() {
         ),
         forge(0, 1024u64),
         forge(1, 32_768u64),
-        forge(5, 32_768u64),
     ] {
         payload.resize(payload.len() + 40_000, 0xff);
         let held = most_held(|| assert!(decode_control::<ToDestination>(&payload).is_err()));
@@ -165,7 +163,7 @@ fn the_most_costly_messages_are_affordable() {
         blocks(65),
         forge(1, vec![(0u64, 1u64); 32_768]),
         forge(1, vec![(0u64, 1u64); 16_385]),
-        forge(4, vec![0u8; 512 << 10]),
+        forge(3, vec![0u8; 512 << 10]),
     ] {
         assert!(
             decode_control::<ToDestination>(&payload).is_ok(),
