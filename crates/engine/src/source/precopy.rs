@@ -29,11 +29,11 @@ const SWITCHOVER_COST: Duration = Duration::from_millis(20);
 
 /// What is left is worth another round, though it fits into the downtime, when
 /// the round before has left no more than this part of what it sent, …
-const SHRINKING: f64 = 2.0 / 3.0;
+const SHRINKING: f64 = 0.5;
 
 /// … and sending it takes longer than this. So the guest stands still for a
-/// small part of what it may, and the rounds that buy it take at most three
-/// times the downtime allowed, together.
+/// small part of what it may, and the rounds that buy it take at most twice
+/// the downtime allowed, together.
 const NEXT_TO_NOTHING: Duration = Duration::from_millis(10);
 
 /// What pre-copy came to.
