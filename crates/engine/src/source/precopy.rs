@@ -28,7 +28,7 @@ const PIECE: usize = 256;
 const SWITCHOVER_COST: Duration = Duration::from_millis(20);
 
 /// What is left is worth another round, though it fits into the downtime, when
-/// the round before has left no more than this part of what it sent, …
+/// it is no more than this part of what was left the round before, …
 const SHRINKING: f64 = 0.5;
 
 /// … and sending it takes longer than this. So the guest stands still for a
@@ -86,14 +86,13 @@ impl<'a> Precopy<'a> {
             let begun = Instant::now();
             let sent = link.sent();
             self.round(link, round == 1)?;
-            let sent = link.sent() - sent;
-            self.measure(sent, begun.elapsed());
+            self.measure(link.sent() - sent, begun.elapsed());
             self.shared.check()?;
 
             let dirty = self.log.count(all)?;
             if options.mode == Mode::Precopy
                 && self.fits(dirty, options.max_downtime)
-                && !self.pays(dirty, sent)
+                && !self.pays(dirty, expected)
             {
                 return Ok(Verdict::Converged);
             }
@@ -217,11 +216,12 @@ impl<'a> Precopy<'a> {
     }
 
     /// Whether another round makes the downtime much shorter: the last one
-    /// sent `sent` bytes and has left `dirty` pages.
+    /// found `before` dirty pages and has left `dirty`.
     #[allow(clippy::cast_precision_loss)]
-    fn pays(&self, dirty: u64, sent: u64) -> bool {
+    fn pays(&self, dirty: u64, before: u64) -> bool {
         let left = (dirty * hikkoshi_pages::PAGE_BYTES) as f64;
-        left > self.rate * NEXT_TO_NOTHING.as_secs_f64() && left <= sent as f64 * SHRINKING
+        left > self.rate * NEXT_TO_NOTHING.as_secs_f64()
+            && dirty as f64 <= before as f64 * SHRINKING
     }
 
     fn stalled(&self, rounds: u32, dirty: u64) -> SourceFailure {
