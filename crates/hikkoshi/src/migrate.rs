@@ -20,10 +20,11 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
         max_rounds: args.max_rounds,
         when_stalled: args.when_stalled.into(),
     };
-    require_dirty_log(args.mode)?;
     let untouched = "the guest runs on at the source; nothing was changed";
     let mut guest = QemuSource::attach(&args.common.qmp)
         .map_err(|error| Exit::new(Status::AtSource, error).with(untouched))?;
+    // After attaching: without the right to trace the probe fails, too.
+    require_dirty_log(args.mode)?;
     let mut guard = Guard::start(&args.common.qmp, &mut guest).map_err(|error| {
         Exit::new(
             Status::AtSource,
