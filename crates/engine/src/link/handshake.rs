@@ -55,7 +55,11 @@ pub fn hello(role: Role, id: MigrationId) -> Hello {
 /// See [`HandshakeError`].
 pub fn open(address: &Address, ours: &Hello) -> Result<Stream, HandshakeError> {
     let stream = Stream::connect(address).map_err(HandshakeError::Connect)?;
-    (&stream).write_all(&ours.encode())?;
+    match (&stream).write_all(&ours.encode()) {
+        // A peer that spoke first and hung up: what it said tells more than that it is gone.
+        Err(error) if hung_up(&error) => {}
+        written => written?,
+    }
     let theirs = read_hello(&stream, &Cancel::new())?;
     negotiate(ours, &theirs)?;
     Ok(stream)
@@ -117,8 +121,17 @@ fn read_hello(stream: &Stream, stop: &Cancel) -> Result<Hello, HandshakeError> {
                         | io::ErrorKind::TimedOut
                         | io::ErrorKind::Interrupted
                 ) => {}
+            Err(e) if hung_up(&e) => return Err(HandshakeError::Closed),
             Err(e) => return Err(e.into()),
         }
     }
     Ok(Hello::decode(&bytes)?)
+}
+
+/// Whether the peer has closed the connection.
+fn hung_up(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
 }
