@@ -34,13 +34,15 @@ mod cancel;
 pub mod destination;
 mod guest;
 pub mod link;
+mod priority;
 mod ram;
 pub mod source;
 pub mod stats;
 
 pub use cancel::Cancel;
-pub use destination::{ReceiveError, ReceiveWatch, receive};
+pub use destination::{DestinationOptions, ReceiveError, ReceiveWatch, receive};
 pub use guest::{DestinationGuest, GuestError, SourceGuest};
+pub use priority::{Priority, Rank};
 pub use ram::{RamFile, RamFiles};
 pub use source::{MigrateError, Outcome, SourceOptions, Watch, WhenStalled, migrate};
 pub use stats::{Account, Mode, Observer};

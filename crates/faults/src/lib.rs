@@ -45,6 +45,7 @@ mod foreign;
 mod inject;
 mod leftovers;
 mod process;
+mod schedule;
 mod stop;
 mod userfault;
 
@@ -62,5 +63,6 @@ pub use inject::InjectError;
 pub use leftovers::{Leftover, leftovers};
 pub use process::Process;
 pub use rustix::io::Errno;
+pub use schedule::{Policy, Schedule};
 pub use stop::Stop;
 pub use userfault::{ApiError, CreateError, Mode, RangeError, Registered, Userfault};

@@ -1,0 +1,316 @@
+//! The reading end of a link.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::framed::{TICK, is_timeout};
+use super::spin::Spin;
+use super::{LinkError, Stream};
+use crate::cancel::Cancel;
+
+/// How much is read from a socket at once.
+const READ_BUFFER: usize = 128 << 10;
+
+/// A stream that gives up when told to.
+#[derive(Debug)]
+struct Stoppable {
+    stream: Arc<Stream>,
+    stop: Cancel,
+    deadline: Option<Instant>,
+    spin: Option<Spin>,
+}
+
+impl Read for Stoppable {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            // Looked at before every read: a peer that sends a byte now and
+            // then is too slow as well.
+            if self.deadline.is_some_and(|at| Instant::now() > at) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let got = match &mut self.spin {
+                Some(spin) => spin.read(&self.stream, buffer, &self.stop),
+                None => (&*self.stream).read(buffer),
+            };
+            match got {
+                Err(e) if is_timeout(&e) => {
+                    if self.stop.is_cancelled() {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+}
+
+/// The reading end of a link.
+#[derive(Debug)]
+pub struct LinkReader {
+    input: BufReader<Stoppable>,
+    limits: Limits,
+    received: u64,
+}
+
+impl LinkReader {
+    /// Reads frames about a guest of `limits`; `stop` ends a blocked read.
+    ///
+    /// # Errors
+    /// When the socket's time-out cannot be set.
+    pub fn new(stream: Arc<Stream>, limits: Limits, stop: Cancel) -> io::Result<Self> {
+        stream.set_timeout(Some(TICK))?;
+        Ok(Self {
+            input: BufReader::with_capacity(
+                READ_BUFFER,
+                Stoppable {
+                    stream,
+                    stop,
+                    deadline: None,
+                    spin: None,
+                },
+            ),
+            limits,
+            received: 0,
+        })
+    }
+
+    /// Bytes read from the link so far.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Whether something can be read without waiting longer than `timeout`.
+    ///
+    /// # Errors
+    /// What `poll` says.
+    pub fn is_ready(&self, timeout: Duration) -> Result<bool, LinkError> {
+        if !self.input.buffer().is_empty() {
+            return Ok(true);
+        }
+        let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+        let stream = &self.input.get_ref().stream;
+        let mut poll = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
+        match rustix::event::poll(&mut poll, Some(&timeout)) {
+            Ok(n) => Ok(n > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(io::Error::from(error).into()),
+        }
+    }
+
+    /// The next frame's header. Its payload, if it has one, must be read next.
+    ///
+    /// # Errors
+    /// [`LinkError::Closed`] when the stream ends between two frames.
+    pub fn frame(&mut self) -> Result<Frame, LinkError> {
+        loop {
+            match self.input.fill_buf() {
+                Ok([]) => return Err(LinkError::Closed),
+                Ok(_) => break,
+                Err(error) => self.checked(Err(error))?,
+            }
+        }
+        let mut header = [0; HEADER_LEN];
+        self.payload(&mut header)?;
+        Ok(Frame::decode(&header, &self.limits)?)
+    }
+
+    /// Fills `buffer` with the next bytes of the stream.
+    ///
+    /// # Errors
+    /// The link's failure; its end in the middle of a frame is one.
+    pub fn payload(&mut self, buffer: &mut [u8]) -> Result<(), LinkError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.input.read(&mut buffer[filled..]) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(n) => filled += n,
+                Err(error) => self.checked(Err(error))?,
+            }
+        }
+        self.received += buffer.len() as u64;
+        Ok(())
+    }
+
+    /// Tells a signal's interruption, a request to stop and a failure apart.
+    fn checked(&self, result: io::Result<()>) -> Result<(), LinkError> {
+        match result {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {
+                if self.input.get_ref().stop.is_cancelled() {
+                    Err(LinkError::Stopped)
+                } else {
+                    Ok(())
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => Err(LinkError::TooSlow),
+            other => Ok(other?),
+        }
+    }
+
+    /// From now on `stop` ends a blocked read.
+    pub fn set_stop(&mut self, stop: Cancel) {
+        self.input.get_mut().stop = stop;
+    }
+
+    /// Whether reading spins from now on instead of sleeping: a processor for
+    /// some microseconds less a message. See [`Spin`](super::spin) for when it
+    /// sleeps all the same.
+    pub fn set_poll(&mut self, poll: bool) {
+        self.input.get_mut().spin = poll.then(Spin::default);
+    }
+
+    /// From now on reads fail with [`LinkError::TooSlow`] after `deadline`.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.input.get_mut().deadline = deadline;
+    }
+
+    /// Reads one control message.
+    ///
+    /// # Errors
+    /// The link's failure, or a frame that is not a control message.
+    pub fn control<M: ControlMessage>(&mut self) -> Result<M, LinkError> {
+        match self.frame()? {
+            // The decoder bounds the length.
+            frame @ Frame::Control { .. } => {
+                let mut body = vec![0; frame.payload_len()];
+                self.payload(&mut body)?;
+                Ok(decode_control(&body)?)
+            }
+            other => Err(LinkError::Protocol(format!(
+                "{other:?} on the control link"
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::{Page, PageRange};
+    use hikkoshi_wire::{MAX_CONTROL, ToSource};
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    const LIMITS: Limits = Limits { pages: 1000 };
+
+    fn pair() -> (Arc<Stream>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Arc::new(Stream::Unix(ours)), theirs)
+    }
+
+    fn reader(stream: &Arc<Stream>, stop: &Cancel) -> LinkReader {
+        LinkReader::new(Arc::clone(stream), LIMITS, stop.clone()).unwrap()
+    }
+
+    #[test]
+    fn messages_come_out_whole_however_they_arrive() {
+        let (stream, mut peer) = pair();
+        let mut reader = reader(&stream, &Cancel::new());
+        let range = PageRange::from_len(Page::new(5), 2);
+        let message = hikkoshi_wire::control_frame(&ToSource::Ready).unwrap();
+        let mut bytes = Frame::Pages { range }.encode().to_vec();
+        bytes.extend([7; 8192]);
+        bytes.extend(&message);
+        let total = bytes.len() as u64;
+        let sending = thread::spawn(move || {
+            for piece in bytes.chunks(601) {
+                peer.write_all(piece).unwrap();
+                thread::yield_now();
+            }
+        });
+        assert_eq!(reader.frame().unwrap(), Frame::Pages { range });
+        let mut content = vec![0; 8192];
+        reader.payload(&mut content).unwrap();
+        assert_eq!(content, [7; 8192]);
+        let answer: ToSource = reader.control().unwrap();
+        assert_eq!(answer, ToSource::Ready);
+        assert_eq!(reader.received(), total);
+        sending.join().unwrap();
+        assert!(matches!(reader.frame(), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn an_end_in_the_middle_and_rubbish_are_errors() {
+        let (stream, mut peer) = pair();
+        let mut reader = reader(&stream, &Cancel::new());
+        peer.write_all(&[0; HEADER_LEN]).unwrap();
+        assert!(matches!(reader.frame(), Err(LinkError::Malformed(_))));
+        peer.write_all(&Frame::Ack { bytes: 1 }.encode()[..9])
+            .unwrap();
+        drop(peer);
+        assert!(matches!(reader.frame(), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn a_blocked_read_ends_when_told_to_or_late() {
+        let (stream, _peer) = pair();
+        let stop = Cancel::new();
+        let mut reader = reader(&stream, &stop);
+        reader.set_deadline(Some(Instant::now()));
+        assert!(matches!(reader.frame(), Err(LinkError::TooSlow)));
+        reader.set_deadline(None);
+        let stopping = thread::spawn(move || {
+            thread::sleep(TICK / 2);
+            stop.cancel();
+        });
+        assert!(matches!(reader.frame(), Err(LinkError::Stopped)));
+        stopping.join().unwrap();
+        assert!(!reader.is_ready(Duration::ZERO).unwrap());
+    }
+
+    #[test]
+    fn polling_reads_the_same_and_ends_when_told_to() {
+        let (stream, mut peer) = pair();
+        let stop = Cancel::new();
+        let mut reader = reader(&stream, &stop);
+        reader.set_poll(true);
+        let answering = thread::spawn(move || {
+            for bytes in 0..1000 {
+                peer.write_all(&Frame::Ack { bytes }.encode()).unwrap();
+                if bytes % 100 == 0 {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            peer
+        });
+        for bytes in 0..1000 {
+            assert_eq!(reader.frame().unwrap(), Frame::Ack { bytes });
+        }
+        let peer = answering.join().unwrap();
+        reader.set_deadline(Some(Instant::now() + TICK));
+        assert!(matches!(reader.frame(), Err(LinkError::TooSlow)));
+        reader.set_deadline(None);
+        let stopping = thread::spawn(move || {
+            thread::sleep(TICK / 2);
+            stop.cancel();
+        });
+        assert!(matches!(reader.frame(), Err(LinkError::Stopped)));
+        stopping.join().unwrap();
+        drop(peer);
+        assert!(matches!(reader.frame(), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn only_control_messages_on_a_control_link() {
+        let (stream, mut peer) = pair();
+        let mut reader = reader(&stream, &Cancel::new());
+        peer.write_all(&Frame::Ack { bytes: 7 }.encode()).unwrap();
+        let error = reader.control::<ToSource>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the peer broke the protocol: Ack { bytes: 7 } on the control link"
+        );
+        // A length is not believed beyond its bound.
+        let len = u32::try_from(MAX_CONTROL).unwrap() + 1;
+        peer.write_all(&Frame::Control { len }.encode()).unwrap();
+        assert!(matches!(
+            reader.control::<ToSource>(),
+            Err(LinkError::Malformed(_))
+        ));
+    }
+}

@@ -1,0 +1,154 @@
+//! Who gets a processor first: urgent work before background work.
+//!
+//! Urgent threads (they read faults and requests, send and install urgent
+//! pages) sleep most of the time and work for some microseconds; what counts
+//! is how soon they get a core when they wake. Background threads work all the
+//! time; what counts is that they stand back. Neither needs more privilege than
+//! attaching to the guest does:
+//!
+//! * Background: `SCHED_BATCH`, which on waking takes nobody's core away, and a
+//!   higher nice value. Lowering oneself is always allowed.
+//! * Urgent: a short time slice. The kernel's scheduler (EEVDF, Linux 6.12 and
+//!   later) serves whoever asks for less time sooner, on waking even before the
+//!   running thread's slice has ended. Where the privilege happens to be there
+//!   (CAP_SYS_NICE), also a lower nice value.
+//!
+//! Both are relative to what the program was started with; a policy that
+//! somebody chose for it (`chrt`) is left as it is.
+
+use std::time::Duration;
+
+use hikkoshi_faults::{Errno, Policy, Schedule};
+
+/// What an urgent thread asks for at once: the least that the kernel grants.
+const URGENT_SLICE: Duration = Duration::from_micros(100);
+
+/// How much more an urgent thread's share weighs, in nice steps, where that is
+/// allowed.
+const URGENT_NICE: i32 = -10;
+
+/// How much less a background thread's share weighs, in nice steps: a third of
+/// a core next to one busy virtual processor, so that the move still ends.
+const BACKGROUND_NICE: i32 = 5;
+
+/// What a thread does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rank {
+    /// The guest waits for it.
+    Urgent,
+    /// Nobody waits for it.
+    Background,
+}
+
+/// Whether threads are ranked at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Priority(bool);
+
+impl Default for Priority {
+    fn default() -> Self {
+        Self::ON
+    }
+}
+
+impl Priority {
+    /// Urgent threads before background threads.
+    pub const ON: Self = Self(true);
+
+    /// All threads as the program was started.
+    pub const OFF: Self = Self(false);
+
+    /// Gives the calling thread its rank: once, at its start.
+    ///
+    /// What the kernel does not grant is done without, and told at debug
+    /// level: a thread without its rank is late at worst.
+    pub fn take(self, rank: Rank) {
+        if !self.0 {
+            return;
+        }
+        match take(rank) {
+            Ok(got) => tracing::debug!(?rank, ?got, "thread ranked"),
+            Err(error) => tracing::debug!(?rank, %error, "thread not ranked"),
+        }
+    }
+}
+
+fn take(rank: Rank) -> Result<Schedule, Errno> {
+    let before = Schedule::get()?;
+    if before.policy != Policy::Other {
+        return Ok(before);
+    }
+    match rank {
+        Rank::Background => Schedule {
+            policy: Policy::Batch,
+            nice: (before.nice + BACKGROUND_NICE).min(19),
+            slice: Duration::ZERO,
+        }
+        .set()?,
+        Rank::Urgent => {
+            let short = Schedule {
+                slice: URGENT_SLICE,
+                ..before
+            };
+            let weighty = Schedule {
+                nice: (before.nice + URGENT_NICE).max(-20),
+                ..short
+            };
+            match weighty.set() {
+                Err(Errno::PERM | Errno::ACCESS) => short.set()?,
+                other => other?,
+            }
+        }
+    }
+    Schedule::get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// What a new thread has before and after it took `rank`.
+    fn ranked(priority: Priority, rank: Rank) -> (Schedule, Schedule) {
+        thread::spawn(move || {
+            let before = Schedule::get().unwrap();
+            priority.take(rank);
+            (before, Schedule::get().unwrap())
+        })
+        .join()
+        .unwrap()
+    }
+
+    #[test]
+    fn background_stands_back() {
+        let (before, after) = ranked(Priority::ON, Rank::Background);
+        if before.policy != Policy::Other {
+            assert_eq!(after, before, "somebody's choice");
+            return;
+        }
+        assert_eq!(after.policy, Policy::Batch);
+        assert_eq!(after.nice, (before.nice + BACKGROUND_NICE).min(19));
+    }
+
+    #[test]
+    fn urgent_comes_first() {
+        let (before, after) = ranked(Priority::ON, Rank::Urgent);
+        if before.policy != Policy::Other {
+            assert_eq!(after, before, "somebody's choice");
+            return;
+        }
+        assert_eq!(after.policy, Policy::Other);
+        // By privilege the one or the other, never worse.
+        let allowed = [before.nice, (before.nice + URGENT_NICE).max(-20)];
+        assert!(allowed.contains(&after.nice), "{after:?}");
+        // Before Linux 6.12 there are no slices.
+        assert!(after.slice.is_zero() || after.slice == URGENT_SLICE);
+    }
+
+    #[test]
+    fn off_changes_nothing() {
+        for rank in [Rank::Urgent, Rank::Background] {
+            let (before, after) = ranked(Priority::OFF, rank);
+            assert_eq!(after, before);
+        }
+    }
+}

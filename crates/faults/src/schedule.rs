@@ -1,0 +1,147 @@
+//! How the kernel schedules the calling thread: `sched_setattr(2)`.
+//!
+//! Here because this is the crate where the kernel's interface is; what is
+//! done with it is decided in the engine (`priority.rs`).
+
+use std::time::Duration;
+
+use rustix::io::{Errno, Result};
+
+/// The scheduling policies that the engine tells apart (`sched(7)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// `SCHED_OTHER`: time is shared by nice values.
+    Other,
+    /// `SCHED_BATCH`: as `Other`, but waking up preempts nobody.
+    Batch,
+    /// `SCHED_RR` at this real-time priority, 1 (lowest) to 99.
+    RoundRobin(u32),
+    /// Any other, by its number in `linux/sched.h`.
+    Unknown(u32),
+}
+
+/// A thread's place in the scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Schedule {
+    /// The policy.
+    pub policy: Policy,
+    /// From -20 (much processor time) to 19 (little). Not for real time.
+    pub nice: i32,
+    /// How much time the thread asks for at once; the less, the sooner it
+    /// gets it. Linux 6.12 and later, for `Other` and `Batch`, between 0.1 ms
+    /// and 100 ms (`kernel/sched/syscalls.c`, `__setparam_fair`); older ones
+    /// ignore it. Zero: the kernel's own choice.
+    pub slice: Duration,
+}
+
+impl Schedule {
+    /// The calling thread's.
+    ///
+    /// # Errors
+    /// What `sched_getattr` says.
+    pub fn get() -> Result<Self> {
+        let mut attributes = empty();
+        // SAFETY: the kernel writes at most `size` bytes to the structure,
+        // which is as large as that and plain numbers.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_sched_getattr,
+                0,
+                &raw mut attributes,
+                attributes.size,
+                0,
+            )
+        };
+        check(result)?;
+        Ok(Self {
+            policy: match attributes.sched_policy.cast_signed() {
+                libc::SCHED_OTHER => Policy::Other,
+                libc::SCHED_BATCH => Policy::Batch,
+                libc::SCHED_RR => Policy::RoundRobin(attributes.sched_priority),
+                _ => Policy::Unknown(attributes.sched_policy),
+            },
+            nice: attributes.sched_nice,
+            slice: Duration::from_nanos(attributes.sched_runtime),
+        })
+    }
+
+    /// Makes it the calling thread's. Threads that it starts inherit it.
+    ///
+    /// # Errors
+    /// What `sched_setattr` says: `EPERM` for more than the thread has, where
+    /// it lacks CAP_SYS_NICE (or a limit, `RLIMIT_NICE`, `RLIMIT_RTPRIO`).
+    pub fn set(self) -> Result<()> {
+        let mut attributes = empty();
+        (attributes.sched_policy, attributes.sched_priority) = match self.policy {
+            Policy::Other => (libc::SCHED_OTHER.cast_unsigned(), 0),
+            Policy::Batch => (libc::SCHED_BATCH.cast_unsigned(), 0),
+            Policy::RoundRobin(priority) => (libc::SCHED_RR.cast_unsigned(), priority),
+            Policy::Unknown(number) => (number, 0),
+        };
+        attributes.sched_nice = self.nice;
+        attributes.sched_runtime = u64::try_from(self.slice.as_nanos()).unwrap_or(u64::MAX);
+        // SAFETY: the kernel reads `size` bytes of the structure, which is as
+        // large as that; no memory is handed over.
+        let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+        check(result)
+    }
+}
+
+/// Nothing but its size, which tells the kernel the interface's version.
+fn empty() -> libc::sched_attr {
+    // A small constant: no truncation.
+    #[allow(clippy::cast_possible_truncation)]
+    let size = size_of::<libc::sched_attr>() as u32;
+    libc::sched_attr {
+        size,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    }
+}
+
+/// `libc::syscall` gives -1 and leaves the reason in `errno`.
+fn check(result: libc::c_long) -> Result<()> {
+    if result == -1 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_thread_lowers_itself_and_reads_it_back() {
+        thread::spawn(|| {
+            let before = Schedule::get().unwrap();
+            let lower = Schedule {
+                policy: Policy::Batch,
+                nice: before.nice.max(0) + 3,
+                slice: Duration::from_millis(2),
+            };
+            lower.set().unwrap();
+            let after = Schedule::get().unwrap();
+            assert_eq!((after.policy, after.nice), (lower.policy, lower.nice));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_the_kernel() {
+        let nonsense = Schedule {
+            policy: Policy::RoundRobin(100),
+            nice: 0,
+            slice: Duration::ZERO,
+        };
+        assert_eq!(nonsense.set(), Err(Errno::INVAL));
+    }
+}
