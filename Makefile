@@ -5,6 +5,7 @@ BUILD := build
 STATIC_TARGET := x86_64-unknown-linux-gnu
 WORKLOAD := $(BUILD)/workload/$(STATIC_TARGET)/release/hikkoshi-workload
 INITRAMFS := $(BUILD)/initramfs.cpio
+WEB_INITRAMFS := $(BUILD)/initramfs-web.cpio
 WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs) guest/workload/Cargo.toml Cargo.toml Cargo.lock
 FUZZ_SECONDS ?= 60
 
@@ -67,8 +68,17 @@ test-guests: guest ## the laboratory's own tests, and real guests moved between 
 .PHONY: test
 test: lint test-unit test-loom test-guests ## everything: lint, unit tests, loom models, real guests
 
+$(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done
+	guest/initramfs/web/pack.sh $(INITRAMFS) $(BUILD)/apache/root $@
+
+# Apache, for the guest of the web benchmark, is fetched only here.
+.PHONY: guest-web
+guest-web: guest
+	@setup/setup.sh apache
+	@$(MAKE) --no-print-directory $(WEB_INITRAMFS)
+
 .PHONY: bench
-bench: guest ## measure beside QEMU's own migration
+bench: guest-web ## measure beside QEMU's own migration
 	cargo build --locked --release --package hikkoshi
 	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
 

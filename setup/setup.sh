@@ -6,6 +6,10 @@
 #   build/busybox                     the distribution's static busybox
 #   build/bochs                       the distribution's Bochs, which the second-stage tables run on
 #
+# and, when asked for by name (`setup.sh apache`), what only the benchmarks need:
+#
+#   build/apache                      the distribution's Apache, with every library, for a guest
+#
 # Nothing of this is installed: the packages are fetched through apt, with its signatures checked,
 # into a state directory of our own, and unpacked beside the build. Only small tools that are
 # missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed.
@@ -30,6 +34,8 @@ source "$here/lib/qemu.sh"
 source "$here/lib/kernel.sh"
 # shellcheck source=lib/bochs.sh
 source "$here/lib/bochs.sh"
+# shellcheck source=lib/apache.sh
+source "$here/lib/apache.sh"
 
 check_machine
 install_missing_tools
@@ -45,6 +51,12 @@ setup_qemu 10.0 "$codename-backports"
 setup_kernel
 setup_busybox
 setup_bochs
+for more in "$@"; do
+    case $more in
+    apache) setup_apache ;;
+    *) fail "there is nothing called $more to set up" "Known is: apache." ;;
+    esac
+done
 
 # A hundred megabytes of package lists, of use only while something is missing.
 rm -rf "$private_apt"

@@ -1,17 +1,22 @@
 //! The first thread: prints a line at every interval, and obeys the lines that come in.
 //!
-//! Understood are `sweep` (check every page, then say the verdict) and `stop` (the same, then end).
+//! Understood are `sweep` (check every page, then say the verdict), `stop` (the same, then end),
+//! `scan` (the scanning workers begin) and `slow` (how long slow accesses took since the last `slow`).
 
 use crate::clock::Clock;
 use crate::dirty::Dirty;
+use crate::files;
+use crate::fine::{Fine, Snapshot};
 use crate::options::{Memory, Options};
 use crate::region::Region;
 use crate::report::{Counters, Scale, Totals};
+use crate::scan::Scan;
 use crate::serve::{self, Served};
 use crate::verify::Verify;
 use crate::worker::{self, Event, Orders, Setting, Work};
 use crate::{page, system};
 use std::io::{self, BufRead, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -22,6 +27,15 @@ use std::time::{Duration, Instant};
 pub(crate) enum Verdict {
     Ok,
     Bad,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Bad => "BAD",
+        }
+    }
 }
 
 /// Prints a line, whole.
@@ -40,6 +54,9 @@ pub(crate) fn run(options: &Options) -> io::Result<Verdict> {
         std::process::exit(101);
     }));
     let clock = Clock::calibrate();
+    if options.files > 0 {
+        files::write_all(Path::new("/www"), options.files, options.file_bytes)?;
+    }
     let (sender, events) = mpsc::channel();
     let mut bench = Bench::new(options, clock, &sender)?;
     let started = Instant::now();
@@ -75,7 +92,10 @@ struct Bench {
     orders: Arc<Orders>,
     counters: Vec<Arc<Counters>>,
     before: Totals,
+    slow_before: Snapshot,
     bad: u64,
+    /// When the scan began, and how many workers are not through.
+    scan: Option<(Instant, usize)>,
     /// Workers whose part of the sweep under way is still to come.
     waiting: usize,
     /// Pages of the parts that have come.
@@ -91,7 +111,9 @@ impl Bench {
             orders: Arc::default(),
             counters: Vec::new(),
             before: Totals::default(),
+            slow_before: Snapshot::take(std::iter::empty()),
             bad: 0,
+            scan: None,
             waiting: 0,
             swept_pages: 0,
             sweeps_wanted: 0,
@@ -130,6 +152,7 @@ impl Bench {
                 Memory::Idle => "idle",
                 Memory::Dirty => "dirty",
                 Memory::Verify => "verify",
+                Memory::Scan => "scan",
             },
             u8::from(options.serve),
             self.totals().pages,
@@ -162,6 +185,7 @@ impl Bench {
                     }
                 }
                 Ok(Event::Swept { pages }) => self.swept(pages),
+                Ok(Event::Finished) => self.finished(),
                 Err(RecvTimeoutError::Timeout) => {
                     let now = Instant::now();
                     beat += 1;
@@ -191,7 +215,12 @@ impl Bench {
                 self.sweeps_wanted += 1;
                 self.sweep_if_wanted();
             }
-            _ => say("unknown: known are sweep and stop"),
+            "scan" if self.scan.is_none() => {
+                self.scan = Some((Instant::now(), self.counters.len()));
+                self.orders.begun.store(true, Ordering::Relaxed);
+            }
+            "slow" => self.say_slow(),
+            _ => say("unknown: known are sweep, stop, slow and, once, scan"),
         }
     }
 
@@ -217,6 +246,38 @@ impl Bench {
         }
     }
 
+    /// A worker has been through its part of the scan; the last one says how long it took.
+    fn finished(&mut self) {
+        let Some((begun, left)) = &mut self.scan else {
+            return;
+        };
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            let ms = begun.elapsed().as_secs_f64() * 1e3;
+            let pages = self.totals().pages;
+            let word = self.verdict().word();
+            say(&format!(
+                "scanned: {word} pages={pages} bad={} ms={ms:.3}",
+                self.bad
+            ));
+        }
+    }
+
+    fn say_slow(&mut self) {
+        let now = Snapshot::take(
+            self.counters
+                .iter()
+                .map(|counters| -> &Fine { &counters.fine }),
+        );
+        let (count, fine) = now.since(&self.slow_before);
+        let ns = self.clock.nanoseconds(now.ticks - self.slow_before.ticks);
+        say(&format!(
+            "slow: ok count={count} sum_us={} fine={fine}",
+            ns / 1000
+        ));
+        self.slow_before = now;
+    }
+
     fn verdict(&self) -> Verdict {
         if self.bad == 0 {
             Verdict::Ok
@@ -226,10 +287,7 @@ impl Bench {
     }
 
     fn say_verdict(&self) {
-        let word = match self.verdict() {
-            Verdict::Ok => "ok",
-            Verdict::Bad => "BAD",
-        };
+        let word = self.verdict().word();
         say(&format!(
             "verdict: {word} pages={} bad={}",
             self.swept_pages, self.bad
@@ -261,6 +319,9 @@ impl Bench {
                 "verify: {state} {time} pages={} checks={accesses} generation={} bad={} {latency}",
                 now.pages, now.generation, self.bad
             )),
+            Memory::Scan => say(&format!(
+                "scan: {state} {time} accesses={accesses} {latency}"
+            )),
         }
         if let Some(served) = served {
             say(&format!(
@@ -279,7 +340,14 @@ fn works(options: &Options, clock: Clock) -> io::Result<Vec<Box<dyn Work>>> {
     if options.memory == Memory::Idle {
         return Ok(Vec::new());
     }
-    let pages = Region::resident(options.mib * PAGES_PER_MIB)?.share(options.threads);
+    let region = Region::resident(options.mib * PAGES_PER_MIB)?;
+    if options.memory == Memory::Scan {
+        return Ok(region
+            .split(options.threads)
+            .map(|part| Box::new(Scan::new(part)) as Box<dyn Work>)
+            .collect());
+    }
+    let pages = region.share(options.threads);
     if options.memory == Memory::Dirty {
         return Ok(pages
             .map(|share| Box::new(Dirty::new(share, options)) as Box<dyn Work>)

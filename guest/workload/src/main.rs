@@ -10,10 +10,11 @@
 //! read, and writes. The first thread collects: once a second it prints what the workers counted,
 //! and it obeys the lines that arrive on the console ([`console`]).
 //!
-//! **Two ways of knowing that nothing was lost.** [`dirty`] is quick: one word a page, holding the
+//! **Ways of knowing that nothing was lost.** [`dirty`] is quick: one word a page, holding the
 //! page's number and how often it was written, whose sum must equal the writes made. [`verify`] is
 //! thorough: every byte of every page follows from its number and generation ([`page`]), and which
-//! generation is due is remembered elsewhere.
+//! generation is due is remembered elsewhere. [`scan`] reads such pages once, from start to end,
+//! when it is told to begin. [`files`] are for a web server's clients to check.
 //!
 //! **Time** is the guest's: while the guest is stopped its clock stands, so a switchover's downtime
 //! does not show in these numbers, but every fault that is taken while it runs does.
@@ -25,12 +26,15 @@
 mod clock;
 mod console;
 mod dirty;
+mod files;
+mod fine;
 mod options;
 mod page;
 mod physical;
 mod pick;
 mod region;
 mod report;
+mod scan;
 mod serve;
 mod system;
 mod verify;

@@ -22,6 +22,8 @@ pub(crate) enum Memory {
     Dirty,
     /// Whole pages, checked to the byte.
     Verify,
+    /// Whole pages, read once when told to.
+    Scan,
 }
 
 /// Everything that can be chosen.
@@ -50,6 +52,10 @@ pub(crate) struct Options {
     pub(crate) grow: usize,
     /// `verify`: where that growth ends, MiB.
     pub(crate) grow_max: usize,
+    /// Files for the web server in `/www`, if there is one.
+    pub(crate) files: u64,
+    /// Bytes in each of them.
+    pub(crate) file_bytes: usize,
     /// TCP port of `serve`.
     pub(crate) port: u16,
     /// Start of the random numbers.
@@ -72,6 +78,8 @@ impl Default for Options {
             zero_percent: 10,
             grow: 0,
             grow_max: 64,
+            files: 0,
+            file_bytes: 102_400,
             port: 7000,
             seed: 1,
         }
@@ -130,8 +138,13 @@ impl Options {
                         "idle" => {}
                         "dirty" => self.memory = Memory::Dirty,
                         "verify" => self.memory = Memory::Verify,
+                        "scan" => self.memory = Memory::Scan,
                         "serve" => self.serve = true,
-                        _ => return Err("known are idle, dirty, verify, serve, joined by commas"),
+                        _ => {
+                            return Err(
+                                "known are idle, dirty, verify, scan, serve, joined by commas",
+                            );
+                        }
                     }
                 }
             }
@@ -153,6 +166,13 @@ impl Options {
             "zero" => self.zero_percent = within(value, 0, 90)?,
             "grow" => self.grow = within(value, 0, 1 << 20)?,
             "grow_max" => self.grow_max = within(value, 1, 1 << 20)?,
+            "files" => self.files = within(value, 0, 1 << 20)?,
+            "file_bytes" => {
+                self.file_bytes = within(value, 16, 1 << 30)?;
+                if !self.file_bytes.is_multiple_of(8) {
+                    return Err("a multiple of 8 is wanted");
+                }
+            }
             "port" => self.port = within(value, 1, u16::MAX)?,
             "seed" => self.seed = within(value, 0, u64::MAX)?,
             // Read by /init, which sets the address before this program starts.

@@ -87,16 +87,16 @@ fn mix(mut x: u64) -> u64 {
 
 /// The filling's first word and the step from each to the next: one addition a word, since the
 /// guest's processor may be an emulated one.
-fn filling(page: u64, generation: u64) -> (u64, u64) {
+pub(crate) fn filling(page: u64, generation: u64) -> (u64, u64) {
     let first = mix(page.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(generation));
     (first, mix(first) | 1)
 }
 
-fn fold(sum: u64, word: u64) -> u64 {
+pub(crate) fn fold(sum: u64, word: u64) -> u64 {
     (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3)
 }
 
-const SUM_START: u64 = 0xcbf2_9ce4_8422_2325;
+pub(crate) const SUM_START: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn checksum(words: &Words) -> u64 {
     let head = fold(fold(SUM_START, words[NUMBER]), words[GENERATION]);

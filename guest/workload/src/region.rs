@@ -70,6 +70,19 @@ impl Region {
             .ok_or_else(|| io::Error::other("mmap gave address 0"))
     }
 
+    /// Splits the pages into `n` parts, one after the other.
+    pub(crate) fn split(self, n: usize) -> impl Iterator<Item = Share> {
+        (0..n).map(move |part| {
+            let first = self.pages * part / n;
+            Share {
+                region: self,
+                first,
+                step: 1,
+                len: self.pages * (part + 1) / n - first,
+            }
+        })
+    }
+
     /// Shares the pages out: share `i` of `n` has the pages `i`, `i + n`, `i + 2n`, ….
     pub(crate) fn share(self, n: usize) -> impl Iterator<Item = Share> {
         (0..n).map(move |first| Share {
@@ -81,7 +94,7 @@ impl Region {
     }
 }
 
-/// One worker's pages of a region, spread over all of it.
+/// One worker's pages of a region.
 #[derive(Debug)]
 pub(crate) struct Share {
     region: Region,
@@ -124,16 +137,20 @@ mod tests {
     #[test]
     fn shares_have_every_page_once() {
         for (pages, n) in [(10, 3), (9, 3), (2, 4), (1, 1)] {
-            let shares: Vec<_> = Region::resident(pages).unwrap().share(n).collect();
-            let numbers: Vec<usize> = shares
-                .iter()
-                .flat_map(|share| (0..share.len()).map(|index| share.number(index)))
-                .collect();
-            assert_eq!(numbers.len(), pages);
-            assert_eq!(
-                numbers.into_iter().collect::<BTreeSet<_>>(),
-                (0..pages).collect()
-            );
+            let region = Region::resident(pages).unwrap();
+            let shares: Vec<_> = region.share(n).collect();
+            let parts: Vec<_> = region.split(n).collect();
+            for shares in [shares, parts] {
+                let numbers: Vec<usize> = shares
+                    .iter()
+                    .flat_map(|share| (0..share.len()).map(|index| share.number(index)))
+                    .collect();
+                assert_eq!(numbers.len(), pages);
+                assert_eq!(
+                    numbers.into_iter().collect::<BTreeSet<_>>(),
+                    (0..pages).collect()
+                );
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! What the workers count and how it is printed: `key=value`, one line.
 
 use crate::clock::Clock;
+use crate::fine::Fine;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,6 +21,8 @@ pub(crate) struct Counters {
     slow_ticks: AtomicU64,
     max_ticks: AtomicU64,
     histogram: [AtomicU64; BUCKETS],
+    /// Of the slow accesses only.
+    pub(crate) fine: Fine,
     /// Pages in play.
     pub(crate) pages: AtomicU64,
     /// The highest generation written.
@@ -60,10 +63,12 @@ impl Counters {
             add(&self.histogram[0], 1);
             return;
         }
-        add(&self.histogram[bucket(scale.clock.nanoseconds(ticks))], 1);
+        let nanoseconds = scale.clock.nanoseconds(ticks);
+        add(&self.histogram[bucket(nanoseconds)], 1);
         if ticks >= scale.slow_ticks {
             add(&self.slow, 1);
             add(&self.slow_ticks, ticks);
+            self.fine.record(nanoseconds, ticks);
         }
     }
 }

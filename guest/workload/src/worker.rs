@@ -12,6 +12,10 @@ use std::time::Duration;
 
 /// What a worker does with its pages.
 pub(crate) trait Work: Send {
+    /// Whether there is an access to be made now. Who runs out of them has finished.
+    fn is_due(&self, _orders: &Orders) -> bool {
+        true
+    }
     /// Makes one access and says how long touching the memory took, in ticks; what was wrong with
     /// the page is described in `findings`.
     fn access(&mut self, random: &mut Random, findings: &mut Vec<String>) -> u64;
@@ -32,6 +36,8 @@ pub(crate) enum Event {
     Bad(String),
     /// A worker has been through all of its pages.
     Swept { pages: usize },
+    /// A worker has made all the accesses that it has to make.
+    Finished,
 }
 
 /// What all workers look at between two accesses.
@@ -40,7 +46,12 @@ pub(crate) struct Orders {
     /// Raised by one for every sweep wanted.
     pub(crate) sweeps: AtomicU32,
     pub(crate) stop: AtomicBool,
+    /// Those who wait for it may begin.
+    pub(crate) begun: AtomicBool,
 }
+
+/// How often a worker with nothing to do looks for orders.
+const IDLE: Duration = Duration::from_millis(1);
 
 /// Everything a worker is given.
 #[derive(Debug)]
@@ -79,6 +90,10 @@ fn run(setting: &Setting, work: &mut dyn Work) {
             let pages = work.pages();
             let _ = setting.events.send(Event::Swept { pages });
         }
+        if !work.is_due(&setting.orders) {
+            std::thread::sleep(IDLE);
+            continue;
+        }
         pace.wait();
         let ticks = work.access(&mut random, &mut findings);
         setting.counters.record(&setting.scale, ticks);
@@ -89,6 +104,9 @@ fn run(setting: &Setting, work: &mut dyn Work) {
             .store(u64::from(work.generation()), Ordering::Relaxed);
         if !findings.is_empty() {
             tell(setting, &mut findings);
+        }
+        if !work.is_due(&setting.orders) {
+            let _ = setting.events.send(Event::Finished);
         }
     }
 }
