@@ -1,11 +1,13 @@
 //! The command line.
 
+use std::num::{NonZeroU16, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_engine::link::Address;
-use hikkoshi_engine::{Mode, WhenStalled};
+use hikkoshi_engine::{DestinationOptions, Mode, Priority, WhenStalled};
 
 /// Moves a running virtual machine to another host.
 ///
@@ -71,6 +73,47 @@ pub struct Receive {
 
     #[command(flatten)]
     pub common: Common,
+
+    /// Threads that read the guest's page faults (default: by the guest's
+    /// processors and this machine's)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_FAULT_THREADS)))]
+    pub fault_threads: Option<u16>,
+
+    /// Spin instead of sleeping where the guest waits for a page: lower
+    /// latency, at the price of a busy core for each fault thread and one more
+    #[arg(long)]
+    pub poll: bool,
+
+    /// Do not let the threads that the guest waits for go before the others
+    #[arg(long)]
+    pub no_priority: bool,
+
+    /// Rebuild transparent huge pages after the move, at most so many bytes a
+    /// second (suffixes K, M, G; 1G if left out)
+    #[arg(
+        long,
+        value_name = "BYTES_PER_S",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1G",
+        value_parser = parse_bytes
+    )]
+    pub collapse: Option<u64>,
+}
+
+impl Receive {
+    pub fn options(&self) -> DestinationOptions {
+        DestinationOptions {
+            fault_threads: self.fault_threads.and_then(NonZeroU16::new),
+            poll: self.poll,
+            priority: if self.no_priority {
+                Priority::OFF
+            } else {
+                Priority::ON
+            },
+            collapse: self.collapse.and_then(NonZeroU64::new),
+        }
+    }
 }
 
 #[derive(Debug, ClapArgs)]
@@ -211,8 +254,20 @@ mod tests {
         assert_eq!(migrate.downtime(), Duration::from_millis(50));
         assert_eq!(migrate.bandwidth, Some(1_000_000_000));
         assert!(migrate.common.plaintext);
-        let args = Args::parse_from(["hikkoshi", "receive", "--listen", "unix:/s", "--qmp", "/q"]);
-        assert!(matches!(args.command, Command::Receive(_)));
+        let receive = |more: &[&str]| {
+            let fixed = ["hikkoshi", "receive", "--listen", "unix:/s", "--qmp", "/q"];
+            match Args::parse_from(fixed.iter().chain(more)).command {
+                Command::Receive(receive) => receive.options(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(receive(&[]), DestinationOptions::default());
+        let rate = |more| receive(&[more]).collapse.map(NonZeroU64::get);
+        assert_eq!(rate("--collapse"), Some(1_000_000_000));
+        assert_eq!(rate("--collapse=5M"), Some(5_000_000));
+        let all = receive(&["--fault-threads", "3", "--poll", "--no-priority"]);
+        assert_eq!(all.fault_threads, NonZeroU16::new(3));
+        assert!(all.poll && all.priority == Priority::OFF && all.collapse.is_none());
     }
 
     #[test]

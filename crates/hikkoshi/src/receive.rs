@@ -23,7 +23,8 @@ pub fn run(args: &Receive) -> Result<Status, Exit> {
     })?;
     let observer = progress::observer(args.common.progress);
     observer.notice(&format!("waiting for a guest at {}", listener.address()));
-    match receive(&mut guest, &listener, &ReceiveWatch { cancel, observer }) {
+    let watch = ReceiveWatch { cancel, observer };
+    match receive(&mut guest, &listener, &args.options(), &watch) {
         Ok(account) => {
             finish(&account, &args.common, "the guest runs here")?;
             Ok(Status::Moved)

@@ -131,7 +131,7 @@ pub use frame::{
 };
 pub use hello::{HELLO_LEN, Hello, HelloError, Role};
 pub use id::MigrationId;
-pub use messages::{Mode, ToDestination, ToSource};
+pub use messages::{MAX_LINKS, Mode, ToDestination, ToSource};
 pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
 pub use ranges::{MAX_RANGES, OutsideLayout, PageRanges};
 pub use summary::RequestSummary;

@@ -12,6 +12,10 @@ use crate::device::MAX_DEVICE_CHUNK;
 use crate::ranges::PageRanges;
 use crate::summary::RequestSummary;
 
+/// Most background links of one migration. More than any machine has cores to
+/// feed, and few enough for a thread and a buffer each.
+pub const MAX_LINKS: u16 = 16;
+
 /// How the guest's memory is to travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
@@ -36,7 +40,8 @@ pub enum ToDestination {
         /// [`Postcopy`](Mode::Postcopy) and [`Hybrid`](Mode::Hybrid); in
         /// [`Precopy`](Mode::Precopy) it may do so if the guest is too busy.
         may_postcopy: bool,
-        /// Number of background links that the source will open, counted from 0.
+        /// Number of background links that the source will open, counted from
+        /// 0: 1 to [`MAX_LINKS`].
         background_links: u16,
     },
     /// Post-copy: drop these pages, they are still to come. What pre-copy

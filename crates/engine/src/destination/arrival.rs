@@ -19,7 +19,7 @@ use super::installer::Installer;
 use super::offer::Offered;
 use super::receiver::{self, Sink};
 use super::session::{Event, LISTENING, Session};
-use super::{ReceiveWatch, faults};
+use super::{DestinationOptions, ReceiveWatch, faults};
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkReader, LinkWriter};
 use crate::source::Outcome;
@@ -36,12 +36,13 @@ pub(super) fn run(
     guest: &mut dyn DestinationGuest,
     offered: Offered,
     incoming: &Receiver<Incoming>,
+    options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
     let begun = Instant::now();
     let mode = offered.mode;
     let pages = guest.ram().layout().pages();
-    let mut arrival = match Arrival::open(offered, incoming, watch, guest.ram().layout()) {
+    let mut arrival = match Arrival::open(offered, incoming, options, watch, guest.ram().layout()) {
         Ok(arrival) => arrival,
         Err(cause) => return Err(give_back(guest, cause)),
     };
@@ -101,6 +102,7 @@ enum Undecided {
 #[derive(Debug)]
 struct Arrival<'a> {
     watch: &'a ReceiveWatch,
+    options: DestinationOptions,
     session: Session,
     sink: Arc<Sink>,
     /// What post-copy needs, until it begins.
@@ -126,6 +128,7 @@ impl<'a> Arrival<'a> {
     fn open(
         offered: Offered,
         incoming: &Receiver<Incoming>,
+        options: &DestinationOptions,
         watch: &'a ReceiveWatch,
         layout: &RamLayout,
     ) -> Result<Self, DestinationFailure> {
@@ -138,7 +141,7 @@ impl<'a> Arrival<'a> {
         )?;
         let urgent = offered.userfault.is_some();
         let links = session
-            .await_links(incoming, urgent, &watch.cancel)
+            .await_links(incoming, offered.background_links, urgent, &watch.cancel)
             .inspect_err(|cause| session.part(&parting(cause)))?;
         let sink = Arc::new(Sink {
             memory: offered.memory,
@@ -147,8 +150,10 @@ impl<'a> Arrival<'a> {
             tracker: Arc::new(Tracker::default()),
         });
         sink.tracker.begin(Phase::Precopy, 1, layout.pages());
-        let (reader, acks) = links.background;
-        receiver::start_background(Arc::clone(&sink), reader, acks, session.events())?;
+        for (number, (reader, acks)) in links.background.into_iter().enumerate() {
+            let (sink, events) = (Arc::clone(&sink), session.events());
+            receiver::start_background(number, sink, (reader, acks), events, options.priority)?;
+        }
         let prepared = offered
             .userfault
             .zip(links.urgent)
@@ -158,6 +163,7 @@ impl<'a> Arrival<'a> {
             });
         Ok(Self {
             watch,
+            options: *options,
             session,
             sink,
             prepared,
@@ -295,7 +301,12 @@ impl<'a> Arrival<'a> {
         });
         // A failure half-way is undone through `faulting`.
         installer.start()?;
-        receiver::start_urgent(Arc::clone(&self.sink), reader, events.clone())?;
+        receiver::start_urgent(
+            Arc::clone(&self.sink),
+            reader,
+            events.clone(),
+            self.options.priority,
+        )?;
         let thread = faults::start(installer, writer, stop, events)?;
         if let Some(faulting) = &mut self.faulting {
             faulting.fault_thread = Some(thread);

@@ -12,6 +12,7 @@ mod faults;
 mod installer;
 mod memory;
 mod offer;
+mod options;
 mod receiver;
 mod session;
 mod staging;
@@ -25,6 +26,7 @@ use hikkoshi_wire::Role;
 
 pub use error::{DestinationFailure, ReceiveError};
 pub use installer::InstallError;
+pub use options::{DestinationOptions, MAX_FAULT_THREADS};
 pub use staging::TooManyPartial;
 
 use crate::cancel::Cancel;
@@ -59,6 +61,7 @@ impl fmt::Debug for ReceiveWatch {
 pub fn receive(
     guest: &mut dyn DestinationGuest,
     listener: &Listener,
+    options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
     let stop = Cancel::new();
@@ -70,7 +73,14 @@ pub fn receive(
             .name("dst-accept".into())
             .spawn_scoped(scope, || listener.serve(&sender, &stop));
         match spawned {
-            Ok(acceptor) => accept(guest, listener, watch, &incoming, || acceptor.is_finished()),
+            Ok(acceptor) => {
+                let mut door = Door {
+                    listener,
+                    incoming: &incoming,
+                    listener_ended: &|| acceptor.is_finished(),
+                };
+                accept(guest, &mut door, options, watch)
+            }
             Err(error) => Err(at_source(DestinationFailure::Thread(error))),
         }
     })
@@ -85,42 +95,48 @@ impl Drop for CancelOnDrop<'_> {
     }
 }
 
+/// Where connections come in.
+struct Door<'a> {
+    listener: &'a Listener,
+    incoming: &'a Receiver<Incoming>,
+    listener_ended: &'a dyn Fn() -> bool,
+}
+
 /// Waits for sources until one's guest was taken in, or was lost on the way.
 fn accept(
     guest: &mut dyn DestinationGuest,
-    listener: &Listener,
+    door: &mut Door<'_>,
+    options: &DestinationOptions,
     watch: &ReceiveWatch,
-    incoming: &Receiver<Incoming>,
-    listener_ended: impl Fn() -> bool,
 ) -> Result<Account, ReceiveError> {
     loop {
         if watch.cancel.is_cancelled() {
             return Err(at_source(DestinationFailure::Cancelled));
         }
-        if listener_ended() {
+        if (door.listener_ended)() {
             let error = std::io::Error::other("the listening socket failed");
             return Err(at_source(DestinationFailure::Listen(error)));
         }
-        let Ok(link) = incoming.recv_timeout(TICK) else {
+        let Ok(link) = door.incoming.recv_timeout(TICK) else {
             continue;
         };
         if link.role != Role::Control {
             continue; // Left over from a source that was refused.
         }
-        listener.expect(Some(link.id));
+        door.listener.expect(Some(link.id));
         let peer = link.peer.clone();
         match offer::hear(guest, link, &watch.cancel) {
             Ok(offered) => {
                 watch
                     .observer
                     .notice(&format!("a guest arrives from {peer}"));
-                return arrival::run(guest, offered, incoming, watch);
+                return arrival::run(guest, offered, door.incoming, options, watch);
             }
             Err(why) => {
                 watch
                     .observer
                     .notice(&format!("refused a guest from {peer}: {why}"));
-                listener.expect(None);
+                door.listener.expect(None);
             }
         }
     }

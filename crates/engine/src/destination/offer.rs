@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_faults::Userfault;
-use hikkoshi_wire::{Limits, ToDestination, ToSource};
+use hikkoshi_wire::{Limits, MAX_LINKS, ToDestination, ToSource};
 
 use super::memory::Memory;
 use crate::cancel::Cancel;
@@ -24,6 +24,8 @@ pub(super) struct Offered {
     pub(super) limits: Limits,
     pub(super) stop: Cancel,
     pub(super) mode: Mode,
+    /// How many background links the source will open.
+    pub(super) background_links: u16,
     pub(super) memory: Memory,
     /// Where post-copy is possible: what is needed for it.
     pub(super) userfault: Option<(Arc<Userfault>, Vec<u64>)>,
@@ -50,14 +52,15 @@ pub(super) fn hear(
         description,
         mode,
         may_postcopy,
-        background_links: 1,
+        background_links,
     } = reader.control().map_err(text)?
     else {
-        return Err("it does not begin with an offer of a guest over one background link".into());
+        return Err("it does not begin with an offer of a guest".into());
     };
     let ready = description
         .compatible_with(guest.describe())
         .map_err(text)
+        .and_then(|()| check_links(background_links))
         .and_then(|()| make_ready(guest, may_postcopy));
     let (memory, userfault) = match ready {
         Ok(ready) => ready,
@@ -88,9 +91,20 @@ pub(super) fn hear(
         limits,
         stop,
         mode: mode.into(),
+        background_links,
         memory,
         userfault,
     })
+}
+
+fn check_links(links: u16) -> Result<(), String> {
+    if (1..=MAX_LINKS).contains(&links) {
+        Ok(())
+    } else {
+        Err(format!(
+            "the source wants {links} background links, and 1 to {MAX_LINKS} are possible"
+        ))
+    }
 }
 
 type Ready = (Memory, Option<(Arc<Userfault>, Vec<u64>)>);

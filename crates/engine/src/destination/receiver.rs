@@ -11,8 +11,9 @@ use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 use super::error::DestinationFailure;
 use super::installer::Installer;
 use super::memory::Memory;
-use super::session::Event;
+use super::session::{Ends, Event};
 use crate::link::{LinkError, LinkReader, LinkWriter};
+use crate::priority::{Priority, Rank};
 use crate::stats::{Counters, Tracker};
 
 /// The source hears of applied bytes at least this often, so that a window of
@@ -40,14 +41,17 @@ enum Kind {
     Background,
 }
 
-/// Receives background pages and acknowledges them.
+/// Receives the pages of background link `number` and acknowledges them.
 pub(super) fn start_background(
+    number: usize,
     sink: Arc<Sink>,
-    reader: LinkReader,
-    acks: LinkWriter,
+    (reader, acks): Ends,
     events: SyncSender<Event>,
+    priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
-    start(Kind::Background, sink, reader, Some(acks), events)
+    let name = format!("dst-back-{number}");
+    let receiver = Receiver::new(Kind::Background, sink, reader, Some(acks), events);
+    start(receiver, name, priority)
 }
 
 /// Receives the pages that were asked for.
@@ -55,33 +59,25 @@ pub(super) fn start_urgent(
     sink: Arc<Sink>,
     reader: LinkReader,
     events: SyncSender<Event>,
+    priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
-    start(Kind::Urgent, sink, reader, None, events)
+    let receiver = Receiver::new(Kind::Urgent, sink, reader, None, events);
+    start(receiver, "dst-urgent".to_owned(), priority)
 }
 
 fn start(
-    kind: Kind,
-    sink: Arc<Sink>,
-    reader: LinkReader,
-    acks: Option<LinkWriter>,
-    events: SyncSender<Event>,
+    mut receiver: Receiver,
+    name: String,
+    priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
-    let name = match kind {
-        Kind::Urgent => "dst-urgent",
-        Kind::Background => "dst-background",
-    };
-    let mut receiver = Receiver {
-        kind,
-        sink,
-        reader,
-        acks,
-        acked: 0,
-        buffer: vec![0; FRAME_BYTES],
-        events,
+    let rank = match receiver.kind {
+        Kind::Urgent => Rank::Urgent,
+        Kind::Background => Rank::Background,
     };
     thread::Builder::new()
-        .name(name.into())
+        .name(name)
         .spawn(move || {
+            priority.take(rank);
             let failure = receiver.run();
             // Nobody listens any more once the migration is over.
             let _ = receiver.events.send(Event::Failed(failure));
@@ -101,6 +97,24 @@ struct Receiver {
 }
 
 impl Receiver {
+    fn new(
+        kind: Kind,
+        sink: Arc<Sink>,
+        reader: LinkReader,
+        acks: Option<LinkWriter>,
+        events: SyncSender<Event>,
+    ) -> Self {
+        Self {
+            kind,
+            sink,
+            reader,
+            acks,
+            acked: 0,
+            buffer: vec![0; FRAME_BYTES],
+            events,
+        }
+    }
+
     /// Receives until something fails; the end of the link is that, too.
     fn run(&mut self) -> DestinationFailure {
         let doing = match self.kind {

@@ -88,18 +88,20 @@ impl Session {
         })
     }
 
-    /// Waits for the source's other links: one for background pages, and one
-    /// for urgent pages if `urgent`.
+    /// Waits for the source's other links: so many for background pages, and
+    /// one for urgent pages if `urgent`.
     pub(super) fn await_links(
         &mut self,
         incoming: &Receiver<Incoming>,
+        background_links: u16,
         urgent: bool,
         cancel: &Cancel,
     ) -> Result<Links, DestinationFailure> {
         let doing = "waiting for the source's links";
         let deadline = Instant::now() + LINKS_TIMEOUT;
-        let (mut background, mut urgent_link) = (None, None);
-        while background.is_none() || (urgent && urgent_link.is_none()) {
+        let mut urgent_link = None;
+        let mut background: Vec<Option<Ends>> = (0..background_links).map(|_| None).collect();
+        while background.iter().any(Option::is_none) || (urgent && urgent_link.is_none()) {
             if cancel.is_cancelled() {
                 return Err(DestinationFailure::Cancelled);
             }
@@ -121,12 +123,13 @@ impl Session {
                 continue;
             };
             let slot = match link.role {
-                Role::Background { index: 0 } => &mut background,
-                Role::Urgent if urgent => &mut urgent_link,
-                role => {
-                    tracing::warn!(%role, peer = link.peer, "turned away: no such link here");
-                    continue;
-                }
+                Role::Background { index } => background.get_mut(usize::from(index)),
+                Role::Urgent if urgent => Some(&mut urgent_link),
+                _ => None,
+            };
+            let Some(slot) = slot else {
+                tracing::warn!(role = %link.role, peer = link.peer, "turned away: no such link here");
+                continue;
             };
             if slot.is_some() {
                 tracing::warn!(role = %link.role, peer = link.peer, "turned away: a second one");
@@ -138,12 +141,10 @@ impl Session {
             self.streams.push(stream);
             *slot = Some(ends);
         }
-        background
-            .map(|background| Links {
-                background,
-                urgent: urgent_link,
-            })
-            .ok_or_else(|| DestinationFailure::unexpected(doing, &"no background link"))
+        Ok(Links {
+            background: background.into_iter().flatten().collect(),
+            urgent: urgent_link,
+        })
     }
 
     /// Where the links' threads report to.
@@ -212,9 +213,13 @@ impl Drop for Session {
     }
 }
 
+/// A link's two ends.
+pub(super) type Ends = (LinkReader, LinkWriter);
+
 /// The links beside the control link.
 #[derive(Debug)]
 pub(super) struct Links {
-    pub(super) background: (LinkReader, LinkWriter),
-    pub(super) urgent: Option<(LinkReader, LinkWriter)>,
+    /// In the order of their numbers.
+    pub(super) background: Vec<Ends>,
+    pub(super) urgent: Option<Ends>,
 }

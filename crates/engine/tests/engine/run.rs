@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hikkoshi_engine::link::Listener;
 use hikkoshi_engine::{
-    Account, Cancel, MigrateError, Mode, Observer, Outcome, ReceiveError, ReceiveWatch,
-    SourceOptions, Watch, migrate, receive,
+    Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, Outcome, ReceiveError,
+    ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::Limits;
@@ -64,6 +64,7 @@ pub struct Setup {
     pub source: TestSource,
     pub destination: TestDestination,
     pub options: SourceOptions,
+    pub receive_options: DestinationOptions,
     pub source_cancel: Cancel,
     pub destination_cancel: Cancel,
     policy: Option<Box<Policy>>,
@@ -107,6 +108,7 @@ impl Setup {
                 mode,
                 ..SourceOptions::default()
             },
+            receive_options: DestinationOptions::default(),
             source_cancel: Cancel::new(),
             destination_cancel: Cancel::new(),
             policy: None,
@@ -129,6 +131,7 @@ impl Setup {
             mut source,
             mut destination,
             options,
+            receive_options,
             source_cancel,
             destination_cancel,
             policy,
@@ -152,7 +155,14 @@ impl Setup {
             observer: Arc::<Notices>::clone(&notices),
         };
         let result = thread::scope(|scope| {
-            let receiving = scope.spawn(|| receive(&mut destination, &listener, &receive_watch));
+            let receiving = scope.spawn(|| {
+                receive(
+                    &mut destination,
+                    &listener,
+                    &receive_options,
+                    &receive_watch,
+                )
+            });
             let mut counted = || {
                 commits.fetch_add(1, Ordering::Relaxed);
                 point_of_no_return()

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::link::{Address, hello, open};
-use hikkoshi_engine::{Cancel, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive};
+use hikkoshi_engine::{
+    Cancel, DestinationOptions, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+};
 use hikkoshi_wire::{Frame, MigrationId, Role};
 
 use crate::guests::{TestDestination, TestSource};
@@ -36,7 +38,14 @@ fn the_door_is_not_blocked() {
         observer: Arc::<Notices>::clone(&notices),
     };
     thread::scope(|scope| {
-        let receiving = scope.spawn(|| receive(&mut guest, &listener, &watch));
+        let receiving = scope.spawn(|| {
+            receive(
+                &mut guest,
+                &listener,
+                &DestinationOptions::default(),
+                &watch,
+            )
+        });
         // Connections without a word: all are dropped at some time, and those
         // beyond a bound at once.
         let silent: Vec<_> = (0..40)

@@ -6,11 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::link::{Address, LinkReader, LinkWriter, Stream, hello, open, split};
-use hikkoshi_engine::{Cancel, Outcome, ReceiveError, ReceiveWatch, receive};
+use hikkoshi_engine::{Cancel, DestinationOptions, Outcome, ReceiveError, ReceiveWatch, receive};
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_wire::{
-    DeviceStateDigest, Frame, GuestDescription, Limits, MAX_DEVICE_CHUNK, MigrationId, PageRanges,
-    Role, ToDestination, ToSource,
+    DeviceStateDigest, Frame, GuestDescription, Limits, MAX_DEVICE_CHUNK, MAX_LINKS, MigrationId,
+    PageRanges, Role, ToDestination, ToSource,
 };
 
 use crate::guests::{TestDestination, device_state};
@@ -148,7 +148,12 @@ fn received(
                 "the source is not told why: {last:?}"
             );
         });
-        receive(&mut guest, &listener, &watch)
+        receive(
+            &mut guest,
+            &listener,
+            &DestinationOptions::default(),
+            &watch,
+        )
     });
     let ReceiveError { cause, outcome } = result.unwrap_err();
     assert_eq!(guest.script.count("resume"), 0);
@@ -205,6 +210,98 @@ fn frames_out_of_place() {
         let content = vec![1; 2 * PAGE_SIZE];
         source.background.1.pages(range, &content).unwrap();
     });
+}
+
+/// Each background link has a receiver of its own; more than a machine can
+/// feed are refused with a reason.
+#[test]
+fn as_many_background_links_as_offered() {
+    let _watchdog = watchdog();
+    let layout = layout(&[(MIB, SMALL)]);
+    let machine = machine(&layout, &layout);
+    let mut guest = TestDestination::new(&machine, 1000);
+    let description = guest.description.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let watch = ReceiveWatch {
+        cancel: Cancel::new(),
+        observer: Arc::new(Notices::default()),
+    };
+    let limits = Limits::from(&layout);
+    let offer = |background_links| {
+        let ToDestination::Begin {
+            description, mode, ..
+        } = begin(&description, false)
+        else {
+            panic!()
+        };
+        ToDestination::Begin {
+            description,
+            mode,
+            may_postcopy: false,
+            background_links,
+        }
+    };
+    let result = thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let options = DestinationOptions::default();
+            receive(&mut guest, &listener, &options, &watch)
+        });
+        let mut streams = Vec::new();
+        let mut link = |role, id| {
+            let stream = Arc::new(open(listener.address(), &hello(role, id)).unwrap());
+            streams.push(Arc::clone(&stream));
+            split(&stream, limits, &Cancel::new()).unwrap()
+        };
+        for (attempt, links) in [0, MAX_LINKS + 1, u16::MAX].into_iter().enumerate() {
+            let id = MigrationId::from_bytes([u8::try_from(attempt).unwrap(); 16]);
+            let mut control = link(Role::Control, id);
+            control.1.control(&offer(links)).unwrap();
+            let ToSource::Refuse { reason } = control.0.control().unwrap() else {
+                panic!("{links} links accepted")
+            };
+            let expected = format!(
+                "the source wants {links} background links, and 1 to {MAX_LINKS} are possible"
+            );
+            assert_eq!(reason, expected);
+        }
+        let id = MigrationId::from_bytes(ID);
+        let mut control = link(Role::Control, id);
+        control.1.control(&offer(MAX_LINKS)).unwrap();
+        let answer: ToSource = control.0.control().unwrap();
+        assert!(matches!(answer, ToSource::Accept { .. }), "{answer:?}");
+        // In no order; each tells only of its own bytes.
+        let mut links: Vec<_> = (0..MAX_LINKS)
+            .map(|index| (index * 7) % MAX_LINKS)
+            .map(|index| (index, link(Role::Background { index }, id)))
+            .collect();
+        for (index, (_, writer)) in &mut links {
+            let page = Page::new(u64::from(*index));
+            let content = vec![u8::try_from(*index).unwrap() + 1; PAGE_SIZE];
+            writer.pages(PageRange::one(page), &content).unwrap();
+        }
+        for (_, (reader, writer)) in &mut links {
+            let Frame::Ack { bytes } = reader.frame().unwrap() else {
+                panic!("no acknowledgement")
+            };
+            assert_eq!(bytes, writer.sent());
+        }
+        let reason = "enough".into();
+        control
+            .1
+            .control(&ToDestination::Cancel { reason })
+            .unwrap();
+        receiving.join().unwrap()
+    });
+    assert_eq!(
+        result.unwrap_err().to_string(),
+        "called off by the source: enough"
+    );
+    let memory = machine.memory(Side::Destination);
+    for index in 0..MAX_LINKS {
+        let content = memory.load(u64::from(index));
+        assert_eq!(content, [u8::try_from(index).unwrap() + 1; PAGE_SIZE]);
+    }
 }
 
 #[test]
@@ -352,7 +449,12 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
             cancel.cancel();
             drop(done);
         });
-        receive(&mut guest, &listener, &watch)
+        receive(
+            &mut guest,
+            &listener,
+            &DestinationOptions::default(),
+            &watch,
+        )
     });
     assert_eq!(result.unwrap_err().to_string(), "cancelled");
     assert_eq!(guest.script.count("release"), 1);
