@@ -56,6 +56,14 @@ pub fn initramfs() -> Result<PathBuf, LabError> {
     present("the guest's initramfs", "initramfs.cpio")
 }
 
+/// The first file system of the guest that has a web server, too.
+///
+/// # Errors
+/// When it has not been built: only `make guest-web` does.
+pub fn web_initramfs() -> Result<PathBuf, LabError> {
+    present("the web guest's initramfs", "initramfs-web.cpio")
+}
+
 fn present(what: &'static str, name: impl AsRef<Path>) -> Result<PathBuf, LabError> {
     // Built and run in the same tree, unless said otherwise.
     let build = std::env::var_os("HIKKOSHI_BUILD").map_or_else(

@@ -27,6 +27,7 @@ pub struct VmConfig {
     pub(crate) ram_directory: Option<PathBuf>,
     pub(crate) workload: Workload,
     pub(crate) incoming: bool,
+    pub(crate) initramfs: Option<PathBuf>,
     pub(crate) nic: Option<Nic>,
     pub(crate) namespace: Option<Namespace>,
     pub(crate) console: Option<Console>,
@@ -43,6 +44,7 @@ impl Default for VmConfig {
             ram_directory: None,
             workload: Workload::verify(32),
             incoming: false,
+            initramfs: None,
             nic: None,
             namespace: None,
             console: None,
@@ -103,6 +105,13 @@ impl VmConfig {
     #[must_use]
     pub fn incoming(mut self) -> Self {
         self.incoming = true;
+        self
+    }
+
+    /// Another first file system than the test guest's.
+    #[must_use]
+    pub fn initramfs(mut self, path: impl Into<PathBuf>) -> Self {
+        self.initramfs = Some(path.into());
         self
     }
 

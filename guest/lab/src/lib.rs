@@ -53,7 +53,7 @@ mod spawn;
 mod vm;
 mod workload;
 
-pub use artifacts::{QemuVersion, initramfs, kernel};
+pub use artifacts::{QemuVersion, initramfs, kernel, web_initramfs};
 pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
 pub use console::{Console, Line};
 pub use error::LabError;
@@ -63,7 +63,10 @@ pub use net::{GuestNetwork, Link, Namespace, Shape};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::Ram;
-pub use report::{Dirty, Histogram, Idle, Latency, Ready, Report, Serve, Verdict, Verify};
+pub use report::{
+    Dirty, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned, Serve, Slow,
+    Verdict, Verify,
+};
 pub use scratch::Lab;
 pub use vm::Vm;
 pub use workload::{Pattern, Workload};

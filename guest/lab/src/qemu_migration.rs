@@ -26,6 +26,10 @@ pub struct QemuMigration {
     pub bandwidth: u64,
     /// Downtime that pre-copy aims at, ms.
     pub downtime_ms: u64,
+    /// Switches before the first round is through: most pages are still at the source then.
+    pub switch_at_once: bool,
+    /// Bytes a second at most in post-copy, not counting pages asked for; 0 = no limit.
+    pub postcopy_bandwidth: u64,
     /// When to give up.
     pub timeout: Duration,
 }
@@ -37,6 +41,8 @@ impl QemuMigration {
             mode,
             bandwidth: 0,
             downtime_ms: 300,
+            switch_at_once: false,
+            postcopy_bandwidth: 0,
             timeout: Duration::from_secs(300),
         }
     }
@@ -98,7 +104,8 @@ impl QemuMigration {
                 "active"
                     if self.is_postcopy()
                         && postcopy_started.is_none()
-                        && info["ram"]["dirty-sync-count"].as_u64() >= Some(2) =>
+                        && (self.switch_at_once
+                            || info["ram"]["dirty-sync-count"].as_u64() >= Some(2)) =>
                 {
                     source.qmp().execute("migrate-start-postcopy", json!({}))?;
                     postcopy_started = Some(Instant::now());
@@ -149,6 +156,7 @@ impl QemuMigration {
         let mut parameters = json!({
             "max-bandwidth": self.bandwidth,
             "downtime-limit": self.downtime_ms,
+            "max-postcopy-bandwidth": self.postcopy_bandwidth,
         });
         if let QemuMigrationMode::Multifd(channels) = self.mode {
             parameters["multifd-channels"] = json!(channels);

@@ -15,6 +15,12 @@ pub enum Report {
     Idle(Idle),
     /// A line of `serve`.
     Serve(Serve),
+    /// A line of `scan`.
+    Scan(Scan),
+    /// The scan is through.
+    Scanned(Scanned),
+    /// The answer to `slow`.
+    Slow(Slow),
     /// The answer to a sweep.
     Verdict(Verdict),
     /// A page was not as it should be; the text says which and how.
@@ -30,7 +36,7 @@ pub enum Report {
 /// The workload begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ready {
-    /// `idle`, `dirty` or `verify`.
+    /// `idle`, `dirty`, `verify` or `scan`.
     pub workload: String,
     /// Pages in play.
     pub pages: u64,
@@ -92,6 +98,43 @@ pub struct Serve {
     pub open: u64,
     /// Lines answered so far.
     pub lines: u64,
+}
+
+/// An interval of `scan`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scan {
+    /// Whether no page was bad so far.
+    pub ok: bool,
+    /// Seconds since the workload began, by the guest's clock.
+    pub t: f64,
+    /// Length of the interval by the guest's clock, ms.
+    pub span_ms: u64,
+    /// The interval's accesses, one a page; the time is that of the first touch of the page.
+    pub latency: Latency,
+}
+
+/// The scan is through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scanned {
+    /// Whether every page was good.
+    pub ok: bool,
+    /// Pages scanned.
+    pub pages: u64,
+    /// Bad pages found.
+    pub bad: u64,
+    /// From the order to the last thread's end, by the guest's clock, ms.
+    pub ms: f64,
+}
+
+/// How long slow accesses took since the last time that the guest was asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Slow {
+    /// How many.
+    pub count: u64,
+    /// Their sum, µs.
+    pub sum_us: u64,
+    /// How many took how long.
+    pub fine: FineHistogram,
 }
 
 /// The answer to a sweep over every page.
@@ -191,6 +234,40 @@ impl Histogram {
     }
 }
 
+/// Counts with eight buckets to each doubling: bucket `8 k + s` is from 2^k (1 + s/8) µs to below
+/// 2^k (1 + (s+1)/8) µs.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct FineHistogram(BTreeMap<u32, u64>);
+
+impl FineHistogram {
+    /// The buckets that are not empty, ascending: upper bound in µs, and count.
+    pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
+        self.0
+            .iter()
+            .map(|(&bucket, &count)| (Self::below(bucket), count))
+    }
+
+    /// How many in all.
+    pub fn count(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// Microseconds below which at least the part `part` (0 to 1) lies: at most an eighth above the
+    /// true value. `None` when empty.
+    pub fn below_us(&self, part: f64) -> Option<f64> {
+        let wanted = as_f64(self.count()) * part;
+        let mut seen = 0;
+        self.0.iter().find_map(|(&bucket, &count)| {
+            seen += count;
+            (as_f64(seen) >= wanted).then(|| Self::below(bucket))
+        })
+    }
+
+    fn below(bucket: u32) -> f64 {
+        f64::from(bucket / 8).exp2() * (1.0 + f64::from(bucket % 8 + 1) / 8.0)
+    }
+}
+
 /// `key=value` words of a line.
 struct Fields<'a>(&'a str);
 
@@ -264,6 +341,23 @@ impl Report {
                 open: fields.get("open")?,
                 lines: fields.get("lines")?,
             }),
+            "scan" => Self::Scan(Scan {
+                ok: ok?,
+                t: fields.get("t")?,
+                span_ms: fields.get("span_ms")?,
+                latency: fields.latency("accesses")?,
+            }),
+            "scanned" => Self::Scanned(Scanned {
+                ok: ok?,
+                pages: fields.get("pages")?,
+                bad: fields.get("bad")?,
+                ms: fields.get("ms")?,
+            }),
+            "slow" => Self::Slow(Slow {
+                count: fields.get("count")?,
+                sum_us: fields.get("sum_us")?,
+                fine: FineHistogram(Histogram::parse(fields.text("fine")?)?.0),
+            }),
             "verdict" => Self::Verdict(Verdict {
                 ok: ok?,
                 pages: fields.get("pages")?,
@@ -311,6 +405,24 @@ mod tests {
         }
         assert_eq!(Report::parse("[    1.0] reboot: Power down"), Report::Other);
         assert_eq!(Report::parse("verdict: maybe pages=1 bad=0"), Report::Other);
+    }
+
+    #[test]
+    fn the_fine_times_of_slow_accesses_are_read() {
+        let Report::Slow(slow) = Report::parse("slow: ok count=100 sum_us=9000 fine=40:98,80:2")
+        else {
+            panic!("not read");
+        };
+        assert_eq!((slow.count, slow.fine.count()), (100, 100));
+        assert_eq!(
+            slow.fine.below_us(0.5),
+            Some(36.0),
+            "from 32 to below 36 µs"
+        );
+        assert_eq!(slow.fine.below_us(0.99), Some(1152.0));
+        let none = Report::parse("slow: ok count=0 sum_us=0 fine=-");
+        assert_eq!(none, Report::Slow(Slow::default()));
+        assert_eq!(Report::parse("slow: ok count=1 sum_us=2"), Report::Other);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use crate::ram::PreparedRam;
 use crate::{
-    Console, Lab, LabError, Namespace, Qmp, Ready, Report, Verdict, VmConfig, initramfs, kernel,
-    spawn,
+    Console, Lab, LabError, Namespace, Qmp, Ready, Report, Slow, Verdict, VmConfig, initramfs,
+    kernel, spawn,
 };
 use serde_json::json;
 use std::fs::{self, File};
@@ -72,7 +72,10 @@ impl VmConfig {
             .arg("-kernel")
             .arg(kernel()?)
             .arg("-initrd")
-            .arg(initramfs()?)
+            .arg(match &self.initramfs {
+                Some(path) => path.clone(),
+                None => initramfs()?,
+            })
             .args(["-append", &self.kernel_command_line()])
             .args([
                 "-qmp",
@@ -260,7 +263,7 @@ impl Vm {
         }
     }
 
-    /// Sends the workload a line: `sweep` or `stop`.
+    /// Sends the workload a line: `sweep`, `stop`, `scan` or `slow`.
     ///
     /// # Errors
     /// When QEMU has gone.
@@ -283,6 +286,19 @@ impl Vm {
         self.send("sweep")?;
         self.wait_report("a verdict", first, timeout, |report| match report {
             Report::Verdict(verdict) => Some(*verdict),
+            _ => None,
+        })
+    }
+
+    /// Asks the guest, which runs here, how long its slow accesses took since it was last asked.
+    ///
+    /// # Errors
+    /// When there is no answer within `timeout`.
+    pub fn slow(&self, timeout: Duration) -> Result<Slow, LabError> {
+        let first = self.console.len();
+        self.send("slow")?;
+        self.wait_report("its slow accesses", first, timeout, |report| match report {
+            Report::Slow(slow) => Some(slow.clone()),
             _ => None,
         })
     }

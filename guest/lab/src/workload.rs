@@ -45,6 +45,16 @@ impl Workload {
         .option("mib", mib)
     }
 
+    /// Whole pages over `mib` MiB, checked to the byte, each thread's part from start to end, once
+    /// the guest is sent the line `scan`.
+    pub fn scan(mib: u64) -> Self {
+        Self {
+            words: Vec::new(),
+            kinds: vec!["scan"],
+        }
+        .option("mib", mib)
+    }
+
     /// Answers lines on TCP port `port` as well.
     #[must_use]
     pub fn and_serve(mut self, port: u16) -> Self {

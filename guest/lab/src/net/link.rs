@@ -49,8 +49,22 @@ impl Link {
     /// # Errors
     /// When the kernel does not allow or know it.
     pub fn new(shape: Option<Shape>) -> Result<Self, LabError> {
-        let source = Namespace::new("source")?;
-        let destination = Namespace::new("destination")?;
+        Self::between(
+            Namespace::new("source")?,
+            Namespace::new("destination")?,
+            shape,
+        )
+    }
+
+    /// Makes the line between two namespaces that are there already; it is their first.
+    ///
+    /// # Errors
+    /// As [`Link::new`].
+    pub fn between(
+        source: Namespace,
+        destination: Namespace,
+        shape: Option<Shape>,
+    ) -> Result<Self, LabError> {
         source.join(DEVICE, &destination, DEVICE)?;
         let mut link = Self {
             source,
