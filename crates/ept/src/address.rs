@@ -160,6 +160,16 @@ impl GfnRange {
         }
     }
 
+    /// The parts of it between multiples of `pages`.
+    pub(crate) fn chunks(self, pages: u64) -> impl Iterator<Item = Self> {
+        let numbers = if self.is_empty() {
+            0..0
+        } else {
+            self.start.0 / pages..self.end.0.div_ceil(pages)
+        };
+        numbers.map(move |number| Self::from_len(Gfn(number * pages), pages).intersect(self))
+    }
+
     /// The frames, one by one.
     pub fn iter(self) -> impl Iterator<Item = Gfn> {
         (self.start.0..self.end.0).map(Gfn)
@@ -246,5 +256,11 @@ mod tests {
         );
         assert_eq!(range.hull(GfnRange::EMPTY), range);
         assert!(range.covers(GfnRange::EMPTY));
+        let parts: [u64; 3] = core::array::from_fn(|n| {
+            let part = GfnRange::from_len(Gfn::new(3), 7).chunks(4).nth(n);
+            part.map_or(0, GfnRange::len)
+        });
+        assert_eq!(parts, [1, 4, 2]);
+        assert_eq!(GfnRange::EMPTY.chunks(4).count(), 0);
     }
 }

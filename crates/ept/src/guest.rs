@@ -1,21 +1,20 @@
 //! A guest's second-stage tables: its views, and what all operations share.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use core::fmt;
 
 use thiserror::Error;
 
-use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
+use crate::address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::bits::ones;
+use crate::bits::{ones, zeroes};
 use crate::capability::{Capabilities, Eptp};
 use crate::entry::Entry;
 use crate::flush::Flush;
 use crate::log::Log;
 use crate::memory::Memory;
-use crate::rmap::{Location, NoMemory, Rmap};
-use crate::spin::SpinLock;
+use crate::rmap::{NoMemory, Rmap};
+use crate::walk::Node;
 use crate::walkers::Walkers;
 
 /// Views a guest can have, [`View::MAIN`] included.
@@ -23,9 +22,8 @@ pub const MAX_VIEWS: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// In a view's word: its addresses are not guest frame numbers.
 const NESTED: u64 = 1;
-
-/// A guest frame that no guest has.
-const NOWHERE: Gfn = Gfn::new(u64::MAX >> 12);
+/// A view's word while the view is being made.
+const CLAIMED: u64 = 2;
 
 /// One set of tables of a guest: one root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +44,22 @@ impl View {
 
     pub(crate) const fn bit(self) -> u64 {
         1 << self.0
+    }
+}
+
+/// Host memory of a guest's reverse map, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ReverseMapBytes {
+    /// For the first mapping of each guest frame and superpage, with the directory.
+    pub first: u64,
+    /// For the chains of frames and superpages that are mapped more than once.
+    pub chains: u64,
+}
+
+impl ReverseMapBytes {
+    /// All of it.
+    pub const fn total(self) -> u64 {
+        self.first + self.chains
     }
 }
 
@@ -73,10 +87,10 @@ pub struct Guest<M: Memory> {
     pub(crate) capabilities: Capabilities,
     /// The views' root tables, and whether they are nested; zero: no such view.
     views: Box<[AtomicU64]>,
-    /// Not zero once there has been a nested view: until then nobody looks for origins.
-    ever_nested: AtomicU64,
-    /// For each table of a nested view, the frame that says which guest frame each leaf maps (plus 1).
-    origins: SpinLock<BTreeMap<Frame, Frame>>,
+    /// Beside the roots of nested views.
+    origins: Box<[AtomicU64]>,
+    /// Tables whose split was given up, linked as dead tables are, for the next discharge to free.
+    pub(crate) abandoned: AtomicU64,
     pub(crate) walkers: Walkers,
     pub(crate) rmap: Rmap,
     pub(crate) log: Log,
@@ -99,16 +113,17 @@ impl<M: Memory> Guest<M> {
         }
         let rmap = Rmap::new(pages).ok_or(CreateError::NoMemory)?;
         let log = Log::new(pages, processors).ok_or(CreateError::NoMemory)?;
+        let words = || zeroes(MAX_VIEWS as u64).ok_or(CreateError::NoMemory);
+        let (views, origins) = (words()?, words()?);
         let root = memory.allocate().ok_or(CreateError::NoMemory)?;
-        let views: Box<[AtomicU64]> = (0..MAX_VIEWS).map(|_| AtomicU64::new(0)).collect();
         views[0].store(root.address(), Ordering::Release);
         Ok(Self {
             memory,
             pages,
             capabilities,
             views,
-            ever_nested: AtomicU64::new(0),
-            origins: SpinLock::new(BTreeMap::new()),
+            origins,
+            abandoned: AtomicU64::new(0),
             walkers: Walkers::new(),
             rmap,
             log,
@@ -157,20 +172,19 @@ impl<M: Memory> Guest<M> {
     }
 
     fn add(&self, kind: u64) -> Result<View, CreateError> {
-        let root = self.memory.allocate().ok_or(CreateError::NoMemory)?;
-        if kind == NESTED {
-            self.ever_nested.store(1, Ordering::Release);
-        }
+        let root = self
+            .new_table(kind == NESTED)
+            .map_err(|_| CreateError::NoMemory)?;
         for (number, word) in (0u8..).zip(&*self.views) {
-            let value = root.address() | kind;
-            if word
-                .compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-            {
+            let claimed = word.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed);
+            if claimed.is_ok() {
+                let origins = root.origins.map_or(0, Frame::address);
+                self.origins[usize::from(number)].store(origins, Ordering::Release);
+                word.store(root.table.address() | kind, Ordering::Release);
                 return Ok(View(number));
             }
         }
-        self.memory.release(root);
+        self.free_node(root);
         Err(CreateError::TooManyViews)
     }
 
@@ -179,13 +193,11 @@ impl<M: Memory> Guest<M> {
     pub fn remove_view(&self, view: View) -> Flush {
         let mut flush = self.unmap(view, GfnRange::from_len(Gfn::new(0), MAX_PAGES));
         if view != View::MAIN {
-            let word = self.views[usize::from(view.0)].swap(0, Ordering::AcqRel);
-            if word != 0 {
+            let _inside = self.walkers.enter();
+            if let Some(root) = self.take_root(view) {
                 flush.add_whole(view.bit());
                 // Whoever is still in the view finds dead entries, and then no view.
-                let _inside = self.walkers.enter();
-                let root = Frame::containing(word);
-                self.kill(&mut flush, view, root, Level::Root, Gfn::new(0));
+                self.kill(&mut flush, view, root);
             }
         }
         flush
@@ -194,15 +206,44 @@ impl<M: Memory> Guest<M> {
     /// The word to put into the VMCS of a virtual processor that runs in `view`; `None` if there is no
     /// such view.
     pub fn eptp(&self, view: View) -> Option<Eptp> {
-        Some(Eptp::new(
-            self.root(view)?,
-            self.capabilities.accessed_dirty,
-        ))
+        let root = self.root(view)?.table;
+        Some(Eptp::new(root, self.capabilities.accessed_dirty))
     }
 
-    pub(crate) fn root(&self, view: View) -> Option<Frame> {
-        let word = self.views.get(usize::from(view.0))?.load(Ordering::Acquire);
-        (word != 0).then(|| Frame::containing(word))
+    pub(crate) fn root(&self, view: View) -> Option<Node> {
+        let number = usize::from(view.0);
+        let word = self.views.get(number)?;
+        loop {
+            let value = word.load(Ordering::Acquire);
+            if value & NESTED == 0 {
+                let origins = None;
+                let table = Frame::containing(value);
+                return (value > CLAIMED).then_some(Node { table, origins });
+            }
+            let origins = self.origins[number].load(Ordering::Acquire);
+            // Another view may have got the number: the root before and after is the same one.
+            if word.load(Ordering::Acquire) == value {
+                let origins = Some(Frame::containing(origins));
+                let table = Frame::containing(value);
+                return Some(Node { table, origins });
+            }
+        }
+    }
+
+    /// Takes a view away; the caller is the one who gets its root. The caller is inside.
+    fn take_root(&self, view: View) -> Option<Node> {
+        let word = self.views.get(usize::from(view.0))?;
+        loop {
+            let value = word.load(Ordering::Acquire);
+            let root = self.root(view)?;
+            if root.table == Frame::containing(value)
+                && word
+                    .compare_exchange(value, 0, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return Some(root);
+            }
+        }
     }
 
     pub(crate) fn is_nested(&self, view: View) -> bool {
@@ -215,7 +256,7 @@ impl<M: Memory> Guest<M> {
         let (mut plain, mut nested) = (0, 0);
         for (number, word) in (0u8..).zip(&*self.views) {
             match word.load(Ordering::Acquire) {
-                0 => {}
+                0 | CLAIMED => {}
                 word if word & NESTED != 0 => nested |= View(number).bit(),
                 _ => plain |= View(number).bit(),
             }
@@ -228,11 +269,7 @@ impl<M: Memory> Guest<M> {
     }
 
     pub(crate) fn nested_views(&self) -> u64 {
-        if self.ever_nested.load(Ordering::Acquire) == 0 {
-            0
-        } else {
-            self.views_by_kind().1
-        }
+        self.views_by_kind().1
     }
 
     pub(crate) fn each_plain_view(&self, mut visit: impl FnMut(View)) {
@@ -242,93 +279,61 @@ impl<M: Memory> Guest<M> {
         }
     }
 
-    /// Bytes of host memory in use for the reverse map.
-    pub fn reverse_map_bytes(&self) -> u64 {
-        self.rmap.frames() * crate::address::FRAME_BYTES + self.rmap.directory_bytes()
+    /// Bytes of host memory in use for the reverse map: for the first mapping of each guest frame
+    /// (at most 0.2 % of the guest's memory), and for the chains of those mapped more than once (16 bytes
+    /// for each further mapping, and a 256th of that; kept for later chains when mappings go).
+    pub fn reverse_map_bytes(&self) -> ReverseMapBytes {
+        ReverseMapBytes {
+            first: self.rmap.frames() * FRAME_BYTES + self.rmap.directory_bytes(),
+            chains: self.rmap.chain_frames() * FRAME_BYTES,
+        }
     }
 
     /// A table, with the frame beside it that a nested view needs.
-    pub(crate) fn new_table(&self, nested: bool) -> Result<Frame, NoMemory> {
+    pub(crate) fn new_table(&self, nested: bool) -> Result<Node, NoMemory> {
         let table = self.memory.allocate().ok_or(NoMemory)?;
+        let mut origins = None;
         if nested {
-            let Some(origin) = self.memory.allocate() else {
+            origins = self.memory.allocate();
+            if origins.is_none() {
                 self.memory.release(table);
                 return Err(NoMemory);
-            };
-            self.origins.lock().insert(table, origin);
+            }
         }
-        Ok(table)
+        Ok(Node { table, origins })
     }
 
     /// Frees a table that nobody sees.
-    pub(crate) fn free_table(&self, table: Frame) {
-        // Bound first: the lock must not be held while the hypervisor's allocator runs.
-        let origin = if self.ever_nested.load(Ordering::Acquire) == 0 {
-            None
-        } else {
-            self.origins.lock().remove(&table)
-        };
-        if let Some(origin) = origin {
-            self.memory.release(origin);
+    pub(crate) fn free_node(&self, node: Node) {
+        if let Some(origins) = node.origins {
+            self.memory.release(origins);
         }
-        self.memory.release(table);
+        self.memory.release(node.table);
     }
 
-    fn origin(&self, location: Location) -> Option<&AtomicU64> {
-        let frame = self.origins.lock().get(&location.table()).copied()?;
-        Some(&self.memory.table(frame)[location.index()])
-    }
-
-    /// Whether the entry lies in a table of a nested view.
-    pub(crate) fn in_nested(&self, location: Location) -> bool {
-        self.ever_nested.load(Ordering::Acquire) != 0
-            && self.origins.lock().contains_key(&location.table())
-    }
-
-    /// Notes which guest frame the leaf at `location` of a nested view maps.
-    pub(crate) fn set_origin(&self, location: Location, gfn: Gfn) {
-        if let Some(word) = self.origin(location) {
-            word.store(gfn.index() + 1, Ordering::Release);
-        }
-    }
-
-    /// The guest frame that the leaf at `location`, for `at`, maps. Of a nested view's leaf it is certain
-    /// only while the entry is busy: it may be mapped anew meanwhile.
-    pub(crate) fn gfn_at(&self, view: View, location: Location, at: Gfn) -> Gfn {
-        if self.is_nested(view) {
-            self.origin_of(location).unwrap_or(NOWHERE)
-        } else {
-            at
-        }
-    }
-
-    /// The guest frame that the entry of a nested view maps.
-    pub(crate) fn origin_of(&self, location: Location) -> Option<Gfn> {
-        let word = self.origin(location)?.load(Ordering::Acquire);
-        Some(Gfn::new(word.checked_sub(1)?))
-    }
-
-    fn free_tree(&self, table: Frame, level: Level) {
+    fn free_tree(&self, node: Node, level: Level) {
         if let Some(below) = level.below() {
             for index in 0..ENTRIES {
-                let entry = Entry(self.memory.table(table)[index].load(Ordering::Acquire));
-                if entry.is_table(level) {
-                    self.free_tree(entry.frame(), below);
+                let entry = Entry(node.slot(&self.memory, index).load(Ordering::Acquire));
+                if entry.is_table(level)
+                    && let Some(table) = node.below(&self.memory, index, entry)
+                {
+                    self.free_tree(table, below);
                 }
             }
         }
-        self.free_table(table);
+        self.free_node(node);
     }
 }
 
 impl<M: Memory> Drop for Guest<M> {
     fn drop(&mut self) {
-        for number in 0..self.views.len() {
-            let word = self.views[number].swap(0, Ordering::AcqRel);
-            if word != 0 {
-                self.free_tree(Frame::containing(word), Level::Root);
+        for number in (0u8..).take(self.views.len()) {
+            if let Some(root) = self.take_root(View(number)) {
+                self.free_tree(root, Level::Root);
             }
         }
+        self.free_abandoned(self.abandoned.swap(0, Ordering::AcqRel));
         self.rmap.release(&self.memory);
         self.log.release(&self.memory);
     }

@@ -119,7 +119,7 @@
 //! assert_eq!(vm.guest.count(ram, &vm)?, 0);
 //!
 //! // Logging ends, and 4 MiB go back to the host.
-//! vm.guest.stop_log(ram, &vm);
+//! vm.guest.stop_log(ram, &vm)?;
 //! let flush = vm.guest.unmap(View::MAIN, GfnRange::from_len(Gfn::new(0), 1024));
 //! vm.guest.discharge(flush, &vm);
 //! # Ok(())
@@ -161,6 +161,7 @@ extern crate alloc;
 compile_error!("hikkoshi-ept needs a 64-bit host: addresses and frame numbers must fit a usize");
 
 mod address;
+mod age;
 mod atomic;
 mod bits;
 mod capability;
@@ -184,13 +185,14 @@ mod walk;
 mod walkers;
 
 pub use address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
+pub use age::AgeError;
 pub use atomic::AtomicU64;
 pub use capability::{Capabilities, Eptp};
 pub use entry::Entry;
 pub use flush::Flush;
-pub use guest::{CreateError, Guest, MAX_VIEWS, View};
+pub use guest::{CreateError, Guest, MAX_VIEWS, ReverseMapBytes, View};
 pub use kinds::{MemoryType, PageType, Permissions};
-pub use log::{Form, PML_ENTRIES, PML_START, StartError, TakeError, Vcpu, VcpuError};
+pub use log::{Form, PML_ENTRIES, PML_START, StartError, StopError, TakeError, Vcpu, VcpuError};
 pub use map::{MapError, Mapping};
 pub use memory::{FrameAllocator, FrameReach, Memory, Table};
 pub use processors::Processors;

@@ -162,10 +162,8 @@ impl<M: Memory> Guest<M> {
                 let made =
                     Entry::leaf(step.host, level, mapping.permissions, mapping.memory, false);
                 let span = GfnRange::from_len(step.gfn, level.pages());
-                let leaf = self.armed(made, level, span, self.is_nested(step.view));
-                if self.is_nested(step.view) {
-                    self.set_origin(position.location, step.gfn);
-                }
+                let leaf = self.armed(made, level, span, position.location.is_nested());
+                position.set_gfn(step.gfn);
                 let added = self
                     .rmap
                     .add(&self.memory, level, step.gfn, position.location);
@@ -193,11 +191,16 @@ impl<M: Memory> Guest<M> {
 
     /// Puts a table where nothing is.
     fn add_table(&self, step: &Step, position: &Position<'_>) -> Result<(), MapError> {
-        let table = self
-            .new_table(self.is_nested(step.view))
+        let nested = position.location.is_nested();
+        let node = self
+            .new_table(nested)
             .map_err(|_| MapError::NoMemory(step.at))?;
-        if !position.replace(Entry::table(table)) {
-            self.free_table(table); // somebody was faster; nobody has seen ours
+        let entry = Entry::table(node.table);
+        if nested && position.replace(Entry::BUSY) {
+            position.set_origins_of(node);
+            position.slot.store(entry.0, Ordering::Release);
+        } else if nested || !position.replace(entry) {
+            self.free_node(node); // somebody was faster; nobody has seen ours
         }
         Ok(())
     }

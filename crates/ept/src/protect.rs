@@ -8,7 +8,7 @@ use crate::guest::{Guest, View};
 use crate::kinds::{MemoryType, PageType, Permissions};
 use crate::memory::Memory;
 use crate::split::SplitError;
-use crate::walk::replace;
+use crate::walk::Position;
 
 /// What is mapped at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl<M: Memory> Guest<M> {
             let start = at.align_down(position.level);
             return Some(Lookup {
                 page_type: entry.page_type(),
-                gfn: leaf.then(|| self.gfn_at(view, position.location, start).plus(offset)),
+                gfn: leaf.then(|| position.gfn(start).plus(offset)),
                 host: leaf.then(|| entry.frame().plus(offset)),
                 level: position.level,
                 permissions: entry.granted().filter(|_| leaf),
@@ -82,13 +82,12 @@ impl<M: Memory> Guest<M> {
             } else if !entry.is_leaf(position.level) {
                 at = span.end();
             } else if !range.covers(span) {
-                if let Err(error) = self.split_at(view, start, &position) {
+                if let Err(error) = self.split_at(start, &position) {
                     return (flush, Err(error));
                 }
             } else if position.replace(Entry::BUSY) {
-                let gfn = self.gfn_at(view, position.location, start);
-                let pages = GfnRange::from_len(gfn, span.len());
-                let new = self.permitted(view, entry, position.level, pages, permissions);
+                let pages = GfnRange::from_len(position.gfn(start), span.len());
+                let new = self.permitted(&position, pages, permissions);
                 position.slot.store(new.0, Ordering::Release);
                 // Execution and reading too: any bit that has gone.
                 if entry.0 & !new.0 & 7 != 0 || forgets(entry, new) {
@@ -102,72 +101,20 @@ impl<M: Memory> Guest<M> {
 
     fn permitted(
         &self,
-        view: View,
-        old: Entry,
-        level: Level,
+        position: &Position<'_>,
         pages: GfnRange,
         permissions: Permissions,
     ) -> Entry {
+        let (old, nested) = (position.entry, position.location.is_nested());
         let new = old.with_permissions(permissions);
         if old.is_logged() && permissions.writes() {
             // Logged before and after: as writable, and as dirty, as it was.
             return new.with_log(true).with_write(old.writes());
         }
-        if !self.is_nested(view) {
+        if !nested {
             self.save_flag(old, pages.start());
         }
-        self.armed(new, level, pages, self.is_nested(view))
-    }
-
-    /// Looks which leaves of `range` (addresses of the view) have been used since the last time: calls
-    /// `used` with the span of each whose accessed flag is set, and clears the flag. One entry a leaf,
-    /// whatever its size; what is not mapped costs one entry a hole.
-    ///
-    /// The obligation may be put off: until it is met, a use through a remembered translation goes
-    /// unnoticed, and nothing else.
-    pub fn age(&self, view: View, range: GfnRange, used: &mut dyn FnMut(GfnRange)) -> Flush {
-        let mut flush = Flush::none();
-        if let Some(root) = self.root(view) {
-            let _inside = self.walkers.enter();
-            self.age_in(
-                view,
-                range,
-                (root, Level::Root, Gfn::new(0)),
-                used,
-                &mut flush,
-            );
-        }
-        flush
-    }
-
-    fn age_in(
-        &self,
-        view: View,
-        range: GfnRange,
-        (table, level, base): (Frame, Level, Gfn),
-        used: &mut dyn FnMut(GfnRange),
-        flush: &mut Flush,
-    ) {
-        let covered = GfnRange::from_len(base, level.pages() << crate::address::INDEX_BITS);
-        let part = covered.intersect(range);
-        if part.is_empty() {
-            return;
-        }
-        let last = Gfn::new(part.end().index() - 1);
-        for index in level.index_of(part.start())..=level.index_of(last) {
-            let start = base.plus(index as u64 * level.pages());
-            let slot = &self.memory.table(table)[index];
-            let entry = Entry(slot.load(Ordering::Acquire));
-            if let Some(below) = level.below().filter(|_| entry.is_table(level)) {
-                self.age_in(view, range, (entry.frame(), below, start), used, flush);
-            } else if entry.is_leaf(level) && entry.accessed() {
-                // A change meanwhile is a use.
-                let _ = replace(slot, entry, entry.with_accessed(false));
-                let span = GfnRange::from_len(start, level.pages());
-                flush.add(view.bit(), span);
-                used(span);
-            }
-        }
+        self.armed(new, position.level, pages, nested)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Meeting obligations: having processors forget, and freeing what was taken out.
 
-use crate::address::Frame;
+use crate::address::{ENTRIES, Frame};
 use crate::atomic::Ordering;
 use crate::entry::Entry;
 use crate::flush::{Chain, Flush};
 use crate::guest::Guest;
 use crate::memory::Memory;
 use crate::processors::Processors;
+use crate::walk::{Node, replace, settled};
 
 impl<M: Memory> Guest<M> {
     /// Joins obligations, so that processors are disturbed once.
@@ -26,23 +27,75 @@ impl<M: Memory> Guest<M> {
             return;
         }
         processors.invalidate(&flush);
-        let Some(chain) = flush.tables else { return };
+        self.reclaim(flush.tables);
+    }
+
+    /// Frees tables taken out, and what else was put by until now, once nobody looks at it any more.
+    pub(crate) fn reclaim(&self, tables: Option<Chain>) {
+        let cells = self.rmap.take_retired();
+        let abandoned = match self.abandoned.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.abandoned.swap(0, Ordering::AcqRel),
+        };
+        if tables.is_none() && cells.is_empty() && abandoned == 0 {
+            return;
+        }
         self.walkers.wait();
-        let mut next = Some(chain.first);
+        self.free_dead(tables.map(|chain| chain.first));
+        self.free_abandoned(abandoned);
+        self.rmap.free_cells(&self.memory, cells);
+    }
+
+    /// Frees a list of dead tables: the first word of each leads to the next, the second to its origins.
+    fn free_dead(&self, mut next: Option<Frame>) {
         while let Some(table) = next {
-            next = Entry(self.memory.table(table)[0].load(Ordering::Acquire)).next_dead();
-            self.free_table(table);
+            let words = self.memory.table(table);
+            next = Entry(words[0].load(Ordering::Acquire)).next_dead();
+            let origins = Entry(words[1].load(Ordering::Acquire)).next_dead();
+            self.free_node(Node { table, origins });
         }
     }
 
+    pub(crate) fn free_abandoned(&self, top: u64) {
+        self.free_dead((top != 0).then(|| Frame::containing(top)));
+    }
+
+    /// Makes a list of its own of a table whose entries are all dead.
+    fn dead_node(&self, node: Node, next: Option<Frame>) {
+        let words = self.memory.table(node.table);
+        words[0].store(Entry::dead_link(next).0, Ordering::Release);
+        words[1].store(Entry::dead_link(node.origins).0, Ordering::Release);
+    }
+
     /// Adds a table that was taken out, and whose entries are all dead, to those to be freed.
-    pub(crate) fn retire(&self, flush: &mut Flush, table: Frame) {
+    pub(crate) fn retire(&self, flush: &mut Flush, node: Node) {
+        self.dead_node(node, None);
         let alone = Chain {
-            first: table,
-            last: table,
+            first: node.table,
+            last: node.table,
         };
-        self.memory.table(table)[0].store(Entry::dead_link(None).0, Ordering::Release);
         self.chain(flush, alone);
+    }
+
+    /// Puts by a table that no processor has seen, but perhaps a thread, for the next discharge to free.
+    pub(crate) fn abandon(&self, node: Node) {
+        for index in 0..ENTRIES {
+            let slot = node.slot(&self.memory, index);
+            while !replace(slot, settled(slot), Entry::DEAD) {}
+        }
+        let mut top = self.abandoned.load(Ordering::Relaxed);
+        loop {
+            self.dead_node(node, (top != 0).then(|| Frame::containing(top)));
+            match self.abandoned.compare_exchange(
+                top,
+                node.table.address(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(other) => top = other,
+            }
+        }
     }
 
     fn chain(&self, flush: &mut Flush, mut chain: Chain) {

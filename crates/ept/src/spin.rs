@@ -1,4 +1,4 @@
-//! A lock for the slow paths: chains of the reverse map, views, starting and stopping a log.
+//! A lock for the slow paths: the free cells of the reverse map's chains, and waiting for those inside.
 
 use core::cell::UnsafeCell;
 use core::fmt;

@@ -3,13 +3,12 @@
 use thiserror::Error;
 
 use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level};
-use crate::atomic::{Ordering, relax};
+use crate::atomic::{AtomicU64, Ordering, relax};
 use crate::entry::Entry;
 use crate::flush::Flush;
 use crate::guest::{Guest, View};
 use crate::memory::Memory;
-use crate::rmap::Location;
-use crate::walk::{Position, replace};
+use crate::walk::{Node, Position, gfn_of, replace};
 
 /// Why a superpage was not split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -59,7 +58,7 @@ impl<M: Memory> Guest<M> {
                 return Ok(flush);
             } else {
                 let start = at.align_down(position.level);
-                self.split_at(view, start, &position)?;
+                self.split_at(start, &position)?;
                 flush.add(
                     view.bit(),
                     GfnRange::from_len(start, position.level.pages()),
@@ -73,73 +72,79 @@ impl<M: Memory> Guest<M> {
     /// The pieces allow no more than the leaf did, and map the same frames: a processor that goes on
     /// using the leaf does no harm until one of the pieces is changed, and whoever changes it flushes
     /// an address that the leaf covers.
-    pub(crate) fn split_at(
-        &self,
-        view: View,
-        start: Gfn,
-        position: &Position<'_>,
-    ) -> Result<(), SplitError> {
+    pub(crate) fn split_at(&self, start: Gfn, position: &Position<'_>) -> Result<(), SplitError> {
         let Some(below) = position.level.below() else {
             return Ok(());
         };
         let no_memory = SplitError::NoMemory(start);
-        let nested = self.is_nested(view);
-        let table = self.new_table(nested).map_err(|_| no_memory)?;
+        let nested = position.location.is_nested();
+        let node = self.new_table(nested).map_err(|_| no_memory)?;
         if !position.replace(Entry::BUSY) {
-            self.free_table(table);
+            self.free_node(node);
             return Ok(());
         }
         // Nobody else changes this entry now, and no processor sets its flags.
         let leaf = position.entry;
         if leaf.is_mmio() {
-            for slot in self.memory.table(table) {
+            for slot in self.memory.table(node.table) {
                 slot.store(Entry::MMIO.0, Ordering::Relaxed);
             }
-            position
-                .slot
-                .store(Entry::table(table).0, Ordering::Release);
-            return Ok(());
-        }
-        let gfn = self.gfn_at(view, position.location, start);
-        if self.rmap.reserve(&self.memory, below, gfn).is_err() {
-            position.slot.store(leaf.0, Ordering::Release);
-            self.free_table(table);
-            return Err(no_memory);
-        }
-        for index in 0..ENTRIES {
-            let location = Location::new(table, index);
-            let piece = gfn.plus(index as u64 * below.pages());
-            let span = GfnRange::from_len(piece, below.pages());
-            let entry = self.armed(leaf.piece(below, index as u64), below, span, nested);
-            // Before it is in the reverse map: a visitor may change it from then on.
-            location
-                .slot(&self.memory)
-                .store(entry.0, Ordering::Release);
-            if nested {
-                self.set_origin(location, piece);
-            }
-            if self.rmap.add(&self.memory, below, piece, location).is_err() {
-                self.give_up_split(table, index, gfn, below);
+        } else {
+            let gfn = position.gfn(start);
+            if let Err(seen) = self.fill_pieces(node, leaf, below, gfn) {
                 position.slot.store(leaf.0, Ordering::Release);
+                if seen {
+                    self.abandon(node);
+                } else {
+                    self.free_node(node);
+                }
                 return Err(no_memory);
             }
+            self.rmap
+                .remove(&self.memory, position.level, gfn, position.location);
         }
-        self.rmap
-            .remove(&self.memory, position.level, gfn, position.location);
+        position.set_origins_of(node);
         position
             .slot
-            .store(Entry::table(table).0, Ordering::Release);
+            .store(Entry::table(node.table).0, Ordering::Release);
         Ok(())
     }
 
-    /// Takes the first `count` pieces out of the reverse map again. Their table is lost: a visitor may
-    /// be looking at it, and this cannot wait. It happens only when the heap has no memory for a chain.
-    fn give_up_split(&self, table: Frame, count: usize, gfn: Gfn, below: Level) {
-        for index in 0..count {
-            let piece = gfn.plus(index as u64 * below.pages());
-            self.rmap
-                .remove(&self.memory, below, piece, Location::new(table, index));
+    /// Writes the pieces of a leaf for `gfn` into a new table, and adds them to the reverse map; all or,
+    /// without memory, none. The error: whether visitors may have seen the table.
+    fn fill_pieces(&self, node: Node, leaf: Entry, below: Level, gfn: Gfn) -> Result<(), bool> {
+        let nested = node.origins.is_some();
+        let mut spare = self
+            .rmap
+            .reserve(&self.memory, below, gfn)
+            .map_err(|_| false)?;
+        let piece = |index: usize| gfn.plus(index as u64 * below.pages());
+        let mut done = Ok(());
+        for index in 0..ENTRIES {
+            let span = GfnRange::from_len(piece(index), below.pages());
+            let entry = self.armed(leaf.piece(below, index as u64), below, span, nested);
+            // Before it is in the reverse map: a visitor may change it from then on.
+            node.slot(&self.memory, index)
+                .store(entry.0, Ordering::Release);
+            if let Some(origin) = node.origin(&self.memory, index) {
+                origin.store(piece(index).index() + 1, Ordering::Release);
+            }
+            let location = node.location(index);
+            let added = self
+                .rmap
+                .add_with(&self.memory, below, piece(index), location, &mut spare);
+            if added.is_err() {
+                for index in 0..index {
+                    let location = node.location(index);
+                    self.rmap
+                        .remove(&self.memory, below, piece(index), location);
+                }
+                done = Err(true);
+                break;
+            }
         }
+        self.rmap.give_back(&self.memory, spare);
+        done
     }
 
     /// Puts the leaves below together to one at `level` around `at`: they must be all there, of one
@@ -166,11 +171,10 @@ impl<M: Memory> Guest<M> {
             } else if position.level != level || !position.entry.is_table(level) {
                 return Err(MergeError::Unlike(at));
             } else if position.replace(Entry::BUSY) {
-                let table = position.entry.frame();
-                return match self.merge_table(view, at, &position, below) {
-                    Ok(()) => {
+                return match self.merge_table(at, &position, below) {
+                    Ok(node) => {
                         flush.add(view.bit(), GfnRange::from_len(at, level.pages()));
-                        self.retire(&mut flush, table);
+                        self.retire(&mut flush, node);
                         Ok(flush)
                     }
                     Err(error) => {
@@ -187,32 +191,42 @@ impl<M: Memory> Guest<M> {
     /// processor that has cached the way here, with an exit.
     fn merge_table(
         &self,
-        view: View,
         at: Gfn,
         position: &Position<'_>,
         below: Level,
-    ) -> Result<(), MergeError> {
-        let table = position.entry.frame();
-        let first = Location::new(table, 0);
-        let gfn = self.gfn_at(view, first, at);
-        let head = Entry(first.slot(&self.memory).load(Ordering::Acquire));
+    ) -> Result<Node, MergeError> {
+        // The entry is busy, so its origin stands still.
+        let node = Node {
+            table: position.entry.frame(),
+            origins: position
+                .origin
+                .map(|word| Frame::containing(word.load(Ordering::Acquire))),
+        };
+        let gfn_at = |index: usize, at: Gfn| gfn_of(node.origin(&self.memory, index), at);
+        let gfn = gfn_at(0, at);
+        let head = Entry(node.slot(&self.memory, 0).load(Ordering::Acquire));
         let aligned = head.is_leaf(below)
             && head.frame().is_aligned(position.level)
             && gfn.is_aligned(position.level);
         if !aligned {
             return Err(MergeError::Unlike(at));
         }
+        // Not only if the leaves say so: a log may be starting, and not have come to them yet.
+        let span = GfnRange::from_len(gfn, position.level.pages()).intersect(self.all());
+        if self.log.form().is_some() && self.log.tracked.any(span) {
+            return Err(MergeError::Logged(at));
+        }
         let mut killed = [Entry::ABSENT; ENTRIES];
         let mut merged = head.grown().with_accessed(false).with_dirty(false);
         let mut outcome = Ok(());
         let mut count = 0;
         while outcome.is_ok() && count < ENTRIES {
-            let location = Location::new(table, count);
+            let slot = node.slot(&self.memory, count);
             let offset = count as u64 * below.pages();
             let expected = (head.frame().plus(offset), gfn.plus(offset));
-            let here = self.gfn_at(view, location, at.plus(offset));
-            match self.kill_alike(location, below, head) {
-                Ok(leaf) if (leaf.frame(), here) == expected => {
+            match kill_alike(slot, below, head) {
+                // What is dead is not mapped anew: the origin stands still.
+                Ok(leaf) if (leaf.frame(), gfn_at(count, at.plus(offset))) == expected => {
                     merged = merged
                         .with_accessed(merged.accessed() || leaf.accessed())
                         .with_dirty(merged.dirty() || leaf.dirty());
@@ -220,7 +234,7 @@ impl<M: Memory> Guest<M> {
                     count += 1;
                 }
                 Ok(leaf) => {
-                    location.slot(&self.memory).store(leaf.0, Ordering::Release);
+                    slot.store(leaf.0, Ordering::Release);
                     outcome = Err(MergeError::Unlike(at));
                 }
                 Err(true) => outcome = Err(MergeError::Logged(at)),
@@ -235,8 +249,7 @@ impl<M: Memory> Guest<M> {
         }
         if let Err(error) = outcome {
             for (index, leaf) in killed.iter().enumerate().take(count) {
-                Location::new(table, index)
-                    .slot(&self.memory)
+                node.slot(&self.memory, index)
                     .store(leaf.0, Ordering::Release);
             }
             return Err(error);
@@ -244,29 +257,29 @@ impl<M: Memory> Guest<M> {
         for index in 0..ENTRIES {
             let piece = gfn.plus(index as u64 * below.pages());
             self.rmap
-                .remove(&self.memory, below, piece, Location::new(table, index));
+                .remove(&self.memory, below, piece, node.location(index));
         }
-        if self.is_nested(view) {
-            self.set_origin(position.location, gfn);
-        }
+        position.set_gfn(gfn);
+        // A log may be on beside these pages: PML has to know that they are none of its.
+        let nested = node.origins.is_some();
+        let merged = self.armed(merged, position.level, span, nested);
         position.slot.store(merged.0, Ordering::Release);
-        Ok(())
+        Ok(node)
     }
+}
 
-    /// Kills a leaf that is like `head`; `Err(true)` if it is logged, `Err(false)` if it is unlike.
-    fn kill_alike(&self, location: Location, level: Level, head: Entry) -> Result<Entry, bool> {
-        let slot = location.slot(&self.memory);
-        loop {
-            let entry = Entry(slot.load(Ordering::Acquire));
-            if entry.is_busy() {
-                relax();
-            } else if entry.is_logged() {
-                return Err(true);
-            } else if !entry.is_leaf(level) || entry.traits() != head.traits() {
-                return Err(false);
-            } else if replace(slot, entry, Entry::DEAD) {
-                return Ok(entry);
-            }
+/// Kills a leaf that is like `head`; `Err(true)` if it is logged, `Err(false)` if it is unlike.
+fn kill_alike(slot: &AtomicU64, level: Level, head: Entry) -> Result<Entry, bool> {
+    loop {
+        let entry = Entry(slot.load(Ordering::Acquire));
+        if entry.is_busy() {
+            relax();
+        } else if entry.is_logged() {
+            return Err(true);
+        } else if !entry.is_leaf(level) || entry.traits() != head.traits() {
+            return Err(false);
+        } else if replace(slot, entry, Entry::DEAD) {
+            return Ok(entry);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Taking mappings away: each level is walked once, and a table that the range covers goes as a whole.
 
-use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
+use crate::address::{ENTRIES, Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
 use crate::atomic::{Ordering, relax};
 use crate::entry::Entry;
 use crate::flush::Flush;
@@ -8,7 +8,7 @@ use crate::guest::{Guest, View};
 use crate::memory::Memory;
 use crate::rmap::Location;
 use crate::split::SplitError;
-use crate::walk::{Position, replace};
+use crate::walk::{Node, Position, gfn_of, replace};
 
 /// An unmapping under way.
 struct Unmapping {
@@ -35,8 +35,8 @@ impl<M: Memory> Guest<M> {
             flush: Flush::none(),
             failed: None,
         };
+        let _inside = self.walkers.enter();
         if let Some(root) = self.root(view) {
-            let _inside = self.walkers.enter();
             self.unmap_in(&mut job, root, Level::Root, Gfn::new(0));
         }
         job.flush
@@ -47,23 +47,26 @@ impl<M: Memory> Guest<M> {
     pub fn unmap_everywhere(&self, range: GfnRange) -> Flush {
         let mut flush = Flush::none();
         self.each_plain_view(|view| self.batch(&mut flush, self.unmap(view, range)));
-        let nested = self.nested_views();
-        if nested != 0 {
+        let before = self.nested_views();
+        if before != 0 {
             let _inside = self.walkers.enter();
             for level in Level::LEAVES {
                 self.rmap
                     .each_in(&self.memory, level, range, &mut |gfn, location| {
                         // A nested superpage goes as a whole, wherever the range ends.
-                        self.remove_leaf(location, level, gfn, Entry::ABSENT);
+                        if location.is_nested() {
+                            self.remove_leaf(location, level, gfn, Entry::ABSENT);
+                        }
                     });
             }
-            flush.add_whole(nested);
+            // One may have come meanwhile.
+            flush.add_whole(before | self.nested_views());
         }
         flush
     }
 
-    fn unmap_in(&self, job: &mut Unmapping, table: Frame, level: Level, base: Gfn) {
-        let covered = GfnRange::from_len(base, level.pages() << crate::address::INDEX_BITS);
+    fn unmap_in(&self, job: &mut Unmapping, node: Node, level: Level, base: Gfn) {
+        let covered = GfnRange::from_len(base, level.pages() << INDEX_BITS);
         let part = covered.intersect(job.range);
         if part.is_empty() {
             return;
@@ -72,12 +75,19 @@ impl<M: Memory> Guest<M> {
         for index in level.index_of(part.start())..=level.index_of(last) {
             let start = base.plus(index as u64 * level.pages());
             let span = GfnRange::from_len(start, level.pages());
-            self.unmap_entry(job, Location::new(table, index), level, span);
+            self.unmap_entry(job, node, index, level, span);
         }
     }
 
-    fn unmap_entry(&self, job: &mut Unmapping, location: Location, level: Level, span: GfnRange) {
-        let slot = location.slot(&self.memory);
+    fn unmap_entry(
+        &self,
+        job: &mut Unmapping,
+        node: Node,
+        index: usize,
+        level: Level,
+        span: GfnRange,
+    ) {
+        let slot = node.slot(&self.memory, index);
         let whole = job.range.covers(span);
         loop {
             let entry = Entry(slot.load(Ordering::Acquire));
@@ -88,55 +98,44 @@ impl<M: Memory> Guest<M> {
                 relax();
             } else if entry.is_table(level) {
                 let Some(below) = level.below() else { return };
+                let Some(table) = node.below(&self.memory, index, entry) else {
+                    continue;
+                };
                 if !whole {
-                    self.unmap_in(job, entry.frame(), below, span.start());
+                    self.unmap_in(job, table, below, span.start());
                     return;
                 }
                 if replace(slot, entry, Entry::ABSENT) {
                     job.flush.add(job.view.bit(), span);
-                    self.kill_table(job, entry.frame(), below, span.start());
+                    self.kill_table(job, table, below, span.start());
                     return;
                 }
             } else if whole || job.failed.is_some() {
-                if self.remove_at(job, location, level, span, Entry::ABSENT) {
+                if self.remove_at(job, node, index, level, span, Entry::ABSENT) {
                     return;
                 }
             } else {
-                let position = Position {
-                    location,
-                    slot,
-                    level,
-                    entry,
-                };
-                job.failed = self.split_at(job.view, span.start(), &position).err();
+                let position = Position::new(&self.memory, node, index, level, entry);
+                job.failed = self.split_at(span.start(), &position).err();
             }
         }
     }
 
-    /// Kills all entries of a table that was taken out, and the tables below.
-    pub(crate) fn kill(
-        &self,
-        flush: &mut Flush,
-        view: View,
-        table: Frame,
-        level: Level,
-        base: Gfn,
-    ) {
-        let range = GfnRange::EMPTY;
+    /// Kills all entries of a root that was taken out, and the tables below.
+    pub(crate) fn kill(&self, flush: &mut Flush, view: View, root: Node) {
         let mut job = Unmapping {
             view,
-            range,
+            range: GfnRange::EMPTY,
             flush: core::mem::take(flush),
             failed: None,
         };
-        self.kill_table(&mut job, table, level, base);
+        self.kill_table(&mut job, root, Level::Root, Gfn::new(0));
         *flush = job.flush;
     }
 
-    fn kill_table(&self, job: &mut Unmapping, table: Frame, level: Level, base: Gfn) {
+    fn kill_table(&self, job: &mut Unmapping, node: Node, level: Level, base: Gfn) {
         for index in 0..ENTRIES {
-            let location = Location::new(table, index);
-            let slot = location.slot(&self.memory);
+            let slot = node.slot(&self.memory, index);
             let start = base.plus(index as u64 * level.pages());
             let span = GfnRange::from_len(start, level.pages());
             loop {
@@ -147,33 +146,37 @@ impl<M: Memory> Guest<M> {
                 if entry.is_busy() {
                     relax();
                 } else if let Some(below) = level.below().filter(|_| entry.is_table(level)) {
+                    let Some(table) = node.below(&self.memory, index, entry) else {
+                        continue;
+                    };
                     if replace(slot, entry, Entry::DEAD) {
-                        self.kill_table(job, entry.frame(), below, start);
+                        self.kill_table(job, table, below, start);
                         break;
                     }
-                } else if self.remove_at(job, location, level, span, Entry::DEAD) {
+                } else if self.remove_at(job, node, index, level, span, Entry::DEAD) {
                     break;
                 }
             }
         }
-        self.retire(&mut job.flush, table);
+        self.retire(&mut job.flush, node);
     }
 
     /// Replaces what is no table by `with`; false if it is one by now.
     fn remove_at(
         &self,
         job: &mut Unmapping,
-        location: Location,
+        node: Node,
+        index: usize,
         level: Level,
         span: GfnRange,
         with: Entry,
     ) -> bool {
-        let slot = location.slot(&self.memory);
+        let slot = node.slot(&self.memory, index);
         loop {
             let entry = Entry(slot.load(Ordering::Acquire));
             if entry.is_leaf(level) {
-                let gfn = self.gfn_at(job.view, location, span.start());
-                if self.remove_leaf(location, level, gfn, with) {
+                let gfn = gfn_of(node.origin(&self.memory, index), span.start());
+                if self.remove_leaf(node.location(index), level, gfn, with) {
                     job.flush.add(job.view.bit(), span);
                     return true;
                 }
@@ -191,18 +194,18 @@ impl<M: Memory> Guest<M> {
     /// leaf, or another one, by now.
     fn remove_leaf(&self, location: Location, level: Level, gfn: Gfn, with: Entry) -> bool {
         let slot = location.slot(&self.memory);
+        let nested = location.is_nested();
         loop {
             let entry = Entry(slot.load(Ordering::Acquire));
             if !entry.is_leaf(level) {
                 return false;
             }
-            let nested = self.in_nested(location);
             if !nested {
                 // Into the log first, then out of the entry: a taker finds one of the two.
                 self.save_flag(entry, gfn);
             }
             if replace(slot, entry, Entry::BUSY) {
-                if nested && self.origin_of(location) != Some(gfn) {
+                if nested && !self.rmap.holds(&self.memory, level, gfn, location) {
                     // Mapped anew since the caller looked: not the leaf that was meant.
                     slot.store(entry.0, Ordering::Release);
                     return false;

@@ -84,10 +84,10 @@ impl<M: Memory> Guest<M> {
             }
             let start = at.align_down(position.level);
             if entry.is_logged() && position.level > Level::Page {
-                if self.split_at(view, start, &position).is_err() {
+                if self.split_at(start, &position).is_err() {
                     return Violation::NoMemory(at);
                 }
-            } else if let Some(gfn) = self.grant(view, start, &position) {
+            } else if let Some(gfn) = self.grant(start, &position) {
                 // Writable first, then into the log: if the log is taken between the two, the page is in
                 // the next one. The other way round the log could be taken in between, and a write to a
                 // page that is writable and in no log would be lost.
@@ -98,16 +98,16 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Makes a leaf writable; returns the guest frame it maps, or `None` if it changed meanwhile.
-    fn grant(&self, view: View, start: Gfn, position: &Position<'_>) -> Option<Gfn> {
+    fn grant(&self, start: Gfn, position: &Position<'_>) -> Option<Gfn> {
         let new = position.entry.with_write(true);
-        if !self.is_nested(view) {
+        if !position.location.is_nested() {
             return position.replace(new).then_some(start);
         }
         // A nested view's entry may be mapped anew at any time: held busy while asking what it maps.
         if !position.replace(Entry::BUSY) {
             return None;
         }
-        let gfn = self.gfn_at(view, position.location, start);
+        let gfn = position.gfn(start);
         position.slot.store(new.0, Ordering::Release);
         Some(gfn)
     }

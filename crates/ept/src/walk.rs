@@ -1,25 +1,121 @@
 //! The way from a root to an entry, and changing it there.
 
-use crate::address::{Gfn, Level};
+use crate::address::{Frame, Gfn, Level};
 use crate::atomic::{AtomicU64, Ordering, relax};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::memory::Memory;
+use crate::memory::{FrameReach, Memory};
 use crate::rmap::Location;
+
+/// A guest frame that no guest has.
+const NOWHERE: Gfn = Gfn::new(u64::MAX >> 12);
+
+/// A table of a view. Beside each table of a nested view lies a frame of *origins*: for each leaf the
+/// guest frame that it maps (plus 1), for each reference to a table the address of that table's origins.
+///
+/// An origin is written while its entry is busy, and only then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) table: Frame,
+    pub(crate) origins: Option<Frame>,
+}
+
+impl Node {
+    pub(crate) const fn location(self, index: usize) -> Location {
+        Location::new(self.table, index, self.origins.is_some())
+    }
+
+    pub(crate) fn slot<M: FrameReach + ?Sized>(self, memory: &M, index: usize) -> &AtomicU64 {
+        &memory.table(self.table)[index]
+    }
+
+    pub(crate) fn origin<M: FrameReach + ?Sized>(
+        self,
+        memory: &M,
+        index: usize,
+    ) -> Option<&AtomicU64> {
+        Some(&memory.table(self.origins?)[index])
+    }
+
+    /// The table that `entry`, read at `index`, refers to; `None` if it has changed since.
+    pub(crate) fn below<M: FrameReach + ?Sized>(
+        self,
+        memory: &M,
+        index: usize,
+        entry: Entry,
+    ) -> Option<Self> {
+        let table = entry.frame();
+        let Some(origin) = self.origin(memory, index) else {
+            let origins = None;
+            return Some(Self { table, origins });
+        };
+        let origins = Some(Frame::containing(origin.load(Ordering::Acquire)));
+        // The same table before and after: the origin is its own. No table comes back while somebody is
+        // inside.
+        let now = Entry(self.slot(memory, index).load(Ordering::Acquire));
+        let same = now.is_present() && now.frame() == table;
+        same.then_some(Self { table, origins })
+    }
+}
 
 /// An entry on the way to an address.
 #[derive(Debug)]
 pub(crate) struct Position<'g> {
     pub(crate) location: Location,
     pub(crate) slot: &'g AtomicU64,
+    pub(crate) origin: Option<&'g AtomicU64>,
     pub(crate) level: Level,
     pub(crate) entry: Entry,
 }
 
-impl Position<'_> {
+impl<'g> Position<'g> {
+    pub(crate) fn new<M: Memory>(
+        memory: &'g M,
+        node: Node,
+        index: usize,
+        level: Level,
+        entry: Entry,
+    ) -> Self {
+        Self {
+            location: node.location(index),
+            slot: node.slot(memory, index),
+            origin: node.origin(memory, index),
+            level,
+            entry,
+        }
+    }
+
     /// Replaces the entry that was read; fails if it has changed since.
     pub(crate) fn replace(&self, new: Entry) -> bool {
         replace(self.slot, self.entry, new)
+    }
+
+    /// The guest frame that the leaf, for `at`, maps. Of a nested view's leaf it is certain only while the
+    /// entry is busy: it may be mapped anew meanwhile.
+    pub(crate) fn gfn(&self, at: Gfn) -> Gfn {
+        gfn_of(self.origin, at)
+    }
+
+    /// Notes which guest frame the leaf maps, in a nested view. The caller holds the entry busy.
+    pub(crate) fn set_gfn(&self, gfn: Gfn) {
+        if let Some(origin) = self.origin {
+            origin.store(gfn.index() + 1, Ordering::Release);
+        }
+    }
+
+    /// Refers to a table. The caller holds the entry busy, or it is absent in a view that is not nested.
+    pub(crate) fn set_origins_of(&self, table: Node) {
+        if let (Some(origin), Some(origins)) = (self.origin, table.origins) {
+            origin.store(origins.address(), Ordering::Release);
+        }
+    }
+}
+
+/// The guest frame that a leaf for `at`, with this origin, maps.
+pub(crate) fn gfn_of(origin: Option<&AtomicU64>, at: Gfn) -> Gfn {
+    match origin.map(|word| word.load(Ordering::Acquire)) {
+        None => at,
+        Some(word) => word.checked_sub(1).map_or(NOWHERE, Gfn::new),
     }
 }
 
@@ -45,30 +141,56 @@ impl<M: Memory> Guest<M> {
     /// The caller is inside. `None`: there is no such view.
     pub(crate) fn walk(&self, view: View, at: Gfn, floor: Level) -> Option<Position<'_>> {
         'again: loop {
-            let mut table = self.root(view)?;
+            let mut node = self.root(view)?;
             let mut level = Level::Root;
             loop {
-                let location = Location::new(table, level.index_of(at));
-                let slot = location.slot(&self.memory);
-                let entry = Entry(slot.load(Ordering::Acquire));
+                let index = level.index_of(at);
+                let entry = Entry(node.slot(&self.memory, index).load(Ordering::Acquire));
                 if entry.is_dead() {
                     relax();
                     continue 'again;
                 }
                 match level.below() {
                     Some(below) if level > floor && entry.is_table(level) => {
-                        table = entry.frame();
+                        let Some(next) = node.below(&self.memory, index, entry) else {
+                            continue 'again;
+                        };
+                        node = next;
                         level = below;
                     }
-                    _ => {
-                        return Some(Position {
-                            location,
-                            slot,
-                            level,
-                            entry,
-                        });
-                    }
+                    _ => return Some(Position::new(&self.memory, node, index, level, entry)),
                 }
+            }
+        }
+    }
+
+    /// Changes the leaf at `location`, which the reverse map named for `gfn`, to what `change` makes of it
+    /// (`None`: leaves it alone). Whether it was changed.
+    pub(crate) fn change_leaf(
+        &self,
+        level: Level,
+        gfn: Gfn,
+        location: Location,
+        change: impl Fn(Entry) -> Option<Entry>,
+    ) -> bool {
+        let slot = location.slot(&self.memory);
+        loop {
+            let old = settled(slot);
+            if !old.is_leaf(level) {
+                return false;
+            }
+            let Some(new) = change(old).filter(|new| *new != old) else {
+                return false;
+            };
+            if !location.is_nested() {
+                if replace(slot, old, new) {
+                    return true;
+                }
+            } else if replace(slot, old, Entry::BUSY) {
+                // The entry may be mapping another guest frame by now; while it is busy, that is known.
+                let ours = self.rmap.holds(&self.memory, level, gfn, location);
+                slot.store(if ours { new.0 } else { old.0 }, Ordering::Release);
+                return ours;
             }
         }
     }

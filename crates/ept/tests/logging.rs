@@ -63,7 +63,7 @@ fn what_is_written_is_taken_once() {
                 assert_eq!(take(&guest, &machine, range(0, PAGES)), [4, 600, 4095]);
                 assert_eq!(take(&guest, &machine, guest.all()), []);
             }
-            guest.stop_log(guest.all(), &machine);
+            guest.stop_log(guest.all(), &machine).unwrap();
             let before = machine.counts();
             write(&machine, 0, 3);
             assert_eq!(machine.counts().violations, before.violations);
@@ -90,7 +90,7 @@ fn only_the_tracked_range_is_logged() {
         write(&machine, 0, 4000);
         write(&machine, 0, 4001);
         assert_eq!(take(&guest, &machine, guest.all()), [4000]);
-        guest.stop_log(range(700, 800), &machine);
+        guest.stop_log(range(700, 800), &machine).unwrap();
         write(&machine, 0, 700);
         write(&machine, 0, 4000);
         assert_eq!(take(&guest, &machine, guest.all()), [4000]);
@@ -183,7 +183,7 @@ fn nothing_leaks() {
                 .access(0, page << 12, Access::Write, |_| ())
                 .unwrap();
         }
-        guest.stop_log(guest.all(), &machine);
+        guest.stop_log(guest.all(), &machine).unwrap();
         let mut all = guest.unmap(View::MAIN, range(0, 700));
         guest.batch(&mut all, guest.unmap(View::MAIN, range(700, PAGES)));
         guest.discharge(all, &machine);

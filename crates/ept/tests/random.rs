@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
-    Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, Permissions,
-    View, Violation,
+    AgeError, Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping,
+    Permissions, View, Violation,
 };
 use proptest::prelude::*;
 
@@ -30,7 +30,7 @@ enum Step {
     Protect(u64, u64, bool),
     Split(u64),
     Merge(u64),
-    Age,
+    Age(bool),
     Start(u64, u64),
     Stop(u64, u64),
     Take(u64, u64),
@@ -59,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (span(), any::<bool>()).prop_map(|((a, b), on)| Step::Protect(a, b, on)),
         1 => page().prop_map(Step::Split),
         1 => (0..2u64).prop_map(|large| Step::Merge(large * 512)),
-        1 => Just(Step::Age),
+        1 => any::<bool>().prop_map(Step::Age),
         2 => span().prop_map(|(a, b)| Step::Start(a, b)),
         1 => span().prop_map(|(a, b)| Step::Stop(a, b)),
         4 => span().prop_map(|(a, b)| Step::Take(a, b)),
@@ -232,16 +232,26 @@ fn apply(
                 );
             }
         }
-        Step::Age => {
-            let flush = guest.age(main, guest.all(), &mut |_| ());
-            want.owe(guest, machine, flush);
+        Step::Age(everywhere) => {
+            let aged = if everywhere {
+                guest.age_everywhere(guest.all(), &mut |_| ())
+            } else {
+                guest.age(main, guest.all(), &mut |_| ())
+            };
+            match aged {
+                Ok(flush) => want.owe(guest, machine, flush),
+                Err(error) => {
+                    assert_eq!(error, AgeError::Unsupported);
+                    assert!(!guest.capabilities().accessed_dirty);
+                }
+            }
         }
         Step::Start(start, end) => {
             guest.start_log(form, range(start, end), machine).unwrap();
             want.tracked.extend(start..end);
         }
         Step::Stop(start, end) => {
-            guest.stop_log(range(start, end), machine);
+            guest.stop_log(range(start, end), machine).unwrap();
             want.tracked.retain(|page| !(start..end).contains(page));
             want.dirty.retain(|page| !(start..end).contains(page));
         }

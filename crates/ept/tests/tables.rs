@@ -285,7 +285,9 @@ fn ageing_tells_what_was_used() {
     guest.map(View::MAIN, &ram(0, 1100)).unwrap();
     let age = || {
         let mut used = Vec::new();
-        let flush = guest.age(View::MAIN, guest.all(), &mut |span| used.push(span));
+        let flush = guest
+            .age(View::MAIN, guest.all(), &mut |span| used.push(span))
+            .unwrap();
         guest.discharge(flush, &machine);
         used
     };
@@ -308,7 +310,7 @@ fn the_reverse_map_is_small() {
         ..ram(0, PAGES)
     };
     guest.map(View::MAIN, &page).unwrap();
-    let share = guest.reverse_map_bytes() as f64 / (PAGES * 4096) as f64;
+    let share = guest.reverse_map_bytes().total() as f64 / (PAGES * 4096) as f64;
     assert!(share <= 0.002, "{share}");
 }
 

@@ -92,7 +92,7 @@ fn run(form: Form) {
                 while running.load(Ordering::Relaxed) {
                     let start = Gfn::new(next(&mut seed) % PAGES);
                     let mut flush = guest.unmap(View::MAIN, GfnRange::from_len(start, 40));
-                    let more = guest.age(View::MAIN, guest.all(), &mut |_| ());
+                    let more = guest.age(View::MAIN, guest.all(), &mut |_| ()).unwrap();
                     guest.batch(&mut flush, more);
                     guest.batch(
                         &mut flush,
@@ -116,7 +116,7 @@ fn run(form: Form) {
                 "page {page}, {form:?}"
             );
         }
-        guest.stop_log(guest.all(), machine);
+        guest.stop_log(guest.all(), machine).unwrap();
         let flush = guest.unmap(View::MAIN, guest.all());
         guest.discharge(flush, machine);
     }

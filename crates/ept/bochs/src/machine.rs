@@ -113,6 +113,11 @@ impl Machine {
         must(self.guest.start_log(form, range, self));
     }
 
+    /// Stops logging a range.
+    pub fn stop(&self, range: GfnRange) {
+        must(self.guest.stop_log(range, self));
+    }
+
     /// Takes the log of a range: the frames in it.
     pub fn take(&self, range: GfnRange) -> BTreeSet<u64> {
         let mut runs = Vec::new();

@@ -1,6 +1,8 @@
 //! The dirty log: what is tracked, in which form, and the rules that a leaf follows.
 
 mod pml;
+mod runs;
+mod scan;
 mod start;
 mod take;
 
@@ -8,7 +10,7 @@ use alloc::boxed::Box;
 use core::fmt;
 
 pub use pml::{PML_ENTRIES, PML_START, Vcpu, VcpuError};
-pub use start::StartError;
+pub use start::{StartError, StopError};
 pub use take::TakeError;
 
 use crate::address::{Gfn, GfnRange, Level};
@@ -17,7 +19,6 @@ use crate::bits::{Bits, DirtyBits, zeroes};
 use crate::entry::Entry;
 use crate::guest::Guest;
 use crate::memory::Memory;
-use crate::spin::SpinLock;
 
 /// How writes are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,17 +34,21 @@ pub enum Form {
 
 const OFF: u8 = 0;
 
-/// The state of a guest's log.
-///
-/// Everything that virtual processors touch here is an atomic word. `control` is held by those that
-/// start and stop, only.
+/// Pages that are visited without leaving the tables in between: 128 MiB. Whoever waits for others to
+/// leave waits for one such part, not for a guest.
+pub(crate) const CHUNK: u64 = 1 << 15;
+
+/// The state of a guest's log: atomic words, no lock.
 pub(crate) struct Log {
     form: AtomicU8,
     pub(super) tracked: Bits,
     pub(super) dirty: DirtyBits,
     /// For each virtual processor: zero, or an odd number with the address of its PML buffer, if any.
     pub(super) vcpus: Box<[AtomicU64]>,
-    pub(super) control: SpinLock<()>,
+    /// How far page-modification logging is on: see `pml`.
+    pub(super) pml: AtomicU8,
+    /// Whether somebody is starting or stopping. Nobody waits for it: see `start`.
+    changing: AtomicU8,
 }
 
 impl Log {
@@ -53,7 +58,8 @@ impl Log {
             tracked: Bits::new(pages)?,
             dirty: DirtyBits::new(pages)?,
             vcpus: zeroes(processors as u64)?,
-            control: SpinLock::new(()),
+            pml: AtomicU8::new(OFF),
+            changing: AtomicU8::new(0),
         })
     }
 

@@ -6,7 +6,7 @@
 
 use thiserror::Error;
 
-use super::{Form, Log};
+use super::Log;
 use crate::address::{ENTRIES, Frame, Gfn};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::guest::Guest;
@@ -45,25 +45,65 @@ pub enum VcpuError {
     NoMemory,
 }
 
-/// A buffer for each virtual processor, or for none.
+/// Page-modification logging: off; every virtual processor gets a buffer; the hypervisor sees them.
+///
+/// Processors are added at any time, without a lock. Whoever adds one takes its place first and then reads
+/// this state; whoever starts a log changes the state first and then goes through the places: one of the
+/// two sees the other. Both *write* the state's word (be it with the same value), so that these two
+/// accesses have an order.
+const OFF: u8 = 0;
+const PREPARED: u8 = 1;
+const ON: u8 = 2;
+
+/// A buffer for each virtual processor, also for those that come from now on; or for none.
 pub(super) fn allocate_all<M: Memory>(memory: &M, log: &Log) -> Result<(), NoMemory> {
+    log.pml.swap(PREPARED, Ordering::AcqRel);
     for word in &log.vcpus {
-        if word.load(Ordering::Acquire) == EXISTS {
-            let Some(frame) = memory.allocate() else {
-                release_all(memory, log);
-                return Err(NoMemory);
-            };
-            word.store(frame.address() | EXISTS, Ordering::Release);
+        if allocate(memory, word).is_err() {
+            switch_off(log);
+            // The hypervisor has not seen one of them.
+            release_all(memory, log);
+            return Err(NoMemory);
         }
     }
     Ok(())
 }
 
+/// A buffer for the virtual processor in this place, if there is one and it has none.
+fn allocate<M: Memory>(memory: &M, word: &AtomicU64) -> Result<(), NoMemory> {
+    if word.load(Ordering::Acquire) != EXISTS {
+        return Ok(());
+    }
+    let frame = memory.allocate().ok_or(NoMemory)?;
+    let new = frame.address() | EXISTS;
+    if word
+        .compare_exchange(EXISTS, new, Ordering::AcqRel, Ordering::Relaxed)
+        .is_err()
+    {
+        memory.release(frame); // it has one by now, or is gone
+    }
+    Ok(())
+}
+
+/// From now on the hypervisor sees the buffers.
+pub(super) fn switch_on(log: &Log) {
+    log.pml.swap(ON, Ordering::AcqRel);
+}
+
+/// From now on the hypervisor sees no buffer, and who is added gets none.
+pub(super) fn switch_off(log: &Log) {
+    log.pml.swap(OFF, Ordering::AcqRel);
+}
+
+/// Takes the buffers back. No processor uses them any more.
 pub(super) fn release_all<M: Memory>(memory: &M, log: &Log) {
     for word in &log.vcpus {
         let value = word.load(Ordering::Acquire);
-        if let Some(frame) = buffer(value) {
-            word.store(EXISTS, Ordering::Release);
+        if let Some(frame) = buffer(value)
+            && word
+                .compare_exchange(value, EXISTS, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        {
             memory.release(frame);
         }
     }
@@ -85,32 +125,52 @@ impl Log {
 }
 
 impl<M: Memory> Guest<M> {
-    /// Adds a virtual processor. While a log in form [`Form::Pml`] is on, it comes with a buffer; set
-    /// up its VMCS accordingly ([`Guest::pml_address`]) before it enters the guest.
+    /// Adds a virtual processor, also while a log is on, starts or stops. Lock-free.
+    ///
+    /// So that no log passes it by, the hypervisor
+    ///
+    /// 1. calls this; on an error, the processor must not run;
+    /// 2. puts it among those that [`Processors`](crate::Processors) reaches;
+    /// 3. asks for [`Guest::pml_address`], and sets "enable PML", "PML address" and "PML index" accordingly,
+    ///    under whatever keeps [`Processors::set_pml`](crate::Processors::set_pml) from this processor
+    ///    meanwhile (a lock of the virtual processor's, or that of step 2);
+    /// 4. lets it enter the guest.
+    ///
+    /// A log that starts before step 3 is seen there; one that starts later finds the processor by step 2.
+    /// A log that stops takes its buffers back after `set_pml` has been through all, step 2's included.
     ///
     /// # Errors
     ///
-    /// See [`VcpuError`]; the processor must not run then.
+    /// See [`VcpuError`].
     pub fn add_vcpu(&self) -> Result<Vcpu, VcpuError> {
-        let _control = self.log.control.lock();
-        let free = self
-            .log
-            .vcpus
-            .iter()
-            .position(|word| word.load(Ordering::Acquire) == 0);
-        let vcpu = Vcpu(free.ok_or(VcpuError::TooMany(self.log.vcpus.len()))?);
-        let mut value = EXISTS;
-        if self.log.form() == Some(Form::Pml) {
-            value |= self.memory.allocate().ok_or(VcpuError::NoMemory)?.address();
+        let free = |word: &AtomicU64| {
+            word.compare_exchange(0, EXISTS, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        };
+        let place = self.log.vcpus.iter().position(free);
+        let vcpu = Vcpu(place.ok_or(VcpuError::TooMany(self.log.vcpus.len()))?);
+        let word = &self.log.vcpus[vcpu.0];
+        // Read by writing: see above.
+        if self.log.pml.fetch_add(0, Ordering::AcqRel) != OFF
+            && allocate(&self.memory, word).is_err()
+            // Whoever starts the log may have had a frame for it.
+            && word
+                .compare_exchange(EXISTS, 0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        {
+            return Err(VcpuError::NoMemory);
         }
-        self.log.vcpus[vcpu.0].store(value, Ordering::Release);
         Ok(vcpu)
     }
 
-    /// Removes a virtual processor that has left the guest for good with this PML index; what it had
-    /// logged is not lost.
+    /// The number of virtual processors that the guest was created for.
+    pub fn max_vcpus(&self) -> usize {
+        self.log.vcpus.len()
+    }
+
+    /// Removes a virtual processor that has left the guest for good with this PML index, and that
+    /// [`Processors`](crate::Processors) does not reach any more; what it had logged is not lost.
     pub fn remove_vcpu(&self, vcpu: Vcpu, index: u16) {
-        let _control = self.log.control.lock();
         self.drain_pml(vcpu, index);
         let Some(word) = self.log.word(vcpu) else {
             return;
@@ -122,8 +182,11 @@ impl<M: Memory> Guest<M> {
     }
 
     /// What belongs into the VMCS field "PML address" of this virtual processor (the frame's address);
-    /// `None` while no log in form [`Form::Pml`] is on.
+    /// `None` while no log in form [`Form::Pml`](crate::Form::Pml) is on.
     pub fn pml_address(&self, vcpu: Vcpu) -> Option<Frame> {
+        if self.log.pml.load(Ordering::Acquire) != ON {
+            return None;
+        }
         buffer(self.log.word(vcpu)?.load(Ordering::Acquire))
     }
 

@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use super::{Form, pml};
-use crate::address::{Gfn, GfnRange, Level};
+use super::{CHUNK, Form, Log, pml};
+use crate::address::{GfnRange, Level};
 use crate::atomic::Ordering;
 use crate::bits::words_of;
 use crate::entry::Entry;
@@ -11,8 +11,6 @@ use crate::flush::Flush;
 use crate::guest::Guest;
 use crate::memory::Memory;
 use crate::processors::Processors;
-use crate::rmap::Location;
-use crate::walk::{replace, settled};
 
 /// Why a log was not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -36,15 +34,51 @@ pub enum StartError {
     /// The guest ends before.
     #[error("starting a log of {0:?}: the guest ends before")]
     OutOfRange(GfnRange),
+    /// Another thread is starting or stopping.
+    #[error(
+        "starting a log: another thread is starting or stopping one; try again when it is done"
+    )]
+    Busy,
+}
+
+/// Why a log was not stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum StopError {
+    /// Another thread is starting or stopping.
+    #[error(
+        "stopping a log: another thread is starting or stopping one; try again when it is done"
+    )]
+    Busy,
+}
+
+/// The right to start or stop; ends when dropped.
+///
+/// Not a lock that one could wait for: its holder waits for the virtual processors, and one of them might
+/// be the one that waits, with interrupts off.
+struct Changing<'a>(&'a Log);
+
+impl Log {
+    fn change(&self) -> Option<Changing<'_>> {
+        self.changing
+            .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+            .then_some(Changing(self))
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.changing.store(0, Ordering::Release);
+    }
 }
 
 impl<M: Memory> Guest<M> {
     /// Starts logging writes to `range` ([`Guest::all`] for the whole guest), or adds `range` to what
     /// is logged already.
     ///
-    /// The log of what was not tracked before is empty at first; the rest stays as it is. When this returns, every later write is logged; of those made
-    /// meanwhile, some may be. Waits for other threads' operations on this guest, and for the
-    /// processors.
+    /// The log of what was not tracked before is empty at first; the rest stays as it is. When this
+    /// returns, every later write is logged; of those made meanwhile, some may be. Waits for other
+    /// threads' operations on this guest, and for the processors; holds no lock meanwhile.
     ///
     /// # Errors
     ///
@@ -66,7 +100,7 @@ impl<M: Memory> Guest<M> {
         if !offered {
             return Err(StartError::Unsupported(form));
         }
-        let _control = self.log.control.lock();
+        let _changing = self.log.change().ok_or(StartError::Busy)?;
         let first = match self.log.form() {
             None => true,
             Some(on) if on == form => false,
@@ -85,6 +119,7 @@ impl<M: Memory> Guest<M> {
         if first && form == Form::Pml {
             // Before any dirty flag is cleared: a flag set by a processor that does not log yet would
             // hide the page.
+            pml::switch_on(&self.log);
             processors.set_pml(true);
         }
         self.log.tracked.set(range);
@@ -110,11 +145,21 @@ impl<M: Memory> Guest<M> {
     /// Stops logging writes to `range`, and forgets what was logged there. When nothing is logged any
     /// more, the log is off.
     ///
-    /// Waits for other threads' operations on this guest, and for the processors.
-    pub fn stop_log(&self, range: GfnRange, processors: &(impl Processors + ?Sized)) {
+    /// Waits for other threads' operations on this guest, and for the processors; holds no lock meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`StopError::Busy`]; nothing has changed then.
+    pub fn stop_log(
+        &self,
+        range: GfnRange,
+        processors: &(impl Processors + ?Sized),
+    ) -> Result<(), StopError> {
         let range = range.intersect(self.all());
-        let _control = self.log.control.lock();
-        let Some(form) = self.log.form() else { return };
+        let _changing = self.log.change().ok_or(StopError::Busy)?;
+        let Some(form) = self.log.form() else {
+            return Ok(());
+        };
         self.log.tracked.clear(range);
         let last = self.log.tracked.is_empty();
         if last {
@@ -128,59 +173,32 @@ impl<M: Memory> Guest<M> {
             processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
         }
         if last && form == Form::Pml {
+            pml::switch_off(&self.log);
             processors.set_pml(false);
             // An exit handler may still be reading a buffer.
             self.walkers.wait();
             pml::release_all(&self.memory, &self.log);
         }
         self.log.dirty.take(range, |_, _| ());
+        Ok(())
     }
 
     /// Gives each leaf of `range`, in all views, the state of a page that nobody has written, where
     /// `which` says so.
     fn rearm_all(&self, range: GfnRange, which: &dyn Fn(Entry) -> bool) {
-        let _inside = self.walkers.enter();
-        // Downwards: a leaf that is split meanwhile is found as its pieces.
-        for level in Level::LEAVES {
-            self.rmap
-                .each_in(&self.memory, level, range, &mut |gfn, location| {
-                    self.rearm_leaf(level, gfn, location, which);
-                });
-        }
-    }
-
-    /// Rearms one leaf.
-    fn rearm_leaf(
-        &self,
-        level: Level,
-        gfn: Gfn,
-        location: Location,
-        which: &dyn Fn(Entry) -> bool,
-    ) {
-        let slot = location.slot(&self.memory);
-        let nested = self.in_nested(location);
-        loop {
-            let old = settled(slot);
-            if !old.is_leaf(level) || !which(old) {
-                return;
-            }
-            // A nested view's entry may be mapping another guest frame by now: held busy while asking.
-            if nested && !replace(slot, old, Entry::BUSY) {
-                continue;
-            }
-            let gfn = if nested {
-                self.origin_of(location).unwrap_or(gfn)
-            } else {
-                gfn
-            };
-            let span = GfnRange::from_len(gfn, level.pages());
-            let new = self.armed(old, level, span.intersect(self.all()), nested);
-            if nested {
-                slot.store(new.0, Ordering::Release);
-                return;
-            }
-            if new == old || replace(slot, old, new) {
-                return;
+        for part in range.chunks(CHUNK) {
+            let _inside = self.walkers.enter();
+            // Downwards: a leaf that is split meanwhile is found as its pieces. None is put together:
+            // `merge` knows what is tracked, and refuses.
+            for level in Level::LEAVES {
+                self.rmap
+                    .each_in(&self.memory, level, part, &mut |gfn, location| {
+                        let span = GfnRange::from_len(gfn, level.pages()).intersect(self.all());
+                        let nested = location.is_nested();
+                        self.change_leaf(level, gfn, location, |leaf| {
+                            which(leaf).then(|| self.armed(leaf, level, span, nested))
+                        });
+                    });
             }
         }
     }

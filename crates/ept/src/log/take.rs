@@ -2,16 +2,19 @@
 
 use thiserror::Error;
 
+use super::runs::Runs;
+use super::scan::GROUP;
 use super::{Form, by_protection};
 use crate::address::{Gfn, GfnRange, Level};
-use crate::atomic::AtomicU64;
-use crate::bits::{WORD, ones, words_of};
+use crate::atomic::Ordering;
+use crate::bits::{WORD, ones};
+use crate::entry::Entry;
 use crate::flush::Flush;
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::memory::Memory;
 use crate::processors::Processors;
-use crate::rmap::Location;
-use crate::walk::{replace, settled};
+use crate::rmap::{Head, Location};
+use crate::walk::replace;
 
 /// Why a log was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -21,53 +24,62 @@ pub enum TakeError {
     Off,
 }
 
-/// Joins bits of ascending words to maximal runs.
-struct Runs<'a> {
-    run: GfnRange,
-    pages: u64,
-    note: &'a mut dyn FnMut(GfnRange),
+/// Words that are rearmed together.
+const BATCH: usize = 16;
+/// Pages whose places are read ahead of changing the first: each is two cache misses in a large guest,
+/// and an exchange would keep the processor from starting the next page's.
+const AHEAD: usize = 32;
+
+/// What a take has found: words of dirty pages, rearmed by batches, noted as runs, and to be flushed.
+struct Found<'t, M: Memory> {
+    guest: &'t Guest<M>,
+    form: Form,
+    views: u64,
+    range: GfnRange,
+    words: [(usize, u64); BATCH],
+    count: usize,
+    runs: Runs<'t>,
+    flush: Flush,
 }
 
-impl<'a> Runs<'a> {
-    fn new(note: &'a mut dyn FnMut(GfnRange)) -> Self {
-        Self {
-            run: GfnRange::EMPTY,
-            pages: 0,
-            note,
+impl<M: Memory> Found<'_, M> {
+    /// Pages whose bits have been taken out of the log.
+    fn add(&mut self, word: usize, bits: u64) {
+        self.words[self.count] = (word, bits);
+        self.count += 1;
+        if self.count == BATCH {
+            self.rearm();
         }
     }
 
-    fn add(&mut self, word: usize, mut bits: u64) {
-        let first = word as u64 * WORD;
-        while bits != 0 {
-            let low = u64::from(bits.trailing_zeros());
-            let count = u64::from((bits >> low).trailing_ones());
-            self.add_run(GfnRange::from_len(Gfn::new(first + low), count));
-            bits &= u64::MAX
-                .checked_shl(u32::try_from(low + count).unwrap_or(64))
-                .unwrap_or(0);
+    /// Has the next write to the pages of the batch noticed again, and notes them.
+    fn rearm(&mut self) {
+        let mut words = self.words;
+        let words = &mut words[..core::mem::take(&mut self.count)];
+        for (word, bits) in &mut *words {
+            *bits &= self.guest.log.tracked.word(*word);
+        }
+        let inside = self.guest.walkers.enter();
+        self.guest.rearm(self.form, words);
+        drop(inside);
+        for &mut (word, bits) in words {
+            self.note(word, bits);
         }
     }
 
-    fn add_run(&mut self, run: GfnRange) {
-        self.pages += run.len();
-        if self.run.end() == run.start() && !self.run.is_empty() {
-            self.run = self.run.hull(run);
-        } else {
-            self.flush();
-            self.run = run;
+    /// Pages that have been rearmed.
+    fn note(&mut self, word: usize, bits: u64) {
+        if bits != 0 {
+            let span = GfnRange::from_len(Gfn::new(word as u64 * WORD), WORD);
+            self.flush.add(self.views, span.intersect(self.range));
+            self.runs.add(word, bits);
         }
     }
 
-    fn flush(&mut self) {
-        if !self.run.is_empty() {
-            (self.note)(self.run);
-        }
-    }
-
-    fn end(mut self) -> u64 {
-        self.flush();
-        self.pages
+    /// What is to be flushed, and the number of pages.
+    fn end(mut self) -> (Flush, u64) {
+        self.rearm();
+        (self.flush, self.runs.end())
     }
 }
 
@@ -76,8 +88,7 @@ impl<M: Memory> Guest<M> {
     /// last taken, ascending, and starts anew for those. Returns the number of pages.
     ///
     /// A page's content may be read once this has **returned**, not in `note`: only then do all
-    /// processors know that the next write is to be logged. `note` only takes notes; it must not use
-    /// the guest.
+    /// processors know that the next write is to be logged.
     ///
     /// Every write that was made before the call is in this log or, if a virtual processor's exit or
     /// another thread's operation on the page is under way, in the next. Take the last log with the
@@ -85,9 +96,10 @@ impl<M: Memory> Guest<M> {
     /// a second write if it is unmapped or logged by several processors while it is taken; a page that
     /// was not written, as the processor counts it, is never reported.
     ///
-    /// The rest of the guest is not touched. The cost: a word for 4096 pages of the range, a word for 64
-    /// pages around each dirty one, a word and an entry a dirty page. With [`Form::DirtyFlags`]: a word
-    /// and an entry for every page of the range.
+    /// The rest of the guest is neither touched nor locked; nor is the range: its words are exchanged,
+    /// its entries compared and exchanged. The cost: a word for 4096 pages of the range, a word for 64
+    /// pages around each dirty one, a word and an entry a dirty page. With [`Form::DirtyFlags`]: an
+    /// entry for every page of the range.
     ///
     /// # Errors
     ///
@@ -99,51 +111,59 @@ impl<M: Memory> Guest<M> {
         note: &mut dyn FnMut(GfnRange),
     ) -> Result<u64, TakeError> {
         let form = self.log.form().ok_or(TakeError::Off)?;
-        if form == Form::Pml {
-            processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
-        }
+        self.drain_all(form, processors);
         let range = range.intersect(self.all());
-        let mut flush = Flush::none();
-        let mut runs = Runs::new(note);
-        let views = self.plain_views();
-        let inside = self.walkers.enter();
-        let mut report = |word: usize, bits: u64, flush: &mut Flush| {
-            let span = GfnRange::from_len(Gfn::new(word as u64 * WORD), WORD);
-            flush.add(views, span.intersect(range));
-            runs.add(word, bits);
+        let mut found = Found {
+            guest: self,
+            form,
+            views: self.plain_views(),
+            range,
+            words: [(0, 0); BATCH],
+            count: 0,
+            runs: Runs::new(note),
+            flush: Flush::none(),
         };
         if form == Form::DirtyFlags {
-            for (word, mask) in words_of(range) {
-                let mask = mask & self.log.tracked.word(word);
-                if mask == 0 {
-                    continue;
-                }
-                // The flags first: an unmapper sets the bit before it takes the flag away.
-                let mut bits = self.scan_flags(views, word, mask, true);
-                let marked = self.log.dirty.take_word(word, mask);
-                self.rearm_word(form, word, marked);
-                bits |= marked;
-                if bits != 0 {
-                    report(word, bits, &mut flush);
-                }
+            for part in range.chunks(GROUP) {
+                self.take_flags(&mut found, part);
             }
         } else {
-            self.log.dirty.take(range, |word, bits| {
-                let bits = bits & self.log.tracked.word(word);
-                if bits != 0 {
-                    self.rearm_word(form, word, bits);
-                    report(word, bits, &mut flush);
-                }
-            });
+            self.log
+                .dirty
+                .take(range, |word, bits| found.add(word, bits));
         }
-        drop(inside);
+        let (mut flush, pages) = found.end();
         if !flush.is_empty() {
             // What is reported is flushed, whatever the entries said: another thread may have changed
             // one, and not flushed yet.
             flush.add_whole(self.nested_views());
             processors.invalidate(&flush);
         }
-        Ok(runs.end())
+        Ok(pages)
+    }
+
+    /// Takes the flags and the log of a group.
+    fn take_flags(&self, found: &mut Found<'_, M>, part: GfnRange) {
+        let inside = self.walkers.enter();
+        // The flags first: an unmapper sets the bit before it takes the flag away.
+        let Some((tracked, dirty)) = self.scan_flags(found.views, part, true) else {
+            return;
+        };
+        let marked = tracked.words(&dirty).map(|(word, mask, bits)| {
+            let marked = self.log.dirty.take_word(word, mask);
+            self.rearm(found.form, &[(word, marked)]);
+            (word, bits | marked)
+        });
+        let mut words = [(0, 0); BATCH];
+        let mut count = 0;
+        for (place, word) in words.iter_mut().zip(marked) {
+            *place = word;
+            count += 1;
+        }
+        drop(inside);
+        for &(word, bits) in &words[..count] {
+            found.note(word, bits);
+        }
     }
 
     /// Calls `note` with each maximal run of pages of `range` that are in the log now, ascending, and
@@ -159,18 +179,19 @@ impl<M: Memory> Guest<M> {
         note: &mut dyn FnMut(GfnRange),
     ) -> Result<u64, TakeError> {
         let form = self.log.form().ok_or(TakeError::Off)?;
-        if form == Form::Pml {
-            processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
-        }
+        self.drain_all(form, processors);
         let range = range.intersect(self.all());
         let mut runs = Runs::new(note);
-        let views = self.plain_views();
-        let _inside = self.walkers.enter();
         if form == Form::DirtyFlags {
-            for (word, mask) in words_of(range) {
-                let mask = mask & self.log.tracked.word(word);
-                if mask != 0 {
-                    let bits = self.scan_flags(views, word, mask, false);
+            let views = self.plain_views();
+            for part in range.chunks(GROUP) {
+                let inside = self.walkers.enter();
+                let found = self.scan_flags(views, part, false);
+                drop(inside);
+                let Some((tracked, dirty)) = found else {
+                    continue;
+                };
+                for (word, mask, bits) in tracked.words(&dirty) {
                     runs.add(word, bits | self.log.dirty.word(word) & mask);
                 }
             }
@@ -195,113 +216,70 @@ impl<M: Memory> Guest<M> {
         self.peek(range, processors, &mut |_| ())
     }
 
-    /// Has the next write to each of these pages noticed again.
-    fn rearm_word(&self, form: Form, word: usize, bits: u64) {
-        let mut rearm = |gfn: Gfn, location: Location| {
-            if bits & bit_of(gfn) == 0 {
+    /// Has the virtual processors hand over what they have logged.
+    fn drain_all(&self, form: Form, processors: &(impl Processors + ?Sized)) {
+        if form == Form::Pml {
+            processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
+        }
+    }
+
+    /// Has the next write to each of these pages noticed again. The caller is inside.
+    fn rearm(&self, form: Form, words: &[(usize, u64)]) {
+        let mut pages = words
+            .iter()
+            .flat_map(|&(word, bits)| ones(bits).map(move |bit| word as u64 * WORD + bit))
+            .map(Gfn::new);
+        let mut heads = [(Gfn::new(0), Head::NONE, Entry::ABSENT); AHEAD];
+        loop {
+            let mut count = 0;
+            for (place, gfn) in heads.iter_mut().zip(pages.by_ref()) {
+                *place = (
+                    gfn,
+                    self.rmap.head(&self.memory, Level::Page, gfn),
+                    Entry::ABSENT,
+                );
+                count += 1;
+            }
+            let heads = &mut heads[..count];
+            for (_, head, entry) in &mut *heads {
+                if let Some(location) = head.single() {
+                    *entry = Entry(location.slot(&self.memory).load(Ordering::Acquire));
+                }
+            }
+            for (gfn, head, entry) in &*heads {
+                match head.single() {
+                    Some(location) => self.rearm_leaf(form, *gfn, location, *entry),
+                    None => self
+                        .rmap
+                        .each(&self.memory, Level::Page, *gfn, &mut |location| {
+                            self.rearm_leaf(form, *gfn, location, Entry::ABSENT);
+                        }),
+                }
+            }
+            if count < AHEAD {
                 return;
             }
-            let protect = by_protection(form, Level::Page, self.in_nested(location));
-            let slot = location.slot(&self.memory);
-            loop {
-                let old = settled(slot);
-                if !old.is_logged() {
-                    return;
-                }
-                let new = if protect {
-                    old.with_write(false)
+        }
+    }
+
+    /// Rearms one leaf, last seen as `seen`.
+    fn rearm_leaf(&self, form: Form, gfn: Gfn, location: Location, seen: Entry) {
+        let nested = location.is_nested();
+        let rearmed = |leaf: Entry| {
+            leaf.is_logged().then(|| {
+                if by_protection(form, Level::Page, nested) {
+                    leaf.with_write(false)
                 } else {
-                    old.with_dirty(false)
-                };
-                if new == old || replace(slot, old, new) {
-                    return;
+                    leaf.with_dirty(false)
                 }
-            }
+            })
         };
-        if bits.count_ones() > DENSE {
-            let range = span_of(word, bits);
-            self.rmap
-                .each_in(&self.memory, Level::Page, range, &mut rearm);
+        if !nested
+            && let Some(new) = rearmed(seen)
+            && (new == seen || replace(location.slot(&self.memory), seen, new))
+        {
             return;
         }
-        for bit in ones(bits) {
-            let gfn = Gfn::new(word as u64 * WORD + bit);
-            self.rmap
-                .each(&self.memory, Level::Page, gfn, &mut |location| {
-                    rearm(gfn, location);
-                });
-        }
-    }
-
-    /// The pages of a word whose dirty flag is set in one of the plain views; clears the flags if told
-    /// to.
-    ///
-    /// Where a view has a table of the lowest level, that is read. Elsewhere the reverse map is asked: a
-    /// table may just have been taken out, and its flags not saved yet.
-    fn scan_flags(&self, views: u64, word: usize, mask: u64, clear: bool) -> u64 {
-        let mut dirty = 0;
-        for number in ones(views) {
-            #[allow(clippy::cast_possible_truncation)] // below 64
-            let view = View::numbered(number as u8);
-            let mut left = mask;
-            while left != 0 {
-                let at = span_of(word, left).start();
-                let Some(position) = self.walk(view, at, Level::Page) else {
-                    break;
-                };
-                let next = at.align_down(Level::Large).plus(Level::Large.pages());
-                let part = GfnRange::new(at, next).intersect(span_of(word, left));
-                let (level, location) = (position.level, position.location);
-                if level == Level::Page {
-                    let table = self.memory.table(location.table());
-                    for (gfn, slot) in part.iter().zip(&table[location.index()..]) {
-                        if left & bit_of(gfn) != 0 && test_flag(slot, clear) {
-                            dirty |= bit_of(gfn);
-                        }
-                    }
-                } else {
-                    self.rmap
-                        .each_in(&self.memory, Level::Page, part, &mut |gfn, location| {
-                            if left & bit_of(gfn) != 0
-                                && !self.in_nested(location)
-                                && test_flag(location.slot(&self.memory), clear)
-                            {
-                                dirty |= bit_of(gfn);
-                            }
-                        });
-                }
-                left &= !part.iter().fold(0, |bits, gfn| bits | bit_of(gfn));
-            }
-        }
-        dirty
-    }
-}
-
-/// From how many pages of a word on its part of the reverse map is read as a whole.
-const DENSE: u32 = 16;
-
-/// The bit of a page in its word.
-const fn bit_of(gfn: Gfn) -> u64 {
-    1 << (gfn.index() % WORD)
-}
-
-/// The pages from the first to the last set bit of a word.
-fn span_of(word: usize, bits: u64) -> GfnRange {
-    let first = word as u64 * WORD;
-    let low = u64::from(bits.trailing_zeros());
-    let high = WORD - u64::from(bits.leading_zeros());
-    GfnRange::new(Gfn::new(first + low), Gfn::new(first + high))
-}
-
-/// Whether a logged leaf has its dirty flag set; clears it if told to.
-fn test_flag(slot: &AtomicU64, clear: bool) -> bool {
-    loop {
-        let old = settled(slot);
-        if !old.is_logged() || !old.dirty() {
-            return false;
-        }
-        if !clear || replace(slot, old, old.with_dirty(false)) {
-            return true;
-        }
+        self.change_leaf(Level::Page, gfn, location, rearmed);
     }
 }

@@ -15,7 +15,6 @@ use crate::flush::Flush;
 use crate::guest::View;
 use crate::log::{PML_ENTRIES, PML_START};
 use crate::memory::FrameReach;
-use crate::rmap::Location;
 use crate::violation::Qualification;
 
 /// What the guest does at an address.
@@ -191,7 +190,7 @@ impl Cpu {
         };
         let mut used = [None; 4];
         let (leaf, slot) = loop {
-            let slot = Location::new(table, level.index_of(at)).slot(memory);
+            let slot = &memory.table(table)[level.index_of(at)];
             let entry = Entry(slot.load(Ordering::Acquire));
             if !entry.is_present() {
                 return Err(self.violation(address, access, 0));

@@ -19,25 +19,29 @@ pub enum Stop {
     Violation(Violation),
     /// The tables are broken.
     Misconfiguration(Exit),
+    /// There is no such virtual processor.
+    NoProcessor,
 }
 
 /// Some virtual processors, each on a [`Cpu`] of its own. A virtual processor is *in the guest* while
 /// its lock is held; to make it leave is to take the lock.
 pub struct Machine<'g, M: Memory> {
     guest: &'g Guest<M>,
-    cpus: Vec<(Vcpu, SpinLock<Cpu>)>,
+    /// By [`Vcpu::number`]; places of virtual processors that are not there (yet) are empty.
+    cpus: Vec<SpinLock<Option<(Vcpu, Cpu)>>>,
 }
 
 impl<'g, M: Memory> Machine<'g, M> {
-    /// `count` virtual processors, all in [`View::MAIN`].
+    /// `count` virtual processors, all in [`View::MAIN`], and room for as many as the guest has.
     ///
     /// # Errors
     ///
     /// [`VcpuError`] if the guest has no room for them.
     pub fn new(guest: &'g Guest<M>, count: usize) -> Result<Self, VcpuError> {
-        let mut machine = Self {
+        let place = |_| SpinLock::new(None);
+        let machine = Self {
             guest,
-            cpus: Vec::new(),
+            cpus: (0..guest.max_vcpus()).map(place).collect(),
         };
         for _ in 0..count {
             machine.add_cpu()?;
@@ -45,32 +49,55 @@ impl<'g, M: Memory> Machine<'g, M> {
         Ok(machine)
     }
 
-    /// Adds a virtual processor, logging if the others are.
+    /// Adds a virtual processor, logging if the others are, while they run and logs come and go: the
+    /// steps of [`Guest::add_vcpu`]. Returns its number.
     ///
     /// # Errors
     ///
     /// [`VcpuError`].
-    pub fn add_cpu(&mut self) -> Result<usize, VcpuError> {
+    pub fn add_cpu(&self) -> Result<usize, VcpuError> {
         let vcpu = self.guest.add_vcpu()?;
+        // Steps 2 and 3 under one lock, which `set_pml` takes too.
+        let mut place = self.cpus[vcpu.number()].lock();
         let mut cpu = Cpu::new(
             View::MAIN,
             self.guest.main_eptp(),
             self.guest.capabilities(),
         );
         cpu.pml = self.guest.pml_address(vcpu);
-        self.cpus.push((vcpu, SpinLock::new(cpu)));
-        Ok(self.cpus.len() - 1)
+        *place = Some((vcpu, cpu));
+        Ok(vcpu.number())
     }
 
-    /// Has processor `cpu` run in another view. False if there is no such view.
+    /// Takes a virtual processor away for good. What it had logged stays in the log.
+    pub fn remove_cpu(&self, cpu: usize) {
+        let gone = self.cpus[cpu].lock().take();
+        if let Some((vcpu, cpu)) = gone {
+            self.guest.remove_vcpu(vcpu, cpu.pml_index);
+        }
+    }
+
+    /// Has processor `cpu` run in another view. False if there is no such view or processor.
     pub fn enter_view(&self, cpu: usize, view: View) -> bool {
         let Some(eptp) = self.guest.eptp(view) else {
             return false;
         };
-        let mut cpu = self.cpus[cpu].1.lock();
+        let mut place = self.cpus[cpu].lock();
+        let Some((_, cpu)) = &mut *place else {
+            return false;
+        };
         cpu.view = view;
         cpu.eptp = eptp;
         true
+    }
+
+    /// For each processor that is there.
+    fn each(&self, mut visit: impl FnMut(Vcpu, &mut Cpu)) {
+        for place in &self.cpus {
+            if let Some((vcpu, cpu)) = &mut *place.lock() {
+                visit(*vcpu, cpu);
+            }
+        }
     }
 
     /// Has processor `cpu` access guest-physical `address`, handles the exits that the crate knows the
@@ -86,9 +113,12 @@ impl<'g, M: Memory> Machine<'g, M> {
         access: Access,
         then: impl FnOnce(u64) -> R,
     ) -> Result<R, Stop> {
-        let (vcpu, lock) = &self.cpus[cpu];
+        let lock = &self.cpus[cpu];
         loop {
-            let mut cpu = lock.lock();
+            let mut place = lock.lock();
+            let Some((vcpu, cpu)) = &mut *place else {
+                return Err(Stop::NoProcessor);
+            };
             let view = cpu.view;
             match cpu.access(self.guest.memory(), address, access) {
                 Ok(host) => return Ok(then(host)),
@@ -99,7 +129,7 @@ impl<'g, M: Memory> Machine<'g, M> {
                     address,
                     qualification,
                 }) => {
-                    drop(cpu); // the exit is handled while others go on
+                    drop(place); // the exit is handled while others go on
                     match self.guest.violation(view, address, qualification) {
                         Violation::Resume => {}
                         other => return Err(Stop::Violation(other)),
@@ -115,41 +145,30 @@ impl<'g, M: Memory> Machine<'g, M> {
     /// What all processors have done, together.
     pub fn counts(&self) -> Counts {
         let mut all = Counts::default();
-        for (_, cpu) in &self.cpus {
-            let counts = cpu.lock().counts;
-            all.accesses += counts.accesses;
-            all.violations += counts.violations;
-            all.pml_full += counts.pml_full;
-            all.walks += counts.walks;
-        }
+        self.each(|_, cpu| {
+            all.accesses += cpu.counts.accesses;
+            all.violations += cpu.counts.violations;
+            all.pml_full += cpu.counts.pml_full;
+            all.walks += cpu.counts.walks;
+        });
         all
     }
 }
 
 impl<M: Memory> Processors for Machine<'_, M> {
     fn invalidate(&self, flush: &Flush) {
-        for (_, cpu) in &self.cpus {
-            cpu.lock().invalidate(flush);
-        }
+        self.each(|_, cpu| cpu.invalidate(flush));
     }
 
     fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
-        for (vcpu, cpu) in &self.cpus {
-            let mut cpu = cpu.lock();
-            cpu.pml_index = drain(*vcpu, cpu.pml_index);
-        }
+        self.each(|vcpu, cpu| cpu.pml_index = drain(vcpu, cpu.pml_index));
     }
 
     fn set_pml(&self, on: bool) {
-        for (vcpu, cpu) in &self.cpus {
-            let mut cpu = cpu.lock();
-            cpu.pml = if on {
-                self.guest.pml_address(*vcpu)
-            } else {
-                None
-            };
+        self.each(|vcpu, cpu| {
+            cpu.pml = self.guest.pml_address(vcpu).filter(|_| on);
             cpu.pml_index = PML_START;
-        }
+        });
     }
 }
 

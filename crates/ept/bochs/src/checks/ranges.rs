@@ -94,7 +94,7 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) 
         machine.take(all) == both,
     );
 
-    machine.guest.stop_log(screen, &machine);
+    machine.stop(screen);
     write_all(&mut machine, addresses.len());
     let rest = chosen(&frames_written, &[second]);
     report.check(
@@ -102,7 +102,7 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) 
         machine.take(all) == rest,
     );
 
-    machine.guest.stop_log(second, &machine);
+    machine.stop(second);
     report.check(
         format_args!("{name}: no range left: the log is off"),
         machine.guest.logging().is_none(),

@@ -70,7 +70,7 @@ fn merged(report: &mut Report, host: Host) {
     guest::write_list(&addresses);
     machine.prepare_list(0, 0, addresses.len(), 9);
     machine.finish(0);
-    machine.guest.stop_log(all, &machine);
+    machine.stop(all);
     report.equal("three leaves are in pieces", split_leaves(&machine), 3);
     for index in 0..FRAMES >> 9 {
         let at = Gfn::new(index << 9);

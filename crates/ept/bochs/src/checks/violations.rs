@@ -158,9 +158,11 @@ fn age(report: &mut Report, machine: &mut Machine) {
 
 fn aged(machine: &Machine, range: GfnRange) -> u64 {
     let mut pages = 0;
-    let flush = machine
+    let aged = machine
         .guest
         .age(View::MAIN, range, &mut |run| pages += run.len());
-    machine.guest.discharge(flush, machine);
+    machine
+        .guest
+        .discharge(aged.unwrap_or_else(|error| crate::fail(error)), machine);
     pages
 }

@@ -1,0 +1,120 @@
+//! Reading the dirty flags of the plain views, for [`Form::DirtyFlags`](super::Form::DirtyFlags).
+
+use crate::address::{GfnRange, Level, usize_from};
+use crate::atomic::{AtomicU64, Ordering};
+use crate::bits::{WORD, ones, words_of};
+use crate::entry::Entry;
+use crate::guest::{Guest, View};
+use crate::memory::Memory;
+use crate::walk::{replace, settled};
+
+/// Pages that are scanned together: those of a table of the lowest level, and whole words.
+pub(super) const GROUP: u64 = if Level::Large.pages() > WORD {
+    Level::Large.pages()
+} else {
+    WORD
+};
+/// Words of a group.
+const WORDS: usize = usize_from(GROUP / WORD);
+
+/// Bits of the words of one group.
+pub(super) struct Group {
+    first: usize,
+    bits: [u64; WORDS],
+}
+
+impl Group {
+    /// The tracked pages of `part`, which lies in one group.
+    fn tracked<M: Memory>(guest: &Guest<M>, part: GfnRange) -> Self {
+        let mut group = Self::empty(part);
+        for (word, mask) in words_of(part) {
+            group.bits[word - group.first] = mask & guest.log.tracked.word(word);
+        }
+        group
+    }
+
+    fn empty(part: GfnRange) -> Self {
+        Self {
+            first: usize_from(part.start().index() / GROUP) * WORDS,
+            bits: [0; WORDS],
+        }
+    }
+
+    /// The words, with the bits in question and those found.
+    pub(super) fn words(&self, found: &Self) -> impl Iterator<Item = (usize, u64, u64)> {
+        let bits = self.bits.iter().zip(&found.bits);
+        (self.first..)
+            .zip(bits)
+            .map(|(word, (mask, found))| (word, *mask, *found))
+            .filter(|(_, mask, _)| *mask != 0)
+    }
+}
+
+impl<M: Memory> Guest<M> {
+    /// The tracked pages of `part`, which lies in one group, and those of them whose dirty flag is set in
+    /// one of the plain views; clears the flags if told to. `None`: nothing is tracked. The caller is
+    /// inside.
+    ///
+    /// Where a view has a table of the lowest level, that is read. Elsewhere the reverse map is asked: a
+    /// table may just have been taken out, and its flags not saved yet.
+    pub(super) fn scan_flags(
+        &self,
+        views: u64,
+        part: GfnRange,
+        clear: bool,
+    ) -> Option<(Group, Group)> {
+        let tracked = Group::tracked(self, part);
+        if tracked.bits == [0; WORDS] {
+            return None;
+        }
+        let mut dirty = Group::empty(part);
+        let mut scan = |at: u64, slot: &AtomicU64| {
+            let word = usize_from(at / WORD) - tracked.first;
+            let bit = 1 << (at % WORD);
+            if tracked.bits[word] & bit != 0 && test_flag(slot, clear) {
+                dirty.bits[word] |= bit;
+            }
+        };
+        for number in ones(views) {
+            #[allow(clippy::cast_possible_truncation)] // below 64
+            let view = View::numbered(number as u8);
+            for table in part.chunks(Level::Large.pages()) {
+                let Some(position) = self.walk(view, table.start(), Level::Page) else {
+                    break;
+                };
+                if position.level == Level::Page {
+                    let slots = self.memory.table(position.location.table());
+                    for (gfn, slot) in table.iter().zip(&slots[position.location.index()..]) {
+                        scan(gfn.index(), slot);
+                    }
+                } else {
+                    self.rmap
+                        .each_in(&self.memory, Level::Page, table, &mut |gfn, location| {
+                            if !location.is_nested() {
+                                scan(gfn.index(), location.slot(&self.memory));
+                            }
+                        });
+                }
+            }
+        }
+        Some((tracked, dirty))
+    }
+}
+
+/// Whether a logged leaf has its dirty flag set; clears it if told to.
+fn test_flag(slot: &AtomicU64, clear: bool) -> bool {
+    // As for most leaves: one look.
+    let first = Entry(slot.load(Ordering::Acquire));
+    if first.is_present() && !first.dirty() {
+        return false;
+    }
+    loop {
+        let old = settled(slot);
+        if !old.is_logged() || !old.dirty() {
+            return false;
+        }
+        if !clear || replace(slot, old, old.with_dirty(false)) {
+            return true;
+        }
+    }
+}

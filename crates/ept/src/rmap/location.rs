@@ -1,0 +1,36 @@
+//! Where an entry lies.
+
+use crate::address::{FRAME_SHIFT, Frame, usize_from};
+use crate::atomic::AtomicU64;
+use crate::memory::FrameReach;
+
+/// The entry belongs to a nested view: its table's addresses are not guest frame numbers.
+const NESTED: u64 = 1 << 1;
+
+/// Where an entry lies: the host-physical address of its eight bytes, and whether its table belongs to a
+/// nested view. Bit 0 is never set: in a word of the reverse map that leads to a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Location(pub(super) u64);
+
+impl Location {
+    pub(crate) const fn new(table: Frame, index: usize, nested: bool) -> Self {
+        let tag = if nested { NESTED } else { 0 };
+        Self(table.address() | (index as u64) << 3 | tag)
+    }
+
+    pub(crate) const fn table(self) -> Frame {
+        Frame::containing(self.0)
+    }
+
+    pub(crate) const fn index(self) -> usize {
+        usize_from((self.0 & ((1 << FRAME_SHIFT) - 1)) >> 3)
+    }
+
+    pub(crate) const fn is_nested(self) -> bool {
+        self.0 & NESTED != 0
+    }
+
+    pub(crate) fn slot<M: FrameReach + ?Sized>(self, memory: &M) -> &AtomicU64 {
+        &memory.table(self.table())[self.index()]
+    }
+}
