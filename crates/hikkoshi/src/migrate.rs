@@ -19,6 +19,7 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
         precopy_rounds: args.rounds,
         max_rounds: args.max_rounds,
         when_stalled: args.when_stalled.into(),
+        ..SourceOptions::default()
     };
     let untouched = "the guest runs on at the source; nothing was changed";
     let mut guest = QemuSource::attach(&args.common.qmp)

@@ -110,6 +110,9 @@ pub enum SourceFailure {
     /// The system has no room for another thread.
     #[error("starting a thread: {0}")]
     Thread(io::Error),
+    /// A thread panicked, and said so itself.
+    #[error("a thread that sends pages has failed; it said why before this")]
+    ThreadDied,
 }
 
 impl SourceFailure {

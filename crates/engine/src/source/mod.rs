@@ -1,11 +1,13 @@
 //! The source's side of a migration.
 //!
-//! One thread leads ([`migrate`]): it connects (`session.rs`), runs the
-//! pre-copy rounds itself (`precopy.rs`) and the switchover
-//! (`switchover.rs`). In post-copy two more send pages, each on its own link:
-//! `urgent.rs` answers requests, `postcopy.rs` pushes the rest. They share
-//! nothing but the claim bitmap (`owed.rs`).
+//! One thread leads ([`migrate`]): it connects (`session.rs`), leads the
+//! pre-copy rounds (`precopy.rs`), which a thread for each background link does
+//! (`crew.rs`), and the switchover (`switchover.rs`). In post-copy every link
+//! has a thread that sends pages: `urgent.rs` answers requests, `postcopy.rs`
+//! pushes the rest. They share nothing but the claim bitmap (`owed.rs`).
 
+mod chunk;
+mod crew;
 mod error;
 mod options;
 mod owed;
@@ -29,6 +31,7 @@ use crate::guest::{GuestError, SourceGuest};
 use crate::link::{Address, BackgroundSender};
 use crate::ram::RamFiles;
 use crate::stats::{Account, Counters, LatencySummary, Mode, Observer, Phase, Tracker};
+use crew::Crew;
 use owed::Owed;
 use precopy::{Precopy, Verdict};
 use session::Session;
@@ -53,7 +56,7 @@ impl fmt::Debug for Watch<'_> {
 }
 
 /// What all parts of one migration share.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Move {
     ram: Arc<RamFiles>,
     counters: Arc<Counters>,
@@ -141,7 +144,7 @@ fn run(
     watch: &mut Watch<'_>,
 ) -> Result<Moved, MigrateError> {
     shared.progress.begin(Phase::Connecting, 0, 0);
-    let (mut session, mut background) = Session::open(shared, address, guest.describe(), options)
+    let (mut session, links) = Session::open(shared, address, guest.describe(), options)
         .map_err(|cause| at_source(cause, Vec::new()))?;
     let owed = Arc::new(Owed::none(shared.ram.layout().pages()));
     let mut rounds = 0;
@@ -150,23 +153,13 @@ fn run(
         guest,
         options,
         &mut session,
-        &mut background,
+        links,
         &owed,
         &mut rounds,
     )
     .map_err(SwitchError::BeforeCommit)
-    .and_then(|rest| {
-        switchover::switch(
-            shared,
-            watch,
-            guest,
-            &mut session,
-            &mut background,
-            rest,
-            &owed,
-        )
-    });
-    let Switched { downtime, urgent } = match switched {
+    .and_then(|rest| switchover::switch(shared, watch, guest, &mut session, rest, &owed));
+    let Switched { downtime, postcopy } = match switched {
         Ok(switched) => switched,
         Err(SwitchError::BeforeCommit(cause)) => {
             return Err(call_off(guest, &mut session, cause));
@@ -175,8 +168,9 @@ fn run(
             return Err(ended(session.explain(cause), Outcome::Paused));
         }
     };
-    let postcopy = urgent.is_some();
-    let requests = postcopy::run(shared, &mut session, background, &owed)
+    let had_postcopy = postcopy.is_some();
+    let (urgent, links) = postcopy.map(|p| (p.urgent, p.links)).unzip();
+    let requests = postcopy::run(shared, &mut session, links.unwrap_or_default(), &owed)
         .map_err(|cause| ended(cause, Outcome::AtDestination))?;
     if let Some(urgent) = urgent {
         urgent.join();
@@ -184,37 +178,38 @@ fn run(
     Ok(Moved {
         downtime_ms: downtime.as_secs_f64() * 1e3,
         rounds,
-        postcopy,
+        postcopy: had_postcopy,
         requests,
     })
 }
 
 /// Everything before the guest is stopped.
-fn approach<'a>(
-    shared: &'a Move,
+fn approach(
+    shared: &Move,
     guest: &mut dyn SourceGuest,
     options: &SourceOptions,
     session: &mut Session,
-    background: &mut BackgroundSender,
+    links: Vec<BackgroundSender>,
     owed: &Owed,
     rounds: &mut u32,
-) -> Result<Rest<'a>, SourceFailure> {
+) -> Result<Rest, SourceFailure> {
     let rest = if options.mode == Mode::Postcopy {
-        Rest::Postcopy
+        Rest::Postcopy(links)
     } else {
         let log = guest.start_dirty_log()?;
-        let mut precopy = Precopy::new(shared, Arc::clone(&log));
-        let verdict = precopy.run(background, options);
+        let crew = Crew::start(shared, links, &session.background, options.priority)?;
+        let mut precopy = Precopy::new(shared, Arc::clone(&log), crew);
+        let verdict = precopy.run(options);
         *rounds = precopy.rounds();
         match verdict? {
             Verdict::Converged => {
                 *rounds += 1;
                 Rest::Precopy(precopy)
             }
-            Verdict::SwitchNow => Rest::Hybrid(log),
+            Verdict::SwitchNow => Rest::Hybrid(log, precopy.disband()?),
         }
     };
-    switchover::announce(shared, session, background, &rest, owed)?;
+    switchover::announce(shared, session, &rest, owed)?;
     Ok(rest)
 }
 

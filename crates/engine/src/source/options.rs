@@ -1,7 +1,10 @@
 //! What the caller may choose.
 
+use std::num::NonZeroUsize;
+use std::thread;
 use std::time::Duration;
 
+use crate::priority::Priority;
 use crate::stats::Mode;
 
 /// What to do when pre-copy does not converge within its rounds.
@@ -14,6 +17,10 @@ pub enum WhenStalled {
     /// Give up; the guest runs on at the source.
     Stop,
 }
+
+/// More links than this are had by asking for them: beyond it, what fills the
+/// network is not processors.
+const MOST_BY_DEFAULT: u16 = 8;
 
 /// How to move a guest.
 #[derive(Debug, Clone)]
@@ -30,6 +37,11 @@ pub struct SourceOptions {
     pub max_rounds: u32,
     /// What to do then.
     pub when_stalled: WhenStalled,
+    /// Background links, in pre-copy and in post-copy; at least 1. Each has a
+    /// connection and a thread of its own at either side.
+    pub links: u16,
+    /// Whether threads that the guest waits for go before the others.
+    pub priority: Priority,
 }
 
 impl Default for SourceOptions {
@@ -41,11 +53,21 @@ impl Default for SourceOptions {
             precopy_rounds: 1,
             max_rounds: 30,
             when_stalled: WhenStalled::GoOn,
+            links: Self::default_links(),
+            priority: Priority::ON,
         }
     }
 }
 
 impl SourceOptions {
+    /// As many background links as this machine keeps busy: half of its
+    /// processors (the other half applies the pages, or runs the guest), at
+    /// least 1, and at most 8.
+    pub fn default_links() -> u16 {
+        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        u16::try_from(processors / 2).map_or(MOST_BY_DEFAULT, |n| n.clamp(1, MOST_BY_DEFAULT))
+    }
+
     /// Whether the switch may come before all memory has arrived.
     pub fn may_postcopy(&self) -> bool {
         self.mode != Mode::Precopy || self.when_stalled == WhenStalled::Switch

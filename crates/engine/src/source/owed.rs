@@ -7,8 +7,11 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{Page, PageBitmap, PageRange, RamLayout};
 
 use super::error::SourceFailure;
-use super::precopy::CHUNK;
 use crate::ram::RamFiles;
+
+/// Pages whose log is taken at once, 2 MiB: what one page-table page maps, and
+/// small enough for a scan not to matter.
+pub(super) const CHUNK: u64 = 512;
 
 /// No urgent page was sent yet.
 const NOWHERE: u64 = u64::MAX;

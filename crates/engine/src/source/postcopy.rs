@@ -34,11 +34,14 @@ const DOING: &str = "sending pages to the running guest";
 pub(super) fn run(
     shared: &Move,
     session: &mut Session,
-    background: BackgroundSender,
+    links: Vec<BackgroundSender>,
     owed: &Arc<Owed>,
 ) -> Result<LatencySummary, SourceFailure> {
     shared.progress.begin(Phase::Postcopy, 0, owed.count());
-    let pusher = start_pushing(shared, session, background, owed)?;
+    let pushers = (0..)
+        .zip(links)
+        .map(|(number, link)| start_pushing(shared, session, number, link, owed))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut told = false;
     let requests = loop {
         if shared.cancel.is_cancelled() && !told {
@@ -93,13 +96,17 @@ pub(super) fn run(
         tracing::debug!(%error, "no goodbye");
     }
     session.close();
-    let _ = pusher.join();
+    for pusher in pushers {
+        // A panic was reported by the panic hook.
+        let _ = pusher.join();
+    }
     Ok(requests.into())
 }
 
 fn start_pushing(
     shared: &Move,
     session: &Session,
+    number: usize,
     mut background: BackgroundSender,
     owed: &Arc<Owed>,
 ) -> Result<thread::JoinHandle<()>, SourceFailure> {
@@ -118,7 +125,7 @@ fn start_pushing(
     };
     let events = session.events();
     thread::Builder::new()
-        .name("src-background".into())
+        .name(format!("src-push-{number}"))
         .spawn(move || {
             let event = match pusher.run() {
                 Ok(()) => return,

@@ -1,27 +1,19 @@
 //! Pre-copy: memory follows the guest's writes while it runs.
 //!
-//! The dirty log is taken a chunk at a time, right before that chunk is sent:
-//! the log is never stale, no sync of the whole guest ever stalls it, and a
-//! page that is dirtied again before its turn is sent once.
+//! The rounds are led from here and done by a worker for each link (`crew.rs`,
+//! `chunk.rs`), the last one with the guest stopped as well. Rates are those of
+//! all links together, up to the moment when all of a round has arrived.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_pages::PageRange;
 
+use super::crew::{Crew, Round};
 use super::error::SourceFailure;
-use super::pieces::{Piece, PieceReader};
 use super::{Move, SourceOptions, WhenStalled};
 use crate::link::BackgroundSender;
-use crate::stats::{Counters, Mode, Phase};
-
-/// Pages whose log is taken at once, 2 MiB: what one page-table page maps, and
-/// small enough for a scan not to matter.
-pub(super) const CHUNK: u64 = 512;
-
-/// Pages sent in one frame, 1 MiB.
-const PIECE: usize = 256;
+use crate::stats::{Mode, Phase};
 
 /// The part of the downtime that is not sending dirty pages: pausing, saving
 /// and loading the device state, resuming. 17 ms were measured for QEMU.
@@ -47,36 +39,29 @@ pub(super) enum Verdict {
 
 /// The rounds of one migration.
 #[derive(Debug)]
-pub(super) struct Precopy<'a> {
-    shared: &'a Move,
+pub(super) struct Precopy {
+    shared: Move,
     log: Arc<dyn DirtyLog>,
+    crew: Crew,
     rounds: u32,
-    reader: PieceReader,
-    /// The last run of data that was seen in the RAM files.
-    data: PageRange,
     /// Bytes a second, over the last round that was large enough to tell.
     rate: f64,
 }
 
-impl<'a> Precopy<'a> {
-    pub(super) fn new(shared: &'a Move, log: Arc<dyn DirtyLog>) -> Self {
+impl Precopy {
+    pub(super) fn new(shared: &Move, log: Arc<dyn DirtyLog>, crew: Crew) -> Self {
         Self {
-            shared,
+            shared: shared.clone(),
             log,
+            crew,
             rounds: 0,
-            reader: PieceReader::new(PIECE),
-            data: PageRange::EMPTY,
             rate: 0.0,
         }
     }
 
     /// Sends rounds until the rest fits the downtime or `options` says to
     /// switch.
-    pub(super) fn run(
-        &mut self,
-        link: &mut BackgroundSender,
-        options: &SourceOptions,
-    ) -> Result<Verdict, SourceFailure> {
+    pub(super) fn run(&mut self, options: &SourceOptions) -> Result<Verdict, SourceFailure> {
         let all = self.shared.ram.layout().all();
         let mut warned = false;
         let mut expected = all.len();
@@ -84,9 +69,9 @@ impl<'a> Precopy<'a> {
             self.shared.progress.begin(Phase::Precopy, round, expected);
             self.rounds = round;
             let begun = Instant::now();
-            let sent = link.sent();
-            self.round(link, round == 1)?;
-            self.measure(link.sent() - sent, begun.elapsed());
+            let sent = self.sent();
+            self.round(round == 1)?;
+            self.measure(self.sent() - sent, begun.elapsed());
             self.shared.check()?;
 
             let dirty = self.log.count(all)?;
@@ -125,80 +110,24 @@ impl<'a> Precopy<'a> {
 
     /// Sends what the log holds, once, with the guest stopped: after it, the
     /// destination has everything.
-    pub(super) fn last_round(&mut self, link: &mut BackgroundSender) -> Result<(), SourceFailure> {
-        self.round(link, false)?;
-        link.drain(&self.shared.cancel)
-            .map_err(SourceFailure::link("sending the last dirty pages"))
+    pub(super) fn last_round(&self) -> Result<(), SourceFailure> {
+        self.round(false)
     }
 
-    /// One pass over all memory. The first one sends everything that is not a
-    /// hole in the RAM file: the destination began with nothing but holes.
-    fn round(&mut self, link: &mut BackgroundSender, first: bool) -> Result<(), SourceFailure> {
-        let shared = self.shared;
-        let before = link.sent();
-        let mut runs = Vec::new();
-        for chunk in shared.ram.layout().all().chunks(CHUNK) {
-            shared.check()?;
-            runs.clear();
-            self.log.take(chunk, &mut |run| runs.push(run))?;
-            if first {
-                runs.clear();
-                self.find_data(chunk, &mut runs)?;
-                let data: u64 = runs.iter().map(|r| r.len()).sum();
-                Counters::add(&shared.counters.zero, chunk.len() - data);
-                shared.progress.done(chunk.len() - data);
-            }
-            for &run in &runs {
-                self.send(link, run)?;
-            }
-        }
-        Counters::add(&shared.counters.precopy_bytes, link.sent() - before);
-        Ok(())
+    /// Ends pre-copy; gives the links back, which are empty: all that was
+    /// pre-copied has been written at the destination.
+    pub(super) fn disband(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
+        self.crew.disband()
     }
 
-    /// Collects the parts of `chunk` that the RAM file has data for.
-    ///
-    /// A hole that is written after this look is in the dirty log, which was
-    /// taken before. So holes are looked for anew in every chunk; what was
-    /// data once may be taken for data later.
-    fn find_data(
-        &mut self,
-        chunk: PageRange,
-        runs: &mut Vec<PageRange>,
-    ) -> Result<(), SourceFailure> {
-        let mut rest = chunk;
-        while !rest.is_empty() {
-            if !self.data.contains(rest.start()) {
-                match self.shared.ram.data_run(rest)? {
-                    Some(run) => self.data = run,
-                    None => return Ok(()),
-                }
-            }
-            let data = self.data.intersect(rest);
-            runs.push(data);
-            rest = PageRange::new(data.end(), rest.end());
-        }
-        Ok(())
+    /// One pass over all memory.
+    fn round(&self, first: bool) -> Result<(), SourceFailure> {
+        self.crew.round(Round::new(Arc::clone(&self.log), first))
     }
 
-    fn send(&mut self, link: &mut BackgroundSender, run: PageRange) -> Result<(), SourceFailure> {
-        let shared = self.shared;
-        self.reader.pieces(&shared.ram, run, |piece| {
-            let (pages, result) = match piece {
-                Piece::Data(range, content) => {
-                    Counters::add(&shared.counters.precopy, range.len());
-                    (range.len(), link.pages(range, content, &shared.cancel))
-                }
-                Piece::Zeros(range) => {
-                    Counters::add(&shared.counters.zero, range.len());
-                    (range.len(), link.zeros(range, &shared.cancel))
-                }
-            };
-            result.map_err(SourceFailure::link("sending pages"))?;
-            shared.progress.done(pages);
-            shared.progress.tell(&*shared.observer, link.sent());
-            Ok(())
-        })
+    /// Bytes sent so far, on all links.
+    fn sent(&self) -> u64 {
+        self.shared.counters.bytes().precopy
     }
 
     #[allow(clippy::cast_precision_loss)]

@@ -74,6 +74,8 @@ pub(super) struct Session {
     committed: bool,
     /// A link whose end has not been dealt with yet.
     broken: Option<LinkError>,
+    /// The background links: to end them all when one has failed.
+    pub(super) background: Arc<[Arc<Stream>]>,
     /// The urgent link's two ends, where post-copy is possible.
     pub(super) urgent: Option<(LinkReader, LinkWriter)>,
     /// The guest's layout with the destination's host page sizes.
@@ -82,14 +84,14 @@ pub(super) struct Session {
 
 impl Session {
     /// Connects to `address`, offers the guest, and opens the other links once
-    /// the destination has accepted it. Gives the background link by itself:
-    /// it changes hands.
+    /// the destination has accepted it. Gives the background links by
+    /// themselves: they change hands.
     pub(super) fn open(
         shared: &Move,
         address: &Address,
         description: &GuestDescription,
         options: &SourceOptions,
-    ) -> Result<(Self, BackgroundSender), SourceFailure> {
+    ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let connect = |cause| SourceFailure::Connect {
             address: address.to_string(),
             cause,
@@ -99,6 +101,7 @@ impl Session {
             pages: shared.ram.layout().pages(),
         };
         let stop = Cancel::new();
+        let links = options.links.max(1);
         let dial = |role| open(address, &hello(role, id)).map_err(connect);
 
         let stream = Arc::new(dial(Role::Control)?);
@@ -110,7 +113,7 @@ impl Session {
                 description: description.clone(),
                 mode: options.mode.into(),
                 may_postcopy: options.may_postcopy(),
-                background_links: 1,
+                background_links: links,
             })
             .map_err(SourceFailure::link(doing))?;
         reader.set_deadline(Some(Instant::now() + ACCEPT_TIMEOUT));
@@ -122,7 +125,9 @@ impl Session {
         let destination = with_host_pages(shared.ram.layout(), &host_pages)
             .ok_or_else(|| unexpected(doing, &host_pages))?;
 
-        let background = Arc::new(dial(Role::Background { index: 0 })?);
+        let background = (0..links)
+            .map(|index| dial(Role::Background { index }).map(Arc::new))
+            .collect::<Result<Vec<_>, _>>()?;
         let urgent = options
             .may_postcopy()
             .then(|| dial(Role::Urgent).map(Arc::new))
@@ -132,8 +137,12 @@ impl Session {
             split(stream, limits, stop).map_err(|e| connect(HandshakeError::Io(e)))
         };
         // Until the commit, cancelling ends whatever is blocked on a link.
-        let (acks, pages) = split(&background, &shared.cancel)?;
-        let mut streams = vec![Arc::clone(&stream), background];
+        let ends = background
+            .iter()
+            .map(|stream| split(stream, &shared.cancel))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut streams = vec![Arc::clone(&stream)];
+        streams.extend(background.iter().cloned());
         streams.extend(urgent.clone());
         let urgent = urgent.as_ref().map(|u| split(u, &stop)).transpose()?;
 
@@ -147,11 +156,17 @@ impl Session {
             silent: false,
             committed: false,
             broken: None,
+            background: background.into(),
             urgent,
             destination,
         };
         session.listen(reader)?;
-        let background = BackgroundSender::new(acks, pages, options.bandwidth);
+        // The ceiling is for all of them together, and they share the work.
+        let ceiling = options.bandwidth.map(|all| (all / u64::from(links)).max(1));
+        let background = ends
+            .into_iter()
+            .map(|(acks, pages)| BackgroundSender::new(acks, pages, ceiling))
+            .collect();
         Ok((session, background))
     }
 

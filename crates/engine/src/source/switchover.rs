@@ -50,16 +50,16 @@ const FEW_DISCARDS: usize = 1000;
 
 /// How the last pages get to the destination.
 #[derive(Debug)]
-pub(super) enum Rest<'a> {
+pub(super) enum Rest {
     /// With the guest stopped.
-    Precopy(Precopy<'a>),
-    /// After the switch; what the log holds is owed.
-    Hybrid(Arc<dyn DirtyLog>),
+    Precopy(Precopy),
+    /// After the switch; what the log holds is owed. The links are empty.
+    Hybrid(Arc<dyn DirtyLog>, Vec<BackgroundSender>),
     /// After the switch; everything is owed.
-    Postcopy,
+    Postcopy(Vec<BackgroundSender>),
 }
 
-impl Rest<'_> {
+impl Rest {
     fn is_postcopy(&self) -> bool {
         !matches!(self, Self::Precopy(_))
     }
@@ -70,8 +70,17 @@ impl Rest<'_> {
 pub(super) struct Switched {
     /// For how long nobody ran.
     pub(super) downtime: Duration,
-    /// Answers page requests, where pages are still owed.
-    pub(super) urgent: Option<UrgentThread>,
+    /// What is left for post-copy, where pages are still owed.
+    pub(super) postcopy: Option<Answering>,
+}
+
+/// Post-copy as far as it goes before the guest runs.
+#[derive(Debug)]
+pub(super) struct Answering {
+    /// Answers page requests.
+    pub(super) urgent: UrgentThread,
+    /// What the rest is pushed on.
+    pub(super) links: Vec<BackgroundSender>,
 }
 
 /// How far a failed switchover had come.
@@ -89,25 +98,19 @@ pub(super) enum SwitchError {
 pub(super) fn announce(
     shared: &Move,
     session: &mut Session,
-    background: &mut BackgroundSender,
-    rest: &Rest<'_>,
+    rest: &Rest,
     owed: &Owed,
 ) -> Result<(), SourceFailure> {
     let destination = session.destination.clone();
     match rest {
         Rest::Precopy(_) => return Ok(()),
-        Rest::Postcopy => {
+        Rest::Postcopy(_) => {
             let new = owed.add_data(&shared.ram, &destination, destination.all())?;
             discard(session, &new)?;
         }
-        Rest::Hybrid(log) => {
-            // What is still on the background link would be written after the
-            // hole was punched, and be taken for the page's content.
-            background
-                .drain(&shared.cancel)
-                .map_err(SourceFailure::link(
-                    "waiting for pre-copied pages to arrive",
-                ))?;
+        Rest::Hybrid(log, _) => {
+            // The links are empty: a page still on its way would be written
+            // after the hole was punched, and be taken for its content.
             for _ in 0..DISCARD_PASSES {
                 shared.check()?;
                 let new = owed.add_dirty(&**log, &destination)?;
@@ -140,13 +143,12 @@ pub(super) fn switch(
     watch: &mut Watch<'_>,
     guest: &mut dyn SourceGuest,
     session: &mut Session,
-    background: &mut BackgroundSender,
-    rest: Rest<'_>,
+    rest: Rest,
     owed: &Arc<Owed>,
 ) -> Result<Switched, SwitchError> {
     shared.progress.begin(Phase::Switchover, 0, 0);
-    let (paused, urgent) = prepare(shared, guest, session, background, rest, owed)
-        .map_err(SwitchError::BeforeCommit)?;
+    let (paused, postcopy) =
+        prepare(shared, guest, session, rest, owed).map_err(SwitchError::BeforeCommit)?;
     // The last moment to call it off.
     shared.check().map_err(SwitchError::BeforeCommit)?;
     (watch.point_of_no_return)()
@@ -167,7 +169,7 @@ pub(super) fn switch(
     } else {
         Duration::ZERO
     };
-    Ok(Switched { downtime, urgent })
+    Ok(Switched { downtime, postcopy })
 }
 
 /// From the pause to the destination's *ready*.
@@ -175,10 +177,9 @@ fn prepare(
     shared: &Move,
     guest: &mut dyn SourceGuest,
     session: &mut Session,
-    background: &mut BackgroundSender,
-    rest: Rest<'_>,
+    rest: Rest,
     owed: &Arc<Owed>,
-) -> Result<(Instant, Option<UrgentThread>), SourceFailure> {
+) -> Result<(Instant, Option<Answering>), SourceFailure> {
     shared.check()?;
     let postcopy = rest.is_postcopy();
     let paused = guest.pause()?;
@@ -191,15 +192,19 @@ fn prepare(
     since_pause("device state sent");
     shared.check()?;
     Counters::add(&shared.counters.device_state_bytes, digest.bytes());
-    match rest {
-        Rest::Precopy(mut precopy) => precopy.last_round(background)?,
-        rest => announce_stopped(shared, session, &rest, owed)?,
+    if let Rest::Precopy(precopy) = &rest {
+        precopy.last_round()?;
+    } else {
+        announce_stopped(shared, session, &rest, owed)?;
     }
     since_pause("dirty log taken");
     // Loading the device state touches memory: requests are answered from
     // before it begins.
-    let urgent = match session.urgent.take() {
-        Some(ends) if postcopy => Some(UrgentThread::start(shared, session, ends, owed)?),
+    let answering = match (rest, session.urgent.take()) {
+        (Rest::Hybrid(_, links) | Rest::Postcopy(links), Some(ends)) => Some(Answering {
+            urgent: UrgentThread::start(shared, session, ends, owed)?,
+            links,
+        }),
         _ => None,
     };
     let doing = "switching over";
@@ -219,20 +224,20 @@ fn prepare(
         |m| matches!(m, ToSource::Ready),
     )?;
     since_pause("destination ready");
-    Ok((paused, urgent))
+    Ok((paused, answering))
 }
 
 /// Tells the destination what has come to be owed since it was last told.
 fn announce_stopped(
     shared: &Move,
     session: &mut Session,
-    rest: &Rest<'_>,
+    rest: &Rest,
     owed: &Owed,
 ) -> Result<(), SourceFailure> {
     let new = match rest {
         Rest::Precopy(_) => return Ok(()),
-        Rest::Hybrid(log) => owed.add_dirty(&**log, &session.destination)?,
-        Rest::Postcopy => owed.add_data_in_gaps(&shared.ram, &session.destination)?,
+        Rest::Hybrid(log, _) => owed.add_dirty(&**log, &session.destination)?,
+        Rest::Postcopy(_) => owed.add_data_in_gaps(&shared.ram, &session.destination)?,
     };
     discard(session, &new)
 }

@@ -18,4 +18,5 @@ mod modes;
 mod peers;
 mod relay;
 mod run;
+mod several_links;
 mod stress;
