@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering;
 
 use hikkoshi_ept::model::{Access, Machine, Ram};
 use hikkoshi_ept::{
-    AtomicU64, Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, Permissions, View,
+    AtomicU64, Capabilities, Form, Frame, FrameAllocator, Gfn, GfnRange, Guest, Level, Mapping,
+    MergeError, PageType, Permissions, View,
 };
 
 use loom::thread;
@@ -39,7 +40,12 @@ impl World {
     }
 
     fn unlogged(largest: Level, cpus: usize) -> Arc<Self> {
-        let guest = Guest::new(Ram::new(20), PAGES, cpus, Capabilities::ALL).unwrap();
+        Self::with_room(largest, cpus, cpus)
+    }
+
+    /// With room for more processors than there are.
+    fn with_room(largest: Level, cpus: usize, room: usize) -> Arc<Self> {
+        let guest = Guest::new(Ram::new(30), PAGES, room, Capabilities::ALL).unwrap();
         let guest: &'static Guest<Ram> = Box::leak(Box::new(guest));
         let mapping = Mapping {
             largest,
@@ -89,8 +95,11 @@ impl World {
     }
 
     /// Frees everything, or loom would run out of memory before interleavings.
+    ///
+    /// Whoever writes into a freed frame spoils what it was filled with, which the allocator looks at.
     fn close(self: Arc<Self>) {
         let world = Arc::try_unwrap(self).ok().unwrap();
+        while world.guest.memory().allocate().is_some() {}
         drop(world.machine);
         // SAFETY: made by `Box::leak`, and the machine, which borrowed it, is gone.
         #[allow(unsafe_code)]
@@ -276,34 +285,224 @@ fn protect_vs_take() {
 /// A page is mapped while logging starts: what is written once it has started is logged.
 #[test]
 fn map_vs_start() {
-    for form in [Form::WriteProtection, Form::DirtyFlags] {
+    for form in [Form::WriteProtection, Form::DirtyFlags, Form::Pml] {
         check(2, move || {
             let world = World::unlogged(Level::Page, 1);
             let page = GfnRange::from_len(Gfn::new(0), 1);
             let flush = world.guest.unmap(View::MAIN, page);
             world.guest.discharge(flush, &world.machine);
-            let started = Arc::new(AtomicU64::new(0));
-            let vcpu = {
-                let (world, started) = (world.clone(), started.clone());
-                thread::spawn(move || {
-                    let mapping = Mapping::ram(page, Frame::new(HOST));
-                    world.guest.map(View::MAIN, &mapping).unwrap();
-                    // Make the processor remember the page as writable, and dirty.
-                    world.machine.access(0, 0, Access::Write, |_| ()).unwrap();
-                    if started.load(Ordering::Acquire) == 1 {
-                        world.write(0, 0, 9);
-                    }
-                })
+            during_start(world, form, move |world| {
+                let mapping = Mapping::ram(page, Frame::new(HOST));
+                world.guest.map(View::MAIN, &mapping).unwrap();
+            });
+        });
+    }
+}
+
+/// Runs `work` and an access to page 0 on another thread while logging starts: what is written once it
+/// has started is logged.
+fn during_start(world: Arc<World>, form: Form, work: impl FnOnce(&World) + Send + 'static) {
+    let started = Arc::new(AtomicU64::new(0));
+    let vcpu = {
+        let (world, started) = (world.clone(), started.clone());
+        thread::spawn(move || {
+            work(&world);
+            // Make the processor remember the page as writable, and dirty.
+            world.machine.access(0, 0, Access::Write, |_| ()).unwrap();
+            if started.load(Ordering::Acquire) == 1 {
+                world.write(0, 0, 9);
+            }
+        })
+    };
+    world
+        .guest
+        .start_log(form, world.guest.all(), &world.machine)
+        .unwrap();
+    started.store(1, Ordering::Release);
+    vcpu.join().unwrap();
+    world.finish();
+}
+
+/// A superpage is split, or leaves are put together, while logging starts.
+#[test]
+fn split_and_merge_vs_start() {
+    for form in [Form::WriteProtection, Form::DirtyFlags, Form::Pml] {
+        check(2, move || {
+            let world = World::unlogged(Level::Large, 1);
+            during_start(world, form, |world| {
+                let split = world.guest.split(View::MAIN, Gfn::new(0), Level::Page);
+                world.guest.discharge(split.unwrap(), &world.machine);
+            });
+        });
+        check(2, move || {
+            let world = World::unlogged(Level::Page, 1);
+            during_start(world, form, |world| {
+                match world.guest.merge(View::MAIN, Gfn::new(0), Level::Large) {
+                    Ok(flush) => world.guest.discharge(flush, &world.machine),
+                    Err(error) => assert_eq!(error, MergeError::Logged(Gfn::new(0))),
+                }
+            });
+        });
+    }
+}
+
+/// A processor is added while a log starts: once both are done, it logs.
+#[test]
+fn add_vs_start() {
+    check(3, || {
+        let world = World::with_room(Level::Page, 1, 2);
+        let adder = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let cpu = world.machine.add_cpu().unwrap();
+                world.machine.access(cpu, 0, Access::Write, |_| ()).unwrap();
+                cpu
+            })
+        };
+        world
+            .guest
+            .start_log(Form::Pml, world.guest.all(), &world.machine)
+            .unwrap();
+        let cpu = adder.join().unwrap();
+        world.write(cpu, 0, 9);
+        world.write(cpu, 1, 9);
+        world.finish();
+    });
+}
+
+/// A processor is added while a log stops: it does not log into a buffer that was given back.
+#[test]
+fn add_vs_stop() {
+    check(3, || {
+        let world = World::with_room(Level::Page, 1, 2);
+        world
+            .guest
+            .start_log(Form::Pml, world.guest.all(), &world.machine)
+            .unwrap();
+        let adder = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let cpu = world.machine.add_cpu().unwrap();
+                world.write(cpu, 0, 1);
+                world.write(cpu, 1, 1);
+                cpu
+            })
+        };
+        world
+            .guest
+            .stop_log(world.guest.all(), &world.machine)
+            .unwrap();
+        let cpu = adder.join().unwrap();
+        world.write(cpu, 2, 2);
+        world.close();
+    });
+}
+
+/// A page is mapped in two views, and a processor in each writes to it while the log is taken.
+#[test]
+fn two_views_vs_take() {
+    for form in [Form::WriteProtection, Form::DirtyFlags, Form::Pml] {
+        check(2, move || {
+            let world = World::unlogged(Level::Page, 2);
+            let view = world.guest.add_view().unwrap();
+            let page = GfnRange::from_len(Gfn::new(0), 1);
+            let mapping = Mapping::ram(page, Frame::new(HOST));
+            world.guest.map(view, &mapping).unwrap();
+            assert!(world.machine.enter_view(1, view));
+            world.guest.start_log(form, page, &world.machine).unwrap();
+            world.write(1, 0, 1);
+            let vcpu = |cpu: usize| {
+                let world = world.clone();
+                thread::spawn(move || world.write(cpu, 0, 2 + cpu as u64))
             };
-            world
-                .guest
-                .start_log(form, world.guest.all(), &world.machine)
-                .unwrap();
-            started.store(1, Ordering::Release);
-            vcpu.join().unwrap();
+            let vcpus = [vcpu(0), vcpu(1)];
+            world.take(first());
+            for vcpu in vcpus {
+                vcpu.join().unwrap();
+            }
             world.finish();
         });
     }
+}
+
+/// One of two views loses the page while the log is taken: the other's leaf is found all the same.
+#[test]
+fn unmap_of_one_view_vs_take() {
+    for form in [Form::WriteProtection, Form::DirtyFlags] {
+        check(2, move || {
+            let world = World::unlogged(Level::Page, 1);
+            let view = world.guest.add_view().unwrap();
+            let page = GfnRange::from_len(Gfn::new(0), 1);
+            let mapping = Mapping::ram(page, Frame::new(HOST));
+            world.guest.map(view, &mapping).unwrap();
+            world.guest.start_log(form, page, &world.machine).unwrap();
+            world.write(0, 0, 1);
+            let remover = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    let flush = world.guest.unmap(view, page);
+                    world.guest.discharge(flush, &world.machine);
+                })
+            };
+            world.take(first());
+            world.write(0, 0, 2);
+            world.take(first());
+            assert_eq!(world.copy[0].load(Ordering::Relaxed), 2);
+            remover.join().unwrap();
+            world.finish();
+        });
+    }
+}
+
+/// An address of a nested view is mapped to another guest frame while the log is taken and pages are
+/// taken away by guest frame.
+#[test]
+fn remap_of_nested_view_vs_take() {
+    check(2, || {
+        let world = World::unlogged(Level::Page, 1);
+        let nested = world.guest.add_nested_view().unwrap();
+        let at = GfnRange::from_len(Gfn::new(2), 1);
+        let map = move |world: &World, page: u64| {
+            let page = GfnRange::from_len(Gfn::new(page), 1);
+            let mapping = Mapping::ram(page, Frame::new(HOST + page.start().index()));
+            world
+                .guest
+                .map_nested(nested, at.start(), &mapping)
+                .unwrap();
+        };
+        map(&world, 0);
+        assert!(world.machine.enter_view(0, nested));
+        world
+            .guest
+            .start_log(Form::WriteProtection, first(), &world.machine)
+            .unwrap();
+        let vcpu = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let flush = world.guest.unmap(nested, at);
+                world.guest.discharge(flush, &world.machine);
+                map(&world, 1);
+                // The view's page 2 is the guest's page 1 by now.
+                let wrote = world.machine.access(0, 2 << 12, Access::Write, |host| {
+                    assert_eq!(host >> 12, HOST + 1);
+                    world.data[1].store(5, Ordering::Relaxed);
+                });
+                wrote.unwrap();
+            })
+        };
+        world.take(first());
+        let flush = world
+            .guest
+            .unmap_everywhere(GfnRange::from_len(Gfn::new(0), 1));
+        world.guest.discharge(flush, &world.machine);
+        vcpu.join().unwrap();
+        let left = world.guest.lookup(nested, at.start()).unwrap();
+        assert_eq!(
+            (left.page_type, left.gfn),
+            (PageType::LogDirtyRam, Some(Gfn::new(1)))
+        );
+        world.finish();
+    });
 }
 
 /// A table is taken out and freed while another thread looks through it, and a processor has cached the
