@@ -1,5 +1,6 @@
 //! Installing pages: the latency-critical path. Nothing in this file allocates.
 
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd};
 
 use hikkoshi_pages::PAGE_SIZE;
@@ -8,6 +9,7 @@ use thiserror::Error;
 
 use crate::abi;
 use crate::address::{HostAddr, HostRange};
+use crate::buffer::PageBuffer;
 use crate::userfault::{Userfault, pause_before_retry};
 
 /// What became of the pages given to [`Userfault::copy`]. All of them are present now.
@@ -105,6 +107,34 @@ impl CopyError {
     }
 }
 
+/// Memory of ours that the kernel reads from.
+#[derive(Clone, Copy)]
+struct Memory<'a> {
+    address: u64,
+    bytes: u64,
+    borrowed: PhantomData<&'a [u8]>,
+}
+
+impl<'a> From<&'a [u8]> for Memory<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self {
+            address: bytes.as_ptr().expose_provenance() as u64,
+            bytes: bytes.len() as u64,
+            borrowed: PhantomData,
+        }
+    }
+}
+
+impl<'a> From<&'a PageBuffer> for Memory<'a> {
+    fn from(buffer: &'a PageBuffer) -> Self {
+        Self {
+            address: buffer.address(),
+            bytes: buffer.len() as u64,
+            borrowed: PhantomData,
+        }
+    }
+}
+
 impl Userfault {
     /// Installs `src` at `dst` (4 KiB host pages), each page atomically, and wakes whoever waits
     /// for them. A page that is there already is left as it is and its waiters are woken:
@@ -114,7 +144,7 @@ impl Userfault {
     ///
     /// See [`CopyError`]; pages before the failure are installed.
     pub fn copy(&self, dst: HostAddr, src: &[u8]) -> Result<Copied, CopyError> {
-        self.install(dst, src.len() as u64, PAGE_SIZE as u64, Some(src))
+        self.install(dst, src.len() as u64, PAGE_SIZE as u64, Some(src.into()))
     }
 
     /// Installs one whole host page, as [`Self::copy`] does: `src` is as long as that page. For
@@ -124,7 +154,18 @@ impl Userfault {
     ///
     /// See [`CopyError`].
     pub fn copy_host_page(&self, dst: HostAddr, src: &[u8]) -> Result<Copied, CopyError> {
-        self.install(dst, src.len() as u64, src.len() as u64, Some(src))
+        self.install(dst, src.len() as u64, src.len() as u64, Some(src.into()))
+    }
+
+    /// As [`Self::copy_host_page`], out of a buffer that is as long as that page. What other
+    /// threads have written to it must be known to be done.
+    ///
+    /// # Errors
+    ///
+    /// See [`CopyError`].
+    pub fn copy_buffer(&self, dst: HostAddr, src: &PageBuffer) -> Result<Copied, CopyError> {
+        let len = src.len() as u64;
+        self.install(dst, len, len, Some(src.into()))
     }
 
     /// Installs pages of zeros, as [`Self::copy`] does. Not on hugetlbfs.
@@ -142,7 +183,7 @@ impl Userfault {
         dst: HostAddr,
         len: u64,
         granule: u64,
-        src: Option<&[u8]>,
+        src: Option<Memory<'_>>,
     ) -> Result<Copied, CopyError> {
         let mut copied = Copied::default();
         let mut attempts = 0;
@@ -185,22 +226,19 @@ impl Userfault {
         }
     }
 
-    fn copy_once(&self, to: HostRange, src: &[u8], done: u64) -> (Result<(), Errno>, i64) {
-        // `done` is below `src.len()`, so it fits; an impossible value leaves nothing to read.
-        let rest = usize::try_from(done)
-            .ok()
-            .and_then(|done| src.get(done..))
-            .unwrap_or_default();
+    fn copy_once(&self, to: HostRange, src: Memory<'_>, done: u64) -> (Result<(), Errno>, i64) {
+        // `done` is below `src.bytes`; an impossible value leaves nothing to read.
+        let done = done.min(src.bytes);
         let mut argument = abi::Copy {
             dst: to.addr.0,
-            src: rest.as_ptr().expose_provenance() as u64,
-            len: rest.len() as u64,
+            src: src.address + done,
+            len: src.bytes - done,
             mode: 0,
             copy: 0,
         };
         let pointer: *mut abi::Copy = &mut argument;
         // SAFETY: UFFDIO_COPY takes this structure and reads `len` bytes of our memory at `src`,
-        // which `rest` borrows for the length of the call. It writes only to memory of the process
+        // which `Memory` borrows for the length of the call. It writes only to memory of the process
         // that the descriptor belongs to, and there only pages that nobody has seen yet.
         let result = unsafe { libc::ioctl(self.as_fd().as_raw_fd(), abi::UFFDIO_COPY, pointer) };
         let result = if result < 0 {

@@ -1,7 +1,7 @@
 //! Reading what a userfaultfd has to say.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -153,8 +153,19 @@ pub enum Ready {
     Stopped,
     /// The process has ended. Only told when the descriptor knows its process.
     ProcessGone,
+    /// What else was waited for, see [`Userfault::wait_also`].
+    Also,
     /// The time is over.
     TimedOut,
+}
+
+/// Something else to wait for.
+#[derive(Clone, Copy, Debug)]
+pub enum Also<'a> {
+    /// Until it can be read from, or has failed.
+    Readable(BorrowedFd<'a>),
+    /// Until it can be written to, or has failed.
+    Writable(BorrowedFd<'a>),
 }
 
 /// Reading or waiting failed. Blocked threads stay blocked: do **not** close the descriptor
@@ -225,6 +236,21 @@ impl Userfault {
         stop: &Stop,
         timeout: Option<std::time::Duration>,
     ) -> Result<Ready, ReadError> {
+        self.wait_also(stop, [None, None], timeout)
+    }
+
+    /// As [`Self::wait`], and comes back with [`Ready::Also`] when one of `also` is ready and
+    /// there is no message.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReadError`].
+    pub fn wait_also(
+        &self,
+        stop: &Stop,
+        also: [Option<Also<'_>>; 2],
+        timeout: Option<std::time::Duration>,
+    ) -> Result<Ready, ReadError> {
         let failed = |source: io::Error| ReadError {
             doing: "waiting for",
             source,
@@ -237,11 +263,19 @@ impl Userfault {
         let own_fd = self.as_fd();
         // The stop handle stands in for a process that is not known.
         let process_fd = self.process().map_or(stop_fd, |process| process.as_fd());
+        // So it does for what else there is not.
+        let also = also.map(|also| match also {
+            None => (stop_fd, PollFlags::IN),
+            Some(Also::Readable(fd)) => (fd, PollFlags::IN),
+            Some(Also::Writable(fd)) => (fd, PollFlags::OUT),
+        });
         loop {
             let mut set = [
                 PollFd::from_borrowed_fd(stop_fd, PollFlags::IN),
                 PollFd::from_borrowed_fd(own_fd, PollFlags::IN),
                 PollFd::from_borrowed_fd(process_fd, PollFlags::IN),
+                PollFd::from_borrowed_fd(also[0].0, also[0].1),
+                PollFd::from_borrowed_fd(also[1].0, also[1].1),
             ];
             match poll(&mut set, timeout.as_ref()) {
                 Ok(0) => return Ok(Ready::TimedOut),
@@ -252,7 +286,7 @@ impl Userfault {
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno.into())),
             }
-            let [stopped, events, ended] = set.map(|entry| entry.revents());
+            let [stopped, events, ended, first, second] = set.map(|entry| entry.revents());
             if !stopped.is_empty() {
                 return Ok(Ready::Stopped);
             }
@@ -268,6 +302,9 @@ impl Userfault {
             }
             if !ended.is_empty() {
                 return Ok(Ready::ProcessGone);
+            }
+            if !first.is_empty() || !second.is_empty() {
+                return Ok(Ready::Also);
             }
         }
     }

@@ -16,6 +16,9 @@
 //! told at the head of `inject/mod.rs`. QEMU being an ordinary user's process, without the right to a
 //! userfaultfd, is provided for (`device.rs`).
 //!
+//! A huge page that arrives in pieces is put together in a [`PageBuffer`] and installed whole
+//! ([`Userfault::copy_buffer`]); [`Process::collapse`] makes huge pages out of small ones afterwards.
+//!
 //! # What must be known
 //!
 //! * Closing the last copy makes missing pages read as **zero**, without a sign. Close only when
@@ -37,6 +40,8 @@ compile_error!("hikkoshi-faults injects system calls by x86-64 Linux's registers
 
 mod abi;
 mod address;
+mod buffer;
+mod collapse;
 mod copy;
 mod device;
 mod event;
@@ -54,9 +59,11 @@ mod userfault;
 mod target;
 
 pub use address::{HostAddr, HostRange};
+pub use buffer::PageBuffer;
+pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use copy::{Copied, CopyError};
 pub use device::DeviceError;
-pub use event::{Event, EventBuffer, Fault, ReadError, Ready};
+pub use event::{Also, Event, EventBuffer, Fault, ReadError, Ready};
 pub use features::Features;
 pub use foreign::{ForeignUserfault, GiveBackError, TakeError, close_remote};
 pub use inject::InjectError;

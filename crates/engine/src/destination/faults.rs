@@ -46,7 +46,7 @@ fn run(
         match userfault.wait(stop, None)? {
             Ready::Stopped => return Ok(()),
             Ready::ProcessGone => return Err(DestinationFailure::ProcessGone),
-            Ready::TimedOut => continue,
+            Ready::TimedOut | Ready::Also => continue,
             Ready::Events => {}
         }
         userfault.read(&mut buffer)?;

@@ -1,0 +1,179 @@
+//! Memory in which a huge page is put together before it is installed.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// Bytes in a word.
+const WORD: usize = size_of::<u64>();
+
+/// A buffer that several threads may write to at once: its words are atomic.
+///
+/// It takes memory when it is written to, not before, so that making one is
+/// cheap whatever its size.
+pub struct PageBuffer {
+    words: NonNull<AtomicU64>,
+    bytes: usize,
+}
+
+// SAFETY: the memory belongs to the buffer alone and is accessed through atomics only.
+unsafe impl Send for PageBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for PageBuffer {}
+
+impl PageBuffer {
+    /// A buffer of `bytes`, a multiple of the page size, filled with zeros.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a length that is no multiple of 4096, or 0; `ENOMEM` when the system has no
+    /// room for it.
+    pub fn new(bytes: usize) -> Result<Self, Errno> {
+        if bytes == 0 || !bytes.is_multiple_of(hikkoshi_pages::PAGE_SIZE) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        let words = NonNull::new(at.cast::<AtomicU64>()).ok_or(Errno::NOMEM)?;
+        let buffer = Self { words, bytes };
+        // Fewer faults while it is filled, where the system lets it; no matter if not.
+        buffer.advise(Advice::LinuxHugepage);
+        Ok(buffer)
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Never: there is no buffer without bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The words, in order.
+    #[must_use]
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is that long, zeroed or written through these words only, page
+        // aligned, and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.bytes / WORD) }
+    }
+
+    /// Writes `content` at byte `at`, both multiples of 8 bytes. Gives `false`, and writes
+    /// nothing, if it does not fit.
+    ///
+    /// Not ordered against other threads: whoever reads must have learnt from the writer, through
+    /// something that orders, that it is done.
+    #[must_use]
+    pub fn write(&self, at: usize, content: &[u8]) -> bool {
+        let (words, rest) = content.as_chunks::<WORD>();
+        if !at.is_multiple_of(WORD) || !rest.is_empty() {
+            return false;
+        }
+        let first = at / WORD;
+        let Some(target) = self.words().get(first..first.saturating_add(words.len())) else {
+            return false;
+        };
+        for (target, word) in target.iter().zip(words) {
+            target.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Gives the memory back to the system; the content is zeros afterwards.
+    pub fn clear(&self) {
+        self.advise(Advice::LinuxDontNeed);
+    }
+
+    fn advise(&self, advice: Advice) {
+        // SAFETY: the range is this buffer's own mapping. Dropping its pages makes them read as
+        // zeros, which is a valid value for every word.
+        let advised = unsafe { madvise(self.words.as_ptr().cast(), self.bytes, advice) };
+        if let Err(error) = advised {
+            tracing::debug!(%error, ?advice, "advice about a page buffer");
+        }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.words.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl Drop for PageBuffer {
+    fn drop(&mut self) {
+        // SAFETY: the buffer's own mapping, which nobody can use any more.
+        let unmapped = unsafe { munmap(self.words.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+impl fmt::Debug for PageBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageBuffer")
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_what_is_written_where_it_is_written() {
+        let buffer = PageBuffer::new(2 << 20).unwrap();
+        assert_eq!(buffer.len(), 2 << 20);
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                let buffer = &buffer;
+                scope.spawn(move || {
+                    for page in (0..512usize).filter(|page| page % 4 == usize::from(thread)) {
+                        assert!(buffer.write(page * 4096, &[thread + 1; 4096]));
+                    }
+                });
+            }
+        });
+        for (number, word) in buffer.words().iter().enumerate() {
+            let thread = u8::try_from(number / 512 % 4).unwrap();
+            let expected = u64::from_ne_bytes([thread + 1; 8]);
+            assert_eq!(word.load(Ordering::Relaxed), expected);
+        }
+        buffer.clear();
+        assert!(
+            buffer
+                .words()
+                .iter()
+                .all(|word| word.load(Ordering::Relaxed) == 0)
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_written() {
+        let buffer = PageBuffer::new(4096).unwrap();
+        for (at, len) in [(0, 4104), (4096, 8), (4, 8), (0, 4), (usize::MAX - 7, 16)] {
+            assert!(!buffer.write(at, &vec![1; len]), "{at} {len}");
+        }
+        assert!(
+            buffer
+                .words()
+                .iter()
+                .all(|word| word.load(Ordering::Relaxed) == 0)
+        );
+        for bytes in [0, 100, 4097] {
+            assert_eq!(PageBuffer::new(bytes).unwrap_err(), Errno::INVAL);
+        }
+        assert_eq!(PageBuffer::new(1 << 60).unwrap_err(), Errno::NOMEM);
+    }
+}
