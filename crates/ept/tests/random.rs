@@ -77,6 +77,8 @@ struct Reference {
     /// Guest frame to permission to write, for what the main view maps.
     mapped: BTreeMap<u64, bool>,
     nested: BTreeSet<u64>,
+    /// What the second plain view maps, everything allowed.
+    second: BTreeSet<u64>,
     /// Obligations, if they are put off.
     late: Option<Flush>,
 }
@@ -101,23 +103,36 @@ fn range(start: u64, end: u64) -> GfnRange {
     GfnRange::new(Gfn::new(start), Gfn::new(end))
 }
 
-/// Runs the steps on a guest and on the reference. The last processor runs in the nested view.
+/// The views beside the main one.
+#[derive(Clone, Copy)]
+struct Views {
+    second: View,
+    nested: View,
+}
+
+/// Runs the steps on a guest and on the reference. The last processor runs in the nested view, the one
+/// before in a second plain view.
 fn run(form: Form, steps: &[Step], capabilities: Capabilities, lazy: bool) {
-    let ram = Ram::new(if lazy { 1500 } else { 64 });
+    let ram = Ram::new(if lazy { 2000 } else { 90 });
     let free = ram.free_frames();
     {
         let guest = Guest::new(&ram, PAGES, CPUS, capabilities).unwrap();
         let machine = Machine::new(&guest, CPUS).unwrap();
-        let nested = guest.add_nested_view().unwrap();
-        assert!(machine.enter_view(CPUS - 1, nested));
+        let views = Views {
+            second: guest.add_view().unwrap(),
+            nested: guest.add_nested_view().unwrap(),
+        };
+        assert!(machine.enter_view(CPUS - 2, views.second));
+        assert!(machine.enter_view(CPUS - 1, views.nested));
         let mut want = Reference {
             late: lazy.then(Flush::none),
             ..Reference::default()
         };
         for step in steps {
-            apply(&guest, &machine, nested, form, step, &mut want);
+            apply(&guest, &machine, views, form, step, &mut want);
         }
-        let mut flush = guest.remove_view(nested);
+        let mut flush = guest.remove_view(views.nested);
+        guest.batch(&mut flush, guest.remove_view(views.second));
         guest.batch(&mut flush, want.late.unwrap_or_default());
         guest.discharge(flush, &machine);
     }
@@ -127,7 +142,7 @@ fn run(form: Form, steps: &[Step], capabilities: Capabilities, lazy: bool) {
 fn apply(
     guest: &Guest<&Ram>,
     machine: &Machine<'_, &Ram>,
-    nested: View,
+    Views { second, nested }: Views,
     form: Form,
     step: &Step,
     want: &mut Reference,
@@ -140,10 +155,10 @@ fn apply(
             let inner = cpu == CPUS - 1;
             let at = if inner { page + SHIFT } else { page };
             let got = machine.access(cpu, at << 12 | 0x123, access, |host| host);
-            let allowed = if inner {
-                want.nested.contains(&page).then_some(true)
-            } else {
-                want.mapped.get(&page).copied()
+            let allowed = match cpu {
+                _ if inner => want.nested.contains(&page).then_some(true),
+                _ if cpu == CPUS - 2 => want.second.contains(&page).then_some(true),
+                _ => want.mapped.get(&page).copied(),
             };
             let at = Gfn::new(at);
             if want.late.is_some() {
@@ -189,6 +204,8 @@ fn apply(
                 .map_nested(nested, Gfn::new(start + SHIFT), &mapping)
                 .unwrap();
             want.nested.extend(start..end);
+            guest.map(second, &mapping).unwrap();
+            want.second.extend(start..end);
         }
         Step::Unmap(start, end) => {
             let flush = guest.unmap(main, range(start, end));
@@ -199,6 +216,7 @@ fn apply(
             let flush = guest.unmap_everywhere(range(start, end));
             want.owe(guest, machine, flush);
             want.mapped.retain(|page, _| !(start..end).contains(page));
+            want.second.retain(|page| !(start..end).contains(page));
             // A nested superpage goes as a whole: ask what is left.
             want.nested.retain(|page| {
                 let there = guest.lookup(nested, Gfn::new(page + SHIFT)).unwrap().gfn;

@@ -5,9 +5,9 @@
 
 use hikkoshi_ept::model::{Access, Cpu, Exit, Machine, Ram, Stop};
 use hikkoshi_ept::{
-    Capabilities, CreateError, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn, GfnRange,
-    Guest, Level, MapError, Mapping, MemoryType, MergeError, PageType, Permissions, SplitError,
-    StartError, TakeError, VcpuError, View, Violation,
+    AgeError, Capabilities, CreateError, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn,
+    GfnRange, Guest, Level, MapError, Mapping, MemoryType, MergeError, PageType, Permissions,
+    SplitError, StartError, TakeError, VcpuError, View, Violation,
 };
 
 const HOST: u64 = 1 << 18;
@@ -303,15 +303,53 @@ fn ageing_tells_what_was_used() {
 }
 
 #[test]
-fn the_reverse_map_is_small() {
+fn ageing_goes_through_all_views() {
     let guest = guest();
-    let page = Mapping {
-        largest: Level::Page,
-        ..ram(0, PAGES)
+    let machine = Machine::new(&guest, 2).unwrap();
+    let second = guest.add_view().unwrap();
+    let nested = guest.add_nested_view().unwrap();
+    guest.map(View::MAIN, &ram(0, 1024)).unwrap();
+    guest.map(second, &ram(3, 5)).unwrap();
+    guest.map_nested(nested, Gfn::new(70), &ram(7, 9)).unwrap();
+    let age = || {
+        let mut used = Vec::new();
+        let flush = guest
+            .age_everywhere(range(0, 1000), &mut |span| used.push(span))
+            .unwrap();
+        guest.discharge(flush, &machine);
+        used
     };
-    guest.map(View::MAIN, &page).unwrap();
-    let share = guest.reverse_map_bytes().total() as f64 / (PAGES * 4096) as f64;
-    assert!(share <= 0.002, "{share}");
+    let read = |cpu: usize, page: u64| machine.access(cpu, page << 12, Access::Read, |_| ());
+    assert_eq!(age(), []);
+    read(0, 600).unwrap();
+    assert!(machine.enter_view(1, second));
+    read(1, 4).unwrap();
+    assert!(machine.enter_view(1, nested));
+    read(1, 71).unwrap();
+    assert_eq!(age(), [range(512, 1024), range(4, 5), range(8, 9)]);
+    assert_eq!(age(), []);
+    read(1, 71).unwrap();
+    assert_eq!(age(), [range(8, 9)]);
+}
+
+#[test]
+fn ageing_is_refused_where_it_would_say_nothing() {
+    let old = Capabilities {
+        accessed_dirty: false,
+        pml: false,
+        ..Capabilities::ALL
+    };
+    let guest = Guest::new(Ram::new(100), 1024, 1, old).unwrap();
+    let age = guest.age(View::MAIN, guest.all(), &mut |_| ());
+    assert_eq!(age.map(|_| ()), Err(AgeError::Unsupported));
+    let age = guest.age_everywhere(guest.all(), &mut |_| ());
+    assert_eq!(age.map(|_| ()), Err(AgeError::Unsupported));
+    let guest = self::guest();
+    let gone = guest.add_view().unwrap();
+    let flush = guest.remove_view(gone);
+    guest.discharge(flush, &());
+    let age = guest.age(gone, guest.all(), &mut |_| ());
+    assert_eq!(age.map(|_| ()), Err(AgeError::NoView(gone)));
 }
 
 #[test]

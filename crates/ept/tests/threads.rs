@@ -9,7 +9,8 @@ use std::thread;
 
 use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
-    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, View, Violation,
+    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, VcpuError, View,
+    Violation,
 };
 
 const PAGES: u64 = 2048;
@@ -24,18 +25,28 @@ fn next(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// One write, with the page filled first if it is not there: as a superpage now and then.
-fn write(machine: &Machine<'_, &Ram>, guest: &Guest<&Ram>, cpu: usize, page: u64, then: &dyn Fn()) {
+/// One write in a view, with the page filled first if it is not there: as a superpage now and then.
+fn write(
+    machine: &Machine<'_, &Ram>,
+    (guest, view): (&Guest<&Ram>, View),
+    cpu: usize,
+    page: u64,
+    then: &dyn Fn(),
+) {
     loop {
         match machine.access(cpu, page << 12, Access::Write, |_| then()) {
             Ok(()) => return,
             Err(Stop::Violation(Violation::Absent(at))) => {
                 let first = at.align_down(Level::Large);
-                let large = GfnRange::from_len(first, Level::Large.pages());
+                let large = GfnRange::from_len(first, Level::Large.pages()).intersect(guest.all());
                 let one = GfnRange::from_len(at, 1);
                 let range = if page.is_multiple_of(3) { large } else { one };
                 let host = Frame::new(HOST + range.start().index());
-                guest.map(View::MAIN, &Mapping::ram(range, host)).unwrap();
+                match guest.map(view, &Mapping::ram(range, host)) {
+                    // None of the frames is left for a moment: tables taken out are not freed yet.
+                    Ok(()) | Err(MapError::NoMemory(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
             }
             Err(other) => panic!("{other:?}"),
         }
@@ -43,13 +54,15 @@ fn write(machine: &Machine<'_, &Ram>, guest: &Guest<&Ram>, cpu: usize, page: u64
 }
 
 fn run(form: Form) {
-    let ram = Ram::new(100);
+    let ram = Ram::new(150);
     let free = ram.free_frames();
     {
-        let guest = Guest::new(&ram, PAGES, CPUS, Capabilities::ALL).unwrap();
+        let guest = Guest::new(&ram, PAGES + 20, CPUS + 1, Capabilities::ALL).unwrap();
         let machine = Machine::new(&guest, CPUS).unwrap();
-        let memory: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
-        let copy: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+        let second = guest.add_view().unwrap();
+        assert!(machine.enter_view(CPUS - 1, second));
+        let memory: Vec<_> = (0..PAGES + 20).map(|_| AtomicU64::new(0)).collect();
+        let copy: Vec<_> = (0..PAGES + 20).map(|_| AtomicU64::new(0)).collect();
         let running = AtomicBool::new(true);
         let take = |range: GfnRange| {
             let mut pages = Vec::new();
@@ -65,6 +78,7 @@ fn run(form: Form) {
         thread::scope(|scope| {
             let vcpus: Vec<_> = (0..CPUS)
                 .map(|cpu| {
+                    let view = if cpu == CPUS - 1 { second } else { View::MAIN };
                     scope.spawn(move || {
                         let mut seed = 88_172_645_463_325_252 + cpu as u64;
                         for number in 1..=WRITES {
@@ -73,7 +87,7 @@ fn run(form: Form) {
                                 memory[page as usize]
                                     .store(number << 8 | cpu as u64, Ordering::Relaxed);
                             };
-                            write(machine, guest, cpu, page, &store);
+                            write(machine, (guest, view), cpu, page, &store);
                         }
                     })
                 })
@@ -82,8 +96,25 @@ fn run(form: Form) {
             scope.spawn(move || {
                 let mut at = 0;
                 while running.load(Ordering::Relaxed) {
-                    take(GfnRange::from_len(Gfn::new(at), 300).intersect(guest.all()));
-                    at = (at + 300) % PAGES;
+                    take(GfnRange::from_len(Gfn::new(at), 300));
+                    at = (at + 300) % (PAGES + 20);
+                }
+            });
+            // A processor that comes and goes; it writes pages of its own, and leaves some in its log.
+            scope.spawn(move || {
+                let mut number = 0;
+                while running.load(Ordering::Relaxed) {
+                    let cpu = match machine.add_cpu() {
+                        Ok(cpu) => cpu,
+                        Err(VcpuError::NoMemory) => continue,
+                        Err(error) => panic!("{error}"),
+                    };
+                    for page in PAGES..PAGES + 20 {
+                        number += 1;
+                        let store = || memory[page as usize].store(number, Ordering::Relaxed);
+                        write(machine, (guest, View::MAIN), cpu, page, &store);
+                    }
+                    machine.remove_cpu(cpu);
                 }
             });
             // The host, which wants memory back, and gathers its obligations.
@@ -92,7 +123,7 @@ fn run(form: Form) {
                 while running.load(Ordering::Relaxed) {
                     let start = Gfn::new(next(&mut seed) % PAGES);
                     let mut flush = guest.unmap(View::MAIN, GfnRange::from_len(start, 40));
-                    let more = guest.age(View::MAIN, guest.all(), &mut |_| ()).unwrap();
+                    let more = guest.age_everywhere(guest.all(), &mut |_| ()).unwrap();
                     guest.batch(&mut flush, more);
                     guest.batch(
                         &mut flush,
@@ -109,7 +140,7 @@ fn run(form: Form) {
         });
         take(guest.all());
         let value = |words: &[AtomicU64], page: usize| words[page].load(Ordering::Relaxed);
-        for page in 0..PAGES as usize {
+        for page in 0..(PAGES + 20) as usize {
             assert_eq!(
                 value(&copy, page),
                 value(memory, page),

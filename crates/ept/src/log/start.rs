@@ -62,7 +62,7 @@ impl Log {
         self.changing
             .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
-            .then_some(Changing(self))
+            .then(|| Changing(self)) // not made, and dropped, if it is not ours
     }
 }
 

@@ -1,0 +1,107 @@
+//! Starting, stopping and taking wait for the processors. Meanwhile a processor may be anywhere: in an exit
+//! handler, adding another, or trying to start a log itself, with interrupts off. None of it may wait for
+//! whoever waits for the processors.
+#![cfg(not(loom))]
+// Helpers outside the test functions: their failure is the message too.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::Cell;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_ept::model::Ram;
+use hikkoshi_ept::{
+    Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, Processors,
+    Qualification, StartError, StopError, Vcpu, View, Violation,
+};
+
+/// Processors that, before they do what they are told, finish all that a processor may be in the middle of.
+struct Busy<'g> {
+    guest: &'g Guest<Ram>,
+    vcpu: Vcpu,
+    calls: Cell<[u32; 3]>,
+    /// Whether a log is being started or stopped, or only taken.
+    changing: Cell<bool>,
+}
+
+impl Busy<'_> {
+    fn call(&self, number: usize) {
+        let mut calls = self.calls.get();
+        calls[number] += 1;
+        self.calls.set(calls);
+        let (guest, vcpu, changing) = (self.guest, self.vcpu, self.changing.get());
+        let (send, done) = channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                in_the_middle(guest, vcpu, changing);
+                send.send(()).unwrap();
+            });
+            // No limit on time, but an end for a test that hangs.
+            if done.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("a processor waits for who waits for it");
+                std::process::abort();
+            }
+        });
+    }
+}
+
+fn in_the_middle(guest: &Guest<Ram>, vcpu: Vcpu, changing: bool) {
+    let page = GfnRange::from_len(Gfn::new(700), 1);
+    let exit = guest.violation(View::MAIN, 700 << 12, Qualification(2));
+    assert_eq!(exit, Violation::Resume);
+    guest.drain_pml(vcpu, 511);
+    let flush = guest.unmap(View::MAIN, page);
+    guest.discharge(flush, &());
+    let mapping = Mapping::ram(page, Frame::new(1700));
+    guest.map(View::MAIN, &mapping).unwrap();
+    guest.mark(page);
+    let split = guest.split(View::MAIN, Gfn::new(0), Level::Page).unwrap();
+    guest.discharge(split, &());
+    let added = guest.add_vcpu().unwrap();
+    guest.remove_vcpu(added, 511);
+    if changing {
+        let start = guest.start_log(Form::Pml, page, &());
+        assert_eq!(start, Err(StartError::Busy));
+        assert_eq!(guest.stop_log(page, &()), Err(StopError::Busy));
+    }
+}
+
+impl Processors for Busy<'_> {
+    fn invalidate(&self, _: &Flush) {
+        self.call(0);
+    }
+
+    fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+        self.call(1);
+        drain(self.vcpu, 511);
+    }
+
+    fn set_pml(&self, _: bool) {
+        self.call(2);
+    }
+}
+
+#[test]
+fn nothing_is_held_while_processors_are_waited_for() {
+    let guest = Guest::new(Ram::new(60), 1024, 2, Capabilities::ALL).unwrap();
+    let vcpu = guest.add_vcpu().unwrap();
+    let mapping = Mapping::ram(guest.all(), Frame::new(1000 + 24));
+    guest.map(View::MAIN, &mapping).unwrap();
+    let busy = Busy {
+        guest: &guest,
+        vcpu,
+        calls: Cell::new([0; 3]),
+        changing: Cell::new(true),
+    };
+    guest.start_log(Form::Pml, guest.all(), &busy).unwrap();
+    assert_eq!(busy.calls.get(), [1, 0, 1]);
+    busy.changing.set(false);
+    guest.mark(guest.all());
+    guest.take(guest.all(), &busy, &mut |_| ()).unwrap();
+    guest.count(guest.all(), &busy).unwrap();
+    assert_eq!(busy.calls.get(), [2, 2, 1]);
+    busy.changing.set(true);
+    guest.stop_log(guest.all(), &busy).unwrap();
+    assert_eq!(busy.calls.get(), [2, 3, 2]);
+}
