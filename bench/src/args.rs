@@ -16,11 +16,11 @@ pub struct Args {
     #[arg(long)]
     pub quick: bool,
 
-    /// How often each case is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
+    /// How often each case is measured, instead of its own number (1 to 5)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
 
-    /// Only cases LINE/WORKLOAD/SYSTEM with one of these words, separated by commas; given more
+    /// Only cases LINE/WORKLOAD/SYSTEM[/VARIANT] with one of these words, separated by commas; given more
     /// than once, each must be met. "--only 1gbit --only busy --only hybrid,preempt"
     #[arg(long, value_name = "WORDS")]
     pub only: Vec<String>,
@@ -32,6 +32,10 @@ pub struct Args {
     /// Write every run as JSON to FILE
     #[arg(long, value_name = "FILE", default_value = "bench/results/latest.json")]
     pub json: PathBuf,
+
+    /// Write the plots, and the tables as Markdown, to FOLDER
+    #[arg(long, value_name = "FOLDER", default_value = "bench/results/plots")]
+    pub plots: PathBuf,
 
     /// The hikkoshi to measure; otherwise the one built beside this program
     #[arg(long, value_name = "PATH")]

@@ -35,6 +35,25 @@ pub enum BenchError {
         /// Its last words.
         stderr: String,
     },
+    /// The guest never ran at its destination.
+    #[error("the guest never ran at its destination, and no reason was told")]
+    NoSwitch,
+    /// The clients could not reach the guest.
+    #[error("asking the guest's web server at {server} for files: {source}")]
+    Clients {
+        /// Where it should be.
+        server: std::net::SocketAddr,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The clients got answers that were not what they asked for.
+    #[error("{count} of the web server's answers were bad; the first: {first}")]
+    BadAnswers {
+        /// How many.
+        count: usize,
+        /// What was wrong with the first.
+        first: String,
+    },
     /// The guest found a page that was not as it should be.
     #[error("the guest found {0} bad pages after its move")]
     BadPages(u64),

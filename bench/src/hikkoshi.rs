@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::line::Line;
+use crate::plan::Variant;
 use crate::run::Moved;
 
 /// How long the destination may take until it listens, and either side to end when it should.
@@ -38,95 +39,111 @@ pub struct Setting<'a> {
     pub destination: &'a Vm,
 }
 
-/// Moves the guest; calls pre-copy off after the time allowed.
-pub fn migrate(
-    setting: Setting<'_>,
-    mode: &str,
-    args: &Args,
-    endless: bool,
-) -> Result<Moved, BenchError> {
-    let Setting { line, lab, .. } = setting;
-    let account = |name: &str| lab.folder().join(format!("{name}.json"));
-    let receive = [
-        "receive",
-        "--listen",
-        line.address(),
-        "--plaintext",
-        "--progress",
-        "json",
-    ];
-    let mut receive = Side::start(
-        "receive",
-        setting.program,
-        line.destination(),
-        &receive,
-        setting.destination,
-        &account("receive"),
-    )?;
-    receive.wait_listening()?;
+/// A move that is under way; given up on drop.
+#[derive(Debug)]
+pub struct Moving {
+    receive: Side,
+    migrate: Side,
+    started: Instant,
+    account: PathBuf,
+}
 
-    let downtime = args.max_downtime.to_string();
-    let migrate = [
-        "migrate",
-        line.address(),
-        "--plaintext",
-        "--mode",
-        mode,
-        "--max-downtime",
-        &downtime,
-        "--progress",
-        "json",
-    ];
-    let started = Instant::now();
-    let mut migrate = Side::start(
-        "migrate",
-        setting.program,
-        line.source(),
-        &migrate,
-        setting.source,
-        &account("migrate"),
-    )?;
-    let limit = if endless { args.give_up() } else { LONG };
-    let ended = migrate.wait(limit)?;
-    let called_off = endless && ended.is_none();
-    let status = match ended {
-        Some(status) => status,
-        None => {
-            migrate.interrupt();
-            migrate.wait(SOON)?.ok_or_else(|| migrate.hangs())?
+impl Moving {
+    /// Begins to move the guest; `more` goes to `hikkoshi migrate`.
+    pub fn begin(
+        setting: Setting<'_>,
+        mode: &str,
+        variant: Variant,
+        args: &Args,
+        more: &[&str],
+    ) -> Result<Self, BenchError> {
+        let Setting { line, lab, .. } = setting;
+        let account = |name: &str| lab.folder().join(format!("{name}.json"));
+        let mut words = vec!["receive", "--listen", line.address(), "--plaintext"];
+        words.extend(variant.receive_words());
+        let mut receive = Side::start(
+            "receive",
+            setting.program,
+            line.destination(),
+            &words,
+            setting.destination,
+            &account("receive"),
+        )?;
+        receive.wait_listening()?;
+
+        let (downtime, variant) = (args.max_downtime.to_string(), variant.migrate_words());
+        let mut words = vec!["migrate", line.address(), "--plaintext", "--mode", mode];
+        words.extend(["--max-downtime", &downtime]);
+        words.extend(variant.iter().map(String::as_str));
+        words.extend(more);
+        let started = Instant::now();
+        let migrate = Side::start(
+            "migrate",
+            setting.program,
+            line.source(),
+            &words,
+            setting.source,
+            &account("migrate"),
+        )?;
+        Ok(Self {
+            receive,
+            migrate,
+            started,
+            account: account("migrate"),
+        })
+    }
+
+    /// Waits for its end; calls it off after `give_up`.
+    pub fn finish(mut self, give_up: Option<Duration>) -> Result<Moved, BenchError> {
+        let (receive, migrate) = (&mut self.receive, &mut self.migrate);
+        let ended = migrate.wait(give_up.unwrap_or(LONG))?;
+        let called_off = give_up.is_some() && ended.is_none();
+        let status = match ended {
+            Some(status) => status,
+            None => {
+                migrate.interrupt();
+                migrate.wait(SOON)?.ok_or_else(|| migrate.hangs())?
+            }
+        };
+        let ended = Instant::now();
+        let received = receive.wait(SOON)?.ok_or_else(|| receive.hangs())?;
+        let mut moved = Moved {
+            started: self.started,
+            ended,
+            called_off,
+            own_downtime_ms: None,
+            rounds: None,
+            account: Value::Null,
+        };
+        if called_off {
+            // 1: the guest runs on at the source.
+            if status.code() != Some(1) {
+                return Err(migrate.ended(status));
+            }
+            moved.rounds = migrate.last_round();
+            return Ok(moved);
         }
-    };
-    let ended = Instant::now();
-    let received = receive.wait(SOON)?.ok_or_else(|| receive.hangs())?;
-    if called_off {
-        // 1: the guest runs on at the source.
-        if status.code() != Some(1) {
+        if !status.success() {
             return Err(migrate.ended(status));
         }
-        return Ok(Moved {
-            started,
-            ended,
-            called_off: true,
-            own_downtime_ms: None,
-            rounds: migrate.last_round(),
-            account: Value::Null,
-        });
+        if !received.success() {
+            return Err(receive.ended(received));
+        }
+        moved.account = read(&self.account)?;
+        moved.own_downtime_ms = moved.account["downtime_ms"].as_f64();
+        moved.rounds = moved.account["rounds"].as_u64();
+        Ok(moved)
     }
-    if !status.success() {
-        return Err(migrate.ended(status));
+
+    /// What went wrong, if one of the two has ended before its time.
+    pub fn check(&mut self) -> Result<(), BenchError> {
+        for side in [&mut self.migrate, &mut self.receive] {
+            if let Some(status) = side.wait(Duration::ZERO)? {
+                return Err(side.ended(status));
+            }
+        }
+        Ok(())
     }
-    if !received.success() {
-        return Err(receive.ended(received));
-    }
-    let account = read(&account("migrate"))?;
-    Ok(Moved {
-        started,
-        ended,
-        called_off: false,
-        own_downtime_ms: account["downtime_ms"].as_f64(),
-        rounds: account["rounds"].as_u64(),
-        account,
-    })
 }
 
 fn read(path: &Path) -> Result<Value, BenchError> {
@@ -161,6 +178,7 @@ impl Side {
         let mut child = host
             .command(program)
             .args(arguments)
+            .args(["--progress", "json"])
             .arg("--qmp")
             .arg(vm.qmp_path())
             .arg("--json")

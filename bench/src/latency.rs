@@ -1,6 +1,6 @@
 //! What the guest saw between the switch and its last page.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hikkoshi_lab::{Latency, Line, Report};
 use serde::Serialize;
@@ -21,6 +21,9 @@ pub struct Accesses {
     /// Accesses completed a second, by the lines that lie wholly between the switch and the last
     /// page.
     pub per_second: Option<f64>,
+    /// How many in all between the switch and the last page: that rate over that time. (The lines
+    /// at either end also have accesses from outside of it.)
+    pub completed: Option<f64>,
     /// Counts by power of two: bucket 0 is below 1 µs, bucket k from 2^(k-1) to below 2^k µs.
     pub histogram: Vec<(u32, u64)>,
 }
@@ -50,11 +53,29 @@ pub fn between(lines: &[Line], vm: &str, from: Instant, until: Instant) -> Optio
         }
         first = false;
     }
-    (sum.accesses > 0).then(|| accesses(&sum, inside, inside_ms))
+    let span = until.saturating_duration_since(from);
+    (sum.accesses > 0).then(|| accesses(&sum, inside, inside_ms, span))
+}
+
+/// Accesses a second over time: each line's, at its end, in seconds from `zero`, wherever the guest
+/// was.
+#[allow(clippy::cast_precision_loss)] // counts far below 2^52
+pub fn series(lines: &[Line], zero: Instant) -> Vec<(f64, f64)> {
+    lines
+        .iter()
+        .filter_map(|line| match &line.report {
+            Report::Dirty(dirty) if dirty.span_ms > 0 => {
+                let rate = dirty.latency.accesses as f64 * 1000.0 / dirty.span_ms as f64;
+                Some((crate::watch::seconds_between(zero, line.at), rate))
+            }
+            _ => None,
+        })
+        .collect()
 }
 
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
-fn accesses(sum: &Latency, inside: u64, inside_ms: u64) -> Accesses {
+fn accesses(sum: &Latency, inside: u64, inside_ms: u64, span: Duration) -> Accesses {
+    let per_second = (inside_ms > 0).then(|| inside as f64 * 1000.0 / inside_ms as f64);
     // The bucket that the threshold lies in holds slow ones and others; those above it only slow.
     let threshold = u64::BITS - crate::plan::SLOW_US.leading_zeros();
     let above: u64 = (sum.histogram.buckets())
@@ -84,7 +105,8 @@ fn accesses(sum: &Latency, inside: u64, inside_ms: u64) -> Accesses {
         max_us: sum.max_us,
         slow_p50_below_us: part(0.5),
         slow_p99_below_us: part(0.99),
-        per_second: (inside_ms > 0).then(|| inside as f64 * 1000.0 / inside_ms as f64),
+        per_second,
+        completed: per_second.map(|rate| rate * span.as_secs_f64()),
         histogram: sum.histogram.buckets().collect(),
     }
 }
@@ -92,7 +114,6 @@ fn accesses(sum: &Latency, inside: u64, inside_ms: u64) -> Accesses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn line(vm: &str, at: Instant, accesses: u64, slow: u64, hist: &str) -> Line {
         let text = format!(
@@ -126,6 +147,8 @@ mod tests {
         );
         assert!((seen.slow_mean_us - 300.0).abs() < 1e-6);
         assert_eq!(seen.per_second, Some(2000.0), "two whole lines of 100 ms");
+        assert_eq!(seen.completed, Some(600.0), "in 300 ms");
+        assert_eq!(series(&lines, at(110))[1], (0.0, 500_000.0));
         assert_eq!(seen.slow_p50_below_us, Some(512));
         assert_eq!(seen.slow_p99_below_us, Some(1024));
         assert_eq!(between(&lines, "nobody", at(0), at(350)), None);

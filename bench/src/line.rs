@@ -26,8 +26,27 @@ impl Line {
             LineKind::Loopback => Self::Loopback(Namespace::new("host")?),
             LineKind::Gbit(_) => Self::Link(Link::new(kind.shape())?),
         };
+        line.control(congestion)?;
+        Ok(line)
+    }
+
+    /// Makes it between two hosts that are there already.
+    ///
+    /// # Errors
+    /// When the kernel does not allow it.
+    pub fn between(
+        (source, destination): (Namespace, Namespace),
+        kind: LineKind,
+        congestion: Option<&str>,
+    ) -> Result<Self, BenchError> {
+        let line = Self::Link(Link::between(source, destination, kind.shape())?);
+        line.control(congestion)?;
+        Ok(line)
+    }
+
+    fn control(&self, congestion: Option<&str>) -> Result<(), BenchError> {
         if let Some(name) = congestion {
-            for host in [line.source(), line.destination()] {
+            for host in [self.source(), self.destination()] {
                 const PATH: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
                 host.run(|| fs::write(PATH, name))?
                     .map_err(|source| BenchError::File {
@@ -37,7 +56,15 @@ impl Line {
                     })?;
             }
         }
-        Ok(line)
+        Ok(())
+    }
+
+    /// The device that the source sends on.
+    pub fn device(&self) -> &'static str {
+        match self {
+            Self::Loopback(_) => "lo",
+            Self::Link(_) => Link::DEVICE,
+        }
     }
 
     /// Where the source is.

@@ -19,18 +19,24 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people
 
 mod args;
+mod client;
 mod error;
 mod hikkoshi;
 mod latency;
 mod line;
 mod machine;
 mod plan;
+mod plot;
 mod qemu;
 mod quiet;
 mod reach;
 mod record;
 mod run;
+mod scan;
 mod table;
+mod vcpu;
+mod watch;
+mod web;
 
 use std::process::ExitCode;
 
@@ -69,9 +75,16 @@ fn measure(args: &Args) -> Result<(), BenchError> {
         // After every run: an interrupted bench has what it has measured.
         record.write(&args.json)?;
     }
-    println!("\n{}", table::text(&record.runs));
-    println!("{}", reach::text(&record.runs));
-    println!("every run is in {}", args.json.display());
+    for sheet in table::sheets(&record.runs) {
+        println!("\n{}", sheet.text());
+    }
+    println!("{}", reach::sheet(&record.runs).text());
+    plot::write(&args.plots, &record.machine, &record.runs)?;
+    println!(
+        "every run is in {}, plots and tables are in {}",
+        args.json.display(),
+        args.plots.display()
+    );
     match record
         .runs
         .iter()

@@ -1,31 +1,25 @@
 //! QEMU moves the guest itself.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{LabError, QemuMigration, QemuMigrationMode, Vm};
+use hikkoshi_lab::{LabError, QemuMigration};
 
-use crate::args::Args;
 use crate::error::BenchError;
-use crate::line::Line;
-use crate::run::Moved;
+use crate::run::{Moved, Stage};
 
-/// Moves the guest of `source`; gives up on pre-copy after the time allowed.
+/// Moves the guest as `migration` says; gives up on pre-copy after the time allowed.
 pub fn migrate(
-    mode: QemuMigrationMode,
-    line: &Line,
-    source: &Vm,
-    destination: &Vm,
-    args: &Args,
-    endless: bool,
+    migration: &QemuMigration,
+    stage: &Stage,
+    give_up: Option<Duration>,
 ) -> Result<Moved, BenchError> {
-    let mut migration = QemuMigration::new(mode);
-    migration.downtime_ms = args.max_downtime;
-    if endless {
-        migration.timeout = args.give_up();
+    let mut migration = migration.clone();
+    if let Some(limit) = give_up {
+        migration.timeout = limit;
     }
     let started = Instant::now();
-    let uri = format!("tcp:{}", line.address());
-    match migration.run(source, destination, &uri) {
+    let uri = format!("tcp:{}", stage.line.address());
+    match migration.run(&stage.source, &stage.destination, &uri) {
         Ok(report) => Ok(Moved {
             // From the `migrate` command, without what QEMU was told before.
             started: report.ended.checked_sub(report.total).unwrap_or(started),
@@ -35,8 +29,9 @@ pub fn migrate(
             rounds: report.info["ram"]["dirty-sync-count"].as_u64(),
             account: report.info,
         }),
-        Err(LabError::QemuMigration { status, .. }) if endless && status == "active" => {
-            let info = source
+        Err(LabError::QemuMigration { status, .. }) if give_up.is_some() && status == "active" => {
+            let info = stage
+                .source
                 .qmp()
                 .execute("query-migrate", serde_json::json!({}))?;
             Ok(Moved {

@@ -4,20 +4,25 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
+use hikkoshi_lab::Slow;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::Args;
+use crate::client::Span;
 use crate::error::BenchError;
 use crate::latency::Accesses;
 use crate::machine::Machine;
 use crate::plan::{Case, LineKind, Plan, RAM_MIB, REPORT_MS, SLOW_US, WORKING_SET_MIB};
+use crate::run::Moved;
+use crate::scan::ScanOutcome;
+use crate::web::WebOutcome;
 use crate::{reach, table};
 
 /// One run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
-    /// `LINE/WORKLOAD/SYSTEM`.
+    /// `LINE/WORKLOAD/SYSTEM[/VARIANT]`.
     pub label: String,
     /// What was measured.
     pub case: Case,
@@ -45,8 +50,57 @@ pub struct Run {
     pub others_cores: f64,
     /// Processor time of both QEMUs and hikkoshi from the command to the last page, s.
     pub cpu_seconds: f64,
+    /// The slow accesses of post-copy, finely.
+    pub slow: Option<SlowAccesses>,
+    /// Bytes a second on the line from the switch to the last page.
+    pub throughput: Option<f64>,
+    /// The scan.
+    pub scan: Option<ScanOutcome>,
+    /// The clients of the web server.
+    pub web: Option<WebOutcome>,
+    /// What it looked like over time.
+    pub series: Series,
     /// The system's own account.
     pub account: Value,
+}
+
+/// Over time, in seconds from the switch.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Series {
+    /// When the last page was there.
+    pub ended: f64,
+    /// Accesses of the guest a second.
+    pub accesses: Vec<(f64, f64)>,
+    /// Bytes on the line a second, from the source.
+    pub bytes: Vec<(f64, f64)>,
+}
+
+/// Accesses that were slow between the switch and the end, as the guest counted them.
+#[derive(Clone, Debug, Serialize)]
+pub struct SlowAccesses {
+    /// How many.
+    pub count: u64,
+    /// Their mean, µs.
+    pub mean_us: f64,
+    /// Half took less, to an eighth.
+    pub p50_us: Option<f64>,
+    /// 99 in 100 took less, to an eighth.
+    pub p99_us: Option<f64>,
+    /// So many below so many µs, and not below the bound before.
+    pub histogram: Vec<(f64, u64)>,
+}
+
+impl From<Slow> for SlowAccesses {
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    fn from(slow: Slow) -> Self {
+        Self {
+            count: slow.count,
+            mean_us: slow.sum_us as f64 / slow.count.max(1) as f64,
+            p50_us: slow.fine.below_us(0.5),
+            p99_us: slow.fine.below_us(0.99),
+            histogram: slow.fine.buckets().collect(),
+        }
+    }
 }
 
 impl Run {
@@ -67,14 +121,28 @@ impl Run {
             accesses_per_second_before: None,
             others_cores: 0.0,
             cpu_seconds: 0.0,
+            slow: None,
+            throughput: None,
+            scan: None,
+            web: None,
+            series: Series::default(),
             account: Value::Null,
         }
+    }
+
+    /// Notes how the move went.
+    pub fn take(&mut self, moved: &Moved) {
+        self.called_off = moved.called_off;
+        self.own_downtime_ms = moved.own_downtime_ms;
+        self.total_ms = Some((moved.ended - moved.started).as_secs_f64() * 1e3);
+        self.rounds = moved.rounds;
+        self.account = moved.account.clone();
     }
 }
 
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<32}", self.label)?;
+        write!(f, "{:<36}", self.label)?;
         if let Some(failure) = &self.failure {
             return write!(f, " FAILED: {failure}");
         }
@@ -103,8 +171,37 @@ impl fmt::Display for Run {
                 accesses.per_second.unwrap_or(0.0)
             )?;
         }
+        if let Some(slow) = &self.slow {
+            write!(f, ", p99 {:.0} µs", slow.p99_us.unwrap_or(0.0))?;
+        }
         if let Some(rounds) = self.rounds {
             write!(f, ", {rounds} rounds")?;
+        }
+        if let Some(scan) = &self.scan {
+            let (seconds, rate) = (scan.ms / 1e3, scan.pages_per_second());
+            write!(
+                f,
+                " {seconds:.2} s, {rate:.0} pages/s, the processor ran {:.2}",
+                scan.ran
+            )?;
+        }
+        if let Some(web) = &self.web {
+            for (phase, span) in [
+                ("before", web.before),
+                ("until the switch", web.until_switch),
+                ("until the end", web.until_end),
+                ("after", web.after),
+            ] {
+                if let Some(span) = span {
+                    let Span {
+                        p50_ms,
+                        p99_ms,
+                        max_ms,
+                        ..
+                    } = span;
+                    write!(f, "; {phase} {p50_ms:.0}/{p99_ms:.0}/{max_ms:.0} ms")?;
+                }
+            }
         }
         write!(f, ", others {:.2} cores", self.others_cores)
     }
@@ -126,12 +223,13 @@ impl Record {
     /// # Errors
     /// When the file to write cannot be written: better now than after an hour.
     pub fn begin(args: &Args, plan: &Plan) -> Result<Self, BenchError> {
-        let lines: Vec<_> = plan
-            .cases
-            .chunk_by(|a, b| a.line == b.line)
-            .filter_map(|cases| cases.first())
-            .map(|case| line(case.line))
-            .collect();
+        let mut lines: Vec<LineKind> = Vec::new();
+        for case in &plan.cases {
+            if !lines.contains(&case.line) {
+                lines.push(case.line);
+            }
+        }
+        let lines: Vec<_> = lines.into_iter().map(line).collect();
         let record = Self {
             machine: Machine::look(args.congestion.as_deref()),
             runs: Vec::new(),

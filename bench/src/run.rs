@@ -1,26 +1,34 @@
 //! One run: boot, work, move, check.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{Event, Lab, Line as ConsoleLine, Ram, Report, Vm, VmConfig};
+use hikkoshi_lab::{
+    Event, GuestNetwork, Lab, Line as ConsoleLine, QemuMigration, Report, Vm, VmConfig,
+    web_initramfs,
+};
 use serde_json::Value;
 
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::hikkoshi::{self, Setting};
+use crate::hikkoshi::{Moving, Setting};
 use crate::latency;
 use crate::line::Line;
-use crate::plan::{Case, Load, RAM_MIB};
+use crate::plan::{Case, Kind, Load};
 use crate::qemu;
 use crate::quiet::Meter;
-use crate::record::Run;
+use crate::record::{Run, Series};
+use crate::watch::{self, Sent};
+use crate::{scan, web};
 
 /// How long the guest works before it is moved.
 const WARM_UP: Duration = Duration::from_millis(1500);
 /// How long the guest may take for a line, or for looking at all of its pages.
-const LONG: Duration = Duration::from_secs(60);
-const DESTINATION: &str = "destination";
+pub const LONG: Duration = Duration::from_secs(60);
+/// How long a move may take until the switch.
+const SWITCH: Duration = Duration::from_secs(300);
+pub const DESTINATION: &str = "destination";
 
 /// How a move went, as the one who moved it knows.
 #[derive(Debug)]
@@ -39,81 +47,220 @@ pub struct Moved {
     pub account: Value,
 }
 
+/// A guest at work, its new home, and the line between.
+#[derive(Debug)]
+pub struct Stage {
+    pub lab: Lab,
+    pub line: Line,
+    pub source: Vm,
+    pub destination: Vm,
+    /// The guest's network, if it serves.
+    pub network: Option<GuestNetwork>,
+}
+
+impl Stage {
+    /// Boots the guest, and waits until it is at work.
+    fn set(case: &Case, args: &Args) -> Result<Self, BenchError> {
+        let lab = Lab::new()?;
+        let config = VmConfig::new()
+            .ram(case.load.ram())
+            .workload(case.load.workload());
+        let congestion = args.congestion.as_deref();
+        let (network, line, config) = if case.load.kind() == Kind::Web {
+            let network = GuestNetwork::new()?;
+            let hosts = (network.source().clone(), network.destination().clone());
+            let line = Line::between(hosts, case.line, congestion)?;
+            let config = config.nic(network.nic()).initramfs(web_initramfs()?);
+            (Some(network), line, config)
+        } else {
+            (None, Line::new(case.line, congestion)?, config)
+        };
+        let source = config
+            .clone()
+            .namespace(line.source())
+            .start(&lab, "source")?;
+        let destination = config
+            .namespace(line.destination())
+            .console(source.console().clone())
+            .incoming()
+            .start(&lab, DESTINATION)?;
+        source.wait_ready()?;
+        source.wait_sign_of_life(LONG)?;
+        Ok(Self {
+            lab,
+            line,
+            source,
+            destination,
+            network,
+        })
+    }
+
+    /// What `hikkoshi` is run with.
+    pub fn setting<'a>(&'a self, program: &'a Path) -> Setting<'a> {
+        Setting {
+            program,
+            line: &self.line,
+            lab: &self.lab,
+            source: &self.source,
+            destination: &self.destination,
+        }
+    }
+
+    /// QEMU's processes.
+    pub fn pids(&self) -> [u32; 2] {
+        [self.source.pid(), self.destination.pid()]
+    }
+
+    /// Moves the guest from here to there.
+    pub fn carry(&self, case: &Case, program: &Path, args: &Args) -> Result<Moved, BenchError> {
+        let give_up = (case.load == Load::Endless).then(|| args.give_up());
+        match (case.system.hikkoshi_mode(), case.system.qemu_mode()) {
+            (Some(mode), _) => {
+                let setting = self.setting(program);
+                Moving::begin(setting, mode, case.variant, args, &[])?.finish(give_up)
+            }
+            (None, Some(mode)) => {
+                let mut migration = QemuMigration::new(mode);
+                migration.downtime_ms = args.max_downtime;
+                qemu::migrate(&migration, self, give_up)
+            }
+            (None, None) => unreachable!("every system is one or the other"),
+        }
+    }
+
+    /// Waits until the guest runs at its destination; `None` when `over` says that it will not.
+    pub fn resumed(&self, mut over: impl FnMut() -> bool) -> Option<Event> {
+        let deadline = Instant::now() + SWITCH;
+        loop {
+            let events = self.destination.qmp().events();
+            if let Some(event) = events.into_iter().find(|event| event.name == "RESUME") {
+                return Some(event);
+            }
+            if over() || Instant::now() > deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The events that downtime lies between: the destination's first `RESUME`, and the source's
+    /// last `STOP` before it.
+    pub fn switch(&self) -> Result<(Event, Event), BenchError> {
+        let resume = self.destination.qmp().wait_event("RESUME", 0, LONG)?;
+        self.source.qmp().wait_event("STOP", 0, LONG)?;
+        let stop = self
+            .source
+            .qmp()
+            .events()
+            .into_iter()
+            .rfind(|event| event.name == "STOP" && event.happened <= resume.happened);
+        match stop {
+            Some(stop) => Ok((stop, resume)),
+            // A source that stops after the destination runs would be two guests at once.
+            None => Err(hikkoshi_lab::LabError::TimedOut {
+                what: "the source's STOP before the destination's RESUME".to_owned(),
+                after: Duration::ZERO,
+                seen: format!("{:?}", self.source.qmp().events()),
+            }
+            .into()),
+        }
+    }
+}
+
 /// Measures a case once. A failure is a result, too.
 pub fn run(case: &Case, program: &Path, round: u32, args: &Args) -> Run {
     let mut run = Run::new(case, round);
-    if let Err(error) = measure(case, program, args, &mut run) {
+    let measured = Stage::set(case, args).and_then(|stage| match case.load.kind() {
+        Kind::Move => moved(case, &stage, program, args, &mut run),
+        Kind::Scan => scan::measure(case, &stage, program, args, &mut run),
+        Kind::Web => web::measure(case, &stage, program, args, &mut run),
+    });
+    if let Err(error) = measured {
         run.failure = Some(error.to_string());
     }
     run
 }
 
-fn measure(case: &Case, program: &Path, args: &Args, run: &mut Run) -> Result<(), BenchError> {
-    let lab = Lab::new()?;
-    let line = Line::new(case.line, args.congestion.as_deref())?;
-    let config = VmConfig::new()
-        .ram(Ram::shared(RAM_MIB))
-        .workload(case.load.workload());
-    let source = config
-        .clone()
-        .namespace(line.source())
-        .start(&lab, "source")?;
-    let destination = config
-        .namespace(line.destination())
-        .console(source.console().clone())
-        .incoming()
-        .start(&lab, DESTINATION)?;
-    source.wait_ready()?;
-    source.wait_sign_of_life(LONG)?;
+fn moved(
+    case: &Case,
+    stage: &Stage,
+    program: &Path,
+    args: &Args,
+    run: &mut Run,
+) -> Result<(), BenchError> {
+    let (source, destination) = (&stage.source, &stage.destination);
     let working = Instant::now();
     std::thread::sleep(WARM_UP);
 
-    let pids = [source.pid(), destination.pid()];
+    let pids = stage.pids();
     let lines = source.console().lines();
     run.accesses_per_second_before =
         latency::between(&lines, "source", working, Instant::now()).and_then(|a| a.per_second);
-    let before = line.bytes()?;
+    let before = stage.line.bytes()?;
     let meter = Meter::start(&pids);
-    let endless = case.load == Load::Endless;
-    let moved = match (case.system.hikkoshi_mode(), case.system.qemu_mode()) {
-        (Some(mode), _) => {
-            let setting = Setting {
-                program,
-                line: &line,
-                lab: &lab,
-                source: &source,
-                destination: &destination,
-            };
-            hikkoshi::migrate(setting, mode, args, endless)
-        }
-        (None, Some(mode)) => qemu::migrate(mode, &line, &source, &destination, args, endless),
-        (None, None) => unreachable!("every system is one or the other"),
-    }?;
+    let (moved, sent) = carried(case, stage, program, args)?;
     run.others_cores = meter.others_cores(&pids);
     run.cpu_seconds = meter.own_seconds(&pids);
-    run.bytes = Some(line.bytes()?.saturating_sub(before));
-    run.called_off = moved.called_off;
-    run.own_downtime_ms = moved.own_downtime_ms;
-    run.total_ms = Some((moved.ended - moved.started).as_secs_f64() * 1e3);
-    run.rounds = moved.rounds;
-    run.account = moved.account;
+    run.bytes = Some(stage.line.bytes()?.saturating_sub(before));
+    run.take(&moved);
 
     let home = if moved.called_off {
-        &source
+        source
     } else {
-        &destination
+        destination
     };
     if !moved.called_off {
-        let (stop, resume) = switch(&source, &destination)?;
+        let (stop, resume) = stage.switch()?;
         run.downtime_ms = Some(resume.happened.saturating_sub(stop.happened).as_secs_f64() * 1e3);
         let lines = lines_after(home, moved.ended)?;
         run.accesses = latency::between(&lines, DESTINATION, resume.at, moved.ended);
+        if case.system.is_postcopy() {
+            run.slow = Some(destination.slow(LONG)?.into());
+            run.throughput = watch::throughput(&sent, resume.at, moved.ended);
+        }
+        run.series = Series {
+            ended: watch::seconds_between(resume.at, moved.ended),
+            accesses: latency::series(&lines, resume.at),
+            bytes: watch::series(&sent, resume.at, Duration::from_millis(100)),
+        };
     }
     let verdict = home.sweep(LONG)?;
     if !verdict.ok {
         return Err(BenchError::BadPages(verdict.bad));
     }
     Ok(())
+}
+
+/// Moves the guest, watches the line meanwhile, and has the guest begin to count its slow accesses
+/// anew when it runs at the destination.
+fn carried(
+    case: &Case,
+    stage: &Stage,
+    program: &Path,
+    args: &Args,
+) -> Result<(Moved, Sent), BenchError> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (host, device) = (stage.line.source(), stage.line.device());
+        let watcher = scope.spawn(|| watch::watch(host, device, &over));
+        let mover = scope.spawn(|| stage.carry(case, program, args));
+        if case.system.is_postcopy() && stage.resumed(|| mover.is_finished()).is_some() {
+            // The answer, everything up to now, is of no use; it may take until pages are there.
+            let _ = stage.destination.send("slow");
+        }
+        let moved = join(mover);
+        over.store(true, Ordering::Relaxed);
+        let sent = join(watcher);
+        Ok((moved?, sent?))
+    })
+}
+
+/// The result of a thread of ours; a panic goes on here.
+pub fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    match thread.join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
 }
 
 /// The console, once the guest has printed the line that was under way at `moment`.
@@ -124,26 +271,4 @@ fn lines_after(vm: &Vm, moment: Instant) -> Result<Vec<ConsoleLine>, BenchError>
             (told && *line.vm == *vm.name() && line.at > moment).then_some(())
         })?;
     Ok(vm.console().lines())
-}
-
-/// The events that downtime lies between: the destination's first `RESUME`, and the source's last
-/// `STOP` before it.
-fn switch(source: &Vm, destination: &Vm) -> Result<(Event, Event), BenchError> {
-    let resume = destination.qmp().wait_event("RESUME", 0, LONG)?;
-    source.qmp().wait_event("STOP", 0, LONG)?;
-    let stop = source
-        .qmp()
-        .events()
-        .into_iter()
-        .rfind(|event| event.name == "STOP" && event.happened <= resume.happened);
-    match stop {
-        Some(stop) => Ok((stop, resume)),
-        // A source that stops after the destination runs would be two guests at once.
-        None => Err(hikkoshi_lab::LabError::TimedOut {
-            what: "the source's STOP before the destination's RESUME".to_owned(),
-            after: Duration::ZERO,
-            seen: format!("{:?}", source.qmp().events()),
-        }
-        .into()),
-    }
 }

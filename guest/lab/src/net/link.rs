@@ -4,8 +4,6 @@ use crate::LabError;
 use crate::net::Namespace;
 use std::time::Duration;
 
-const DEVICE: &str = "line";
-
 /// What the line lets through, in each direction, by a token bucket (`tc tbf`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Shape {
@@ -39,6 +37,8 @@ pub struct Link {
 }
 
 impl Link {
+    /// The name of the line's device, at both ends.
+    pub const DEVICE: &str = "line";
     /// The source's address.
     pub const SOURCE: &str = "10.77.0.1";
     /// The destination's address.
@@ -65,7 +65,7 @@ impl Link {
         destination: Namespace,
         shape: Option<Shape>,
     ) -> Result<Self, LabError> {
-        source.join(DEVICE, &destination, DEVICE)?;
+        source.join(Self::DEVICE, &destination, Self::DEVICE)?;
         let mut link = Self {
             source,
             destination,
@@ -75,7 +75,13 @@ impl Link {
             (&link.source, Self::SOURCE),
             (&link.destination, Self::DESTINATION),
         ] {
-            end.ip(&["address", "add", &format!("{address}/24"), "dev", DEVICE])?;
+            end.ip(&[
+                "address",
+                "add",
+                &format!("{address}/24"),
+                "dev",
+                Self::DEVICE,
+            ])?;
         }
         link.reshape(shape)?;
         Ok(link)
@@ -109,7 +115,7 @@ impl Link {
                         "qdisc",
                         "replace",
                         "dev",
-                        DEVICE,
+                        Self::DEVICE,
                         "root",
                         "tbf",
                         "rate",
@@ -121,7 +127,7 @@ impl Link {
                     ],
                 )?,
                 None if self.shape.is_some() => {
-                    end.call("tc", &["qdisc", "delete", "dev", DEVICE, "root"])?
+                    end.call("tc", &["qdisc", "delete", "dev", Self::DEVICE, "root"])?
                 }
                 None => String::new(),
             };
@@ -135,7 +141,9 @@ impl Link {
     /// # Errors
     /// When `ip` fails.
     pub fn cut(&self) -> Result<(), LabError> {
-        self.source.ip(&["link", "set", DEVICE, "down"]).map(drop)
+        self.source
+            .ip(&["link", "set", Self::DEVICE, "down"])
+            .map(drop)
     }
 
     /// Puts the cable back.
@@ -143,7 +151,9 @@ impl Link {
     /// # Errors
     /// When `ip` fails.
     pub fn mend(&self) -> Result<(), LabError> {
-        self.source.ip(&["link", "set", DEVICE, "up"]).map(drop)
+        self.source
+            .ip(&["link", "set", Self::DEVICE, "up"])
+            .map(drop)
     }
 
     /// Ends every TCP connection between the two, at once, with an error at both ends.
@@ -164,7 +174,7 @@ impl Link {
     /// When `ip` fails.
     pub fn bytes(&self) -> Result<(u64, u64), LabError> {
         let sent = |end: &Namespace| -> Result<u64, LabError> {
-            let text = end.ip(&["-json", "-statistics", "link", "show", "dev", DEVICE])?;
+            let text = end.ip(&["-json", "-statistics", "link", "show", "dev", Self::DEVICE])?;
             let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
             Ok(value[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or(0))
         };
