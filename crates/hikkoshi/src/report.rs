@@ -34,7 +34,7 @@ pub fn readable(account: &Account) -> String {
     row(&mut text, "urgent", pages.urgent, Some(bytes.urgent));
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));
-    text.push_str(&latencies(&account.request_latency_us));
+    text.push_str(&latencies(&account.requests.request_latency_us));
     text
 }
 

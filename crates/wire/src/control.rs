@@ -23,7 +23,7 @@ impl ControlMessage for ToDestination {
 }
 
 impl ControlMessage for ToSource {
-    const COUNT: u32 = 8;
+    const COUNT: u32 = 9;
 }
 
 mod sealed {

@@ -65,11 +65,19 @@
 //!       |<----------------------------------------------|
 //!       |  post-copy: requests and urgent pages on the urgent link,
 //!       |  background pages on the others               |
+//!       |                                     Measured  |
 //!       |                        Complete (every page)  |
 //!       |<----------------------------------------------|
 //!       | Goodbye                                       |
 //!       |---------------------------------------------->|
 //! ```
+//!
+//! A destination whose host pages are huge puts them together from pieces, in
+//! memory. So that it can bound that memory, in post-copy **a source ends a host
+//! page before it begins another**: a background link sends the pieces of one
+//! until none is owed, and then goes elsewhere; on the urgent link nothing but
+//! what was asked for begins one. No more are incomplete then than there are
+//! links and unanswered requests.
 //!
 //! Either side may send `Cancel` until `Commit`. The destination keeps its
 //! links open until it has heard `Goodbye`, because a hang-up can overtake the
@@ -134,4 +142,4 @@ pub use id::MigrationId;
 pub use messages::{MAX_LINKS, Mode, ToDestination, ToSource};
 pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
 pub use ranges::{MAX_RANGES, OutsideLayout, PageRanges};
-pub use summary::RequestSummary;
+pub use summary::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};

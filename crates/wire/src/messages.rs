@@ -10,7 +10,7 @@ use crate::bounded::{Bytes, List, Reason};
 use crate::description::GuestDescription;
 use crate::device::MAX_DEVICE_CHUNK;
 use crate::ranges::PageRanges;
-use crate::summary::RequestSummary;
+use crate::summary::{FaultMeasures, RequestSummary};
 
 /// Most background links of one migration. More than any machine has cores to
 /// feed, and few enough for a thread and a buffer each.
@@ -128,5 +128,12 @@ pub enum ToSource {
     Complete {
         /// How long page requests took, for the source's account.
         requests: RequestSummary,
+    },
+    /// What was measured of the guest's faults, for the source's account: once,
+    /// right before [`Complete`](Self::Complete), and only to a source with
+    /// [`Capabilities::MEASURES`](crate::Capabilities::MEASURES).
+    Measured {
+        /// What was measured.
+        faults: FaultMeasures,
     },
 }

@@ -61,8 +61,11 @@ impl Capabilities {
     /// a guest that may need it.
     pub const POSTCOPY: Self = Self(1 << 0);
 
+    /// The source understands [`Measured`](crate::ToSource::Measured).
+    pub const MEASURES: Self = Self(1 << 1);
+
     /// Everything this build knows of.
-    pub const KNOWN: Self = Self::POSTCOPY;
+    pub const KNOWN: Self = Self(Self::POSTCOPY.0 | Self::MEASURES.0);
 
     /// These bits, known or not.
     #[must_use]

@@ -16,9 +16,9 @@ use std::path::Path;
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    BlockDescription, Capabilities, ControlMessage, Frame, GuestDescription, GuestRangeDescription,
-    Hello, MigrationId, Mode, PageRanges, RequestSummary, Role, ToDestination, ToSource, Versions,
-    control_frame,
+    BlockDescription, Capabilities, ControlMessage, FaultMeasures, Frame, GuestDescription,
+    GuestRangeDescription, Hello, MigrationId, Mode, PageRanges, RequestSummary, Role,
+    StageSummary, ThreadFaults, ToDestination, ToSource, Versions, control_frame,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -85,6 +85,17 @@ fn to_destination() -> Vec<ToDestination> {
     ]
 }
 
+fn summary(us: u64) -> RequestSummary {
+    RequestSummary {
+        count: 1498,
+        mean_ns: us * 1000,
+        p50_ns: us * 900,
+        p99_ns: us * 3000,
+        max_ns: us * 20_000,
+        buckets: vec![0, us, 1498 - us],
+    }
+}
+
 fn to_source() -> Vec<ToSource> {
     let reason = || "no space".to_owned();
     vec![
@@ -105,6 +116,28 @@ fn to_source() -> Vec<ToSource> {
                 p99_ns: 900_000,
                 max_ns: 1_200_000,
                 buckets: vec![0, 0, 0, 0, 0, 0, 0, 20, 700, 700, 79, 1],
+            },
+        },
+        ToSource::Measured {
+            faults: FaultMeasures {
+                stages: StageSummary {
+                    fault_to_request: summary(3),
+                    request_to_page: summary(60),
+                    page_to_installed: summary(11),
+                },
+                unmeasured: 2,
+                threads: vec![
+                    ThreadFaults {
+                        thread: "CPU 0/KVM".into(),
+                        vcpu: Some(0),
+                        count: 1400,
+                    },
+                    ThreadFaults {
+                        thread: "qemu-system-x86".into(),
+                        vcpu: None,
+                        count: 100,
+                    },
+                ],
             },
         },
     ]
@@ -135,6 +168,7 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::Resumed => "to-source-resumed",
         ToSource::Cancel { .. } => "to-source-cancel",
         ToSource::Complete { .. } => "to-source-complete",
+        ToSource::Measured { .. } => "to-source-measured",
     }
 }
 
@@ -209,5 +243,5 @@ fn each_message_has_its_number_and_its_place_in_the_list() {
         payloads.map(|payload| payload[0]).collect()
     }
     assert_eq!(numbers(&to_destination()), (0..8).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..8).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..9).collect::<Vec<u8>>());
 }

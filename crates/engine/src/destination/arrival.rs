@@ -23,7 +23,7 @@ use super::{DestinationOptions, ReceiveWatch, faults};
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkReader, LinkWriter};
 use crate::source::Outcome;
-use crate::stats::{Account, Counters, LatencySummary, Phase, Tracker};
+use crate::stats::{Account, Counters, LatencySummary, Phase, Requests, Tracker};
 
 /// How long the source may take to say goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -77,7 +77,11 @@ pub(super) fn run(
         postcopy: switch.postcopy,
         pages: arrival.sink.counters.pages(pages),
         bytes: arrival.sink.counters.bytes(),
-        request_latency_us: requests,
+        requests: Requests {
+            request_latency_us: requests,
+            ..Requests::default()
+        },
+        collapse: None,
     })
 }
 

@@ -30,7 +30,7 @@ use crate::cancel::Cancel;
 use crate::guest::{GuestError, SourceGuest};
 use crate::link::{Address, BackgroundSender};
 use crate::ram::RamFiles;
-use crate::stats::{Account, Counters, LatencySummary, Mode, Observer, Phase, Tracker};
+use crate::stats::{Account, Counters, Mode, Observer, Phase, Requests, Tracker};
 use crew::Crew;
 use owed::Owed;
 use precopy::{Precopy, Verdict};
@@ -118,7 +118,8 @@ pub fn migrate(
                 postcopy,
                 pages: shared.counters.pages(shared.ram.layout().pages()),
                 bytes: shared.counters.bytes(),
-                request_latency_us: requests,
+                requests,
+                collapse: None,
             })
         }
         Err(mut error) => {
@@ -133,7 +134,7 @@ struct Moved {
     downtime_ms: f64,
     rounds: u32,
     postcopy: bool,
-    requests: LatencySummary,
+    requests: Requests,
 }
 
 fn run(

@@ -18,7 +18,7 @@ use super::session::{Event, Session};
 use crate::cancel::Cancel;
 use crate::link::{BackgroundSender, LinkError};
 use crate::ram::RamFiles;
-use crate::stats::{Counters, LatencySummary, Phase, Tracker};
+use crate::stats::{Counters, Phase, Requests, Tracker};
 
 /// Pages in one piece, 32 KiB: an urgent page never waits for more than that
 /// on a processor, and at 1 Gbit/s 0.26 ms on the wire.
@@ -36,13 +36,14 @@ pub(super) fn run(
     session: &mut Session,
     links: Vec<BackgroundSender>,
     owed: &Arc<Owed>,
-) -> Result<LatencySummary, SourceFailure> {
+) -> Result<Requests, SourceFailure> {
     shared.progress.begin(Phase::Postcopy, 0, owed.count());
     let pushers = (0..)
         .zip(links)
         .map(|(number, link)| start_pushing(shared, session, number, link, owed))
         .collect::<Result<Vec<_>, _>>()?;
     let mut told = false;
+    let mut measured = None;
     let requests = loop {
         if shared.cancel.is_cancelled() && !told {
             told = true;
@@ -63,6 +64,9 @@ pub(super) fn run(
             Ok(heard) => heard,
         };
         match heard {
+            Some(ToSource::Measured { faults }) if measured.is_none() => {
+                measured = Some(faults);
+            }
             Some(ToSource::Complete { requests }) => {
                 // Pages that have not left can not have arrived.
                 match owed.count() {
@@ -100,7 +104,14 @@ pub(super) fn run(
         // A panic was reported by the panic hook.
         let _ = pusher.join();
     }
-    Ok(requests.into())
+    let mut requests = Requests {
+        request_latency_us: requests.into(),
+        ..Requests::default()
+    };
+    if let Some(measured) = measured {
+        requests.add_measures(measured);
+    }
+    Ok(requests)
 }
 
 fn start_pushing(

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use super::LatencySummary;
+use super::{CollapseAccount, Requests};
 
 /// How a guest is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -115,9 +115,12 @@ pub struct Account {
     pub pages: Pages,
     /// Bytes by kind.
     pub bytes: Bytes,
-    /// From reading a fault to the installed page, as the destination
-    /// measured it, in µs.
-    pub request_latency_us: LatencySummary,
+    /// What was measured of the guest's faults.
+    #[serde(flatten)]
+    pub requests: Requests,
+    /// How rebuilding huge pages went, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collapse: Option<CollapseAccount>,
 }
 
 #[cfg(test)]

@@ -9,14 +9,15 @@ use serde::Serialize;
 /// The longest latency that is told apart: longer ones count as this.
 const LONGEST_NS: u64 = 600_000_000_000;
 
-/// Latencies of page requests, to three significant digits.
+/// Latencies of page requests, to two significant digits. Takes 35 KiB, all of
+/// it at once: recording allocates nothing.
 #[derive(Debug, Clone)]
 pub struct Latency(Histogram<u64>);
 
 impl Default for Latency {
     fn default() -> Self {
         #[allow(clippy::expect_used)] // Constants that hdrhistogram accepts.
-        Self(Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("valid bounds"))
+        Self(Histogram::new_with_bounds(1, LONGEST_NS, 2).expect("valid bounds"))
     }
 }
 
@@ -148,7 +149,7 @@ mod tests {
         other.record(Duration::from_secs(4000));
         let summary = latency.summary();
         assert_eq!(summary.count, 4);
-        assert!((summary.mean - 27.25).abs() < 0.1, "{}", summary.mean);
+        assert!((summary.mean - 27.25).abs() < 0.3, "{}", summary.mean);
         assert!((summary.p50 - 3.0).abs() < 0.1);
         assert_eq!(
             summary.histogram.first().unwrap(),

@@ -4,12 +4,16 @@
 
 mod account;
 mod counters;
+mod faults;
 mod latency;
 mod progress;
+mod stages;
 mod tracker;
 
 pub use account::{Account, Bytes, Mode, Pages};
 pub use counters::Counters;
+pub use faults::{CollapseAccount, CollapseFailures, Requests, ThreadFaults};
 pub use latency::{Bucket, Latency, LatencySummary};
 pub use progress::{Observer, Phase, Progress, Silent};
+pub use stages::{Moments, RequestLatencies, Stages};
 pub use tracker::Tracker;

@@ -42,8 +42,8 @@ fn a_busy_guest_in_several_blocks() {
         // Loading touches pages with content: somebody asked for them, unless
         // the background was faster.
         assert_eq!(
-            source.request_latency_us.count,
-            destination.request_latency_us.count
+            source.requests.request_latency_us.count,
+            destination.requests.request_latency_us.count
         );
         assert!(source.downtime_ms > 0.0 && source.total_ms >= source.downtime_ms);
     }

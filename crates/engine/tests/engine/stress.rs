@@ -81,7 +81,10 @@ fn race(mode: Mode, source: &RamLayout, destination: &RamLayout) -> (u64, u64) {
         owed.load(Ordering::SeqCst),
         "{mode:?}"
     );
-    assert!(account.request_latency_us.count > 0, "nobody asked");
+    assert!(
+        account.requests.request_latency_us.count > 0,
+        "nobody asked"
+    );
     let [urgent, background] = &*by_link;
     (
         urgent.load(Ordering::Relaxed),

@@ -2,9 +2,10 @@
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    BlockDescription, Capabilities, Frame, GuestDescription, GuestRangeDescription, Hello,
-    MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message, MigrationId, Mode,
-    PageRanges, RequestSummary, Role, ToDestination, ToSource, Versions,
+    BlockDescription, Capabilities, FaultMeasures, Frame, GuestDescription, GuestRangeDescription,
+    Hello, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message, MigrationId,
+    Mode, PageRanges, RequestSummary, Role, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Versions,
 };
 use proptest::prelude::*;
 
@@ -167,6 +168,27 @@ fn summary() -> impl Strategy<Value = RequestSummary> {
         )
 }
 
+fn measures() -> impl Strategy<Value = FaultMeasures> {
+    let stages = (summary(), summary(), summary()).prop_map(|(one, two, three)| StageSummary {
+        fault_to_request: one,
+        request_to_page: two,
+        page_to_installed: three,
+    });
+    let thread = (text(), any::<Option<u32>>(), any::<u64>()).prop_map(|(thread, vcpu, count)| {
+        ThreadFaults {
+            thread: thread.chars().take(1000).collect(),
+            vcpu,
+            count,
+        }
+    });
+    let threads = prop::collection::vec(thread, 0..20);
+    (stages, any::<u64>(), threads).prop_map(|(stages, unmeasured, threads)| FaultMeasures {
+        stages,
+        unmeasured,
+        threads,
+    })
+}
+
 pub fn to_source() -> impl Strategy<Value = ToSource> {
     prop_oneof![
         prop::collection::vec(any::<u64>(), 0..1024)
@@ -178,6 +200,7 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
         Just(ToSource::Resumed),
         text().prop_map(|reason| ToSource::Cancel { reason }),
         summary().prop_map(|requests| ToSource::Complete { requests }),
+        measures().prop_map(|faults| ToSource::Measured { faults }),
     ]
 }
 
