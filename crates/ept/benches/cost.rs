@@ -9,7 +9,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{GIB, Host, PAGES_16_GIB, dirty, guest, take_by_walking};
+use common::{GIB, Host, PAGES_16_GIB, dirty, dirty_in, guest, take_by_walking, use_pages};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use hikkoshi_ept::{Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, View};
 
@@ -76,10 +76,11 @@ fn take_by_dirty_pages(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Against the guest's size, with 1,000 dirty pages.
+/// Against the guest's size, with 1,000 dirty pages: spread over all of the guest, or (the control) over
+/// its first GiB, so that they lie as dense as in the smallest guest.
 fn take_by_guest_size(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("take by guest size");
-    group.sample_size(10);
+    group.sample_size(30);
     group.warm_up_time(Duration::from_millis(200));
     group.measurement_time(Duration::from_millis(1000));
     const COUNT: u64 = 1000;
@@ -88,23 +89,28 @@ fn take_by_guest_size(criterion: &mut Criterion) {
             let guest = guest(gib * GIB, Level::Page);
             let vcpu = guest.add_vcpu().unwrap();
             guest.start_log(form, guest.all(), &()).unwrap();
-            group.bench_function(BenchmarkId::new(name, gib), |bencher| {
-                bencher.iter_custom(|rounds| {
-                    timed(
-                        rounds,
-                        || dirty(&guest, vcpu, COUNT),
-                        || take_all(&guest, COUNT),
-                    )
-                });
-            });
-            if form == Form::DirtyFlags {
-                group.bench_function(BenchmarkId::new("walk of all tables", gib), |bencher| {
+            let mut take = |name: String, pages: u64| {
+                group.bench_function(BenchmarkId::new(name, gib), |bencher| {
                     bencher.iter_custom(|rounds| {
-                        let work = || assert_eq!(take_by_walking(&guest), COUNT);
-                        timed(rounds, || dirty(&guest, vcpu, COUNT), work)
+                        timed(
+                            rounds,
+                            || dirty_in(&guest, vcpu, COUNT, pages),
+                            || take_all(&guest, COUNT),
+                        )
                     });
                 });
+            };
+            take(name.into(), gib * GIB);
+            if form != Form::DirtyFlags {
+                take(format!("{name}, all in 1 GiB"), GIB);
+                continue;
             }
+            group.bench_function(BenchmarkId::new("walk of all tables", gib), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    let work = || assert_eq!(take_by_walking(&guest), COUNT);
+                    timed(rounds, || dirty(&guest, vcpu, COUNT), work)
+                });
+            });
         }
     }
     group.finish();
@@ -147,6 +153,77 @@ fn unmap(criterion: &mut Criterion) {
                     timed(rounds, remap, work)
                 });
             });
+            // A call a page would break a superpage into its pages first: another work.
+            if largest == Level::Page {
+                group.bench_function(name("a call a page"), |bencher| {
+                    bencher.iter_custom(|rounds| {
+                        let work = || {
+                            for page in range.iter() {
+                                let page = GfnRange::from_len(page, 1);
+                                let flush = guest.unmap(View::MAIN, page);
+                                guest.discharge(flush, &());
+                            }
+                        };
+                        timed(rounds, remap, work)
+                    });
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
+/// Ageing 2 MiB and 1 GiB, of which every page or superpage has been used: as one range, by guest frame in
+/// all views, and by a call for each page.
+fn age(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("age");
+    group.sample_size(20);
+    group.warm_up_time(Duration::from_millis(200));
+    group.measurement_time(Duration::from_millis(1000));
+    let regions = [("2 MiB", 512, Level::Large), ("1 GiB", GIB, Level::Huge)];
+    for (region, pages, largest) in regions {
+        for (leaves, largest) in [("superpage", largest), ("4 KiB leaves", Level::Page)] {
+            let guest = guest(GIB, largest);
+            let range = GfnRange::from_len(Gfn::new(0), pages);
+            let used = || use_pages(&guest, range);
+            let every = |found: u64| assert_eq!(found, pages);
+            let name = |how: &str| format!("{region} of {leaves}, {how}");
+            group.bench_function(name("as a range"), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    timed(rounds, used, || {
+                        let mut found = 0;
+                        let mut note = |span: GfnRange| found += span.intersect(range).len();
+                        let flush = guest.age(View::MAIN, range, &mut note).unwrap();
+                        guest.discharge(flush, &());
+                        every(found);
+                    })
+                });
+            });
+            group.bench_function(name("as a range of all views"), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    timed(rounds, used, || {
+                        let mut found = 0;
+                        let mut note = |span: GfnRange| found += span.intersect(range).len();
+                        let flush = guest.age_everywhere(range, &mut note).unwrap();
+                        guest.discharge(flush, &());
+                        every(found);
+                    })
+                });
+            });
+            group.bench_function(name("page by page"), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    timed(rounds, used, || {
+                        let mut found = 0;
+                        for page in range.iter() {
+                            let page = GfnRange::from_len(page, 1);
+                            let mut note = |span: GfnRange| found += span.intersect(range).len();
+                            let flush = guest.age(View::MAIN, page, &mut note).unwrap();
+                            guest.discharge(flush, &());
+                        }
+                        every(found);
+                    })
+                });
+            });
         }
     }
     group.finish();
@@ -166,5 +243,5 @@ fn page_by_page(guest: &Guest<Host>, page: Gfn, largest: Level) {
     }
 }
 
-criterion_group!(benches, take_by_dirty_pages, take_by_guest_size, unmap);
+criterion_group!(benches, take_by_dirty_pages, take_by_guest_size, unmap, age);
 criterion_main!(benches);

@@ -1,10 +1,14 @@
-//! Turns what `cargo bench -p hikkoshi-ept --bench cost` left into plots and table rows:
-//! `cargo run -p hikkoshi-ept --example plots -- target/criterion docs/dirty-logging`.
+//! Turns what `cargo bench -p hikkoshi-ept --bench cost` left, and what `--bench ranges` printed, into
+//! plots and table rows:
+//! `cargo run -p hikkoshi-ept --example plots -- target/criterion ranges.csv docs/dirty-logging`.
 //!
-//! Writes one SVG a group into the second folder, and prints the rows of its table. All values are
+//! Writes one SVG a group into the last folder, and prints the rows of its table. All times are
 //! criterion's medians.
 #![cfg(not(loom))]
 #![allow(clippy::print_stdout)] // the rows are for people
+
+#[path = "plots/bars.rs"]
+mod bars;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -18,15 +22,17 @@ const LEFT: f64 = 80.0;
 const RIGHT: f64 = 200.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 60.0;
-const COLOURS: [&str; 4] = ["#1b6ca8", "#d1495b", "#edae49", "#66a182"];
+const COLOURS: [&str; 6] = [
+    "#1b6ca8", "#d1495b", "#edae49", "#66a182", "#8d5a97", "#5c5c5c",
+];
 
 /// Median nanoseconds by parameter, by series.
 type Group = BTreeMap<String, BTreeMap<u64, f64>>;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().collect();
-    let [_, from, to] = &arguments[..] else {
-        return Err("usage: plots CRITERION_FOLDER OUTPUT_FOLDER".into());
+    let [_, from, ranges, to] = &arguments[..] else {
+        return Err("usage: plots CRITERION_FOLDER RANGES_CSV OUTPUT_FOLDER".into());
     };
     fs::create_dir_all(to)?;
     for (group, axis) in [
@@ -44,16 +50,73 @@ fn main() -> Result<(), Box<dyn Error>> {
         fs::write(file, plot(group, axis, &values)?)?;
         rows(group, &values);
     }
-    println!("\nunmap");
-    let mut entries: Vec<_> =
-        fs::read_dir(Path::new(from).join("unmap"))?.collect::<Result<_, _>>()?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        if let Some(median) = median(&entry.path())? {
-            println!("{}: {}", entry.file_name().to_string_lossy(), time(median));
+    for (group, caption) in [
+        ("unmap", "time to unmap a region; logarithmic"),
+        ("age", "time to age a region; logarithmic"),
+    ] {
+        let values = read_bars(&Path::new(from).join(group))?;
+        let file = Path::new(to).join(format!("{group}.svg"));
+        fs::write(file, bars::plot(group, caption, &values, true, time)?)?;
+        println!("\n{group}");
+        for (region, how, ns) in values
+            .iter()
+            .flat_map(|(region, bars)| bars.iter().map(move |(how, ns)| (region, how, ns)))
+        {
+            println!("| {region} | {how} | {} |", time(*ns));
         }
     }
+    let (sent, stale) = read_ranges(&fs::read_to_string(ranges)?)?;
+    for (file, title, values) in [
+        ("ranges-stale.svg", "pages sent in vain, by ranges", stale),
+        ("ranges-sent.svg", "pages sent in all, by ranges", sent),
+    ] {
+        let caption = "the log taken in 1, 4, 16 or 64 ranges; guest of 16,384 pages";
+        let svg = bars::plot(title, caption, &values, false, |value| format!("{value}"))?;
+        fs::write(Path::new(to).join(file), svg)?;
+    }
     Ok(())
+}
+
+/// Medians of names "region, how".
+fn read_bars(folder: &Path) -> Result<bars::Bars, Box<dyn Error>> {
+    let mut bars: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let (Some((region, how)), Some(median)) = (name.split_once(", "), median(&entry.path())?)
+        {
+            bars.entry(region.into())
+                .or_default()
+                .push((how.into(), median));
+        }
+    }
+    for how in bars.values_mut() {
+        how.sort_by(|a, b| a.0.cmp(&b.0));
+    }
+    Ok(bars.into_iter().collect())
+}
+
+/// Pages sent, and pages sent in vain, by workload and ranges.
+fn read_ranges(csv: &str) -> Result<(bars::Bars, bars::Bars), Box<dyn Error>> {
+    let (mut sent, mut stale) = (bars::Bars::new(), bars::Bars::new());
+    for line in csv.lines() {
+        let cells: Vec<&str> = line.split(',').collect();
+        let [workload, rate, ranges, _, pages, vain, _] = cells[..] else {
+            continue;
+        };
+        let Ok(ranges) = ranges.parse::<u32>() else {
+            continue; // the heading, or what cargo says
+        };
+        let name = format!("{workload}, {rate}");
+        for (bars, value) in [(&mut sent, pages), (&mut stale, vain)] {
+            let bar = (format!("{ranges} ranges"), value.parse()?);
+            match bars.last_mut() {
+                Some((last, group)) if *last == name => group.push(bar),
+                _ => bars.push((name.clone(), vec![bar])),
+            }
+        }
+    }
+    Ok((sent, stale))
 }
 
 fn median(folder: &Path) -> Result<Option<f64>, Box<dyn Error>> {

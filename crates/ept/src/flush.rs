@@ -75,6 +75,18 @@ impl Flush {
         self.add_range(range);
     }
 
+    /// The same for many ranges in ascending order: the first few are kept apart, the last one covers the
+    /// rest. A take of a thousand pages has better things to do than to look for the nearest ranges.
+    pub(crate) fn add_ascending(&mut self, views: u64, range: GfnRange) {
+        if self.count < RANGES {
+            self.add(views, range);
+        } else if !range.is_empty() {
+            self.views |= views;
+            let last = &mut self.ranges[RANGES - 1];
+            *last = last.hull(range);
+        }
+    }
+
     pub(crate) fn add_whole(&mut self, views: u64) {
         if views != 0 {
             self.views |= views;
@@ -166,6 +178,19 @@ mod tests {
         }
         assert!(flush.covers(View::MAIN, Gfn::new(105)));
         assert!(!flush.covers(View::MAIN, Gfn::new(50)));
+    }
+
+    #[test]
+    fn ascending_ranges_are_all_covered() {
+        let mut flush = Flush::none();
+        for start in 0..20 {
+            flush.add_ascending(1, range(start * 1000, 2));
+        }
+        assert_eq!(flush.ranges().map(<[GfnRange]>::len), Some(RANGES));
+        for start in 0..20 {
+            assert!(flush.covers(View::MAIN, Gfn::new(start * 1000 + 1)));
+        }
+        assert!(!flush.covers(View::MAIN, Gfn::new(500)));
     }
 
     #[test]

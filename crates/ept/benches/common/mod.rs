@@ -1,4 +1,6 @@
 //! Tables in this process's memory, and what virtual processors would do to them.
+#![allow(dead_code)]
+// each bench uses its part
 
 // The benches read and write entries as a processor does; unsafe: a promise about this memory.
 #![allow(unsafe_code)]
@@ -8,8 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_ept::{
-    Capabilities, ENTRIES, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn, Guest, Level,
-    Mapping, PML_START, Qualification, Table, Vcpu, View,
+    Capabilities, ENTRIES, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn, GfnRange, Guest,
+    Level, Mapping, PML_START, Qualification, Table, Vcpu, View,
 };
 
 pub const GIB: u64 = 1 << 18;
@@ -89,9 +91,14 @@ fn set_dirty_flag(guest: &Guest<Host>, gfn: Gfn) {
     slot(guest, gfn).fetch_or(Entry(0).with_dirty(true).0, Ordering::Relaxed);
 }
 
-/// Has `count` pages, spread evenly, be written.
+/// Has `count` pages, spread evenly over all of the guest, be written.
 pub fn dirty(guest: &Guest<Host>, vcpu: Vcpu, count: u64) {
-    let distance = guest.all().len() / count;
+    dirty_in(guest, vcpu, count, guest.all().len());
+}
+
+/// Has `count` pages, spread evenly over the guest's first `pages`, be written.
+pub fn dirty_in(guest: &Guest<Host>, vcpu: Vcpu, count: u64, pages: u64) {
+    let distance = pages / count;
     let pages = (0..count).map(|number| Gfn::new(number * distance));
     match guest.logging() {
         Some(Form::WriteProtection) => {
@@ -113,6 +120,25 @@ pub fn dirty(guest: &Guest<Host>, vcpu: Vcpu, count: u64) {
             guest.drain_pml(vcpu, index);
         }
         _ => pages.for_each(|page| set_dirty_flag(guest, page)),
+    }
+}
+
+/// Has every leaf that maps pages of `range` be used.
+pub fn use_pages(guest: &Guest<Host>, range: GfnRange) {
+    let mut at = range.start();
+    while at < range.end() {
+        let mut table = guest.main_eptp().root();
+        for level in [Level::Root, Level::Huge, Level::Large, Level::Page] {
+            let index = (at.index() / level.pages()) as usize % ENTRIES;
+            let slot = &guest.memory().table(table)[index];
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            if entry.is_leaf(level) {
+                slot.store(entry.with_accessed(true).0, Ordering::Relaxed);
+                at = at.align_down(level).plus(level.pages());
+                break;
+            }
+            table = entry.frame();
+        }
     }
 }
 

@@ -71,7 +71,8 @@ impl<M: Memory> Found<'_, M> {
     fn note(&mut self, word: usize, bits: u64) {
         if bits != 0 {
             let span = GfnRange::from_len(Gfn::new(word as u64 * WORD), WORD);
-            self.flush.add(self.views, span.intersect(self.range));
+            self.flush
+                .add_ascending(self.views, span.intersect(self.range));
             self.runs.add(word, bits);
         }
     }
