@@ -20,16 +20,17 @@
 //!
 //! In post-copy, whoever reads a page request sends the page; who may send a
 //! page is decided by claiming its bit in one atomic bitmap, and presence in
-//! the RAM file is the truth about what has been received.
+//! the RAM file is the truth about what has been received. The rest is pushed
+//! on any number of background links, in an order that pays (`source/order/`):
+//! read-ahead, hot pages, then outwards from where the guest was last.
 //!
 //! # What is missing
 //!
 //! - A link that breaks in post-copy ends the migration with the guest paused
 //!   and nothing lost; taking it up again is not there yet.
 //! - Links are not encrypted.
-//! - One background link; no read-ahead; urgent threads run at the same
-//!   priority as all others.
 
+mod atomic;
 mod cancel;
 pub mod destination;
 mod guest;
@@ -44,5 +45,5 @@ pub use destination::{DestinationOptions, ReceiveError, ReceiveWatch, receive};
 pub use guest::{DestinationGuest, GuestError, SourceGuest};
 pub use priority::{Priority, Rank};
 pub use ram::{RamFile, RamFiles};
-pub use source::{MigrateError, Outcome, SourceOptions, Watch, WhenStalled, migrate};
+pub use source::{MigrateError, Outcome, ReadAhead, SourceOptions, Watch, WhenStalled, migrate};
 pub use stats::{Account, Mode, Observer};

@@ -1,10 +1,13 @@
 //! Pre-copy on one link: a chunk's log is taken, and what it says is sent.
 
+use std::sync::Arc;
+
 use hikkoshi_pages::PageRange;
 
 use super::Move;
 use super::crew::Round;
 use super::error::SourceFailure;
+use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
 use crate::link::BackgroundSender;
 use crate::stats::Counters;
@@ -17,6 +20,8 @@ const PIECE: usize = 256;
 pub(super) struct ChunkSender {
     shared: Move,
     link: BackgroundSender,
+    /// Learns which pages are written often.
+    owed: Arc<Owed>,
     reader: PieceReader,
     runs: Vec<PageRange>,
     /// The last run of data that was seen in the RAM files.
@@ -24,10 +29,11 @@ pub(super) struct ChunkSender {
 }
 
 impl ChunkSender {
-    pub(super) fn new(shared: &Move, link: BackgroundSender) -> Self {
+    pub(super) fn new(shared: &Move, link: BackgroundSender, owed: &Arc<Owed>) -> Self {
         Self {
             shared: shared.clone(),
             link,
+            owed: Arc::clone(owed),
             reader: PieceReader::new(PIECE),
             runs: Vec::new(),
             data: PageRange::EMPTY,
@@ -69,7 +75,10 @@ impl ChunkSender {
     fn chunk(&mut self, chunk: PageRange, round: &Round) -> Result<(), SourceFailure> {
         let mut runs = std::mem::take(&mut self.runs);
         runs.clear();
-        let taken = round.log.take(chunk, &mut |run| runs.push(run));
+        let taken = round.log.take(chunk, &mut |run| {
+            self.owed.written(run);
+            runs.push(run);
+        });
         let sent = taken.map_err(SourceFailure::from).and_then(|()| {
             if round.first {
                 runs.clear();

@@ -21,9 +21,9 @@ use hikkoshi_pages::{Page, PageRange, RamLayout};
 use super::Move;
 use super::chunk::ChunkSender;
 use super::error::SourceFailure;
-use super::owed::CHUNK;
+use super::owed::{CHUNK, Owed};
 use crate::link::{BackgroundSender, Stream};
-use crate::priority::{Priority, Rank};
+use crate::priority::Rank;
 
 /// All workers of one migration.
 #[derive(Debug)]
@@ -115,12 +115,13 @@ impl Crew {
         shared: &Move,
         links: Vec<BackgroundSender>,
         streams: &Arc<[Arc<Stream>]>,
-        priority: Priority,
+        owed: &Arc<Owed>,
     ) -> Result<Self, SourceFailure> {
         let start = |(number, link)| {
             let (orders, ordered) = sync_channel::<Arc<Round>>(1);
             let (finished, done) = sync_channel(1);
-            let mut sender = ChunkSender::new(shared, link);
+            let mut sender = ChunkSender::new(shared, link, owed);
+            let priority = shared.options.priority;
             let streams = Arc::clone(streams);
             let thread = thread::Builder::new()
                 .name(format!("src-precopy-{number}"))
@@ -193,6 +194,7 @@ impl Crew {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use hikkoshi_pages::{PAGE_BYTES, RamBlock};

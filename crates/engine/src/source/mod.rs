@@ -3,17 +3,21 @@
 //! One thread leads ([`migrate`]): it connects (`session.rs`), leads the
 //! pre-copy rounds (`precopy.rs`), which a thread for each background link does
 //! (`crew.rs`), and the switchover (`switchover.rs`). In post-copy every link
-//! has a thread that sends pages: `urgent.rs` answers requests, `postcopy.rs`
-//! pushes the rest. They share nothing but the claim bitmap (`owed.rs`).
+//! has a thread that sends pages: `urgent.rs` answers requests, `pusher.rs`
+//! pushes the rest. Who sends a page is settled by claiming it in one bitmap
+//! (`owed.rs`); what goes first, by hints that nobody waits for (`order/`).
 
 mod chunk;
 mod crew;
 mod error;
 mod options;
+mod order;
 mod owed;
 mod pieces;
 mod postcopy;
 mod precopy;
+mod pusher;
+mod requests;
 mod session;
 mod switchover;
 mod urgent;
@@ -24,7 +28,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use error::{MigrateError, Outcome, SourceFailure};
-pub use options::{SourceOptions, WhenStalled};
+pub use options::{ReadAhead, SourceOptions, WhenStalled};
 
 use crate::cancel::Cancel;
 use crate::guest::{GuestError, SourceGuest};
@@ -63,6 +67,7 @@ struct Move {
     progress: Arc<Tracker>,
     observer: Arc<dyn Observer>,
     cancel: Cancel,
+    options: SourceOptions,
 }
 
 impl Move {
@@ -96,9 +101,10 @@ pub fn migrate(
         progress: Arc::default(),
         observer: Arc::clone(&observer),
         cancel: watch.cancel.clone(),
+        options: options.clone(),
     };
     let begun = Instant::now();
-    let result = run(&shared, guest, address, options, watch);
+    let result = run(&shared, guest, address, watch);
     let released = guest.release();
     match result {
         Ok(Moved {
@@ -141,25 +147,18 @@ fn run(
     shared: &Move,
     guest: &mut dyn SourceGuest,
     address: &Address,
-    options: &SourceOptions,
     watch: &mut Watch<'_>,
 ) -> Result<Moved, MigrateError> {
     shared.progress.begin(Phase::Connecting, 0, 0);
-    let (mut session, links) = Session::open(shared, address, guest.describe(), options)
+    let (mut session, links) = Session::open(shared, address, guest.describe())
         .map_err(|cause| at_source(cause, Vec::new()))?;
-    let owed = Arc::new(Owed::none(shared.ram.layout().pages()));
+    let options = &shared.options;
+    let heat = options.hot_first && options.mode != Mode::Postcopy && options.may_postcopy();
+    let owed = Arc::new(Owed::none(shared.ram.layout().pages(), heat));
     let mut rounds = 0;
-    let switched = approach(
-        shared,
-        guest,
-        options,
-        &mut session,
-        links,
-        &owed,
-        &mut rounds,
-    )
-    .map_err(SwitchError::BeforeCommit)
-    .and_then(|rest| switchover::switch(shared, watch, guest, &mut session, rest, &owed));
+    let switched = approach(shared, guest, &mut session, links, &owed, &mut rounds)
+        .map_err(SwitchError::BeforeCommit)
+        .and_then(|rest| switchover::switch(shared, watch, guest, &mut session, rest, &owed));
     let Switched { downtime, postcopy } = match switched {
         Ok(switched) => switched,
         Err(SwitchError::BeforeCommit(cause)) => {
@@ -170,12 +169,8 @@ fn run(
         }
     };
     let had_postcopy = postcopy.is_some();
-    let (urgent, links) = postcopy.map(|p| (p.urgent, p.links)).unzip();
-    let requests = postcopy::run(shared, &mut session, links.unwrap_or_default(), &owed)
+    let requests = postcopy::run(shared, &mut session, postcopy, &owed)
         .map_err(|cause| ended(cause, Outcome::AtDestination))?;
-    if let Some(urgent) = urgent {
-        urgent.join();
-    }
     Ok(Moved {
         downtime_ms: downtime.as_secs_f64() * 1e3,
         rounds,
@@ -188,17 +183,17 @@ fn run(
 fn approach(
     shared: &Move,
     guest: &mut dyn SourceGuest,
-    options: &SourceOptions,
     session: &mut Session,
     links: Vec<BackgroundSender>,
-    owed: &Owed,
+    owed: &Arc<Owed>,
     rounds: &mut u32,
 ) -> Result<Rest, SourceFailure> {
+    let options = &shared.options;
     let rest = if options.mode == Mode::Postcopy {
         Rest::Postcopy(links)
     } else {
         let log = guest.start_dirty_log()?;
-        let crew = Crew::start(shared, links, &session.background, options.priority)?;
+        let crew = Crew::start(shared, links, &session.background, owed)?;
         let mut precopy = Precopy::new(shared, Arc::clone(&log), crew);
         let verdict = precopy.run(options);
         *rounds = precopy.rounds();

@@ -18,6 +18,19 @@ pub enum WhenStalled {
     Stop,
 }
 
+/// What is sent ahead of a page request's neighbours, in post-copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadAhead {
+    /// Nothing.
+    Off,
+    /// So many pages on either side of every request (at most 256); nothing
+    /// around huge pages.
+    Fixed(u32),
+    /// 8 pages on either side to begin with; more of it where the guest reads
+    /// on, less where it jumps about.
+    Adaptive,
+}
+
 /// More links than this are had by asking for them: beyond it, what fills the
 /// network is not processors.
 const MOST_BY_DEFAULT: u16 = 8;
@@ -40,6 +53,20 @@ pub struct SourceOptions {
     /// Background links, in pre-copy and in post-copy; at least 1. Each has a
     /// connection and a thread of its own at either side.
     pub links: u16,
+    /// In post-copy, how long after the switch pages that nobody asked for are
+    /// held back, those that are read ahead excepted. For measuring.
+    pub background_delay: Duration,
+    /// In post-copy, what is sent ahead of a page request's neighbours.
+    pub read_ahead: ReadAhead,
+    /// In post-copy after pre-copy: pages that were written often go before
+    /// the others.
+    pub hot_first: bool,
+    /// In post-copy: pages that nobody asked for are sent outwards from the
+    /// last one that somebody did ask for.
+    pub follow: bool,
+    /// In post-copy: the thread that reads page requests spins instead of
+    /// sleeping. Costs a processor.
+    pub poll: bool,
     /// Whether threads that the guest waits for go before the others.
     pub priority: Priority,
 }
@@ -54,6 +81,11 @@ impl Default for SourceOptions {
             max_rounds: 30,
             when_stalled: WhenStalled::GoOn,
             links: Self::default_links(),
+            background_delay: Duration::ZERO,
+            read_ahead: ReadAhead::Adaptive,
+            hot_first: true,
+            follow: true,
+            poll: false,
             priority: Priority::ON,
         }
     }

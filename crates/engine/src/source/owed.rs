@@ -1,37 +1,63 @@
 //! The pages that the destination still has to get in post-copy.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_pages::{Page, PageBitmap, PageRange, RamLayout};
+use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use super::error::SourceFailure;
+use super::order::{Heat, first_run};
 use crate::ram::RamFiles;
 
 /// Pages whose log is taken at once, 2 MiB: what one page-table page maps, and
 /// small enough for a scan not to matter.
 pub(super) const CHUNK: u64 = 512;
 
-/// No urgent page was sent yet.
-const NOWHERE: u64 = u64::MAX;
-
 /// Which pages are owed, and by whom they are sent: whoever claims one sends
-/// it. Shared by the urgent and the background thread, without a lock.
+/// it. Shared by all threads that send pages in post-copy, without a lock.
 #[derive(Debug)]
 pub(super) struct Owed {
     pages: PageBitmap,
-    /// The page after the last urgent one: where the guest is likely to go
-    /// next. Background sending moves there.
-    hint: AtomicU64,
+    /// How often they were written, where that decides what goes first.
+    heat: Option<Heat>,
 }
 
 impl Owed {
-    pub(super) fn none(pages: u64) -> Self {
+    /// Nothing owed yet, of a guest of so many pages; `heat` if it is to be
+    /// counted how often they are written.
+    pub(super) fn none(pages: u64, heat: bool) -> Self {
         Self {
             pages: PageBitmap::empty(pages),
-            hint: AtomicU64::new(NOWHERE),
+            heat: heat.then(|| Heat::new(pages)),
         }
+    }
+
+    /// The dirty log has reported these pages.
+    pub(super) fn written(&self, pages: PageRange) {
+        if let Some(heat) = &self.heat {
+            heat.count(pages);
+        }
+    }
+
+    /// Whether it was counted how often pages were written.
+    pub(super) fn has_heat(&self) -> bool {
+        self.heat.is_some()
+    }
+
+    /// `range` without what is before its first owed page; `None` if nothing
+    /// in it is owed. Claims nothing.
+    pub(super) fn first(&self, range: PageRange) -> Option<PageRange> {
+        let range = range.intersect(self.pages.all());
+        let run = first_run(range, |number| self.pages.load_word(number))?;
+        Some(PageRange::new(run.start(), range.end()))
+    }
+
+    /// The first owed pages in `range` that were written at least `times`.
+    /// Claims nothing.
+    pub(super) fn first_hot(&self, times: usize, range: PageRange) -> Option<PageRange> {
+        let range = range.intersect(self.pages.all());
+        let owed = |number| self.pages.load_word(number);
+        self.heat.as_ref()?.first(times, range, owed)
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -41,22 +67,6 @@ impl Owed {
     /// Claims up to `max` adjacent owed pages, the first there are in `within`.
     pub(super) fn claim(&self, within: PageRange, max: u64) -> Option<PageRange> {
         self.pages.claim_run(within, max)
-    }
-
-    /// The guest has just asked for the pages before `next`.
-    pub(super) fn asked_upto(&self, next: Page) {
-        // Only a hint: whatever order it is seen in, no page depends on it.
-        self.hint.store(next.index(), Ordering::Relaxed);
-    }
-
-    /// Where background sending should go on, if there is news of that.
-    pub(super) fn take_hint(&self) -> Option<Page> {
-        match self.hint.load(Ordering::Relaxed) {
-            NOWHERE => None,
-            _ => Some(self.hint.swap(NOWHERE, Ordering::Relaxed))
-                .filter(|&page| page != NOWHERE)
-                .map(Page::new),
-        }
     }
 
     /// Takes the whole dirty log into the owed set; gives the runs that are
@@ -72,7 +82,8 @@ impl Owed {
         let mut new = Vec::new();
         for chunk in destination.all().chunks(CHUNK) {
             log.take(chunk, &mut |run| {
-                self.add(destination.round_out(run), &mut new)
+                self.written(run);
+                self.add(destination.round_out(run), &mut new);
             })?;
         }
         Ok(new)
@@ -113,6 +124,12 @@ impl Owed {
         Ok(new)
     }
 
+    /// Owes `range` without further ado.
+    #[cfg(test)]
+    pub(super) fn owe(&self, range: PageRange) {
+        self.pages.set_range(range);
+    }
+
     /// Adds `run`; appends it to `new`, joined to the last one where they
     /// touch, unless all of it was owed already.
     fn add(&self, run: PageRange, new: &mut Vec<PageRange>) {
@@ -129,10 +146,11 @@ impl Owed {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use hikkoshi_dirty::DirtyError;
-    use hikkoshi_pages::{PAGE_BYTES, RamBlock};
+    use hikkoshi_pages::{PAGE_BYTES, Page, RamBlock};
     use std::os::unix::fs::FileExt;
     use std::sync::Mutex;
 
@@ -185,7 +203,7 @@ mod tests {
 
     #[test]
     fn dirty_pages_are_owed_in_whole_host_pages_of_the_destination() {
-        let owed = Owed::none(1027);
+        let owed = Owed::none(1027, false);
         let layout = layout(512 * PAGE_BYTES);
         let log = Log(Mutex::new(vec![
             range(1, 2),
@@ -223,7 +241,7 @@ mod tests {
             .iter()
             .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
         let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
-        let owed = Owed::none(1027);
+        let owed = Owed::none(1027, false);
         for page in [2, 3, 4, 100] {
             write(page);
         }
@@ -249,17 +267,29 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_claimed_once_and_a_hint_is_taken_once() {
-        let owed = Owed::none(100);
+    fn a_page_is_claimed_once() {
+        let owed = Owed::none(100, false);
         owed.add(range(10, 30), &mut Vec::new());
+        assert_eq!(owed.first(range(0, 100)), Some(range(10, 100)));
         assert_eq!(owed.claim(range(0, 100), 8), Some(range(10, 18)));
+        assert_eq!(owed.first(range(0, 25)), Some(range(18, 25)));
         assert_eq!(owed.claim(range(0, 20), 8), Some(range(18, 20)));
         assert_eq!(owed.claim(range(0, 20), 8), None);
+        assert_eq!(owed.first(range(0, 20)), None);
         assert_eq!(owed.count(), 10);
-        assert_eq!(owed.take_hint(), None);
-        owed.asked_upto(Page::new(3));
-        owed.asked_upto(Page::new(7));
-        assert_eq!(owed.take_hint(), Some(Page::new(7)), "the latest");
-        assert_eq!(owed.take_hint(), None);
+    }
+
+    #[test]
+    fn what_is_hot_is_what_is_owed_and_was_written_often() {
+        let owed = Owed::none(100, true);
+        owed.written(range(10, 20));
+        owed.written(range(15, 30));
+        owed.add(range(0, 18), &mut Vec::new());
+        assert_eq!(owed.first_hot(1, range(0, 100)), Some(range(10, 18)));
+        assert_eq!(owed.first_hot(2, range(0, 100)), Some(range(15, 18)));
+        assert_eq!(owed.first_hot(3, range(0, 100)), None);
+        let cold = Owed::none(100, false);
+        cold.written(range(0, 100));
+        assert_eq!(cold.first_hot(1, range(0, 100)), None);
     }
 }

@@ -71,6 +71,7 @@ impl PieceReader {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use hikkoshi_pages::{PAGE_BYTES, Page, RamBlock, RamLayout};

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{GuestDescription, Limits, MigrationId, Role, ToDestination, ToSource};
 
+use super::Move;
 use super::error::SourceFailure;
-use super::{Move, SourceOptions};
 use crate::cancel::Cancel;
 use crate::link::{
     Address, BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Stream, TICK,
@@ -90,8 +90,8 @@ impl Session {
         shared: &Move,
         address: &Address,
         description: &GuestDescription,
-        options: &SourceOptions,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
+        let options = &shared.options;
         let connect = |cause| SourceFailure::Connect {
             address: address.to_string(),
             cause,

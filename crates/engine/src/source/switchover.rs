@@ -30,6 +30,7 @@ use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{DeviceStateDigest, MAX_DEVICE_CHUNK, PageRanges, ToDestination, ToSource};
 
 use super::error::SourceFailure;
+use super::order::Order;
 use super::owed::Owed;
 use super::precopy::Precopy;
 use super::session::{Session, Stage};
@@ -70,7 +71,7 @@ impl Rest {
 pub(super) struct Switched {
     /// For how long nobody ran.
     pub(super) downtime: Duration,
-    /// What is left for post-copy, where pages are still owed.
+    /// How far post-copy has got, if there is one.
     pub(super) postcopy: Option<Answering>,
 }
 
@@ -81,6 +82,8 @@ pub(super) struct Answering {
     pub(super) urgent: UrgentThread,
     /// What the rest is pushed on.
     pub(super) links: Vec<BackgroundSender>,
+    /// In which order.
+    pub(super) order: Arc<Order>,
 }
 
 /// How far a failed switchover had come.
@@ -201,10 +204,14 @@ fn prepare(
     // Loading the device state touches memory: requests are answered from
     // before it begins.
     let answering = match (rest, session.urgent.take()) {
-        (Rest::Hybrid(_, links) | Rest::Postcopy(links), Some(ends)) => Some(Answering {
-            urgent: UrgentThread::start(shared, session, ends, owed)?,
-            links,
-        }),
+        (Rest::Hybrid(_, links) | Rest::Postcopy(links), Some(ends)) => {
+            let order = Arc::new(Order::new(links.len()));
+            Some(Answering {
+                urgent: UrgentThread::start(shared, session, ends, owed, &order)?,
+                links,
+                order,
+            })
+        }
         _ => None,
     };
     let doing = "switching over";

@@ -1,21 +1,30 @@
 //! Page requests: whoever reads one sends the pages, itself, at once.
 //!
 //! There is no request queue and no other thread to wait for. The thread owns
-//! both ends of the urgent link; all it shares is the claim bitmap.
+//! both ends of the urgent link; all it shares is the claim bitmap, and the
+//! hints that it gives once a page has left (`order/`). Requests are pipelined:
+//! any number may be under way in the link, and large ones are answered in
+//! pieces that take turns (`requests.rs`), so that a request for one page waits
+//! for one piece at most. Nothing is allocated here after the thread's start
+//! (`tests/allocations.rs`).
 
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use hikkoshi_pages::PageRange;
+use hikkoshi_pages::{PageRange, RamLayout};
 use hikkoshi_wire::Frame;
 
 use super::Move;
 use super::error::SourceFailure;
+use super::order::{Order, Place, Streams};
 use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
+use super::requests::Requests;
 use super::session::{Event, Session};
 use crate::link::{LinkError, LinkReader, LinkWriter};
+use crate::priority::Rank;
 use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
 
@@ -32,22 +41,32 @@ impl UrgentThread {
     pub(super) fn start(
         shared: &Move,
         session: &Session,
-        (reader, writer): (LinkReader, LinkWriter),
+        (mut reader, writer): (LinkReader, LinkWriter),
         owed: &Arc<Owed>,
+        order: &Arc<Order>,
     ) -> Result<Self, SourceFailure> {
-        let events = session.events();
+        let options = &shared.options;
+        reader.set_poll(options.poll);
+        let (events, priority) = (session.events(), options.priority);
         let mut urgent = Urgent {
             reader,
-            writer,
-            owed: Arc::clone(owed),
-            ram: Arc::clone(&shared.ram),
-            counters: Arc::clone(&shared.counters),
-            tracker: Arc::clone(&shared.progress),
-            pieces: PieceReader::new(PIECE),
+            answer: Answer {
+                writer,
+                owed: Arc::clone(owed),
+                order: Arc::clone(order),
+                ram: Arc::clone(&shared.ram),
+                destination: session.destination.clone(),
+                streams: Streams::new(options.read_ahead),
+                counters: Arc::clone(&shared.counters),
+                tracker: Arc::clone(&shared.progress),
+                pieces: PieceReader::new(PIECE),
+            },
+            requests: Requests::none(),
         };
         thread::Builder::new()
             .name("src-urgent".into())
             .spawn(move || {
+                priority.take(Rank::Urgent);
                 // Nobody listens any more once the migration is over.
                 let _ = events.send(urgent.run());
             })
@@ -60,17 +79,6 @@ impl UrgentThread {
         // A panic was reported by the panic hook; there is nothing to add.
         let _ = self.0.join();
     }
-}
-
-#[derive(Debug)]
-struct Urgent {
-    reader: LinkReader,
-    writer: LinkWriter,
-    owed: Arc<Owed>,
-    ram: Arc<RamFiles>,
-    counters: Arc<Counters>,
-    tracker: Arc<Tracker>,
-    pieces: PieceReader,
 }
 
 /// Why the thread ends.
@@ -91,17 +99,17 @@ impl From<LinkError> for Stop {
     }
 }
 
+#[derive(Debug)]
+struct Urgent {
+    reader: LinkReader,
+    requests: Requests,
+    answer: Answer,
+}
+
 impl Urgent {
     fn run(&mut self) -> Event {
         loop {
-            let answered = match self.reader.frame() {
-                Ok(Frame::Request { range }) => self.answer(range),
-                Ok(other) => Err(Stop::Link(LinkError::Protocol(format!(
-                    "{other:?} on the urgent link"
-                )))),
-                Err(error) => Err(Stop::Link(error)),
-            };
-            match answered {
+            match self.step() {
                 Ok(()) => {}
                 Err(Stop::Link(error)) => return Event::Ended("the urgent link", error),
                 Err(Stop::Ram(error)) => return Event::RamFailed(error),
@@ -109,30 +117,98 @@ impl Urgent {
         }
     }
 
-    /// Sends what is still owed of `range`. What is not has been sent already,
-    /// or is being sent by the background thread.
-    fn answer(&mut self, range: PageRange) -> Result<(), Stop> {
-        let before = self.writer.sent();
-        while let Some(run) = self.owed.claim(range, PIECE as u64) {
-            let (writer, counters) = (&mut self.writer, &self.counters);
-            self.pieces
-                .pieces(&self.ram, run, |piece| -> Result<(), Stop> {
-                    match piece {
-                        Piece::Data(range, content) => {
-                            Counters::add(&counters.urgent, range.len());
-                            writer.pages(range, content)?;
-                        }
-                        Piece::Zeros(range) => {
-                            Counters::add(&counters.zero, range.len());
-                            writer.frame(Frame::Zeros { range })?;
-                        }
-                    }
-                    Ok(())
-                })?;
-            self.tracker.done(run.len());
-            self.owed.asked_upto(run.end());
+    /// Answers a small request as it comes, then a piece of a large one.
+    fn step(&mut self) -> Result<(), Stop> {
+        let idle = self.requests.is_empty();
+        if idle || (!self.requests.is_full() && self.reader.is_ready(Duration::ZERO)?) {
+            let asked = match self.reader.frame()? {
+                Frame::Request { range } => range,
+                other => {
+                    let text = format!("{other:?} on the urgent link");
+                    return Err(LinkError::Protocol(text).into());
+                }
+            };
+            if asked.len() > PIECE as u64 {
+                self.requests.add(asked);
+            } else {
+                let mut rest = asked;
+                while !rest.is_empty() {
+                    rest = self.answer.piece(rest)?;
+                }
+                self.answer.learn(asked);
+            }
         }
-        Counters::add(&self.counters.urgent_bytes, self.writer.sent() - before);
+        let answer = &mut self.answer;
+        let done = self.requests.next(|request| {
+            request.rest = answer.piece(request.rest)?;
+            Ok::<_, Stop>(())
+        })?;
+        if let Some(done) = done {
+            self.answer.learn(done.asked);
+        }
         Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Answer {
+    writer: LinkWriter,
+    owed: Arc<Owed>,
+    order: Arc<Order>,
+    ram: Arc<RamFiles>,
+    /// The layout with the destination's host page sizes.
+    destination: RamLayout,
+    streams: Streams,
+    counters: Arc<Counters>,
+    tracker: Arc<Tracker>,
+    pieces: PieceReader,
+}
+
+impl Answer {
+    /// Sends the first piece of `range` that is still owed; gives what may be
+    /// owed behind it. What is not has been sent already, or is being sent by a
+    /// background link.
+    fn piece(&mut self, range: PageRange) -> Result<PageRange, Stop> {
+        let Some(run) = self.owed.claim(range, PIECE as u64) else {
+            return Ok(PageRange::EMPTY);
+        };
+        let before = self.writer.sent();
+        let (writer, counters) = (&mut self.writer, &self.counters);
+        self.pieces
+            .pieces(&self.ram, run, |piece| -> Result<(), Stop> {
+                match piece {
+                    Piece::Data(range, content) => {
+                        Counters::add(&counters.urgent, range.len());
+                        writer.pages(range, content)?;
+                    }
+                    Piece::Zeros(range) => {
+                        Counters::add(&counters.zero, range.len());
+                        writer.frame(Frame::Zeros { range })?;
+                    }
+                }
+                Ok(())
+            })?;
+        Counters::add(&self.counters.urgent_bytes, self.writer.sent() - before);
+        self.tracker.done(run.len());
+        self.order.urgent_upto(run.end());
+        Ok(PageRange::new(run.end(), range.end()))
+    }
+
+    /// A request has been answered: what does it tell about the next ones? Even
+    /// one for pages that were on their way already tells where the guest is.
+    fn learn(&mut self, asked: PageRange) {
+        let host = self.destination.host_page_range(asked.start());
+        let place = self.destination.locate(asked.start());
+        let Some((_, block)) = place.and_then(|(block, _)| self.destination.block(block)) else {
+            return;
+        };
+        let place = Place {
+            unit: host.len(),
+            block,
+        };
+        let whole = self.destination.round_out(asked).intersect(block);
+        if let Some(advice) = self.streams.asked(whole, place) {
+            self.order.read_ahead(&advice);
+        }
     }
 }
