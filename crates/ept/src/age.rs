@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::address::{Gfn, GfnRange, INDEX_BITS, Level};
+use crate::address::{Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
 use crate::atomic::Ordering;
 use crate::entry::Entry;
 use crate::flush::Flush;
@@ -29,7 +29,8 @@ impl<M: Memory> Guest<M> {
     /// `used` with the span of each whose accessed flag is set, and clears the flag. One entry a leaf,
     /// whatever its size; what is not mapped costs one entry a hole.
     ///
-    /// The obligation may be put off: until it is met, a use through a remembered translation goes
+    /// `used` takes notes; it must not discharge an obligation, or start or stop a log. The obligation that
+    /// is returned may be put off: until it is met, a use through a remembered translation goes
     /// unnoticed, and nothing else.
     ///
     /// # Errors
@@ -47,16 +48,14 @@ impl<M: Memory> Guest<M> {
             return Err(AgeError::Unsupported);
         }
         let mut flush = Flush::none();
-        let _inside = self.walkers.enter();
-        let root = self.root(view).ok_or(AgeError::NoView(view))?;
-        self.age_in(
-            view,
-            range,
-            (root, Level::Root),
-            Gfn::new(0),
-            used,
-            &mut flush,
-        );
+        let space = GfnRange::from_len(Gfn::new(0), MAX_PAGES);
+        let there = self.each_gib(view, range.intersect(space), &mut |root, part| {
+            let top = (root, Level::Root);
+            self.age_in(view, part, top, Gfn::new(0), used, &mut flush);
+        });
+        if !there {
+            return Err(AgeError::NoView(view));
+        }
         Ok(flush)
     }
 
@@ -98,7 +97,7 @@ impl<M: Memory> Guest<M> {
     /// guest frames of each leaf whose accessed flag is set, and clears the flag. Larger leaves come first
     /// in each part of the range; frames that several leaves map may be named several times.
     ///
-    /// Each size of leaf is looked for once: one word of the reverse map, and one entry, a leaf.
+    /// `used` as for [`Guest::age`]. Each size of leaf is looked for once: one word of the reverse map, and one entry, a leaf.
     ///
     /// # Errors
     ///

@@ -15,6 +15,25 @@ const RANGES: usize = 8;
 /// old translations, and tables that were taken out stay allocated: dropping an obligation leaks them,
 /// which is safe; freeing them early would not be (SDM vol. 3C, "Caching Translation Information":
 /// processors cache references to tables as well as leaves).
+///
+/// An obligation that is not even named does not compile where warnings are errors:
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// use hikkoshi_ept::{model::Ram, *};
+///
+/// let guest = Guest::new(Ram::new(10), 512, 0, Capabilities::ALL).unwrap();
+/// guest.unmap(View::MAIN, guest.all());
+/// ```
+///
+/// ```
+/// # #![deny(unused_must_use)]
+/// # use hikkoshi_ept::{model::Ram, *};
+/// # let guest = Guest::new(Ram::new(10), 512, 0, Capabilities::ALL).unwrap();
+/// # let processors = ();
+/// let flush = guest.unmap(View::MAIN, guest.all());
+/// guest.discharge(flush, &processors);
+/// ```
 #[must_use = "processors keep using the old translations until this is handed to Guest::discharge"]
 #[derive(Default)]
 pub struct Flush {

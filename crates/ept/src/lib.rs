@@ -16,12 +16,14 @@
 //! [`Guest::eptp`] and [`Guest::pml_address`].
 //!
 //! - A **leaf** maps 4 KiB, 2 MiB or 1 GiB ([`Level`]). [`Guest::map`], [`Guest::unmap`],
-//!   [`Guest::protect`], [`Guest::lookup`], [`Guest::split`], [`Guest::merge`], [`Guest::age`].
+//!   [`Guest::protect`], [`Guest::lookup`], [`Guest::split`], [`Guest::merge`], [`Guest::age`],
+//!   [`Guest::age_everywhere`].
 //! - A page is absent, RAM, **log-dirty RAM**, or an emulated device ([`PageType`]).
 //! - A [`Flush`] is an **obligation**: processors may still use what the tables no longer say. Gather
 //!   several with [`Guest::batch`], meet them with [`Guest::discharge`].
 //! - The **reverse map** holds, for every guest frame and leaf size, where its leaves are: a word where
-//!   there is one mapping, a chain beyond; 0.196 % of guest memory.
+//!   there is one mapping, a chain beyond. 0.196 % of the memory of a guest that is mapped once; 16 bytes for
+//!   each further mapping of a frame or superpage ([`Guest::reverse_map_bytes`]).
 //!
 //! # Dirty log
 //!
@@ -129,14 +131,17 @@
 //! # Concurrency
 //!
 //! Everything takes `&self`. What virtual processors do on their way (walking, faulting on a log-dirty
-//! page, emptying a page-modification log) is lock-free: compare-and-exchange on the entry, an atomic
-//! bit. Filling and splitting hold *one entry* busy for a moment; others wait for it, the guest tries
-//! again. Chains of the reverse map have a lock for a 64th of the frames. One lock a guest is held by
-//! whoever starts or stops a log, or adds a virtual processor.
+//! page, emptying a page-modification log), and taking a log, is lock-free: compare-and-exchange on the
+//! entry, an atomic bit. Filling and splitting hold *one entry* busy for a moment; others wait for it, the
+//! guest tries again. The reverse map's chains are read without a lock; whoever takes a mapping out of one
+//! holds that chain's word for a moment. Two short locks are left, one on the free cells of chains, one on
+//! waiting for others. Whoever starts or stops a log while another does is told so, and does not wait.
 //!
 //! [`Guest::discharge`], [`Guest::start_log`] and [`Guest::stop_log`] wait until the operations of other
-//! threads that were under way have ended, and for the processors. No operation ends in the middle of
+//! threads that were under way have ended, and for the processors. Long operations are made of parts (at most
+//! 128 MiB of a log, 1 GiB of an unmapping), and one such part is waited for. No part has in its middle
 //! a call to the hypervisor's [`Processors`], so an exit handler may use the guest meanwhile.
+//! Virtual processors come and go at any time ([`Guest::add_vcpu`]).
 //!
 //! The orders that make this right (an entry is made writable *before* the page goes into the log; a
 //! flag goes into the log *before* it goes out of the entry; what is reported is *always* flushed; a new

@@ -6,8 +6,13 @@ use crate::log::Vcpu;
 /// The hypervisor's hold on the processors that run a guest.
 ///
 /// The crate calls these from [`Guest::discharge`](crate::Guest::discharge) and from starting, stopping,
-/// taking and peeking at a log, never while it holds a lock that a virtual processor's exit could need.
-/// All are slow: they disturb other processors.
+/// taking and peeking at a log. All are slow: they disturb other processors, and may wait until each has
+/// left the guest and answered, wherever it is then: in an exit handler, or in any function of this
+/// crate's, with interrupts off. The crate holds no lock and no entry while it calls, and none of its
+/// functions waits for another's call here to return; two threads may be in these calls at once.
+///
+/// *Every virtual processor* are those added ([`Guest::add_vcpu`](crate::Guest::add_vcpu) says when the
+/// hypervisor has to put a new one among them) and not removed.
 pub trait Processors {
     /// Has every processor forget the translations that `flush` names, and returns when all have.
     ///
@@ -25,7 +30,7 @@ pub trait Processors {
     /// Turns the control "enable PML" of every virtual processor on (with "PML address" =
     /// [`Guest::pml_address`](crate::Guest::pml_address) and "PML index" =
     /// [`PML_START`](crate::PML_START)) or off, and returns when it holds for all. Before it goes off,
-    /// the log has been drained.
+    /// the log has been drained; once it is off for all, the buffers are freed.
     fn set_pml(&self, on: bool);
 }
 

@@ -35,9 +35,18 @@ impl<M: Memory> Guest<M> {
             flush: Flush::none(),
             failed: None,
         };
-        let _inside = self.walkers.enter();
-        if let Some(root) = self.root(view) {
+        // Whoever waits for others to leave waits for one GiB, not for a guest.
+        self.each_gib(view, range, &mut |root, part| {
+            job.range = part;
             self.unmap_in(&mut job, root, Level::Root, Gfn::new(0));
+        });
+        if range.len() >= Level::Root.pages() {
+            // Tables of 512 GiB, empty by now, that lie in the range as a whole.
+            let _inside = self.walkers.enter();
+            job.range = range;
+            if let Some(root) = self.root(view) {
+                self.unmap_in(&mut job, root, Level::Root, Gfn::new(0));
+            }
         }
         job.flush
     }

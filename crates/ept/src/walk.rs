@@ -1,6 +1,6 @@
 //! The way from a root to an entry, and changing it there.
 
-use crate::address::{Frame, Gfn, Level};
+use crate::address::{Frame, Gfn, GfnRange, Level};
 use crate::atomic::{AtomicU64, Ordering, relax};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
@@ -162,6 +162,37 @@ impl<M: Memory> Guest<M> {
                 }
             }
         }
+    }
+
+    /// Calls `visit` with the root and each part of `range` (addresses of `view`) that one entry of 1 GiB
+    /// covers and that is not a hole of 512 GiB, ascending; leaves the tables after each. False if there is
+    /// no such view.
+    pub(crate) fn each_gib(
+        &self,
+        view: View,
+        range: GfnRange,
+        visit: &mut dyn FnMut(Node, GfnRange),
+    ) -> bool {
+        let mut at = range.start();
+        while at < range.end() {
+            let _inside = self.walkers.enter();
+            let Some(root) = self.root(view) else {
+                return false;
+            };
+            let slot = root.slot(&self.memory, Level::Root.index_of(at));
+            let entry = settled(slot);
+            let level = if entry == Entry::ABSENT {
+                Level::Root
+            } else {
+                Level::Huge
+            };
+            let next = at.align_down(level).plus(level.pages());
+            if level == Level::Huge {
+                visit(root, GfnRange::new(at, next).intersect(range));
+            }
+            at = next;
+        }
+        true
     }
 
     /// Changes the leaf at `location`, which the reverse map named for `gfn`, to what `change` makes of it
