@@ -6,9 +6,10 @@
 #   build/busybox                     the distribution's static busybox
 #   build/bochs                       the distribution's Bochs, which the second-stage tables run on
 #
-# and, when asked for by name (`setup.sh apache`), what only the benchmarks need:
+# and, when asked for by name (`setup.sh apache bpftrace`), what only the benchmarks need:
 #
 #   build/apache                      the distribution's Apache, with every library, for a guest
+#   build/bpftrace                    the distribution's bpftrace
 #
 # Nothing of this is installed: the packages are fetched through apt, with its signatures checked,
 # into a state directory of our own, and unpacked beside the build. Only small tools that are
@@ -36,6 +37,8 @@ source "$here/lib/kernel.sh"
 source "$here/lib/bochs.sh"
 # shellcheck source=lib/apache.sh
 source "$here/lib/apache.sh"
+# shellcheck source=lib/bpftrace.sh
+source "$here/lib/bpftrace.sh"
 
 check_machine
 install_missing_tools
@@ -54,7 +57,8 @@ setup_bochs
 for more in "$@"; do
     case $more in
     apache) setup_apache ;;
-    *) fail "there is nothing called $more to set up" "Known is: apache." ;;
+    bpftrace) setup_bpftrace ;;
+    *) fail "there is nothing called $more to set up" "Known are apache and bpftrace." ;;
     esac
 done
 

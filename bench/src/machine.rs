@@ -69,6 +69,19 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// When and on what, for a plot.
+    pub fn in_two_lines(&self) -> [String; 2] {
+        [
+            format!(
+                "{}, revision {}: {} cores ({}), {} MiB, Linux {}",
+                self.date, self.revision, self.cores, self.processor, self.memory_mib, self.kernel
+            ),
+            format!("{}, TCP {}", self.qemu, self.congestion),
+        ]
+    }
+}
+
 /// What a program prints, or nothing.
 fn output(command: &mut Command) -> String {
     command

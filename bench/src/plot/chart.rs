@@ -7,7 +7,7 @@ use super::axis::Axis;
 const WIDTH: f64 = 800.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
-const HEAD: f64 = 46.0;
+const HEAD: f64 = 58.0;
 /// Of one panel: the plot, and what is above and below it.
 const PANEL: f64 = 240.0;
 const ABOVE: f64 = 40.0;
@@ -50,8 +50,8 @@ pub struct Panel {
 #[derive(Clone, Debug)]
 pub struct Chart {
     pub title: String,
-    /// The machine and the date.
-    pub subtitle: String,
+    /// The machine and the date, in two lines.
+    pub subtitle: [String; 2],
     pub panels: Vec<Panel>,
 }
 
@@ -73,13 +73,10 @@ impl Chart {
             "font-size=\"15\" font-weight=\"bold\"",
             &self.title,
         );
-        text(
-            &mut svg,
-            (LEFT, 36.0),
-            "start",
-            "font-size=\"9\" fill=\"#666666\"",
-            &self.subtitle,
-        );
+        for (line, y) in self.subtitle.iter().zip([36.0, 48.0]) {
+            let grey = "font-size=\"10\" fill=\"#666666\"";
+            text(&mut svg, (LEFT, y), "start", grey, line);
+        }
         let mut top = HEAD;
         for panel in &self.panels {
             panel.draw(&mut svg, top + ABOVE);
@@ -103,15 +100,13 @@ impl Panel {
             rule(svg, (LEFT, y(value)), (right, y(value)), "#e0e0e0");
             text(svg, (LEFT - 6.0, y(value) + 4.0), "end", "", &label);
         }
+        // One below the other, since they may be close.
+        let mut down = top + 11.0;
         for &(value, word) in &self.marks {
             rule(svg, (x(value), top), (x(value), bottom), "#888888");
-            text(
-                svg,
-                (x(value) + 3.0, top + 11.0),
-                "start",
-                "font-size=\"10\" fill=\"#666666\"",
-                word,
-            );
+            let grey = "font-size=\"10\" fill=\"#666666\"";
+            text(svg, (x(value) + 3.0, down), "start", grey, word);
+            down += 12.0;
         }
         for (points, colour) in self.points.iter().zip(COLOURS.iter().cycle()) {
             let places: Vec<_> = points.points.iter().map(|&(a, b)| (x(a), y(b))).collect();
@@ -208,7 +203,7 @@ mod tests {
     fn a_chart_has_its_points_inside_and_its_words_escaped() {
         let chart = Chart {
             title: "a < b & c".to_owned(),
-            subtitle: "here".to_owned(),
+            subtitle: ["here".to_owned(), "now".to_owned()],
             panels: vec![Panel {
                 title: "panel".to_owned(),
                 x: Axis::around("s", Scale::Linear, [0.0, 10.0].into_iter()),
@@ -231,9 +226,9 @@ mod tests {
         let svg = chart.svg();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(svg.contains("a &lt; b &amp; c") && svg.contains(">switch<"));
-        assert!(svg.contains("points=\"70.0,326.0 780.0,86.0\""), "{svg}");
+        assert!(svg.contains("points=\"70.0,338.0 780.0,98.0\""), "{svg}");
         // The second dot is outside: at the nearer corner.
-        assert!(svg.contains("M425.0 206.0h0M780.0 326.0h0"), "{svg}");
+        assert!(svg.contains("M425.0 218.0h0M780.0 338.0h0"), "{svg}");
         assert_eq!(svg.matches("<rect").count(), 4);
     }
 }

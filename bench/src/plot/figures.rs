@@ -30,7 +30,7 @@ pub fn all(machine: &Machine, runs: &[Run]) -> Vec<(String, Chart)> {
         charts.extend(web(&good, line).map(|c| (format!("web-{line}.svg"), c)));
     }
     for (_, chart) in &mut charts {
-        chart.subtitle = machine.to_string();
+        chart.subtitle = machine.in_two_lines();
     }
     charts
 }
@@ -49,7 +49,7 @@ fn cases(runs: &[&Run], wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
 fn chart(title: String, panels: Vec<Panel>) -> Chart {
     Chart {
         title,
-        subtitle: String::new(),
+        subtitle: Default::default(),
         panels,
     }
 }
