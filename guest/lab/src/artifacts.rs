@@ -1,4 +1,7 @@
 //! Where the things are that `make guest` brings.
+//!
+//! They are looked for when they are needed, not where the program was built: it may have been
+//! built elsewhere.
 
 use crate::LabError;
 use std::fmt;
@@ -64,16 +67,84 @@ pub fn web_initramfs() -> Result<PathBuf, LabError> {
     present("the web guest's initramfs", "initramfs-web.cpio")
 }
 
+/// Says where the build folder is.
+const BUILD: &str = "HIKKOSHI_BUILD";
+
 fn present(what: &'static str, name: impl AsRef<Path>) -> Result<PathBuf, LabError> {
-    // Built and run in the same tree, unless said otherwise.
-    let build = std::env::var_os("HIKKOSHI_BUILD").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build"),
-        PathBuf::from,
-    );
-    let path = build.join(name);
-    if path.exists() {
-        Ok(path)
-    } else {
-        Err(LabError::Missing { what, path })
+    let given = std::env::var_os(BUILD).map(PathBuf::from);
+    // Run from the tree that it was built in, or in a folder of that tree.
+    let program = std::env::current_exe().ok();
+    let here = std::env::current_dir().ok();
+    let starts: Vec<PathBuf> = program.into_iter().chain(here).collect();
+    find(given, &starts, name.as_ref()).map_err(|looked| LabError::Missing { what, looked })
+}
+
+/// `name` in the build folder `given`; without one, in the first folder `build` that has it beside
+/// or above one of `starts`. Otherwise where it was looked for, in a sentence.
+fn find(given: Option<PathBuf>, starts: &[PathBuf], name: &Path) -> Result<PathBuf, String> {
+    if let Some(build) = given {
+        let path = build.join(name);
+        return match path.exists() {
+            true => Ok(path),
+            false => Err(format!("{} ({BUILD} says so)", path.display())),
+        };
+    }
+    let above = starts.iter().flat_map(|start| start.ancestors());
+    let found = above
+        .map(|folder| folder.join("build").join(name))
+        .find(|path| path.exists());
+    found.ok_or_else(|| {
+        let starts: Vec<_> = starts.iter().map(|s| s.display().to_string()).collect();
+        format!(
+            "build/{} in any folder above {}",
+            name.display(),
+            starts.join(" or ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Lab;
+    use std::fs;
+
+    #[test]
+    fn the_build_folder_is_found_from_the_program_or_from_here() {
+        let lab = Lab::new().unwrap();
+        let at = |path: &str| lab.folder().join(path);
+        for folder in [
+            "one/build/kernel",
+            "one/target/debug",
+            "two/build",
+            "two/deep",
+        ] {
+            fs::create_dir_all(at(folder)).unwrap();
+        }
+        fs::write(at("one/build/kernel/vmlinuz"), "").unwrap();
+        fs::write(at("two/build/initramfs.cpio"), "").unwrap();
+        let (program, here) = (at("one/target/debug/hikkoshi"), at("two/deep"));
+        let find = |given: Option<&str>, starts: &[&PathBuf], name: &str| {
+            let starts: Vec<_> = starts.iter().map(|&start| start.clone()).collect();
+            super::find(given.map(at), &starts, Path::new(name))
+        };
+        let (kernel, initramfs) = ("kernel/vmlinuz", "initramfs.cpio");
+        let beside = find(None, &[&program, &here], kernel).unwrap();
+        assert_eq!(beside, at("one/build/kernel/vmlinuz"));
+        let here_only = find(None, &[&program, &here], initramfs).unwrap();
+        assert_eq!(here_only, at("two/build/initramfs.cpio"));
+        let error = find(None, &[&here], kernel).unwrap_err();
+        assert!(
+            error.contains("build/kernel/vmlinuz") && error.contains(here.to_str().unwrap()),
+            "{error}"
+        );
+        // What is said counts, and nothing else.
+        let said = find(Some("two/build"), &[&program], initramfs).unwrap();
+        assert_eq!(said, at("two/build/initramfs.cpio"));
+        let error = find(Some("two/build"), &[&program], kernel).unwrap_err();
+        assert!(
+            error.contains("two/build") && error.contains(BUILD),
+            "{error}"
+        );
     }
 }

@@ -8,12 +8,15 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// Something that `make guest` brings is not there.
-    #[error("{what} is not at {path}; run `make guest` first")]
+    #[error(
+        "{what} is not there: no {looked}; run `make guest` in the project's folder first, and start \
+         from there or set HIKKOSHI_BUILD to its folder `build`"
+    )]
     Missing {
         /// What is missing.
         what: &'static str,
         /// Where it was looked for.
-        path: PathBuf,
+        looked: String,
     },
     /// A file or socket operation failed.
     #[error("{doing} {path}: {source}")]
