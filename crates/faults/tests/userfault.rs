@@ -157,6 +157,27 @@ fn zeros_are_installed_as_pages() {
     assert_eq!((zeroed.installed, zeroed.present), (0, 4 * PAGE as u64));
 }
 
+/// Run by the test below, and by nobody else.
+#[test]
+#[ignore = "it says that it skips something, and nothing else"]
+fn skips_something() {
+    common::aloud("NOT TESTED: a thing");
+}
+
+#[test]
+fn what_is_skipped_is_said_although_the_test_passes() {
+    let ended = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "skips_something"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
+    assert!(
+        said.contains("skips_something: NOT TESTED: a thing"),
+        "{said}"
+    );
+}
+
 /// hugetlbfs takes whole huge pages only, and has no zero pages.
 #[test]
 fn huge_pages_are_installed_whole() {

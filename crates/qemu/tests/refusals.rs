@@ -16,7 +16,7 @@ use hikkoshi_engine::{DestinationGuest, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AttachError, QemuDestination, QemuSource, RamError, Refusal};
 use serde_json::json;
-use support::{Mounted, Program, Qemu, RamPath, eventually, options, usual, with_each};
+use support::{Mounted, Program, Qemu, RamPath, aloud, eventually, options, usual, with_each};
 
 /// Refused at the source, for a reason whose text has all of `parts`; QEMU is
 /// as it was.
@@ -250,7 +250,7 @@ fn capabilities_that_collide() {
             let accepted = qemu.client().execute("migrate-set-capabilities", set);
             if let Err(error) = accepted {
                 // QEMU asks the kernel first.
-                eprintln!("NOT TESTED: {error}");
+                aloud(&format!("NOT TESTED with QEMU {}: {error}", program.label));
                 continue;
             }
             refused(&qemu, &[name, "turn it off"]);

@@ -1,6 +1,7 @@
 //! A guest's memory for the tests: real files, really mapped.
 
 use std::fs::File;
+use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hikkoshi_engine::{RamFile, RamFiles};
@@ -105,6 +106,35 @@ impl Memory {
     }
 }
 
+/// Says something although the test passes: the test harness keeps what the
+/// printing macros print, and shows it only of a test that fails.
+fn aloud(text: &str) {
+    let test = std::thread::current();
+    let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Run by the test below, and by nobody else.
+#[test]
+#[ignore = "it says that it skips something, and nothing else"]
+fn skips_something() {
+    HugePages::not_to_be_had(3);
+}
+
+#[test]
+fn what_is_skipped_is_said_although_the_test_passes() {
+    let ended = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "memory::skips_something"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
+    assert!(
+        said.contains("memory::skips_something: SKIPPED: "),
+        "{said}"
+    );
+}
+
 /// Huge pages of 2 MiB in the system's pool, taken back at the end.
 #[derive(Debug)]
 pub struct HugePages(u64, #[allow(dead_code)] MutexGuard<'static, ()>);
@@ -125,11 +155,15 @@ impl HugePages {
         if reserved.0 == pages {
             return Some(reserved);
         }
-        eprintln!(
+        Self::not_to_be_had(pages);
+        None
+    }
+
+    fn not_to_be_had(pages: u64) {
+        aloud(&format!(
             "SKIPPED: no {pages} huge pages of 2 MiB to be had (they need root, and free memory); \
              what they are for is NOT tested"
-        );
-        None
+        ));
     }
 
     fn total() -> u64 {

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::FromRawFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -221,6 +222,14 @@ pub fn memory_file(bytes: u64, huge: bool) -> File {
     file
 }
 
+/// Says something although the test passes: the test harness keeps what the printing macros print,
+/// and shows it only of a test that fails.
+pub fn aloud(text: &str) {
+    let test = std::thread::current();
+    let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
 /// Huge pages reserved for a test, given back afterwards.
 pub struct HugePages(u64);
 
@@ -243,10 +252,10 @@ impl HugePages {
             return Some(Self(pages));
         }
         let _ = std::fs::write(format!("{POOL}/nr_hugepages"), before.to_string());
-        eprintln!(
-            "\n*** NOT TESTED: {pages} huge pages of 2 MiB cannot be reserved here ({written:?}, \
-             {before} before, {now} after) ***\n"
-        );
+        aloud(&format!(
+            "NOT TESTED: {pages} huge pages of 2 MiB cannot be reserved here ({written:?}, {before} \
+             before, {now} after)"
+        ));
         None
     }
 }

@@ -2,12 +2,14 @@
 #![allow(dead_code)] // Each test program uses its own part of this.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use hikkoshi_lab::QemuVersion;
 use hikkoshi_qemu::qmp::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -15,22 +17,26 @@ use tempfile::TempDir;
 /// The QEMUs that were set up (`make setup`): label and program. With none the
 /// tests fail: they would prove nothing.
 pub fn versions() -> Vec<(String, PathBuf)> {
-    let build = std::env::var_os("HIKKOSHI_BUILD").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build"),
-        PathBuf::from,
-    );
-    let found: Vec<_> = ["7.2", "10.0"]
+    let found: Vec<_> = QemuVersion::ALL
         .into_iter()
-        .map(|label| (label.to_owned(), build.join(format!("qemu-{label}/run"))))
-        .filter(|(label, run)| {
-            if !run.exists() {
-                eprintln!("NOT TESTED with QEMU {label}: it has not been set up (make setup)");
+        .filter_map(|version| match version.runner() {
+            Ok(run) => Some((version.label().to_owned(), run)),
+            Err(error) => {
+                aloud(&format!("NOT TESTED with QEMU {version}: {error}"));
+                None
             }
-            run.exists()
         })
         .collect();
     assert!(!found.is_empty(), "no QEMU has been set up: run make setup");
     found
+}
+
+/// Says something although the test passes: the test harness keeps what the
+/// printing macros print, and shows it only of a test that fails.
+pub fn aloud(text: &str) {
+    let test = std::thread::current();
+    let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Runs a test once for each QEMU version.
