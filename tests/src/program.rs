@@ -190,10 +190,10 @@ impl Program {
             );
             std::thread::sleep(Duration::from_millis(2));
         };
-        // Everything it wrote is in the pipes; a guard that it left behind may hold their other
-        // ends a moment longer.
+        // Everything it wrote is in the pipes, and is read when somebody gets round to it; a guard
+        // that it left behind may hold their other ends a while longer.
         for stream in [&self.printed, &self.said] {
-            stream.wait(Duration::from_secs(2), |_, over| over.then_some(()));
+            stream.wait(LONG, |_, over| over.then_some(()));
         }
         Ended {
             code: status.code(),

@@ -123,7 +123,7 @@ impl fmt::Display for Moment {
 pub enum Then {
     /// Every link ends at once, and no new one comes about.
     Cut,
-    /// Nothing more goes that way on that link until [`Relay::let_go`].
+    /// Nothing more goes that way on that link, and no link ends, until [`Relay::let_go`].
     Hold,
 }
 
@@ -147,6 +147,7 @@ struct Shared {
 struct State {
     seen: HashMap<Kind, u32>,
     reached: bool,
+    holding: bool,
     let_go: bool,
     cut: bool,
     ends: Vec<Socket>,
@@ -297,6 +298,9 @@ impl Shared {
             std::thread::spawn(move || {
                 // A link that ends is what both engines must cope with.
                 let over = shared.pass(&from, &to, to_destination);
+                // Nor does a link's end go on before what is held: what an engine says last, and
+                // where, is known to its peer before the end of its other links.
+                shared.wait_let_go();
                 to.shutdown(Shutdown::Write);
                 // One that cannot be passed on any more is not read any more either.
                 if over.is_err_and(|error| error.kind() != io::ErrorKind::UnexpectedEof) {
@@ -371,13 +375,21 @@ impl Shared {
             self.cut();
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        while !state.let_go && !state.cut {
+        state.holding = true;
+        drop(state);
+        self.wait_let_go();
+        Ok(())
+    }
+
+    /// Waits for the end of the holding, if something is held.
+    fn wait_let_go(&self) {
+        let mut state = self.lock();
+        while state.holding && !state.let_go && !state.cut {
             state = self
                 .changed
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a migration could leave behind in a QEMU process.
 
+use crate::LONG;
 use hikkoshi_lab::Vm;
 use serde_json::{Value, json};
 use std::fs;
@@ -88,7 +89,7 @@ fn registered(smaps: &str) -> Vec<String> {
 /// # Panics
 /// When that takes too long, with what it found instead.
 pub fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + LONG;
     while let Err(instead) = look() {
         assert!(Instant::now() < deadline, "not {what}: {instead}");
         std::thread::sleep(Duration::from_millis(10));

@@ -53,9 +53,10 @@ fn a_guest_that_mostly_reads() {
 #[test]
 fn memory_first_touched_on_the_way_and_zeros() {
     let scene = Scene::new();
+    // A MiB a second is seen in any of the moves, and the end is far however long they take.
     let workload = Workload::verify(16)
         .rate(20_000)
-        .grow(8, 144)
+        .grow(1, 144)
         .option("zero", 50)
         .option("every_ms", 200);
     let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
