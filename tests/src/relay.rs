@@ -55,6 +55,8 @@ pub enum Kind {
     Resumed,
     /// Destination.
     Complete,
+    /// Destination.
+    Measured,
     /// Source.
     Goodbye,
     /// Either.
@@ -416,6 +418,7 @@ fn from_destination(payload: &[u8]) -> Kind {
         ToSource::Resumed => Kind::Resumed,
         ToSource::Cancel { .. } => Kind::Cancel,
         ToSource::Complete { .. } => Kind::Complete,
+        ToSource::Measured { .. } => Kind::Measured,
     }
 }
 

@@ -1,13 +1,18 @@
 //! One attempt to move a guest, with everything that takes part in it.
 
 use crate::{
-    Account, Ended, LONG, Moment, Program, Relay, Scene, Then, Traces, Watcher, eventually,
+    Account, Ended, LONG, Lack, Moment, Program, Relay, Scene, Then, Traces, Watcher, eventually,
     hikkoshi,
 };
 use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+
+/// What the guest may be stopped for in pre-copy, ms, unless a test says otherwise: enough for the
+/// dirty pages of every guest here on a machine that sends a tenth of what others do. (It is sent
+/// rounds as long as they make the downtime shorter, whatever is allowed.)
+const PATIENT: &str = "5000";
 
 /// What the links are.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -33,6 +38,8 @@ pub struct Trip {
     pub(crate) destination: Option<VmConfig>,
     pub(crate) relay: bool,
     pub(crate) json: Option<&'static str>,
+    receive_by: Vec<String>,
+    receive_without: Option<Lack>,
 }
 
 impl Trip {
@@ -42,6 +49,13 @@ impl Trip {
             mode,
             ..Self::default()
         }
+    }
+
+    /// The same by another mode.
+    #[must_use]
+    pub fn instead_by(mut self, mode: &'static str) -> Self {
+        self.mode = mode;
+        self
     }
 
     /// Over these links.
@@ -108,6 +122,30 @@ impl Trip {
     pub fn between(mut self, source: &Namespace, destination: &Namespace) -> Self {
         self.hosts = Some((source.clone(), destination.clone()));
         self
+    }
+
+    /// With `hikkoshi receive` started by these words, such as `unshare --mount sh -c …`.
+    #[must_use]
+    pub fn receive_by(mut self, words: &[&str]) -> Self {
+        self.receive_by = words.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// With a destination whose engine runs on a kernel that lacks something.
+    #[must_use]
+    pub fn receive_without(mut self, lack: Lack) -> Self {
+        self.receive_without = Some(lack);
+        self
+    }
+
+    /// `hikkoshi`'s arguments at the source, but for the account.
+    fn migrate(&self, command: &mut Command, address: &str, source: &Vm) {
+        command.args(["migrate", address, "--mode", self.mode, "--qmp"]);
+        command.arg(source.qmp_path());
+        command.args(&self.arguments);
+        if !self.arguments.iter().any(|a| a == "--max-downtime") {
+            command.args(["--max-downtime", PATIENT]);
+        }
     }
 }
 
@@ -218,14 +256,24 @@ impl Attempt {
             Via::Tcp => ("127.0.0.1:0".to_owned(), false),
             Via::Address(address) => (address.clone(), true),
         };
-        let mut receive = command(false);
+        let mut receive = match trip.receive_by.split_first() {
+            Some((program, words)) => {
+                let mut receive = Command::new(program);
+                receive.args(words).arg(hikkoshi());
+                receive
+            }
+            None => command(false),
+        };
         receive.args(["receive", "--listen", &listen, "--qmp"]);
         receive.arg(destination.qmp_path());
         receive.arg("--json").arg(&accounts[1]);
         if plaintext {
             receive.arg("--plaintext");
         }
-        let receive = Program::start("receive", receive);
+        let receive = match trip.receive_without {
+            Some(lack) => lack.during(|| Program::start("receive", receive)),
+            None => Program::start("receive", receive),
+        };
         let line = receive.wait_said("waiting for a guest at ");
         let listens = line.rsplit(' ').next().unwrap();
 
@@ -238,11 +286,9 @@ impl Attempt {
         let watcher = Watcher::start(source, &destination);
         let lines = source.console().len();
         let mut migrate = command(true);
-        migrate.args(["migrate", address, "--mode", trip.mode, "--qmp"]);
-        migrate.arg(source.qmp_path());
+        trip.migrate(&mut migrate, address, source);
         migrate.arg("--json");
         migrate.arg(trip.json.map_or(accounts[0].as_path(), Path::new));
-        migrate.args(&trip.arguments);
         if plaintext {
             migrate.arg("--plaintext");
         }
@@ -264,8 +310,7 @@ impl Attempt {
     /// Tries once more with the same destination, and no relay.
     pub fn migrate_again(&mut self, source: &Vm) {
         let mut migrate = Command::new(hikkoshi());
-        migrate.args(["migrate", &self.listens, "--mode", self.trip.mode, "--qmp"]);
-        migrate.arg(source.qmp_path());
+        self.trip.migrate(&mut migrate, &self.listens, source);
         migrate.arg("--json").arg(&self.accounts[0]);
         self.migrate = Program::start("migrate", migrate);
     }
@@ -358,7 +403,8 @@ pub struct Arrived {
     pub destination: Arc<Vm>,
     pub(crate) trip: Trip,
     pub(crate) number: u32,
-    pub(crate) before: Traces,
+    /// The source's QEMU before it all.
+    pub before: Traces,
     pub(crate) lines: usize,
     _relay: Option<Relay>,
 }

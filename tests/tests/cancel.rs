@@ -3,12 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use Kind::*;
-use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, Via};
-
-fn busy() -> VmConfig {
-    VmConfig::new().workload(Workload::verify(32).rate(10_000).option("every_ms", 200))
-}
+use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, Via, busy};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Side {
@@ -89,7 +84,11 @@ fn by_any_signal_while_pages_flow() {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, busy());
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        let trip = Trip::by("precopy").with(&["--bandwidth", "20M", "--progress", "json"]);
+        // It never comes to its end: the guest writes faster.
+        let endless = ["--bandwidth", "20M", "--max-downtime", "1"];
+        let trip = Trip::by("precopy")
+            .with(&endless)
+            .with(&["--progress", "json"]);
         let attempt = guest.set_out(&trip);
         attempt.migrate.wait_said("\"done_pages\"");
         attempt.migrate.signal(signal);
@@ -106,11 +105,22 @@ fn by_any_signal_while_pages_flow() {
 fn after_commit_nobody_stops() {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, busy());
+    // The source has told the destination to run it, and does not know yet whether it does.
+    let attempt = guest.set_out(&Trip::by("precopy").hold(Moment::before(Resumed)));
+    attempt.wait_held();
+    attempt.migrate.interrupt();
+    let word = attempt.migrate.wait_said("not stopping before");
+    assert!(word.contains("has been told to run the guest"), "{word}");
+    attempt.relay().let_go();
+    let (ends, arrived) = attempt.wait();
+    guest.arrive(&ends, arrived, "running");
+
     let attempt = guest.set_out(&Trip::by("postcopy").hold(Moment::after(Pages).nth(50)));
     attempt.wait_held();
     attempt.migrate.interrupt();
     attempt.receive.interrupt();
-    attempt.migrate.wait_said("not stopping before");
+    let needs = "the guest runs at the destination already and needs";
+    attempt.migrate.wait_said(needs);
     attempt.receive.wait_said("not stopping before");
     attempt.relay().let_go();
     let (ends, arrived) = attempt.wait();

@@ -3,12 +3,10 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use Kind::*;
-use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, Via, assert_not_running, eventually, tell};
-
-fn busy() -> VmConfig {
-    VmConfig::new().workload(Workload::verify(32).rate(10_000).option("every_ms", 200))
-}
+use hikkoshi_tests::{
+    Guest, Harm, Kind, Moment, Scene, Trip, Via, busy, eventually, goes_on_as_advised,
+    harmed_at_each, tell,
+};
 
 /// A destination that let a source in which then went away takes the next one.
 #[test]
@@ -26,20 +24,8 @@ fn the_same_destination_takes_the_next_one() {
 
 /// Cuts all links at each of `moments`, and moves the guest in the end.
 fn cut_at_each(mode: &'static str, via: Via, moments: impl IntoIterator<Item = Moment>) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    for moment in moments {
-        let trip = Trip::by(mode).via(via.clone()).cut(moment);
-        let (ends, arrived) = guest.set_out(&trip).wait_for_source_first();
-        ends.assert_source(1, &["the guest runs on at the source"]);
-        // From its word on that it is ready the destination cannot know.
-        match moment.kind {
-            Ready => ends.assert_destination(3, &["nothing of it is lost"]),
-            _ => ends.assert_destination(1, &["the guest stays at the source"]),
-        }
-        guest.stay(arrived, &format!("{mode}, cut {moment}"));
-    }
-    guest.travel(&Trip::by(mode).via(via));
+    let steps = moments.into_iter().map(|moment| (mode, moment));
+    harmed_at_each(Harm::LinksCut, via, steps);
 }
 
 /// A source that comes no further than its first words: the destination goes on waiting.
@@ -144,15 +130,7 @@ fn cut_at_commit(mode: &'static str) {
     let (ends, arrived) = guest.set_out(&Trip::by(mode).cut(moment)).wait();
     ends.assert_destination(3, &["has never run here", "nothing of it is lost"]);
     ends.assert_source(3, &["nothing of it is lost", "'cont'"]);
-    assert_ne!(guest.vm().status().unwrap(), "running");
-    assert_not_running(&arrived.destination);
-    tell(format!(
-        "{mode}, cut {moment}: nobody runs it, and both say so"
-    ));
-    // The destination never said that the guest runs there: end it, and let the source go on.
-    arrived.destination.kill();
-    guest.vm().cont().unwrap();
-    guest.is_sound();
+    goes_on_as_advised(&guest, &arrived, &format!("{mode}, cut {moment}"));
     guest.travel(&Trip::by(mode));
 }
 
@@ -194,11 +172,14 @@ fn cut_after_commit(mode: &'static str, moment: Moment) {
             ends.assert_source(3, &["nothing of it is lost"]);
             ends.assert_destination(
                 3,
-                &[
-                    "the guest runs here now",
-                    "has run here and stands still now",
-                    "nothing of it is lost",
-                ],
+                &["has run here and stands still now", "nothing of it is lost"],
+            );
+            // QEMU itself may want a missing page before it is through with `cont`.
+            let said = &ends.receive.said;
+            assert!(
+                said.contains("the guest runs here now")
+                    || said.contains("resuming the guest at the destination"),
+                "{ends:?}"
             );
             tell(format!(
                 "{mode}, cut {moment}: nobody runs it, and both say so"

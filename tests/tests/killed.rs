@@ -3,33 +3,16 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use Kind::*;
-use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
-    Guest, Kind, LONG, Moment, Scene, Trip, Via, assert_not_running, eventually, tell,
+    Guest, Harm, Kind, LONG, Moment, Program, Scene, Trip, Via, assert_not_running, busy,
+    eventually, goes_on_as_advised, harmed_at_each, hikkoshi, tell,
 };
-
-fn busy() -> VmConfig {
-    VmConfig::new().workload(Workload::verify(32).rate(10_000).option("every_ms", 200))
-}
+use std::process::Command;
 
 /// Kills `hikkoshi migrate` at each moment: its guard brings the guest back.
 fn source_engine(mode: &'static str, via: Via, moments: impl IntoIterator<Item = Moment>) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    for moment in moments {
-        let mut attempt = guest.set_out(&Trip::by(mode).via(via.clone()).hold(moment));
-        attempt.wait_held();
-        attempt.migrate.kill();
-        attempt.relay().cut();
-        let (ends, arrived) = attempt.wait_for_source_first();
-        assert_eq!(ends.migrate.code, None, "killed");
-        match moment.kind {
-            Ready => ends.assert_destination(3, &["nothing of it is lost"]),
-            _ => ends.assert_destination(1, &["the guest stays at the source"]),
-        }
-        guest.stay(arrived, &format!("{mode}, source engine killed {moment}"));
-    }
-    guest.travel(&Trip::by(mode).via(via));
+    let steps = moments.into_iter().map(|moment| (mode, moment));
+    harmed_at_each(Harm::SourceKilled, via, steps);
 }
 
 #[test]
@@ -90,21 +73,14 @@ fn the_source_engine_at_commit() {
     attempt.relay().cut();
     let (ends, arrived) = attempt.wait();
     ends.assert_destination(3, &["has never run here", "nothing of it is lost"]);
-    assert_ne!(guest.vm().status().unwrap(), "running");
-    assert_not_running(&arrived.destination);
-    tell("hybrid, source engine killed at commit: nobody runs it, and the destination says so");
-    arrived.destination.kill();
-    guest.vm().cont().unwrap();
-    guest.is_sound();
+    goes_on_as_advised(&guest, &arrived, "hybrid, source engine killed at commit");
     guest.travel(&Trip::by("hybrid"));
 }
 
 /// Kills `hikkoshi receive` at each moment.
 #[test]
 fn the_destination_engine() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let attempts = [
+    let steps = [
         ("precopy", Moment::before(Accept)),
         ("precopy", Moment::after(Accept)),
         ("precopy", Moment::after(Pages).nth(40)),
@@ -118,27 +94,13 @@ fn the_destination_engine() {
         ("postcopy", Moment::after(Switch)),
         ("postcopy", Moment::before(Ready)),
     ];
-    for (mode, moment) in attempts {
-        let mut attempt = guest.set_out(&Trip::by(mode).via(Via::Tcp).hold(moment));
-        attempt.wait_held();
-        attempt.receive.kill();
-        attempt.relay().cut();
-        let (ends, arrived) = attempt.wait();
-        ends.assert_source(1, &["the guest runs on at the source"]);
-        guest.stay(
-            arrived,
-            &format!("{mode}, destination engine killed {moment}"),
-        );
-    }
-    guest.travel(&Trip::by("hybrid"));
+    harmed_at_each(Harm::DestinationKilled, Via::Tcp, steps);
 }
 
 /// Kills the destination's QEMU at each moment, and lets the engines find out.
 #[test]
 fn the_destination_qemu() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let attempts = [
+    let steps = [
         ("precopy", Moment::before(Begin)),
         ("precopy", Moment::after(Accept)),
         ("precopy", Moment::after(Pages).nth(40)),
@@ -151,25 +113,7 @@ fn the_destination_qemu() {
         ("postcopy", Moment::before(DiscardEnd)),
         ("postcopy", Moment::before(Switch)),
     ];
-    for (mode, moment) in attempts {
-        let attempt = guest.set_out(&Trip::by(mode).via(Via::Tcp).hold(moment));
-        attempt.wait_held();
-        attempt.destination.kill();
-        attempt.relay().let_go();
-        if moment.kind == Begin {
-            // It refuses this guest and waits for another one.
-            attempt.receive.wait_said("refused a guest");
-            attempt.receive.interrupt();
-        }
-        let (ends, arrived) = attempt.wait();
-        ends.assert_source(1, &["the guest runs on at the source"]);
-        ends.assert_destination(1, &[]);
-        guest.stay(
-            arrived,
-            &format!("{mode}, destination QEMU killed {moment}"),
-        );
-    }
-    guest.travel(&Trip::by("hybrid"));
+    harmed_at_each(Harm::DestinationQemuKilled, Via::Tcp, steps);
 }
 
 /// With the destination's QEMU gone after *ready*, the source has handed over in good faith: its
@@ -183,16 +127,31 @@ fn the_destination_qemu_after_ready() {
         attempt.wait_held();
         attempt.destination.kill();
         attempt.relay().let_go();
-        let (ends, _arrived) = attempt.wait();
+        let (ends, arrived) = attempt.wait();
         ends.assert_source(3, &["nothing of it is lost", "'cont'"]);
         ends.assert_destination(3, &[]);
-        tell(format!(
-            "{mode}, destination QEMU killed before Commit: paused at the source"
-        ));
-        guest.vm().cont().unwrap();
-        guest.is_sound();
+        let what = format!("{mode}, destination QEMU killed before Commit");
+        goes_on_as_advised(&guest, &arrived, &what);
     }
     guest.travel(&Trip::by("hybrid"));
+}
+
+/// The destination's QEMU goes while nobody has come yet: its engine does not wait on for a guest
+/// that nobody could take in.
+#[test]
+fn the_destination_qemu_while_nobody_comes() {
+    let scene = Scene::new();
+    let vm = busy().incoming().start(scene.lab(), "lonely").unwrap();
+    let mut receive = Command::new(hikkoshi());
+    receive.args(["receive", "--listen", &scene.nowhere(), "--qmp"]);
+    receive.arg(vm.qmp_path());
+    let mut receive = Program::start("receive", receive);
+    receive.wait_said("waiting for a guest at ");
+    assert!(!receive.has_ended());
+    vm.kill();
+    let ended = receive.wait();
+    ended.assert(1, &["this QEMU has ended", "the guest stays at the source"]);
+    assert!(!ended.said.contains("cancelled"), "{ended:?}");
 }
 
 /// Kills the source's QEMU: the guest has gone, both engines end and nobody runs half of it.

@@ -3,11 +3,15 @@
 
 use hikkoshi_lab::{Mount, Ram, VmConfig, Workload};
 use hikkoshi_tests::{
-    Guest, Kind, Moment, Program, Scene, Traces, Trip, hikkoshi, refused, refused_command, tell,
+    Guest, Kind, Lack, Moment, Program, Scene, Traces, Trip, hikkoshi, refused, refused_command,
+    tell,
 };
 use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process::Command;
 
 const UNTOUCHED: &str = "the guest runs on at the source; nothing was changed";
@@ -118,15 +122,23 @@ fn sockets_that_are_no_qmp_or_busy() {
     guest.is_sound();
 }
 
+/// A TCP port of this machine at which nobody listens for as long as the socket is there.
+fn closed_port() -> (OwnedFd, String) {
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = SocketAddrV4::try_from(getsockname(&socket).unwrap()).unwrap();
+    (socket, address.to_string())
+}
+
 #[test]
 fn a_destination_that_is_not_there() {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, quiet());
     let qmp = guest.vm().qmp_path().to_str().unwrap().to_owned();
     let before = Traces::of(guest.vm());
-    let closed = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = closed.local_addr().unwrap().to_string();
-    drop(closed);
+    // Bound, so that it is nobody else's, and nobody listens.
+    let (_bound, port) = closed_port();
     let why = [
         "does 'hikkoshi receive' run there?",
         "the guest runs on at the source",
@@ -134,11 +146,12 @@ fn a_destination_that_is_not_there() {
     for address in [scene.nowhere(), port] {
         refused(&["migrate", &address, "--qmp", &qmp], 1, &why);
     }
-    let unknown = "no-such-host.invalid:7000";
+    // Too long for a name: refused without asking anybody on a network.
+    let unknown = format!("{}.invalid:7000", "a".repeat(64));
     refused(
-        &["migrate", unknown, "--qmp", &qmp],
+        &["migrate", &unknown, "--qmp", &qmp],
         2,
-        &["cannot look up", unknown],
+        &["cannot look up", &unknown],
     );
     before.assert_same(guest.vm());
 
@@ -306,28 +319,127 @@ fn missing_privileges() {
     guest.is_sound();
 }
 
-/// A destination's QEMU whose user may have no userfaultfd: told before anything has moved.
+/// Kernels without what tracking writes needs: told before the destination is bothered. Post-copy
+/// needs none of it.
 #[test]
-fn a_destination_that_may_not_catch_faults() {
+fn a_kernel_that_cannot_track_writes() {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, quiet());
-    let powerless = quiet().arguments(["-run-with", "user=nobody"]);
-    let mut attempt = guest.set_out(&Trip::by("postcopy").to_like(powerless));
-    let ended = attempt.migrate.wait();
-    if ended.code == Some(0) {
-        // This host lets everybody, or has another way.
-        let (ends, arrived) = attempt.wait();
-        guest.arrive(&ends, arrived, "running");
-        return;
+    let before = Traces::of(guest.vm());
+    let qmp = guest.vm().qmp_path().to_str().unwrap().to_owned();
+    for (lack, parts) in [
+        (
+            Lack::Userfault,
+            [
+                "no asynchronous write protection (Linux 6.7 and later have it)",
+                "userfaultfd",
+            ],
+        ),
+        (
+            Lack::UserfaultFeatures,
+            [
+                "no asynchronous write protection (Linux 6.7 and later have it)",
+                "WP_ASYNC (Linux 6.7)",
+            ],
+        ),
+        (
+            Lack::PagemapScan,
+            [
+                "write tracking does not work on this kernel",
+                "PAGEMAP_SCAN came with Linux 6.7",
+            ],
+        ),
+    ] {
+        for mode in ["precopy", "hybrid"] {
+            let ended = lack.during(|| {
+                let migrate = ["migrate", "unix:/nowhere", "--mode", mode, "--qmp", &qmp];
+                refused(&migrate, 1, &parts)
+            });
+            ended.assert(
+                1,
+                &[
+                    "the guest runs on at the source",
+                    "--mode postcopy needs no",
+                ],
+            );
+            before.assert_same(guest.vm());
+        }
+        // It gets as far as calling.
+        lack.during(|| {
+            let migrate = ["migrate", &scene.nowhere(), "--mode", "postcopy"];
+            let migrate = migrate.into_iter().chain(["--qmp", &qmp]);
+            let migrate: Vec<_> = migrate.collect();
+            refused(&migrate, 1, &["does 'hikkoshi receive' run there?"]);
+        });
+        before.assert_same(guest.vm());
     }
-    ended.assert(1, &["userfaultfd", "the guest runs on at the source"]);
-    attempt.receive.wait_said("refused a guest");
-    attempt.receive.interrupt();
-    let (_, arrived) = attempt.wait();
-    guest.stay(arrived, "no userfaultfd at the destination");
-    // Pre-copy does without.
+    guest.is_sound();
+    guest.travel(&Trip::by("hybrid"));
+}
+
+/// A destination that cannot catch faults, for one reason or another: refused with that reason
+/// before anything has moved, and its QEMU is as it was. Pre-copy does without.
+#[test]
+fn a_destination_that_cannot_catch_faults() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, quiet());
+    // QEMU's user has no right to a userfaultfd, and there is no device to make one of.
     let powerless = quiet().arguments(["-run-with", "user=nobody"]);
-    guest.travel(&Trip::by("precopy").to_like(powerless));
+    let without_device = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        "mount --bind /dev/userfaultfd /dev/userfaultfd && \
+         mount -o remount,bind,nodev /dev/userfaultfd && exec \"$0\" \"$@\"",
+    ];
+    let device = Path::new("/dev/userfaultfd").exists();
+    let everybody = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    let everybody = everybody.unwrap().trim() == "1";
+    let mut hopeless = Vec::new();
+    if everybody {
+        tell("vm.unprivileged_userfaultfd is 1 here: everybody may catch faults");
+    } else {
+        let trip = Trip::by("postcopy").to_like(powerless.clone());
+        let trip = match device {
+            true => trip.receive_by(&without_device),
+            false => trip,
+        };
+        let parts = [
+            "userfaultfd(2) in the process said",
+            "opening /dev/userfaultfd",
+            "sysctl vm.unprivileged_userfaultfd=1",
+        ];
+        hopeless.push((trip, parts.to_vec()));
+    }
+    let old = Trip::by("postcopy").receive_without(Lack::UserfaultFeatures);
+    hopeless.push((old, vec!["taking a userfaultfd of process"]));
+    for (trip, parts) in &hopeless {
+        for mode in ["postcopy", "hybrid"] {
+            let mut attempt = guest.set_out(&trip.clone().instead_by(mode));
+            let ended = attempt.migrate.wait();
+            ended.assert(1, parts);
+            ended.assert(
+                1,
+                &[
+                    "the destination refuses the guest",
+                    "the guest runs on at the source",
+                ],
+            );
+            attempt.receive.wait_said("refused a guest");
+            assert!(Traces::of(&attempt.destination).are_free_of_userfaults());
+            attempt.receive.interrupt();
+            let (_, arrived) = attempt.wait();
+            guest.stay(arrived, &format!("{mode}: {}", parts[0]));
+        }
+    }
+    for (trip, _) in &hopeless {
+        guest.travel(&trip.clone().instead_by("precopy"));
+    }
+    // With the device the right of QEMU's user does not matter.
+    if device || everybody {
+        guest.travel(&Trip::by("postcopy").to_like(powerless));
+    }
 }
 
 /// A tmpfs that is mounted to use huge pages.
@@ -352,29 +464,44 @@ impl Drop for HugeTmpfs {
     }
 }
 
-/// Pages in huge ones cannot be dropped one by one: either it works all the same, or the guest
-/// stays.
+/// Pages in huge ones cannot be relied on to come and go one by one: refused before anything has
+/// moved. Pre-copy does without.
 #[test]
 fn postcopy_into_a_tmpfs_with_huge_pages() {
     let scene = Scene::new();
-    let Some(huge) = HugeTmpfs::mount(&scene) else {
-        tell("this kernel has no huge pages in tmpfs: not tried");
+    let overrule = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let Ok(overrule) = std::fs::read_to_string(overrule) else {
+        tell("NOT TESTED: this kernel has no huge pages in tmpfs");
         return;
     };
+    let huge = HugeTmpfs::mount(&scene).unwrap();
     let mut guest = Guest::boot(&scene, quiet());
+    let there = || quiet().ram_directory(&huge.0);
     for mode in ["postcopy", "hybrid"] {
-        let there = quiet().ram_directory(&huge.0);
-        let mut attempt = guest.set_out(&Trip::by(mode).to_like(there));
-        let ended = attempt.migrate.wait();
-        if ended.code == Some(0) {
-            let (ends, arrived) = attempt.wait();
-            guest.arrive(&ends, arrived, "running");
-        } else {
-            ended.assert(1, &["huge=never", "the guest runs on at the source"]);
-            let (_, arrived) = attempt.wait_for_source_first();
-            guest.stay(arrived, &format!("{mode} into huge pages"));
+        let trip = Trip::by(mode).to_like(there());
+        if overrule.contains("[deny]") {
+            tell("this machine forbids huge pages in tmpfs, whatever a mount says");
+            guest.travel(&trip);
+            continue;
         }
+        let mut attempt = guest.set_out(&trip);
+        let ended = attempt.migrate.wait();
+        ended.assert(
+            1,
+            &[
+                "the destination refuses the guest",
+                "mount option huge=always",
+                "huge=never",
+                "the guest runs on at the source",
+            ],
+        );
+        attempt.receive.wait_said("refused a guest");
+        assert!(Traces::of(&attempt.destination).are_free_of_userfaults());
+        attempt.receive.interrupt();
+        let (_, arrived) = attempt.wait();
+        guest.stay(arrived, &format!("{mode} into huge pages"));
     }
+    guest.travel(&Trip::by("precopy").to_like(there()));
 }
 
 /// A stranger at the door is turned away, and the guest that was waited for comes in.

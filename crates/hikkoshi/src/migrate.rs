@@ -1,13 +1,14 @@
 //! `hikkoshi migrate`.
 
 use hikkoshi_engine::link::Address;
-use hikkoshi_engine::{Mode, Outcome, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{Mode, Outcome, SourceGuest, SourceOptions, Watch, migrate};
 use hikkoshi_qemu::QemuSource;
 
 use crate::args::{Common, Migrate};
 use crate::exit::{Exit, Status};
 use crate::guard::Guard;
-use crate::{progress, report, say, signals};
+use crate::signals::{self, TooLate};
+use crate::{progress, report, say};
 
 pub fn run(args: &Migrate) -> Result<Status, Exit> {
     require_encryption(&args.address, &args.common)?;
@@ -34,16 +35,22 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
         .with(untouched)
     })?;
     let observer = progress::observer(args.common.progress);
+    let too_late = TooLate::new(cancel.clone(), observer);
     let moved = migrate(
         &mut guest,
         &args.address,
         &options,
         &mut Watch {
             cancel,
-            observer,
-            point_of_no_return: &mut || guard.release(),
+            observer: too_late.observer(),
+            point_of_no_return: &mut || {
+                guard.release()?;
+                too_late.begin();
+                Ok(())
+            },
         },
     );
+    drop(too_late);
     match moved {
         Ok(account) => {
             finish(&account, &args.common, "the guest runs at the destination")?;
@@ -53,6 +60,14 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
             let next = match error.outcome {
                 Outcome::AtSource if guest.has_ended() => {
                     "the source's QEMU has ended, and the guest with it"
+                }
+                Outcome::AtSource if guest.is_stuck() => {
+                    "the guest is paused at the source, as it was; but this old QEMU calls that \
+                     'postmigrate' now, and does not move it again before it has run (QMP command \
+                     'cont')"
+                }
+                Outcome::AtSource if !guest.describe().running => {
+                    "the guest is paused at the source, as it was"
                 }
                 Outcome::AtSource => "the guest runs on at the source",
                 Outcome::Paused => {

@@ -1,5 +1,6 @@
 //! `hikkoshi receive`.
 
+use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::link::Listener;
 use hikkoshi_engine::{Outcome, ReceiveWatch, receive};
 use hikkoshi_qemu::QemuDestination;
@@ -15,6 +16,9 @@ pub fn run(args: &Receive) -> Result<Status, Exit> {
     let mut guest = QemuDestination::attach(&args.common.qmp)
         .map_err(|error| Exit::new(Status::AtSource, error))?;
     guest.give_up_when(cancel.clone());
+    guest
+        .cancel_when_gone(cancel.clone())
+        .map_err(|error| Exit::new(Status::AtSource, format!("watching QEMU: {error}")))?;
     let listener = Listener::bind(&args.listen).map_err(|error| {
         Exit::new(
             Status::Usage,
@@ -46,6 +50,11 @@ pub fn run(args: &Receive) -> Result<Status, Exit> {
                      never continue the source's"
                 }
             };
+            // A wait that no signal has ended.
+            if matches!(error.cause, DestinationFailure::Cancelled) && guest.has_ended() {
+                let what = "waiting for a guest: this QEMU has ended, and can take none in";
+                return Err(Exit::new(error.outcome.into(), what).with(next));
+            }
             Err(Exit::new(error.outcome.into(), error).with(next))
         }
     }

@@ -8,18 +8,21 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles};
 use hikkoshi_faults::{Features, ForeignUserfault, GiveBackError, TakeError, Userfault};
+use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::GuestDescription;
 use serde_json::json;
 use thiserror::Error;
 
 use crate::announce;
 use crate::attach::{AttachError, Attached, attach};
-use crate::device_state::{self, Feed};
+use crate::device_state::{self, Feed, Until};
+use crate::hugetmpfs;
 use crate::migration::{self, MigrationStatus};
 use crate::preflight::Side;
 use crate::qmp::{COMMAND_TIMEOUT, QmpError, Version};
 use crate::settings::{self, Settings};
 use crate::source::close_descriptor;
+use crate::vigil::Vigil;
 
 /// How long loading the device state may take. QEMU reads guest memory while
 /// it loads; with post-copy each page may have to come over the network first,
@@ -52,6 +55,34 @@ pub enum PrepareError {
     State {
         /// QEMU's name for it.
         state: String,
+    },
+}
+
+/// The pages that will be missing cannot be caught.
+#[derive(Debug, Error)]
+pub enum CatchError {
+    /// No userfaultfd was to be had.
+    #[error(transparent)]
+    Take(#[from] TakeError),
+    /// The RAM file is on the wrong tmpfs.
+    #[error(
+        "post-copy drops and fills the pages of a RAM file one by one, but the kernel puts huge \
+         pages into the tmpfs of the guest's memory \"{id}\" here ({cause}): mount it with \
+         huge=never, or move the guest with --mode precopy"
+    )]
+    HugePages {
+        /// The backend.
+        id: String,
+        /// What makes it do so.
+        cause: String,
+    },
+    /// Which tmpfs it is on could not be found out.
+    #[error("looking how the tmpfs of the guest's memory \"{id}\" is mounted: {source}")]
+    Look {
+        /// The backend.
+        id: String,
+        /// What the kernel said.
+        source: io::Error,
     },
 }
 
@@ -136,6 +167,7 @@ pub struct QemuDestination {
     loading: bool,
     loaded: bool,
     cancel: Option<Cancel>,
+    vigil: Option<Vigil>,
 }
 
 impl QemuDestination {
@@ -154,6 +186,7 @@ impl QemuDestination {
             loading: false,
             loaded: false,
             cancel: None,
+            vigil: None,
         })
     }
 
@@ -163,12 +196,31 @@ impl QemuDestination {
         self.cancel = Some(cancel);
     }
 
+    /// Sets `cancel` when QEMU ends while it waits for a guest: nobody else
+    /// would notice. With a guest on its way the calls for it fail.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room for a thread.
+    pub fn cancel_when_gone(&mut self, cancel: Cancel) -> io::Result<()> {
+        self.vigil = Some(Vigil::start(&self.qemu.process, cancel)?);
+        Ok(())
+    }
+
+    /// Whether QEMU is gone.
+    pub fn has_ended(&self) -> bool {
+        !self.qemu.process.is_alive()
+    }
+
     /// The number of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.qemu.process.pid()
     }
 
     fn ready(&mut self) -> Result<(), PrepareError> {
+        if let Some(vigil) = &self.vigil {
+            vigil.look_away();
+        }
         let client = &mut self.qemu.client;
         let state = migration::run_state(client)?.status;
         if state != "inmigrate" {
@@ -185,17 +237,35 @@ impl QemuDestination {
         }
         if self.socket.is_none() {
             // Now, not when the source's guest is stopped and everybody waits.
-            self.socket = Some(device_state::open(client)?);
+            self.socket = Some(device_state::open(client, Until::End)?);
         }
         Ok(())
     }
 
-    fn userfault(&mut self) -> Result<Arc<Userfault>, TakeError> {
+    fn userfault(&mut self) -> Result<Arc<Userfault>, CatchError> {
+        self.check_page_size()?;
         let taken = match self.userfault.take() {
             Some(taken) => taken,
             None => ForeignUserfault::take_from(&self.qemu.process, Features::FOR_MISSING)?,
         };
         Ok(Arc::clone(self.userfault.insert(taken).userfault()))
+    }
+
+    /// Pages of a tmpfs must come and go one by one.
+    fn check_page_size(&self) -> Result<(), CatchError> {
+        let ram = &self.qemu.ram;
+        for ((block, _), file) in ram.layout().blocks().zip(ram.files()) {
+            let id = || block.id.clone();
+            if block.host_page != PAGE_BYTES {
+                continue; // hugetlbfs: pages of one size, all of them.
+            }
+            let cause = hugetmpfs::cause(&self.qemu.process, file.as_fd())
+                .map_err(|source| CatchError::Look { id: id(), source })?;
+            if let Some(cause) = cause {
+                return Err(CatchError::HugePages { id: id(), cause });
+            }
+        }
+        Ok(())
     }
 
     fn load(&mut self, state: Vec<u8>) -> Result<(), LoadError> {
@@ -308,6 +378,9 @@ impl QemuDestination {
                 Err(error) if first.is_ok() => first = Err(error.into()),
                 Err(error) => tracing::warn!(%error, "putting QEMU's migration settings back"),
             }
+        }
+        if let Some(vigil) = &self.vigil {
+            vigil.look();
         }
         first
     }

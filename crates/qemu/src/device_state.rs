@@ -2,11 +2,26 @@
 //!
 //! QEMU writes (and reads) with its own threads whenever it likes; a thread of
 //! ours is at the other end all the time, so that QEMU never waits for us.
+//!
+//! # A guest that its owner has paused
+//!
+//! When all is written QEMU calls its migration complete, and the guest
+//! *postmigrate*: a state that QEMU leaves only by running the guest. One that
+//! its owner had paused could not be brought back to that. So its stream is
+//! not read to the end ([`Until::Description`]). The devices' state is followed
+//! by a description of it for people, which no QEMU looks at when it loads;
+//! that is where the reading stops. QEMU waits in the middle of writing it, and
+//! whether it ends well ([`Intake::finish`]) or not (the intake is dropped, and
+//! QEMU puts the guest back to what it was) is still ours to say.
+//!
+//! QEMU 7.2 makes *postmigrate* of that, too; 10.0 was tried and does not.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -21,14 +36,36 @@ pub(crate) const NAME: &str = "hikkoshi";
 const CHUNK: usize = 256 << 10;
 
 /// Gives QEMU one end of a new socket, by the name of [`NAME`].
-pub(crate) fn open(client: &mut Client) -> Result<UnixStream, QmpError> {
-    let (ours, theirs) = UnixStream::pair().map_err(|source| QmpError::Socket {
+pub(crate) fn open(client: &mut Client, until: Until) -> Result<UnixStream, QmpError> {
+    let failed = |source| QmpError::Socket {
         doing: "the device state's socket".to_owned(),
         source,
-    })?;
+    };
+    let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+    if until == Until::Description {
+        narrow(&theirs).map_err(failed)?;
+    }
     client.send_fd(NAME, theirs.as_fd())?;
     // QEMU has its own copy; with ours closed, QEMU's end is the only one.
     Ok(ours)
+}
+
+/// What goes through the socket at once when QEMU is to wait in the middle of
+/// the description: much less than that has (53 KB were seen).
+const NARROW: usize = 4 << 10;
+
+/// How far the stream is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// To its end.
+    End,
+    /// To where only its description follows, if there is one.
+    Description,
+}
+
+/// Makes QEMU write to our end of the socket in small pieces.
+fn narrow(theirs: &UnixStream) -> io::Result<()> {
+    rustix::net::sockopt::set_socket_send_buffer_size(theirs, NARROW).map_err(Into::into)
 }
 
 /// Takes in the device state that QEMU saves. Dropping it breaks the stream,
@@ -37,22 +74,53 @@ pub(crate) fn open(client: &mut Client) -> Result<UnixStream, QmpError> {
 pub(crate) struct Intake {
     socket: UnixStream,
     chunks: Receiver<io::Result<Vec<u8>>>,
+    /// Tells the thread to read the rest.
+    finish: Sender<()>,
+    held: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Intake {
     /// Starts to read.
-    pub(crate) fn start(socket: UnixStream) -> io::Result<Self> {
+    pub(crate) fn start(socket: UnixStream, until: Until) -> io::Result<Self> {
         let (sender, chunks) = channel();
-        let reader = socket.try_clone()?;
+        let (finish, finishing) = channel();
+        let held = Arc::new(AtomicBool::new(false));
+        let (mut reader, holds) = (socket.try_clone()?, Arc::clone(&held));
         let thread = std::thread::Builder::new()
             .name("device-save".to_owned())
-            .spawn(move || take_in(reader, &sender))?;
+            .spawn(move || {
+                if until == Until::Description && take_in_devices(&mut reader, &sender) {
+                    holds.store(true, Ordering::Release);
+                    // No more pieces come.
+                    drop(sender);
+                    if finishing.recv().is_ok() {
+                        // Its words about what we have: of no use. That it ends is.
+                        let _ = io::copy(&mut reader, &mut io::sink());
+                    }
+                } else {
+                    take_in(&mut reader, &sender);
+                }
+            })?;
         Ok(Self {
             socket,
             chunks,
+            finish,
+            held,
             thread: Some(thread),
         })
+    }
+
+    /// Whether QEMU has been left in the middle of writing. Only of meaning
+    /// when there is no next piece.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Lets QEMU write the rest.
+    pub(crate) fn finish(&self) {
+        // A thread that has ended has read it.
+        let _ = self.finish.send(());
     }
 
     /// The next piece; `None` at the end.
@@ -63,7 +131,7 @@ impl Intake {
 
 /// Reads until the end. What has not been asked for waits in the channel, at
 /// most [`MAX_DEVICE_STATE`] bytes in all.
-fn take_in(mut socket: UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
+fn take_in(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
     let mut total = 0u64;
     loop {
         let mut chunk = vec![0; CHUNK];
@@ -93,9 +161,63 @@ fn take_in(mut socket: UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
     }
 }
 
+/// What QEMU writes behind the devices' state, with nothing in it: the
+/// section's type (`QEMU_VM_VMDESCRIPTION`), its length, and JSON.
+const NO_DESCRIPTION: [u8; 7] = *b"\x06\0\0\0\x02{}";
+
+/// Bytes by which the description's beginning is known.
+const MARK: usize = 8;
+
+/// Where the description begins: behind the end mark (`QEMU_VM_EOF`, 0) its
+/// section's type (6), a length of less than 16 MiB, and JSON that is an
+/// object. Were anything else taken for it, the state would be too short, and
+/// its loading fails.
+fn description(bytes: &[u8]) -> Option<usize> {
+    let is_mark = |b: &[u8]| b[..3] == [0, 6, 0] && b[6..] == *b"{\"";
+    let at = bytes.windows(MARK).position(is_mark)?;
+    Some(at + 1)
+}
+
+/// Reads the devices' state, up to its description. `false` if the stream goes
+/// on or ends without one, or nobody wants it any more.
+fn take_in_devices(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) -> bool {
+    let mut pending = Vec::new();
+    let mut total = 0;
+    loop {
+        let mut chunk = [0; NARROW];
+        match socket.read(&mut chunk) {
+            Ok(read @ 1..) if total <= MAX_DEVICE_STATE => {
+                total += read as u64;
+                pending.extend_from_slice(&chunk[..read]);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            // The end, a failure, or too much: told by who reads on.
+            _ => {
+                let _ = chunks.send(Ok(pending));
+                return false;
+            }
+        }
+        if let Some(at) = description(&pending) {
+            pending.truncate(at);
+            pending.extend(NO_DESCRIPTION);
+            return chunks.send(Ok(pending)).is_ok();
+        }
+        // The mark may have come in part.
+        let rest = pending.split_off(pending.len().saturating_sub(MARK - 1));
+        if chunks
+            .send(Ok(std::mem::replace(&mut pending, rest)))
+            .is_err()
+        {
+            return false;
+        }
+    }
+}
+
 impl Drop for Intake {
     fn drop(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);
+        // A thread that waits has nothing to wait for any more.
+        self.finish = channel().0;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -146,7 +268,7 @@ mod tests {
     #[test]
     fn what_is_written_comes_out_and_ends() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let intake = Intake::start(ours).unwrap();
+        let intake = Intake::start(ours, Until::End).unwrap();
         let sent: Vec<u8> = (0..3_000_000u32).map(|i| i.to_le_bytes()[0]).collect();
         // More than a socket holds: the thread reads although nobody asks yet.
         theirs.write_all(&sent).unwrap();
@@ -158,11 +280,75 @@ mod tests {
         assert!(got == sent);
     }
 
+    /// A device state as QEMU writes it: devices, the end mark, a description.
+    fn described(devices: usize) -> (Vec<u8>, Vec<u8>) {
+        // Bytes that look like a beginning, and are none.
+        let mut devices: Vec<u8> = b"\x00\x06\x00\x00\x01{{\x00\x06\x00"
+            .iter()
+            .copied()
+            .cycle()
+            .take(devices)
+            .collect();
+        devices.push(0);
+        let words = format!("{{\"page_size\": 4096{}}}", " ".repeat(50_000));
+        let mut all = devices.clone();
+        all.push(6);
+        all.extend(u32::try_from(words.len()).unwrap().to_be_bytes());
+        all.extend(words.as_bytes());
+        (devices, all)
+    }
+
+    fn take_all(intake: &Intake) -> Vec<u8> {
+        std::iter::from_fn(|| intake.next())
+            .flat_map(|piece| piece.unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn the_writer_is_left_in_the_middle_of_its_description() {
+        // The beginning falls on every place in a piece.
+        for devices in (300_000..300_000 + NARROW).step_by(509).chain([0, 1, 7]) {
+            for finish in [true, false] {
+                let (ours, mut theirs) = UnixStream::pair().unwrap();
+                narrow(&theirs).unwrap();
+                let (devices, all) = described(devices);
+                let writer = std::thread::spawn(move || theirs.write_all(&all));
+                let intake = Intake::start(ours, Until::Description).unwrap();
+                let got = take_all(&intake);
+                assert!(intake.is_held());
+                assert!(got[..devices.len()] == devices);
+                assert_eq!(got[devices.len()..], NO_DESCRIPTION);
+                assert!(!writer.is_finished());
+                if finish {
+                    intake.finish();
+                    writer.join().unwrap().unwrap();
+                } else {
+                    drop(intake);
+                    let error = writer.join().unwrap().unwrap_err();
+                    assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_without_a_description_is_read_to_its_end() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (devices, _) = described(100_000);
+        let sent = devices.clone();
+        let writer = std::thread::spawn(move || theirs.write_all(&sent));
+        let intake = Intake::start(ours, Until::Description).unwrap();
+        assert!(take_all(&intake) == devices);
+        assert!(!intake.is_held());
+        writer.join().unwrap().unwrap();
+        intake.finish();
+    }
+
     #[test]
     fn dropping_the_intake_breaks_the_stream() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"half of it").unwrap();
-        drop(Intake::start(ours).unwrap());
+        drop(Intake::start(ours, Until::End).unwrap());
         let error = theirs.write_all(&[0; 1 << 20]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
@@ -170,7 +356,7 @@ mod tests {
     #[test]
     fn an_endless_state_is_cut_off() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let intake = Intake::start(ours).unwrap();
+        let intake = Intake::start(ours, Until::End).unwrap();
         let writer = std::thread::spawn(move || {
             let piece = vec![7; 1 << 20];
             (0..=MAX_DEVICE_STATE >> 20)

@@ -65,6 +65,7 @@ mod attach;
 mod backend;
 mod destination;
 mod device_state;
+mod hugetmpfs;
 mod maps;
 mod migration;
 mod mtree;
@@ -77,9 +78,12 @@ mod room;
 mod settings;
 mod source;
 mod undo;
+mod vigil;
 
 pub use attach::AttachError;
-pub use destination::{GiveUpError, LoadError, PrepareError, QemuDestination, RunError};
+pub use destination::{
+    CatchError, GiveUpError, LoadError, PrepareError, QemuDestination, RunError,
+};
 pub use preflight::{OLDEST, Refusal};
 pub use process::ProcessError;
 pub use ram::RamError;

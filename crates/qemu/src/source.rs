@@ -13,7 +13,7 @@ use serde_json::json;
 use thiserror::Error;
 
 use crate::attach::{AttachError, Attached, attach};
-use crate::device_state::{self, Intake};
+use crate::device_state::{self, Intake, Until};
 use crate::migration::{self, MigrationStatus};
 use crate::preflight::{Refusal, Side};
 use crate::process;
@@ -24,6 +24,9 @@ use crate::undo::{Journal, UndoRecord};
 /// How long QEMU may take from `migrate` to the guest's stop. It sends video
 /// memory and the like meanwhile, the guest still runs.
 const SET_UP: Duration = Duration::from_secs(60);
+
+/// How long to wait for an answer that need not come.
+const CONTINUED: Duration = Duration::from_secs(1);
 
 /// How long QEMU may take from the last byte of the device state to saying
 /// that all is well.
@@ -140,6 +143,9 @@ pub enum ReleaseError {
     /// The settings.
     #[error("putting QEMU's migration settings back: {0}")]
     Settings(#[from] QmpError),
+    /// QEMU's save of the device state, of a guest that has moved.
+    #[error("letting QEMU end its migration: {0}")]
+    Finish(QmpError),
     /// The guest.
     #[error(transparent)]
     Resume(#[from] ResumeError),
@@ -173,6 +179,7 @@ pub struct QemuSource {
     userfault: Option<ForeignUserfault>,
     undo: UndoRecord,
     journal: Journal,
+    stuck: bool,
 }
 
 impl QemuSource {
@@ -193,6 +200,7 @@ impl QemuSource {
             userfault: None,
             undo,
             journal: Journal::default(),
+            stuck: false,
         })
     }
 
@@ -212,6 +220,13 @@ impl QemuSource {
     /// The number of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.qemu.process.pid()
+    }
+
+    /// Whether a guest that its owner had paused was brought back, but to
+    /// `postmigrate`: paused, whole, and in a state that QEMU leaves only by
+    /// running it (`cont`). QEMU 7.2 does that; 10.0 does not.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
     }
 
     /// Whether QEMU is gone, and the guest with it.
@@ -265,9 +280,15 @@ impl QemuSource {
     fn stop_with(&mut self, settings: &Settings, running: bool) -> Result<Instant, PauseError> {
         let client = &mut self.qemu.client;
         settings::apply(client, settings)?;
-        let socket = device_state::open(client)?;
+        let until = if running {
+            Until::End
+        } else {
+            // Where it can still be brought back to being paused.
+            Until::Description
+        };
+        let socket = device_state::open(client, until)?;
         self.stage = Stage::Pausing;
-        self.intake = Some(Intake::start(socket)?);
+        self.intake = Some(Intake::start(socket, until)?);
         client.forget_events();
         let asked = Instant::now();
         client.execute(
@@ -308,7 +329,17 @@ impl QemuSource {
         }
         let client = &mut self.qemu.client;
         client.forget_events();
-        client.execute("migrate-continue", json!({ "state": "pre-switchover" }))?;
+        let arguments = json!({ "state": "pre-switchover" });
+        if self.undo.stopped == Some(true) {
+            client.execute("migrate-continue", arguments)?;
+        } else {
+            // QEMU may be in the middle of its writing already, where it is to
+            // wait for us, and does not come round to answering.
+            match client.execute_within("migrate-continue", arguments, CONTINUED) {
+                Ok(_) | Err(QmpError::TimedOut { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         // Whatever happens now, the socket is used up: dropping the intake
         // breaks a save that is still going on.
         let intake = self.intake.take().ok_or(SaveError::NotPaused)?;
@@ -319,6 +350,12 @@ impl QemuSource {
             bytes += piece.len() as u64;
         }
         sink.flush().map_err(SaveError::Sink)?;
+        if intake.is_held() {
+            tracing::debug!(bytes, "the device state is saved; QEMU waits");
+            self.intake = Some(intake);
+            self.stage = Stage::Saved;
+            return Ok(());
+        }
         // The end of the stream alone proves nothing: it ends too when QEMU
         // fails half-way.
         let status = migration::wait_status(
@@ -342,6 +379,26 @@ impl QemuSource {
         }
     }
 
+    /// Lets QEMU finish a save that was left before its end: the guest does
+    /// not come back.
+    fn finish_save(&mut self) -> Result<(), QmpError> {
+        let Some(intake) = self.intake.take() else {
+            return Ok(());
+        };
+        intake.finish();
+        let client = &mut self.qemu.client;
+        let doing = "the end of the migration";
+        let status =
+            migration::wait_status(client, doing, COMPLETE, MigrationStatus::is_over, |_| {})?;
+        match status {
+            Some(_) => Ok(()),
+            None => Err(QmpError::TimedOut {
+                doing: doing.to_owned(),
+                after: COMPLETE,
+            }),
+        }
+    }
+
     fn resume_guest(&mut self) -> Result<(), ResumeError> {
         if self.undo.stopped.is_none() {
             return Ok(());
@@ -352,6 +409,7 @@ impl QemuSource {
         let state = resume(&mut self.qemu.client, ran, self.stage == Stage::Saved)?;
         self.stage = Stage::Free;
         tracing::info!(state, "the guest is as it was at the source");
+        self.stuck = state == "postmigrate";
         self.undo.stopped = None;
         if let Err(error) = self.restore_settings() {
             // The guest is well. Tried again, and reported, in the end.
@@ -384,6 +442,9 @@ impl QemuSource {
         if self.stage == Stage::Pausing {
             // Nobody can have been told to run it: its device state was never whole.
             note(self.resume_guest().map_err(Into::into));
+        }
+        if self.stage == Stage::Saved {
+            note(self.finish_save().map_err(ReleaseError::Finish));
         }
         if let Some(log) = &self.log {
             match log.stop() {
