@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_faults::Userfault;
+use hikkoshi_faults::{Process, Userfault};
 use hikkoshi_wire::GuestDescription;
 
 use crate::ram::RamFiles;
@@ -95,6 +95,15 @@ pub trait SourceGuest: Send {
     fn release(&mut self) -> Result<(), GuestError>;
 }
 
+/// What a thread of a machine's process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThreadName {
+    /// What it is called.
+    pub name: String,
+    /// Which virtual processor it is, if it is one and only one.
+    pub vcpu: Option<u32>,
+}
+
 /// An empty machine that waits for a guest.
 ///
 /// Order of the calls: [`prepare`], then, if post-copy is possible,
@@ -134,6 +143,22 @@ pub trait DestinationGuest: Send {
     /// Stops the guest, as far as that can be done within a few seconds:
     /// the last resort before its memory stops arriving.
     fn stop(&mut self) -> Result<(), GuestError>;
+
+    /// What a thread of the machine's process is: one that faults. `None` if
+    /// there is no such thread (any more).
+    ///
+    /// Called while pages are missing: must not wait for the machine.
+    fn name_thread(&self, thread: u32) -> Option<ThreadName> {
+        let _ = thread;
+        None
+    }
+
+    /// The process that holds the machine's memory, and where each RAM block
+    /// begins in it (bytes, one address a block, in layout order), if the
+    /// adapter can tell: huge pages are rebuilt there on request.
+    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+        None
+    }
 
     /// Leaves the userfaultfd inside the guest's process, so that faults wait
     /// instead of reading zeros, and forgets it: for a migration that broke

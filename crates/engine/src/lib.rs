@@ -42,7 +42,7 @@ pub mod stats;
 
 pub use cancel::Cancel;
 pub use destination::{DestinationOptions, ReceiveError, ReceiveWatch, receive};
-pub use guest::{DestinationGuest, GuestError, SourceGuest};
+pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use priority::{Priority, Rank};
 pub use ram::{RamFile, RamFiles};
 pub use source::{MigrateError, Outcome, ReadAhead, SourceOptions, Watch, WhenStalled, migrate};

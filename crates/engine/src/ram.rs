@@ -104,6 +104,25 @@ impl RamFiles {
         }
     }
 
+    /// Whether the files hold data for any page of `range`; see
+    /// [`next_data`](Self::next_data).
+    ///
+    /// # Errors
+    /// What `lseek` says.
+    pub fn has_data(&self, range: PageRange) -> io::Result<bool> {
+        for extent in self.layout.locate_range(range) {
+            let file = &self.files[extent.block];
+            let begin = file.offset + extent.offset;
+            match rustix::fs::seek(&file.file, SeekFrom::Data(begin)) {
+                Ok(at) if at < begin + extent.pages.bytes() => return Ok(true),
+                // ENXIO: nothing but a hole up to the end of the file.
+                Ok(_) | Err(rustix::io::Errno::NXIO) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(false)
+    }
+
     /// The first run of pages in `range` that the files hold data for, or
     /// `None` when all of it is holes. A hole reads as zeros.
     ///
@@ -195,6 +214,7 @@ mod tests {
         ] {
             assert_eq!(ram.data_run(within).unwrap(), whole, "{within:?}");
             assert_eq!(ram.next_data(within).unwrap(), part, "{within:?}");
+            assert_eq!(ram.has_data(within).unwrap(), part.is_some());
         }
     }
 }

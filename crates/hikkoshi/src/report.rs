@@ -6,7 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use hikkoshi_engine::Account;
-use hikkoshi_engine::stats::LatencySummary;
+use hikkoshi_engine::stats::{CollapseAccount, LatencySummary, Requests};
+
+/// Threads whose faults are shown to a person; the JSON has all.
+const FAULTING_SHOWN: usize = 8;
 
 /// The account as a person wants to read it.
 pub fn readable(account: &Account) -> String {
@@ -35,6 +38,76 @@ pub fn readable(account: &Account) -> String {
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));
     text.push_str(&latencies(&account.requests.request_latency_us));
+    text.push_str(&stages(&account.requests));
+    if let Some(collapse) = &account.collapse {
+        text.push_str(&rebuilt(collapse));
+    }
+    text
+}
+
+/// What the time of requests went into, and who waited.
+fn stages(requests: &Requests) -> String {
+    let mut text = String::new();
+    if requests.unmeasured_requests > 0 {
+        let _ = writeln!(
+            text,
+            "    not counted: {} requests made while too many others were under way",
+            requests.unmeasured_requests
+        );
+    }
+    let stages = &requests.request_stages_us;
+    if stages.request_to_page.count > 0 {
+        for (name, stage) in [
+            ("asking", &stages.fault_to_request),
+            ("until received", &stages.request_to_page),
+            ("installing", &stages.page_to_installed),
+        ] {
+            let _ = writeln!(
+                text,
+                "    {name:<14} mean {:>8}, p50 {:>8}, p99 {:>8}, max {:>8}",
+                micros(stage.mean),
+                micros(stage.p50),
+                micros(stage.p99),
+                micros(stage.max)
+            );
+        }
+    }
+    if !requests.faults.is_empty() {
+        let shown = requests.faults.iter().take(FAULTING_SHOWN).map(|faults| {
+            let vcpu = faults
+                .vcpu
+                .map_or(String::new(), |n| format!(" (vCPU {n})"));
+            format!("{}{vcpu} {}", faults.thread, faults.count)
+        });
+        let _ = write!(
+            text,
+            "  faults       {}",
+            shown.collect::<Vec<_>>().join(", ")
+        );
+        match requests.faults.len().saturating_sub(FAULTING_SHOWN) {
+            0 => text.push('\n'),
+            more => {
+                let _ = writeln!(text, " and {more} more threads");
+            }
+        }
+    }
+    text
+}
+
+fn rebuilt(collapse: &CollapseAccount) -> String {
+    let mut text = format!(
+        "  huge pages   {} of {} rebuilt in {:.2} s",
+        collapse.rebuilt,
+        collapse.tried,
+        collapse.total_ms / 1e3
+    );
+    if let Some(why) = &collapse.stopped {
+        let _ = write!(text, "; ended early: {why}");
+    }
+    text.push('\n');
+    for failures in &collapse.failed {
+        let _ = writeln!(text, "    {} not: {}", failures.count, failures.reason);
+    }
     text
 }
 
@@ -98,5 +171,70 @@ pub fn write_json(account: &Account, path: &Path) -> io::Result<()> {
         io::stdout().write_all(&json)
     } else {
         std::fs::write(path, json)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_engine::stats::{CollapseFailures, Moments, RequestLatencies, ThreadFaults};
+
+    #[test]
+    fn a_person_sees_what_the_time_went_into() {
+        let mut latencies = RequestLatencies::default();
+        latencies.record(&Moments {
+            fault_read: 0,
+            request_sent: 3_000,
+            page_received: 1_503_000,
+            installed: 1_515_000,
+        });
+        let faults = |number: u32| ThreadFaults {
+            thread: format!("CPU {number}/KVM"),
+            vcpu: Some(number),
+            count: 100,
+        };
+        let text = stages(&Requests {
+            request_latency_us: latencies.total(),
+            request_stages_us: latencies.stages(),
+            unmeasured_requests: 2,
+            faults: (0..10).map(faults).collect(),
+        });
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 5, "{text}");
+        assert!(lines[0].contains("not counted: 2 requests"), "{text}");
+        assert!(
+            lines[1].starts_with("    asking         mean     3 µs"),
+            "{text}"
+        );
+        assert!(lines[2].contains("mean  1.50 ms"), "{text}");
+        assert!(lines[3].contains("mean    12 µs"), "{text}");
+        assert!(
+            lines[4].starts_with("  faults       CPU 0/KVM (vCPU 0) 100, "),
+            "{text}"
+        );
+        assert!(
+            lines[4].ends_with("CPU 7/KVM (vCPU 7) 100 and 2 more threads"),
+            "{text}"
+        );
+        assert_eq!(stages(&Requests::default()), "");
+    }
+
+    #[test]
+    fn rebuilding_is_told_with_its_failures() {
+        let text = rebuilt(&CollapseAccount {
+            tried: 9,
+            rebuilt: 7,
+            failed: vec![CollapseFailures {
+                reason: "pages were in use at the moment".into(),
+                count: 2,
+            }],
+            stopped: Some("it was told to stop".into()),
+            total_ms: 1234.0,
+        });
+        assert_eq!(
+            text,
+            "  huge pages   7 of 9 rebuilt in 1.23 s; ended early: it was told to stop\n    2 not: \
+             pages were in use at the moment\n"
+        );
     }
 }

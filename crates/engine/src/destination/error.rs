@@ -59,6 +59,18 @@ pub enum DestinationFailure {
         /// pages are still there.
         cause: Option<io::Error>,
     },
+    /// No room for putting huge pages together.
+    #[error(
+        "setting aside {} MiB for putting huge pages together: {cause}; fewer background links \
+         (--links at the source) take less",
+        bytes >> 20
+    )]
+    Staging {
+        /// How much.
+        bytes: u64,
+        /// What went wrong.
+        cause: io::Error,
+    },
     /// A page could not be installed.
     #[error("{0}")]
     Install(#[from] InstallError),

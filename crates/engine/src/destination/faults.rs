@@ -1,69 +1,227 @@
-//! The fault thread: reads userfaults, sends page requests. Nothing else runs
+//! The fault threads: read userfaults, send page requests. Nothing else runs
 //! on this path.
+//!
+//! Several may read one userfaultfd; each message goes to one of them. What
+//! they share is the installer and the way out (`asking.rs`), neither of which
+//! makes one wait for another's system call. Nothing is allocated once they
+//! run.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use hikkoshi_faults::{EventBuffer, Ready, Stop};
-use hikkoshi_wire::Frame;
+use hikkoshi_faults::{Also, EventBuffer, Ready, Stop};
+use hikkoshi_pages::PageRange;
+use hikkoshi_wire::{Frame, HEADER_LEN};
+use std::os::fd::AsFd;
 
+use super::asking::Asking;
 use super::error::DestinationFailure;
 use super::installer::{Installer, Wanted};
+use super::options::DestinationOptions;
 use super::session::Event;
-use crate::link::LinkWriter;
+use super::staging::GAPS;
+use super::who::Who;
+use crate::link::Stream;
+use crate::priority::Rank;
 
 /// Faults read with one system call.
 const BATCH: usize = 64;
 
-/// Starts the thread. It ends when `stop` is stopped, or with an event when
-/// something fails.
-pub(super) fn start(
+/// Bytes of requests that come of one.
+const BATCH_BYTES: usize = BATCH * GAPS * HEADER_LEN;
+
+/// Between so many looks at the userfaultfd a spinning thread looks at
+/// everything else once: some 10 µs.
+const SPINS: u32 = 64;
+
+/// What the fault threads share.
+#[derive(Debug)]
+struct Shared {
     installer: Arc<Installer>,
-    mut requests: LinkWriter,
+    asking: Asking,
+    who: Arc<Who>,
     stop: Stop,
-    events: SyncSender<Event>,
-) -> Result<JoinHandle<()>, DestinationFailure> {
-    thread::Builder::new()
-        .name("dst-faults".into())
-        .spawn(move || {
-            if let Err(failure) = run(&installer, &mut requests, &stop) {
-                // Nobody listens any more once the migration is over.
-                let _ = events.send(Event::Failed(failure));
-            }
-        })
-        .map_err(DestinationFailure::Thread)
+    poll: bool,
 }
 
-fn run(
-    installer: &Installer,
-    requests: &mut LinkWriter,
+/// Starts `threads` threads. They end when `stop` is stopped, or with an event
+/// when something fails.
+pub(super) fn start(
+    installer: &Arc<Installer>,
+    urgent: Arc<Stream>,
+    who: &Arc<Who>,
     stop: &Stop,
-) -> Result<(), DestinationFailure> {
-    let userfault = installer.userfault();
-    let mut buffer = EventBuffer::with_capacity(BATCH);
-    loop {
-        match userfault.wait(stop, None)? {
-            Ready::Stopped => return Ok(()),
-            Ready::ProcessGone => return Err(DestinationFailure::ProcessGone),
-            Ready::TimedOut | Ready::Also => continue,
-            Ready::Events => {}
+    events: &SyncSender<Event>,
+    options: &DestinationOptions,
+    threads: usize,
+) -> Result<Vec<JoinHandle<()>>, DestinationFailure> {
+    let shared = Arc::new(Shared {
+        installer: Arc::clone(installer),
+        asking: Asking::new(urgent, threads, BATCH_BYTES),
+        who: Arc::clone(who),
+        stop: stop.clone(),
+        poll: options.poll,
+    });
+    let priority = options.priority;
+    (0..threads)
+        .map(|number| {
+            let (shared, events) = (Arc::clone(&shared), events.clone());
+            thread::Builder::new()
+                .name(format!("dst-faults-{number}"))
+                .spawn(move || {
+                    priority.take(Rank::Urgent);
+                    if let Err(failure) = FaultThread::new(&shared).run() {
+                        // Nobody listens any more once the migration is over.
+                        let _ = events.send(Event::Failed(failure));
+                    }
+                })
+                .map_err(DestinationFailure::Thread)
+        })
+        .collect()
+}
+
+/// One thread's own memory.
+#[derive(Debug)]
+struct FaultThread<'a> {
+    shared: &'a Shared,
+    buffer: EventBuffer,
+    /// Host pages to ask for, and when their faults were read.
+    wanted: Vec<(PageRange, u64)>,
+    frames: Vec<u8>,
+}
+
+impl<'a> FaultThread<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        Self {
+            shared,
+            buffer: EventBuffer::with_capacity(BATCH),
+            wanted: Vec::with_capacity(BATCH),
+            frames: Vec::with_capacity(BATCH_BYTES),
         }
-        userfault.read(&mut buffer)?;
-        while let Some(event) = buffer.take() {
+    }
+
+    fn run(&mut self) -> Result<(), DestinationFailure> {
+        let Shared {
+            installer,
+            asking,
+            stop,
+            ..
+        } = self.shared;
+        let link = "asking for a page";
+        loop {
+            asking.flush().map_err(DestinationFailure::link(link))?;
+            if asking.is_overfull() {
+                if stop.is_stopped() {
+                    return Ok(());
+                }
+                asking.wait(stop);
+                continue;
+            }
+            match self.next()? {
+                Ready::Stopped => return Ok(()),
+                Ready::ProcessGone => return Err(DestinationFailure::ProcessGone),
+                Ready::TimedOut => continue,
+                Ready::Also => {
+                    installer.news().heard();
+                    let now = installer.now();
+                    while self.wanted.len() < BATCH
+                        && let Some(range) = installer.next_turn()
+                    {
+                        self.wanted.push((range, now));
+                    }
+                }
+                Ready::Events => self.faults()?,
+            }
+            self.ask()?;
+        }
+    }
+
+    /// Waits, or spins, until there is something to do; what was read is in
+    /// the buffer.
+    fn next(&mut self) -> Result<Ready, DestinationFailure> {
+        let Shared {
+            installer,
+            asking,
+            stop,
+            poll,
+            ..
+        } = self.shared;
+        let userfault = installer.userfault();
+        let wait = |timeout| {
+            let also = [
+                Some(Also::Readable(installer.news().as_fd())),
+                asking.waits_for().map(Also::Writable),
+            ];
+            userfault.wait_also(stop, also, timeout)
+        };
+        loop {
+            if *poll {
+                for _ in 0..SPINS {
+                    if userfault.read(&mut self.buffer)? > 0 {
+                        return Ok(Ready::Events);
+                    }
+                    std::hint::spin_loop();
+                }
+                match wait(Some(Duration::ZERO))? {
+                    Ready::TimedOut | Ready::Events => {}
+                    ready => return Ok(ready),
+                }
+            } else {
+                match wait(None)? {
+                    Ready::Events => {}
+                    ready => return Ok(ready),
+                }
+                // Another thread may have been faster.
+                if userfault.read(&mut self.buffer)? > 0 {
+                    return Ok(Ready::Events);
+                }
+            }
+        }
+    }
+
+    /// What is in the buffer: what must be asked for is wanted afterwards.
+    fn faults(&mut self) -> Result<(), DestinationFailure> {
+        let Shared { installer, who, .. } = self.shared;
+        let read = installer.now();
+        while let Some(event) = self.buffer.take() {
             let hikkoshi_faults::Event::Fault(fault) = event else {
                 // No other events were asked for.
                 tracing::warn!(?event, "an event of the userfaultfd that was not asked for");
                 continue;
             };
+            who.faulted(fault.thread);
             let wanted = installer
                 .faulted(fault.addr)
                 .map_err(|e| DestinationFailure::Install(e.into()))?;
             if let Wanted::Ask(range) = wanted {
-                requests
-                    .frame(Frame::Request { range })
-                    .map_err(DestinationFailure::link("asking for a page"))?;
+                self.wanted.push((range, read));
             }
         }
+        Ok(())
+    }
+
+    /// Asks for all that is wanted, with one system call.
+    fn ask(&mut self) -> Result<(), DestinationFailure> {
+        if self.wanted.is_empty() {
+            return Ok(());
+        }
+        let Shared {
+            installer, asking, ..
+        } = self.shared;
+        self.frames.clear();
+        for (range, _) in &self.wanted {
+            installer.requests(*range, |range| {
+                self.frames.extend(Frame::Request { range }.encode());
+            });
+        }
+        let now = installer.now();
+        for (range, read) in self.wanted.drain(..) {
+            installer.asking(range, read, now);
+        }
+        asking
+            .send(&self.frames)
+            .map_err(DestinationFailure::link("asking for a page"))
     }
 }

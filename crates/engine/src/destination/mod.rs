@@ -1,21 +1,37 @@
 //! The destination's side of a migration.
 //!
 //! One thread leads ([`receive`]): it accepts a source, drops what is stale
-//! and goes through the switchover. Beside it run one receiver for each link
-//! (`receiver.rs`), which write pages into the RAM files (`memory.rs`) before
-//! the switch and install them (`installer.rs`, `staging.rs`) after it, and
-//! the fault thread (`faults.rs`), which asks for what the guest touches.
+//! and goes through the switchover (`arrival.rs`, `ending.rs`). Beside it run
+//! one receiver for each link (`receiver.rs`), which write pages into the RAM
+//! files (`memory.rs`) before the switch and install them (`installer.rs`) after
+//! it, and the fault threads (`faults.rs`), which ask for what the guest touches
+//! (`asking.rs`) and note when (`outstanding.rs`) and for whom (`who.rs`).
+//!
+//! Huge pages are put together from pieces (`staging.rs`, `book.rs`), asked for
+//! a bounded number at a time (`turns.rs`); those of tmpfs are rebuilt at the
+//! end (`collapse.rs`).
 
 mod arrival;
+mod asking;
+mod book;
+mod collapse;
+mod ending;
 mod error;
 mod faults;
+#[cfg(all(test, not(loom)))]
+mod giant;
 mod installer;
 mod memory;
 mod offer;
 mod options;
+mod outstanding;
+mod postcopy;
 mod receiver;
 mod session;
 mod staging;
+mod sync;
+mod turns;
+mod who;
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,10 +40,10 @@ use std::thread;
 
 use hikkoshi_wire::Role;
 
+pub use book::TooManyPartial;
 pub use error::{DestinationFailure, ReceiveError};
 pub use installer::InstallError;
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
-pub use staging::TooManyPartial;
 
 use crate::cancel::Cancel;
 use crate::guest::DestinationGuest;

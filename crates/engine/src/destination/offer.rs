@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_faults::Userfault;
-use hikkoshi_wire::{Limits, MAX_LINKS, ToDestination, ToSource};
+use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, ToDestination, ToSource};
 
 use super::memory::Memory;
+use super::staging::Size;
 use crate::cancel::Cancel;
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkReader, LinkWriter, Stream, split};
@@ -23,6 +24,8 @@ pub(super) struct Offered {
     pub(super) writer: LinkWriter,
     pub(super) limits: Limits,
     pub(super) stop: Cancel,
+    /// What both sides understand beyond the protocol's version.
+    pub(super) capabilities: Capabilities,
     pub(super) mode: Mode,
     /// How many background links the source will open.
     pub(super) background_links: u16,
@@ -42,6 +45,7 @@ pub(super) fn hear(
         pages: guest.ram().layout().pages(),
     };
     let stop = Cancel::new();
+    let capabilities = link.capabilities;
     let stream = Arc::new(link.stream);
     let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
     // Until the commit, cancelling ends whatever is blocked on the link.
@@ -61,7 +65,7 @@ pub(super) fn hear(
         .compatible_with(guest.describe())
         .map_err(text)
         .and_then(|()| check_links(background_links))
-        .and_then(|()| make_ready(guest, may_postcopy));
+        .and_then(|()| make_ready(guest, may_postcopy, background_links));
     let (memory, userfault) = match ready {
         Ok(ready) => ready,
         Err(reason) => {
@@ -90,6 +94,7 @@ pub(super) fn hear(
         writer,
         limits,
         stop,
+        capabilities,
         mode: mode.into(),
         background_links,
         memory,
@@ -109,7 +114,15 @@ fn check_links(links: u16) -> Result<(), String> {
 
 type Ready = (Memory, Option<(Arc<Userfault>, Vec<u64>)>);
 
-fn make_ready(guest: &mut dyn DestinationGuest, may_postcopy: bool) -> Result<Ready, String> {
+fn make_ready(
+    guest: &mut dyn DestinationGuest,
+    may_postcopy: bool,
+    links: u16,
+) -> Result<Ready, String> {
+    if may_postcopy {
+        let sizes = Size::all(guest.ram().layout(), links);
+        room_for(sizes.iter().map(Size::bytes).sum(), available_memory())?;
+    }
     guest.prepare().map_err(text)?;
     let userfault = if may_postcopy {
         Some(guest.take_userfault().map_err(text)?)
@@ -123,6 +136,31 @@ fn make_ready(guest: &mut dyn DestinationGuest, may_postcopy: bool) -> Result<Re
     Ok((memory, userfault))
 }
 
+/// Whether huge pages can be put together here. They are assembled in ordinary
+/// memory beside the pool that they come from, as many as a source may send at
+/// once, and a machine that runs out of it in post-copy loses the guest.
+fn room_for(need: u64, available: Option<u64>) -> Result<(), String> {
+    match available {
+        Some(available) if need > available => Err(format!(
+            "putting the guest's huge pages together takes up to {} MiB of ordinary memory, and \
+             {} MiB are available: free some, let the source use fewer background links \
+             (--links), or move the guest with --mode precopy --when-stalled go-on",
+            need >> 20,
+            available >> 20
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// `MemAvailable` of `/proc/meminfo`, in bytes. It leaves out what is reserved
+/// for huge pages.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 /// Gives the machine back; what goes wrong is added to `reason`.
 fn give_back(guest: &mut dyn DestinationGuest, reason: String) -> String {
     match guest.release() {
@@ -133,4 +171,25 @@ fn give_back(guest: &mut dyn DestinationGuest, reason: String) -> String {
 
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_for_huge_pages_is_checked_before_anything_is_touched() {
+        assert_eq!(room_for(0, Some(0)), Ok(()));
+        assert_eq!(room_for(5 << 30, None), Ok(()), "nobody knows");
+        assert_eq!(room_for(5 << 30, Some(5 << 30)), Ok(()));
+        let refusal = room_for(5 << 30, Some(3 << 30)).unwrap_err();
+        assert!(
+            refusal.starts_with(
+                "putting the guest's huge pages together takes up to 5120 MiB of ordinary \
+                 memory, and 3072 MiB are available: "
+            ),
+            "{refusal}"
+        );
+        assert!(available_memory().unwrap() > 1 << 20);
+    }
 }

@@ -1,7 +1,7 @@
 //! The threads that receive pages, one for each link.
 
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -9,12 +9,13 @@ use hikkoshi_pages::PAGE_SIZE;
 use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 
 use super::error::DestinationFailure;
-use super::installer::Installer;
+use super::installer::{Installer, Recorder};
 use super::memory::Memory;
+use super::options::DestinationOptions;
 use super::session::{Ends, Event};
 use crate::link::{LinkError, LinkReader, LinkWriter};
 use crate::priority::{Priority, Rank};
-use crate::stats::{Counters, Tracker};
+use crate::stats::{Counters, RequestLatencies, Tracker};
 
 /// The source hears of applied bytes at least this often, so that a window of
 /// twice as much keeps the link busy.
@@ -32,6 +33,31 @@ pub(super) struct Sink {
     pub(super) installer: OnceLock<Arc<Installer>>,
     pub(super) counters: Arc<Counters>,
     pub(super) tracker: Arc<Tracker>,
+    /// One for each receiver, made with it.
+    pub(super) recorders: Mutex<Vec<Arc<Recorder>>>,
+}
+
+impl Sink {
+    /// All receivers' records, merged.
+    pub(super) fn latencies(&self) -> RequestLatencies {
+        let mut all = RequestLatencies::default();
+        if let Ok(recorders) = self.recorders.lock() {
+            for recorder in recorders.iter() {
+                if let Ok(latencies) = recorder.lock() {
+                    all.merge(&latencies);
+                }
+            }
+        }
+        all
+    }
+
+    fn recorder(&self) -> Arc<Recorder> {
+        let recorder = Arc::<Recorder>::default();
+        if let Ok(mut recorders) = self.recorders.lock() {
+            recorders.push(Arc::clone(&recorder));
+        }
+        recorder
+    }
 }
 
 /// Which link a receiver serves.
@@ -57,12 +83,13 @@ pub(super) fn start_background(
 /// Receives the pages that were asked for.
 pub(super) fn start_urgent(
     sink: Arc<Sink>,
-    reader: LinkReader,
+    mut reader: LinkReader,
     events: SyncSender<Event>,
-    priority: Priority,
+    options: &DestinationOptions,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
+    reader.set_poll(options.poll);
     let receiver = Receiver::new(Kind::Urgent, sink, reader, None, events);
-    start(receiver, "dst-urgent".to_owned(), priority)
+    start(receiver, "dst-urgent".to_owned(), options.priority)
 }
 
 fn start(
@@ -93,6 +120,7 @@ struct Receiver {
     acks: Option<LinkWriter>,
     acked: u64,
     buffer: Vec<u8>,
+    recorder: Arc<Recorder>,
     events: SyncSender<Event>,
 }
 
@@ -106,6 +134,7 @@ impl Receiver {
     ) -> Self {
         Self {
             kind,
+            recorder: sink.recorder(),
             sink,
             reader,
             acks,
@@ -170,12 +199,18 @@ impl Receiver {
             Frame::Pages { range } => {
                 let content = self.buffer.get(..frame.payload_len()).unwrap_or_default();
                 match installer {
-                    Some(installer) => Ok(installer.install(range, content)?),
+                    Some(installer) => {
+                        let received = installer.now();
+                        Ok(installer.install(range, content, received, &self.recorder)?)
+                    }
                     None => self.sink.memory.write(range, content).map(|()| false),
                 }
             }
             Frame::Zeros { range } => match installer {
-                Some(installer) => Ok(installer.install_zeros(range)?),
+                Some(installer) => {
+                    let received = installer.now();
+                    Ok(installer.install_zeros(range, received, &self.recorder)?)
+                }
                 None => self.sink.memory.zero(range).map(|()| false),
             },
             other => Err(DestinationFailure::unexpected(doing, &other)),

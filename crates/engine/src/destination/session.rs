@@ -100,7 +100,7 @@ impl Session {
         let doing = "waiting for the source's links";
         let deadline = Instant::now() + LINKS_TIMEOUT;
         let mut urgent_link = None;
-        let mut background: Vec<Option<Ends>> = (0..background_links).map(|_| None).collect();
+        let mut background: Vec<Option<_>> = (0..background_links).map(|_| None).collect();
         while background.iter().any(Option::is_none) || (urgent && urgent_link.is_none()) {
             if cancel.is_cancelled() {
                 return Err(DestinationFailure::Cancelled);
@@ -138,12 +138,16 @@ impl Session {
             let stream = Arc::new(link.stream);
             let ends = split(&stream, self.limits, &self.stop)
                 .map_err(|e| DestinationFailure::link(doing)(e.into()))?;
-            self.streams.push(stream);
-            *slot = Some(ends);
+            self.streams.push(Arc::clone(&stream));
+            *slot = Some((stream, ends));
         }
         Ok(Links {
-            background: background.into_iter().flatten().collect(),
-            urgent: urgent_link,
+            background: background
+                .into_iter()
+                .flatten()
+                .map(|(_, ends)| ends)
+                .collect(),
+            urgent: urgent_link.map(|(stream, (reader, _))| (reader, stream)),
         })
     }
 
@@ -221,5 +225,6 @@ pub(super) type Ends = (LinkReader, LinkWriter);
 pub(super) struct Links {
     /// In the order of their numbers.
     pub(super) background: Vec<Ends>,
-    pub(super) urgent: Option<Ends>,
+    /// Where pages come from, and where requests are written.
+    pub(super) urgent: Option<(LinkReader, Arc<Stream>)>,
 }

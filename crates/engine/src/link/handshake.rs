@@ -84,14 +84,15 @@ pub(super) fn answer(
             (Some(id), _) => id,
         };
         let ours = hello(theirs.role, ours);
-        negotiate(&ours, &theirs)?;
+        let agreed = negotiate(&ours, &theirs)?;
         (&stream).write_all(&ours.encode())?;
-        Ok(theirs)
+        Ok((theirs, agreed))
     })();
     match theirs {
-        Ok(theirs) => Ok(Incoming {
+        Ok((theirs, agreed)) => Ok(Incoming {
             role: theirs.role,
             id: theirs.id,
+            capabilities: agreed.capabilities,
             stream,
             peer,
         }),

@@ -11,7 +11,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use hikkoshi_wire::{MigrationId, Role};
+use hikkoshi_wire::{Capabilities, MigrationId, Role};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::framed::TICK;
@@ -29,6 +29,8 @@ pub struct Incoming {
     pub role: Role,
     /// Which migration it belongs to.
     pub id: MigrationId,
+    /// What both sides understand beyond the protocol's version.
+    pub capabilities: Capabilities,
     /// The connection.
     pub stream: Stream,
     /// Where it comes from, for messages.

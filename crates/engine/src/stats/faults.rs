@@ -70,9 +70,7 @@ impl Requests {
 /// How rebuilding huge pages went.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct CollapseAccount {
-    /// Places of 2 MiB that hold data of the guest.
-    pub places: u64,
-    /// Those that were tried before it ended.
+    /// Places of 2 MiB that hold data of the guest, as far as it came.
     pub tried: u64,
     /// Those that are huge pages now.
     pub rebuilt: u64,

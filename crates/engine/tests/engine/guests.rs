@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
-use hikkoshi_engine::{DestinationGuest, GuestError, RamFiles, SourceGuest};
-use hikkoshi_faults::{Features, HostAddr, Userfault};
+use hikkoshi_engine::{DestinationGuest, GuestError, RamFiles, SourceGuest, ThreadName};
+use hikkoshi_faults::{Features, HostAddr, Process, Userfault};
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::GuestDescription;
 
@@ -288,6 +288,19 @@ impl DestinationGuest for TestDestination {
         self.machine
             .stop(Side::Destination, Duration::from_millis(100));
         Ok(())
+    }
+
+    fn name_thread(&self, thread: u32) -> Option<ThreadName> {
+        let comm = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).ok()?;
+        let name = comm.trim_end().to_owned();
+        let vcpu = name.strip_prefix("cpu").and_then(|cpu| cpu.parse().ok());
+        Some(ThreadName { name, vcpu })
+    }
+
+    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+        let own = Process::open(std::process::id()).unwrap();
+        let hosts = self.machine.memory(Side::Destination).hosts();
+        Some((Arc::new(own), hosts))
     }
 
     fn abandon_userfault(&mut self) {

@@ -1,0 +1,119 @@
+//! What answers the guest's faults, as long as pages are missing.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::thread::JoinHandle;
+
+use hikkoshi_faults::Stop;
+
+use super::error::DestinationFailure;
+use super::faults;
+use super::installer::Installer;
+use super::options::DestinationOptions;
+use super::receiver::{self, Sink};
+use super::session::Event;
+use super::who::{Names, Who};
+use crate::guest::DestinationGuest;
+use crate::link::{LinkReader, Stream};
+use crate::stats::{Phase, Requests};
+
+/// What post-copy needs, until it begins.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) installer: Installer,
+    pub(super) urgent: (LinkReader, Arc<Stream>),
+    pub(super) fault_threads: usize,
+}
+
+/// Faults are being answered.
+#[derive(Debug)]
+pub(super) struct Faulting {
+    installer: Arc<Installer>,
+    stop: Stop,
+    threads: Vec<JoinHandle<()>>,
+    who: Arc<Who>,
+    names: Names,
+}
+
+impl Faulting {
+    /// From here on an access to a missing page faults, and is answered.
+    ///
+    /// What was begun is in `slot` even on a failure, to be ended from there.
+    pub(super) fn start(
+        slot: &mut Option<Self>,
+        prepared: Prepared,
+        sink: &Arc<Sink>,
+        events: &SyncSender<Event>,
+        options: &DestinationOptions,
+    ) -> Result<(), DestinationFailure> {
+        let installer = Arc::new(prepared.installer);
+        sink.tracker.begin(Phase::Postcopy, 0, installer.left());
+        // Set once, here: receivers install from now on instead of writing.
+        let _ = sink.installer.set(Arc::clone(&installer));
+        let (reader, writer) = prepared.urgent;
+        let faulting = slot.insert(Self {
+            installer: Arc::clone(&installer),
+            stop: Stop::new().map_err(DestinationFailure::Thread)?,
+            threads: Vec::new(),
+            who: Arc::new(Who::new()),
+            names: Names::default(),
+        });
+        installer.start()?;
+        let urgent = receiver::start_urgent(Arc::clone(sink), reader, events.clone(), options)?;
+        faulting.threads.push(urgent);
+        let threads = faults::start(
+            &installer,
+            writer,
+            &faulting.who,
+            &faulting.stop,
+            events,
+            options,
+            prepared.fault_threads,
+        )?;
+        faulting.threads.extend(threads);
+        Ok(())
+    }
+
+    pub(super) fn installer(&self) -> &Arc<Installer> {
+        &self.installer
+    }
+
+    /// Asks what the threads that fault are called, while they live.
+    pub(super) fn name_threads(&mut self, guest: &dyn DestinationGuest) {
+        self.names.update(&self.who, guest);
+    }
+
+    /// What was measured so far.
+    pub(super) fn requests(&self, sink: &Sink) -> Requests {
+        let latencies = sink.latencies();
+        Requests {
+            request_latency_us: latencies.total(),
+            request_stages_us: latencies.stages(),
+            unmeasured_requests: self.installer.unmeasured(),
+            faults: self.names.account(&self.who),
+        }
+    }
+
+    /// Faults are no longer answered. They go on waiting.
+    pub(super) fn stop(&self) {
+        self.stop.stop();
+    }
+
+    /// Lets go of the guest's memory: when nothing is missing, or when the
+    /// guest will never run here.
+    pub(super) fn let_go(&self) {
+        self.stop();
+        if let Err(error) = self.installer.unregister() {
+            tracing::warn!(%error, "letting go of the guest's memory");
+        }
+    }
+
+    /// Waits for the threads, which must have been stopped, and their links
+    /// closed.
+    pub(super) fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // A panic was reported by the panic hook; there is nothing to add.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! How many huge pages are asked for at once.
+//!
+//! A huge page that is asked for takes memory until it is whole. What is asked
+//! for is bounded, and further requests wait their turn, in order.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use hikkoshi_pages::Page;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Huge pages that are asked for, and those that wait for it. Each is known by
+/// its first page.
+#[derive(Debug)]
+pub(super) struct Turns {
+    state: Mutex<State>,
+    news: Arc<News>,
+}
+
+/// Readable when somebody's turn has come.
+#[derive(Debug)]
+pub(super) struct News(OwnedFd);
+
+impl News {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?))
+    }
+
+    fn tell(&self) {
+        // Can only fail when the counter is full, and then it is readable.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// No longer readable, until the next turn comes.
+    pub(super) fn heard(&self) {
+        let mut counter = [0; 8];
+        // Nothing to read: another thread has heard.
+        let _ = rustix::io::read(&self.0, &mut counter);
+    }
+}
+
+impl AsFd for News {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    most: usize,
+    asked: Vec<Page>,
+    waiting: VecDeque<Page>,
+}
+
+impl Turns {
+    /// Up to `most` at once, at least one; `news` tells of the others' turns.
+    pub(super) fn new(most: usize, news: Arc<News>) -> Self {
+        let most = most.max(1);
+        Self {
+            state: Mutex::new(State {
+                most,
+                asked: Vec::with_capacity(most),
+                // Each waiting page is a thread of the guest that waits: more
+                // than this many are possible, but cost an allocation.
+                waiting: VecDeque::with_capacity(1024),
+            }),
+            news,
+        }
+    }
+
+    /// Whether `page` may be asked for now; otherwise it waits. The caller must
+    /// look afterwards whether the page has come meanwhile, and say so.
+    pub(super) fn begin(&self, page: Page) -> bool {
+        let Ok(mut state) = self.state.lock() else {
+            return true;
+        };
+        let now = state.asked.len() < state.most && state.waiting.is_empty();
+        if now {
+            state.asked.push(page);
+        } else {
+            state.waiting.push_back(page);
+        }
+        now
+    }
+
+    /// `page` has come, whether it was asked for or not.
+    pub(super) fn end(&self, page: Page) {
+        let Ok(mut state) = self.state.lock() else {
+            return;
+        };
+        if let Some(at) = state.asked.iter().position(|&asked| asked == page) {
+            state.asked.swap_remove(at);
+        } else {
+            state.waiting.retain(|&waiting| waiting != page);
+        }
+        let turn = state.asked.len() < state.most && !state.waiting.is_empty();
+        drop(state);
+        if turn {
+            self.news.tell();
+        }
+    }
+
+    /// The next page whose turn has come; it counts as asked for.
+    pub(super) fn next(&self) -> Option<Page> {
+        let mut state = self.state.lock().ok()?;
+        if state.asked.len() >= state.most {
+            return None;
+        }
+        let page = state.waiting.pop_front()?;
+        state.asked.push(page);
+        Some(page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    fn readable(turns: &Turns) -> bool {
+        let mut set = [PollFd::new(&*turns.news, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut set, Some(&now)).unwrap() == 1
+    }
+
+    #[test]
+    fn in_order_and_no_more_than_allowed() {
+        let turns = Turns::new(2, Arc::new(News::new().unwrap()));
+        let page = Page::new;
+        assert!(turns.begin(page(10)) && turns.begin(page(20)));
+        assert!(!turns.begin(page(30)) && !turns.begin(page(40)) && !turns.begin(page(50)));
+        assert_eq!(turns.next(), None);
+        assert!(!readable(&turns));
+        turns.end(page(20));
+        assert!(readable(&turns));
+        // Somebody else is first, although there is room.
+        assert!(!turns.begin(page(60)));
+        turns.news.heard();
+        assert!(!readable(&turns));
+        // One that waited comes unasked.
+        turns.end(page(40));
+        assert_eq!(turns.next(), Some(page(30)));
+        assert_eq!(turns.next(), None);
+        turns.end(page(99));
+        turns.end(page(10));
+        turns.end(page(30));
+        assert_eq!(turns.next(), Some(page(50)));
+        assert_eq!(turns.next(), Some(page(60)));
+        assert_eq!(turns.next(), None);
+        turns.end(page(50));
+        turns.end(page(60));
+        assert!(turns.begin(page(70)));
+    }
+}

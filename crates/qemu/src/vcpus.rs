@@ -1,0 +1,87 @@
+//! Which of QEMU's threads are virtual processors.
+
+use std::io::Read;
+
+use hikkoshi_engine::ThreadName;
+use hikkoshi_faults::Process;
+use serde_json::{Value, json};
+
+use crate::qmp::{Client, QmpError};
+
+/// A virtual processor and the thread that runs it. With TCG in one thread
+/// (`thread=single`) several have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Vcpu {
+    number: u32,
+    thread: u32,
+}
+
+/// Asks QEMU.
+pub(crate) fn query(client: &mut Client) -> Result<Vec<Vcpu>, QmpError> {
+    let answer = client.execute("query-cpus-fast", json!({}))?;
+    Ok(parse(&answer))
+}
+
+/// An entry that says nothing usable is left out: names are for people.
+fn parse(answer: &Value) -> Vec<Vcpu> {
+    let number = |value: &Value| value.as_u64().and_then(|number| number.try_into().ok());
+    let vcpu = |entry: &Value| {
+        Some(Vcpu {
+            number: number(entry.get("cpu-index")?)?,
+            thread: number(entry.get("thread-id")?)?,
+        })
+    };
+    let entries = answer.as_array().map(Vec::as_slice).unwrap_or_default();
+    entries.iter().filter_map(vcpu).collect()
+}
+
+/// What thread `thread` of QEMU is. Does not ask QEMU, which may be waiting.
+pub(crate) fn name(process: &Process, vcpus: &[Vcpu], thread: u32) -> Option<ThreadName> {
+    let mut name = String::new();
+    let comm = process.open_proc(&format!("task/{thread}/comm"));
+    comm.and_then(|file| file.take(64).read_to_string(&mut name))
+        .ok()?;
+    let mut of_thread = vcpus.iter().filter(|vcpu| vcpu.thread == thread);
+    let vcpu = of_thread.next().filter(|_| of_thread.next().is_none());
+    Some(ThreadName {
+        name: name.trim_end().to_owned(),
+        vcpu: vcpu.map(|vcpu| vcpu.number),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_known_by_their_threads() {
+        let vcpus = parse(&json!([
+            {"cpu-index": 0, "thread-id": 4711, "qom-path": "/machine/unattached/device[0]"},
+            {"cpu-index": 1, "thread-id": 4712},
+            {"cpu-index": "two", "thread-id": 4713},
+            {"thread-id": -1},
+        ]));
+        let expected = [(0, 4711), (1, 4712)].map(|(number, thread)| Vcpu { number, thread });
+        assert_eq!(vcpus, expected);
+        assert_eq!(parse(&json!({"return": 1})), []);
+    }
+
+    #[test]
+    fn a_thread_has_a_name_and_perhaps_a_processor() {
+        let process = Process::open(std::process::id()).unwrap();
+        let thread = std::process::id();
+        let own = std::fs::read_to_string("/proc/self/comm").unwrap();
+        let vcpu = |number| Vcpu { number, thread };
+        for (vcpus, expected) in [
+            (vec![], None),
+            (vec![vcpu(3)], Some(3)),
+            // Taking turns in one thread: it is neither.
+            (vec![vcpu(0), vcpu(1)], None),
+        ] {
+            let named = name(&process, &vcpus, thread).unwrap();
+            assert_eq!(named.vcpu, expected);
+            assert_eq!(named.name, own.trim_end());
+        }
+        assert_eq!(name(&process, &[], u32::MAX), None);
+    }
+}
