@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles};
-use hikkoshi_faults::{Features, ForeignUserfault, GiveBackError, TakeError, Userfault};
+use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, ThreadName};
+use hikkoshi_faults::{Features, ForeignUserfault, GiveBackError, Process, TakeError, Userfault};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::GuestDescription;
 use serde_json::json;
@@ -22,6 +22,7 @@ use crate::preflight::Side;
 use crate::qmp::{COMMAND_TIMEOUT, QmpError, Version};
 use crate::settings::{self, Settings};
 use crate::source::close_descriptor;
+use crate::vcpus::{self, Vcpu};
 use crate::vigil::Vigil;
 
 /// How long loading the device state may take. QEMU reads guest memory while
@@ -167,6 +168,8 @@ pub struct QemuDestination {
     loading: bool,
     loaded: bool,
     cancel: Option<Cancel>,
+    /// Which thread runs which virtual processor.
+    vcpus: Vec<Vcpu>,
     vigil: Option<Vigil>,
 }
 
@@ -186,6 +189,7 @@ impl QemuDestination {
             loading: false,
             loaded: false,
             cancel: None,
+            vcpus: Vec::new(),
             vigil: None,
         })
     }
@@ -239,6 +243,8 @@ impl QemuDestination {
             // Now, not when the source's guest is stopped and everybody waits.
             self.socket = Some(device_state::open(client, Until::End)?);
         }
+        // Later QMP may be silent: QEMU may wait for a page itself.
+        self.vcpus = vcpus::query(client)?;
         Ok(())
     }
 
@@ -420,6 +426,14 @@ impl DestinationGuest for QemuDestination {
             Err(error) if error.is_closed() => Ok(()),
             Err(error) => Err(GuestError::new(error)),
         }
+    }
+
+    fn name_thread(&self, thread: u32) -> Option<ThreadName> {
+        vcpus::name(&self.qemu.process, &self.vcpus, thread)
+    }
+
+    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+        Some((Arc::clone(&self.qemu.process), self.qemu.addresses.clone()))
     }
 
     fn abandon_userfault(&mut self) {

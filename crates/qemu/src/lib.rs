@@ -78,6 +78,7 @@ mod room;
 mod settings;
 mod source;
 mod undo;
+mod vcpus;
 mod vigil;
 
 pub use attach::AttachError;

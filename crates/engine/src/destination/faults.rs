@@ -67,12 +67,13 @@ pub(super) fn start(
     let priority = options.priority;
     (0..threads)
         .map(|number| {
-            let (shared, events) = (Arc::clone(&shared), events.clone());
+            let mut fault_thread = FaultThread::new(Arc::clone(&shared));
+            let events = events.clone();
             thread::Builder::new()
                 .name(format!("dst-faults-{number}"))
                 .spawn(move || {
                     priority.take(Rank::Urgent);
-                    if let Err(failure) = FaultThread::new(&shared).run() {
+                    if let Err(failure) = fault_thread.run() {
                         // Nobody listens any more once the migration is over.
                         let _ = events.send(Event::Failed(failure));
                     }
@@ -84,16 +85,16 @@ pub(super) fn start(
 
 /// One thread's own memory.
 #[derive(Debug)]
-struct FaultThread<'a> {
-    shared: &'a Shared,
+struct FaultThread {
+    shared: Arc<Shared>,
     buffer: EventBuffer,
     /// Host pages to ask for, and when their faults were read.
     wanted: Vec<(PageRange, u64)>,
     frames: Vec<u8>,
 }
 
-impl<'a> FaultThread<'a> {
-    fn new(shared: &'a Shared) -> Self {
+impl FaultThread {
+    fn new(shared: Arc<Shared>) -> Self {
         Self {
             shared,
             buffer: EventBuffer::with_capacity(BATCH),
@@ -103,12 +104,13 @@ impl<'a> FaultThread<'a> {
     }
 
     fn run(&mut self) -> Result<(), DestinationFailure> {
+        let shared = Arc::clone(&self.shared);
         let Shared {
             installer,
             asking,
             stop,
             ..
-        } = self.shared;
+        } = &*shared;
         let link = "asking for a page";
         loop {
             asking.flush().map_err(DestinationFailure::link(link))?;
@@ -147,7 +149,7 @@ impl<'a> FaultThread<'a> {
             stop,
             poll,
             ..
-        } = self.shared;
+        } = &*self.shared;
         let userfault = installer.userfault();
         let wait = |timeout| {
             let also = [
@@ -183,7 +185,7 @@ impl<'a> FaultThread<'a> {
 
     /// What is in the buffer: what must be asked for is wanted afterwards.
     fn faults(&mut self) -> Result<(), DestinationFailure> {
-        let Shared { installer, who, .. } = self.shared;
+        let Shared { installer, who, .. } = &*self.shared;
         let read = installer.now();
         while let Some(event) = self.buffer.take() {
             let hikkoshi_faults::Event::Fault(fault) = event else {
@@ -209,7 +211,7 @@ impl<'a> FaultThread<'a> {
         }
         let Shared {
             installer, asking, ..
-        } = self.shared;
+        } = &*self.shared;
         self.frames.clear();
         for (range, _) in &self.wanted {
             installer.requests(*range, |range| {

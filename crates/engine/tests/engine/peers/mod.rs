@@ -3,6 +3,7 @@
 
 mod destinations;
 mod door;
+mod faults;
 mod sources;
 
 use std::sync::Arc;

@@ -21,10 +21,10 @@ use crate::run::{Notices, watchdog};
 use super::{listen, machine};
 
 /// A source that says what a test tells it to.
-struct Source {
-    control: (LinkReader, LinkWriter),
-    background: (LinkReader, LinkWriter),
-    urgent: Option<(LinkReader, LinkWriter)>,
+pub(super) struct Source {
+    pub(super) control: (LinkReader, LinkWriter),
+    pub(super) background: (LinkReader, LinkWriter),
+    pub(super) urgent: Option<(LinkReader, LinkWriter)>,
     id: MigrationId,
     /// Its sockets stay open until it is dropped.
     _streams: Vec<Arc<Stream>>,
@@ -42,7 +42,7 @@ fn begin(description: &GuestDescription, may_postcopy: bool) -> ToDestination {
 }
 
 impl Source {
-    fn connect(
+    pub(super) fn connect(
         address: &Address,
         limits: Limits,
         description: &GuestDescription,
@@ -73,12 +73,12 @@ impl Source {
         }
     }
 
-    fn say(&mut self, message: &ToDestination) {
+    pub(super) fn say(&mut self, message: &ToDestination) {
         // The destination may have had enough before everything was said.
         let _ = self.control.1.control(message);
     }
 
-    fn discard(&mut self, from: u64, pages: u64) {
+    pub(super) fn discard(&mut self, from: u64, pages: u64) {
         let range = PageRange::from_len(Page::new(from), pages);
         for ranges in PageRanges::batches([range]).collect::<Vec<_>>() {
             self.say(&ToDestination::Discard { ranges });
@@ -86,7 +86,7 @@ impl Source {
     }
 
     /// Device state and the switch to it.
-    fn switch(&mut self, owed_pages: u64, postcopy: bool) {
+    pub(super) fn switch(&mut self, owed_pages: u64, postcopy: bool) {
         let mut digest = DeviceStateDigest::new();
         for chunk in device_state(1000).chunks(400) {
             digest.update(chunk).unwrap();

@@ -1,0 +1,193 @@
+//! From the fault to the request, and from the received page to the installed
+//! one, the destination allocates nothing: the allocator could make it wait,
+//! for a lock or for the kernel.
+//!
+//! A process of its own, whose allocator counts.
+
+#![allow(missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::print_stderr
+)]
+// The other tests use the rest of these.
+#![allow(dead_code)]
+
+#[path = "engine/guests.rs"]
+mod guests;
+#[path = "engine/machine.rs"]
+mod machine;
+#[path = "engine/memory.rs"]
+mod memory;
+
+use std::alloc::System;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_engine::link::{Address, LinkReader, LinkWriter, Listener, hello, open, split};
+use hikkoshi_engine::stats::Silent;
+use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout};
+use hikkoshi_wire::{
+    DeviceStateDigest, Frame, Limits, MigrationId, PageRanges, Role, ToDestination, ToSource,
+};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+use guests::{TestDestination, device_state};
+use machine::Machine;
+use memory::{HUGE, HugePages, MIB, Memory, SMALL, layout};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const DEVICE_BYTES: usize = 1000;
+
+type Ends = (LinkReader, LinkWriter);
+
+/// Answers `requests` requests with pages of threes, in pieces of `piece`
+/// pages, the later pieces first, every second one on the background link.
+fn answer(urgent: &mut Ends, background: &mut Ends, requests: u64, piece: u64, content: &[u8]) {
+    for _ in 0..requests {
+        let Frame::Request { range } = urgent.0.frame().unwrap() else {
+            panic!("something else")
+        };
+        let pieces = range.len().div_ceil(piece);
+        for nth in (0..pieces).rev() {
+            let first = range.start().saturating_add(nth * piece);
+            let part = PageRange::from_len(first, piece).intersect(range);
+            let link = if nth % 2 == 0 {
+                &mut *urgent
+            } else {
+                &mut *background
+            };
+            let bytes = part.bytes() as usize;
+            link.1.pages(part, &content[..bytes]).unwrap();
+        }
+    }
+}
+
+/// Takes a guest of `source`'s memory in; a thread touches all of it while the
+/// device state is loaded. Gives how often anybody in this process allocated
+/// for all but the first host pages.
+fn allocations(source: &RamLayout, destination: &RamLayout, options: DestinationOptions) -> usize {
+    let memories = [source, destination].map(|layout| Arc::new(Memory::new(layout)));
+    let machine = Arc::new(Machine::new(&memories[0], &memories[1]));
+    let mut guest = TestDestination::new(&machine, DEVICE_BYTES);
+    guest.checks = false;
+    let description = guest.description.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("listen");
+    let listener = Listener::bind(&Address::Unix(path)).unwrap();
+    let limits = Limits::from(destination);
+    let step = destination.blocks().next().unwrap().0.host_page / SMALL;
+    let touched = destination.pages() / step;
+    let first = touched / 8;
+    let counted = Arc::new(AtomicUsize::new(usize::MAX));
+    let count = Arc::clone(&counted);
+    let memory = Arc::clone(&memories[1]);
+    guest.script.at("load_device_state", move || {
+        for number in 0..first {
+            assert!(memory.load(number * step) == [3; PAGE_SIZE]);
+        }
+        // Every thread has waited once by then, the main one as well: a
+        // channel's first wait allocates.
+        thread::sleep(Duration::from_millis(500));
+        let region = Region::new(ALLOCATOR);
+        for number in first..touched {
+            // One of its pages, not always the first.
+            let page = number * step + number % step;
+            assert!(memory.load(page) == [3; PAGE_SIZE], "page {page}");
+        }
+        count.store(region.change().allocations, Ordering::SeqCst);
+        Ok(())
+    });
+    let watch = ReceiveWatch {
+        cancel: Cancel::new(),
+        observer: Arc::new(Silent),
+    };
+    let cancelled = Mutex::new(None);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let id = MigrationId::from_bytes([7; 16]);
+            let mut streams = Vec::new();
+            let mut link = |role| {
+                let stream = Arc::new(open(listener.address(), &hello(role, id)).unwrap());
+                streams.push(Arc::clone(&stream));
+                split(&stream, limits, &Cancel::new()).unwrap()
+            };
+            let mut control = link(Role::Control);
+            let begin = ToDestination::Begin {
+                description,
+                mode: hikkoshi_wire::Mode::Postcopy,
+                may_postcopy: true,
+                background_links: 1,
+            };
+            control.1.control(&begin).unwrap();
+            let answered: ToSource = control.0.control().unwrap();
+            assert!(matches!(answered, ToSource::Accept { .. }), "{answered:?}");
+            let mut background = link(Role::Background { index: 0 });
+            let mut urgent = link(Role::Urgent);
+            for ranges in PageRanges::batches([limits_all(limits)]) {
+                let discard = ToDestination::Discard { ranges };
+                control.1.control(&discard).unwrap();
+            }
+            let mut digest = DeviceStateDigest::new();
+            let bytes = device_state(DEVICE_BYTES);
+            digest.update(&bytes).unwrap();
+            let chunk = ToDestination::DeviceStateChunk { bytes };
+            control.1.control(&chunk).unwrap();
+            let switch = ToDestination::Switch {
+                device_bytes: digest.bytes(),
+                device_crc32c: digest.crc32c(),
+                owed_pages: limits.pages,
+                postcopy: true,
+                running: true,
+            };
+            control.1.control(&switch).unwrap();
+            let content = vec![3; 8 * PAGE_SIZE];
+            answer(&mut urgent, &mut background, touched, 8, &content);
+            // Called off any sooner, its memory would be let go while the last
+            // page is still being looked at.
+            while counted.load(Ordering::SeqCst) == usize::MAX {
+                thread::sleep(Duration::from_millis(10));
+            }
+            let reason = "enough".into();
+            let cancel = ToDestination::Cancel { reason };
+            control.1.control(&cancel).unwrap();
+            // Kept open until the other side has had enough.
+            while control.0.control::<ToSource>().is_ok() {}
+        });
+        let result = receive(&mut guest, &listener, &options, &watch);
+        *cancelled.lock().unwrap() = Some(result.unwrap_err().to_string());
+    });
+    let why = cancelled.into_inner().unwrap().unwrap();
+    assert_eq!(why, "called off by the source: enough");
+    counted.load(Ordering::SeqCst)
+}
+
+fn limits_all(limits: Limits) -> PageRange {
+    PageRange::from_len(Page::new(0), limits.pages)
+}
+
+/// One test: what another one allocates would be counted, too.
+#[test]
+fn a_fault_is_answered_without_allocating() {
+    let small = layout(&[(8 * MIB, SMALL)]);
+    let options = DestinationOptions::default();
+    assert_eq!(allocations(&small, &small, options), 0, "small pages");
+    let spinning = DestinationOptions {
+        poll: true,
+        // Of several one might still be starting, and that allocates.
+        fault_threads: std::num::NonZeroU16::new(1),
+        ..options
+    };
+    assert_eq!(allocations(&small, &small, spinning), 0, "spinning");
+    let Some(_pages) = HugePages::reserve(8) else {
+        return;
+    };
+    let source = layout(&[(8 * HUGE, SMALL)]);
+    let destination = layout(&[(8 * HUGE, HUGE)]);
+    assert_eq!(allocations(&source, &destination, options), 0, "huge pages");
+}
