@@ -52,7 +52,8 @@ pub struct Run {
     pub cpu_seconds: f64,
     /// The slow accesses of post-copy, finely.
     pub slow: Option<SlowAccesses>,
-    /// Bytes a second on the line from the switch to the last page.
+    /// Bytes a second on the line: from the switch to the last page, or, in pre-copy, until the
+    /// switch.
     pub throughput: Option<f64>,
     /// The scan.
     pub scan: Option<ScanOutcome>,

@@ -216,8 +216,12 @@ fn moved(
         run.accesses = latency::between(&lines, DESTINATION, resume.at, moved.ended);
         if case.system.is_postcopy() {
             run.slow = Some(destination.slow(LONG)?.into());
-            run.throughput = watch::throughput(&sent, resume.at, moved.ended);
         }
+        let (from, until) = match case.system.is_postcopy() {
+            true => (resume.at, moved.ended),
+            false => (moved.started, stop.at),
+        };
+        run.throughput = watch::throughput(&sent, from, until);
         run.series = Series {
             ended: watch::seconds_between(resume.at, moved.ended),
             accesses: latency::series(&lines, resume.at),

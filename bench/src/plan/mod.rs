@@ -165,7 +165,8 @@ fn all() -> Vec<Case> {
             5,
             &ahead.map(|variant| (HikkoshiPostcopy, variant)),
         );
-        add(line, Load::Fill, 3, &[(HikkoshiPostcopy, Plain)]);
+        let fill = [HikkoshiPostcopy, HikkoshiPrecopy];
+        add(line, Load::Fill, 3, &fill.map(|system| (system, Plain)));
     }
     let scanners = [
         (HikkoshiPostcopy, ReadAhead8),

@@ -88,6 +88,7 @@ fn moves(group: &[&Row]) -> Option<Sheet> {
     }
     Some(Sheet {
         title: title(&group),
+        words: false,
         head: vec![
             "system",
             "downtime ms",
@@ -206,6 +207,7 @@ fn policies(group: &[&Row]) -> Option<Sheet> {
     let all: Vec<&Row> = variants.iter().map(|row| **row).collect();
     Some(Sheet {
         title: format!("policies and links: {}", title(&all)),
+        words: false,
         head: vec![
             "system",
             "total s",
@@ -251,6 +253,7 @@ fn scans(group: &[&Row]) -> Sheet {
         .collect();
     Sheet {
         title: title(group),
+        words: false,
         head: vec!["system", "s", "pages/s", "x", "processor ran", "others"],
         lines,
     }
@@ -273,6 +276,7 @@ fn fills(rows: &[Row]) -> Option<Sheet> {
         .collect();
     (!lines.is_empty()).then(|| Sheet {
         title: Load::Fill.describe(),
+        words: false,
         head: vec![
             "line and system",
             "MB/s",
@@ -321,6 +325,7 @@ fn web(group: &[&Row], runs: &[Run]) -> Sheet {
     }
     Sheet {
         title: format!("{}; response times p50 / p99 / max, ms", title(group)),
+        words: false,
         head: vec![
             "system",
             "downtime ms",

@@ -31,7 +31,7 @@ pub struct Row {
     pub total_ms: Option<f64>,
     /// On the line.
     pub bytes: Option<f64>,
-    /// On the line a second, from the switch to the last page.
+    /// On the line a second, from the switch to the last page, or, in pre-copy, until the switch.
     pub throughput: Option<f64>,
     /// Rounds of pre-copy.
     pub rounds: Option<f64>,

@@ -7,8 +7,10 @@ use std::fmt::Write as _;
 pub struct Sheet {
     /// Above it.
     pub title: String,
-    /// Its columns; the first is to the left, the others to the right.
+    /// Its columns; the first is to the left, the others, numbers, to the right.
     pub head: Vec<&'static str>,
+    /// Whether its columns hold words: then all of them are to the left.
+    pub words: bool,
     /// Its lines.
     pub lines: Vec<Vec<String>>,
 }
@@ -28,7 +30,7 @@ impl Sheet {
             for (column, cell) in line.iter().enumerate() {
                 let width = width(column);
                 let _ = match column {
-                    0 => write!(shown, "  {cell:<width$}"),
+                    _ if self.words || column == 0 => write!(shown, "  {cell:<width$}"),
                     _ => write!(shown, "  {cell:>width$}"),
                 };
             }
@@ -48,7 +50,7 @@ impl Sheet {
         text.push_str(&row(&mut self.head.iter().copied()));
         let rules = self.head.iter().enumerate();
         text.push_str(&row(&mut rules.map(|(column, _)| match column {
-            0 => "---",
+            _ if self.words || column == 0 => "---",
             _ => "---:",
         })));
         for line in &self.lines {
@@ -80,6 +82,7 @@ mod tests {
         let sheet = Sheet {
             title: "sizes".to_owned(),
             head: vec!["who", "ms"],
+            words: false,
             lines: vec![
                 vec!["a".to_owned(), number(Some(12.34), 1)],
                 vec!["  b / a".to_owned(), ratio(Some(3.0), Some(2.0))],
