@@ -13,16 +13,19 @@ use common::{GIB, Host, PAGES_16_GIB, dirty, dirty_in, guest, take_by_walking, u
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use hikkoshi_ept::{Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, View};
 
-/// Times `work` `rounds` times, each after `prepare`, which is not timed.
+/// Times `work` `rounds` times, each after `prepare`, which is not timed. Returns `rounds` times the
+/// median: a round during which the machine did something else says nothing.
 fn timed(rounds: u64, mut prepare: impl FnMut(), mut work: impl FnMut()) -> Duration {
-    let mut total = Duration::ZERO;
-    for _ in 0..rounds {
-        prepare();
-        let start = Instant::now();
-        work();
-        total += start.elapsed();
-    }
-    total
+    let mut times: Vec<Duration> = (0..rounds)
+        .map(|_| {
+            prepare();
+            let start = Instant::now();
+            work();
+            start.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() / 2] * u32::try_from(rounds).unwrap()
 }
 
 fn take_all(guest: &Guest<Host>, expected: u64) {

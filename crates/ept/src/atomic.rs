@@ -12,3 +12,13 @@ pub(crate) fn relax() {
     #[cfg(not(loom))]
     core::hint::spin_loop();
 }
+
+/// A place between two reads at which a model has to try what other threads can do meanwhile; nothing
+/// otherwise.
+///
+/// Loom finds such places by remembering the *last* access to each atomic: of a thread that loads and then
+/// exchanges, as all of ours do, it remembers the load, and forgets another thread's load before that.
+pub(crate) fn gap() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}

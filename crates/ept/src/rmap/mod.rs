@@ -33,7 +33,7 @@ pub(crate) use cells::{RetiredCells, Spare};
 pub(crate) use location::Location;
 
 use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, usize_from};
-use crate::atomic::{AtomicU64, Ordering, relax};
+use crate::atomic::{AtomicU64, Ordering, gap, relax};
 use crate::bits::zeroes;
 use crate::memory::Memory;
 
@@ -307,6 +307,7 @@ impl Rmap {
         'again: loop {
             let mut at = word.load(Ordering::Acquire);
             while at & CHAIN != 0 {
+                gap();
                 let cell = Cell(at & !(CHAIN | LOCKED));
                 let first = cell.first(memory).load(Ordering::Acquire);
                 if first & RETIRED != 0 {
@@ -317,6 +318,9 @@ impl Rmap {
                 at = cell.rest(memory).load(Ordering::Acquire);
             }
             if at != 0 {
+                if Location(at).is_nested() {
+                    gap();
+                }
                 visit(Location(at));
             }
             return;
@@ -513,6 +517,7 @@ mod tests {
         fn change_vs_read() {
             let mut builder = loom::model::Builder::new();
             builder.preemption_bound = Some(3);
+            builder.max_branches = 100_000;
             builder.check(|| {
                 let shared = Arc::new((Rmap::new(2).unwrap(), Ram::new(12)));
                 let gfn = Gfn::new(0);
