@@ -52,6 +52,7 @@ mod leftovers;
 mod process;
 mod schedule;
 mod stop;
+mod tcp;
 mod userfault;
 
 #[cfg(test)]
@@ -72,4 +73,5 @@ pub use process::Process;
 pub use rustix::io::Errno;
 pub use schedule::{Policy, Schedule};
 pub use stop::Stop;
+pub use tcp::{TcpInfo, set_pace};
 pub use userfault::{ApiError, CreateError, Mode, RangeError, Registered, Userfault};

@@ -3,11 +3,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hikkoshi_pages::PageRange;
+use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 
 use super::framed::TICK;
-use super::{LinkError, LinkReader, LinkWriter, Pace, Window};
+use super::window::Wait;
+use super::{LinkError, LinkReader, LinkWriter, Pace, Urgency, Window};
 use crate::cancel::Cancel;
 
 /// Frames of no more content than this are collected…
@@ -17,17 +18,28 @@ const SMALL: usize = 64 << 10;
 /// system call and a packet for each batch, not for each page.
 const BATCH: usize = 256 << 10;
 
+/// How often the kernel is asked how the connection fares.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// The longest sleep before it is asked again.
+const NAP: Duration = Duration::from_millis(1);
+
 /// Pushes pages that nobody asked for (yet).
 ///
 /// One thread owns it and does everything: it writes pages, reads the peer's
-/// acknowledgements, and waits while the [`Window`] is full or the [`Pace`]
-/// says so.
+/// acknowledgements, asks the kernel how the connection fares, and waits while
+/// the [`Window`] is full or the [`Pace`] says so.
 #[derive(Debug)]
 pub struct BackgroundSender {
     writer: LinkWriter,
     reader: LinkReader,
     window: Window,
     pace: Pace,
+    /// In post-copy: whether somebody waits for a page.
+    urgency: Option<Urgency>,
+    /// When the kernel was asked last, and the pace it was told.
+    looked: Instant,
+    told: Option<f64>,
     /// Whole frames that have not been sent yet.
     batch: Vec<u8>,
 }
@@ -41,6 +53,9 @@ impl BackgroundSender {
             reader,
             window: Window::new(now),
             pace: Pace::new(bandwidth, now),
+            urgency: None,
+            looked: now,
+            told: None,
             batch: Vec::with_capacity(BATCH + SMALL + HEADER_LEN),
         }
     }
@@ -52,9 +67,18 @@ impl BackgroundSender {
         self.reader.set_stop(stop.clone());
     }
 
-    /// From now on urgent pages share the network with this link.
-    pub fn yield_to_urgent(&mut self) {
-        self.window.bound();
+    /// From now on urgent pages share the network with this link, one of
+    /// `links`; `urgency` tells all of them when somebody waits for one.
+    pub fn yield_to_urgent(&mut self, urgency: Urgency, links: u64) {
+        self.window.bound(urgency.zero(), links, Instant::now());
+        self.writer.send_apart();
+        self.urgency = Some(urgency);
+    }
+
+    /// How many pages the next piece should have: the longer they take on the
+    /// line, the fewer.
+    pub fn piece_pages(&self) -> u64 {
+        self.window.piece() / PAGE_BYTES
     }
 
     /// Bytes sent so far, headers and what is collected included.
@@ -152,11 +176,42 @@ impl BackgroundSender {
     pub fn make_room(&mut self, bytes: u64, stop: &Cancel) -> Result<(), LinkError> {
         check(stop)?;
         self.read_acks(Duration::ZERO)?;
-        while !self.window.has_room(bytes) {
-            self.read_acks(TICK)?;
+        loop {
+            self.look();
+            match self.window.wait(bytes) {
+                Wait::Not => return Ok(()),
+                Wait::Acknowledgement => self.read_acks(TICK)?,
+                Wait::For(time) => {
+                    thread::sleep(time.min(NAP));
+                    self.read_acks(Duration::ZERO)?;
+                }
+            }
             check(stop)?;
         }
-        Ok(())
+    }
+
+    /// In post-copy: takes in what the kernel knows, and tells it the pace.
+    fn look(&mut self) {
+        let Some(urgency) = &self.urgency else {
+            return;
+        };
+        let now = Instant::now();
+        if now - self.looked < LOOK {
+            return;
+        }
+        self.looked = now;
+        self.window.press(urgency.is_pressing(now));
+        // None: a unix socket. There is no line whose queue could fill.
+        let Some(info) = self.writer.stream().tcp_info() else {
+            return;
+        };
+        self.window
+            .look(info.acked, info.round_trip.as_secs_f64(), now);
+        let pace = self.window.pace();
+        if pace != self.told {
+            self.told = pace;
+            self.writer.stream().set_pace(pace);
+        }
     }
 
     /// Reads the acknowledgements that are there, waiting for the first one
@@ -166,7 +221,7 @@ impl BackgroundSender {
         while self.reader.is_ready(wait)? {
             wait = Duration::ZERO;
             match self.reader.frame()? {
-                Frame::Ack { bytes } if self.window.on_ack(bytes, Instant::now()) => {}
+                Frame::Ack { bytes } if self.window.on_ack(bytes) => {}
                 other => {
                     return Err(LinkError::Protocol(format!(
                         "{other:?} on a background link, {} bytes sent",

@@ -10,7 +10,7 @@ use hikkoshi_wire::{
 };
 use thiserror::Error;
 
-use super::{Address, Incoming, Stream};
+use super::{Address, Incoming, Mark, Stream};
 use crate::cancel::Cancel;
 
 /// How long a peer may take to say hello.
@@ -126,7 +126,10 @@ fn read_hello(stream: &Stream, stop: &Cancel) -> Result<Hello, HandshakeError> {
             Err(e) => return Err(e.into()),
         }
     }
-    Ok(Hello::decode(&bytes)?)
+    let hello = Hello::decode(&bytes)?;
+    // Both sides have the same role.
+    stream.mark(Mark::of(hello.role));
+    Ok(hello)
 }
 
 /// Whether the peer has closed the connection.

@@ -9,13 +9,16 @@
 
 mod address;
 mod background;
+mod capacity;
 mod framed;
 mod handshake;
 mod listener;
+mod mark;
 mod pace;
 mod reader;
 mod spin;
 mod stream;
+mod urgency;
 mod window;
 mod writer;
 
@@ -25,8 +28,10 @@ pub(crate) use framed::TICK;
 pub use framed::{LinkError, split};
 pub use handshake::{HandshakeError, hello, open};
 pub use listener::{Incoming, Listener};
+pub use mark::Mark;
 pub use pace::Pace;
 pub use reader::LinkReader;
 pub use stream::{PEER_TIMEOUT, Stream};
-pub use window::Window;
+pub use urgency::{Answering, Urgency};
+pub use window::{Wait, Window};
 pub use writer::LinkWriter;

@@ -1,14 +1,16 @@
 //! A connected socket of either family, shared by its reader and its writer.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use hikkoshi_faults::{TcpInfo, set_pace};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::{SockRef, TcpKeepalive};
 
-use super::Address;
+use super::{Address, Mark};
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts
 /// as broken (`TCP_USER_TIMEOUT`, RFC 5482).
@@ -89,6 +91,67 @@ impl Stream {
             Self::Tcp(s) => s.shutdown(Shutdown::Both),
             Self::Unix(s) => s.shutdown(Shutdown::Both),
         };
+    }
+
+    /// How the connection fares; `None` when it is not TCP, or the kernel does
+    /// not tell.
+    pub fn tcp_info(&self) -> Option<TcpInfo> {
+        match self {
+            Self::Tcp(s) => TcpInfo::get(s).ok(),
+            Self::Unix(_) => None,
+        }
+    }
+
+    /// Lets the kernel send no more than so many bytes a second; `None`: as
+    /// fast as it goes. Of no consequence where it cannot.
+    pub fn set_pace(&self, bytes_per_second: Option<f64>) {
+        // Positive, and `as` saturates.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let pace = bytes_per_second.map_or(u64::MAX, |rate| rate as u64);
+        if let Self::Tcp(s) = self
+            && let Err(error) = set_pace(s, pace)
+        {
+            tracing::debug!(%error, pace, "no pace");
+        }
+    }
+
+    /// Writes `pieces` in a packet of their own (`MSG_EOR`): the kernel would
+    /// otherwise join what waits for its turn to packets of 64 KiB, and it
+    /// sends a packet at once, whatever the pace.
+    ///
+    /// # Errors
+    /// As `write`.
+    pub fn write_apart(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut control = SendAncillaryBuffer::default();
+        let flags = SendFlags::EOR | SendFlags::NOSIGNAL;
+        let sent = match self {
+            Self::Tcp(s) => sendmsg(s, pieces, &mut control, flags),
+            // Packets of the same kind are never joined there.
+            Self::Unix(s) => sendmsg(s, pieces, &mut control, SendFlags::NOSIGNAL),
+        };
+        Ok(sent?)
+    }
+
+    /// Marks everything sent from now on, so that networks and hosts that
+    /// honour the mark serve it accordingly. Of no consequence where it cannot
+    /// be marked: not on a unix socket.
+    pub fn mark(&self, mark: Mark) {
+        let Self::Tcp(stream) = self else {
+            return;
+        };
+        let socket = SockRef::from(stream);
+        let field = mark.dscp() << 2;
+        let marked = stream
+            .local_addr()
+            .and_then(|address| match address.ip().to_canonical() {
+                IpAddr::V4(_) => socket.set_tos_v4(field),
+                IpAddr::V6(_) => socket.set_tclass_v6(field),
+            })
+            // Last: setting the field also sets a priority.
+            .and_then(|()| socket.set_priority(mark.priority()));
+        if let Err(error) = marked {
+            tracing::debug!(%error, ?mark, "not marked");
+        }
     }
 
     /// Bounds the kernel's send buffer, in bytes.

@@ -1,87 +1,81 @@
-//! How many background bytes may be on their way at once.
+//! How many background bytes may be on their way, and how fast they follow.
 //!
-//! Whatever is in flight on a background link stands before an urgent page in
-//! the network's queue. So the bytes in flight are bounded near the link's
-//! bandwidth-delay product, which is measured all the time from the peer's
-//! acknowledgements: the largest recent delivery rate times the smallest
-//! recent round-trip time, as congestion control by delivery rate does it
-//! (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue
-//! 14/5, 2016).
+//! Whatever of a background link is in the network stands before an urgent
+//! page in its queues. So in post-copy a link keeps to a pace just below what
+//! the line carries ([`Capacity`]), in pieces that are short on the wire, and
+//! what the kernel has been given but the peer's kernel has not got is bounded
+//! near the bandwidth-delay product: should the line become slower, no more
+//! than that can queue up.
+//!
+//! The kernel keeps the pace and tells the round trip: a thread has to wait
+//! for a processor now and then, for longer than a queue lasts.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The bound in pre-copy, where nobody waits for a page: enough to fill a
-/// 10 Gbit/s link with 3 ms of delay.
+use super::capacity::Capacity;
+
+/// What the peer may have received and not applied. In pre-copy the only
+/// bound: enough to fill a 10 Gbit/s link with 3 ms of delay. In post-copy for
+/// all links together.
 const BULK_LIMIT: u64 = 4 << 20;
 
-/// The smallest bound in post-copy: two pieces, so that one can be applied
-/// while the next is on the wire.
-const MIN_LIMIT: u64 = 64 << 10;
-
-/// The bound when post-copy begins and nothing has been measured.
+/// The bound in post-copy before anything has been measured, and on a socket
+/// that has nothing to measure.
 const FIRST_LIMIT: u64 = 128 << 10;
 
-/// How many bandwidth-delay products may be in flight: above 1 so that a
-/// growing rate can be found.
+/// Bandwidth-delay products that may be on their way: above 1 so that a
+/// growing pace can be kept.
 const GAIN: f64 = 1.25;
 
-/// How long a measured rate counts.
-const RATE_MEMORY: Duration = Duration::from_millis(500);
+/// What else may be with the kernel, in seconds of the line's time: what it
+/// sends while the thread waits for its processor. While somebody waits for
+/// pages it stands in nobody's way: the kernel keeps it back.
+const STOCK: f64 = 1e-3;
 
-/// How long a measured round trip counts. Then the link is left to run empty
-/// once, so that the next measurement holds no queue of our own.
-const ROUND_TRIP_MEMORY: Duration = Duration::from_secs(2);
+/// … and at least so many bytes, over all links: on a busy machine a thread
+/// waits for some milliseconds.
+const LEAST_STOCK: u64 = 256 << 10;
 
-/// The largest value within the last [`RATE_MEMORY`].
-#[derive(Debug, Default)]
-struct Largest(VecDeque<(Instant, f64)>);
+/// How long a piece may take on the wire, in seconds: while somebody
+/// waits for pages, and while nobody does.
+const PIECE_TIME: (f64, f64) = (66e-6, 200e-6);
 
-impl Largest {
-    /// Adds a sample and gives the largest one.
-    fn add(&mut self, now: Instant, value: f64) -> f64 {
-        while self.0.back().is_some_and(|&(_, v)| v <= value) {
-            self.0.pop_back();
-        }
-        self.0.push_back((now, value));
-        while self.0.front().is_some_and(|&(t, _)| now - t > RATE_MEMORY) {
-            self.0.pop_front();
-        }
-        self.0.front().map_or(value, |&(_, v)| v)
-    }
-}
+/// The smallest piece: a page. The largest: what a core handles in some ten
+/// microseconds.
+const PIECES: (u64, u64) = (4 << 10, 32 << 10);
 
-/// The smallest round trip since the link was last empty on purpose.
-#[derive(Debug)]
-struct RoundTrip {
-    smallest: f64,
-    since: Instant,
-}
+/// A pause that long with nothing on its way says nothing about the line.
+const IDLE: Duration = Duration::from_millis(1);
 
-/// A piece on its way: the link's byte count after it, its size, and at its departure
-/// the time, the bytes then acknowledged and when they were.
-#[derive(Debug)]
-struct Piece {
-    end: u64,
-    bytes: u64,
-    left: Instant,
-    acked: u64,
-    acked_at: Instant,
+/// What a piece has to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Nothing.
+    Not,
+    /// The peer's next acknowledgement.
+    Acknowledgement,
+    /// The kernel, which needs so long to get rid of what it has.
+    For(Duration),
 }
 
 /// The flow control of one background link.
 #[derive(Debug)]
 pub struct Window {
+    /// Bytes given to the kernel, got by the peer's kernel (never more than
+    /// sent), and applied by the peer.
     sent: u64,
-    acked: u64,
-    acked_at: Instant,
-    limit: u64,
-    adaptive: bool,
-    pieces: VecDeque<Piece>,
-    round_trip: RoundTrip,
-    rate: Largest,
-    /// The link is left to run empty.
-    draining: bool,
+    got: u64,
+    applied: u64,
+    /// Bytes that the kernel counts and this does not.
+    offset: u64,
+    /// When something was sent or got last.
+    active: Instant,
+    /// Background links of this migration.
+    links: u64,
+    /// In post-copy.
+    capacity: Option<Capacity>,
+    /// Somebody waits for pages.
+    pressing: bool,
 }
 
 impl Window {
@@ -89,26 +83,26 @@ impl Window {
     pub fn new(now: Instant) -> Self {
         Self {
             sent: 0,
-            acked: 0,
-            acked_at: now,
-            limit: BULK_LIMIT,
-            adaptive: false,
-            pieces: VecDeque::new(),
-            round_trip: RoundTrip {
-                smallest: f64::INFINITY,
-                since: now,
-            },
-            rate: Largest::default(),
-            draining: false,
+            got: 0,
+            applied: 0,
+            offset: 0,
+            active: now,
+            links: 1,
+            capacity: None,
+            pressing: false,
         }
     }
 
-    /// From now on somebody may wait for a page: bound what is in flight.
-    pub fn bound(&mut self) {
-        self.adaptive = true;
-        self.limit = FIRST_LIMIT;
-        self.rate = Largest::default();
-        self.draining = true;
+    /// From now on somebody may wait for a page. The link is one of `links`,
+    /// `zero` a moment that all of them agree on.
+    pub fn bound(&mut self, zero: Instant, links: u64, now: Instant) {
+        self.links = links.max(1);
+        self.capacity = Some(Capacity::new(zero, now));
+    }
+
+    /// Whether somebody waits for pages at present.
+    pub fn press(&mut self, pressing: bool) {
+        self.pressing = pressing;
     }
 
     /// Bytes sent on the link so far, headers included.
@@ -118,148 +112,104 @@ impl Window {
 
     /// Bytes that the peer has not applied yet.
     pub fn in_flight(&self) -> u64 {
-        self.sent - self.acked
+        self.sent - self.applied
     }
 
-    /// The bound in force, in bytes.
-    pub fn limit(&self) -> u64 {
-        self.limit
+    /// The pace for the kernel to keep, in bytes a second; none: as fast as it
+    /// goes, while nobody waits for pages.
+    pub fn pace(&self) -> Option<f64> {
+        let capacity = self.capacity.as_ref()?;
+        capacity
+            .pace()
+            .filter(|_| self.pressing || capacity.is_draining())
     }
 
-    /// Whether the next piece of `bytes` may leave. An idle link always takes
-    /// one.
-    pub fn has_room(&self, bytes: u64) -> bool {
-        self.in_flight() == 0 || (!self.draining && self.in_flight() + bytes <= self.limit)
+    /// How large a piece should be, in bytes: a power of two of pages.
+    // Positive, and `as` saturates.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn piece(&self) -> u64 {
+        let (smallest, largest) = PIECES;
+        let Some(capacity) = &self.capacity else {
+            return largest;
+        };
+        let (rate, _) = capacity.known().unwrap_or_default();
+        let (pressing, calm) = PIECE_TIME;
+        let time = if self.pressing { pressing } else { calm };
+        1 << ((rate * time) as u64).clamp(smallest, largest).ilog2()
+    }
+
+    /// What the next piece of `bytes` has to wait for.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn wait(&self, bytes: u64) -> Wait {
+        if self.in_flight() == 0 {
+            return Wait::Not;
+        }
+        let applying = match &self.capacity {
+            None => BULK_LIMIT,
+            Some(capacity) => match capacity.known() {
+                None => FIRST_LIMIT,
+                Some((rate, empty)) => {
+                    let stock = (rate * STOCK).max((LEAST_STOCK / self.links) as f64);
+                    let limit = (rate * empty * GAIN + stock) as u64 + 2 * self.piece();
+                    let kernel = self.sent - self.got + bytes;
+                    if kernel > limit && self.sent > self.got {
+                        // Long enough for several pieces: waking up costs.
+                        let excess = (kernel - limit) as f64 + stock / 4.0;
+                        let time = excess / rate.max(1.0);
+                        return Wait::For(Duration::from_secs_f64(time.min(1.0)));
+                    }
+                    BULK_LIMIT
+                }
+            },
+        };
+        if self.in_flight() + bytes <= applying / self.links {
+            Wait::Not
+        } else {
+            Wait::Acknowledgement
+        }
     }
 
     /// `bytes` more were sent.
     pub fn on_sent(&mut self, bytes: u64, now: Instant) {
-        if self.in_flight() == 0 {
-            // The pause before this piece says nothing about the link's rate.
-            self.acked_at = now;
-            if self.draining {
-                self.draining = false;
-                self.round_trip = RoundTrip {
-                    smallest: f64::INFINITY,
-                    since: now,
-                };
-            }
+        if let Some(capacity) = &mut self.capacity
+            && self.got == self.sent
+            && now.saturating_duration_since(self.active) > IDLE
+        {
+            capacity.idle();
         }
         self.sent += bytes;
-        self.pieces.push_back(Piece {
-            end: self.sent,
-            bytes,
-            left: now,
-            acked: self.acked,
-            acked_at: self.acked_at,
-        });
+        self.active = now;
+    }
+
+    /// What the kernel says: `got` bytes in all have arrived in the peer's
+    /// kernel, and a round trip takes `round_trip` seconds at present.
+    pub fn look(&mut self, got: u64, round_trip: f64, now: Instant) {
+        let Some(capacity) = &mut self.capacity else {
+            return;
+        };
+        // The kernel also counts what came before the first byte counted
+        // here: the difference shows when everything has arrived.
+        self.offset = self.offset.max(got.saturating_sub(self.sent));
+        let arrived = got.saturating_sub(self.offset).min(self.sent);
+        if arrived > self.got {
+            self.got = arrived;
+            self.active = now;
+        }
+        capacity.look(got, self.got == self.sent, round_trip, now);
     }
 
     /// The peer has applied `total` bytes since the link began; `false` when
     /// that cannot be: more than was sent, or less than it said before.
     #[must_use]
-    pub fn on_ack(&mut self, total: u64, now: Instant) -> bool {
-        if total > self.sent || total < self.acked {
+    pub fn on_ack(&mut self, total: u64) -> bool {
+        if total > self.sent || total < self.applied {
             return false;
         }
-        self.acked = total;
-        self.acked_at = now;
-        let mut newest = None;
-        while self.pieces.front().is_some_and(|p| p.end <= total) {
-            newest = self.pieces.pop_front();
-        }
-        if let Some(piece) = newest.filter(|_| self.adaptive) {
-            self.measure(&piece, now);
-        }
+        self.applied = total;
         true
-    }
-
-    /// Learns from an acknowledged piece.
-    #[allow(clippy::cast_precision_loss)]
-    fn measure(&mut self, piece: &Piece, now: Instant) {
-        let round_trip = (now - piece.left).as_secs_f64();
-        let interval = (now - piece.acked_at).as_secs_f64();
-        if round_trip <= 0.0 || interval <= 0.0 {
-            return;
-        }
-        let rate = self
-            .rate
-            .add(now, (self.acked - piece.acked) as f64 / interval);
-        self.round_trip.smallest = self.round_trip.smallest.min(round_trip);
-        self.draining |= now - self.round_trip.since > ROUND_TRIP_MEMORY;
-        // Positive, and `as` saturates.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let product = (rate * self.round_trip.smallest * GAIN) as u64;
-        // One piece more: a product that is not a whole number of pieces
-        // would otherwise never be exceeded, and no growth ever seen.
-        self.limit = (product + piece.bytes).clamp(MIN_LIMIT, BULK_LIMIT);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A link of `rate` bytes a second and a fixed delay, run for `time`:
-    /// what the window settles at, and what the link carried.
-    fn run(rate: f64, delay: Duration, time: Duration) -> (u64, f64) {
-        const PIECE: u64 = 32 << 10;
-        let begin = Instant::now();
-        let mut now = begin;
-        let mut window = Window::new(now);
-        window.bound();
-        let mut free = now; // when the link has put the last piece on the wire
-        let mut arrivals: VecDeque<(Instant, u64)> = VecDeque::new();
-        while now - begin < time {
-            while window.has_room(PIECE) {
-                window.on_sent(PIECE, now);
-                free = free.max(now) + Duration::from_secs_f64(PIECE as f64 / rate);
-                arrivals.push_back((free + delay, window.sent()));
-            }
-            let (at, total) = arrivals.pop_front().unwrap();
-            now = at;
-            assert!(window.on_ack(total, now));
-        }
-        (
-            window.limit(),
-            window.acked as f64 / (now - begin).as_secs_f64(),
-        )
-    }
-
-    #[test]
-    fn settles_near_the_bandwidth_delay_product() {
-        let rate = 1.25e9;
-        let delay = Duration::from_micros(400);
-        let (limit, carried) = run(rate, delay, Duration::from_secs(3));
-        let product = rate * delay.as_secs_f64();
-        assert!(limit as f64 > product, "{limit} is below {product}");
-        assert!(
-            (limit as f64) < 2.0 * product,
-            "{limit} is far above {product}"
-        );
-        assert!(carried > 0.9 * rate, "carried only {carried}");
-    }
-
-    #[test]
-    fn a_slow_short_link_has_the_smallest_window_and_is_full() {
-        let rate = 125e6;
-        let (limit, carried) = run(rate, Duration::from_micros(50), Duration::from_secs(3));
-        assert!(limit <= 128 << 10, "{limit}");
-        assert!(carried > 0.9 * rate, "carried only {carried}");
-    }
-
-    #[test]
-    fn an_idle_link_takes_a_piece_of_any_size() {
-        assert!(Window::new(Instant::now()).has_room(1 << 40));
-    }
-
-    #[test]
-    fn an_impossible_acknowledgement_is_noticed() {
-        let now = Instant::now();
-        let mut window = Window::new(now);
-        window.on_sent(100, now);
-        assert!(!window.on_ack(101, now));
-        assert!(window.on_ack(60, now));
-        assert!(!window.on_ack(59, now));
-    }
-}
+#[path = "simulation.rs"]
+mod tests;

@@ -19,6 +19,8 @@ pub struct LinkWriter {
     /// A message was left unfinished: whatever followed it would be taken for
     /// the rest of it.
     torn: bool,
+    /// Each message goes in a packet of its own.
+    apart: bool,
 }
 
 impl LinkWriter {
@@ -33,12 +35,24 @@ impl LinkWriter {
             stop,
             sent: 0,
             torn: false,
+            apart: false,
         })
     }
 
     /// From now on `stop` ends a blocked write.
     pub fn set_stop(&mut self, stop: Cancel) {
         self.stop = stop;
+    }
+
+    /// From now on each message goes in a packet of its own, see
+    /// [`Stream::write_apart`].
+    pub fn send_apart(&mut self) {
+        self.apart = true;
+    }
+
+    /// The connection.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// Bytes written to the link so far.
@@ -94,7 +108,12 @@ impl LinkWriter {
                 io::IoSlice::new(&head[done.min(head.len())..]),
                 io::IoSlice::new(&body[done.saturating_sub(head.len())..]),
             ];
-            match (&*self.stream).write_vectored(&pieces) {
+            let written = if self.apart {
+                self.stream.write_apart(&pieces)
+            } else {
+                (&*self.stream).write_vectored(&pieces)
+            };
+            match written {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(n) => {
                     done += n;

@@ -32,7 +32,7 @@ pub use options::{ReadAhead, SourceOptions, WhenStalled};
 
 use crate::cancel::Cancel;
 use crate::guest::{GuestError, SourceGuest};
-use crate::link::{Address, BackgroundSender};
+use crate::link::{Address, BackgroundSender, Urgency};
 use crate::ram::RamFiles;
 use crate::stats::{Account, Counters, Mode, Observer, Phase, Requests, Tracker};
 use crew::Crew;
@@ -68,6 +68,8 @@ struct Move {
     observer: Arc<dyn Observer>,
     cancel: Cancel,
     options: SourceOptions,
+    /// Told by the thread that answers requests, heeded by the background links.
+    urgency: Urgency,
 }
 
 impl Move {
@@ -102,6 +104,7 @@ pub fn migrate(
         observer: Arc::clone(&observer),
         cancel: watch.cancel.clone(),
         options: options.clone(),
+        urgency: Urgency::new(),
     };
     let begun = Instant::now();
     let result = run(&shared, guest, address, watch);

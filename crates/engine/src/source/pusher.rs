@@ -24,8 +24,8 @@ use crate::priority::Rank;
 use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
 
-/// Pages in one piece, 32 KiB: an urgent page never waits for more than that
-/// on a processor, and at 1 Gbit/s 0.26 ms on the wire.
+/// Pages in one piece at most, 32 KiB: an urgent page never waits for more than
+/// that on a processor. On the wire the link makes do with less.
 const PIECE: usize = 8;
 
 /// All pushing threads of a migration.
@@ -52,7 +52,7 @@ impl Pushers {
             order: Arc::clone(order),
         };
         for (number, mut link) in links.into_iter().enumerate() {
-            link.yield_to_urgent();
+            link.yield_to_urgent(shared.urgency.clone(), number_of_links as u64);
             // Nobody can cancel any more.
             link.set_stop(&session.stop);
             let mut pusher = Pusher {
@@ -133,11 +133,12 @@ impl Pusher {
         loop {
             // Room first, then the claim: a claimed page that waits for room
             // would keep the guest waiting too.
+            let pages = self.link.piece_pages().min(PIECE as u64);
             self.link
-                .make_room((PIECE * (PAGE_SIZE + HEADER_LEN)) as u64, &self.stop)
+                .make_room(pages * (PAGE_SIZE + HEADER_LEN) as u64, &self.stop)
                 .map_err(Failure::Link)?;
             let held_back = self.begins.saturating_duration_since(Instant::now());
-            match self.route.next(PIECE as u64, held_back.is_zero()) {
+            match self.route.next(pages, held_back.is_zero()) {
                 Next::Piece(run) => self.push(run)?,
                 Next::Nothing => self.order.sleep(self.number, held_back.min(TICK)),
                 Next::Done => return self.link.drain(&self.stop).map_err(Failure::Link),

@@ -23,7 +23,7 @@ use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
 use super::requests::Requests;
 use super::session::{Event, Session};
-use crate::link::{LinkError, LinkReader, LinkWriter};
+use crate::link::{LinkError, LinkReader, LinkWriter, Urgency};
 use crate::priority::Rank;
 use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
@@ -52,6 +52,7 @@ impl UrgentThread {
             reader,
             answer: Answer {
                 writer,
+                urgency: shared.urgency.clone(),
                 owed: Arc::clone(owed),
                 order: Arc::clone(order),
                 ram: Arc::clone(&shared.ram),
@@ -153,6 +154,8 @@ impl Urgent {
 #[derive(Debug)]
 struct Answer {
     writer: LinkWriter,
+    /// Makes background links stand back.
+    urgency: Urgency,
     owed: Arc<Owed>,
     order: Arc<Order>,
     ram: Arc<RamFiles>,
@@ -169,6 +172,7 @@ impl Answer {
     /// owed behind it. What is not has been sent already, or is being sent by a
     /// background link.
     fn piece(&mut self, range: PageRange) -> Result<PageRange, Stop> {
+        let _answering = self.urgency.begin();
         let Some(run) = self.owed.claim(range, PIECE as u64) else {
             return Ok(PageRange::EMPTY);
         };

@@ -1,0 +1,314 @@
+//! How long one page request takes while background pages fill the line.
+//!
+//! `cargo bench -p hikkoshi-engine --bench preemption -- [LINE] [--seconds N] …`: two network
+//! namespaces and the engine's own links, but no guest: a thread in the vCPU's place spins for a
+//! while, then waits for a page, as long as the background lasts. So an idea can be tried in
+//! seconds. What came out is told in `docs/preemption.md`.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // A measurement: it may stop where it stands.
+
+use std::io::{Read, Write, pipe};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use hikkoshi_engine::link::{
+    BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, Urgency, split,
+};
+use hikkoshi_engine::{Cancel, Priority, Rank};
+use hikkoshi_lab::{Link, Namespace, Shape};
+use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
+use hikkoshi_wire::{Frame, HEADER_LEN, Limits};
+
+/// The memory that goes back and forth, in pages: more than the caches hold.
+const MEMORY: usize = 16 << 10;
+const LIMITS: Limits = Limits {
+    pages: MEMORY as u64,
+};
+/// As in the engine.
+const ACK_EVERY: u64 = 32 << 10;
+
+/// What is tried, from the command line.
+#[derive(Debug, Clone)]
+struct Trial {
+    gbit: u64,
+    links: usize,
+    piece: usize,
+    seconds: f64,
+    /// Mean time between a page and the next request, µs; none: nobody asks.
+    think: Option<u64>,
+    bound: bool,
+    ack_every: u64,
+    adapt: bool,
+    cubic: bool,
+    poll: bool,
+    priority: Priority,
+}
+
+impl Trial {
+    fn from_args() -> Self {
+        let mut trial = Self {
+            gbit: 1,
+            links: 1,
+            piece: 8,
+            seconds: 3.0,
+            think: Some(50),
+            bound: true,
+            ack_every: ACK_EVERY,
+            adapt: true,
+            cubic: false,
+            poll: false,
+            priority: Priority::ON,
+        };
+        let mut args = std::env::args().skip(1);
+        while let Some(name) = args.next() {
+            let mut value = || args.next().unwrap();
+            match name.as_str() {
+                "--gbit" => trial.gbit = value().parse().unwrap(),
+                "--links" => trial.links = value().parse().unwrap(),
+                "--piece" => trial.piece = value().parse().unwrap(),
+                "--seconds" => trial.seconds = value().parse().unwrap(),
+                "--think" => trial.think = Some(value().parse().unwrap()),
+                "--idle" => trial.think = None,
+                "--unbounded" => trial.bound = false,
+                "--ack-every" => trial.ack_every = value().parse().unwrap(),
+                "--fixed-piece" => trial.adapt = false,
+                "--cubic" => trial.cubic = true,
+                "--poll" => trial.poll = true,
+                "--no-priority" => trial.priority = Priority::OFF,
+                // What cargo adds.
+                "--bench" => {}
+                other => panic!("{other}?"),
+            }
+        }
+        trial
+    }
+}
+
+fn main() {
+    let trial = Trial::from_args();
+    let shape = (trial.gbit > 0).then(|| Shape {
+        rate_bits: trial.gbit * 1_000_000_000,
+        burst_bytes: 512 << 10,
+        latency: Duration::from_millis(50),
+    });
+    let line = Link::new(shape).unwrap();
+    if trial.cubic {
+        for host in [line.source(), line.destination()] {
+            let sysctl = ["-w", "net.ipv4.tcp_congestion_control=cubic"];
+            host.command("sysctl").args(sysctl).output().unwrap();
+        }
+    }
+    let stop = Cancel::new();
+    let urgency = Urgency::new();
+    let memory: Arc<Vec<u8>> = Arc::new((0..=255).cycle().take(MEMORY * PAGE_SIZE).collect());
+
+    let mut threads = Vec::new();
+    let received = Arc::new(AtomicU64::new(0));
+    let cursor = Arc::new(AtomicU64::new(0));
+    for _ in 0..trial.links {
+        let (source, destination) = connect(&line);
+        let (reader, writer) = split(&destination, LIMITS, &stop).unwrap();
+        let (t, r) = (trial.clone(), Arc::clone(&received));
+        threads.push(thread::spawn(move || receive(&t, reader, writer, &r)));
+        let (reader, writer) = split(&source, LIMITS, &stop).unwrap();
+        let (t, m, s) = (trial.clone(), Arc::clone(&memory), stop.clone());
+        let (c, u) = (Arc::clone(&cursor), urgency.clone());
+        threads.push(thread::spawn(move || {
+            push(&t, reader, writer, &m, &c, u, &s)
+        }));
+    }
+    let begun = Instant::now();
+    let latency = trial
+        .think
+        .map(|think| ask(&trial, think, &line, &memory, &urgency, &stop));
+    if latency.is_none() {
+        thread::sleep(Duration::from_secs_f64(trial.seconds));
+    }
+    let bytes = received.load(Ordering::Relaxed);
+    let seconds = begun.elapsed().as_secs_f64();
+    stop.cancel();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    print!("{:7.1} MB/s background", bytes as f64 / seconds / 1e6);
+    if let Some(latency) = latency {
+        print!(
+            "; {:6} requests: mean {:6.1} p50 {:4} p99 {:5} max {:6} us",
+            latency.len(),
+            latency.mean(),
+            latency.value_at_quantile(0.5),
+            latency.value_at_quantile(0.99),
+            latency.max()
+        );
+    }
+    println!();
+}
+
+/// One connection over the line: the source's end and the destination's.
+fn connect(line: &Link) -> (Arc<Stream>, Arc<Stream>) {
+    let inside = |host: &Namespace, f: Box<dyn FnOnce() -> Stream + Send>| host.run(f).unwrap();
+    let listener = line
+        .destination()
+        .run(|| std::net::TcpListener::bind((Link::DESTINATION, 0)).unwrap())
+        .unwrap();
+    let address = listener.local_addr().unwrap();
+    let source = inside(
+        line.source(),
+        Box::new(move || Stream::connect(&address.to_string().parse().unwrap()).unwrap()),
+    );
+    let destination = Stream::tcp(listener.accept().unwrap().0).unwrap();
+    (Arc::new(source), Arc::new(destination))
+}
+
+/// Pushes pages until told to stop.
+fn push(
+    trial: &Trial,
+    reader: LinkReader,
+    writer: LinkWriter,
+    memory: &[u8],
+    cursor: &AtomicU64,
+    urgency: Urgency,
+    stop: &Cancel,
+) {
+    trial.priority.take(Rank::Background);
+    let mut link = BackgroundSender::new(reader, writer, None);
+    if trial.bound {
+        link.yield_to_urgent(urgency, trial.links as u64);
+    }
+    let mut buffer = vec![0; trial.piece * PAGE_SIZE];
+    loop {
+        let result = (|| {
+            let mut pages = trial.piece;
+            if trial.adapt {
+                pages = pages.min(usize::try_from(link.piece_pages()).unwrap());
+            }
+            let step = pages as u64;
+            link.make_room((pages * (PAGE_SIZE + HEADER_LEN)) as u64, stop)?;
+            let at = cursor.fetch_add(step, Ordering::Relaxed) % (MEMORY as u64 - step);
+            let from = usize::try_from(at).unwrap() * PAGE_SIZE;
+            let buffer = &mut buffer[..pages * PAGE_SIZE];
+            buffer.copy_from_slice(&memory[from..from + pages * PAGE_SIZE]);
+            link.pages(PageRange::from_len(Page::new(at), step), buffer, stop)?;
+            link.flush(stop)
+        })();
+        match result {
+            Ok(()) => {}
+            Err(LinkError::Stopped) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Receives and acknowledges as the destination does.
+fn receive(trial: &Trial, mut reader: LinkReader, mut acks: LinkWriter, received: &AtomicU64) {
+    trial.priority.take(Rank::Background);
+    let mut memory = vec![1; MEMORY * PAGE_SIZE];
+    let mut buffer = vec![0; 256 * PAGE_SIZE];
+    let mut acked = 0;
+    loop {
+        let frame = match reader.frame() {
+            Ok(frame) => frame,
+            Err(LinkError::Stopped | LinkError::Closed | LinkError::Io(_)) => return,
+            Err(error) => panic!("{error}"),
+        };
+        if let Frame::Pages { range } = frame {
+            let content = &mut buffer[..frame.payload_len()];
+            if reader.payload(content).is_err() {
+                return;
+            }
+            let from = usize::try_from(range.start().index()).unwrap() * PAGE_SIZE;
+            memory[from..from + content.len()].copy_from_slice(content);
+            received.fetch_add(content.len() as u64, Ordering::Relaxed);
+        }
+        let bytes = reader.received();
+        if bytes - acked >= trial.ack_every || !reader.is_ready(Duration::ZERO).unwrap_or(true) {
+            if acks.frame(Frame::Ack { bytes }).is_err() {
+                return;
+            }
+            acked = bytes;
+        }
+    }
+}
+
+/// The vCPU and all who serve it: how long its accesses took, in µs.
+fn ask(
+    trial: &Trial,
+    think: u64,
+    line: &Link,
+    memory: &Arc<Vec<u8>>,
+    urgency: &Urgency,
+    stop: &Cancel,
+) -> Histogram<u64> {
+    let (source, destination) = connect(line);
+    let (mut fault_in, mut fault_out) = pipe().unwrap();
+    let (mut wake_in, mut wake_out) = pipe().unwrap();
+
+    // The source: whoever reads the request sends the page.
+    let (mut requests, mut pages) = split(&source, LIMITS, stop).unwrap();
+    let memory = Arc::clone(memory);
+    let (t, urgency) = (trial.clone(), urgency.clone());
+    let answering = thread::spawn(move || {
+        t.priority.take(Rank::Urgent);
+        requests.set_poll(t.poll);
+        let mut page = vec![0; PAGE_SIZE];
+        while let Ok(Frame::Request { range }) = requests.frame() {
+            let _answering = urgency.begin();
+            let from = usize::try_from(range.start().index()).unwrap() * PAGE_SIZE;
+            page.copy_from_slice(&memory[from..from + PAGE_SIZE]);
+            pages.pages(range, &page).unwrap();
+        }
+    });
+    // The destination: faults to requests, pages to memory.
+    let (mut pages, mut requests) = split(&destination, LIMITS, stop).unwrap();
+    let priority = trial.priority;
+    let faults = thread::spawn(move || {
+        priority.take(Rank::Urgent);
+        let mut page = [0; 8];
+        while fault_in.read_exact(&mut page).is_ok() {
+            let range = PageRange::from_len(Page::new(u64::from_le_bytes(page)), 1);
+            requests.frame(Frame::Request { range }).unwrap();
+        }
+    });
+    let t = trial.clone();
+    let installing = thread::spawn(move || {
+        t.priority.take(Rank::Urgent);
+        pages.set_poll(t.poll);
+        let mut page = vec![0; PAGE_SIZE];
+        while pages.frame().is_ok() {
+            pages.payload(&mut page).unwrap();
+            wake_out.write_all(&[0]).unwrap();
+        }
+    });
+
+    let mut latency = Histogram::<u64>::new(3).unwrap();
+    let begun = Instant::now();
+    let mut seed = 1u64;
+    while begun.elapsed().as_secs_f64() < trial.seconds {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        // Evenly spread, mean `think`: the guest computes.
+        let computed = Instant::now();
+        let think = Duration::from_nanos((seed >> 33) % (2000 * think + 1));
+        while computed.elapsed() < think {
+            std::hint::spin_loop();
+        }
+        let page = (seed >> 20) % MEMORY as u64;
+        let asked = Instant::now();
+        fault_out.write_all(&page.to_le_bytes()).unwrap();
+        wake_in.read_exact(&mut [0]).unwrap();
+        if begun.elapsed() > Duration::from_millis(300) {
+            latency
+                .record(u64::try_from(asked.elapsed().as_micros()).unwrap())
+                .unwrap();
+        }
+    }
+    drop(fault_out);
+    source.shutdown();
+    destination.shutdown();
+    for thread in [answering, faults, installing] {
+        thread.join().unwrap();
+    }
+    latency
+}

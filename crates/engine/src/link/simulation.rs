@@ -1,0 +1,285 @@
+//! The flow control tried on a simulated line: a token bucket with a queue,
+//! as `tc tbf` is one, a fixed delay, and TCP as far as it matters here: it
+//! sends what it has been given at the pace it was told, and smooths the round
+//! trip.
+
+use super::*;
+use std::collections::VecDeque;
+
+/// A line that several links share.
+#[derive(Debug)]
+struct Line {
+    /// Bytes a second.
+    rate: f64,
+    /// Bytes that may go at once.
+    bucket: f64,
+    /// Seconds from the queue's end to the acknowledgement.
+    delay: f64,
+    /// When the line has worked off what was given to it; the bucket is full
+    /// when that is `bucket / rate` ago.
+    paid: f64,
+}
+
+impl Line {
+    fn new(rate: f64, bucket: f64, delay: f64) -> Self {
+        Self {
+            rate,
+            bucket,
+            delay,
+            paid: -1.0,
+        }
+    }
+
+    /// When `bytes` given to it `at` are through.
+    fn carry(&mut self, bytes: u64, at: f64) -> f64 {
+        self.paid = self.paid.max(at - self.bucket / self.rate) + bytes as f64 / self.rate;
+        self.paid.max(at)
+    }
+
+    /// How long a page would wait now, without its own time.
+    fn wait(&self, at: f64) -> f64 {
+        (self.paid - at).max(0.0)
+    }
+}
+
+/// One link: the flow control, and the kernel's part.
+struct Sender {
+    window: Window,
+    /// Written by the thread and not sent yet.
+    unsent: VecDeque<u64>,
+    /// Sent: when acknowledged, when sent, bytes.
+    flying: VecDeque<(f64, f64, u64)>,
+    acked: u64,
+    smooth: f64,
+    next: f64,
+}
+
+/// What a run gave.
+#[derive(Debug)]
+struct Run {
+    /// Share of what the line could carry.
+    carried: f64,
+    /// How long urgent pages would have waited in the queue, seconds.
+    mean: f64,
+    longest: f64,
+}
+
+struct Setting {
+    line: Line,
+    senders: Vec<Sender>,
+    zero: Instant,
+    now: f64,
+    /// The threads run only so often, in seconds.
+    every: f64,
+}
+
+impl Setting {
+    fn new(line: Line, links: u64, pressing: bool) -> Self {
+        let zero = Instant::now();
+        let sender = || {
+            let mut window = Window::new(zero);
+            window.bound(zero, links, zero);
+            window.press(pressing);
+            Sender {
+                window,
+                unsent: VecDeque::new(),
+                flying: VecDeque::new(),
+                acked: 0,
+                smooth: 0.0,
+                next: 0.0,
+            }
+        };
+        Self {
+            line,
+            senders: (0..links).map(|_| sender()).collect(),
+            zero,
+            now: 0.0,
+            every: 0.0,
+        }
+    }
+
+    /// Runs for `seconds`; measures after the first `warm` of them.
+    fn run(&mut self, warm: f64, seconds: f64) -> Run {
+        const STEP: f64 = 5e-6;
+        let begun = self.now;
+        let mut thread = self.now;
+        let (mut bytes, mut waits, mut longest, mut steps) = (0, 0.0, 0.0f64, 0.0);
+        while self.now < begun + seconds {
+            let at = self.zero + Duration::from_secs_f64(self.now);
+            let measuring = self.now > begun + warm;
+            let awake = self.now >= thread;
+            if awake {
+                thread = self.now + self.every;
+            }
+            for sender in &mut self.senders {
+                while let Some(&(back, sent, size)) = sender.flying.front()
+                    && back <= self.now
+                {
+                    sender.flying.pop_front();
+                    sender.acked += size;
+                    let trip = self.now - sent;
+                    sender.smooth +=
+                        (trip - sender.smooth) * if sender.smooth == 0.0 { 1.0 } else { 0.125 };
+                    bytes += if measuring { size } else { 0 };
+                }
+                if awake {
+                    let window = &mut sender.window;
+                    window.look(sender.acked, sender.smooth, at);
+                    let piece = window.piece();
+                    while window.wait(piece) == Wait::Not {
+                        window.on_sent(piece, at);
+                        sender.unsent.push_back(piece);
+                    }
+                    assert!(window.on_ack(sender.acked));
+                }
+                while self.now >= sender.next
+                    && let Some(size) = sender.unsent.pop_front()
+                {
+                    if let Some(pace) = sender.window.pace() {
+                        sender.next = sender.next.max(self.now - STEP) + size as f64 / pace;
+                    }
+                    let back = self.line.carry(size, self.now) + self.line.delay;
+                    sender.flying.push_back((back, self.now, size));
+                }
+            }
+            if measuring {
+                waits += self.line.wait(self.now);
+                longest = longest.max(self.line.wait(self.now));
+                steps += 1.0;
+            }
+            self.now += STEP;
+        }
+        Run {
+            carried: bytes as f64 / (seconds - warm) / self.line.rate,
+            mean: waits / steps,
+            longest,
+        }
+    }
+}
+
+const GBIT: f64 = 125e6;
+const BUCKET: f64 = 512.0 * 1024.0;
+
+/// While somebody asks: the line is full and its queue nearly empty.
+fn stays_lean(rate: f64, bucket: f64, delay: f64, links: u64) {
+    let mut setting = Setting::new(Line::new(rate, bucket, delay), links, true);
+    setting.every = 300e-6;
+    let run = setting.run(1.0, 3.0);
+    let case = format!("{rate:e} B/s, bucket {bucket}, {delay} s, {links} links: {run:?}");
+    assert!(run.carried > 0.95, "{case}");
+    // What a bucket saved up is spent at too high a pace before it shows.
+    let bound = 0.25e-3 + delay / 4.0;
+    assert!(run.mean < bound, "{case}");
+    assert!(run.longest < 10.0 * bound, "{case}");
+}
+
+#[test]
+fn one_link_fills_the_line_and_not_its_queue() {
+    for bucket in [0.0, BUCKET] {
+        stays_lean(GBIT, bucket, 50e-6, 1);
+        stays_lean(10.0 * GBIT, bucket, 50e-6, 1);
+        stays_lean(GBIT, bucket, 5e-3, 1);
+        stays_lean(10.0 * GBIT, bucket, 1e-3, 1);
+    }
+}
+
+#[test]
+fn several_links_share_it() {
+    for bucket in [0.0, BUCKET] {
+        stays_lean(GBIT, bucket, 50e-6, 4);
+        stays_lean(10.0 * GBIT, bucket, 1e-3, 4);
+    }
+}
+
+#[test]
+fn pieces_are_short_on_the_wire() {
+    for (rate, piece) in [
+        (GBIT / 10.0, 4 << 10),
+        (GBIT, 8 << 10),
+        (10.0 * GBIT, 32 << 10),
+    ] {
+        let mut setting = Setting::new(Line::new(rate, 0.0, 50e-6), 1, true);
+        setting.run(0.0, 1.0);
+        assert_eq!(setting.senders[0].window.piece(), piece);
+    }
+}
+
+#[test]
+fn while_nobody_asks_the_line_is_full_even_with_late_threads() {
+    for (rate, links) in [(GBIT, 1), (GBIT, 4), (10.0 * GBIT, 1)] {
+        let mut setting = Setting::new(Line::new(rate, BUCKET, 50e-6), links, false);
+        setting.every = 0.8e-3;
+        let run = setting.run(1.0, 3.0);
+        assert!(run.carried > 0.95, "{rate:e}, {links} links: {run:?}");
+    }
+}
+
+#[test]
+fn a_thread_that_hardly_runs_is_not_taken_for_a_queue() {
+    let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, true);
+    setting.every = 20e-3;
+    setting.run(0.0, 2.0);
+    setting.every = 0.3e-3;
+    let run = setting.run(0.3, 1.0);
+    assert!(run.carried > 0.95, "{run:?}");
+}
+
+#[test]
+fn follows_a_line_that_becomes_slower_and_faster() {
+    let mut setting = Setting::new(Line::new(10.0 * GBIT, BUCKET, 50e-6), 1, true);
+    setting.every = 0.3e-3;
+    setting.run(0.5, 1.0);
+    setting.line.rate = GBIT;
+    let slower = setting.run(0.8, 1.8);
+    assert!(slower.carried > 0.95, "{slower:?}");
+    assert!(slower.mean < 1e-3, "{slower:?}");
+    setting.line.rate = 10.0 * GBIT;
+    let faster = setting.run(0.5, 1.5);
+    assert!(faster.carried > 0.95, "{faster:?}");
+}
+
+#[test]
+fn a_request_ends_the_ease() {
+    let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, false);
+    setting.every = 0.3e-3;
+    setting.run(0.0, 1.0);
+    setting.senders[0].window.press(true);
+    let run = setting.run(0.05, 1.0);
+    assert!(run.mean < 0.4e-3 && run.carried > 0.95, "{run:?}");
+}
+
+#[test]
+fn what_the_kernel_may_hold_is_bounded() {
+    let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, true);
+    setting.run(0.0, 1.0);
+    // Nothing gets through any more: hardly more is sent.
+    setting.line.rate = 1.0;
+    setting.run(0.0, 1.0);
+    assert!(setting.senders[0].window.in_flight() < 512 << 10);
+}
+
+#[test]
+fn an_idle_link_takes_a_piece_of_any_size() {
+    let window = Window::new(Instant::now());
+    assert_eq!(window.wait(1 << 40), Wait::Not);
+}
+
+#[test]
+fn an_impossible_acknowledgement_is_noticed() {
+    let now = Instant::now();
+    let mut window = Window::new(now);
+    window.on_sent(100, now);
+    assert!(!window.on_ack(101));
+    assert!(window.on_ack(60));
+    assert!(!window.on_ack(59));
+}
+
+#[test]
+fn before_post_copy_only_the_peer_bounds() {
+    let now = Instant::now();
+    let mut window = Window::new(now);
+    window.on_sent(BULK_LIMIT - 10, now);
+    assert_eq!(window.wait(10), Wait::Not);
+    assert_eq!(window.wait(11), Wait::Acknowledgement);
+    assert_eq!(window.pace(), None);
+}

@@ -1,0 +1,129 @@
+//! What the kernel knows of a TCP connection, and the pace it keeps.
+//!
+//! Here because this is the crate where the kernel's interface is; what is
+//! done with it is decided in the engine (`link/window.rs`).
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use rustix::io::{Errno, Result};
+
+/// A part of `struct tcp_info` (`linux/tcp.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// Bytes that the peer's kernel has acknowledged (`tcpi_bytes_acked`,
+    /// Linux 4.1): those of the program, and one for the SYN.
+    pub acked: u64,
+    /// The smoothed round trip (`tcpi_rtt`); zero while there is none.
+    pub round_trip: Duration,
+}
+
+/// The structure's size as of Linux 4.1, as far as `tcpi_bytes_acked`.
+const KNOWN: usize = 128;
+
+/// Offsets in it.
+const ROUND_TRIP: usize = 68;
+const BYTES_ACKED: usize = 120;
+
+impl TcpInfo {
+    /// The connection's.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` or `ENOPROTOOPT` when it is not TCP.
+    pub fn get(socket: impl AsFd) -> Result<Self> {
+        let mut bytes = [0u8; KNOWN];
+        // A small constant: no truncation.
+        #[allow(clippy::cast_possible_truncation)]
+        let mut len = KNOWN as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to the array, which
+        // has as many.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                bytes.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        };
+        check(result)?;
+        if (len as usize) < KNOWN {
+            return Err(Errno::NOPROTOOPT);
+        }
+        let field = |at: usize| bytes.get(at..).unwrap_or_default();
+        let round_trip = field(ROUND_TRIP).first_chunk().copied().unwrap_or_default();
+        let acked = field(BYTES_ACKED)
+            .first_chunk()
+            .copied()
+            .unwrap_or_default();
+        Ok(Self {
+            acked: u64::from_ne_bytes(acked),
+            round_trip: Duration::from_micros(u32::from_ne_bytes(round_trip).into()),
+        })
+    }
+}
+
+/// Lets the kernel send no more than so many bytes a second on a connection,
+/// evenly (`SO_MAX_PACING_RATE`, `socket(7)`; TCP keeps it by itself, without
+/// the `fq` queueing discipline, since Linux 4.13). [`u64::MAX`]: no limit.
+///
+/// # Errors
+/// What `setsockopt` says.
+pub fn set_pace(socket: impl AsFd, bytes_per_second: u64) -> Result<()> {
+    // SAFETY: the kernel reads 8 bytes of the number.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            (&raw const bytes_per_second).cast(),
+            8,
+        )
+    };
+    check(result)
+}
+
+/// libc gives -1 and leaves the reason in `errno`.
+fn check(result: libc::c_int) -> Result<()> {
+    if result == -1 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    #[test]
+    fn counts_what_the_peer_has_got() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let before = TcpInfo::get(&stream).unwrap();
+        stream.write_all(&[1; 100_000]).unwrap();
+        peer.read_exact(&mut [0; 100_000]).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut after = TcpInfo::get(&stream).unwrap();
+        while after.acked < before.acked + 100_000 && Instant::now() < deadline {
+            after = TcpInfo::get(&stream).unwrap();
+        }
+        assert_eq!(after.acked, before.acked + 100_000);
+        assert!(!after.round_trip.is_zero());
+    }
+
+    #[test]
+    fn a_pace_is_taken_by_tcp_only() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        set_pace(&stream, 1 << 40).unwrap();
+        set_pace(&stream, u64::MAX).unwrap();
+        let (local, _peer) = UnixStream::pair().unwrap();
+        assert!(TcpInfo::get(&local).is_err());
+    }
+}
