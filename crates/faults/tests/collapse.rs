@@ -54,7 +54,7 @@ fn huge_page(target: &Target, number: u64) -> HostRange {
 fn huge_kib(pid: u32, address: u64) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let start = format!("{address:x}-");
-    let mapping = text.split_once(&start).expect("no such mapping").1;
+    let mapping = text.split_once(&start).unwrap().1;
     let value = mapping.split_once("ShmemPmdMapped:").unwrap().1;
     let value = value.split_once(" kB").unwrap().0;
     value.trim().parse().unwrap()

@@ -157,7 +157,8 @@ impl Book {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
+#[cfg(loom)]
 mod models {
     use super::*;
     use loom::sync::Arc;

@@ -1,6 +1,9 @@
 //! A host page of 1 GiB, really: it is put together from pieces in any order
 //! while a thread waits for it.
 
+// A test that is skipped says so.
+#![allow(clippy::print_stderr)]
+
 use std::fs::File;
 use std::sync::Arc;
 use std::thread;

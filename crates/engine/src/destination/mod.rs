@@ -18,7 +18,8 @@ mod collapse;
 mod ending;
 mod error;
 mod faults;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod giant;
 mod installer;
 mod memory;

@@ -1,0 +1,93 @@
+use super::*;
+use hikkoshi_faults::Features;
+use hikkoshi_pages::RamBlock;
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+const PAGES: u64 = 16;
+
+/// 16 pages, mapped and registered; pages 4 to 11 are owed.
+fn installer() -> (Installer, MmapRegion) {
+    let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(PAGES * PAGE_BYTES).unwrap();
+    let bytes = usize::try_from(PAGES * PAGE_BYTES).unwrap();
+    let map = MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap();
+    let layout = RamLayout::new(vec![RamBlock {
+        id: "ram".into(),
+        bytes: PAGES * PAGE_BYTES,
+        host_page: PAGE_BYTES,
+        guest: Vec::new(),
+    }])
+    .unwrap();
+    let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
+    let hosts = [map.as_ptr() as u64];
+    let installer = Installer::new(Arc::new(userfault), layout, &hosts, 1).unwrap();
+    installer.owe(range(4, 12));
+    installer.start().unwrap();
+    (installer, map)
+}
+
+fn range(from: u64, to: u64) -> PageRange {
+    PageRange::new(Page::new(from), Page::new(to))
+}
+
+fn addr(map: &MmapRegion, page: u64) -> HostAddr {
+    HostAddr(map.as_ptr() as u64 + page * PAGE_BYTES + 100)
+}
+
+#[test]
+fn a_page_is_asked_for_once() {
+    let (installer, map) = installer();
+    let ask = |page| installer.faulted(addr(&map, page)).unwrap();
+    assert_eq!(ask(5), Wanted::Ask(range(5, 6)));
+    assert_eq!(ask(5), Wanted::Nothing, "asked for already");
+    assert_eq!(ask(2), Wanted::Nothing, "nobody owes it: it holds zeros");
+    let nowhere = HostAddr(map.as_ptr() as u64 + PAGES * PAGE_BYTES);
+    assert_eq!(installer.faulted(nowhere).unwrap(), Wanted::Nothing);
+    assert_eq!(installer.left(), 8);
+
+    let (read, sent) = (installer.now(), installer.now());
+    installer.asking(range(5, 6), read, sent);
+    let recorder = Recorder::default();
+    let install = |range, content: &[u8]| {
+        installer
+            .install(range, content, installer.now(), &recorder)
+            .unwrap()
+    };
+    assert!(!install(range(5, 6), &[7; PAGE_SIZE]));
+    assert!(!install(range(5, 6), &[8; PAGE_SIZE]), "again");
+    assert_eq!(ask(5), Wanted::Nothing, "it is there");
+    assert_eq!(recorder.lock().unwrap().total().count, 1);
+    let byte: u8 = map.as_volatile_slice().read_obj(5 * PAGE_SIZE + 9).unwrap();
+    assert_eq!(byte, 7);
+    installer.unregister().unwrap();
+}
+
+#[test]
+fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
+    let (installer, map) = installer();
+    let recorder = Recorder::default();
+    let install = |range, content: &[u8]| {
+        installer
+            .install(range, content, installer.now(), &recorder)
+            .unwrap()
+    };
+    let zeros = installer.install_zeros(range(4, 8), installer.now(), &recorder);
+    assert!(!zeros.unwrap());
+    assert!(!install(range(4, 5), &[9; PAGE_SIZE]));
+    let byte: u8 = map.as_volatile_slice().read_obj(4 * PAGE_SIZE).unwrap();
+    assert_eq!(byte, 0, "the first content stays");
+    assert_eq!(installer.left(), 4);
+    let content = vec![3; 4 * PAGE_SIZE];
+    assert!(install(range(8, 12), &content), "the last");
+    assert!(!install(range(8, 12), &content), "again");
+    assert_eq!(installer.left(), 0);
+    assert_eq!(
+        recorder.lock().unwrap().total().count,
+        0,
+        "nobody had asked"
+    );
+    installer.unregister().unwrap();
+    installer.unregister().unwrap();
+}
