@@ -21,14 +21,17 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    #[inline]
     pub(crate) const fn location(self, index: usize) -> Location {
         Location::new(self.table, index, self.origins.is_some())
     }
 
+    #[inline]
     pub(crate) fn slot<M: FrameReach + ?Sized>(self, memory: &M, index: usize) -> &AtomicU64 {
         &memory.table(self.table)[index]
     }
 
+    #[inline]
     pub(crate) fn origin<M: FrameReach + ?Sized>(
         self,
         memory: &M,
@@ -38,6 +41,7 @@ impl Node {
     }
 
     /// The table that `entry`, read at `index`, refers to; `None` if it has changed since.
+    #[inline]
     pub(crate) fn below<M: FrameReach + ?Sized>(
         self,
         memory: &M,
@@ -69,6 +73,7 @@ pub(crate) struct Position<'g> {
 }
 
 impl<'g> Position<'g> {
+    #[inline]
     pub(crate) fn new<M: Memory>(
         memory: &'g M,
         node: Node,

@@ -54,6 +54,9 @@ impl<M: Memory> Found<'_, M> {
 
     /// Has the next write to the pages of the batch noticed again, and notes them.
     fn rearm(&mut self) {
+        if self.count == 0 {
+            return;
+        }
         let mut words = self.words;
         let words = &mut words[..core::mem::take(&mut self.count)];
         for (word, bits) in &mut *words {
