@@ -2,11 +2,14 @@
 //! taking turns.
 //!
 //! **Model.** A [`plan::Case`] is a line, a workload and a *system*: one of hikkoshi's three modes
-//! or of QEMU's four. [`run`] boots a fresh source and destination for it, lets the guest work,
-//! moves it, and has the guest check its memory; what came of it is a [`record::Run`]. The cases
-//! follow one another in rounds (A B C … A B C …), so that a slow minute of the machine hits all of
-//! them, and each number in the table is the median over the rounds
-//! ([`table`]). [`reach`] compares with what the project wants to reach.
+//! or of QEMU's four, and for hikkoshi perhaps a *variant*, one policy switched off or set. [`run`]
+//! boots a fresh source and destination for it, lets the guest work, moves it, and has the guest
+//! check its memory; what came of it is a [`record::Run`]. Two kinds of workload are measured in
+//! their own way: [`scan`] (the guest reads memory that is not there yet) and [`web`] (128 clients,
+//! [`client`], ask a guest for files while it is moved). The cases follow one another in rounds
+//! (A B C … A B C …), so that a slow minute of the machine hits all of them, and each number in a
+//! table is the median over the rounds ([`table`]). [`reach`] compares with what the project wants
+//! to reach, and [`plot`] draws.
 //!
 //! **How it is measured** is in `docs/benchmarks.md`. In short: *downtime* is from the source's
 //! `STOP` event to the destination's `RESUME`, by the clock of the host that both run on, for
@@ -14,8 +17,8 @@
 //! counters, both directions; *fault latency* is what the guest saw: the mean of its slow accesses
 //! from the switch until everything was received.
 //!
-//! **What is missing.** Guests are emulated; more than one virtual processor, verified workloads
-//! and huge pages are left to the tests.
+//! **What is missing.** Guests are emulated and have one virtual processor; the `verify` workload
+//! and huge pages of 1 GiB are left to the tests.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people
 
 mod args;
@@ -78,7 +81,10 @@ fn measure(args: &Args) -> Result<(), BenchError> {
     for sheet in table::sheets(&record.runs) {
         println!("\n{}", sheet.text());
     }
-    println!("{}", reach::sheet(&record.runs).text());
+    let reach = reach::sheet(&record.runs);
+    if !reach.lines.is_empty() {
+        println!("{}", reach.text());
+    }
     plot::write(&args.plots, &record.machine, &record.runs)?;
     println!(
         "every run is in {}, plots and tables are in {}",
