@@ -194,7 +194,12 @@ fn scans(runs: &[&Run], line: LineKind) -> Option<Chart> {
                 let run = runs.iter().find(|run| run.case == *case)?;
                 let scan = run.scan.as_ref()?;
                 Some(Points {
-                    name: format!("{} (ran {:.0} %)", case.who(), scan.ran * 100.0),
+                    // All of them are post-copy.
+                    name: format!(
+                        "{} (ran {:.0} %)",
+                        case.who().replace("hikkoshi-postcopy", "hikkoshi"),
+                        scan.ran * 100.0
+                    ),
                     style: Style::Line,
                     points: scan.progress.clone(),
                 })
