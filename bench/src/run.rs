@@ -198,7 +198,7 @@ fn moved(
         latency::between(&lines, "source", working, Instant::now()).and_then(|a| a.per_second);
     let before = stage.line.bytes()?;
     let meter = Meter::start(&pids);
-    let (moved, sent) = carried(case, stage, program, args)?;
+    let (moved, sent, asked) = carried(case, stage, program, args)?;
     run.others_cores = meter.others_cores(&pids);
     run.cpu_seconds = meter.own_seconds(&pids);
     run.bytes = Some(stage.line.bytes()?.saturating_sub(before));
@@ -214,7 +214,11 @@ fn moved(
         run.downtime_ms = Some(resume.happened.saturating_sub(stop.happened).as_secs_f64() * 1e3);
         let lines = lines_after(home, moved.ended)?;
         run.accesses = latency::between(&lines, DESTINATION, resume.at, moved.ended);
-        if case.system.is_postcopy() {
+        if let Some(asked) = asked {
+            // First the answer to the first question: everything up to the switch, of no use.
+            destination.wait_report("its slow accesses", asked, LONG, |report| {
+                matches!(report, Report::Slow(_)).then_some(())
+            })?;
             run.slow = Some(destination.slow(LONG)?.into());
         }
         let (from, until) = match case.system.is_postcopy() {
@@ -236,26 +240,29 @@ fn moved(
 }
 
 /// Moves the guest, watches the line meanwhile, and has the guest begin to count its slow accesses
-/// anew when it runs at the destination.
+/// anew when it runs at the destination; the last number is that of the first console line that
+/// may hold its answer.
 fn carried(
     case: &Case,
     stage: &Stage,
     program: &Path,
     args: &Args,
-) -> Result<(Moved, Sent), BenchError> {
+) -> Result<(Moved, Sent, Option<usize>), BenchError> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (host, device) = (stage.line.source(), stage.line.device());
         let watcher = scope.spawn(|| watch::watch(host, device, &over));
         let mover = scope.spawn(|| stage.carry(case, program, args));
-        if case.system.is_postcopy() && stage.resumed(|| mover.is_finished()).is_some() {
-            // The answer, everything up to now, is of no use; it may take until pages are there.
+        let switched = case.system.is_postcopy() && stage.resumed(|| mover.is_finished()).is_some();
+        let asked = switched.then(|| stage.destination.console().len());
+        if asked.is_some() {
+            // It may answer only when pages of its own have come.
             let _ = stage.destination.send("slow");
         }
         let moved = join(mover);
         over.store(true, Ordering::Relaxed);
         let sent = join(watcher);
-        Ok((moved?, sent?))
+        Ok((moved?, sent?, asked))
     })
 }
 
