@@ -47,3 +47,5 @@ pub use priority::{Priority, Rank};
 pub use ram::{RamFile, RamFiles};
 pub use source::{MigrateError, Outcome, ReadAhead, SourceOptions, Watch, WhenStalled, migrate};
 pub use stats::{Account, Mode, Observer};
+
+pub use hikkoshi_wire::MAX_LINKS;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_engine::link::Address;
-use hikkoshi_engine::{DestinationOptions, Mode, Priority, WhenStalled};
+use hikkoshi_engine::{
+    DestinationOptions, MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions, WhenStalled,
+};
 
 /// Moves a running virtual machine to another host.
 ///
@@ -151,11 +153,64 @@ pub struct Migrate {
     /// What to do when pre-copy does not converge
     #[arg(long, value_enum, default_value_t = Stalled::GoOn)]
     pub when_stalled: Stalled,
+
+    /// Background links, each with a connection and a thread of its own at
+    /// either side [default: half of this machine's processors, 1 to 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_LINKS)))]
+    pub links: Option<u16>,
+
+    /// Post-copy: pages to send ahead on either side of one that the guest waits
+    /// for: a number (at most 256), "off", or "adaptive": 8, more where it reads
+    /// on, fewer where it jumps about
+    #[arg(long, value_name = "N", default_value = "adaptive", value_parser = parse_read_ahead)]
+    pub read_ahead: ReadAhead,
+
+    /// Post-copy: do not send pages that were written often before the others
+    #[arg(long)]
+    pub no_hot_first: bool,
+
+    /// Post-copy: do not send pages near the last one that the guest waited for
+    /// before the others
+    #[arg(long)]
+    pub no_follow: bool,
+
+    /// Post-copy: send nothing but what the guest waits for, and what is sent
+    /// ahead of it, for so many milliseconds after the switch (for measuring)
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=3_600_000))]
+    pub background_delay: u64,
+
+    /// Post-copy: spin instead of sleeping while waiting for page requests;
+    /// costs a processor
+    #[arg(long)]
+    pub poll: bool,
+
+    /// Leave all threads at the same priority
+    #[arg(long)]
+    pub no_priority: bool,
 }
 
 impl Migrate {
-    pub fn downtime(&self) -> Duration {
-        Duration::from_millis(self.max_downtime)
+    /// The engine's options.
+    pub fn options(&self) -> SourceOptions {
+        SourceOptions {
+            mode: self.mode,
+            max_downtime: Duration::from_millis(self.max_downtime),
+            bandwidth: self.bandwidth,
+            precopy_rounds: self.rounds,
+            max_rounds: self.max_rounds,
+            when_stalled: self.when_stalled.into(),
+            links: self.links.unwrap_or_else(SourceOptions::default_links),
+            background_delay: Duration::from_millis(self.background_delay),
+            read_ahead: self.read_ahead,
+            hot_first: !self.no_hot_first,
+            follow: !self.no_follow,
+            poll: self.poll,
+            priority: if self.no_priority {
+                Priority::OFF
+            } else {
+                Priority::ON
+            },
+        }
     }
 }
 
@@ -205,6 +260,21 @@ fn parse_mode(text: &str) -> Result<Mode, String> {
     text.parse()
 }
 
+/// How far to read ahead.
+fn parse_read_ahead(text: &str) -> Result<ReadAhead, String> {
+    match text {
+        "adaptive" => Ok(ReadAhead::Adaptive),
+        "off" => Ok(ReadAhead::Off),
+        number => match number.parse() {
+            Ok(0) => Ok(ReadAhead::Off),
+            Ok(pages @ 1..=256) => Ok(ReadAhead::Fixed(pages)),
+            _ => Err(format!(
+                "'{text}' is no read-ahead; write adaptive, off, or a number of pages up to 256"
+            )),
+        },
+    }
+}
+
 /// A number of bytes, with a decimal suffix if one likes.
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().last() {
@@ -251,8 +321,13 @@ mod tests {
             panic!()
         };
         assert_eq!(migrate.mode, Mode::Postcopy);
-        assert_eq!(migrate.downtime(), Duration::from_millis(50));
-        assert_eq!(migrate.bandwidth, Some(1_000_000_000));
+        let options = migrate.options();
+        assert_eq!(options.max_downtime, Duration::from_millis(50));
+        assert_eq!(options.bandwidth, Some(1_000_000_000));
+        assert_eq!(options.links, SourceOptions::default_links());
+        assert_eq!(options.read_ahead, ReadAhead::Adaptive);
+        assert!(options.hot_first && options.follow && !options.poll);
+        assert_eq!(options.priority, Priority::ON);
         assert!(migrate.common.plaintext);
         let receive = |more: &[&str]| {
             let fixed = ["hikkoshi", "receive", "--listen", "unix:/s", "--qmp", "/q"];
@@ -268,6 +343,43 @@ mod tests {
         let all = receive(&["--fault-threads", "3", "--poll", "--no-priority"]);
         assert_eq!(all.fault_threads, NonZeroU16::new(3));
         assert!(all.poll && all.priority == Priority::OFF && all.collapse.is_none());
+    }
+
+    #[test]
+    fn each_policy_can_be_switched_off() {
+        let parse = |more: &[&str]| {
+            let always = ["hikkoshi", "migrate", "--qmp", "/q", "unix:/s"];
+            let args = Args::try_parse_from(always.iter().chain(more)).ok()?;
+            match args.command {
+                Command::Migrate(migrate) => Some(migrate.options()),
+                _ => None,
+            }
+        };
+        let options = parse(&[
+            "--links=16",
+            "--read-ahead=off",
+            "--no-hot-first",
+            "--no-follow",
+            "--background-delay=1500",
+            "--poll",
+            "--no-priority",
+        ])
+        .unwrap();
+        assert_eq!(options.links, 16);
+        assert_eq!(options.read_ahead, ReadAhead::Off);
+        assert!(!options.hot_first && !options.follow && options.poll);
+        assert_eq!(options.background_delay, Duration::from_millis(1500));
+        assert_eq!(options.priority, Priority::OFF);
+        let fixed = parse(&["--read-ahead=8"]).unwrap();
+        assert_eq!(fixed.read_ahead, ReadAhead::Fixed(8));
+        for bad in [
+            "--links=0",
+            "--links=17",
+            "--read-ahead=257",
+            "--read-ahead=-1",
+        ] {
+            assert!(parse(&[bad]).is_none(), "{bad}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `hikkoshi migrate`.
 
 use hikkoshi_engine::link::Address;
-use hikkoshi_engine::{Mode, Outcome, SourceGuest, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{Mode, Outcome, SourceGuest, Watch, migrate};
 use hikkoshi_qemu::QemuSource;
 
 use crate::args::{Common, Migrate};
@@ -13,15 +13,7 @@ use crate::{progress, report, say};
 pub fn run(args: &Migrate) -> Result<Status, Exit> {
     require_encryption(&args.address, &args.common)?;
     let cancel = signals::cancel_on_signals()?;
-    let options = SourceOptions {
-        mode: args.mode,
-        max_downtime: args.downtime(),
-        bandwidth: args.bandwidth,
-        precopy_rounds: args.rounds,
-        max_rounds: args.max_rounds,
-        when_stalled: args.when_stalled.into(),
-        ..SourceOptions::default()
-    };
+    let options = args.options();
     let untouched = "the guest runs on at the source; nothing was changed";
     let mut guest = QemuSource::attach(&args.common.qmp)
         .map_err(|error| Exit::new(Status::AtSource, error).with(untouched))?;

@@ -50,7 +50,8 @@ pub struct SourceOptions {
     pub max_rounds: u32,
     /// What to do then.
     pub when_stalled: WhenStalled,
-    /// Background links, in pre-copy and in post-copy; at least 1. Each has a
+    /// Background links, in pre-copy and in post-copy: 1 to
+    /// [`MAX_LINKS`](crate::MAX_LINKS). Each has a
     /// connection and a thread of its own at either side.
     pub links: u16,
     /// In post-copy, how long after the switch pages that nobody asked for are

@@ -15,6 +15,7 @@ mod links;
 mod machine;
 mod memory;
 mod modes;
+mod order;
 mod peers;
 mod relay;
 mod run;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use hikkoshi_engine::Mode;
+use hikkoshi_engine::{Mode, SourceOptions};
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{Frame, Role, ToDestination};
 
@@ -21,7 +21,18 @@ const READERS: u64 = 8;
 /// and counts the pages that arrive after the switch. Gives the pages by link:
 /// urgent, background.
 fn race(mode: Mode, source: &RamLayout, destination: &RamLayout) -> (u64, u64) {
+    race_with(mode, source, destination, |_| {})
+}
+
+/// The same with other options.
+fn race_with(
+    mode: Mode,
+    source: &RamLayout,
+    destination: &RamLayout,
+    set: impl FnOnce(&mut SourceOptions),
+) -> (u64, u64) {
     let mut setup = Setup::with(mode, source, destination, true);
+    set(&mut setup.options);
     let owed = Arc::new(AtomicU64::new(u64::MAX));
     let arrived: Arc<Mutex<HashMap<u64, u32>>> = Arc::default();
     let by_link = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
@@ -109,5 +120,26 @@ fn each_owed_page_arrives_once_in_huge_pages() {
     let destination = layout(&[(3 * SMALL, SMALL), (8 * HUGE, HUGE)]);
     for mode in [Mode::Postcopy, Mode::Hybrid] {
         race(mode, &source, &destination);
+    }
+}
+
+/// Requests, read-ahead and background of four links at the same pages.
+#[test]
+fn each_owed_page_arrives_once_on_four_links() {
+    let layout = layout(&[(8 * MIB, SMALL), (9 * SMALL, SMALL), (8 * MIB, SMALL)]);
+    for mode in [Mode::Postcopy, Mode::Hybrid] {
+        race_with(mode, &layout, &layout, |options| options.links = 4);
+    }
+}
+
+#[test]
+fn each_owed_page_arrives_once_in_huge_pages_on_three_links() {
+    let Some(_pages) = HugePages::reserve(8) else {
+        return;
+    };
+    let source = layout(&[(3 * SMALL, SMALL), (8 * HUGE, SMALL)]);
+    let destination = layout(&[(3 * SMALL, SMALL), (8 * HUGE, HUGE)]);
+    for mode in [Mode::Postcopy, Mode::Hybrid] {
+        race_with(mode, &source, &destination, |options| options.links = 3);
     }
 }

@@ -288,6 +288,50 @@ fn requests_for_pages_that_are_not_owed_cost_nothing() {
     assert_eq!(machine.runs(), Some(Side::Source));
 }
 
+/// A large request does not keep the next one waiting for more than a piece of
+/// 16 pages, and more of them than are answered at once do no harm.
+#[test]
+fn large_requests_take_turns() {
+    for (number, pages) in [(1, 192), (3, 192), (100, 17)] {
+        let cancel = Cancel::new();
+        let enough = cancel.clone();
+        let (result, _, _) = migrated(Mode::Postcopy, &cancel, move |destination| {
+            let (mut control, _background, mut urgent) = destination.accept();
+            hear_until(&mut control, "DiscardEnd");
+            control.1.control(&ToSource::Discarded).unwrap();
+            hear_until(&mut control, "Switch");
+            // Page 100 is owed, and in none of the large requests. All of them
+            // leave at once.
+            let wanted = PageRange::one(Page::new(100));
+            let large = |nth| PageRange::from_len(Page::new(128 + nth * pages), pages);
+            let requests: Vec<_> = (0..number)
+                .map(large)
+                .chain([wanted])
+                .flat_map(|range| Frame::Request { range }.encode())
+                .collect();
+            urgent.1.frames(&requests).unwrap();
+            let mut buffer = vec![0; 1 << 20];
+            let mut before = 0;
+            loop {
+                let frame = urgent.0.frame().unwrap();
+                urgent
+                    .0
+                    .payload(&mut buffer[..frame.payload_len()])
+                    .unwrap();
+                match frame {
+                    Frame::Pages { range } | Frame::Zeros { range } if range == wanted => break,
+                    Frame::Pages { range } | Frame::Zeros { range } => before += range.len(),
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert!(before > 0, "the first was asked for before");
+            assert!(before <= 16 * number, "{before} pages came first");
+            enough.cancel();
+        });
+        assert_eq!(result.unwrap_err().to_string(), "cancelled");
+    }
+}
+
 /// The guest is stopped and the destination does not read: whoever cancels
 /// gets it back.
 #[test]

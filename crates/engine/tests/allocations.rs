@@ -1,0 +1,164 @@
+//! Answering a page request allocates nothing at the source: the allocator
+//! could make it wait, for a lock or for the kernel.
+//!
+//! A process of its own, whose allocator counts.
+
+#![allow(missing_docs)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+// The other tests use the rest of these.
+#![allow(dead_code)]
+
+#[path = "engine/guests.rs"]
+mod guests;
+#[path = "engine/machine.rs"]
+mod machine;
+#[path = "engine/memory.rs"]
+mod memory;
+
+use std::alloc::System;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+
+use hikkoshi_engine::link::{Incoming, LinkReader, LinkWriter, Listener, split};
+use hikkoshi_engine::stats::Silent;
+use hikkoshi_engine::{Cancel, Mode, Outcome, SourceOptions, Watch, migrate};
+use hikkoshi_pages::{Page, PageRange};
+use hikkoshi_wire::{Frame, HEADER_LEN, Limits, Role, ToDestination, ToSource};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+use guests::TestSource;
+use machine::{Machine, Side};
+use memory::{MIB, Memory, SMALL, layout};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Requests at once in the pipelined part.
+const BATCH: usize = 32;
+
+type Ends = (LinkReader, LinkWriter);
+
+fn link(incoming: &Receiver<Incoming>, listener: &Listener, limits: Limits, role: Role) -> Ends {
+    // The source opens them one after another, in this order.
+    let link = incoming.recv().unwrap();
+    assert_eq!(link.role, role);
+    listener.expect(Some(link.id));
+    split(&Arc::new(link.stream), limits, &Cancel::new()).unwrap()
+}
+
+fn hear_until(control: &mut Ends, last: &str) {
+    loop {
+        let message: ToDestination = control.0.control().unwrap();
+        if format!("{message:?}").starts_with(last) {
+            return;
+        }
+    }
+}
+
+/// Reads answers until `pages` pages have come.
+fn receive(urgent: &mut LinkReader, mut pages: u64, buffer: &mut [u8]) {
+    while pages > 0 {
+        let frame = urgent.frame().unwrap();
+        urgent.payload(&mut buffer[..frame.payload_len()]).unwrap();
+        let (Frame::Pages { range } | Frame::Zeros { range }) = frame else {
+            panic!("{frame:?}")
+        };
+        pages -= range.len();
+    }
+}
+
+/// Asks for pages one by one, many at once, and for many in one; gives how
+/// often anybody in this process allocated meanwhile, and for how many
+/// requests.
+fn ask(urgent: &mut Ends) -> (usize, u64) {
+    let mut buffer = vec![0; MIB as usize];
+    let mut batch = Vec::with_capacity(BATCH * HEADER_LEN);
+    // Every page from 64 on, up to 256, is owed; and so on every 256.
+    let mut pages = (0..).flat_map(|block| block * 256 + 64..block * 256 + 256);
+    let mut page = || PageRange::one(Page::new(pages.next().unwrap()));
+    let mut one = |urgent: &mut Ends, buffer: &mut [u8]| {
+        urgent.1.frame(Frame::Request { range: page() }).unwrap();
+        receive(&mut urgent.0, 1, buffer);
+    };
+    for _ in 0..64 {
+        one(urgent, &mut buffer);
+    }
+    let region = Region::new(ALLOCATOR);
+    for _ in 0..512 {
+        one(urgent, &mut buffer);
+    }
+    for block in 8..24 {
+        batch.clear();
+        for nth in 0..BATCH as u64 {
+            let page = Page::new(block * 256 + 64 + nth * 5);
+            let range = PageRange::one(page);
+            batch.extend_from_slice(&Frame::Request { range }.encode());
+        }
+        urgent.1.frames(&batch).unwrap();
+        receive(&mut urgent.0, BATCH as u64, &mut buffer);
+    }
+    for block in 24..30 {
+        let range = PageRange::from_len(Page::new(block * 256 + 64), 192);
+        urgent.1.frame(Frame::Request { range }).unwrap();
+        receive(&mut urgent.0, 192, &mut buffer);
+    }
+    (region.change().allocations, 512 + 16 * BATCH as u64 + 6)
+}
+
+#[test]
+fn answering_a_request_allocates_nothing() {
+    let layout = layout(&[(32 * MIB, SMALL)]);
+    let memories = [&layout, &layout].map(|layout| Arc::new(Memory::new(layout)));
+    let machine = Arc::new(Machine::new(&memories[0], &memories[1]));
+    machine.run(Side::Source);
+    let mut source = TestSource::new(&machine, true, 1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("listen");
+    let listener = Listener::bind(&hikkoshi_engine::link::Address::Unix(path)).unwrap();
+    let (stop, cancel) = (Cancel::new(), Cancel::new());
+    let limits = Limits::from(&layout);
+    let (allocations, requests) = thread::scope(|scope| {
+        let (sender, incoming) = sync_channel(4);
+        scope.spawn(|| {
+            let sender = sender;
+            listener.serve(&sender, &stop).unwrap();
+        });
+        let asking = scope.spawn(|| {
+            let incoming = incoming;
+            let mut control = link(&incoming, &listener, limits, Role::Control);
+            hear_until(&mut control, "Begin");
+            let host_pages = vec![SMALL];
+            control.1.control(&ToSource::Accept { host_pages }).unwrap();
+            let _background = link(&incoming, &listener, limits, Role::Background { index: 0 });
+            let mut urgent = link(&incoming, &listener, limits, Role::Urgent);
+            hear_until(&mut control, "DiscardEnd");
+            control.1.control(&ToSource::Discarded).unwrap();
+            hear_until(&mut control, "Switch");
+            // Requests are answered from here on, and nobody pushes yet: what
+            // is asked for comes from the thread that reads the request.
+            let counted = ask(&mut urgent);
+            cancel.cancel();
+            counted
+        });
+        let options = SourceOptions {
+            mode: Mode::Postcopy,
+            links: 1,
+            ..SourceOptions::default()
+        };
+        let mut watch = Watch {
+            cancel: cancel.clone(),
+            observer: Arc::new(Silent),
+            point_of_no_return: &mut || Ok(()),
+        };
+        let result = migrate(&mut source, listener.address(), &options, &mut watch);
+        assert_eq!(result.unwrap_err().outcome, Outcome::AtSource);
+        stop.cancel();
+        asking.join().unwrap()
+    });
+    // The threads that wait meanwhile may need something now and then.
+    assert!(
+        (allocations as u64) < requests / 50,
+        "{allocations} allocations for {requests} requests"
+    );
+}
