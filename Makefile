@@ -56,8 +56,9 @@ test-bochs: setup ## second-stage tables under the real VMX instructions (part o
 
 # Another set of atomics in every crate: its own folder, so that the two builds do not take turns.
 .PHONY: test-loom
-test-loom: setup ## every interleaving of the page bitmap and of the second-stage tables
+test-loom: setup ## every interleaving of the page bitmap, the second-stage tables, and what the engine's threads share
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --package hikkoshi-ept --lib --tests
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --lib model
 
 .PHONY: test-guests
 test-guests: guest ## the laboratory's own tests, and real guests moved between real QEMUs
