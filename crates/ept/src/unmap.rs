@@ -226,3 +226,34 @@ impl<M: Memory> Guest<M> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::address::Frame;
+    use crate::capability::Capabilities;
+    use crate::map::Mapping;
+    use crate::model::Ram;
+
+    /// Somebody read in the reverse map where frame 0 is mapped, and the entry maps frame 1 by now.
+    #[test]
+    fn a_nested_leaf_that_maps_another_frame_by_now_is_left_alone() {
+        let guest = Guest::new(Ram::new(20), 512, 0, Capabilities::ALL).unwrap();
+        let nested = guest.add_nested_view().unwrap();
+        let (at, page) = (Gfn::new(7), GfnRange::from_len(Gfn::new(1), 1));
+        let mapping = Mapping::ram(page, Frame::new(0x1000));
+        guest.map_nested(nested, at, &mapping).unwrap();
+        let leaf = guest.walk(nested, at, Level::Page).unwrap();
+        let change = |leaf: Entry| Some(leaf.with_write(false));
+        for (gfn, ours) in [(Gfn::new(0), false), (page.start(), true)] {
+            assert_eq!(
+                guest.change_leaf(Level::Page, gfn, leaf.location, change),
+                ours
+            );
+            let removed = guest.remove_leaf(leaf.location, Level::Page, gfn, Entry::ABSENT);
+            assert_eq!(removed, ours);
+            let left = guest.lookup(nested, at).unwrap().gfn;
+            assert_eq!(left.is_none(), ours);
+        }
+    }
+}

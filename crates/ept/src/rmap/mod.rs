@@ -314,6 +314,9 @@ impl Rmap {
                     relax();
                     continue 'again;
                 }
+                if Location(first).is_nested() {
+                    gap();
+                }
                 visit(Location(first));
                 at = cell.rest(memory).load(Ordering::Acquire);
             }
