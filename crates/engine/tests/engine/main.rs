@@ -9,6 +9,7 @@
     clippy::cast_possible_truncation
 )]
 
+mod destinations;
 mod failures;
 mod guests;
 mod links;

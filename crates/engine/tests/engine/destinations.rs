@@ -1,0 +1,71 @@
+//! What an operator may choose at the destination changes nothing about what
+//! arrives.
+
+use std::num::{NonZeroU16, NonZeroU64};
+
+use hikkoshi_engine::{DestinationOptions, Mode, Priority};
+
+use crate::memory::{HUGE, HugePages, SMALL, layout};
+use crate::run::Setup;
+
+fn choices() -> Vec<DestinationOptions> {
+    let default = DestinationOptions::default();
+    vec![
+        DestinationOptions {
+            fault_threads: NonZeroU16::new(4),
+            ..default
+        },
+        DestinationOptions {
+            poll: true,
+            fault_threads: NonZeroU16::new(1),
+            ..default
+        },
+        DestinationOptions {
+            priority: Priority::OFF,
+            fault_threads: NonZeroU16::new(2),
+            collapse: NonZeroU64::new(1 << 40),
+            ..default
+        },
+    ]
+}
+
+#[test]
+fn every_choice_moves_a_busy_guest() {
+    for options in choices() {
+        for mode in [Mode::Postcopy, Mode::Hybrid] {
+            let mut setup = Setup::new(mode);
+            setup.receive_options = options;
+            let (source, destination) = setup.run().moved(true);
+            let (there, here) = (&source.requests, &destination.requests);
+            assert_eq!(there.faults, here.faults, "{options:?}");
+            assert_eq!(there.unmeasured_requests, 0);
+            let requests = here.request_latency_us.count;
+            let stages = &here.request_stages_us;
+            assert_eq!(stages.page_to_installed.count, requests);
+            // Loading touches pages: somebody faulted, and has a name.
+            let faults: u64 = here.faults.iter().map(|faults| faults.count).sum();
+            assert!(faults >= requests, "{faults} faults, {requests} requests");
+            assert!(
+                here.faults.iter().all(|faults| !faults.thread.is_empty()),
+                "{:?}",
+                here.faults
+            );
+            assert_eq!(destination.collapse.is_some(), options.collapse.is_some());
+            assert!(source.collapse.is_none());
+        }
+    }
+}
+
+#[test]
+fn every_choice_moves_huge_pages() {
+    let Some(_pages) = HugePages::reserve(4) else {
+        return;
+    };
+    let source = layout(&[(3 * SMALL, SMALL), (4 * HUGE, SMALL)]);
+    let destination = layout(&[(3 * SMALL, SMALL), (4 * HUGE, HUGE)]);
+    for options in choices() {
+        let mut setup = Setup::with(Mode::Postcopy, &source, &destination, true);
+        setup.receive_options = options;
+        setup.run().moved(true);
+    }
+}
