@@ -79,7 +79,7 @@ fn page_us(line: LineKind) -> Option<f64> {
 fn stages(row: &Row) -> String {
     let mut text = match row.stages_us {
         [Some(request), Some(page), Some(install)] => format!(
-            "fault to request {request:.0}, request to page {page:.0}, page to installed {install:.0} µs"
+            "fault to request {request:.1}, request to page {page:.1}, page to installed {install:.1} µs"
         ),
         _ => "the engine's account has no stages".to_owned(),
     };
@@ -440,7 +440,7 @@ mod tests {
         assert!(of("accesses completed"));
         assert!(of("2 MiB"));
         let text = sheet(&runs).text();
-        assert!(text.contains("request to page 200"), "{text}");
+        assert!(text.contains("request to page 200.0"), "{text}");
         assert!(text.contains("the guest waits 70 µs more"), "{text}");
         assert!(text.contains("a page takes 33.7 µs"), "{text}");
     }
