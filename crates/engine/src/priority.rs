@@ -6,8 +6,10 @@
 //! time; what counts is that they stand back. Neither needs more privilege than
 //! attaching to the guest does:
 //!
-//! * Background: `SCHED_BATCH`, which on waking takes nobody's core away, and a
-//!   higher nice value. Lowering oneself is always allowed.
+//! * Background: `SCHED_BATCH`, which on waking takes nobody's core away.
+//!   Lowering oneself is always allowed. The nice value stays: a higher one
+//!   starves the move where others want the core, and on two cores with a busy
+//!   virtual processor it makes urgent pages no faster (`docs/preemption.md`).
 //! * Urgent: a short time slice. The kernel's scheduler (EEVDF, Linux 6.12 and
 //!   later) serves whoever asks for less time sooner, on waking even before the
 //!   running thread's slice has ended. Where the privilege happens to be there
@@ -26,10 +28,6 @@ const URGENT_SLICE: Duration = Duration::from_micros(100);
 /// How much more an urgent thread's share weighs, in nice steps, where that is
 /// allowed.
 const URGENT_NICE: i32 = -10;
-
-/// How much less a background thread's share weighs, in nice steps: a third of
-/// a core next to one busy virtual processor, so that the move still ends.
-const BACKGROUND_NICE: i32 = 5;
 
 /// What a thread does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +78,7 @@ fn take(rank: Rank) -> Result<Schedule, Errno> {
     match rank {
         Rank::Background => Schedule {
             policy: Policy::Batch,
-            nice: (before.nice + BACKGROUND_NICE).min(19),
+            nice: before.nice,
             slice: Duration::ZERO,
         }
         .set()?,
@@ -126,7 +124,7 @@ mod tests {
             return;
         }
         assert_eq!(after.policy, Policy::Batch);
-        assert_eq!(after.nice, (before.nice + BACKGROUND_NICE).min(19));
+        assert_eq!(after.nice, before.nice);
     }
 
     #[test]
