@@ -133,7 +133,11 @@ impl BackgroundSender {
         if self.batch.is_empty() {
             return Ok(());
         }
-        self.make_room(self.batch.len() as u64, stop)?;
+        // In post-copy room was made before the pages were claimed: the guest
+        // may be waiting for them by now.
+        if self.urgency.is_none() {
+            self.make_room(self.batch.len() as u64, stop)?;
+        }
         self.writer.frames(&self.batch)?;
         self.batch.clear();
         self.book(stop)
