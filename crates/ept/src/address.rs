@@ -77,6 +77,14 @@ macro_rules! number {
     };
 }
 
+impl Gfn {
+    /// Whether four levels of tables have an entry for it. An address beyond must not be looked for in
+    /// them: its upper bits would be dropped, and another page found.
+    pub(crate) const fn is_translated(self) -> bool {
+        self.0 < MAX_PAGES
+    }
+}
+
 number!(Gfn, "guest frame");
 number!(Frame, "host frame");
 
@@ -92,6 +100,12 @@ impl GfnRange {
     pub const EMPTY: Self = Self {
         start: Gfn(0),
         end: Gfn(0),
+    };
+
+    /// What four levels of tables translate.
+    pub(crate) const TRANSLATED: Self = Self {
+        start: Gfn(0),
+        end: Gfn(MAX_PAGES),
     };
 
     /// From `start` up to, but without, `end`; empty if `end` does not lie behind `start`.

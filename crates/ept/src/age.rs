@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::address::{Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
+use crate::address::{Gfn, GfnRange, INDEX_BITS, Level};
 use crate::atomic::Ordering;
 use crate::entry::Entry;
 use crate::flush::Flush;
@@ -48,11 +48,14 @@ impl<M: Memory> Guest<M> {
             return Err(AgeError::Unsupported);
         }
         let mut flush = Flush::none();
-        let space = GfnRange::from_len(Gfn::new(0), MAX_PAGES);
-        let there = self.each_gib(view, range.intersect(space), &mut |root, part| {
-            let top = (root, Level::Root);
-            self.age_in(view, part, top, Gfn::new(0), used, &mut flush);
-        });
+        let there = self.each_gib(
+            view,
+            range.intersect(GfnRange::TRANSLATED),
+            &mut |root, part| {
+                let top = (root, Level::Root);
+                self.age_in(view, part, top, Gfn::new(0), used, &mut flush);
+            },
+        );
         if !there {
             return Err(AgeError::NoView(view));
         }

@@ -191,7 +191,7 @@ impl<M: Memory> Guest<M> {
     /// Removes a view and everything mapped there. No virtual processor may enter with it any more.
     /// [`View::MAIN`] stays (only its mappings go).
     pub fn remove_view(&self, view: View) -> Flush {
-        let mut flush = self.unmap(view, GfnRange::from_len(Gfn::new(0), MAX_PAGES));
+        let mut flush = self.unmap(view, GfnRange::TRANSLATED);
         if view != View::MAIN {
             let _inside = self.walkers.enter();
             if let Some(root) = self.take_root(view) {

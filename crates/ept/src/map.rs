@@ -93,8 +93,8 @@ impl<M: Memory> Guest<M> {
 
     fn map_at(&self, view: View, at: Gfn, mapping: &Mapping) -> Result<(), MapError> {
         let guest = mapping.guest;
-        let space = GfnRange::from_len(Gfn::new(0), MAX_PAGES);
-        if !self.all().covers(guest) || !space.covers(GfnRange::from_len(at, guest.len())) {
+        let end = at.index().checked_add(guest.len());
+        if !self.all().covers(guest) || end.is_none_or(|end| end > MAX_PAGES) {
             return Err(MapError::OutOfRange(guest));
         }
         let last = mapping.host.index().checked_add(guest.len());
@@ -212,7 +212,7 @@ impl<M: Memory> Guest<M> {
     ///
     /// See [`MapError`].
     pub fn map_mmio(&self, view: View, range: GfnRange) -> Result<(), MapError> {
-        if !GfnRange::from_len(Gfn::new(0), MAX_PAGES).covers(range) {
+        if !GfnRange::TRANSLATED.covers(range) {
             return Err(MapError::OutOfRange(range));
         }
         let mut at = range.start();

@@ -30,7 +30,8 @@ pub struct Lookup {
 }
 
 impl<M: Memory> Guest<M> {
-    /// What is mapped at `at`; `None` if there is no such view.
+    /// What is mapped at `at`; `None` if there is no such view, or `at` is not below
+    /// [`MAX_PAGES`](crate::MAX_PAGES).
     pub fn lookup(&self, view: View, at: Gfn) -> Option<Lookup> {
         loop {
             let _inside = self.walkers.enter();
@@ -60,7 +61,7 @@ impl<M: Memory> Guest<M> {
     /// back.
     ///
     /// The obligation is for the part that was changed: with a [`SplitError`] the rest of the range is
-    /// as it was.
+    /// as it was; all of it, if it ends beyond [`MAX_PAGES`](crate::MAX_PAGES).
     pub fn protect(
         &self,
         view: View,
@@ -68,6 +69,9 @@ impl<M: Memory> Guest<M> {
         permissions: Permissions,
     ) -> (Flush, Result<(), SplitError>) {
         let mut flush = Flush::none();
+        if !GfnRange::TRANSLATED.covers(range) {
+            return (flush, Err(SplitError::OutOfRange(range.end())));
+        }
         let mut at = range.start();
         while at < range.end() {
             let _inside = self.walkers.enter();

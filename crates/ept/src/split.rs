@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level};
+use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
 use crate::atomic::{AtomicU64, Ordering, relax};
 use crate::entry::Entry;
 use crate::flush::Flush;
@@ -16,6 +16,9 @@ pub enum SplitError {
     /// Memory for the table.
     #[error("splitting the superpage at {0}: no frame left for its table; free some and try again")]
     NoMemory(Gfn),
+    /// Four levels of tables end before.
+    #[error("splitting up to {0}: addresses have 48 bits; {MAX_PAGES} frames is all there can be")]
+    OutOfRange(Gfn),
     /// There is no such view.
     #[error("splitting in view {}: there is no such view", .0.number())]
     NoView(View),
@@ -30,7 +33,8 @@ pub enum MergeError {
     /// The dirty log needs small leaves.
     #[error("merging the leaves at {0}: their writes are logged; stop the log there first")]
     Logged(Gfn),
-    /// The processor has no such leaves, the level has none, or the address is not aligned to them.
+    /// The processor has no such leaves, the level has none, or the address is not aligned to them, or
+    /// beyond what four levels of tables translate.
     #[error("merging the leaves at {0} to {1:?}: no such leaf can be there")]
     Level(Gfn, Level),
     /// Memory for the reverse map.
@@ -48,6 +52,9 @@ impl<M: Memory> Guest<M> {
     ///
     /// See [`SplitError`].
     pub fn split(&self, view: View, at: Gfn, to: Level) -> Result<Flush, SplitError> {
+        if !at.is_translated() {
+            return Err(SplitError::OutOfRange(at));
+        }
         let mut flush = Flush::none();
         loop {
             let _inside = self.walkers.enter();
@@ -159,7 +166,10 @@ impl<M: Memory> Guest<M> {
             Level::Huge => self.capabilities.huge,
             _ => false,
         };
-        let Some(below) = level.below().filter(|_| offered && at.is_aligned(level)) else {
+        let Some(below) = level
+            .below()
+            .filter(|_| offered && at.is_aligned(level) && at.is_translated())
+        else {
             return Err(MergeError::Level(at, level));
         };
         let mut flush = Flush::none();

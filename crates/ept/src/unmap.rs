@@ -1,6 +1,6 @@
 //! Taking mappings away: each level is walked once, and a table that the range covers goes as a whole.
 
-use crate::address::{ENTRIES, Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
+use crate::address::{ENTRIES, Gfn, GfnRange, INDEX_BITS, Level};
 use crate::atomic::{Ordering, relax};
 use crate::entry::Entry;
 use crate::flush::Flush;
@@ -27,8 +27,7 @@ impl<M: Memory> Guest<M> {
     /// superpage at the range's edge, all of it is taken away: the guest faults there once more, and
     /// nothing is lost.
     pub fn unmap(&self, view: View, range: GfnRange) -> Flush {
-        let space = GfnRange::from_len(Gfn::new(0), MAX_PAGES);
-        let range = range.intersect(space);
+        let range = range.intersect(GfnRange::TRANSLATED);
         let mut job = Unmapping {
             view,
             range,

@@ -35,7 +35,8 @@ impl Qualification {
 pub enum Violation {
     /// Enter the guest again: the access will go through now, or find out more.
     Resume,
-    /// Nothing is mapped: map the page and enter again, or tell the guest that nothing is there.
+    /// Nothing is mapped: map the page and enter again, or tell the guest that nothing is there. Beyond
+    /// [`MAX_PAGES`](crate::MAX_PAGES) nothing can be mapped.
     Absent(Gfn),
     /// Emulate the device.
     Mmio {
@@ -60,6 +61,10 @@ impl<M: Memory> Guest<M> {
     /// vol. 3C, "Operations that Invalidate Cached Mappings").
     pub fn violation(&self, view: View, address: u64, why: Qualification) -> Violation {
         let at = Gfn::new(address / FRAME_BYTES);
+        if !at.is_translated() {
+            // A processor with more than 48 address bits: no entry could allow the access.
+            return Violation::Absent(at);
+        }
         let _inside = self.walkers.enter();
         loop {
             let Some(position) = self.walk(view, at, Level::Page) else {

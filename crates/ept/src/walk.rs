@@ -143,8 +143,11 @@ pub(crate) fn replace(slot: &AtomicU64, old: Entry, new: Entry) -> bool {
 
 impl<M: Memory> Guest<M> {
     /// Follows the tables of `view` towards `at`, to an entry that is no table, or to level `floor`.
-    /// The caller is inside. `None`: there is no such view.
+    /// The caller is inside. `None`: there is no such view, or no table has an entry for `at`.
     pub(crate) fn walk(&self, view: View, at: Gfn, floor: Level) -> Option<Position<'_>> {
+        if !at.is_translated() {
+            return None;
+        }
         'again: loop {
             let mut node = self.root(view)?;
             let mut level = Level::Root;

@@ -6,8 +6,8 @@
 use hikkoshi_ept::model::{Access, Cpu, Exit, Machine, Ram, Stop};
 use hikkoshi_ept::{
     AgeError, Capabilities, CreateError, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn,
-    GfnRange, Guest, Level, MapError, Mapping, MemoryType, MergeError, PageType, Permissions,
-    SplitError, StartError, TakeError, VcpuError, View, Violation,
+    GfnRange, Guest, Level, MAX_PAGES, MapError, Mapping, MemoryType, MergeError, PageType,
+    Permissions, Qualification, SplitError, StartError, TakeError, VcpuError, View, Violation,
 };
 
 const HOST: u64 = 1 << 18;
@@ -142,6 +142,58 @@ fn devices_exit_and_can_be_cut() {
         guest.map(View::MAIN, &ram(5, 6)),
         Err(MapError::Occupied(Gfn::new(5)))
     );
+}
+
+/// The tables translate 48 bits; the rest of an address must not be dropped on the way.
+#[test]
+fn addresses_beyond_48_bits_are_other_addresses() {
+    let guest = guest();
+    let machine = Machine::new(&guest, 1).unwrap();
+    let small = Mapping {
+        largest: Level::Page,
+        ..ram(0, 1024)
+    };
+    guest.map(View::MAIN, &small).unwrap();
+    let form = Form::WriteProtection;
+    guest.start_log(form, range(0, 512), &machine).unwrap();
+    let beyond = Gfn::new(MAX_PAGES + 5);
+    let absent = Violation::Absent(beyond);
+    let write = Qualification(2);
+    assert_eq!(guest.violation(View::MAIN, beyond.address(), write), absent);
+    assert_eq!(
+        machine.access(0, beyond.address(), Access::Write, |_| ()),
+        Err(Stop::Violation(absent))
+    );
+    machine.access(0, 5 << 12, Access::Write, |_| ()).unwrap();
+    assert_eq!(
+        guest.count(guest.all(), &machine),
+        Ok(1),
+        "page 5 is logged"
+    );
+
+    let (page, aligned) = (GfnRange::from_len(beyond, 1), Gfn::new(MAX_PAGES + 512));
+    assert_eq!(guest.lookup(View::MAIN, beyond), None);
+    let split = guest.split(View::MAIN, beyond, Level::Page).map(|_| ());
+    assert_eq!(split, Err(SplitError::OutOfRange(beyond)));
+    let merged = guest.merge(View::MAIN, aligned, Level::Large).map(|_| ());
+    assert_eq!(merged, Err(MergeError::Level(aligned, Level::Large)));
+    let (flush, done) = guest.protect(View::MAIN, page, Permissions::Read);
+    assert!(flush.is_empty());
+    assert_eq!(done, Err(SplitError::OutOfRange(page.end())));
+    assert!(guest.unmap(View::MAIN, page).is_empty());
+    assert_eq!(
+        guest.map_mmio(View::MAIN, page),
+        Err(MapError::OutOfRange(page))
+    );
+    let nested = guest.add_nested_view().unwrap();
+    for at in [Gfn::new(MAX_PAGES - 1), Gfn::new(u64::MAX)] {
+        assert_eq!(
+            guest.map_nested(nested, at, &ram(5, 7)),
+            Err(MapError::OutOfRange(range(5, 7)))
+        );
+    }
+    let there = guest.lookup(View::MAIN, Gfn::new(5)).unwrap();
+    assert_eq!(there.permissions, Some(Permissions::All));
 }
 
 #[test]

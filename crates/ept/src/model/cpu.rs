@@ -132,6 +132,10 @@ impl Cpu {
         access: Access,
     ) -> Result<u64, Exit> {
         let at = Gfn::containing(address);
+        if !at.is_translated() {
+            // A walk of four levels: 48 bits, and a violation where others are set.
+            return Err(self.violation(address, access, 0));
+        }
         let frame = match self.remembered(at, access) {
             Some(Ok(frame)) => frame,
             Some(Err(allowed)) => return Err(self.violation(address, access, allowed)),
