@@ -18,6 +18,9 @@ struct Unmapping {
     failed: Option<SplitError>,
 }
 
+/// An entry that was found dead, by its first address.
+struct Dead(Gfn);
+
 impl<M: Memory> Guest<M> {
     /// Takes away what is mapped at `range` (addresses of the view): memory and device marks. A
     /// superpage that lies in the range in part is split.
@@ -36,15 +39,13 @@ impl<M: Memory> Guest<M> {
         };
         // Whoever waits for others to leave waits for one GiB, not for a guest.
         self.each_gib(view, range, &mut |root, part| {
-            job.range = part;
-            self.unmap_in(&mut job, root, Level::Root, Gfn::new(0));
+            self.unmap_part(&mut job, root, part);
         });
         if range.len() >= Level::Root.pages() {
             // Tables of 512 GiB, empty by now, that lie in the range as a whole.
             let _inside = self.walkers.enter();
-            job.range = range;
             if let Some(root) = self.root(view) {
-                self.unmap_in(&mut job, root, Level::Root, Gfn::new(0));
+                self.unmap_part(&mut job, root, range);
             }
         }
         job.flush
@@ -73,18 +74,42 @@ impl<M: Memory> Guest<M> {
         flush
     }
 
-    fn unmap_in(&self, job: &mut Unmapping, node: Node, level: Level, base: Gfn) {
+    /// Takes away what is mapped at `part`.
+    ///
+    /// A dead entry does not mean that nothing is mapped: the leaf is being put together with others, or
+    /// its table was taken out and another is there by now. From such an entry on it begins again at the
+    /// root, on the way to which whoever is at work holds an entry busy, or has left it changed.
+    fn unmap_part(&self, job: &mut Unmapping, mut root: Node, part: GfnRange) {
+        job.range = part;
+        while let Err(Dead(at)) = self.unmap_in(job, root, Level::Root, Gfn::new(0)) {
+            relax();
+            job.range = GfnRange::new(at, part.end()).intersect(part);
+            let Some(again) = self.root(job.view) else {
+                return;
+            };
+            root = again;
+        }
+    }
+
+    fn unmap_in(
+        &self,
+        job: &mut Unmapping,
+        node: Node,
+        level: Level,
+        base: Gfn,
+    ) -> Result<(), Dead> {
         let covered = GfnRange::from_len(base, level.pages() << INDEX_BITS);
         let part = covered.intersect(job.range);
         if part.is_empty() {
-            return;
+            return Ok(());
         }
         let last = Gfn::new(part.end().index() - 1);
         for index in level.index_of(part.start())..=level.index_of(last) {
             let start = base.plus(index as u64 * level.pages());
             let span = GfnRange::from_len(start, level.pages());
-            self.unmap_entry(job, node, index, level, span);
+            self.unmap_entry(job, node, index, level, span)?;
         }
+        Ok(())
     }
 
     fn unmap_entry(
@@ -94,33 +119,37 @@ impl<M: Memory> Guest<M> {
         index: usize,
         level: Level,
         span: GfnRange,
-    ) {
+    ) -> Result<(), Dead> {
         let slot = node.slot(&self.memory, index);
         let whole = job.range.covers(span);
         loop {
             let entry = Entry(slot.load(Ordering::Acquire));
-            if entry == Entry::ABSENT || entry.is_dead() {
-                return;
+            if entry == Entry::ABSENT {
+                return Ok(());
+            }
+            if entry.is_dead() {
+                return Err(Dead(span.start()));
             }
             if entry.is_busy() {
                 relax();
             } else if entry.is_table(level) {
-                let Some(below) = level.below() else { return };
+                let Some(below) = level.below() else {
+                    return Ok(());
+                };
                 let Some(table) = node.below(&self.memory, index, entry) else {
                     continue;
                 };
                 if !whole {
-                    self.unmap_in(job, table, below, span.start());
-                    return;
+                    return self.unmap_in(job, table, below, span.start());
                 }
                 if replace(slot, entry, Entry::ABSENT) {
                     job.flush.add(job.view.bit(), span);
                     self.kill_table(job, table, below, span.start());
-                    return;
+                    return Ok(());
                 }
             } else if whole || job.failed.is_some() {
                 if self.remove_at(job, node, index, level, span, Entry::ABSENT) {
-                    return;
+                    return Ok(());
                 }
             } else {
                 let position = Position::new(&self.memory, node, index, level, entry);
@@ -169,7 +198,7 @@ impl<M: Memory> Guest<M> {
         self.retire(&mut job.flush, node);
     }
 
-    /// Replaces what is no table by `with`; false if it is one by now.
+    /// Replaces what is no table by `with`; false if it is one by now, or dead before its table is.
     fn remove_at(
         &self,
         job: &mut Unmapping,
@@ -192,7 +221,9 @@ impl<M: Memory> Guest<M> {
                 return false;
             } else if entry.is_busy() {
                 relax();
-            } else if entry.is_dead() || replace(slot, entry, with) {
+            } else if entry.is_dead() {
+                return with.is_dead();
+            } else if replace(slot, entry, with) {
                 return true;
             }
         }

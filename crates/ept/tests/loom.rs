@@ -9,10 +9,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hikkoshi_ept::model::{Access, Machine, Ram};
+use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
     AtomicU64, Capabilities, Form, Frame, FrameAllocator, Gfn, GfnRange, Guest, Level, Mapping,
-    MergeError, PageType, Permissions, View,
+    MergeError, PageType, Permissions, View, Violation,
 };
 
 use loom::thread;
@@ -553,4 +553,47 @@ fn merge_vs_write() {
         assert!(merged.entry.dirty());
         world.close();
     });
+}
+
+/// A page is unmapped while it and its neighbour are put together, or fail to be: it is gone, and the
+/// processor has forgotten it once the obligation is met.
+#[test]
+fn unmap_vs_merge() {
+    for (page, alike) in [(0, true), (1, true), (0, false)] {
+        check(3, move || {
+            let world = World::unlogged(Level::Page, 1);
+            let page = GfnRange::from_len(Gfn::new(page), 1);
+            if !alike {
+                let other = GfnRange::from_len(Gfn::new(1), 1);
+                let (flush, done) = world.guest.protect(View::MAIN, other, Permissions::Read);
+                done.unwrap();
+                world.guest.discharge(flush, &world.machine);
+            }
+            let at = page.start();
+            world
+                .machine
+                .access(0, at.address(), Access::Write, |_| ())
+                .unwrap();
+            let merger = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    if let Ok(flush) = world.guest.merge(View::MAIN, Gfn::new(0), Level::Large) {
+                        assert!(alike);
+                        world.guest.discharge(flush, &world.machine);
+                    }
+                })
+            };
+            let flush = world.guest.unmap(View::MAIN, page);
+            world.guest.discharge(flush, &world.machine);
+            let absent = Err(Stop::Violation(Violation::Absent(at)));
+            let read = world.machine.access(0, at.address(), Access::Read, |_| ());
+            assert_eq!(read, absent);
+            merger.join().unwrap();
+            assert_eq!(
+                world.guest.lookup(View::MAIN, at).unwrap().page_type,
+                PageType::Absent
+            );
+            world.close();
+        });
+    }
 }
