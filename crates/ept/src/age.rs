@@ -113,8 +113,8 @@ impl<M: Memory> Guest<M> {
         if !self.capabilities.accessed_dirty {
             return Err(AgeError::Unsupported);
         }
-        let (plain, nested) = (self.plain_views(), self.nested_views());
         let mut flush = Flush::none();
+        let mut in_nested = false;
         for part in range.intersect(self.all()).chunks(CHUNK) {
             let _inside = self.walkers.enter();
             for level in Level::LEAVES {
@@ -127,13 +127,18 @@ impl<M: Memory> Guest<M> {
                             used(span);
                             if location.is_nested() {
                                 // Where the view has it is not known by guest frame.
-                                flush.add_whole(nested);
+                                in_nested = true;
                             } else {
-                                flush.add(plain, span);
+                                flush.add(View::MAIN.bit(), span);
                             }
                         }
                     });
             }
+        }
+        // Only now: views may have been added meanwhile.
+        flush.also_in(self.plain_views());
+        if in_nested {
+            flush.add_whole(self.nested_views());
         }
         Ok(flush)
     }

@@ -113,6 +113,13 @@ impl Flush {
         }
     }
 
+    /// What is to be forgotten, is to be forgotten in these views too.
+    pub(crate) fn also_in(&mut self, views: u64) {
+        if self.views != 0 {
+            self.views |= views;
+        }
+    }
+
     fn add_range(&mut self, range: GfnRange) {
         // Work comes in ascending order: the last range is the one that grows.
         if let Some(last) = self.ranges[..self.count].last_mut()

@@ -9,7 +9,8 @@ use hikkoshi_ept::{
 };
 
 const FORMS: [Form; 3] = [Form::WriteProtection, Form::DirtyFlags, Form::Pml];
-const PAGES: u64 = 4096;
+/// Two words of the summary of what is dirty.
+const PAGES: u64 = 8192;
 
 fn range(start: u64, end: u64) -> GfnRange {
     GfnRange::new(Gfn::new(start), Gfn::new(end))
@@ -189,4 +190,110 @@ fn nothing_leaks() {
         guest.discharge(all, &machine);
     }
     assert_eq!(ram.free_frames(), free);
+}
+
+/// Fills several batches of a take; calls `meanwhile` once, between two of them. Returns what was taken.
+fn take_and_meanwhile(
+    guest: &Guest<Ram>,
+    machine: &Machine<'_, Ram>,
+    meanwhile: impl FnOnce(),
+) -> Vec<u64> {
+    for page in (0..PAGES / 2).step_by(64) {
+        write(machine, 0, page);
+    }
+    let mut pages = Vec::new();
+    let mut meanwhile = Some(meanwhile);
+    guest
+        .take(guest.all(), machine, &mut |run| {
+            pages.extend(run.iter().map(Gfn::index));
+            if let Some(meanwhile) = meanwhile.take() {
+                meanwhile();
+            }
+        })
+        .unwrap();
+    pages
+}
+
+/// The log changes its form while it is taken: the rest is rearmed in the new one.
+#[test]
+fn a_take_goes_on_in_the_form_that_is_on() {
+    for (old, new) in FORMS.iter().flat_map(|old| FORMS.map(|new| (*old, new))) {
+        let guest = guest(Level::Page);
+        let machine = Machine::new(&guest, 2).unwrap();
+        guest.start_log(old, guest.all(), &machine).unwrap();
+        let late = PAGES - 10;
+        let first = take_and_meanwhile(&guest, &machine, || {
+            guest.stop_log(guest.all(), &machine).unwrap();
+            guest.start_log(new, guest.all(), &machine).unwrap();
+            write(&machine, 0, late);
+        });
+        let mut want: Vec<u64> = (0..PAGES / 2).step_by(64).collect();
+        want.retain(|page| first.contains(page));
+        assert!(first.starts_with(&want), "ascending, {old:?} to {new:?}");
+        if !first.contains(&late) {
+            assert_eq!(take(&guest, &machine, guest.all()), [late]);
+        }
+        write(&machine, 0, late);
+        let second = take(&guest, &machine, guest.all());
+        assert_eq!(second, [late], "{old:?} to {new:?}");
+        // What was taken is still taken once.
+        write(&machine, 0, 64);
+        assert_eq!(take(&guest, &machine, guest.all()), [64]);
+    }
+}
+
+/// A view comes while the log is taken, and one of its pages is in the part still to come.
+#[test]
+fn a_view_that_comes_during_a_take_has_its_translations_forgotten() {
+    for form in FORMS {
+        let guest = guest(Level::Page);
+        let machine = Machine::new(&guest, 2).unwrap();
+        guest.start_log(form, guest.all(), &machine).unwrap();
+        let late = PAGES - 10;
+        let first = take_and_meanwhile(&guest, &machine, || {
+            let view = guest.add_view().unwrap();
+            let page = GfnRange::from_len(Gfn::new(late), 1);
+            let mapping = Mapping::ram(page, Frame::new((1 << 18) + late));
+            guest.map(view, &mapping).unwrap();
+            assert!(machine.enter_view(1, view));
+            write(&machine, 1, late);
+            // What page-modification logs hold is in the log now; the others' forms have it there.
+            guest.count(range(0, 1), &machine).unwrap();
+        });
+        if form != Form::DirtyFlags {
+            assert!(first.contains(&late), "{form:?}");
+        }
+        write(&machine, 1, late);
+        assert_eq!(take(&guest, &machine, guest.all()), [late], "{form:?}");
+    }
+}
+
+/// The same for ageing, by the accessed flag.
+#[test]
+fn a_view_that_comes_during_ageing_has_its_translations_forgotten() {
+    let guest = Guest::new(Ram::new(200), 1 << 16, 2, Capabilities::ALL).unwrap();
+    let machine = Machine::new(&guest, 2).unwrap();
+    let (early, late) = (5, (1 << 16) - 10);
+    let page = |page| GfnRange::from_len(Gfn::new(page), 1);
+    let mapping = |at| Mapping::ram(page(at), Frame::new((1 << 18) + at));
+    guest.map(View::MAIN, &mapping(early)).unwrap();
+    write(&machine, 0, early);
+    let mut used = Vec::new();
+    let mut come = true;
+    let flush = guest.age_everywhere(guest.all(), &mut |span| {
+        used.push(span);
+        if core::mem::take(&mut come) {
+            let view = guest.add_view().unwrap();
+            guest.map(view, &mapping(late)).unwrap();
+            assert!(machine.enter_view(1, view));
+            write(&machine, 1, late);
+        }
+    });
+    guest.discharge(flush.unwrap(), &machine);
+    assert_eq!(used, [page(early), page(late)]);
+    write(&machine, 1, late);
+    let mut again = Vec::new();
+    let flush = guest.age_everywhere(guest.all(), &mut |span| again.push(span));
+    guest.discharge(flush.unwrap(), &machine);
+    assert_eq!(again, [page(late)]);
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
     AtomicU64, Capabilities, Form, Frame, FrameAllocator, Gfn, GfnRange, Guest, Level, Mapping,
-    MergeError, PageType, Permissions, View, Violation,
+    MergeError, PageType, Permissions, TakeError, View, Violation,
 };
 
 use loom::thread;
@@ -594,6 +594,43 @@ fn unmap_vs_merge() {
                 PageType::Absent
             );
             world.close();
+        });
+    }
+}
+
+/// The log is stopped, and started in another form, while it is taken: what is written from then on is
+/// logged.
+#[test]
+fn take_vs_restart() {
+    use Form::{DirtyFlags, Pml, WriteProtection};
+    for (old, new) in [
+        (Pml, WriteProtection),
+        (DirtyFlags, WriteProtection),
+        (WriteProtection, DirtyFlags),
+        (WriteProtection, Pml),
+    ] {
+        check(2, move || {
+            let world = World::new(old, Level::Page, 1);
+            let page = GfnRange::from_len(Gfn::new(0), 1);
+            let changer = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    let (guest, machine) = (world.guest, &world.machine);
+                    guest.stop_log(guest.all(), machine).unwrap();
+                    guest.start_log(new, page, machine).unwrap();
+                    world.write(0, 0, 2);
+                    // So that the log knows of the page while the other thread takes it.
+                    guest.mark(page);
+                })
+            };
+            let taken = world.guest.take(page, &world.machine, &mut |_| ());
+            assert!(taken.is_ok() || taken == Err(TakeError::Off));
+            changer.join().unwrap();
+            for (data, copy) in world.data.iter().zip(&world.copy) {
+                copy.store(data.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            world.write(0, 0, 3);
+            world.finish();
         });
     }
 }

@@ -10,7 +10,7 @@ use crate::atomic::Ordering;
 use crate::bits::{WORD, ones};
 use crate::entry::Entry;
 use crate::flush::Flush;
-use crate::guest::Guest;
+use crate::guest::{Guest, View};
 use crate::memory::Memory;
 use crate::processors::Processors;
 use crate::rmap::{Head, Location};
@@ -33,8 +33,6 @@ const AHEAD: usize = 32;
 /// What a take has found: words of dirty pages, rearmed by batches, noted as runs, and to be flushed.
 struct Found<'t, M: Memory> {
     guest: &'t Guest<M>,
-    form: Form,
-    views: u64,
     range: GfnRange,
     words: [(usize, u64); BATCH],
     count: usize,
@@ -43,8 +41,9 @@ struct Found<'t, M: Memory> {
 }
 
 impl<M: Memory> Found<'_, M> {
-    /// Pages whose bits have been taken out of the log.
+    /// Pages whose bits have been taken out of the log; those that are tracked now are reported.
     fn add(&mut self, word: usize, bits: u64) {
+        let bits = bits & self.guest.log.tracked.word(word);
         self.words[self.count] = (word, bits);
         self.count += 1;
         if self.count == BATCH {
@@ -57,15 +56,16 @@ impl<M: Memory> Found<'_, M> {
         if self.count == 0 {
             return;
         }
-        let mut words = self.words;
-        let words = &mut words[..core::mem::take(&mut self.count)];
-        for (word, bits) in &mut *words {
-            *bits &= self.guest.log.tracked.word(*word);
-        }
+        let words = self.words;
+        let words = &words[..core::mem::take(&mut self.count)];
         let inside = self.guest.walkers.enter();
-        self.guest.rearm(self.form, words);
+        // The form of now: whoever changes it waits for those inside before it relies on the new one.
+        // After a stop there is nothing to notice, and the next start visits all leaves.
+        if let Some(form) = self.guest.log.form() {
+            self.guest.rearm(form, words);
+        }
         drop(inside);
-        for &mut (word, bits) in words {
+        for &(word, bits) in words {
             self.note(word, bits);
         }
     }
@@ -75,7 +75,7 @@ impl<M: Memory> Found<'_, M> {
         if bits != 0 {
             let span = GfnRange::from_len(Gfn::new(word as u64 * WORD), WORD);
             self.flush
-                .add_ascending(self.views, span.intersect(self.range));
+                .add_ascending(View::MAIN.bit(), span.intersect(self.range));
             self.runs.add(word, bits);
         }
     }
@@ -83,6 +83,8 @@ impl<M: Memory> Found<'_, M> {
     /// What is to be flushed, and the number of pages.
     fn end(mut self) -> (Flush, u64) {
         self.rearm();
+        // Only now: a view that was added meanwhile may have had leaves to be rearmed.
+        self.flush.also_in(self.guest.plain_views());
         (self.flush, self.runs.end())
     }
 }
@@ -99,6 +101,9 @@ impl<M: Memory> Guest<M> {
     /// virtual processors stopped, and nothing is missing. A page may be reported a second time without
     /// a second write if it is unmapped or logged by several processors while it is taken; a page that
     /// was not written, as the processor counts it, is never reported.
+    ///
+    /// If the log is stopped and started again meanwhile, by other threads, in whatever form, nothing
+    /// written after that start is lost.
     ///
     /// The rest of the guest is neither touched nor locked; nor is the range: its words are exchanged,
     /// its entries compared and exchanged. The cost: a word for 4096 pages of the range, a word for 64
@@ -119,8 +124,6 @@ impl<M: Memory> Guest<M> {
         let range = range.intersect(self.all());
         let mut found = Found {
             guest: self,
-            form,
-            views: self.plain_views(),
             range,
             words: [(0, 0); BATCH],
             count: 0,
@@ -128,8 +131,9 @@ impl<M: Memory> Guest<M> {
             flush: Flush::none(),
         };
         if form == Form::DirtyFlags {
+            let views = self.plain_views();
             for part in range.chunks(GROUP) {
-                self.take_flags(&mut found, part);
+                self.take_flags(&mut found, views, part);
             }
         } else {
             self.log
@@ -147,15 +151,24 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Takes the flags and the log of a group.
-    fn take_flags(&self, found: &mut Found<'_, M>, part: GfnRange) {
+    fn take_flags(&self, found: &mut Found<'_, M>, views: u64, part: GfnRange) {
+        let form = Form::DirtyFlags;
         let inside = self.walkers.enter();
+        if self.log.form() != Some(form) {
+            // Stopped meanwhile, and perhaps started in a form that has no flags to read.
+            drop(inside);
+            let add = |word, bits| found.add(word, bits);
+            self.log.dirty.take(part, add);
+            found.rearm();
+            return;
+        }
         // The flags first: an unmapper sets the bit before it takes the flag away.
-        let Some((tracked, dirty)) = self.scan_flags(found.views, part, true) else {
+        let Some((tracked, dirty)) = self.scan_flags(views, part, true) else {
             return;
         };
         let marked = tracked.words(&dirty).map(|(word, mask, bits)| {
             let marked = self.log.dirty.take_word(word, mask);
-            self.rearm(found.form, &[(word, marked)]);
+            self.rearm(form, &[(word, marked)]);
             (word, bits | marked)
         });
         let mut words = [(0, 0); BATCH];
