@@ -13,6 +13,7 @@ use crate::entry::Entry;
 use crate::flush::Flush;
 use crate::log::Log;
 use crate::memory::Memory;
+use crate::merges::Merges;
 use crate::rmap::{NoMemory, Rmap};
 use crate::walk::Node;
 use crate::walkers::Walkers;
@@ -92,6 +93,7 @@ pub struct Guest<M: Memory> {
     /// Tables whose split was given up, linked as dead tables are, for the next discharge to free.
     pub(crate) abandoned: AtomicU64,
     pub(crate) walkers: Walkers,
+    pub(crate) merges: Merges,
     pub(crate) rmap: Rmap,
     pub(crate) log: Log,
 }
@@ -125,6 +127,7 @@ impl<M: Memory> Guest<M> {
             origins,
             abandoned: AtomicU64::new(0),
             walkers: Walkers::new(),
+            merges: Merges::new(),
             rmap,
             log,
         })

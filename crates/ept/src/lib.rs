@@ -177,6 +177,7 @@ mod kinds;
 mod log;
 mod map;
 mod memory;
+mod merges;
 pub mod model;
 mod processors;
 mod protect;

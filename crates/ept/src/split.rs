@@ -178,9 +178,14 @@ impl<M: Memory> Guest<M> {
             let position = self.walk(view, at, level).ok_or(MergeError::NoView(view))?;
             if position.entry.is_busy() {
                 relax();
-            } else if position.level != level || !position.entry.is_table(level) {
+                continue;
+            }
+            if position.level != level || !position.entry.is_table(level) {
                 return Err(MergeError::Unlike(at));
-            } else if position.replace(Entry::BUSY) {
+            }
+            let nested = position.location.is_nested();
+            let _merging = nested.then(|| self.merges.begin());
+            if position.replace(Entry::BUSY) {
                 return match self.merge_table(at, &position, below) {
                     Ok(node) => {
                         flush.add(view.bit(), GfnRange::from_len(at, level.pages()));

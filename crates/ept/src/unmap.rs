@@ -8,7 +8,7 @@ use crate::guest::{Guest, View};
 use crate::memory::Memory;
 use crate::rmap::Location;
 use crate::split::SplitError;
-use crate::walk::{Node, Position, gfn_of, replace};
+use crate::walk::{Node, Position, gfn_of, replace, settled};
 
 /// An unmapping under way.
 struct Unmapping {
@@ -52,26 +52,39 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Takes away what maps the guest frames of `range`, in all views: for a host that wants the memory
-    /// back.
+    /// back. A superpage of a nested view goes as a whole, wherever the range ends.
+    ///
+    /// What others map meanwhile may be there afterwards.
     pub fn unmap_everywhere(&self, range: GfnRange) -> Flush {
         let mut flush = Flush::none();
         self.each_plain_view(|view| self.batch(&mut flush, self.unmap(view, range)));
         let before = self.nested_views();
         if before != 0 {
-            let _inside = self.walkers.enter();
-            for level in Level::LEAVES {
-                self.rmap
-                    .each_in(&self.memory, level, range, &mut |gfn, location| {
-                        // A nested superpage goes as a whole, wherever the range ends.
-                        if location.is_nested() {
-                            self.remove_leaf(location, level, gfn, Entry::ABSENT);
-                        }
-                    });
+            for part in range.intersect(self.all()).chunks(Level::Huge.pages()) {
+                let _inside = self.walkers.enter();
+                self.remove_nested(part);
             }
             // One may have come meanwhile.
             flush.add_whole(before | self.nested_views());
         }
         flush
+    }
+
+    /// Takes away what nested views map of the guest frames of `range`. The caller is inside.
+    fn remove_nested(&self, range: GfnRange) {
+        // Downwards: a leaf that is split meanwhile is found as its pieces. One that is put together with
+        // others goes the other way, and may be passed on it; and while it is under way there is no leaf.
+        self.merges.without(|| {
+            for level in Level::LEAVES {
+                self.rmap
+                    .each_in(&self.memory, level, range, &mut |gfn, location| {
+                        if location.is_nested() {
+                            // If it is not there any more, another thread has taken it away.
+                            self.remove_leaf(location, level, gfn, Entry::ABSENT);
+                        }
+                    });
+            }
+        });
     }
 
     /// Takes away what is mapped at `part`.
@@ -230,12 +243,12 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Replaces the leaf for `gfn` by `with`, and takes it out of the reverse map; false if it is no
-    /// leaf, or another one, by now.
+    /// leaf, or another one, once nobody is replacing it.
     fn remove_leaf(&self, location: Location, level: Level, gfn: Gfn, with: Entry) -> bool {
         let slot = location.slot(&self.memory);
         let nested = location.is_nested();
         loop {
-            let entry = Entry(slot.load(Ordering::Acquire));
+            let entry = settled(slot);
             if !entry.is_leaf(level) {
                 return false;
             }

@@ -634,3 +634,104 @@ fn take_vs_restart() {
         });
     }
 }
+
+/// A guest whose only processor runs in a nested view with the same addresses, which maps the first pages.
+fn nested_world() -> (Arc<World>, View) {
+    let world = World::unlogged(Level::Page, 1);
+    let nested = world.guest.add_nested_view().unwrap();
+    let mapping = Mapping {
+        largest: Level::Page,
+        ..Mapping::ram(first(), Frame::new(HOST))
+    };
+    world
+        .guest
+        .map_nested(nested, Gfn::new(0), &mapping)
+        .unwrap();
+    assert!(world.machine.enter_view(0, nested));
+    (world, nested)
+}
+
+/// Takes page 1 back by guest frame while `work` runs on another thread: it is gone from the nested view.
+fn during_unmap_everywhere(
+    (world, nested): (Arc<World>, View),
+    work: impl FnOnce(&World, View) + Send + 'static,
+) -> Arc<World> {
+    let page = GfnRange::from_len(Gfn::new(1), 1);
+    let worker = {
+        let world = world.clone();
+        thread::spawn(move || work(&world, nested))
+    };
+    let flush = world.guest.unmap_everywhere(page);
+    world.guest.discharge(flush, &world.machine);
+    let read = world
+        .machine
+        .access(0, page.start().address(), Access::Read, |_| ());
+    let absent = Err(Stop::Violation(Violation::Absent(page.start())));
+    assert_eq!(read, absent);
+    worker.join().unwrap();
+    let left = world.guest.lookup(nested, page.start()).unwrap();
+    assert_eq!(left.page_type, PageType::Absent);
+    world
+}
+
+/// Pages of a nested view are taken away by guest frame while they are put together, or fail to be.
+#[test]
+fn unmap_everywhere_vs_merge() {
+    for alike in [true, false] {
+        check(3, move || {
+            let (world, nested) = nested_world();
+            if !alike {
+                let other = GfnRange::from_len(Gfn::new(1), 1);
+                let (flush, done) = world.guest.protect(nested, other, Permissions::Read);
+                done.unwrap();
+                world.guest.discharge(flush, &world.machine);
+            }
+            let merge = move |world: &World, nested| {
+                if let Ok(flush) = world.guest.merge(nested, Gfn::new(0), Level::Large) {
+                    assert!(alike);
+                    world.guest.discharge(flush, &world.machine);
+                }
+            };
+            during_unmap_everywhere((world, nested), merge).close();
+        });
+    }
+}
+
+/// The same while the pages are split from a superpage.
+#[test]
+fn unmap_everywhere_vs_split() {
+    check(3, || {
+        let (world, nested) = nested_world();
+        let flush = world.guest.merge(nested, Gfn::new(0), Level::Large);
+        world.guest.discharge(flush.unwrap(), &world.machine);
+        let split = |world: &World, nested| {
+            let flush = world.guest.split(nested, Gfn::new(0), Level::Page);
+            world.guest.discharge(flush.unwrap(), &world.machine);
+        };
+        during_unmap_everywhere((world, nested), split).close();
+    });
+}
+
+/// The same while the processor writes to them, or the log is taken: each holds the entry for a moment.
+#[test]
+fn unmap_everywhere_vs_write_and_take() {
+    for take in [false, true] {
+        check(3, move || {
+            let (world, nested) = nested_world();
+            let form = Form::WriteProtection;
+            let guest = world.guest;
+            guest.start_log(form, first(), &world.machine).unwrap();
+            if take {
+                world.write(0, 1, 1);
+            }
+            let work = move |world: &World, _| {
+                if take {
+                    world.take(first());
+                } else {
+                    world.write(0, 1, 1);
+                }
+            };
+            during_unmap_everywhere((world, nested), work).finish();
+        });
+    }
+}

@@ -9,8 +9,8 @@ use std::thread;
 
 use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
-    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, VcpuError, View,
-    Violation,
+    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, Qualification,
+    VcpuError, View, Violation,
 };
 
 const PAGES: u64 = 2048;
@@ -167,4 +167,73 @@ fn dirty_flags() {
 #[test]
 fn pml() {
     run(Form::Pml);
+}
+
+/// The host takes a page of a nested view back by guest frame, again and again, while `work` goes on in
+/// other threads: whenever it has, the page is gone, and it stays gone until it is mapped again.
+fn take_back(logged: bool, work: [&(dyn Fn(&Guest<Ram>, View) + Sync); 2]) {
+    let guest = Guest::new(Ram::new(200), Level::Large.pages(), 0, Capabilities::ALL).unwrap();
+    let nested = guest.add_nested_view().unwrap();
+    if logged {
+        guest
+            .start_log(Form::WriteProtection, guest.all(), &())
+            .unwrap();
+    }
+    let mapping = Mapping {
+        largest: Level::Page,
+        ..Mapping::ram(guest.all(), Frame::new(HOST))
+    };
+    let running = AtomicBool::new(true);
+    let (guest, running) = (&guest, &running);
+    let mut left = 0;
+    thread::scope(|scope| {
+        for work in work {
+            scope.spawn(move || {
+                while running.load(Ordering::Relaxed) {
+                    work(guest, nested);
+                }
+            });
+        }
+        let page = GfnRange::from_len(Gfn::new(7), 1);
+        for _ in 0..if logged { 100_000 } else { 3_000 } {
+            let mut mapping = mapping;
+            if logged {
+                mapping.guest = page;
+                mapping.host = mapping.host.plus(page.start().index());
+            }
+            let at = mapping.guest.start();
+            guest.map_nested(nested, at, &mapping).unwrap();
+            let flush = guest.unmap_everywhere(page);
+            let found = guest.lookup(nested, page.start()).unwrap();
+            left += u32::from(found.host.is_some());
+            guest.discharge(flush, &());
+        }
+        running.store(false, Ordering::Relaxed);
+    });
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn a_nested_page_is_taken_back_while_it_is_written_and_its_log_taken() {
+    let fault = |guest: &Guest<Ram>, nested| {
+        guest.violation(nested, 7 << 12, Qualification(2));
+    };
+    let take = |guest: &Guest<Ram>, _| {
+        guest.take(guest.all(), &(), &mut |_| ()).unwrap();
+    };
+    take_back(true, [&fault, &take]);
+}
+
+#[test]
+fn a_nested_page_is_taken_back_while_leaves_are_split_and_put_together() {
+    let merge = |guest: &Guest<Ram>, nested| {
+        if let Ok(flush) = guest.merge(nested, Gfn::new(0), Level::Large) {
+            guest.discharge(flush, &());
+        }
+    };
+    let split = |guest: &Guest<Ram>, nested| {
+        let flush = guest.split(nested, Gfn::new(0), Level::Page).unwrap();
+        guest.discharge(flush, &());
+    };
+    take_back(false, [&merge, &split]);
 }

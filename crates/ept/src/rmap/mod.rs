@@ -355,7 +355,8 @@ impl Rmap {
                 let table = memory.table(Frame::containing(frame));
                 for number in at..stop {
                     let word = &table[usize_from(number) % ENTRIES];
-                    if word.load(Ordering::Relaxed) != 0 {
+                    // Acquire: also who finds nothing here knows what was done before it was taken away.
+                    if word.load(Ordering::Acquire) != 0 {
                         let gfn = Gfn::new(number * level.pages());
                         Self::each_of(memory, word, &mut |location| visit(gfn, location));
                     }
