@@ -12,8 +12,8 @@ const RANGES: usize = 8;
 ///
 /// Hand it to [`Guest::discharge`](crate::Guest::discharge), at once or after batching several with
 /// [`Guest::batch`](crate::Guest::batch). Until then a guest can go on reading and writing through the
-/// old translations, and tables that were taken out stay allocated: dropping an obligation leaks them,
-/// which is safe; freeing them early would not be (SDM vol. 3C, "Caching Translation Information":
+/// old translations, and tables that were taken out, and the numbers of removed views, stay taken: dropping an
+/// obligation leaks them, which is safe; freeing them early would not be (SDM vol. 3C, "Caching Translation Information":
 /// processors cache references to tables as well as leaves).
 ///
 /// An obligation that is not even named does not compile where warnings are errors:
@@ -38,6 +38,8 @@ const RANGES: usize = 8;
 #[derive(Default)]
 pub struct Flush {
     views: u64,
+    /// Views whose numbers are given back when this is met.
+    removed: u64,
     whole: bool,
     count: usize,
     ranges: [GfnRange; RANGES],
@@ -84,6 +86,20 @@ impl Flush {
             && self
                 .ranges()
                 .is_none_or(|ranges| ranges.iter().any(|range| range.contains(at)))
+    }
+
+    pub(crate) fn views(&self) -> u64 {
+        self.views
+    }
+
+    pub(crate) fn removed(&self) -> u64 {
+        self.removed
+    }
+
+    /// These views were removed.
+    pub(crate) fn add_removed(&mut self, views: u64) {
+        self.removed |= views;
+        self.add_whole(views);
     }
 
     pub(crate) fn add(&mut self, views: u64, range: GfnRange) {
@@ -157,6 +173,7 @@ impl Flush {
     /// Takes over what `other` asks for, but for its tables.
     pub(crate) fn absorb(&mut self, other: &Self) {
         self.views |= other.views;
+        self.removed |= other.removed;
         self.whole |= other.whole;
         for range in &other.ranges[..other.count] {
             self.add_range(*range);

@@ -25,6 +25,8 @@ pub const MAX_VIEWS: usize = if cfg!(loom) { 2 } else { 64 };
 const NESTED: u64 = 1;
 /// A view's word while the view is being made.
 const CLAIMED: u64 = 2;
+/// In the word of a view that was removed, as long as processors may remember translations of its root.
+const REMOVED: u64 = 4;
 
 /// One set of tables of a guest: one root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,12 +195,15 @@ impl<M: Memory> Guest<M> {
 
     /// Removes a view and everything mapped there. No virtual processor may enter with it any more.
     /// [`View::MAIN`] stays (only its mappings go).
+    ///
+    /// The view's number, and the frame of its root, are used for others once the obligation is met, and
+    /// not before: what processors remember is tagged with the root's address.
     pub fn remove_view(&self, view: View) -> Flush {
         let mut flush = self.unmap(view, GfnRange::TRANSLATED);
         if view != View::MAIN {
             let _inside = self.walkers.enter();
             if let Some(root) = self.take_root(view) {
-                flush.add_whole(view.bit());
+                flush.add_removed(view.bit());
                 // Whoever is still in the view finds dead entries, and then no view.
                 self.kill(&mut flush, view, root);
             }
@@ -213,11 +218,26 @@ impl<M: Memory> Guest<M> {
         Some(Eptp::new(root, self.capabilities.accessed_dirty))
     }
 
+    /// The EPT pointers of the views that `flush` concerns, those included that it removes: what `INVEPT`
+    /// takes in [`Processors::invalidate`](crate::Processors::invalidate).
+    pub fn eptps(&self, flush: &Flush) -> impl Iterator<Item = Eptp> {
+        let concerned = flush.views();
+        (0u8..).zip(&*self.views).filter_map(move |(number, word)| {
+            let value = word.load(Ordering::Acquire);
+            let root = Frame::containing(value);
+            (concerned & View(number).bit() != 0 && value > CLAIMED)
+                .then(|| Eptp::new(root, self.capabilities.accessed_dirty))
+        })
+    }
+
     pub(crate) fn root(&self, view: View) -> Option<Node> {
         let number = usize::from(view.0);
         let word = self.views.get(number)?;
         loop {
             let value = word.load(Ordering::Acquire);
+            if value & REMOVED != 0 {
+                return None;
+            }
             if value & NESTED == 0 {
                 let origins = None;
                 let table = Frame::containing(value);
@@ -241,7 +261,7 @@ impl<M: Memory> Guest<M> {
             let root = self.root(view)?;
             if root.table == Frame::containing(value)
                 && word
-                    .compare_exchange(value, 0, Ordering::AcqRel, Ordering::Relaxed)
+                    .compare_exchange(value, value | REMOVED, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
             {
                 return Some(root);
@@ -249,12 +269,23 @@ impl<M: Memory> Guest<M> {
         }
     }
 
-    pub(crate) fn is_nested(&self, view: View) -> bool {
-        let word = self.views.get(usize::from(view.0));
-        word.is_some_and(|word| word.load(Ordering::Acquire) & NESTED != 0)
+    /// Gives the numbers of removed views back. No processor remembers anything of their roots.
+    pub(crate) fn free_views(&self, removed: u64) {
+        for (number, word) in (0u8..).zip(&*self.views) {
+            if removed & View(number).bit() != 0 {
+                word.store(0, Ordering::Release);
+            }
+        }
     }
 
-    /// The views whose addresses are guest frame numbers, and those whose are not.
+    pub(crate) fn is_nested(&self, view: View) -> bool {
+        let word = self.views.get(usize::from(view.0));
+        word.is_some_and(|word| word.load(Ordering::Acquire) & (NESTED | REMOVED) == NESTED)
+    }
+
+    /// The views whose addresses are guest frame numbers, and those whose are not. Among them those that
+    /// were removed, as long as processors may remember something of them: it is to be forgotten with the
+    /// others' translations.
     fn views_by_kind(&self) -> (u64, u64) {
         let (mut plain, mut nested) = (0, 0);
         for (number, word) in (0u8..).zip(&*self.views) {
@@ -329,6 +360,14 @@ impl<M: Memory> Guest<M> {
     }
 }
 
+/// Gives all frames back, without disturbing a processor: the guest cannot know where it ran.
+///
+/// **Before** a guest is dropped, no virtual processor of it may be in the guest, or enter it again, and each
+/// logical processor that ran one has to forget what it remembers of the guest's views (`INVEPT`, all
+/// contexts, or one for each view's [`Guest::eptp`]), or must do so before it enters *any* guest again.
+/// Otherwise the tables' frames are used for something else while a processor still walks them, and another
+/// guest whose root comes to lie in the same frame runs on this one's translations. Obligations that were not
+/// met by then ([`Flush`]) leak the tables that they hold.
 impl<M: Memory> Drop for Guest<M> {
     fn drop(&mut self) {
         for number in (0u8..).take(self.views.len()) {

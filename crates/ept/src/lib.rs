@@ -60,7 +60,9 @@
 //! // On hardware: kick the processors, INVEPT, VMREAD and VMWRITE.
 //! impl Processors for Vm {
 //!     fn invalidate(&self, flush: &Flush) {
-//!         self.cpu.borrow_mut().invalidate(flush);
+//!         for eptp in self.guest.eptps(flush) {
+//!             self.cpu.borrow_mut().invalidate(eptp, flush);
+//!         }
 //!     }
 //!
 //!     fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {

@@ -16,9 +16,9 @@ use crate::log::Vcpu;
 pub trait Processors {
     /// Has every processor forget the translations that `flush` names, and returns when all have.
     ///
-    /// On Intel: a single-context `INVEPT` for each view that [`Flush::concerns`], on every logical
-    /// processor that has used it (kick those in the guest; the others may do it before they enter
-    /// again).
+    /// On Intel: a single-context `INVEPT` for each pointer of
+    /// [`Guest::eptps`](crate::Guest::eptps), on every logical processor that has used it (kick those in the
+    /// guest; the others may do it before they enter again).
     fn invalidate(&self, flush: &Flush);
 
     /// Has every virtual processor leave the guest and hand over its page-modification log:

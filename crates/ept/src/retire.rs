@@ -27,6 +27,7 @@ impl<M: Memory> Guest<M> {
             return;
         }
         processors.invalidate(&flush);
+        self.free_views(flush.removed());
         self.reclaim(flush.tables);
     }
 

@@ -330,6 +330,89 @@ fn a_guest_in_several_views() {
     assert_eq!(guest.lookup(second, Gfn::new(0)), None);
 }
 
+/// Until the obligation of a removal is met, nothing of the view is used for another one: neither the number,
+/// by which the obligation names it, nor the root's frame, by which processors tag what they remember.
+#[test]
+fn a_removed_view_is_not_another_one_before_it_is_forgotten() {
+    let guest = guest();
+    let machine = Machine::new(&guest, 2).unwrap();
+    guest.map(View::MAIN, &ram(0, 512)).unwrap();
+    let read = || machine.access(1, 5 << 12, Access::Read, |_| ());
+    for nested in [false, true] {
+        let add = || {
+            if nested {
+                guest.add_nested_view()
+            } else {
+                guest.add_view()
+            }
+        };
+        let map = |view| {
+            if nested {
+                guest.map_nested(view, Gfn::new(0), &ram(0, 9)).unwrap();
+            } else {
+                guest.map(view, &ram(0, 9)).unwrap();
+            }
+        };
+        let old = add().unwrap();
+        let pointer = guest.eptp(old).unwrap();
+        map(old);
+        assert!(machine.enter_view(1, old));
+        read().unwrap();
+        let flush = guest.remove_view(old);
+        assert_eq!(guest.eptp(old), None);
+        assert!(flush.concerns(old));
+        assert!(guest.eptps(&flush).eq([pointer]), "what INVEPT needs");
+        assert!(!machine.enter_view(1, old));
+        // Removing it again removes nothing.
+        assert!(guest.remove_view(old).is_empty());
+
+        let new = add().unwrap();
+        map(new);
+        assert!(!flush.concerns(new));
+        guest.discharge(flush, &machine);
+        // The processor comes to a root in the frame of the old one, and remembers nothing of it.
+        let mut views = vec![new];
+        while guest.eptp(*views.last().unwrap()) != Some(pointer) {
+            views.push(add().unwrap());
+        }
+        let last = *views.last().unwrap();
+        assert!(machine.enter_view(1, last));
+        let absent = Err(Stop::Violation(Violation::Absent(Gfn::new(5))));
+        assert_eq!(read(), absent);
+        assert!(machine.enter_view(1, View::MAIN));
+        for view in views {
+            let flush = guest.remove_view(view);
+            guest.discharge(flush, &machine);
+        }
+    }
+    // Numbers and frames come back.
+    for _ in 0..100 {
+        let view = guest.add_view().unwrap();
+        let flush = guest.remove_view(view);
+        guest.discharge(flush, &machine);
+    }
+}
+
+/// A page is written through a view that is being removed: a take has the processor forget that, too.
+#[test]
+fn a_take_reaches_processors_that_are_still_in_a_removed_view() {
+    let guest = guest();
+    let machine = Machine::new(&guest, 2).unwrap();
+    guest.map(View::MAIN, &ram(0, 512)).unwrap();
+    let view = guest.add_view().unwrap();
+    guest.map(view, &ram(0, 9)).unwrap();
+    assert!(machine.enter_view(1, view));
+    guest
+        .start_log(Form::WriteProtection, guest.all(), &machine)
+        .unwrap();
+    machine.access(1, 5 << 12, Access::Write, |_| ()).unwrap();
+    let flush = guest.remove_view(view);
+    assert_eq!(guest.take(guest.all(), &machine, &mut |_| ()), Ok(1));
+    let gone = Err(Stop::Violation(Violation::NoView));
+    assert_eq!(machine.access(1, 5 << 12, Access::Write, |_| ()), gone);
+    guest.discharge(flush, &machine);
+}
+
 #[test]
 fn ageing_tells_what_was_used() {
     let guest = guest();

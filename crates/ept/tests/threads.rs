@@ -169,9 +169,11 @@ fn pml() {
     run(Form::Pml);
 }
 
+type Work<'a> = &'a (dyn Fn(&Guest<Ram>, View) + Sync);
+
 /// The host takes a page of a nested view back by guest frame, again and again, while `work` goes on in
 /// other threads: whenever it has, the page is gone, and it stays gone until it is mapped again.
-fn take_back(logged: bool, work: [&(dyn Fn(&Guest<Ram>, View) + Sync); 2]) {
+fn take_back(logged: bool, work: [Work<'_>; 2]) {
     let guest = Guest::new(Ram::new(200), Level::Large.pages(), 0, Capabilities::ALL).unwrap();
     let nested = guest.add_nested_view().unwrap();
     if logged {

@@ -231,8 +231,8 @@ impl Machine {
 /// one instruction, and every vCPU's index lies in its VMCS.
 impl Processors for Machine {
     fn invalidate(&self, flush: &Flush) {
-        if flush.concerns(View::MAIN) {
-            operation::invalidate(self.pointer());
+        for pointer in self.guest.eptps(flush) {
+            operation::invalidate(pointer.0);
             self.invalidations.set(self.invalidations.get() + 1);
         }
     }

@@ -86,7 +86,7 @@ struct Mapping {
 pub struct Cpu {
     /// "EPT pointer".
     pub eptp: Eptp,
-    /// The view that it points to; tags what is remembered, as the pointer's address bits do.
+    /// The view that it points to.
     pub view: View,
     /// "PML address", if the control "enable PML" is on.
     pub pml: Option<Frame>,
@@ -95,9 +95,10 @@ pub struct Cpu {
     /// What it has done.
     pub counts: Counts,
     capabilities: Capabilities,
-    mappings: BTreeMap<(u8, Level, Gfn), Mapping>,
+    /// Tagged, as all that is remembered, with the address of the root (the SDM's "EP4TA").
+    mappings: BTreeMap<(Frame, Level, Gfn), Mapping>,
     /// Page tables (lowest level) and what the way there allows, by the first address they translate.
-    paths: BTreeMap<(u8, Gfn), (Frame, u64)>,
+    paths: BTreeMap<(Frame, Gfn), (Frame, u64)>,
 }
 
 impl Cpu {
@@ -149,7 +150,7 @@ impl Cpu {
     /// walked, which a write does whose translation is not remembered as dirty.
     fn remembered(&self, at: Gfn, access: Access) -> Option<Result<Frame, u64>> {
         for level in Level::LEAVES {
-            let key = (self.view.number(), level, at.align_down(level));
+            let key = (self.eptp.root(), level, at.align_down(level));
             let Some(mapping) = self.mappings.get(&key) else {
                 continue;
             };
@@ -187,7 +188,7 @@ impl Cpu {
         access: Access,
     ) -> Result<Option<Frame>, Exit> {
         let at = Gfn::containing(address);
-        let path = (self.view.number(), at.align_down(Level::Large));
+        let path = (self.eptp.root(), at.align_down(Level::Large));
         let (mut table, mut level, mut allowed) = match self.paths.get(&path) {
             Some((table, allowed)) => (*table, Level::Page, *allowed),
             None => (self.eptp.root(), Level::Root, 7),
@@ -255,7 +256,7 @@ impl Cpu {
             dirty,
         };
         self.mappings
-            .insert((self.view.number(), level, at.align_down(level)), mapping);
+            .insert((self.eptp.root(), level, at.align_down(level)), mapping);
         if level == Level::Page && used[1].is_some() {
             self.paths.insert(path, (table, way));
         }
@@ -292,8 +293,8 @@ impl Cpu {
     fn violation(&mut self, address: u64, access: Access, allowed: u64) -> Exit {
         self.counts.violations += 1;
         let at = Gfn::containing(address);
-        let here = self.view.number();
-        self.forget(|view, level, start| view == here && at.align_down(level) == start);
+        let here = self.eptp.root();
+        self.forget(|root, level, start| root == here && at.align_down(level) == start);
         const LINEAR_ADDRESS_VALID: u64 = 1 << 7;
         const TRANSLATION_OF_LINEAR: u64 = 1 << 8;
         let qualification = Qualification(
@@ -305,18 +306,19 @@ impl Cpu {
         }
     }
 
-    fn forget(&mut self, which: impl Fn(u8, Level, Gfn) -> bool) {
+    fn forget(&mut self, which: impl Fn(Frame, Level, Gfn) -> bool) {
         self.mappings
-            .retain(|(view, level, start), _| !which(*view, *level, *start));
+            .retain(|(root, level, start), _| !which(*root, *level, *start));
         self.paths
-            .retain(|(view, start), _| !which(*view, Level::Large, *start));
+            .retain(|(root, start), _| !which(*root, Level::Large, *start));
     }
 
-    /// Forgets what an obligation names, as software would have the processor do.
-    pub fn invalidate(&mut self, flush: &Flush) {
-        self.forget(|view, level, start| {
+    /// Forgets what an obligation names of the tables under `eptp`, as software would have the processor do
+    /// for each of [`Guest::eptps`](crate::Guest::eptps). What it need not forget, it remembers.
+    pub fn invalidate(&mut self, eptp: Eptp, flush: &Flush) {
+        self.forget(|root, level, start| {
             let pages = level.pages();
-            flush.concerns(View::numbered(view))
+            root == eptp.root()
                 && flush.ranges().is_none_or(|ranges| {
                     ranges
                         .iter()

@@ -157,7 +157,9 @@ impl<'g, M: Memory> Machine<'g, M> {
 
 impl<M: Memory> Processors for Machine<'_, M> {
     fn invalidate(&self, flush: &Flush) {
-        self.each(|_, cpu| cpu.invalidate(flush));
+        for eptp in self.guest.eptps(flush) {
+            self.each(|_, cpu| cpu.invalidate(eptp, flush));
+        }
     }
 
     fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
