@@ -47,7 +47,7 @@ impl<M: Memory> Guest<M> {
         if !self.capabilities.accessed_dirty {
             return Err(AgeError::Unsupported);
         }
-        let mut flush = Flush::none();
+        let mut flush = self.no_flush();
         let there = self.each_gib(
             view,
             range.intersect(GfnRange::TRANSLATED),
@@ -113,7 +113,7 @@ impl<M: Memory> Guest<M> {
         if !self.capabilities.accessed_dirty {
             return Err(AgeError::Unsupported);
         }
-        let mut flush = Flush::none();
+        let mut flush = self.no_flush();
         let mut in_nested = false;
         for part in range.intersect(self.all()).chunks(CHUNK) {
             let _inside = self.walkers.enter();

@@ -38,6 +38,9 @@ const RANGES: usize = 8;
 #[derive(Default)]
 pub struct Flush {
     views: u64,
+    /// [`Guest::id`](crate::Guest) of the guest that it is for; zero of one that came from
+    /// [`Flush::none`].
+    guest: usize,
     /// Views whose numbers are given back when this is met.
     removed: u64,
     whole: bool,
@@ -86,6 +89,22 @@ impl Flush {
             && self
                 .ranges()
                 .is_none_or(|ranges| ranges.iter().any(|range| range.contains(at)))
+    }
+
+    /// The same for a guest.
+    pub(crate) fn of(guest: usize) -> Self {
+        Self {
+            guest,
+            ..Self::default()
+        }
+    }
+
+    /// Panics if another guest owes it.
+    pub(crate) fn check(&self, guest: usize) {
+        assert!(
+            self.guest == guest || self.is_empty(),
+            "an obligation was handed to a guest that is not its own"
+        );
     }
 
     pub(crate) fn views(&self) -> u64 {
@@ -172,6 +191,7 @@ impl Flush {
 
     /// Takes over what `other` asks for, but for its tables.
     pub(crate) fn absorb(&mut self, other: &Self) {
+        self.guest = other.guest;
         self.views |= other.views;
         self.removed |= other.removed;
         self.whole |= other.whole;

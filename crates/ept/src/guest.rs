@@ -140,6 +140,16 @@ impl<M: Memory> Guest<M> {
         GfnRange::from_len(Gfn::new(0), self.pages)
     }
 
+    /// Tells this guest from others that live.
+    pub(crate) fn id(&self) -> usize {
+        self.views.as_ptr().addr()
+    }
+
+    /// Nothing to forget, yet.
+    pub(crate) fn no_flush(&self) -> Flush {
+        Flush::of(self.id())
+    }
+
     /// The host memory that the guest was created with.
     pub fn memory(&self) -> &M {
         &self.memory

@@ -68,7 +68,7 @@ impl<M: Memory> Guest<M> {
         range: GfnRange,
         permissions: Permissions,
     ) -> (Flush, Result<(), SplitError>) {
-        let mut flush = Flush::none();
+        let mut flush = self.no_flush();
         if !GfnRange::TRANSLATED.covers(range) {
             return (flush, Err(SplitError::OutOfRange(range.end())));
         }

@@ -11,7 +11,16 @@ use crate::walk::{Node, replace, settled};
 
 impl<M: Memory> Guest<M> {
     /// Joins obligations, so that processors are disturbed once.
+    ///
+    /// # Panics
+    ///
+    /// If one of them is another guest's.
     pub fn batch(&self, into: &mut Flush, other: Flush) {
+        into.check(self.id());
+        other.check(self.id());
+        if other.is_empty() {
+            return;
+        }
         into.absorb(&other);
         if let Some(chain) = other.tables {
             self.chain(into, chain);
@@ -22,7 +31,12 @@ impl<M: Memory> Guest<M> {
     /// tables taken out, and gives their frames back.
     ///
     /// Waits for other threads' operations on this guest; must not be called from within one.
+    ///
+    /// # Panics
+    ///
+    /// If it is another guest's: processors would go on using what that one is about to free.
     pub fn discharge(&self, flush: Flush, processors: &(impl Processors + ?Sized)) {
+        flush.check(self.id());
         if flush.is_empty() {
             return;
         }

@@ -55,7 +55,7 @@ impl<M: Memory> Guest<M> {
         if !at.is_translated() {
             return Err(SplitError::OutOfRange(at));
         }
-        let mut flush = Flush::none();
+        let mut flush = self.no_flush();
         loop {
             let _inside = self.walkers.enter();
             let position = self.walk(view, at, to).ok_or(SplitError::NoView(view))?;
@@ -172,7 +172,7 @@ impl<M: Memory> Guest<M> {
         else {
             return Err(MergeError::Level(at, level));
         };
-        let mut flush = Flush::none();
+        let mut flush = self.no_flush();
         let _inside = self.walkers.enter();
         loop {
             let position = self.walk(view, at, level).ok_or(MergeError::NoView(view))?;

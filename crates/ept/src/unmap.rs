@@ -34,7 +34,7 @@ impl<M: Memory> Guest<M> {
         let mut job = Unmapping {
             view,
             range,
-            flush: Flush::none(),
+            flush: self.no_flush(),
             failed: None,
         };
         // Whoever waits for others to leave waits for one GiB, not for a guest.
@@ -56,7 +56,7 @@ impl<M: Memory> Guest<M> {
     ///
     /// What others map meanwhile may be there afterwards.
     pub fn unmap_everywhere(&self, range: GfnRange) -> Flush {
-        let mut flush = Flush::none();
+        let mut flush = self.no_flush();
         self.each_plain_view(|view| self.batch(&mut flush, self.unmap(view, range)));
         let before = self.nested_views();
         if before != 0 {

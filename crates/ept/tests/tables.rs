@@ -5,8 +5,8 @@
 
 use hikkoshi_ept::model::{Access, Cpu, Exit, Machine, Ram, Stop};
 use hikkoshi_ept::{
-    AgeError, Capabilities, CreateError, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn,
-    GfnRange, Guest, Level, MAX_PAGES, MapError, Mapping, MemoryType, MergeError, PageType,
+    AgeError, Capabilities, CreateError, Entry, Flush, Form, Frame, FrameAllocator, FrameReach,
+    Gfn, GfnRange, Guest, Level, MAX_PAGES, MapError, Mapping, MemoryType, MergeError, PageType,
     Permissions, Qualification, SplitError, StartError, TakeError, VcpuError, View, Violation,
 };
 
@@ -411,6 +411,27 @@ fn a_take_reaches_processors_that_are_still_in_a_removed_view() {
     let gone = Err(Stop::Violation(Violation::NoView));
     assert_eq!(machine.access(1, 5 << 12, Access::Write, |_| ()), gone);
     guest.discharge(flush, &machine);
+}
+
+#[test]
+fn an_obligation_is_met_where_it_is_owed() {
+    let (guest, other) = (guest(), self::guest());
+    guest.map(View::MAIN, &ram(0, 9)).unwrap();
+    let flush = || guest.unmap(View::MAIN, range(0, 1));
+    for wrong in [&|flush: Flush| other.discharge(flush, &()), &|flush| {
+        other.batch(&mut Flush::none(), flush)
+    }] as [&dyn Fn(Flush); 2]
+    {
+        let attempt = std::panic::AssertUnwindSafe(|| wrong(flush()));
+        assert!(std::panic::catch_unwind(attempt).is_err());
+        guest.map(View::MAIN, &ram(0, 1)).unwrap();
+    }
+    // What is empty, and what was gathered, is anybody's and the guest's.
+    other.discharge(Flush::none(), &());
+    let mut all = Flush::none();
+    guest.batch(&mut all, flush());
+    guest.batch(&mut all, flush());
+    guest.discharge(all, &());
 }
 
 #[test]

@@ -57,7 +57,8 @@ impl FrameAllocator for Host {
     }
 }
 
-// SAFETY: frames are page-aligned parts of leaked memory, each its own.
+// SAFETY: frames are page-aligned parts of leaked memory, each its own. There is no check that a frame is one of
+// them, as a hypervisor has to have: nobody but the crate calls this here, and the check would be measured.
 unsafe impl FrameReach for Host {
     fn table(&self, frame: Frame) -> &Table {
         let address = usize::try_from(frame.address()).unwrap_or_default();

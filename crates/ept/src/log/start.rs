@@ -7,7 +7,6 @@ use crate::address::{GfnRange, Level};
 use crate::atomic::Ordering;
 use crate::bits::words_of;
 use crate::entry::Entry;
-use crate::flush::Flush;
 use crate::guest::Guest;
 use crate::memory::Memory;
 use crate::processors::Processors;
@@ -135,7 +134,7 @@ impl<M: Memory> Guest<M> {
         self.rearm_all(visited, &|leaf| !leaf.is_logged());
         // All of it, not only the leaves that changed: an obligation of before may not have been met yet,
         // and a processor that remembers an older leaf as written would write past the log.
-        let mut flush = Flush::none();
+        let mut flush = self.no_flush();
         flush.add(self.plain_views(), visited);
         flush.add_whole(self.nested_views());
         self.discharge(flush, processors);
