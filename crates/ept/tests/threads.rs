@@ -1,5 +1,6 @@
-//! Virtual processors in threads of their own, that fault, fill and write while the log is taken, its
-//! ranges come and go, and pages are unmapped: in the end the copy equals the memory.
+//! Virtual processors in threads of their own, that fault, fill and write in three views while the log is
+//! taken, stopped and started in other forms, and pages are unmapped, protected, split and put together: in
+//! the end the copy equals the memory.
 #![cfg(not(loom))]
 // Helpers outside the test functions: their failure is the message too.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
@@ -9,13 +10,16 @@ use std::thread;
 
 use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
-    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, Qualification,
-    VcpuError, View, Violation,
+    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, Permissions,
+    Qualification, SplitError, StartError, TakeError, VcpuError, View, Violation,
 };
 
 const PAGES: u64 = 2048;
 const HOST: u64 = 1 << 18;
-const CPUS: usize = 3;
+/// Two in the main view, one in a second one, one in a nested one.
+const CPUS: usize = 4;
+/// Where the nested view sees the guest's frames.
+const SHIFT: u64 = 1 << 20;
 const WRITES: u64 = 60_000;
 
 fn next(seed: &mut u64) -> u64 {
@@ -25,50 +29,126 @@ fn next(seed: &mut u64) -> u64 {
     *seed
 }
 
+/// A view, and where in it the guest's frame 0 is.
+#[derive(Clone, Copy)]
+struct Place {
+    view: View,
+    shift: u64,
+}
+
+const MAIN: Place = Place {
+    view: View::MAIN,
+    shift: 0,
+};
+
 /// One write in a view, with the page filled first if it is not there: as a superpage now and then.
 fn write(
     machine: &Machine<'_, &Ram>,
-    (guest, view): (&Guest<&Ram>, View),
+    (guest, place): (&Guest<&Ram>, Place),
     cpu: usize,
     page: u64,
     then: &dyn Fn(),
 ) {
+    let address = (page + place.shift) << 12;
     loop {
-        match machine.access(cpu, page << 12, Access::Write, |_| then()) {
+        match machine.access(cpu, address, Access::Write, |_| then()) {
             Ok(()) => return,
             Err(Stop::Violation(Violation::Absent(at))) => {
-                let first = at.align_down(Level::Large);
+                assert_eq!(at.index(), page + place.shift);
+                let gfn = Gfn::new(page);
+                let first = gfn.align_down(Level::Large);
                 let large = GfnRange::from_len(first, Level::Large.pages()).intersect(guest.all());
-                let one = GfnRange::from_len(at, 1);
+                let one = GfnRange::from_len(gfn, 1);
                 let range = if page.is_multiple_of(3) { large } else { one };
-                let host = Frame::new(HOST + range.start().index());
-                match guest.map(view, &Mapping::ram(range, host)) {
-                    // None of the frames is left for a moment: tables taken out are not freed yet.
-                    Ok(()) | Err(MapError::NoMemory(_)) => {}
+                let mapping = Mapping::ram(range, Frame::new(HOST + range.start().index()));
+                let mapped = if place.shift == 0 {
+                    guest.map(place.view, &mapping)
+                } else {
+                    guest.map_nested(place.view, range.start().plus(place.shift), &mapping)
+                };
+                match mapped {
+                    // No frame is left for a moment: tables taken out are not freed yet. Or a neighbour is
+                    // protected.
+                    Ok(()) | Err(MapError::NoMemory(_) | MapError::Occupied(_)) => {}
                     Err(error) => panic!("{error}"),
                 }
+            }
+            // Protected for a moment, or not to be split for one.
+            Err(Stop::Violation(Violation::Denied(_) | Violation::NoMemory(_))) => {
+                thread::yield_now();
             }
             Err(other) => panic!("{other:?}"),
         }
     }
 }
 
+/// Stops the log of a part or of everything, and starts it again, of everything in another form. What was
+/// written meanwhile is not logged: all of it is to be copied again.
+fn restart(guest: &Guest<&Ram>, machine: &Machine<'_, &Ram>, seed: &mut u64) {
+    let part = GfnRange::from_len(Gfn::new(next(seed) % PAGES), 700).intersect(guest.all());
+    let (range, form) = match (next(seed) % 4, guest.logging()) {
+        (0, Some(form)) => (part, form),
+        (1, _) => (guest.all(), Form::DirtyFlags),
+        (2, _) => (guest.all(), Form::Pml),
+        _ => (guest.all(), Form::WriteProtection),
+    };
+    guest.stop_log(range, machine).unwrap();
+    while let Err(error) = guest.start_log(form, range, machine) {
+        assert_eq!(error, StartError::NoMemory);
+    }
+    guest.mark(range);
+}
+
+/// Splits, puts together and protects leaves, in the main view or the nested one.
+fn reshape(guest: &Guest<&Ram>, machine: &Machine<'_, &Ram>, place: Place, seed: &mut u64) {
+    let at = Gfn::new(next(seed) % PAGES + place.shift);
+    match guest.split(place.view, at, Level::Page) {
+        Ok(flush) => guest.discharge(flush, machine),
+        Err(error) => assert!(matches!(error, SplitError::NoMemory(_))),
+    }
+    let at = Gfn::new(next(seed) % PAGES + place.shift).align_down(Level::Large);
+    if let Ok(flush) = guest.merge(place.view, at, Level::Large) {
+        guest.discharge(flush, machine);
+    }
+    let range = GfnRange::from_len(Gfn::new(next(seed) % PAGES + place.shift), 30);
+    for permissions in [Permissions::Read, Permissions::All] {
+        loop {
+            let (flush, done) = guest.protect(place.view, range, permissions);
+            guest.discharge(flush, machine);
+            if done.is_ok() {
+                break;
+            }
+        }
+    }
+}
+
 fn run(form: Form) {
-    let ram = Ram::new(150);
+    let ram = Ram::new(300);
     let free = ram.free_frames();
     {
         let guest = Guest::new(&ram, PAGES + 20, CPUS + 1, Capabilities::ALL).unwrap();
         let machine = Machine::new(&guest, CPUS).unwrap();
         let second = guest.add_view().unwrap();
-        assert!(machine.enter_view(CPUS - 1, second));
+        let nested = guest.add_nested_view().unwrap();
+        assert!(machine.enter_view(CPUS - 2, second));
+        assert!(machine.enter_view(CPUS - 1, nested));
+        let second = Place {
+            view: second,
+            shift: 0,
+        };
+        let nested = Place {
+            view: nested,
+            shift: SHIFT,
+        };
         let memory: Vec<_> = (0..PAGES + 20).map(|_| AtomicU64::new(0)).collect();
         let copy: Vec<_> = (0..PAGES + 20).map(|_| AtomicU64::new(0)).collect();
         let running = AtomicBool::new(true);
         let take = |range: GfnRange| {
             let mut pages = Vec::new();
-            guest
-                .take(range, &machine, &mut |run| pages.extend(run.iter()))
-                .unwrap();
+            match guest.take(range, &machine, &mut |run| pages.extend(run.iter())) {
+                Ok(count) => assert_eq!(count, pages.len() as u64),
+                Err(TakeError::Off) => assert_eq!(pages, []),
+            }
             for page in pages.into_iter().map(|page| page.index() as usize) {
                 copy[page].store(memory[page].load(Ordering::Relaxed), Ordering::Relaxed);
             }
@@ -78,7 +158,11 @@ fn run(form: Form) {
         thread::scope(|scope| {
             let vcpus: Vec<_> = (0..CPUS)
                 .map(|cpu| {
-                    let view = if cpu == CPUS - 1 { second } else { View::MAIN };
+                    let place = match cpu + 2 {
+                        CPUS => second,
+                        number if number > CPUS => nested,
+                        _ => MAIN,
+                    };
                     scope.spawn(move || {
                         let mut seed = 88_172_645_463_325_252 + cpu as u64;
                         for number in 1..=WRITES {
@@ -87,7 +171,7 @@ fn run(form: Form) {
                                 memory[page as usize]
                                     .store(number << 8 | cpu as u64, Ordering::Relaxed);
                             };
-                            write(machine, (guest, view), cpu, page, &store);
+                            write(machine, (guest, place), cpu, page, &store);
                         }
                     })
                 })
@@ -98,6 +182,26 @@ fn run(form: Form) {
                 while running.load(Ordering::Relaxed) {
                     take(GfnRange::from_len(Gfn::new(at), 300));
                     at = (at + 300) % (PAGES + 20);
+                }
+            });
+            // Whoever changes their mind about how to log.
+            scope.spawn(move || {
+                let mut seed = 2;
+                let mut times = 0;
+                while running.load(Ordering::Relaxed) || times < 10 {
+                    restart(guest, machine, &mut seed);
+                    times += 1;
+                    thread::yield_now();
+                }
+            });
+            // The hypervisor's own wishes for leaves.
+            scope.spawn(move || {
+                let mut seed = 3;
+                while running.load(Ordering::Relaxed) {
+                    for place in [MAIN, nested] {
+                        reshape(guest, machine, place, &mut seed);
+                    }
+                    thread::yield_now();
                 }
             });
             // A processor that comes and goes; it writes pages of its own, and leaves some in its log.
@@ -112,7 +216,7 @@ fn run(form: Form) {
                     for page in PAGES..PAGES + 20 {
                         number += 1;
                         let store = || memory[page as usize].store(number, Ordering::Relaxed);
-                        write(machine, (guest, View::MAIN), cpu, page, &store);
+                        write(machine, (guest, MAIN), cpu, page, &store);
                     }
                     machine.remove_cpu(cpu);
                 }
