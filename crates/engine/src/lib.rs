@@ -34,6 +34,7 @@ mod atomic;
 mod cancel;
 pub mod destination;
 mod guest;
+mod last_word;
 pub mod link;
 mod priority;
 mod ram;

@@ -98,6 +98,9 @@ pub enum DestinationFailure {
     /// The system has no room for another thread.
     #[error("starting a thread: {0}")]
     Thread(io::Error),
+    /// A thread panicked, and said so itself.
+    #[error("a thread that receives pages or faults has failed; it said why before this")]
+    ThreadDied,
 }
 
 impl DestinationFailure {

@@ -23,6 +23,7 @@ use super::options::DestinationOptions;
 use super::session::Event;
 use super::staging::GAPS;
 use super::who::Who;
+use crate::last_word::LastWord;
 use crate::link::Stream;
 use crate::priority::Rank;
 
@@ -72,6 +73,8 @@ pub(super) fn start(
             thread::Builder::new()
                 .name(format!("dst-faults-{number}"))
                 .spawn(move || {
+                    let died = Event::Failed(DestinationFailure::ThreadDied);
+                    let _last_word = LastWord::new(&events, died);
                     priority.take(Rank::Urgent);
                     if let Err(failure) = fault_thread.run() {
                         // Nobody listens any more once the migration is over.

@@ -13,6 +13,7 @@ use super::installer::{Installer, Recorder};
 use super::memory::Memory;
 use super::options::DestinationOptions;
 use super::session::{Ends, Event};
+use crate::last_word::LastWord;
 use crate::link::{LinkError, LinkReader, LinkWriter};
 use crate::priority::{Priority, Rank};
 use crate::stats::{Counters, RequestLatencies, Tracker};
@@ -104,6 +105,8 @@ fn start(
     thread::Builder::new()
         .name(name)
         .spawn(move || {
+            let died = Event::Failed(DestinationFailure::ThreadDied);
+            let _last_word = LastWord::new(&receiver.events, died);
             priority.take(rank);
             let failure = receiver.run();
             // Nobody listens any more once the migration is over.

@@ -205,8 +205,8 @@ impl BackgroundSender {
         }
         self.looked = now;
         self.window.press(urgency.is_pressing(now));
-        // None: a unix socket. There is no line whose queue could fill.
         let Some(info) = self.writer.stream().tcp_info() else {
+            self.window.go_blind();
             return;
         };
         self.window

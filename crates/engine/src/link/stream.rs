@@ -154,6 +154,17 @@ impl Stream {
         }
     }
 
+    /// Lets writing wait while more than `bytes` have not left yet
+    /// (`TCP_NOTSENT_LOWAT`): what is written next would stand behind them.
+    /// On a unix socket it does nothing.
+    pub fn bound_unsent(&self, bytes: u32) {
+        if let Self::Tcp(stream) = self
+            && let Err(error) = SockRef::from(stream).set_tcp_notsent_lowat(bytes)
+        {
+            tracing::debug!(%error, "unsent bytes not bounded");
+        }
+    }
+
     /// Bounds the kernel's send buffer, in bytes.
     ///
     /// # Errors

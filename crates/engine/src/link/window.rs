@@ -19,9 +19,13 @@ use super::capacity::Capacity;
 /// all links together.
 const BULK_LIMIT: u64 = 4 << 20;
 
-/// The bound in post-copy before anything has been measured, and on a socket
-/// that has nothing to measure.
+/// The bound in post-copy before anything has been measured.
 const FIRST_LIMIT: u64 = 128 << 10;
+
+/// The bound for all links together on sockets that have nothing to measure:
+/// what 10 ms of a 1 Gbit/s line hold, should there be a tunnel behind them. A
+/// quarter of it while somebody waits for pages.
+const BLIND_LIMIT: u64 = 1 << 20;
 
 /// Bandwidth-delay products that may be on their way: above 1 so that a
 /// growing pace can be kept.
@@ -74,6 +78,8 @@ pub struct Window {
     links: u64,
     /// In post-copy.
     capacity: Option<Capacity>,
+    /// In post-copy, where the kernel has nothing to tell.
+    blind: bool,
     /// Somebody waits for pages.
     pressing: bool,
 }
@@ -89,6 +95,7 @@ impl Window {
             active: now,
             links: 1,
             capacity: None,
+            blind: false,
             pressing: false,
         }
     }
@@ -98,6 +105,12 @@ impl Window {
     pub fn bound(&mut self, zero: Instant, links: u64, now: Instant) {
         self.links = links.max(1);
         self.capacity = Some(Capacity::new(zero, now));
+    }
+
+    /// The kernel does not tell how the connection fares (a unix socket).
+    pub fn go_blind(&mut self) {
+        self.capacity = None;
+        self.blind = true;
     }
 
     /// Whether somebody waits for pages at present.
@@ -145,6 +158,8 @@ impl Window {
             return Wait::Not;
         }
         let applying = match &self.capacity {
+            None if self.blind && self.pressing => BLIND_LIMIT / 4,
+            None if self.blind => BLIND_LIMIT,
             None => BULK_LIMIT,
             Some(capacity) => match capacity.known() {
                 None => FIRST_LIMIT,

@@ -19,6 +19,7 @@ use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
 use super::session::{Event, Session};
 use crate::cancel::Cancel;
+use crate::last_word::LastWord;
 use crate::link::{BackgroundSender, LinkError, TICK};
 use crate::priority::Rank;
 use crate::ram::RamFiles;
@@ -77,6 +78,7 @@ impl Pushers {
             let thread = thread::Builder::new()
                 .name(format!("src-push-{number}"))
                 .spawn(move || {
+                    let _last_word = LastWord::new(&events, Event::ThreadDied);
                     priority.take(Rank::Background);
                     let event = match pusher.run() {
                         Ok(()) | Err(Failure::Link(LinkError::Stopped)) => return,
@@ -95,7 +97,7 @@ impl Pushers {
     pub(super) fn join(self) {
         self.order.wake_all();
         for thread in self.threads {
-            // A panic was reported by the panic hook; there is nothing to add.
+            // A panic was told at once (`LastWord`).
             let _ = thread.join();
         }
     }

@@ -45,6 +45,8 @@ pub(super) enum Event {
     Ended(&'static str, LinkError),
     /// Guest memory could not be read.
     RamFailed(io::Error),
+    /// A thread that sends pages panicked.
+    ThreadDied,
 }
 
 /// Whether a migration can still be called off.
@@ -236,6 +238,7 @@ impl Session {
                 Err(SourceFailure::Link { doing, cause })
             }
             Ok(Event::RamFailed(cause)) => Err(SourceFailure::Ram(cause)),
+            Ok(Event::ThreadDied) => Err(SourceFailure::ThreadDied),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(SourceFailure::Link {
                 doing,

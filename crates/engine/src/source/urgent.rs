@@ -23,14 +23,19 @@ use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
 use super::requests::Requests;
 use super::session::{Event, Session};
+use crate::last_word::LastWord;
 use crate::link::{LinkError, LinkReader, LinkWriter, Urgency};
 use crate::priority::Rank;
 use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
 
 /// The most pages in one frame: a request for a huge page is answered in
-/// pieces of 64 KiB.
-const PIECE: usize = 16;
+/// pieces of 32 KiB.
+const PIECE: usize = 8;
+
+/// How much of a huge page may wait in the socket: a request for something
+/// else is answered behind it.
+const UNSENT: u32 = 64 << 10;
 
 /// The thread that answers page requests.
 #[derive(Debug)]
@@ -47,6 +52,7 @@ impl UrgentThread {
     ) -> Result<Self, SourceFailure> {
         let options = &shared.options;
         reader.set_poll(options.poll);
+        writer.stream().bound_unsent(UNSENT);
         let (events, priority) = (session.events(), options.priority);
         let mut urgent = Urgent {
             reader,
@@ -67,6 +73,7 @@ impl UrgentThread {
         thread::Builder::new()
             .name("src-urgent".into())
             .spawn(move || {
+                let _last_word = LastWord::new(&events, Event::ThreadDied);
                 priority.take(Rank::Urgent);
                 // Nobody listens any more once the migration is over.
                 let _ = events.send(urgent.run());
@@ -77,7 +84,7 @@ impl UrgentThread {
 
     /// Waits for the thread, whose link must have been closed.
     pub(super) fn join(self) {
-        // A panic was reported by the panic hook; there is nothing to add.
+        // A panic was told at once (`LastWord`).
         let _ = self.0.join();
     }
 }
