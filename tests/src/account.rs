@@ -22,6 +22,45 @@ pub struct Account {
     pub bytes: Bytes,
     /// From fault to page.
     pub request_latency_us: Latency,
+    /// The parts of it.
+    pub request_stages_us: Stages,
+    /// Requests whose times could not be noted.
+    pub unmeasured_requests: u64,
+    /// Who waited for pages.
+    pub faults: Vec<ThreadFaults>,
+    /// What became of huge pages, where they were to be rebuilt.
+    pub collapse: Option<Collapse>,
+}
+
+/// The parts of a request's time.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Stages {
+    /// Until it is asked for.
+    pub fault_to_request: Latency,
+    /// Until it is here.
+    pub request_to_page: Latency,
+    /// Until the guest has it.
+    pub page_to_installed: Latency,
+}
+
+/// The faults of one thread.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ThreadFaults {
+    /// Its name.
+    pub thread: String,
+    /// Which virtual processor it is.
+    pub vcpu: Option<u32>,
+    /// How many.
+    pub count: u64,
+}
+
+/// Transparent huge pages that were to be rebuilt.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Collapse {
+    /// Places that hold data.
+    pub tried: u64,
+    /// Those that are huge pages now.
+    pub rebuilt: u64,
 }
 
 /// Pages by kind.
@@ -122,6 +161,16 @@ impl Account {
                 "{self:?}"
             );
         }
+        let stages = &self.request_stages_us;
+        for stage in [
+            &stages.fault_to_request,
+            &stages.request_to_page,
+            &stages.page_to_installed,
+        ] {
+            assert_eq!(stage.count, latency.count, "{self:?}");
+        }
+        let faults: u64 = self.faults.iter().map(|thread| thread.count).sum();
+        assert!(faults >= latency.count, "{self:?}");
         let bounds: Vec<_> = latency.histogram.iter().map(|b| b.le_us).collect();
         assert!(
             bounds.iter().all(|b| b.is_power_of_two()) && bounds.is_sorted(),

@@ -39,6 +39,7 @@ pub struct Trip {
     pub(crate) relay: bool,
     pub(crate) json: Option<&'static str>,
     receive_by: Vec<String>,
+    receive_with: Vec<String>,
     receive_without: Option<Lack>,
 }
 
@@ -121,6 +122,14 @@ impl Trip {
     #[must_use]
     pub fn between(mut self, source: &Namespace, destination: &Namespace) -> Self {
         self.hosts = Some((source.clone(), destination.clone()));
+        self
+    }
+
+    /// More arguments for `hikkoshi receive`.
+    #[must_use]
+    pub fn receive_with(mut self, arguments: &[&str]) -> Self {
+        self.receive_with
+            .extend(arguments.iter().map(|&a| a.to_owned()));
         self
     }
 
@@ -267,6 +276,7 @@ impl Attempt {
         receive.args(["receive", "--listen", &listen, "--qmp"]);
         receive.arg(destination.qmp_path());
         receive.arg("--json").arg(&accounts[1]);
+        receive.args(&trip.receive_with);
         if plaintext {
             receive.arg("--plaintext");
         }

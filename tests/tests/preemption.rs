@@ -1,0 +1,121 @@
+//! Post-copy with everything that puts urgent pages first, and with it switched off.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{Link, Ram, Shape, VmConfig, Workload};
+use hikkoshi_tests::{Account, Guest, Scene, Trip, Via};
+use std::time::Duration;
+
+/// Four processors, each with a thread that writes and checks as fast as it can.
+fn four(mib: u64) -> VmConfig {
+    let workload = Workload::verify(mib).threads(4).option("every_ms", 200);
+    VmConfig::new().cpus(4).workload(workload)
+}
+
+/// The virtual processors that have waited for pages.
+fn waited(account: &Account) -> Vec<u32> {
+    let mut numbers: Vec<_> = account
+        .faults
+        .iter()
+        .filter(|thread| thread.count > 0)
+        .filter_map(|thread| thread.vcpu)
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Each processor faults, on several links, several threads read the faults, and each policy has
+/// its turn at being switched off.
+#[test]
+fn four_processors_several_links_and_fault_threads() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, four(64));
+    let turns: [(&[&str], &[&str]); 4] = [
+        (&["--links", "4"], &["--fault-threads", "4"]),
+        (
+            &["--links", "2", "--read-ahead", "off"],
+            &["--fault-threads", "2"],
+        ),
+        (&["--no-hot-first", "--no-follow", "--read-ahead", "8"], &[]),
+        (&["--no-priority"], &["--no-priority"]),
+    ];
+    for (turn, (migrate, receive)) in turns.into_iter().enumerate() {
+        let mode = ["hybrid", "postcopy"][turn % 2];
+        let trip = Trip::by(mode).via(Via::Tcp).with(migrate);
+        let account = guest.travel(&trip.receive_with(receive));
+        assert!(account.pages.urgent > 0 && account.pages.background > 0);
+        if mode == "postcopy" {
+            assert_eq!(waited(&account), [0, 1, 2, 3], "{:?}", account.faults);
+        }
+    }
+}
+
+/// Nothing is pushed for a while: all that the guest gets it has asked for, or it was read ahead.
+/// All four processors want the same few pages, and most requests find somebody waiting already.
+#[test]
+fn four_processors_fault_on_the_same_pages() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, four(1));
+    let slow = ["--background-delay", "700", "--read-ahead", "off"];
+    let threads = ["--fault-threads", "4"];
+    let account = guest.travel(&Trip::by("postcopy").with(&slow).receive_with(&threads));
+    assert!(account.pages.urgent > 256, "{account:?}");
+    assert!(account.total_ms > 700.0, "{account:?}");
+}
+
+/// The threads that wait for faults, requests and urgent pages spin; here they have fewer cores
+/// than they would like.
+#[test]
+fn spinning() {
+    let scene = Scene::new();
+    let workload = Workload::verify(32).option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    for mode in ["postcopy", "hybrid"] {
+        guest.travel(&Trip::by(mode).with(&["--poll"]).receive_with(&["--poll"]));
+    }
+}
+
+/// A line so thin that it is full of background all the time.
+#[test]
+fn faults_while_the_line_is_full() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, four(24));
+    let link = Link::new(Some(Shape {
+        rate_bits: 200_000_000,
+        burst_bytes: 64 * 1024,
+        latency: Duration::from_millis(50),
+    }))
+    .unwrap();
+    let address = format!("{}:7000", Link::DESTINATION);
+    let trip = Trip::by("postcopy")
+        .via(Via::Address(address))
+        .between(link.source(), link.destination())
+        .with(&["--links", "3"]);
+    let account = guest.travel(&trip);
+    assert!(account.pages.urgent > 0 && account.pages.background > 0);
+}
+
+/// Pieces of many huge pages under way at once, asked for by four processors.
+#[test]
+fn huge_pages_on_several_links() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, four(64).ram(Ram::Huge { mib: 256 }));
+    for (mode, links) in [("postcopy", "3"), ("hybrid", "2")] {
+        let trip = Trip::by(mode).with(&["--links", links]);
+        let account = guest.travel(&trip.receive_with(&["--fault-threads", "2"]));
+        assert!(account.pages.urgent > 0, "{account:?}");
+    }
+}
+
+/// Huge pages are rebuilt under the running guest, which does not notice.
+#[test]
+fn huge_pages_rebuilt_afterwards() {
+    let scene = Scene::new();
+    let workload = Workload::verify(64).threads(2).option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().cpus(2).workload(workload));
+    let trip = Trip::by("postcopy").receive_with(&["--collapse=2G"]);
+    let (ends, arrived) = guest.set_out(&trip).wait();
+    let collapse = ends.accounts[1].as_ref().unwrap().collapse.clone().unwrap();
+    assert!(collapse.tried >= 32 && collapse.rebuilt > 0, "{collapse:?}");
+    assert!(ends.accounts[0].as_ref().unwrap().collapse.is_none());
+    guest.arrive(&ends, arrived, "running");
+}
