@@ -33,12 +33,13 @@ impl Capabilities {
 
     /// Reads them from `IA32_VMX_EPT_VPID_CAP` (MSR 48CH; SDM vol. 3D, appendix A.10) and
     /// `IA32_VMX_PROCBASED_CTLS2` (MSR 48BH, appendix A.3.3). `None` if the processor cannot use these
-    /// tables at all: it lacks 4-level walks, write-back memory for the tables, or `INVEPT`.
+    /// tables at all: it lacks 4-level walks, write-back memory for the tables, or `INVEPT` for one pointer.
     pub const fn from_msrs(ept_vpid: u64, controls2: u64, physical_bits: u32) -> Option<Self> {
         const WALK_4: u64 = 1 << 6;
         const WRITE_BACK: u64 = 1 << 14;
         const INVEPT: u64 = 1 << 20;
-        const NEEDED: u64 = WALK_4 | WRITE_BACK | INVEPT;
+        const INVEPT_SINGLE_CONTEXT: u64 = 1 << 25;
+        const NEEDED: u64 = WALK_4 | WRITE_BACK | INVEPT | INVEPT_SINGLE_CONTEXT;
         if ept_vpid & NEEDED != NEEDED {
             return None;
         }
@@ -95,10 +96,10 @@ mod tests {
                 ..Capabilities::ALL
             }
         );
-        assert_eq!(
-            Capabilities::from_msrs(0x0623_4141 & !(1 << 20), 0, 40),
-            None
-        );
+        for lacking in [6, 14, 20, 25] {
+            let without = 0x0633_4141 & !(1 << lacking);
+            assert_eq!(Capabilities::from_msrs(without, 0, 40), None);
+        }
         assert!(
             !Capabilities::from_msrs(0x0613_4141, u64::MAX, 40)
                 .unwrap()

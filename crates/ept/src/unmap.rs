@@ -7,7 +7,6 @@ use crate::flush::Flush;
 use crate::guest::{Guest, View};
 use crate::memory::Memory;
 use crate::rmap::Location;
-use crate::split::SplitError;
 use crate::walk::{Node, Position, gfn_of, replace, settled};
 
 /// An unmapping under way.
@@ -15,7 +14,6 @@ struct Unmapping {
     view: View,
     range: GfnRange,
     flush: Flush,
-    failed: Option<SplitError>,
 }
 
 /// An entry that was found dead, by its first address.
@@ -28,14 +26,14 @@ impl<M: Memory> Guest<M> {
     /// A superpage costs one entry, not one a page; a table that lies in the range as a whole is taken
     /// out with one exchange, and its entries then cost two words each. If no memory is left to split a
     /// superpage at the range's edge, all of it is taken away: the guest faults there once more, and
-    /// nothing is lost.
+    /// nothing is lost. A device mark of that size stays as a whole then: the hypervisor has it from nowhere
+    /// else.
     pub fn unmap(&self, view: View, range: GfnRange) -> Flush {
         let range = range.intersect(GfnRange::TRANSLATED);
         let mut job = Unmapping {
             view,
             range,
             flush: self.no_flush(),
-            failed: None,
         };
         // Whoever waits for others to leave waits for one GiB, not for a guest.
         self.each_gib(view, range, &mut |root, part| {
@@ -160,13 +158,18 @@ impl<M: Memory> Guest<M> {
                     self.kill_table(job, table, below, span.start());
                     return Ok(());
                 }
-            } else if whole || job.failed.is_some() {
-                if self.remove_at(job, node, index, level, span, Entry::ABSENT) {
+            } else {
+                let mut all = whole;
+                if !whole {
+                    let position = Position::new(&self.memory, node, index, level, entry);
+                    all = self.split_at(span.start(), &position).is_err();
+                    if all && entry.is_mmio() {
+                        return Ok(());
+                    }
+                }
+                if all && self.remove_at(job, node, index, level, span, Entry::ABSENT) {
                     return Ok(());
                 }
-            } else {
-                let position = Position::new(&self.memory, node, index, level, entry);
-                job.failed = self.split_at(span.start(), &position).err();
             }
         }
     }
@@ -177,7 +180,6 @@ impl<M: Memory> Guest<M> {
             view,
             range: GfnRange::EMPTY,
             flush: core::mem::take(flush),
-            failed: None,
         };
         self.kill_table(&mut job, root, Level::Root, Gfn::new(0));
         *flush = job.flush;

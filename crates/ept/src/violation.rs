@@ -59,6 +59,12 @@ impl<M: Memory> Guest<M> {
     /// After [`Violation::Resume`] no processor has to forget anything: the entry allows more than
     /// before, and the exit itself has dropped what this processor remembered of the address (SDM
     /// vol. 3C, "Operations that Invalidate Cached Mappings").
+    ///
+    /// Two things of the exit are the hypervisor's, before it enters again. If the VMCS field "IDT-vectoring
+    /// information" is valid, the access was part of delivering an event, which has to be injected anew
+    /// (SDM vol. 3C, "Information for VM Exits During Event Delivery"). If it is not, and bit 12 of the
+    /// qualification is set ("NMI unblocking due to IRET"), blocking by NMI has to be set in the guest's
+    /// interruptibility state again, or a second NMI could come into the handler of the first.
     pub fn violation(&self, view: View, address: u64, why: Qualification) -> Violation {
         let at = Gfn::new(address / FRAME_BYTES);
         if !at.is_translated() {

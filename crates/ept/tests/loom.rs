@@ -235,6 +235,28 @@ fn flush_vs_report() {
     });
 }
 
+/// The same with two processors, which write the same page among others.
+#[test]
+fn flush_of_two_vs_report() {
+    check(2, || {
+        let world = World::new(Form::Pml, Level::Page, 2);
+        let vcpu = |cpu: usize| {
+            let world = world.clone();
+            thread::spawn(move || {
+                for page in [0, 1 + cpu as u64, 3] {
+                    world.write(cpu, page, 7 + cpu as u64);
+                }
+            })
+        };
+        let vcpus = [vcpu(0), vcpu(1)];
+        world.take(first());
+        for vcpu in vcpus {
+            vcpu.join().unwrap();
+        }
+        world.finish();
+    });
+}
+
 /// A page that only its flag knows to be dirty is unmapped while the log is taken.
 #[test]
 fn unmap_vs_take() {

@@ -18,7 +18,8 @@ const PAGES: u64 = 1100;
 const HOST: u64 = 1 << 18;
 /// Where a nested view sees the guest's frames.
 const SHIFT: u64 = 1 << 20;
-const CPUS: usize = 3;
+/// Two in the main view, one in a second one, one in a nested one.
+const CPUS: usize = 4;
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -584,6 +584,25 @@ fn splitting_without_memory_leaves_all_as_it_was() {
 }
 
 #[test]
+fn unmapping_without_memory_takes_whole_superpages_and_leaves_devices() {
+    // Root, two tables, a frame of the reverse map's; none for pieces.
+    let guest = Guest::new(Ram::new(4), 1024, 1, Capabilities::ALL).unwrap();
+    guest.map(View::MAIN, &ram(0, 512)).unwrap();
+    guest.map_mmio(View::MAIN, range(512, 1024)).unwrap();
+    assert_eq!(guest.memory().free_frames(), 0);
+    let kind = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().page_type;
+    let flush = guest.unmap(View::MAIN, range(500, 600));
+    assert!(flush.covers(View::MAIN, Gfn::new(3)));
+    guest.discharge(flush, &());
+    assert_eq!([3, 505].map(kind), [PageType::Absent; 2]);
+    assert_eq!([550, 1000].map(kind), [PageType::Mmio; 2]);
+    // Where it need not be split it goes.
+    let flush = guest.unmap(View::MAIN, range(512, 1024));
+    guest.discharge(flush, &());
+    assert_eq!(kind(1000), PageType::Absent);
+}
+
+#[test]
 fn splitting_that_fails_half_way_keeps_nothing() {
     // One frame is left: for the table, but not for the reverse map of its pieces.
     let guest = Guest::new(Ram::new(5), 1024, 1, Capabilities::ALL).unwrap();

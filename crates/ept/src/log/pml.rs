@@ -61,7 +61,7 @@ pub(super) fn allocate_all<M: Memory>(memory: &M, log: &Log) -> Result<(), NoMem
     for word in &log.vcpus {
         if allocate(memory, word).is_err() {
             switch_off(log);
-            // The hypervisor has not seen one of them.
+            // Nobody has seen one of them: neither the hypervisor nor, by `drain_pml`, an exit handler.
             release_all(memory, log);
             return Err(NoMemory);
         }
@@ -195,13 +195,21 @@ impl<M: Memory> Guest<M> {
     /// [`Processors::drain`](crate::Processors::drain), and for whoever wants to empty it sooner.
     ///
     /// Entries of pages that are not tracked are left out. Lock-free.
+    ///
+    /// Two things of the exit are the hypervisor's, as with [`Guest::violation`]: an event in the IDT-vectoring
+    /// information, and NMIs unblocked by an `IRET` (qualification, bit 12). The access that found the log full
+    /// has not happened and will be tried again.
     pub fn drain_pml(&self, vcpu: Vcpu, index: u16) -> u16 {
         let _inside = self.walkers.enter();
         // 0..=511: the entries above are in use. FFFFH: all are.
         let first = index.wrapping_add(1);
+        // Only while it is on: before, the buffer may be taken back without a wait, as nobody has seen it;
+        // after, what it holds was taken out already, and it is taken back after a wait for those inside.
+        let on = self.log.pml.load(Ordering::Acquire) == ON;
         let frame = self
             .log
             .word(vcpu)
+            .filter(|_| on)
             .and_then(|word| buffer(word.load(Ordering::Acquire)));
         if let Some(frame) = frame {
             let table = self.memory.table(frame);
