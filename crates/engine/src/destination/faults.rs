@@ -130,11 +130,10 @@ impl FaultThread {
                 Ready::TimedOut => continue,
                 Ready::Also => {
                     installer.news().heard();
-                    let now = installer.now();
                     while self.wanted.len() < BATCH
-                        && let Some(range) = installer.next_turn()
+                        && let Some(turn) = installer.next_turn()
                     {
-                        self.wanted.push((range, now));
+                        self.wanted.push(turn);
                     }
                 }
                 Ready::Events => self.faults()?,
@@ -198,7 +197,7 @@ impl FaultThread {
             };
             who.faulted(fault.thread);
             let wanted = installer
-                .faulted(fault.addr)
+                .faulted(fault.addr, read)
                 .map_err(|e| DestinationFailure::Install(e.into()))?;
             if let Wanted::Ask(range) = wanted {
                 self.wanted.push((range, read));

@@ -176,10 +176,11 @@ impl Installer {
         })
     }
 
-    /// The guest has touched `addr` and waits.
+    /// The guest has touched `addr` and waits; that was read at `read` on our
+    /// clock.
     ///
     /// A page that the source does not owe holds zeros: it is filled here.
-    pub(super) fn faulted(&self, addr: HostAddr) -> Result<Wanted, CopyError> {
+    pub(super) fn faulted(&self, addr: HostAddr, read: u64) -> Result<Wanted, CopyError> {
         let Some(page) = self.page_at(addr) else {
             // Not the guest's memory, and so not registered by us.
             tracing::warn!(%addr, "a fault outside the guest's memory");
@@ -199,7 +200,7 @@ impl Installer {
         let Some(huge) = self.huge(range) else {
             return Ok(Wanted::Ask(range));
         };
-        let now = huge.turns.begin(range.start());
+        let now = huge.turns.begin(range.start(), read);
         if !self.is_missing(range) {
             // It came in between, and whoever installed it may have looked for
             // its turn before it had one.
@@ -213,13 +214,14 @@ impl Installer {
         })
     }
 
-    /// A huge page whose turn to be asked for has come.
-    pub(super) fn next_turn(&self) -> Option<PageRange> {
+    /// A huge page whose turn to be asked for has come, and when its fault was
+    /// read.
+    pub(super) fn next_turn(&self) -> Option<(PageRange, u64)> {
         self.huge.iter().find_map(|huge| {
-            while let Some(page) = huge.turns.next() {
+            while let Some((page, read)) = huge.turns.next() {
                 let range = self.layout.host_page_range(page);
                 if self.is_missing(range) {
-                    return Some(range);
+                    return Some((range, read));
                 }
                 huge.turns.end(page);
             }

@@ -54,7 +54,8 @@ impl AsFd for News {
 struct State {
     most: usize,
     asked: Vec<Page>,
-    waiting: VecDeque<Page>,
+    /// And when their faults were read, on the caller's clock.
+    waiting: VecDeque<(Page, u64)>,
 }
 
 impl Turns {
@@ -73,9 +74,10 @@ impl Turns {
         }
     }
 
-    /// Whether `page` may be asked for now; otherwise it waits. The caller must
-    /// look afterwards whether the page has come meanwhile, and say so.
-    pub(super) fn begin(&self, page: Page) -> bool {
+    /// Whether `page`, whose fault was read at `read`, may be asked for now;
+    /// otherwise it waits. The caller must look afterwards whether the page has
+    /// come meanwhile, and say so.
+    pub(super) fn begin(&self, page: Page, read: u64) -> bool {
         let Ok(mut state) = self.state.lock() else {
             return true;
         };
@@ -83,7 +85,7 @@ impl Turns {
         if now {
             state.asked.push(page);
         } else {
-            state.waiting.push_back(page);
+            state.waiting.push_back((page, read));
         }
         now
     }
@@ -96,7 +98,7 @@ impl Turns {
         if let Some(at) = state.asked.iter().position(|&asked| asked == page) {
             state.asked.swap_remove(at);
         } else {
-            state.waiting.retain(|&waiting| waiting != page);
+            state.waiting.retain(|&(waiting, _)| waiting != page);
         }
         let turn = state.asked.len() < state.most && !state.waiting.is_empty();
         drop(state);
@@ -105,15 +107,16 @@ impl Turns {
         }
     }
 
-    /// The next page whose turn has come; it counts as asked for.
-    pub(super) fn next(&self) -> Option<Page> {
+    /// The next page whose turn has come, and when its fault was read; it
+    /// counts as asked for.
+    pub(super) fn next(&self) -> Option<(Page, u64)> {
         let mut state = self.state.lock().ok()?;
         if state.asked.len() >= state.most {
             return None;
         }
-        let page = state.waiting.pop_front()?;
+        let (page, read) = state.waiting.pop_front()?;
         state.asked.push(page);
-        Some(page)
+        Some((page, read))
     }
 }
 
@@ -135,28 +138,30 @@ mod tests {
     fn in_order_and_no_more_than_allowed() {
         let turns = Turns::new(2, Arc::new(News::new().unwrap()));
         let page = Page::new;
-        assert!(turns.begin(page(10)) && turns.begin(page(20)));
-        assert!(!turns.begin(page(30)) && !turns.begin(page(40)) && !turns.begin(page(50)));
+        assert!(turns.begin(page(10), 1) && turns.begin(page(20), 2));
+        for (waiting, read) in [(30, 3), (40, 4), (50, 5)] {
+            assert!(!turns.begin(page(waiting), read));
+        }
         assert_eq!(turns.next(), None);
         assert!(!readable(&turns));
         turns.end(page(20));
         assert!(readable(&turns));
         // Somebody else is first, although there is room.
-        assert!(!turns.begin(page(60)));
+        assert!(!turns.begin(page(60), 6));
         turns.news.heard();
         assert!(!readable(&turns));
         // One that waited comes unasked.
         turns.end(page(40));
-        assert_eq!(turns.next(), Some(page(30)));
+        assert_eq!(turns.next(), Some((page(30), 3)));
         assert_eq!(turns.next(), None);
         turns.end(page(99));
         turns.end(page(10));
         turns.end(page(30));
-        assert_eq!(turns.next(), Some(page(50)));
-        assert_eq!(turns.next(), Some(page(60)));
+        assert_eq!(turns.next(), Some((page(50), 5)));
+        assert_eq!(turns.next(), Some((page(60), 6)));
         assert_eq!(turns.next(), None);
         turns.end(page(50));
         turns.end(page(60));
-        assert!(turns.begin(page(70)));
+        assert!(turns.begin(page(70), 7));
     }
 }

@@ -39,12 +39,12 @@ fn addr(map: &MmapRegion, page: u64) -> HostAddr {
 #[test]
 fn a_page_is_asked_for_once() {
     let (installer, map) = installer();
-    let ask = |page| installer.faulted(addr(&map, page)).unwrap();
+    let ask = |page| installer.faulted(addr(&map, page), 0).unwrap();
     assert_eq!(ask(5), Wanted::Ask(range(5, 6)));
     assert_eq!(ask(5), Wanted::Nothing, "asked for already");
     assert_eq!(ask(2), Wanted::Nothing, "nobody owes it: it holds zeros");
     let nowhere = HostAddr(map.as_ptr() as u64 + PAGES * PAGE_BYTES);
-    assert_eq!(installer.faulted(nowhere).unwrap(), Wanted::Nothing);
+    assert_eq!(installer.faulted(nowhere, 0).unwrap(), Wanted::Nothing);
     assert_eq!(installer.left(), 8);
 
     let (read, sent) = (installer.now(), installer.now());
@@ -90,4 +90,37 @@ fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     );
     installer.unregister().unwrap();
     installer.unregister().unwrap();
+}
+
+/// The wait of a huge page for its turn is a part of its latency.
+#[test]
+fn a_turn_brings_the_time_of_its_fault() {
+    const HUGE: u64 = 2 << 20;
+    let layout = RamLayout::new(vec![RamBlock {
+        id: "ram".into(),
+        bytes: 40 * HUGE,
+        host_page: HUGE,
+        guest: Vec::new(),
+    }])
+    .unwrap();
+    let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
+    // Nothing is installed here, so that nothing needs to be there.
+    let base = 1 << 40;
+    let installer = Installer::new(Arc::new(userfault), layout, &[base], 1).unwrap();
+    installer.owe(range(0, 40 * 512));
+    let huge = |number: u64| range(number * 512, (number + 1) * 512);
+    for number in 0..34 {
+        let wanted = installer
+            .faulted(HostAddr(base + number * HUGE + 5000), 100 + number)
+            .unwrap();
+        if number < 32 {
+            assert_eq!(wanted, Wanted::Ask(huge(number)));
+        } else {
+            assert_eq!(wanted, Wanted::Nothing, "it waits");
+        }
+    }
+    assert_eq!(installer.next_turn(), None);
+    installer.huge[0].turns.end(Page::new(0));
+    assert_eq!(installer.next_turn(), Some((huge(32), 132)));
+    assert_eq!(installer.next_turn(), None);
 }
