@@ -130,7 +130,9 @@ impl Missing for PageBitmap {
 
 #[test]
 fn threads_put_huge_pages_together() {
-    let staging = staging(4);
+    // One for each huge page, and one for each thread: it may still be clearing
+    // that of one that is whole, or have come too late for it.
+    let staging = staging(4 + 4);
     for round in 0..20 {
         let whole = [0, 1, 2, 3].map(|number| huge(round * 4 + number));
         let made = std::sync::atomic::AtomicU64::new(0);
