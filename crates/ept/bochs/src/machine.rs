@@ -39,6 +39,8 @@ pub struct Cpu {
     pub vmx: Vcpu,
     /// Its name in the crate.
     pub id: hikkoshi_ept::Vcpu,
+    /// The view that it runs in.
+    view: View,
 }
 
 /// What the processor can do, as the crate reads it.
@@ -85,10 +87,17 @@ impl Machine {
     }
 
     fn pointer(&self) -> u64 {
-        self.guest
-            .eptp(View::MAIN)
-            .unwrap_or_else(|| crate::fail("there is no main view"))
-            .0
+        self.guest.main_eptp().0
+    }
+
+    /// Has a vCPU run in another view from now on.
+    pub fn enter_view(&mut self, number: usize, view: View) {
+        let cpu = &mut self.vcpus[number];
+        match self.guest.eptp(view) {
+            Some(pointer) => cpu.vmx.set_ept_pointer(pointer.0),
+            None => crate::fail("a vCPU is to enter a view that is not there"),
+        }
+        cpu.view = view;
     }
 
     /// Adds a vCPU, also while logging is on.
@@ -98,7 +107,8 @@ impl Machine {
         if let Some(log) = self.guest.pml_address(id) {
             vmx.log_to(Some((log.address(), PML_START)));
         }
-        self.vcpus.push(Cpu { vmx, id });
+        let view = View::MAIN;
+        self.vcpus.push(Cpu { vmx, id, view });
     }
 
     /// Removes the last vCPU.
@@ -195,7 +205,7 @@ impl Machine {
                 qualification,
             } => {
                 let why = Qualification(qualification);
-                match self.guest.violation(View::MAIN, address, why) {
+                match self.guest.violation(self.vcpus[number].view, address, why) {
                     Violation::Resume => {}
                     other => crate::fail(format_args!(
                         "a violation at {address:#x}, qualification {qualification:#x}: {other:?}"

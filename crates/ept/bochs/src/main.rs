@@ -55,6 +55,7 @@ extern "C" fn hypervisor() -> ! {
         checks::violations::run,
         checks::paging::run,
         checks::vcpus::run,
+        checks::views::run,
         checks::figures::run,
     ] {
         check(&mut report, host);

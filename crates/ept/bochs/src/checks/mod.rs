@@ -8,4 +8,5 @@ pub mod processor;
 pub mod ranges;
 pub mod superpages;
 pub mod vcpus;
+pub mod views;
 pub mod violations;

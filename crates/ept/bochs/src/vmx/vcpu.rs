@@ -90,6 +90,12 @@ impl Vcpu {
         }
     }
 
+    /// Has it run under other tables from now on.
+    pub fn set_ept_pointer(&self, pointer: u64) {
+        self.vmcs.load();
+        write(field::EPT_POINTER, pointer);
+    }
+
     /// Turns page-modification logging on, into the frame at this address, from this index down; or
     /// off.
     pub fn log_to(&self, log: Option<(u64, u16)>) {

@@ -1,0 +1,120 @@
+//! A second view of the same memory: another EPT pointer, and translations of its own that have to be
+//! dropped with it. A write through either is in the log, and a view that was removed leaves nothing behind.
+
+use super::forms::FORMS;
+use crate::guest::{self, PLAYGROUND};
+use crate::machine::{FRAMES, Machine, frames};
+use crate::memory::GUEST;
+use crate::report::Report;
+use crate::vmx::vcpu::Host;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use hikkoshi_ept::{Form, Frame, Level, MAX_VIEWS, Mapping, View};
+
+/// Frames that each vCPU writes, of which the second half of the first's is the first half of the second's.
+const COUNT: usize = 40;
+
+/// Runs the checks.
+pub fn run(report: &mut Report, host: Host) {
+    for (form, name) in FORMS {
+        report.part(format_args!("two views, {name}"));
+        one(report, host, form);
+    }
+}
+
+/// The frame that the list names at `index`: one in three of the playground.
+fn frame(index: usize) -> u64 {
+    (PLAYGROUND >> 12) + 3 * index as u64
+}
+
+fn one(report: &mut Report, host: Host, form: Form) {
+    let all = frames(0, FRAMES);
+    let mapping = Mapping {
+        largest: Level::Page,
+        ..Mapping::ram(all, Frame::containing(GUEST.start as u64))
+    };
+    let mut machine = Machine::new(host, Level::Page);
+    let second = add(&machine, &mapping);
+    machine.add_vcpu();
+    machine.enter_view(1, second);
+    machine.start(form, all);
+    let addresses: Vec<u32> = (0..COUNT * 3 / 2)
+        .filter_map(|index| u32::try_from(frame(index) << 12).ok())
+        .collect();
+    guest::write_list(&addresses);
+    let by_first: BTreeSet<u64> = (0..COUNT).map(frame).collect();
+    let by_second: BTreeSet<u64> = (COUNT / 2..COUNT * 3 / 2).map(frame).collect();
+    let write = |machine: &mut Machine, number: usize, stamp: u32| {
+        machine.prepare_list(number, number * COUNT / 2, COUNT, stamp);
+        machine.finish(number);
+    };
+
+    write(&mut machine, 0, 1);
+    write(&mut machine, 1, 2);
+    report.check(
+        "the log is what was written through either",
+        machine.take(all) == &by_first | &by_second,
+    );
+    write(&mut machine, 1, 3);
+    report.check(
+        "what is written again through the second is in the log again",
+        machine.take(all) == by_second,
+    );
+    write(&mut machine, 0, 4);
+    report.check(
+        "what is written again through the first is in the log again",
+        machine.take(all) == by_first,
+    );
+
+    // The processor remembers the pages as written, under the second view's pointer.
+    write(&mut machine, 1, 5);
+    let pointer = machine.guest.eptp(second);
+    machine.enter_view(1, View::MAIN);
+    let flush = machine.guest.remove_view(second);
+    let other = add(&machine, &mapping);
+    machine.guest.discharge(flush, &machine);
+    machine.take(all);
+    // Views until one's root lies in the frame of the removed one's.
+    let mut views = Vec::from([other]);
+    let mut found = other;
+    while machine.guest.eptp(found) != pointer && views.len() < MAX_VIEWS - 1 {
+        found = add(&machine, &frames_of(&mapping, 0));
+        views.push(found);
+    }
+    report.check(
+        "a later view has the removed one's pointer",
+        machine.guest.eptp(found) == pointer,
+    );
+    let mapped = machine.guest.map(found, &mapping);
+    machine.enter_view(1, found);
+    write(&mut machine, 1, 6);
+    report.check(
+        "what is written through it is in the log",
+        mapped.is_ok() && machine.take(all) == by_second,
+    );
+    machine.enter_view(1, View::MAIN);
+    for view in views {
+        let flush = machine.guest.remove_view(view);
+        machine.guest.discharge(flush, &machine);
+    }
+}
+
+/// The first so many frames of a mapping.
+fn frames_of(mapping: &Mapping, count: u64) -> Mapping {
+    Mapping {
+        guest: frames(mapping.guest.start().index(), count),
+        ..*mapping
+    }
+}
+
+/// Adds a view with this mapping.
+fn add(machine: &Machine, mapping: &Mapping) -> View {
+    let view = machine
+        .guest
+        .add_view()
+        .unwrap_or_else(|error| crate::fail(error));
+    if let Err(error) = machine.guest.map(view, mapping) {
+        crate::fail(error);
+    }
+    view
+}
