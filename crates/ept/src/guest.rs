@@ -5,7 +5,7 @@ use core::fmt;
 
 use thiserror::Error;
 
-use crate::address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
+use crate::address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, Level, MAX_PAGES, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::bits::{ones, zeroes};
 use crate::capability::{Capabilities, Eptp};
@@ -231,12 +231,11 @@ impl<M: Memory> Guest<M> {
     /// The EPT pointers of the views that `flush` concerns, those included that it removes: what `INVEPT`
     /// takes in [`Processors::invalidate`](crate::Processors::invalidate).
     pub fn eptps(&self, flush: &Flush) -> impl Iterator<Item = Eptp> {
-        let concerned = flush.views();
-        (0u8..).zip(&*self.views).filter_map(move |(number, word)| {
+        let concerned = ones(flush.views()).filter_map(|number| self.views.get(usize_from(number)));
+        concerned.filter_map(|word| {
             let value = word.load(Ordering::Acquire);
             let root = Frame::containing(value);
-            (concerned & View(number).bit() != 0 && value > CLAIMED)
-                .then(|| Eptp::new(root, self.capabilities.accessed_dirty))
+            (value > CLAIMED).then(|| Eptp::new(root, self.capabilities.accessed_dirty))
         })
     }
 

@@ -1,5 +1,6 @@
-//! A second view of the same memory: another EPT pointer, and translations of its own that have to be
-//! dropped with it. A write through either is in the log, and a view that was removed leaves nothing behind.
+//! A second view of the same memory, under another EPT pointer: a write through either is in the log. A view
+//! that was removed, and another whose root lies where its was. (That nothing stale is used there the software
+//! model shows; Bochs remembers nothing from one entry to the next.)
 
 use super::forms::FORMS;
 use crate::guest::{self, PLAYGROUND};
@@ -66,7 +67,7 @@ fn one(report: &mut Report, host: Host, form: Form) {
         machine.take(all) == by_first,
     );
 
-    // The processor remembers the pages as written, under the second view's pointer.
+    // The second view goes with its pages written.
     write(&mut machine, 1, 5);
     let pointer = machine.guest.eptp(second);
     machine.enter_view(1, View::MAIN);
