@@ -27,11 +27,18 @@ pub enum CollapseError {
     NotPermitted,
     /// The kernel cannot do it there.
     #[error(
-        "not possible there: a kernel before 6.1 or without transparent huge pages, \
-         /sys/kernel/mm/transparent_hugepage/shmem_enabled set to deny, or memory whose address \
-         and file offset are not aligned alike"
+        "not possible there: a kernel before 6.1 or without transparent huge pages, or \
+         /sys/kernel/mm/transparent_hugepage/shmem_enabled set to deny"
     )]
     Impossible,
+    /// The memory's address and its place in the file differ by something else than whole huge
+    /// pages. The kernel says no more of it than that it is impossible: callers that can tell,
+    /// tell.
+    #[error(
+        "the memory is not mapped at a multiple of 2 MiB: start the destination's QEMU with \
+         align=2M in its -object memory-backend-file"
+    )]
+    Misaligned,
     /// Pages were in use by something that pins or moves them.
     #[error("pages were in use at the moment")]
     Busy,

@@ -167,7 +167,8 @@ impl PreparedRam {
         self.argument(
             "-object",
             format!(
-                "memory-backend-file,id={id},size={mib}M,mem-path={},share={share}",
+                // Aligned so that the kernel can put huge pages together.
+                "memory-backend-file,id={id},size={mib}M,mem-path={},share={share},align=2M",
                 path.display()
             ),
         );

@@ -90,7 +90,8 @@ struct Work<'a> {
 impl Work<'_> {
     fn all(&mut self, hosts: &[u64]) {
         let ram = Arc::clone(&self.ram);
-        for ((block, pages), &base) in ram.layout().blocks().zip(hosts) {
+        for (((block, pages), &base), file) in ram.layout().blocks().zip(hosts).zip(ram.files()) {
+            let aligned = base % COLLAPSE_BYTES == file.offset() % COLLAPSE_BYTES;
             if block.host_page != PAGE_BYTES {
                 continue; // Huge already.
             }
@@ -101,7 +102,7 @@ impl Work<'_> {
                 let first = pages.start().saturating_add(offset / PAGE_BYTES);
                 let place = PageRange::from_len(first, PAGES);
                 let at = HostAddr(base + offset);
-                if !self.one(place, HostRange::new(at, COLLAPSE_BYTES)) {
+                if !self.one(place, HostRange::new(at, COLLAPSE_BYTES), aligned) {
                     return;
                 }
                 offset += COLLAPSE_BYTES;
@@ -109,8 +110,9 @@ impl Work<'_> {
         }
     }
 
-    /// One huge page; `false` when there is no point in going on.
-    fn one(&mut self, place: PageRange, range: HostRange) -> bool {
+    /// One huge page, whose address is `aligned` as its place in the file is;
+    /// `false` when there is no point in going on.
+    fn one(&mut self, place: PageRange, range: HostRange, aligned: bool) -> bool {
         // A place that the guest has never written takes no memory, and shall
         // not.
         if matches!(self.ram.has_data(place), Ok(false)) {
@@ -121,7 +123,12 @@ impl Work<'_> {
             return false;
         }
         self.account.tried += 1;
-        match self.process.collapse(range) {
+        let collapsed = if aligned {
+            self.process.collapse(range)
+        } else {
+            Err(CollapseError::Misaligned)
+        };
+        match collapsed {
             Ok(()) => self.account.rebuilt += 1,
             Err(error) => {
                 match self.failures.iter_mut().find(|(known, _)| *known == error) {
