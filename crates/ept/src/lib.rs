@@ -137,7 +137,8 @@
 //! entry, an atomic bit. Filling and splitting hold *one entry* busy for a moment; others wait for it, the
 //! guest tries again. The reverse map's chains are read without a lock; whoever takes a mapping out of one
 //! holds that chain's word for a moment. Two short locks are left, one on the free cells of chains, one on
-//! waiting for others. Whoever starts or stops a log while another does is told so, and does not wait.
+//! waiting for others. Pages that are taken back by guest frame ([`Guest::unmap_everywhere`]) are looked for
+//! again if leaves of a nested view were put together meanwhile. Whoever starts or stops a log while another does is told so, and does not wait.
 //!
 //! [`Guest::discharge`], [`Guest::start_log`] and [`Guest::stop_log`] wait until the operations of other
 //! threads that were under way have ended, and for the processors. Long operations are made of parts (at most

@@ -757,3 +757,33 @@ fn unmap_everywhere_vs_write_and_take() {
         });
     }
 }
+
+/// A view is removed while the log is taken, and the processor is still in it: what it writes by what it
+/// remembers, before it is told to forget, is not lost.
+#[test]
+fn remove_view_vs_take() {
+    check(3, || {
+        let world = World::unlogged(Level::Page, 1);
+        let view = world.guest.add_view().unwrap();
+        let page = GfnRange::from_len(Gfn::new(0), 1);
+        let mapping = Mapping::ram(page, Frame::new(HOST));
+        world.guest.map(view, &mapping).unwrap();
+        assert!(world.machine.enter_view(0, view));
+        let form = Form::WriteProtection;
+        world.guest.start_log(form, page, &world.machine).unwrap();
+        world.write(0, 0, 1);
+        let remover = {
+            let world = world.clone();
+            thread::spawn(move || {
+                let flush = world.guest.remove_view(view);
+                world.guest.discharge(flush, &world.machine);
+                assert!(world.guest.add_view().is_ok(), "the number is free again");
+            })
+        };
+        world.take(first());
+        // Goes through only by what it remembers.
+        world.write(0, 0, 2);
+        remover.join().unwrap();
+        world.finish();
+    });
+}
