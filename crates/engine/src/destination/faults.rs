@@ -47,8 +47,9 @@ struct Shared {
     poll: bool,
 }
 
-/// Starts `threads` threads. They end when `stop` is stopped, or with an event
-/// when something fails.
+/// Starts `threads` threads, one with each step of the iterator: those before
+/// one that cannot be started run. They end when `stop` is stopped, or with an
+/// event when something fails.
 pub(super) fn start(
     installer: &Arc<Installer>,
     urgent: Arc<Stream>,
@@ -57,7 +58,7 @@ pub(super) fn start(
     events: &SyncSender<Event>,
     options: &DestinationOptions,
     threads: usize,
-) -> Result<Vec<JoinHandle<()>>, DestinationFailure> {
+) -> impl Iterator<Item = Result<JoinHandle<()>, DestinationFailure>> {
     let shared = Arc::new(Shared {
         installer: Arc::clone(installer),
         asking: Asking::new(urgent, threads, BATCH_BYTES),
@@ -66,24 +67,22 @@ pub(super) fn start(
         poll: options.poll,
     });
     let priority = options.priority;
-    (0..threads)
-        .map(|number| {
-            let mut fault_thread = FaultThread::new(Arc::clone(&shared));
-            let events = events.clone();
-            thread::Builder::new()
-                .name(format!("dst-faults-{number}"))
-                .spawn(move || {
-                    let died = Event::Failed(DestinationFailure::ThreadDied);
-                    let _last_word = LastWord::new(&events, died);
-                    priority.take(Rank::Urgent);
-                    if let Err(failure) = fault_thread.run() {
-                        // Nobody listens any more once the migration is over.
-                        let _ = events.send(Event::Failed(failure));
-                    }
-                })
-                .map_err(DestinationFailure::Thread)
-        })
-        .collect()
+    (0..threads).map(move |number| {
+        let mut fault_thread = FaultThread::new(Arc::clone(&shared));
+        let events = events.clone();
+        thread::Builder::new()
+            .name(format!("dst-faults-{number}"))
+            .spawn(move || {
+                let died = Event::Failed(DestinationFailure::ThreadDied);
+                let _last_word = LastWord::new(&events, died);
+                priority.take(Rank::Urgent);
+                if let Err(failure) = fault_thread.run() {
+                    // Nobody listens any more once the migration is over.
+                    let _ = events.send(Event::Failed(failure));
+                }
+            })
+            .map_err(DestinationFailure::Thread)
+    })
 }
 
 /// One thread's own memory.
@@ -93,6 +92,8 @@ struct FaultThread {
     buffer: EventBuffer,
     /// Host pages to ask for, and when their faults were read.
     wanted: Vec<(PageRange, u64)>,
+    /// Host pages that nobody owes.
+    fills: Vec<PageRange>,
     frames: Vec<u8>,
 }
 
@@ -102,6 +103,7 @@ impl FaultThread {
             shared,
             buffer: EventBuffer::with_capacity(BATCH),
             wanted: Vec::with_capacity(BATCH),
+            fills: Vec::with_capacity(BATCH),
             frames: Vec::with_capacity(BATCH_BYTES),
         }
     }
@@ -136,9 +138,9 @@ impl FaultThread {
                         self.wanted.push(turn);
                     }
                 }
-                Ready::Events => self.faults()?,
+                Ready::Events => self.faults(),
             }
-            self.ask()?;
+            self.answer()?;
         }
     }
 
@@ -185,8 +187,9 @@ impl FaultThread {
         }
     }
 
-    /// What is in the buffer: what must be asked for is wanted afterwards.
-    fn faults(&mut self) -> Result<(), DestinationFailure> {
+    /// What is in the buffer: what to do for it is in `wanted` and `fills`
+    /// afterwards.
+    fn faults(&mut self) {
         let Shared { installer, who, .. } = &*self.shared;
         let read = installer.now();
         while let Some(event) = self.buffer.take() {
@@ -196,14 +199,26 @@ impl FaultThread {
                 continue;
             };
             who.faulted(fault.thread);
-            let wanted = installer
-                .faulted(fault.addr, read)
-                .map_err(|e| DestinationFailure::Install(e.into()))?;
-            if let Wanted::Ask(range) = wanted {
-                self.wanted.push((range, read));
+            match installer.faulted(fault.addr, read) {
+                Wanted::Ask(range) => self.wanted.push((range, read)),
+                Wanted::Fill(range) => self.fills.push(range),
+                Wanted::Nothing => {}
             }
         }
-        Ok(())
+    }
+
+    /// First the requests: their answers are a round trip away, and filling
+    /// takes its time. A link that fails keeps nobody waiting whom no link is
+    /// needed for.
+    fn answer(&mut self) -> Result<(), DestinationFailure> {
+        let asked = self.ask();
+        let installer = &self.shared.installer;
+        for range in self.fills.drain(..) {
+            installer
+                .fill(range)
+                .map_err(|e| DestinationFailure::Install(e.into()))?;
+        }
+        asked
     }
 
     /// Asks for all that is wanted, with one system call.
@@ -229,3 +244,7 @@ impl FaultThread {
             .map_err(DestinationFailure::link("asking for a page"))
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

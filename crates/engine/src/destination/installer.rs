@@ -37,7 +37,9 @@ pub enum InstallError {
 pub(super) enum Wanted {
     /// What is missing of this host page must be asked for.
     Ask(PageRange),
-    /// It has been asked for, or waits for its turn, or it is there.
+    /// Nobody owes this host page, or it is there: [`Installer::fill`] it.
+    Fill(PageRange),
+    /// It has been asked for, or waits for its turn, or has just come.
     Nothing,
 }
 
@@ -178,40 +180,44 @@ impl Installer {
 
     /// The guest has touched `addr` and waits; that was read at `read` on our
     /// clock.
-    ///
-    /// A page that the source does not owe holds zeros: it is filled here.
-    pub(super) fn faulted(&self, addr: HostAddr, read: u64) -> Result<Wanted, CopyError> {
+    pub(super) fn faulted(&self, addr: HostAddr, read: u64) -> Wanted {
         let Some(page) = self.page_at(addr) else {
             // Not the guest's memory, and so not registered by us.
             tracing::warn!(%addr, "a fault outside the guest's memory");
-            return Ok(Wanted::Nothing);
+            return Wanted::Nothing;
         };
         let range = self.layout.host_page_range(page);
         if !self.is_missing(range) {
-            for extent in self.layout.locate_range(range) {
-                let bytes = usize::try_from(extent.pages.bytes()).unwrap_or(0);
-                self.copy(&extent, self.zeros.get(..bytes).unwrap_or_default())?;
-            }
-            return Ok(Wanted::Nothing);
+            return Wanted::Fill(range);
         }
         if !self.asked.set(range.start()) {
-            return Ok(Wanted::Nothing);
+            return Wanted::Nothing;
         }
         let Some(huge) = self.huge(range) else {
-            return Ok(Wanted::Ask(range));
+            return Wanted::Ask(range);
         };
         let now = huge.turns.begin(range.start(), read);
         if !self.is_missing(range) {
             // It came in between, and whoever installed it may have looked for
             // its turn before it had one.
             huge.turns.end(range.start());
-            return Ok(Wanted::Nothing);
+            return Wanted::Nothing;
         }
-        Ok(if now {
+        if now {
             Wanted::Ask(range)
         } else {
             Wanted::Nothing
-        })
+        }
+    }
+
+    /// Fills a host page that nobody owes: it holds zeros. One that is there is
+    /// left alone, and whoever waits for it is woken.
+    pub(super) fn fill(&self, range: PageRange) -> Result<(), CopyError> {
+        for extent in self.layout.locate_range(range) {
+            let bytes = usize::try_from(extent.pages.bytes()).unwrap_or(0);
+            self.copy(&extent, self.zeros.get(..bytes).unwrap_or_default())?;
+        }
+        Ok(())
     }
 
     /// A huge page whose turn to be asked for has come, and when its fault was
@@ -391,4 +397,4 @@ impl Installer {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests;
+pub(super) mod tests;

@@ -61,7 +61,8 @@ impl Faulting {
         installer.start()?;
         let urgent = receiver::start_urgent(Arc::clone(sink), reader, events.clone(), options)?;
         faulting.threads.push(urgent);
-        let threads = faults::start(
+        let threads = &mut faulting.threads;
+        for thread in faults::start(
             &installer,
             writer,
             &faulting.who,
@@ -69,8 +70,9 @@ impl Faulting {
             events,
             options,
             prepared.fault_threads,
-        )?;
-        faulting.threads.extend(threads);
+        ) {
+            threads.push(thread?);
+        }
         Ok(())
     }
 
