@@ -39,9 +39,12 @@ pub enum CollapseError {
          align=2M in its -object memory-backend-file"
     )]
     Misaligned,
-    /// Pages were in use by something that pins or moves them.
+    /// Pages were in use by something that pins or moves them; another try may succeed.
     #[error("pages were in use at the moment")]
     Busy,
+    /// The huge page may not be charged to whom it would belong.
+    #[error("a memory cgroup's limit leaves no room for a huge page; raise its memory.max")]
+    OverLimit,
     /// No free huge page to put them into.
     #[error("no free huge page: memory is short or fragmented")]
     NoMemory,
@@ -58,7 +61,9 @@ impl From<Errno> for CollapseError {
         match errno {
             Errno::PERM | Errno::ACCESS => Self::NotPermitted,
             Errno::INVAL | Errno::NOSYS => Self::Impossible,
-            Errno::AGAIN | Errno::BUSY => Self::Busy,
+            Errno::AGAIN => Self::Busy,
+            // madvise(2): "could not charge hugepage to cgroup".
+            Errno::BUSY => Self::OverLimit,
             // ENOMEM also means that something is not mapped, which the caller's layout excludes.
             Errno::NOMEM => Self::NoMemory,
             Errno::SRCH | Errno::BADF => Self::Gone,
@@ -102,5 +107,18 @@ impl Process {
             Ok(_) => Err(CollapseError::Impossible),
             Err(_) => Err(abi::last_errno().into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_pass_is_busy() {
+        assert_eq!(CollapseError::from(Errno::AGAIN), CollapseError::Busy);
+        let limit = CollapseError::from(Errno::BUSY);
+        assert_eq!(limit, CollapseError::OverLimit);
+        assert!(limit.to_string().contains("cgroup"), "{limit}");
     }
 }

@@ -20,6 +20,10 @@ use crate::priority::{Priority, Rank};
 use crate::ram::RamFiles;
 use crate::stats::{CollapseAccount, CollapseFailures};
 
+/// How far it may fall behind its rate and catch up: enough for a sleep that
+/// ends late. After a longer stall it goes on at the rate.
+const SLACK: Duration = Duration::from_millis(10);
+
 /// Pages in a huge page.
 const PAGES: u64 = COLLAPSE_BYTES / PAGE_BYTES;
 
@@ -45,17 +49,19 @@ pub(super) fn run(
     let mut work = Work {
         process,
         ram,
-        rate,
-        begun,
+        pace: Pace::new(rate, begun),
         watch,
         account: CollapseAccount::default(),
+        again: Vec::new(),
         failures: Vec::new(),
     };
     let account = thread::scope(|scope| {
         let worker = thread::Builder::new().name("dst-collapse".into());
         let worker = worker.spawn_scoped(scope, || {
             priority.take(Rank::Background);
-            work.all(&hosts);
+            if work.all(&hosts) {
+                work.once_more();
+            }
             work.into_account()
         });
         match worker.map(thread::ScopedJoinHandle::join) {
@@ -80,15 +86,17 @@ fn stopped(why: &str) -> CollapseAccount {
 struct Work<'a> {
     process: Arc<Process>,
     ram: Arc<RamFiles>,
-    rate: NonZeroU64,
-    begun: Instant,
+    pace: Pace,
     watch: &'a ReceiveWatch,
     account: CollapseAccount,
+    /// Places whose pages were in use; they are tried once more at the end.
+    again: Vec<HostRange>,
     failures: Vec<(CollapseError, u64)>,
 }
 
 impl Work<'_> {
-    fn all(&mut self, hosts: &[u64]) {
+    /// Every place; `false` when there is no point in going on.
+    fn all(&mut self, hosts: &[u64]) -> bool {
         let ram = Arc::clone(&self.ram);
         for (((block, pages), &base), file) in ram.layout().blocks().zip(hosts).zip(ram.files()) {
             let aligned = base % COLLAPSE_BYTES == file.offset() % COLLAPSE_BYTES;
@@ -103,9 +111,27 @@ impl Work<'_> {
                 let place = PageRange::from_len(first, PAGES);
                 let at = HostAddr(base + offset);
                 if !self.one(place, HostRange::new(at, COLLAPSE_BYTES), aligned) {
-                    return;
+                    return false;
                 }
                 offset += COLLAPSE_BYTES;
+            }
+        }
+        true
+    }
+
+    /// The places whose pages were in use, a second and last time.
+    fn once_more(&mut self) {
+        while let Some(range) = self.again.pop() {
+            if !self.keep_pace() {
+                self.again.push(range);
+                return;
+            }
+            if let Err(error) = self.process.collapse(range) {
+                if !self.failed(error) {
+                    return;
+                }
+            } else {
+                self.account.rebuilt += 1;
             }
         }
     }
@@ -119,7 +145,6 @@ impl Work<'_> {
             return true;
         }
         if !self.keep_pace() {
-            self.account.stopped = Some("it was told to stop".into());
             return false;
         }
         self.account.tried += 1;
@@ -130,36 +155,47 @@ impl Work<'_> {
         };
         match collapsed {
             Ok(()) => self.account.rebuilt += 1,
-            Err(error) => {
-                match self.failures.iter_mut().find(|(known, _)| *known == error) {
-                    Some((_, count)) => *count += 1,
-                    None => self.failures.push((error, 1)),
-                }
-                if matches!(error, CollapseError::NotPermitted | CollapseError::Gone) {
-                    // It will be so everywhere.
-                    self.account.stopped = Some(error.to_string());
-                    return false;
-                }
-            }
+            Err(CollapseError::Busy) => self.again.push(range),
+            Err(error) => return self.failed(error),
         }
         true
     }
 
+    /// Counts a failure; `false` when it will be so everywhere.
+    fn failed(&mut self, error: CollapseError) -> bool {
+        self.count(error, 1);
+        let everywhere = matches!(error, CollapseError::NotPermitted | CollapseError::Gone);
+        if everywhere {
+            self.account.stopped = Some(error.to_string());
+        }
+        !everywhere
+    }
+
+    fn count(&mut self, error: CollapseError, places: u64) {
+        match self.failures.iter_mut().find(|(known, _)| *known == error) {
+            Some((_, count)) => *count += places,
+            None => self.failures.push((error, places)),
+        }
+    }
+
     /// Waits until the next one may be done; `false`: told to stop.
-    fn keep_pace(&self) -> bool {
-        let bytes = self.account.tried.saturating_mul(COLLAPSE_BYTES);
-        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.rate.get());
-        let due = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+    fn keep_pace(&mut self) -> bool {
         while !self.watch.cancel.is_cancelled() {
-            match due.checked_sub(self.begun.elapsed()) {
-                None | Some(Duration::ZERO) => return true,
+            match self.pace.take(Instant::now()) {
+                None => return true,
                 Some(wait) => thread::sleep(wait.min(TICK)),
             }
         }
+        self.account.stopped = Some("it was told to stop".into());
         false
     }
 
     fn into_account(mut self) -> CollapseAccount {
+        // Those that did not get their second try.
+        let left = self.again.len() as u64;
+        if left > 0 {
+            self.count(CollapseError::Busy, left);
+        }
         self.failures
             .sort_by_key(|&(_, count)| std::cmp::Reverse(count));
         self.account.failed = self
@@ -171,5 +207,59 @@ impl Work<'_> {
             })
             .collect();
         self.account
+    }
+}
+
+/// When the next huge page may be rebuilt.
+#[derive(Debug)]
+struct Pace {
+    step: Duration,
+    due: Instant,
+}
+
+impl Pace {
+    /// Up to `rate` bytes a second, from `now` on.
+    fn new(rate: NonZeroU64, now: Instant) -> Self {
+        Self {
+            step: Duration::from_nanos(COLLAPSE_BYTES * 1_000_000_000 / rate),
+            due: now,
+        }
+    }
+
+    /// `None`: one may be rebuilt now, and is. Otherwise how long to wait.
+    fn take(&mut self, now: Instant) -> Option<Duration> {
+        let early = self.due.saturating_duration_since(now);
+        if !early.is_zero() {
+            return Some(early);
+        }
+        if now.saturating_duration_since(self.due) > SLACK {
+            self.due = now;
+        }
+        self.due += self.step;
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_is_not_made_up_for() {
+        let begun = Instant::now();
+        let at = |millis| begun + Duration::from_millis(millis);
+        // One in 8 ms.
+        let rate = NonZeroU64::new(COLLAPSE_BYTES * 125).unwrap();
+        let mut pace = Pace::new(rate, begun);
+        assert_eq!(pace.take(at(0)), None);
+        assert_eq!(pace.take(at(1)), Some(Duration::from_millis(7)));
+        assert_eq!(pace.take(at(8)), None);
+        // A little late: the next one is due when it was.
+        assert_eq!(pace.take(at(20)), None);
+        assert_eq!(pace.take(at(20)), Some(Duration::from_millis(4)));
+        // A second late: one, and on at the rate.
+        assert_eq!(pace.take(at(1024)), None);
+        assert_eq!(pace.take(at(1024)), Some(Duration::from_millis(8)));
+        assert_eq!(pace.take(at(1032)), None);
     }
 }
