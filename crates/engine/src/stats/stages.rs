@@ -11,7 +11,7 @@ use super::{Latency, LatencySummary};
 pub struct Moments {
     /// The fault was read from the userfaultfd.
     pub fault_read: u64,
-    /// The request was handed to the kernel.
+    /// The request was ready: taken right before it is handed to the kernel.
     pub request_sent: u64,
     /// The page had been read from a link; of a huge page: its last piece.
     pub page_received: u64,
