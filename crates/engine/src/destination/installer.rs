@@ -338,6 +338,9 @@ impl Installer {
                     self.userfault.copy_buffer(at, buffer)?;
                 }
                 last |= self.received(whole, whole.len(), received, recorder);
+                // A gigabyte takes long to clear: whoever is next shall find
+                // the slot free.
+                drop(complete);
                 huge.turns.end(whole.start());
             }
             content = more;

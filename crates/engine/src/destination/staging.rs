@@ -8,8 +8,9 @@
 //! **How many.** A source ends a huge page before it begins another on the same
 //! link (`hikkoshi_wire`'s essay), so that there are no more incomplete ones
 //! than links and unanswered requests. What is asked for is bounded here
-//! (`turns.rs`); what may be in flight on a link is allowed for. A peer that
-//! still finds no slot does not keep to this, and is refused.
+//! (`turns.rs`); what may be in flight on a link is allowed for, and one that is
+//! whole and being cleared. A peer that still finds no slot does not keep to
+//! this, and is refused.
 
 use hikkoshi_faults::{Errno, PageBuffer};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamLayout};
@@ -37,7 +38,7 @@ pub(super) struct Size {
     pub(super) host_page: u64,
     /// Huge pages that are asked for at once.
     pub(super) asked: u64,
-    /// Huge pages that may be incomplete at once.
+    /// Huge pages that may be incomplete at once, and one that is cleared.
     pub(super) slots: u64,
 }
 
@@ -63,7 +64,7 @@ impl Size {
         }
         for size in &mut sizes {
             let a_link = (IN_FLIGHT_BYTES / size.host_page).max(1);
-            let most = u64::from(links) * a_link + size.asked;
+            let most = u64::from(links) * a_link + size.asked + 1;
             // No more than there are.
             size.slots = size.slots.min(most);
             size.asked = size.asked.min(size.slots);
