@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use hikkoshi_faults::{CopyError, HostAddr, HostRange, Mode, RangeError, Userfault};
+use hikkoshi_faults::{Copied, CopyError, HostAddr, HostRange, Mode, RangeError, Userfault};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, Page, PageBitmap, PageRange, RamLayout};
 use thiserror::Error;
 
@@ -60,6 +60,8 @@ pub(super) struct Installer {
     /// without overtaking the source's content.
     missing: PageBitmap,
     left: AtomicU64,
+    /// Owed pages that somebody else had filled.
+    filled_before: AtomicU64,
     /// Host pages that have been asked for (or wait to be), by their first
     /// page: each is asked for once.
     asked: PageBitmap,
@@ -110,6 +112,7 @@ impl Installer {
         Ok(Self {
             missing: PageBitmap::empty(layout.pages()),
             left: AtomicU64::new(0),
+            filled_before: AtomicU64::new(0),
             hosts: hosts.iter().copied().map(HostAddr).collect(),
             asked: PageBitmap::empty(layout.pages()),
             outstanding: Outstanding::new(),
@@ -146,6 +149,12 @@ impl Installer {
         self.left.load(Ordering::Acquire)
     }
 
+    /// Owed pages that were there before they came. Only what is installed
+    /// here may fill them: there should be none.
+    pub(super) fn filled_before(&self) -> u64 {
+        self.filled_before.load(Ordering::Relaxed)
+    }
+
     /// Requests that are in no latency.
     pub(super) fn unmeasured(&self) -> u64 {
         self.outstanding.unmeasured()
@@ -158,9 +167,15 @@ impl Installer {
 
     /// Lets go of the guest's memory. What is missing reads as zeros from now
     /// on: only when nothing is missing, or the guest will never run here.
+    ///
+    /// Goes on after a block that fails: whoever waits in another one shall not
+    /// wait for ever. The first failure is told.
     pub(super) fn unregister(&self) -> Result<(), RangeError> {
-        self.host_ranges()
-            .try_for_each(|range| self.userfault.unregister(range))
+        let mut first = Ok(());
+        for range in self.host_ranges() {
+            first = first.and(self.userfault.unregister(range));
+        }
+        first
     }
 
     fn host_ranges(&self) -> impl Iterator<Item = HostRange> + '_ {
@@ -215,7 +230,7 @@ impl Installer {
     pub(super) fn fill(&self, range: PageRange) -> Result<(), CopyError> {
         for extent in self.layout.locate_range(range) {
             let bytes = usize::try_from(extent.pages.bytes()).unwrap_or(0);
-            self.copy(&extent, self.zeros.get(..bytes).unwrap_or_default())?;
+            let _ = self.copy(&extent, self.zeros.get(..bytes).unwrap_or_default())?;
         }
         Ok(())
     }
@@ -322,8 +337,8 @@ impl Installer {
         while !rest.is_empty() {
             let whole = self.layout.host_page_range(rest.start());
             let Some(huge) = self.huge(whole) else {
-                self.copy(extent, content)?;
-                return Ok(self.received(extent.pages, 1, received, recorder));
+                let copied = self.copy(extent, content)?;
+                return Ok(self.received(extent.pages, 1, copied, received, recorder));
             };
             let (piece, tail) = rest.split_at(whole.end());
             let bytes = usize::try_from(piece.bytes()).unwrap_or(usize::MAX);
@@ -334,10 +349,11 @@ impl Installer {
                     .staging
                     .add(whole, piece, part, || self.is_missing(whole))?
             {
-                if let (Some(at), Some(buffer)) = (self.address(whole.start()), complete.buffer()) {
-                    self.userfault.copy_buffer(at, buffer)?;
-                }
-                last |= self.received(whole, whole.len(), received, recorder);
+                let copied = match (self.address(whole.start()), complete.buffer()) {
+                    (Some(at), Some(buffer)) => self.userfault.copy_buffer(at, buffer)?,
+                    _ => Copied::default(),
+                };
+                last |= self.received(whole, whole.len(), copied, received, recorder);
                 // A gigabyte takes long to clear: whoever is next shall find
                 // the slot free.
                 drop(complete);
@@ -350,17 +366,16 @@ impl Installer {
     }
 
     /// Installs whole host pages.
-    fn copy(&self, extent: &Extent, content: &[u8]) -> Result<(), CopyError> {
+    fn copy(&self, extent: &Extent, content: &[u8]) -> Result<Copied, CopyError> {
         let Some(at) = self.address(extent.pages.start()) else {
-            return Ok(());
+            return Ok(Copied::default());
         };
         let huge = self.layout.host_page_range(extent.pages.start()).len() > 1;
         if huge {
-            self.userfault.copy_host_page(at, content)?;
+            self.userfault.copy_host_page(at, content)
         } else {
-            self.userfault.copy(at, content)?;
+            self.userfault.copy(at, content)
         }
-        Ok(())
     }
 
     /// Where a page is in the guest's process.
@@ -369,12 +384,37 @@ impl Installer {
         Some(HostAddr(self.hosts.get(block)?.0 + offset))
     }
 
+    /// Tells of owed pages that somebody else has filled, the first time.
+    #[cold]
+    fn were_filled_before(&self, pages: PageRange, count: u64) {
+        if self.filled_before.fetch_add(count, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                ?pages,
+                count,
+                "pages that the source still owed were there already, and are left as they were: \
+                 something else writes to the guest's memory"
+            );
+        }
+    }
+
     /// Books installed pages; `true` when nothing is missing any more.
-    fn received(&self, pages: PageRange, step: u64, received: u64, recorder: &Recorder) -> bool {
+    fn received(
+        &self,
+        pages: PageRange,
+        step: u64,
+        copied: Copied,
+        received: u64,
+        recorder: &Recorder,
+    ) -> bool {
         let installed = self.now();
         let new = self.missing.clear_range(pages);
         if new == 0 {
             return false;
+        }
+        // One that came twice is there as well, but was missing only once.
+        let before = new.saturating_sub(copied.installed / PAGE_BYTES);
+        if before > 0 {
+            self.were_filled_before(pages, before);
         }
         for host_page in pages.chunks(step) {
             if !self.asked.get(host_page.start()) {

@@ -117,5 +117,7 @@ impl Faulting {
             // A panic was reported by the panic hook; there is nothing to add.
             let _ = thread.join();
         }
+        let pages = self.installer.filled_before();
+        tracing::debug!(pages, "owed pages that were there before they came");
     }
 }

@@ -3,6 +3,7 @@ use hikkoshi_faults::Features;
 use hikkoshi_pages::RamBlock;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 const PAGES: u64 = 16;
@@ -125,4 +126,53 @@ fn a_turn_brings_the_time_of_its_fault() {
     installer.huge[0].turns.end(Page::new(0));
     assert_eq!(installer.next_turn(), Some((huge(32), 132)));
     assert_eq!(installer.next_turn(), None);
+}
+
+/// What a page holds that somebody else has filled is kept, and counted: the
+/// move goes on.
+#[test]
+fn an_owed_page_that_is_there_already_is_counted() {
+    let (installer, map) = installer();
+    let recorder = Recorder::default();
+    let install = |range, content: &[u8]| {
+        installer
+            .install(range, content, installer.now(), &recorder)
+            .unwrap()
+    };
+    let file = map.file_offset().unwrap().file();
+    file.write_all_at(&[9; PAGE_SIZE], 5 * PAGE_BYTES).unwrap();
+    assert!(!install(range(4, 8), &[7; 4 * PAGE_SIZE]));
+    assert_eq!((installer.filled_before(), installer.left()), (1, 4));
+    let byte = |page: usize| -> u8 { map.as_volatile_slice().read_obj(page * PAGE_SIZE).unwrap() };
+    assert_eq!([4, 5, 6, 7].map(byte), [7, 9, 7, 7]);
+    // What merely comes twice is no surprise.
+    assert!(!install(range(4, 8), &[7; 4 * PAGE_SIZE]));
+    assert!(!install(range(7, 10), &[7; 3 * PAGE_SIZE]));
+    assert_eq!((installer.filled_before(), installer.left()), (1, 2));
+    installer.unregister().unwrap();
+}
+
+#[test]
+fn a_block_that_cannot_be_let_go_keeps_no_other() {
+    let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(PAGE_BYTES).unwrap();
+    let map: MmapRegion = MmapRegion::from_file(FileOffset::new(file, 0), PAGE_SIZE).unwrap();
+    let block = |id: &str| RamBlock {
+        id: id.into(),
+        bytes: PAGE_BYTES,
+        host_page: PAGE_BYTES,
+        guest: Vec::new(),
+    };
+    let layout = RamLayout::new(vec![block("bad"), block("good")]).unwrap();
+    let create = || Userfault::create_for_self(Features::FOR_MISSING).unwrap();
+    let good = HostRange::new(HostAddr(map.as_ptr() as u64), PAGE_BYTES);
+    let unaligned = good.addr.0 + 1;
+    let installer =
+        Installer::new(Arc::new(create()), layout, &[unaligned, good.addr.0], 1).unwrap();
+    installer.userfault.register(good, Mode::MISSING).unwrap();
+    let other = create();
+    assert!(other.register(good, Mode::MISSING).is_err(), "taken");
+    installer.unregister().unwrap_err();
+    other.register(good, Mode::MISSING).unwrap();
+    other.unregister(good).unwrap();
 }
