@@ -124,7 +124,7 @@ mod tests {
             let before = Schedule::get().unwrap();
             let lower = Schedule {
                 policy: Policy::Batch,
-                nice: before.nice.max(0) + 3,
+                nice: (before.nice.max(0) + 3).min(19),
                 slice: Duration::from_millis(2),
             };
             lower.set().unwrap();
