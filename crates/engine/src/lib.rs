@@ -30,7 +30,6 @@
 //!   and nothing lost; taking it up again is not there yet.
 //! - Links are not encrypted.
 
-mod atomic;
 mod cancel;
 pub mod destination;
 mod guest;
@@ -40,6 +39,7 @@ mod priority;
 mod ram;
 pub mod source;
 pub mod stats;
+mod sync;
 
 pub use cancel::Cancel;
 pub use destination::{DestinationOptions, ReceiveError, ReceiveWatch, receive};

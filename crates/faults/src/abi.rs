@@ -164,6 +164,15 @@ pub(crate) fn ioctl<A: Argument>(fd: BorrowedFd<'_>, argument: &mut A) -> Result
     }
 }
 
+/// libc gives -1 and leaves the reason in `errno`.
+pub(crate) fn check(result: impl Into<i64>) -> Result<(), Errno> {
+    if result.into() == -1 {
+        Err(last_errno())
+    } else {
+        Ok(())
+    }
+}
+
 /// The calling thread's `errno`.
 pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)

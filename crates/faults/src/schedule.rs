@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use rustix::io::{Errno, Result};
+use rustix::io::Result;
+
+use crate::abi;
 
 /// The scheduling policies that the engine tells apart (`sched(7)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +54,7 @@ impl Schedule {
                 0,
             )
         };
-        check(result)?;
+        abi::check(result)?;
         Ok(Self {
             policy: match attributes.sched_policy.cast_signed() {
                 libc::SCHED_OTHER => Policy::Other,
@@ -83,7 +85,7 @@ impl Schedule {
         // SAFETY: the kernel reads `size` bytes of the structure, which is as
         // large as that; no memory is handed over.
         let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-        check(result)
+        abi::check(result)
     }
 }
 
@@ -104,18 +106,10 @@ fn empty() -> libc::sched_attr {
     }
 }
 
-/// `libc::syscall` gives -1 and leaves the reason in `errno`.
-fn check(result: libc::c_long) -> Result<()> {
-    if result == -1 {
-        let error = std::io::Error::last_os_error();
-        return Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
     use std::thread;
 
     #[test]

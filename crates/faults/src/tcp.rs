@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use rustix::io::{Errno, Result};
 
+use crate::abi;
+
 /// A part of `struct tcp_info` (`linux/tcp.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
@@ -46,7 +48,7 @@ impl TcpInfo {
                 &raw mut len,
             )
         };
-        check(result)?;
+        abi::check(result)?;
         if (len as usize) < KNOWN {
             return Err(Errno::NOPROTOOPT);
         }
@@ -80,16 +82,7 @@ pub fn set_pace(socket: impl AsFd, bytes_per_second: u64) -> Result<()> {
             8,
         )
     };
-    check(result)
-}
-
-/// libc gives -1 and leaves the reason in `errno`.
-fn check(result: libc::c_int) -> Result<()> {
-    if result == -1 {
-        let error = std::io::Error::last_os_error();
-        return Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
-    }
-    Ok(())
+    abi::check(result)
 }
 
 #[cfg(test)]

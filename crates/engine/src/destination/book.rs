@@ -11,7 +11,7 @@
 use hikkoshi_pages::{Page, PageBitmap, PageRange};
 use thiserror::Error;
 
-use super::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// The peer began more huge pages than it finished.
 #[derive(Debug, Error, PartialEq, Eq)]

@@ -30,7 +30,6 @@ mod postcopy;
 mod receiver;
 mod session;
 mod staging;
-mod sync;
 mod turns;
 mod who;
 

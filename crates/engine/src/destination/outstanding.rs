@@ -12,7 +12,7 @@
 
 use hikkoshi_pages::{Page, PageBitmap};
 
-use super::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Entries that a page may be in.
 const WAYS: usize = 8;

@@ -9,7 +9,7 @@
 use hikkoshi_pages::{Page, PageRange};
 
 use super::streams::{Advice, STREAMS};
-use crate::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Pages to push, packed into a word: the first page's number in the upper 40
 /// bits (a layout has at most 2^34), how many in the lower 24; 0 for none.

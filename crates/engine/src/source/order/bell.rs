@@ -9,7 +9,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::atomic::{AtomicU64, Ordering, Thread, current, fence, park};
+use crate::sync::{AtomicU64, Ordering, Thread, current, fence, park};
 
 /// The bell of up to 64 sleepers.
 #[derive(Debug)]

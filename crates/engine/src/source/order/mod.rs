@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use hikkoshi_pages::Page;
 
-use crate::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 use ahead::Ahead;
 use bell::Bell;
 use streams::Advice;

@@ -1,11 +1,16 @@
-//! The atomics in use: the standard ones, or loom's when the model tests run.
+//! What threads share is built on these: the standard ones, or loom's when the
+//! model tests run.
 //!
-//! Only what a model test covers is built on these.
+//! Only what a model test covers uses them.
 
+#[cfg(loom)]
+pub(crate) use loom::sync::Mutex;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::thread::{Thread, current};
+#[cfg(not(loom))]
+pub(crate) use std::sync::Mutex;
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
