@@ -141,7 +141,8 @@ fn accept(
         }
         door.listener.expect(Some(link.id));
         let peer = link.peer.clone();
-        match offer::hear(guest, link, &watch.cancel) {
+        let over = || door.listener.expect(None);
+        match offer::hear(guest, link, &watch.cancel, over) {
             Ok(offered) => {
                 watch
                     .observer
@@ -152,6 +153,7 @@ fn accept(
                 watch
                     .observer
                     .notice(&format!("refused a guest from {peer}: {why}"));
+                // Also where the source was not told.
                 door.listener.expect(None);
             }
         }

@@ -36,10 +36,13 @@ pub(super) struct Offered {
 
 /// Hears what the source offers, and readies the machine for it. Whatever
 /// speaks against it is told to the source, and given here.
+///
+/// A refused source is told so after `over` was called, and may come again.
 pub(super) fn hear(
     guest: &mut dyn DestinationGuest,
     link: Incoming,
     cancel: &Cancel,
+    over: impl FnOnce(),
 ) -> Result<Offered, String> {
     let limits = Limits {
         pages: guest.ram().layout().pages(),
@@ -69,13 +72,16 @@ pub(super) fn hear(
     let (memory, userfault) = match ready {
         Ok(ready) => ready,
         Err(reason) => {
+            let reason = give_back(guest, reason);
+            // Before the source hears of it: it may try again at once.
+            over();
             let refusal = ToSource::Refuse {
                 reason: reason.clone(),
             };
             if let Err(error) = writer.control(&refusal) {
                 tracing::debug!(%error, "the source does not hear the refusal");
             }
-            return Err(give_back(guest, reason));
+            return Err(reason);
         }
     };
     let ram = guest.ram();
