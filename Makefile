@@ -48,7 +48,9 @@ lint: setup ## formatting and clippy, warnings are errors
 
 .PHONY: test-unit
 test-unit: setup ## tests of the crates, without guests
-	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab
+	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab --exclude hikkoshi-engine
+# Each of these is two hosts with a dozen threads and a guest: one at a time.
+	cargo test --locked --package hikkoshi-engine -- --test-threads=1
 
 .PHONY: test-bochs
 test-bochs: setup ## second-stage tables under the real VMX instructions (part of test-unit)
