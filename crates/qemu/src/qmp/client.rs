@@ -78,28 +78,19 @@ impl Client {
             timeout: COMMAND_TIMEOUT,
             cancel: None,
         };
-        client.version = match client.receive("its greeting", deadline, timeout) {
-            Ok(Message::Greeting(version)) => version,
-            Ok(_) => {
-                return Err(ConnectError::NotQmp {
-                    path: path.to_owned(),
-                    what: "something else came before the greeting".to_owned(),
-                });
-            }
-            Err(QmpError::TimedOut { .. }) => return Err(no_greeting()),
-            Err(QmpError::Garbage { what, .. }) => {
-                return Err(ConnectError::NotQmp {
+        client.version = client
+            .greeting(deadline, timeout)
+            .map_err(|error| match error {
+                QmpError::TimedOut { .. } => no_greeting(),
+                QmpError::Garbage { what, .. } => ConnectError::NotQmp {
                     path: path.to_owned(),
                     what,
-                });
-            }
-            Err(source) => {
-                return Err(ConnectError::Session {
+                },
+                source => ConnectError::Session {
                     path: path.to_owned(),
                     source,
-                });
-            }
-        };
+                },
+            })?;
         client
             .execute("qmp_capabilities", json!({}))
             .map_err(|source| ConnectError::Session {
@@ -178,6 +169,33 @@ impl Client {
             timeout,
         )
         .map(drop)
+    }
+
+    /// QEMU's first words. An event can overtake them: until it greets, QEMU
+    /// goes on sending what the session before this one had asked for. Such
+    /// events are not this session's.
+    fn greeting(&mut self, deadline: Instant, timeout: Duration) -> Result<Version, QmpError> {
+        const DOING: &str = "its greeting";
+        loop {
+            match self.receive(DOING, deadline, timeout)? {
+                Message::Greeting(version) => return Ok(version),
+                Message::Event(event) if Instant::now() < deadline => {
+                    tracing::debug!(name = event.name, "QMP event before the greeting");
+                }
+                Message::Event(_) => {
+                    return Err(QmpError::TimedOut {
+                        doing: DOING.to_owned(),
+                        after: timeout,
+                    });
+                }
+                Message::Return { .. } | Message::Error { .. } => {
+                    return Err(QmpError::garbage(
+                        DOING,
+                        "an answer came before the greeting",
+                    ));
+                }
+            }
+        }
     }
 
     fn run(

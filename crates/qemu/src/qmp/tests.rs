@@ -46,6 +46,14 @@ fn server(script: impl FnOnce(Session) + Send + 'static) -> Server {
     Server { folder, thread }
 }
 
+/// A server whose first word is this line.
+fn server_that(says: &'static str) -> Server {
+    server(move |mut session| {
+        session.say(says);
+        session.hear_end();
+    })
+}
+
 struct Session {
     stream: UnixStream,
     reader: BufReader<UnixStream>,
@@ -253,6 +261,36 @@ fn a_socket_that_is_held_by_another_says_so() {
             super::connect::connect(&path, deadline).ok()
         }));
     }
+}
+
+/// As QEMU 7.2 does when the session before this one ended a moment ago.
+#[test]
+fn an_event_before_the_greeting_belongs_to_the_session_before() {
+    let server = server(|mut session| {
+        session
+            .say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 1}, "event": "RESUME"}"#);
+        let mut session = session.open();
+        session
+            .say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 2}, "event": "STOP"}"#);
+        session.hear_end();
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    let first = client
+        .wait_event("a test", Instant::now() + LONG, |event| {
+            Some(event.name.clone())
+        })
+        .unwrap();
+    assert_eq!(first.as_deref(), Some("STOP"));
+    drop(client);
+    server.end();
+
+    let server = server_that(r#"{"return": {}, "id": 7}"#);
+    let error = Client::connect(&server.path(), LONG).unwrap_err();
+    assert!(
+        error.to_string().contains("an answer came before"),
+        "{error}"
+    );
+    server.end();
 }
 
 #[test]
