@@ -79,6 +79,15 @@ pub(crate) struct ZeroPage {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Continue {
+    pub(crate) range: Range,
+    pub(crate) mode: u64,
+    /// Bytes mapped, or a negated errno.
+    pub(crate) mapped: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WriteProtect {
     pub(crate) range: Range,
     pub(crate) mode: u64,
@@ -141,6 +150,11 @@ unsafe impl Argument for Wake {
 // process that the descriptor belongs to.
 unsafe impl Argument for ZeroPage {
     const REQUEST: libc::Ioctl = request(READ_WRITE, 0x04, size_of::<Self>());
+}
+// SAFETY: UFFDIO_CONTINUE, `_IOWR(0xAA, 0x07, struct uffdio_continue)`. It only names memory of the
+// process that the descriptor belongs to.
+unsafe impl Argument for Continue {
+    const REQUEST: libc::Ioctl = request(READ_WRITE, 0x07, size_of::<Self>());
 }
 // SAFETY: UFFDIO_WRITEPROTECT, `_IOWR(0xAA, 0x06, struct uffdio_writeprotect)`.
 unsafe impl Argument for WriteProtect {

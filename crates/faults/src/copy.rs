@@ -214,15 +214,44 @@ impl Userfault {
                 Ok(()) => return Err(CopyError::new(at, done, Errno::IO)),
                 Err(Errno::EXIST) => {
                     let page = HostRange::new(at, granule.min(rest.len));
-                    // Whoever was faster may have filled the page through another mapping, and
-                    // woken nobody.
-                    let _ = self.wake(page);
-                    copied.present += page.len;
-                    attempts = 0;
+                    match self.is_present(page) {
+                        Ok(()) => {
+                            // Whoever was faster may have filled the page through another
+                            // mapping, and woken nobody.
+                            let _ = self.wake(page);
+                            copied.present += page.len;
+                            attempts = 0;
+                        }
+                        Err(Errno::AGAIN) if pause_before_retry(attempts) => attempts += 1,
+                        Err(errno) => return Err(CopyError::new(at, done, errno)),
+                    }
                 }
                 Err(Errno::AGAIN) if pause_before_retry(attempts) => attempts += 1,
                 Err(errno) => return Err(CopyError::new(at, done, errno)),
             }
+        }
+    }
+
+    /// Whether a host page that "exists" is there. With hugetlbfs, `UFFDIO_COPY` says `EEXIST`
+    /// where there is no huge page to be had as well (`hugetlb_mfill_atomic_pte` in mm/hugetlb.c:
+    /// the page table's entry exists, empty; seen on Linux 6.18 with a pool that is used up and
+    /// with a full file system). Believing it would lose the page: it would be filled with zeros
+    /// as soon as there is room.
+    ///
+    /// `UFFDIO_CONTINUE` maps what the file has there: it succeeds, or says `EEXIST` for what is
+    /// mapped already, or `EFAULT` for what the file has not (ioctl_userfaultfd(2)).
+    fn is_present(&self, page: HostRange) -> Result<(), Errno> {
+        if page.len == PAGE_SIZE as u64 {
+            return Ok(());
+        }
+        let mut argument = abi::Continue {
+            range: page.raw(),
+            ..Default::default()
+        };
+        match abi::ioctl(self.as_fd(), &mut argument) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(Errno::FAULT) => Err(Errno::NOMEM),
+            Err(errno) => Err(errno),
         }
     }
 

@@ -10,10 +10,11 @@
 
 mod common;
 
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use common::{HugePages, Target, gettid, map_shared, memory_file};
+use common::{HugePages, Mounted, Target, gettid, map_shared, memory_file};
 use hikkoshi_faults::{
     Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode,
     RangeError, Ready, Stop, Userfault,
@@ -178,6 +179,14 @@ fn what_is_skipped_is_said_although_the_test_passes() {
     );
 }
 
+/// Makes a hole.
+fn punch(file: &File, offset: u64, bytes: u64) {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (offset, bytes) = (offset.try_into().unwrap(), bytes.try_into().unwrap());
+    let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, bytes) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// hugetlbfs takes whole huge pages only, and has no zero pages.
 #[test]
 fn huge_pages_are_installed_whole() {
@@ -202,6 +211,78 @@ fn huge_pages_are_installed_whole() {
     assert_eq!([read(0), read(1), read(255)], [0, 1, 255]);
     own.unregister(range).unwrap();
     unsafe { libc::munmap(memory.cast(), 2 * HUGE) };
+}
+
+/// The kernel says of a huge page that it exists when there is none to be had: it must not be
+/// believed, or the page is lost.
+#[test]
+fn a_huge_page_that_there_is_no_room_for_does_not_count_as_present() {
+    const HUGE: usize = 2 << 20;
+    let Some(_pages) = HugePages::reserve(2) else {
+        return;
+    };
+    // Room for one of the two, whatever the pool has.
+    let mounted = Mounted::new("hugetlbfs", "pagesize=2M,size=2M");
+    let path = mounted.path().join("ram");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .unwrap();
+    file.set_len(2 * HUGE as u64).unwrap();
+    let map = || {
+        let memory = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                2 * HUGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(memory, libc::MAP_FAILED);
+        memory.cast::<u8>()
+    };
+    let (memory, elsewhere) = (map(), map());
+    let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
+    let first = HostRange::new(HostAddr(memory.expose_provenance() as u64), HUGE as u64);
+    let second = HostRange::new(first.addr.checked_add(HUGE as u64).unwrap(), HUGE as u64);
+    for range in [first, second] {
+        own.register(range, Mode::MISSING).unwrap();
+    }
+    let content = vec![7; HUGE];
+    let nothing = Copied::default();
+    let installed = Copied {
+        installed: HUGE as u64,
+        ..nothing
+    };
+    let present = Copied {
+        present: HUGE as u64,
+        ..nothing
+    };
+    let copy = |range: HostRange| own.copy_host_page(range.addr, &content);
+    assert_eq!(copy(first), Ok(installed));
+    assert!(matches!(
+        copy(second),
+        Err(CopyError::OutOfMemory { done: 0, .. })
+    ));
+    // Room is made, and somebody else is faster, through another mapping.
+    punch(&file, 0, HUGE as u64);
+    unsafe { elsewhere.add(HUGE).write_volatile(9) };
+    assert_eq!(copy(second), Ok(present));
+    assert!(matches!(copy(first), Err(CopyError::OutOfMemory { .. })));
+    assert_eq!(unsafe { memory.add(HUGE).read_volatile() }, 9);
+    punch(&file, HUGE as u64, HUGE as u64);
+    assert_eq!(copy(first), Ok(installed));
+    assert_eq!(unsafe { memory.read_volatile() }, 7);
+    for range in [first, second] {
+        own.unregister(range).unwrap();
+    }
+    for mapping in [memory, elsewhere] {
+        unsafe { libc::munmap(mapping.cast(), 2 * HUGE) };
+    }
 }
 
 /// A reader that dies takes the message with it: the next one gets it again after a wake.
