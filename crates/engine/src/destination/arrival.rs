@@ -195,6 +195,9 @@ impl<'a> Arrival<'a> {
         self.load(guest, state)?;
         tracing::debug!(at = ?switch.at.elapsed(), "device state loaded");
         self.check()?;
+        if let Some(faulting) = &self.faulting {
+            faulting.installer().be_patient();
+        }
         self.session.say(&ToSource::Ready, "getting ready")?;
         Ok(switch)
     }

@@ -10,13 +10,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use hikkoshi_faults::{Copied, CopyError, HostAddr, HostRange, Mode, RangeError, Userfault};
+use hikkoshi_faults::{
+    Copied, CopyError, HostAddr, HostRange, Mode, PageBuffer, RangeError, Stop, Userfault,
+};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, Page, PageBitmap, PageRange, RamLayout};
 use thiserror::Error;
 
 use super::book::TooManyPartial;
 use super::error::DestinationFailure;
 use super::outstanding::{Made, Outstanding};
+use super::room::Room;
 use super::staging::{Size, Staging};
 use super::turns::{News, Turns};
 use crate::stats::{Moments, RequestLatencies};
@@ -70,6 +73,8 @@ pub(super) struct Installer {
     /// For each size of huge pages.
     huge: Vec<Huge>,
     news: Arc<News>,
+    room: Room,
+    stop: Stop,
     zeros: Vec<u8>,
 }
 
@@ -94,6 +99,7 @@ impl Installer {
         let largest = layout.blocks().map(|(block, _)| block.host_page).max();
         let largest = usize::try_from(largest.unwrap_or(PAGE_BYTES)).unwrap_or(PAGE_SIZE);
         let news = Arc::new(News::new().map_err(DestinationFailure::Thread)?);
+        let stop = Stop::new().map_err(DestinationFailure::Thread)?;
         let huge = Size::all(&layout, links)
             .into_iter()
             .map(|size| {
@@ -119,6 +125,8 @@ impl Installer {
             begun: Instant::now(),
             huge,
             news,
+            room: Room::new(stop.clone()),
+            stop,
             zeros: vec![0; largest.max(256 * PAGE_SIZE)],
             userfault,
             layout,
@@ -137,6 +145,17 @@ impl Installer {
     pub(super) fn start(&self) -> Result<(), RangeError> {
         self.host_ranges()
             .try_for_each(|range| self.userfault.register(range, Mode::MISSING).map(drop))
+    }
+
+    /// Ends whatever waits here or reads faults.
+    pub(super) fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// From here on the source cannot take its guest back just because there is
+    /// no memory for a page: it is waited for.
+    pub(super) fn be_patient(&self) {
+        self.room.be_patient();
     }
 
     /// Where faults are read from.
@@ -350,7 +369,7 @@ impl Installer {
                     .add(whole, piece, part, || self.is_missing(whole))?
             {
                 let copied = match (self.address(whole.start()), complete.buffer()) {
-                    (Some(at), Some(buffer)) => self.userfault.copy_buffer(at, buffer)?,
+                    (Some(at), Some(buffer)) => self.copy_buffer(at, buffer)?,
                     _ => Copied::default(),
                 };
                 last |= self.received(whole, whole.len(), copied, received, recorder);
@@ -367,14 +386,53 @@ impl Installer {
 
     /// Installs whole host pages.
     fn copy(&self, extent: &Extent, content: &[u8]) -> Result<Copied, CopyError> {
-        let Some(at) = self.address(extent.pages.start()) else {
+        let Some(start) = self.address(extent.pages.start()) else {
             return Ok(Copied::default());
         };
         let huge = self.layout.host_page_range(extent.pages.start()).len() > 1;
-        if huge {
-            self.userfault.copy_host_page(at, content)
-        } else {
-            self.userfault.copy(at, content)
+        // What went in before there was no room left.
+        let mut before = 0;
+        self.with_room(|| {
+            let at = HostAddr(start.0 + before);
+            let skip = usize::try_from(before).unwrap_or(usize::MAX);
+            let rest = content.get(skip..).unwrap_or_default();
+            let copied = if huge {
+                self.userfault.copy_host_page(at, rest)
+            } else {
+                self.userfault.copy(at, rest)
+            };
+            match copied {
+                Ok(copied) => Ok(Copied {
+                    installed: before + copied.installed,
+                    ..copied
+                }),
+                Err(error) => {
+                    before += error.done();
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    /// Installs a huge page that was put together.
+    fn copy_buffer(&self, at: HostAddr, buffer: &PageBuffer) -> Result<Copied, CopyError> {
+        self.with_room(|| self.userfault.copy_buffer(at, buffer))
+    }
+
+    /// Waits while the host has no memory for it.
+    fn with_room(
+        &self,
+        mut install: impl FnMut() -> Result<Copied, CopyError>,
+    ) -> Result<Copied, CopyError> {
+        loop {
+            match install() {
+                Err(CopyError::OutOfMemory { .. }) if self.room.wait() => {}
+                Err(error) => return Err(error),
+                Ok(copied) => {
+                    self.room.found();
+                    return Ok(copied);
+                }
+            }
         }
     }
 

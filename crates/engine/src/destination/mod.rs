@@ -28,6 +28,7 @@ mod options;
 mod outstanding;
 mod postcopy;
 mod receiver;
+mod room;
 mod session;
 mod staging;
 mod turns;

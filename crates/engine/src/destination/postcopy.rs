@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
-use hikkoshi_faults::Stop;
-
 use super::error::DestinationFailure;
 use super::faults;
 use super::installer::Installer;
@@ -29,7 +27,6 @@ pub(super) struct Prepared {
 #[derive(Debug)]
 pub(super) struct Faulting {
     installer: Arc<Installer>,
-    stop: Stop,
     threads: Vec<JoinHandle<()>>,
     who: Arc<Who>,
     names: Names,
@@ -53,7 +50,6 @@ impl Faulting {
         let (reader, writer) = prepared.urgent;
         let faulting = slot.insert(Self {
             installer: Arc::clone(&installer),
-            stop: Stop::new().map_err(DestinationFailure::Thread)?,
             threads: Vec::new(),
             who: Arc::new(Who::new()),
             names: Names::default(),
@@ -66,7 +62,7 @@ impl Faulting {
             &installer,
             writer,
             &faulting.who,
-            &faulting.stop,
+            installer.stop(),
             events,
             options,
             prepared.fault_threads,
@@ -98,7 +94,7 @@ impl Faulting {
 
     /// Faults are no longer answered. They go on waiting.
     pub(super) fn stop(&self) {
-        self.stop.stop();
+        self.installer.stop().stop();
     }
 
     /// Lets go of the guest's memory: when nothing is missing, or when the

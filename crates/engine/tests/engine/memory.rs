@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hikkoshi_engine::{RamFile, RamFiles};
 use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 pub const MIB: u64 = 1 << 20;
@@ -157,6 +157,23 @@ impl HugePages {
         }
         Self::not_to_be_had(pages);
         None
+    }
+
+    /// Takes what is free of the pool, until the file is dropped.
+    pub fn use_up(&self) -> File {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = File::from(memfd_create("others", flags).unwrap());
+        let none = FallocateFlags::empty();
+        for page in 0.. {
+            match rustix::fs::fallocate(&file, none, page * HUGE, HUGE) {
+                Ok(()) => {}
+                Err(error) => {
+                    assert!(page > 0, "nothing was free: {error}");
+                    return file;
+                }
+            }
+        }
+        unreachable!("endless memory")
     }
 
     fn not_to_be_had(pages: u64) {

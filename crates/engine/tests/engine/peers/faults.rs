@@ -356,6 +356,56 @@ fn huge_pages_wait_their_turn() {
     end_check(&account, &told.into_inner().unwrap().unwrap());
 }
 
+/// Others use up the pool of huge pages while the guest runs here already: it
+/// waits, and has every page in the end.
+#[test]
+fn huge_pages_that_there_is_no_room_for_are_waited_for() {
+    const PAGES: u64 = 8;
+    let Some(pool) = HugePages::reserve(PAGES) else {
+        return;
+    };
+    let destination = layout(&[(PAGES * HUGE, HUGE)]);
+    arrived(
+        &destination,
+        DestinationOptions::default(),
+        |_, _| (),
+        |stage| {
+            stage.loading.recv().unwrap();
+            stage.go_on.send(()).unwrap();
+            let mut random = Random::new(5);
+            let mut here = Vec::new();
+            // What is needed for loading.
+            while here.len() < 4 {
+                let range = stage.request();
+                stage.urgent_in_pieces(range);
+                here.push(range);
+            }
+            let others = pool.use_up();
+            stage.commit();
+            thread::spawn(move || {
+                // Time to find that there is no room. Too little of it would
+                // make this a lesser test, but no failure.
+                thread::sleep(Duration::from_millis(300));
+                drop(others);
+            });
+            for number in 0..PAGES {
+                let whole = PageRange::from_len(Page::new(number * 512), 512);
+                if here.contains(&whole) {
+                    continue;
+                }
+                for (nth, piece) in shuffled(whole, 64, &mut random).into_iter().enumerate() {
+                    if nth % 2 == 0 {
+                        stage.urgent(piece);
+                    } else {
+                        stage.background(piece);
+                    }
+                }
+            }
+            let _ = stage.end();
+        },
+    );
+}
+
 /// More threads fault than the urgent link has room for requests, and nobody
 /// reads them: all arrive once somebody does, each once, with one fault thread
 /// and with several, sleeping and spinning.
