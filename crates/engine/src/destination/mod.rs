@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use hikkoshi_wire::Role;
+use hikkoshi_wire::{MAX_LINKS, Role};
 
 pub use book::TooManyPartial;
 pub use error::{DestinationFailure, ReceiveError};
@@ -82,7 +82,9 @@ pub fn receive(
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
     let stop = Cancel::new();
-    let (sender, incoming) = sync_channel(4);
+    // All links of a migration may come before the first is looked at: the
+    // background links, the urgent one, and the control link of the next.
+    let (sender, incoming) = sync_channel(usize::from(MAX_LINKS) + 2);
     thread::scope(|scope| {
         // Also when this thread panics: the scope waits for the other one.
         let _stop = CancelOnDrop(&stop);

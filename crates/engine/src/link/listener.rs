@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -96,7 +96,8 @@ impl Listener {
         }
     }
 
-    /// Accepts connections and hands them to `incoming` until `stop` is set.
+    /// Accepts connections and hands them to `incoming` until `stop` is set. What
+    /// finds it full is turned away: it should hold all links of a migration.
     ///
     /// # Errors
     /// When accepting fails for good.
@@ -130,12 +131,18 @@ impl Listener {
             let spawned = thread::Builder::new()
                 .name("dst-hello".into())
                 .spawn(move || {
-                    match handshake::answer(stream, peer, &current, &stop) {
-                        // The receiver is gone when nobody waits any more.
-                        Ok(new) => drop(incoming.send(new)),
+                    let answered = handshake::answer(stream, peer, &current, &stop);
+                    done.fetch_sub(1, Ordering::AcqRel);
+                    match answered {
+                        Ok(new) => {
+                            if let Err(TrySendError::Full(new)) = incoming.try_send(new) {
+                                let (peer, role) = (new.peer, new.role);
+                                tracing::warn!(peer, %role, "turned away: too many links");
+                            }
+                            // Or the receiver is gone: nobody waits any more.
+                        }
                         Err((peer, error)) => tracing::warn!(peer, %error, "turned away"),
                     }
-                    done.fetch_sub(1, Ordering::AcqRel);
                 });
             if let Err(error) = spawned {
                 hellos.fetch_sub(1, Ordering::AcqRel);
