@@ -180,6 +180,7 @@ fn one_link_fills_the_line_and_not_its_queue() {
         stays_lean(10.0 * GBIT, bucket, 50e-6, 1);
         stays_lean(GBIT, bucket, 5e-3, 1);
         stays_lean(10.0 * GBIT, bucket, 1e-3, 1);
+        stays_lean(10.0 * GBIT, bucket, 5e-3, 1);
     }
 }
 
@@ -188,6 +189,7 @@ fn several_links_share_it() {
     for bucket in [0.0, BUCKET] {
         stays_lean(GBIT, bucket, 50e-6, 4);
         stays_lean(10.0 * GBIT, bucket, 1e-3, 4);
+        stays_lean(10.0 * GBIT, bucket, 5e-3, 4);
     }
 }
 
@@ -256,6 +258,23 @@ fn what_the_kernel_may_hold_is_bounded() {
     setting.line.rate = 1.0;
     setting.run(0.0, 1.0);
     assert!(setting.senders[0].window.in_flight() < 512 << 10);
+}
+
+/// The page that is asked for next may be among what the kernel has.
+#[test]
+fn less_is_with_the_kernel_while_somebody_asks() {
+    let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, false);
+    setting.every = 0.3e-3;
+    setting.run(0.0, 1.0);
+    let with_kernel = |setting: &Setting| {
+        let window = &setting.senders[0].window;
+        window.sent - window.got
+    };
+    let calm = with_kernel(&setting);
+    setting.senders[0].window.press(true);
+    setting.run(0.0, 0.1);
+    let pressing = with_kernel(&setting);
+    assert!(pressing * 2 < calm, "{calm} and {pressing} bytes");
 }
 
 #[test]

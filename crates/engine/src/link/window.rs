@@ -14,10 +14,16 @@ use std::time::{Duration, Instant};
 
 use super::capacity::Capacity;
 
-/// What the peer may have received and not applied. In pre-copy the only
-/// bound: enough to fill a 10 Gbit/s link with 3 ms of delay. In post-copy for
-/// all links together.
-const BULK_LIMIT: u64 = 4 << 20;
+/// What the peer may have received and not applied, in pre-copy: the only
+/// bound, and above what the kernel puts on its way by itself.
+const BULK_LIMIT: u64 = 16 << 20;
+
+/// … and in post-copy, for all links together, or so many bandwidth-delay
+/// products of each if that is more.
+const APPLYING_LIMIT: u64 = 4 << 20;
+
+/// See [`APPLYING_LIMIT`].
+const APPLYING_TRIPS: f64 = 2.0;
 
 /// The bound in post-copy before anything has been measured.
 const FIRST_LIMIT: u64 = 128 << 10;
@@ -32,13 +38,17 @@ const BLIND_LIMIT: u64 = 1 << 20;
 const GAIN: f64 = 1.25;
 
 /// What else may be with the kernel, in seconds of the line's time: what it
-/// sends while the thread waits for its processor. While somebody waits for
-/// pages it stands in nobody's way: the kernel keeps it back.
+/// sends while the thread waits for its processor. The kernel keeps it back
+/// from the network while somebody waits for pages.
 const STOCK: f64 = 1e-3;
 
 /// … and at least so many bytes, over all links: on a busy machine a thread
 /// waits for some milliseconds.
 const LEAST_STOCK: u64 = 256 << 10;
+
+/// … of which so much is left while somebody waits for pages: whoever asks for
+/// a page that is among them waits for all before it.
+const PRESSING_STOCK: f64 = 0.25;
 
 /// How long a piece may take on the wire, in seconds: while somebody
 /// waits for pages, and while nobody does.
@@ -164,7 +174,10 @@ impl Window {
             Some(capacity) => match capacity.known() {
                 None => FIRST_LIMIT,
                 Some((rate, empty)) => {
-                    let stock = (rate * STOCK).max((LEAST_STOCK / self.links) as f64);
+                    let mut stock = (rate * STOCK).max((LEAST_STOCK / self.links) as f64);
+                    if self.pressing {
+                        stock *= PRESSING_STOCK;
+                    }
                     let limit = (rate * empty * GAIN + stock) as u64 + 2 * self.piece();
                     let kernel = self.sent - self.got + bytes;
                     if kernel > limit && self.sent > self.got {
@@ -173,7 +186,8 @@ impl Window {
                         let time = excess / rate.max(1.0);
                         return Wait::For(Duration::from_secs_f64(time.min(1.0)));
                     }
-                    BULK_LIMIT
+                    let trips = rate * empty * APPLYING_TRIPS * self.links as f64;
+                    APPLYING_LIMIT.max(trips as u64)
                 }
             },
         };
