@@ -15,8 +15,9 @@ use crate::stats::Requests;
 /// How long the source may take to say goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long to listen for the reason when a link has failed.
-const REASON_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long to listen for the reason when a link has failed: a busy host takes
+/// its time, and the end of the control link ends the wait.
+const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Arrival<'_> {
     /// Waits for the source's verdict.

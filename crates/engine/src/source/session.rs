@@ -34,7 +34,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to listen for the reason when a link has failed: what the
 /// destination said last is still on the control link.
-const REASON_TIMEOUT: Duration = Duration::from_millis(500);
+const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the main thread waits for.
 #[derive(Debug)]

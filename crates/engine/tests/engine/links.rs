@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use hikkoshi_engine::{Mode, Outcome};
 use hikkoshi_wire::Role;
@@ -20,10 +22,35 @@ const LACKS_PAGES: Verdict = Err(Outcome::AtDestination);
 
 /// Breaks all links at the first message of that name.
 fn break_at(mode: Mode, name: &'static str, fate: Fate) -> Done {
+    // On a busy machine the guest may not have written anything that would
+    // have to be discarded.
+    for _ in 0..20 {
+        let broken = Arc::new(AtomicBool::new(false));
+        let ended = try_to_break_at(mode, name, fate, &broken);
+        if broken.load(Ordering::Relaxed) {
+            return ended;
+        }
+    }
+    panic!("{mode:?}: nothing called {name} was sent")
+}
+
+fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<AtomicBool>) -> Done {
     let mut setup = Setup::new(mode);
     let cancel = setup.destination_cancel.clone();
-    let done = AtomicBool::new(false);
+    let done = Arc::clone(done);
+    let after_commit = matches!(name, "Commit" | "Resumed");
+    let switched = AtomicBool::new(false);
     setup.relay(move |passing: &Passing| {
+        if passing.name == "Switch" {
+            switched.store(true, Ordering::Relaxed);
+        }
+        let background = matches!(passing.role, Role::Background { .. });
+        if after_commit && background && switched.load(Ordering::Relaxed) {
+            // Or everything might be there before the cut.
+            while !done.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         if passing.name != name || done.swap(true, Ordering::Relaxed) {
             return Fate::Pass;
         }
@@ -150,6 +177,11 @@ fn after_the_commit_both_stay_paused() {
                 }
                 _ => source,
             };
+            if mode == Mode::Hybrid && done.destination.is_ok() {
+                // A guest that had hardly run had nothing left to wait for.
+                judge(&done, &format!("{fate:?} {name}"), source, MOVED);
+                continue;
+            }
             judge(
                 &done,
                 &format!("{mode:?} {fate:?} {name}"),
@@ -273,7 +305,9 @@ fn the_source_can_cancel_until_it_commits() {
         assert!(
             destination == "called off by the source: cancelled at the source"
                 // Before its other links are open nobody listens to it.
-                || name == "Accept",
+                || name == "Accept"
+                // Stopped in the middle of a chunk, nothing more can be said.
+                || name == "DeviceStateChunk" && destination.ends_with("closed the connection"),
             "{mode:?} {name}: {destination}"
         );
         assert_eq!(done.destination_calls.count("release"), 1);
