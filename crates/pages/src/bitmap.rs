@@ -137,6 +137,13 @@ impl PageBitmap {
             .sum()
     }
 
+    /// Whether any page in `range` is set; reads no further than the first.
+    #[must_use]
+    pub fn any(&self, range: PageRange) -> bool {
+        self.words_of(range)
+            .any(|(word, mask)| mask & word.load(Ordering::Acquire) != 0)
+    }
+
     /// Claims the beginning of the first run of set pages inside `from`: up to
     /// `max` adjacent pages. Returns exactly the pages won, at least one, or
     /// `None` when no page inside `from` could be won (or `max` is 0).

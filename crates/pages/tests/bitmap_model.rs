@@ -107,6 +107,7 @@ fn check_same(bitmap: &PageBitmap, model: &Model, range: PageRange) {
     for range in [range, bitmap.all()] {
         assert_eq!(bitmap.runs(range).collect::<Vec<_>>(), model.runs(range));
         assert_eq!(bitmap.count_range(range), model.count(range));
+        assert_eq!(bitmap.any(range), model.count(range) > 0);
     }
     assert_eq!(bitmap.count(), model.count(bitmap.all()));
 }
@@ -186,6 +187,7 @@ proptest! {
         let range = PageRange::from_len(Page::new(start), len);
         let inside = range.intersect(bitmap.all()).len();
         prop_assert_eq!(bitmap.count_range(range), inside);
+        prop_assert_eq!(bitmap.any(range), inside > 0);
         prop_assert_eq!(bitmap.runs(range).map(PageRange::len).sum::<u64>(), inside);
         prop_assert!(!bitmap.set(Page::new(start.max(130))));
         prop_assert!(!bitmap.claim(Page::new(start.max(130))));

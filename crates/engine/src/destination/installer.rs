@@ -299,10 +299,7 @@ impl Installer {
     /// Whether anything of a host page is missing. Pages of a huge page arrive
     /// at once, but leave the set a word at a time, from the first on.
     fn is_missing(&self, range: PageRange) -> bool {
-        match range.len() {
-            1 => self.missing.get(range.start()),
-            _ => self.missing.count_range(range) > 0,
-        }
+        self.missing.any(range)
     }
 
     /// Installs the content of `range`, which was read at `received` on our
