@@ -1,5 +1,6 @@
 //! The sending end of a background link: paced, bounded, acknowledged.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,13 +29,13 @@ const NAP: Duration = Duration::from_millis(1);
 ///
 /// One thread owns it and does everything: it writes pages, reads the peer's
 /// acknowledgements, asks the kernel how the connection fares, and waits while
-/// the [`Window`] is full or the [`Pace`] says so.
+/// the [`Window`] is full or the [`Pace`], which all links share, says so.
 #[derive(Debug)]
 pub struct BackgroundSender {
     writer: LinkWriter,
     reader: LinkReader,
     window: Window,
-    pace: Pace,
+    pace: Option<Arc<Pace>>,
     /// In post-copy: whether somebody waits for a page.
     urgency: Option<Urgency>,
     /// When the kernel was asked last, and the pace it was told.
@@ -45,14 +46,14 @@ pub struct BackgroundSender {
 }
 
 impl BackgroundSender {
-    /// A sender on a new link; `bandwidth` is its ceiling in bytes a second.
-    pub fn new(reader: LinkReader, writer: LinkWriter, bandwidth: Option<u64>) -> Self {
+    /// A sender on a new link that keeps to `pace` together with the others.
+    pub fn new(reader: LinkReader, writer: LinkWriter, pace: Option<Arc<Pace>>) -> Self {
         let now = Instant::now();
         Self {
             writer,
             reader,
             window: Window::new(now),
-            pace: Pace::new(bandwidth, now),
+            pace,
             urgency: None,
             looked: now,
             told: None,
@@ -104,7 +105,8 @@ impl BackgroundSender {
         self.flush(stop)?;
         self.make_room((HEADER_LEN + content.len()) as u64, stop)?;
         self.writer.pages(range, content)?;
-        self.book(stop)
+        self.book();
+        Ok(())
     }
 
     /// Says that `range` holds only zeros.
@@ -140,7 +142,8 @@ impl BackgroundSender {
         }
         self.writer.frames(&self.batch)?;
         self.batch.clear();
-        self.book(stop)
+        self.book();
+        Ok(())
     }
 
     /// Waits until the peer has applied everything that was sent.
@@ -156,19 +159,27 @@ impl BackgroundSender {
         Ok(())
     }
 
-    /// Accounts for what the writer has sent since the last call and keeps to
-    /// the pace.
-    fn book(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+    /// Accounts for what the writer has sent since the last call.
+    fn book(&mut self) {
         let now = Instant::now();
         let bytes = self.writer.sent() - self.window.sent();
         self.window.on_sent(bytes, now);
-        let until = now + self.pace.spend(bytes, now);
-        while let Some(left) = until.checked_duration_since(Instant::now()) {
+        if let Some(pace) = &self.pace {
+            pace.spend(bytes, now);
+        }
+    }
+
+    /// Waits until the pace allows more. Before sending, never after it: the
+    /// last bytes of all are not waited for.
+    fn keep_pace(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+        while let Some(pace) = &self.pace {
+            let left = pace.wait(Instant::now());
             if left.is_zero() {
                 break;
             }
-            check(stop)?;
             thread::sleep(left.min(TICK));
+            self.read_acks(Duration::ZERO)?;
+            check(stop)?;
         }
         Ok(())
     }
@@ -180,6 +191,7 @@ impl BackgroundSender {
     pub fn make_room(&mut self, bytes: u64, stop: &Cancel) -> Result<(), LinkError> {
         check(stop)?;
         self.read_acks(Duration::ZERO)?;
+        self.keep_pace(stop)?;
         loop {
             self.look();
             match self.window.wait(bytes) {

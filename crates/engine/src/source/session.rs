@@ -13,8 +13,8 @@ use super::Move;
 use super::error::SourceFailure;
 use crate::cancel::Cancel;
 use crate::link::{
-    Address, BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Stream, TICK,
-    hello, open, split,
+    Address, BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Pace, Stream,
+    TICK, hello, open, split,
 };
 
 /// Messages and failures waiting for the main thread: few, so that a peer
@@ -163,11 +163,11 @@ impl Session {
             destination,
         };
         session.listen(reader)?;
-        // The ceiling is for all of them together, and they share the work.
-        let ceiling = options.bandwidth.map(|all| (all / u64::from(links)).max(1));
+        let ceiling = options.bandwidth;
+        let pace = ceiling.map(|all| Arc::new(Pace::new(all, Instant::now())));
         let background = ends
             .into_iter()
-            .map(|(acks, pages)| BackgroundSender::new(acks, pages, ceiling))
+            .map(|(acks, pages)| BackgroundSender::new(acks, pages, pace.clone()))
             .collect();
         Ok((session, background))
     }
