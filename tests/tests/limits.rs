@@ -17,10 +17,11 @@ fn bandwidth_limits_the_background_and_nothing_else() {
     let seconds = account.total_ms / 1e3;
     let background = account.bytes.background as f64 / seconds;
     assert!(background <= limit * 1.1, "{background} B/s of background");
-    // What the guest asks for comes on top.
+    // What the guest asks for comes on top. A machine that is too busy for the background itself
+    // cannot show it.
     let all = (account.bytes.background + account.bytes.urgent) as f64 / seconds;
     assert!(
-        all > limit * 1.05,
+        all > limit * 1.05 || background < limit * 0.9,
         "{all} B/s in all: urgent pages were held back"
     );
     assert!(account.pages.urgent > 1000 && account.pages.background > 1000);
