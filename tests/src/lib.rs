@@ -42,7 +42,7 @@ mod traces;
 mod trip;
 mod watcher;
 
-pub use account::{Account, Bucket, Bytes, Latency, Pages};
+pub use account::{Account, Bucket, Bytes, Latency, Pages, ThreadFaults};
 pub use guest::{Guest, assert_not_running};
 pub use harm::{Harm, busy, goes_on_as_advised, harmed_at_each};
 pub use kernel::Lack;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{Link, Ram, Shape, VmConfig, Workload};
-use hikkoshi_tests::{Account, Guest, Scene, Trip, Via};
+use hikkoshi_tests::{Account, Guest, Kind, Scene, ThreadFaults, Trip, Via, tell};
 use std::time::Duration;
 
 /// Four processors, each with a thread that writes and checks as fast as it can.
@@ -21,6 +21,10 @@ fn waited(account: &Account) -> Vec<u32> {
         .collect();
     numbers.sort_unstable();
     numbers
+}
+
+fn all_of(faults: &[ThreadFaults]) -> u64 {
+    faults.iter().map(|thread| thread.count).sum()
 }
 
 /// Each processor faults, on several links, several threads read the faults, and each policy has
@@ -49,17 +53,35 @@ fn four_processors_several_links_and_fault_threads() {
     }
 }
 
-/// Nothing is pushed for a while: all that the guest gets it has asked for, or it was read ahead.
-/// All four processors want the same few pages, and most requests find somebody waiting already.
+/// All four processors want the same page, and then the next one; nothing is pushed or read ahead
+/// meanwhile, and an answer takes its time, so that all of them wait for it.
 #[test]
 fn four_processors_fault_on_the_same_pages() {
+    const MIB: u64 = 1;
+    const PAGES: u64 = MIB * 256;
     let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, four(1));
-    let slow = ["--background-delay", "700", "--read-ahead", "off"];
-    let threads = ["--fault-threads", "4"];
-    let account = guest.travel(&Trip::by("postcopy").with(&slow).receive_with(&threads));
-    assert!(account.pages.urgent > 256, "{account:?}");
-    assert!(account.total_ms > 700.0, "{account:?}");
+    let workload = Workload::together(MIB).threads(4).option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().cpus(4).workload(workload));
+    let alone = [
+        "--background-delay",
+        "5000",
+        "--read-ahead",
+        "off",
+        "--no-follow",
+    ];
+    let trip = Trip::by("postcopy")
+        .slow(Kind::Request, Duration::from_millis(2))
+        .with(&alone)
+        .receive_with(&["--fault-threads", "4"]);
+    let account = guest.travel(&trip);
+    // A page is asked for once, whoever waits for it.
+    let (requests, faults) = (account.request_latency_us.count, all_of(&account.faults));
+    tell(format!("{faults} faults, {requests} requests"));
+    assert!(faults >= requests + 2 * PAGES, "{account:?}");
+    assert_eq!(waited(&account), [0, 1, 2, 3], "{:?}", account.faults);
+    for thread in account.faults.iter().filter(|t| t.vcpu.is_some()) {
+        assert!(thread.count >= PAGES / 2, "{:?}", account.faults);
+    }
 }
 
 /// The threads that wait for faults, requests and urgent pages spin; here they have fewer cores
