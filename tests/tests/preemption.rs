@@ -1,7 +1,7 @@
 //! Post-copy with everything that puts urgent pages first, and with it switched off.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Link, Ram, Shape, VmConfig, Workload};
+use hikkoshi_lab::{GuestNetwork, Link, Pattern, Ram, Shape, VmConfig, Workload};
 use hikkoshi_tests::{Account, Guest, Kind, Scene, ThreadFaults, Trip, Via, tell};
 use std::time::Duration;
 
@@ -82,6 +82,45 @@ fn four_processors_fault_on_the_same_pages() {
     for thread in account.faults.iter().filter(|t| t.vcpu.is_some()) {
         assert!(thread.count >= PAGES / 2, "{:?}", account.faults);
     }
+}
+
+/// The guest reads onwards, background is slow, and what it reads next is on its way already.
+#[test]
+fn faults_on_pages_in_flight() {
+    let scene = Scene::new();
+    let workload = Workload::verify(16)
+        .threads(2)
+        .pattern(Pattern::Sequential)
+        .option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().cpus(2).workload(workload));
+    let trip = Trip::by("postcopy").slow(Kind::Pages, Duration::from_millis(1));
+    let account = guest.travel(&trip);
+    let under_way = account.requests_under_way.unwrap();
+    tell(format!("{under_way} requests for pages in flight"));
+    assert!(under_way > 0, "{account:?}");
+}
+
+/// A network card's rings are in the guest's memory, and QEMU reads them as it loads the card.
+#[test]
+fn devices_fault_while_they_are_loaded() {
+    let scene = Scene::new();
+    let network = GuestNetwork::new().unwrap();
+    let config = VmConfig::new()
+        .workload(Workload::verify(32).option("every_ms", 200))
+        .nic(network.nic())
+        .namespace(network.source());
+    let mut guest = Guest::boot(&scene, config);
+    let trip = Trip::by("postcopy")
+        .via(Via::Address(format!("{}:7100", GuestNetwork::DESTINATION)))
+        .between(network.source(), network.destination());
+    let (ends, arrived) = guest.set_out(&trip).wait();
+    let there = ends.accounts[1].as_ref().unwrap();
+    let before = there.faults_before_running.clone().unwrap();
+    tell(format!("before the guest ran: {before:?}"));
+    let devices = before.iter().filter(|thread| thread.vcpu.is_none());
+    assert!(devices.map(|thread| thread.count).sum::<u64>() > 0);
+    assert!(all_of(&before) <= all_of(&there.faults), "{there:?}");
+    guest.arrive(&ends, arrived, "running");
 }
 
 /// The threads that wait for faults, requests and urgent pages spin; here they have fewer cores
