@@ -1,7 +1,9 @@
 //! Post-copy with everything that puts urgent pages first, and with it switched off.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{GuestNetwork, Link, Pattern, Ram, Shape, VmConfig, Workload};
+use hikkoshi_lab::{
+    GuestNetwork, HugePageSize, HugePages, Link, Pattern, Ram, Shape, VmConfig, Workload,
+};
 use hikkoshi_tests::{Account, Guest, Kind, Scene, ThreadFaults, Trip, Via, tell};
 use std::time::Duration;
 
@@ -165,6 +167,27 @@ fn huge_pages_on_several_links() {
         let account = guest.travel(&trip.receive_with(&["--fault-threads", "2"]));
         assert!(account.pages.urgent > 0, "{account:?}");
     }
+}
+
+/// Pages of 1 GiB: pre-copy cannot know what the guest writes to, and says so; post-copy moves them.
+#[test]
+fn pages_of_a_gigabyte() {
+    const GIB: u64 = 1;
+    let scene = Scene::new();
+    // For both sides. The kernel may not have so much in one piece.
+    match HugePages::reserve(HugePageSize::Gib1, 2 * GIB * 1024) {
+        Ok(pages) => drop(pages),
+        Err(error) => return tell(format!("NOT TESTED: {error}")),
+    }
+    let mut guest = Guest::boot(&scene, four(64).ram(Ram::Giant { gib: GIB }));
+    for mode in ["precopy", "hybrid"] {
+        let attempt = guest.set_out(&Trip::by(mode));
+        let (ends, arrived) = attempt.wait_for_source_first();
+        ends.assert_source(1, &["hugetlb pages of 1073741824 bytes cannot be tracked"]);
+        guest.stay(arrived, mode);
+    }
+    let account = guest.travel(&Trip::by("postcopy").with(&["--links", "2"]));
+    assert!(account.pages.urgent > 0, "{account:?}");
 }
 
 /// Huge pages are rebuilt under the running guest, which does not notice.
