@@ -4,7 +4,9 @@
 use hikkoshi_lab::{
     GuestNetwork, HugePageSize, HugePages, Link, Pattern, Ram, Shape, VmConfig, Workload,
 };
-use hikkoshi_tests::{Account, Guest, Kind, Scene, ThreadFaults, Trip, Via, tell};
+use hikkoshi_tests::{
+    Account, Attempt, Guest, Kind, Moment, Rank, Scene, ThreadFaults, Trip, Via, eventually, tell,
+};
 use std::time::Duration;
 
 /// Four processors, each with a thread that writes and checks as fast as it can.
@@ -188,6 +190,64 @@ fn pages_of_a_gigabyte() {
     }
     let account = guest.travel(&Trip::by("postcopy").with(&["--links", "2"]));
     assert!(account.pages.urgent > 0, "{account:?}");
+}
+
+/// What the engine's threads have, the urgent and the background ones, once all are there.
+fn ranks(attempt: &Attempt) -> Result<(Vec<Rank>, Vec<Rank>), String> {
+    let pids = [attempt.migrate.pid(), attempt.receive.pid()];
+    let threads: Vec<_> = pids.into_iter().flat_map(Rank::of_threads).collect();
+    let of = |names: &[&str]| {
+        let is = |rank: &Rank, name: &str| rank.thread.starts_with(name);
+        match names.iter().find(|n| !threads.iter().any(|r| is(r, n))) {
+            Some(name) => Err(format!("no {name}: {threads:?}")),
+            None => Ok(threads
+                .iter()
+                .filter(|rank| names.iter().any(|name| is(rank, name)))
+                .cloned()
+                .collect()),
+        }
+    };
+    let urgent = of(&["src-urgent", "dst-urgent", "dst-faults-0", "dst-faults-1"])?;
+    Ok((urgent, of(&["src-push-", "dst-back-"])?))
+}
+
+/// Every urgent thread comes before every background thread on the processor, at both sides, unless
+/// the operator does not want that.
+#[test]
+fn urgent_threads_outrank_background_threads() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, four(64));
+    // A policy that was chosen for the engine is left alone: here it is the ordinary one, whatever
+    // the tests are run with.
+    let ordinary = ["chrt", "--other", "0"];
+    for (options, ranked) in [(&[][..], true), (&["--no-priority"][..], false)] {
+        let trip = Trip::by("postcopy")
+            .migrate_by(&ordinary)
+            .receive_by(&ordinary)
+            .with(options)
+            .receive_with(options)
+            .receive_with(&["--fault-threads", "2"])
+            // Without an acknowledgement the window stays full, and background in the middle.
+            .hold(Moment::before(Kind::Ack));
+        let attempt = guest.set_out(&trip);
+        attempt.wait_held();
+        eventually("ranked", || {
+            let (urgent, background) = ranks(&attempt)?;
+            let fits = |one: &Rank, other: &Rank| match ranked {
+                true => one.outranks(other),
+                false => one.equals(other),
+            };
+            let all = urgent.iter().all(|u| background.iter().all(|b| fits(u, b)));
+            if all {
+                Ok(())
+            } else {
+                Err(format!("{urgent:?} {background:?}"))
+            }
+        });
+        attempt.relay().let_go();
+        let (ends, arrived) = attempt.wait();
+        guest.arrive(&ends, arrived, "running");
+    }
 }
 
 /// Huge pages are rebuilt under the running guest, which does not notice.
