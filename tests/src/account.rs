@@ -30,6 +30,10 @@ pub struct Account {
     pub faults: Vec<ThreadFaults>,
     /// What became of huge pages, where they were to be rebuilt.
     pub collapse: Option<Collapse>,
+    /// Requests for what was on its way already; the source's account of post-copy.
+    pub requests_under_way: Option<u64>,
+    /// Who waited for pages before the guest ran; the destination's account of post-copy.
+    pub faults_before_running: Option<Vec<ThreadFaults>>,
 }
 
 /// The parts of a request's time.

@@ -141,6 +141,7 @@ pub struct Relay {
 struct Shared {
     destination: String,
     plan: Option<(Moment, Then)>,
+    slow: Option<(Kind, Duration)>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -168,11 +169,17 @@ enum Door {
 
 impl Relay {
     /// Listens at a unix socket (`at`) or at a free TCP port of this machine, and passes links on
-    /// to `destination`, an address as `hikkoshi` takes it.
+    /// to `destination`, an address as `hikkoshi` takes it. Messages of the kind in `slow` take so
+    /// much longer each, one after another.
     ///
     /// # Panics
     /// When it cannot listen.
-    pub fn start(at: Option<&Path>, destination: &str, plan: Option<(Moment, Then)>) -> Self {
+    pub fn start(
+        at: Option<&Path>,
+        destination: &str,
+        plan: Option<(Moment, Then)>,
+        slow: Option<(Kind, Duration)>,
+    ) -> Self {
         let (door, address) = match at {
             Some(path) => (
                 Door::Unix(UnixListener::bind(path).unwrap()),
@@ -187,6 +194,7 @@ impl Relay {
         let shared = Arc::new(Shared {
             destination: destination.to_owned(),
             plan,
+            slow,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -350,6 +358,9 @@ impl Shared {
         *seen += 1;
         let seen = *seen;
         drop(state);
+        if let Some((_, longer)) = self.slow.filter(|&(slow, _)| slow == kind) {
+            std::thread::sleep(longer);
+        }
         let due = |when| {
             self.plan
                 .filter(|(m, _)| (m.when, m.kind, m.nth) == (when, kind, seen))

@@ -1,13 +1,14 @@
 //! One attempt to move a guest, with everything that takes part in it.
 
 use crate::{
-    Account, Ended, LONG, Lack, Moment, Program, Relay, Scene, Then, Traces, Watcher, eventually,
-    hikkoshi,
+    Account, Ended, Kind, LONG, Lack, Moment, Program, Relay, Scene, Then, Traces, Watcher,
+    eventually, hikkoshi,
 };
 use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the guest may be stopped for in pre-copy, ms, unless a test says otherwise: enough for the
 /// dirty pages of every guest here on a machine that sends a tenth of what others do. (It is sent
@@ -38,6 +39,8 @@ pub struct Trip {
     pub(crate) destination: Option<VmConfig>,
     pub(crate) relay: bool,
     pub(crate) json: Option<&'static str>,
+    slow: Option<(Kind, Duration)>,
+    migrate_by: Vec<String>,
     receive_by: Vec<String>,
     receive_with: Vec<String>,
     receive_without: Option<Lack>,
@@ -118,6 +121,14 @@ impl Trip {
         self
     }
 
+    /// With a relay on which each message of that kind takes so much longer.
+    #[must_use]
+    pub fn slow(mut self, kind: Kind, longer: Duration) -> Self {
+        self.slow = Some((kind, longer));
+        self.relay = true;
+        self
+    }
+
     /// The engines run in these namespaces, the destination's QEMU too.
     #[must_use]
     pub fn between(mut self, source: &Namespace, destination: &Namespace) -> Self {
@@ -137,6 +148,13 @@ impl Trip {
     #[must_use]
     pub fn receive_by(mut self, words: &[&str]) -> Self {
         self.receive_by = words.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// With `hikkoshi migrate` started by these words.
+    #[must_use]
+    pub fn migrate_by(mut self, words: &[&str]) -> Self {
+        self.migrate_by = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
@@ -253,11 +271,25 @@ impl Attempt {
         let before = Traces::of(source);
         let at = |name: &str| scene.folder().join(format!("{name}{number}"));
         let accounts = [at("migrate.json"), at("receive.json")];
-        let command = |first: bool| match &trip.hosts {
-            Some((source, destination)) => {
-                (if first { source } else { destination }).command(hikkoshi())
+        let command = |first: bool| {
+            let by = match first {
+                true => &trip.migrate_by,
+                false => &trip.receive_by,
+            };
+            let (program, words) = match by.split_first() {
+                Some((program, words)) => (PathBuf::from(program), Some(words)),
+                None => (hikkoshi(), None),
+            };
+            let mut command = match &trip.hosts {
+                Some((source, destination)) => {
+                    (if first { source } else { destination }).command(program)
+                }
+                None => Command::new(program),
+            };
+            if let Some(words) = words {
+                command.args(words).arg(hikkoshi());
             }
-            None => Command::new(hikkoshi()),
+            command
         };
 
         let (listen, plaintext) = match &trip.via {
@@ -265,14 +297,7 @@ impl Attempt {
             Via::Tcp => ("127.0.0.1:0".to_owned(), false),
             Via::Address(address) => (address.clone(), true),
         };
-        let mut receive = match trip.receive_by.split_first() {
-            Some((program, words)) => {
-                let mut receive = Command::new(program);
-                receive.args(words).arg(hikkoshi());
-                receive
-            }
-            None => command(false),
-        };
+        let mut receive = command(false);
         receive.args(["receive", "--listen", &listen, "--qmp"]);
         receive.arg(destination.qmp_path());
         receive.arg("--json").arg(&accounts[1]);
@@ -290,7 +315,7 @@ impl Attempt {
         let relay = trip.relay.then(|| {
             let door = at("relay");
             let door = (trip.via == Via::Unix).then_some(door.as_path());
-            Relay::start(door, listens, trip.plan)
+            Relay::start(door, listens, trip.plan, trip.slow)
         });
         let address = relay.as_ref().map_or(listens, |relay| relay.address());
         let watcher = Watcher::start(source, &destination);

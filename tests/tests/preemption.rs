@@ -1,8 +1,12 @@
 //! Post-copy with everything that puts urgent pages first, and with it switched off.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Link, Ram, Shape, VmConfig, Workload};
-use hikkoshi_tests::{Account, Guest, Scene, Trip, Via};
+use hikkoshi_lab::{
+    GuestNetwork, HugePageSize, HugePages, Link, Pattern, Ram, Shape, VmConfig, Workload,
+};
+use hikkoshi_tests::{
+    Account, Attempt, Guest, Kind, Moment, Rank, Scene, ThreadFaults, Trip, Via, eventually, tell,
+};
 use std::time::Duration;
 
 /// Four processors, each with a thread that writes and checks as fast as it can.
@@ -21,6 +25,10 @@ fn waited(account: &Account) -> Vec<u32> {
         .collect();
     numbers.sort_unstable();
     numbers
+}
+
+fn all_of(faults: &[ThreadFaults]) -> u64 {
+    faults.iter().map(|thread| thread.count).sum()
 }
 
 /// Each processor faults, on several links, several threads read the faults, and each policy has
@@ -49,17 +57,74 @@ fn four_processors_several_links_and_fault_threads() {
     }
 }
 
-/// Nothing is pushed for a while: all that the guest gets it has asked for, or it was read ahead.
-/// All four processors want the same few pages, and most requests find somebody waiting already.
+/// All four processors want the same page, and then the next one; nothing is pushed or read ahead
+/// meanwhile, and an answer takes its time, so that all of them wait for it.
 #[test]
 fn four_processors_fault_on_the_same_pages() {
+    const MIB: u64 = 1;
+    const PAGES: u64 = MIB * 256;
     let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, four(1));
-    let slow = ["--background-delay", "700", "--read-ahead", "off"];
-    let threads = ["--fault-threads", "4"];
-    let account = guest.travel(&Trip::by("postcopy").with(&slow).receive_with(&threads));
-    assert!(account.pages.urgent > 256, "{account:?}");
-    assert!(account.total_ms > 700.0, "{account:?}");
+    let workload = Workload::together(MIB).threads(4).option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().cpus(4).workload(workload));
+    let alone = [
+        "--background-delay",
+        "5000",
+        "--read-ahead",
+        "off",
+        "--no-follow",
+    ];
+    let trip = Trip::by("postcopy")
+        .slow(Kind::Request, Duration::from_millis(2))
+        .with(&alone)
+        .receive_with(&["--fault-threads", "4"]);
+    let account = guest.travel(&trip);
+    // A page is asked for once, whoever waits for it.
+    let (requests, faults) = (account.request_latency_us.count, all_of(&account.faults));
+    tell(format!("{faults} faults, {requests} requests"));
+    assert!(faults >= requests + 2 * PAGES, "{account:?}");
+    assert_eq!(waited(&account), [0, 1, 2, 3], "{:?}", account.faults);
+    for thread in account.faults.iter().filter(|t| t.vcpu.is_some()) {
+        assert!(thread.count >= PAGES / 2, "{:?}", account.faults);
+    }
+}
+
+/// The guest reads onwards, background is slow, and what it reads next is on its way already.
+#[test]
+fn faults_on_pages_in_flight() {
+    let scene = Scene::new();
+    let workload = Workload::verify(16)
+        .threads(2)
+        .pattern(Pattern::Sequential)
+        .option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().cpus(2).workload(workload));
+    let trip = Trip::by("postcopy").slow(Kind::Pages, Duration::from_millis(1));
+    let account = guest.travel(&trip);
+    let under_way = account.requests_under_way.unwrap();
+    tell(format!("{under_way} requests for pages in flight"));
+    assert!(under_way > 0, "{account:?}");
+}
+
+/// A network card's rings are in the guest's memory, and QEMU reads them as it loads the card.
+#[test]
+fn devices_fault_while_they_are_loaded() {
+    let scene = Scene::new();
+    let network = GuestNetwork::new().unwrap();
+    let config = VmConfig::new()
+        .workload(Workload::verify(32).option("every_ms", 200))
+        .nic(network.nic())
+        .namespace(network.source());
+    let mut guest = Guest::boot(&scene, config);
+    let trip = Trip::by("postcopy")
+        .via(Via::Address(format!("{}:7100", GuestNetwork::DESTINATION)))
+        .between(network.source(), network.destination());
+    let (ends, arrived) = guest.set_out(&trip).wait();
+    let there = ends.accounts[1].as_ref().unwrap();
+    let before = there.faults_before_running.clone().unwrap();
+    tell(format!("before the guest ran: {before:?}"));
+    let devices = before.iter().filter(|thread| thread.vcpu.is_none());
+    assert!(devices.map(|thread| thread.count).sum::<u64>() > 0);
+    assert!(all_of(&before) <= all_of(&there.faults), "{there:?}");
+    guest.arrive(&ends, arrived, "running");
 }
 
 /// The threads that wait for faults, requests and urgent pages spin; here they have fewer cores
@@ -103,6 +168,85 @@ fn huge_pages_on_several_links() {
         let trip = Trip::by(mode).with(&["--links", links]);
         let account = guest.travel(&trip.receive_with(&["--fault-threads", "2"]));
         assert!(account.pages.urgent > 0, "{account:?}");
+    }
+}
+
+/// Pages of 1 GiB: pre-copy cannot know what the guest writes to, and says so; post-copy moves them.
+#[test]
+fn pages_of_a_gigabyte() {
+    const GIB: u64 = 1;
+    let scene = Scene::new();
+    // For both sides. The kernel may not have so much in one piece.
+    match HugePages::reserve(HugePageSize::Gib1, 2 * GIB * 1024) {
+        Ok(pages) => drop(pages),
+        Err(error) => return tell(format!("NOT TESTED: {error}")),
+    }
+    let mut guest = Guest::boot(&scene, four(64).ram(Ram::Giant { gib: GIB }));
+    for mode in ["precopy", "hybrid"] {
+        let attempt = guest.set_out(&Trip::by(mode));
+        let (ends, arrived) = attempt.wait_for_source_first();
+        ends.assert_source(1, &["hugetlb pages of 1073741824 bytes cannot be tracked"]);
+        guest.stay(arrived, mode);
+    }
+    let account = guest.travel(&Trip::by("postcopy").with(&["--links", "2"]));
+    assert!(account.pages.urgent > 0, "{account:?}");
+}
+
+/// What the engine's threads have, the urgent and the background ones, once all are there.
+fn ranks(attempt: &Attempt) -> Result<(Vec<Rank>, Vec<Rank>), String> {
+    let pids = [attempt.migrate.pid(), attempt.receive.pid()];
+    let threads: Vec<_> = pids.into_iter().flat_map(Rank::of_threads).collect();
+    let of = |names: &[&str]| {
+        let is = |rank: &Rank, name: &str| rank.thread.starts_with(name);
+        match names.iter().find(|n| !threads.iter().any(|r| is(r, n))) {
+            Some(name) => Err(format!("no {name}: {threads:?}")),
+            None => Ok(threads
+                .iter()
+                .filter(|rank| names.iter().any(|name| is(rank, name)))
+                .cloned()
+                .collect()),
+        }
+    };
+    let urgent = of(&["src-urgent", "dst-urgent", "dst-faults-0", "dst-faults-1"])?;
+    Ok((urgent, of(&["src-push-", "dst-back-"])?))
+}
+
+/// Every urgent thread comes before every background thread on the processor, at both sides, unless
+/// the operator does not want that.
+#[test]
+fn urgent_threads_outrank_background_threads() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, four(64));
+    // A policy that was chosen for the engine is left alone: here it is the ordinary one, whatever
+    // the tests are run with.
+    let ordinary = ["chrt", "--other", "0"];
+    for (options, ranked) in [(&[][..], true), (&["--no-priority"][..], false)] {
+        let trip = Trip::by("postcopy")
+            .migrate_by(&ordinary)
+            .receive_by(&ordinary)
+            .with(options)
+            .receive_with(options)
+            .receive_with(&["--fault-threads", "2"])
+            // Without an acknowledgement the window stays full, and background in the middle.
+            .hold(Moment::before(Kind::Ack));
+        let attempt = guest.set_out(&trip);
+        attempt.wait_held();
+        eventually("ranked", || {
+            let (urgent, background) = ranks(&attempt)?;
+            let fits = |one: &Rank, other: &Rank| match ranked {
+                true => one.outranks(other),
+                false => one.equals(other),
+            };
+            let all = urgent.iter().all(|u| background.iter().all(|b| fits(u, b)));
+            if all {
+                Ok(())
+            } else {
+                Err(format!("{urgent:?} {background:?}"))
+            }
+        });
+        attempt.relay().let_go();
+        let (ends, arrived) = attempt.wait();
+        guest.arrive(&ends, arrived, "running");
     }
 }
 

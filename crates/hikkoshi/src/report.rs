@@ -72,6 +72,12 @@ fn stages(requests: &Requests) -> String {
             );
         }
     }
+    if let Some(count @ 1..) = requests.requests_under_way {
+        let _ = writeln!(
+            text,
+            "    {count} came when their pages were on their way already"
+        );
+    }
     if !requests.faults.is_empty() {
         let shown = requests.faults.iter().take(FAULTING_SHOWN).map(|faults| {
             let vcpu = faults
@@ -198,9 +204,11 @@ mod tests {
             request_stages_us: latencies.stages(),
             unmeasured_requests: 2,
             faults: (0..10).map(faults).collect(),
+            requests_under_way: Some(4),
+            faults_before_running: None,
         });
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines.len(), 5, "{text}");
+        assert_eq!(lines.len(), 6, "{text}");
         assert!(lines[0].contains("not counted: 2 requests"), "{text}");
         assert!(
             lines[1].starts_with("    asking         mean     3 µs"),
@@ -209,11 +217,15 @@ mod tests {
         assert!(lines[2].contains("mean  1.50 ms"), "{text}");
         assert!(lines[3].contains("mean    12 µs"), "{text}");
         assert!(
-            lines[4].starts_with("  faults       CPU 0/KVM (vCPU 0) 100, "),
+            lines[4].contains("4 came when their pages were on their way"),
             "{text}"
         );
         assert!(
-            lines[4].ends_with("CPU 7/KVM (vCPU 7) 100 and 2 more threads"),
+            lines[5].starts_with("  faults       CPU 0/KVM (vCPU 0) 100, "),
+            "{text}"
+        );
+        assert!(
+            lines[5].ends_with("CPU 7/KVM (vCPU 7) 100 and 2 more threads"),
             "{text}"
         );
         assert_eq!(stages(&Requests::default()), "");

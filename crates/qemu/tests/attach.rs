@@ -8,7 +8,7 @@ mod support;
 use std::os::unix::fs::FileExt;
 
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
-use hikkoshi_lab::HugePages;
+use hikkoshi_lab::{HugePageSize, HugePages};
 use hikkoshi_pages::{GuestRange, RamBlock};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
@@ -182,7 +182,7 @@ fn a_part_of_a_file() {
 
 #[test]
 fn huge_pages_both_named_and_in_a_folder() {
-    let _pages = HugePages::reserve(64).unwrap();
+    let _pages = HugePages::reserve(HugePageSize::Mib2, 64).unwrap();
     let mount = Mounted::new("hugetlbfs", "pagesize=2M");
     with_each(|program| {
         for named in [true, false] {

@@ -90,9 +90,11 @@ pub enum LabError {
     },
     /// The kernel would not reserve that many huge pages.
     #[error(
-        "{wanted} huge pages of 2 MiB were wanted and {got} were to be had; free some memory or use a smaller guest"
+        "{wanted} huge pages of {mib} MiB were wanted and {got} were to be had; free some memory or use a smaller guest"
     )]
     HugePages {
+        /// The size of each, MiB.
+        mib: u64,
         /// How many were asked for.
         wanted: u64,
         /// How many the kernel gave.

@@ -4,41 +4,76 @@ use crate::LabError;
 use std::fs::{self, File};
 use std::path::Path;
 
-/// Bytes in a huge page.
-const HUGE_PAGE_MIB: u64 = 2;
-const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+/// The sizes that x86-64 has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum HugePageSize {
+    /// 2 MiB.
+    Mib2,
+    /// 1 GiB.
+    Gib1,
+}
 
-/// Huge pages of 2 MiB added to the kernel's pool, taken out again on drop.
+impl HugePageSize {
+    /// In MiB.
+    pub fn mib(self) -> u64 {
+        match self {
+            Self::Mib2 => 2,
+            Self::Gib1 => 1024,
+        }
+    }
+
+    /// As QEMU and a hugetlbfs mount take it.
+    pub(crate) fn option(self) -> &'static str {
+        match self {
+            Self::Mib2 => "2M",
+            Self::Gib1 => "1G",
+        }
+    }
+
+    fn pool(self) -> &'static Path {
+        Path::new(match self {
+            Self::Mib2 => "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+            Self::Gib1 => "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages",
+        })
+    }
+}
+
+/// Huge pages added to the kernel's pool, taken out again on drop.
 #[derive(Debug)]
 pub struct HugePages {
+    size: HugePageSize,
     pages: u64,
 }
 
 impl HugePages {
-    /// Adds as many pages as `mib` MiB take.
+    /// Adds as many pages of that size as `mib` MiB take.
     ///
     /// # Errors
     /// When the kernel does not have them in one piece each, or this process may not ask (that
     /// needs root).
-    pub fn reserve(mib: u64) -> Result<Self, LabError> {
+    pub fn reserve(size: HugePageSize, mib: u64) -> Result<Self, LabError> {
         let _alone = lock()?;
-        let before = read()?;
-        let pages = mib.div_ceil(HUGE_PAGE_MIB);
-        write(before + pages)?;
-        let got = read()?.saturating_sub(before);
+        let before = read(size)?;
+        let pages = mib.div_ceil(size.mib());
+        write(size, before + pages)?;
+        let got = read(size)?.saturating_sub(before);
         if got < pages {
-            write(before)?;
-            return Err(LabError::HugePages { wanted: pages, got });
+            write(size, before)?;
+            return Err(LabError::HugePages {
+                mib: size.mib(),
+                wanted: pages,
+                got,
+            });
         }
-        Ok(Self { pages })
+        Ok(Self { size, pages })
     }
 }
 
 impl Drop for HugePages {
     fn drop(&mut self) {
         let _alone = lock();
-        if let Ok(now) = read() {
-            let _ = write(now.saturating_sub(self.pages));
+        if let Ok(now) = read(self.size) {
+            let _ = write(self.size, now.saturating_sub(self.pages));
         }
     }
 }
@@ -52,13 +87,15 @@ fn lock() -> Result<File, LabError> {
     Ok(file)
 }
 
-fn read() -> Result<u64, LabError> {
-    let text = fs::read_to_string(POOL).map_err(LabError::file("reading", Path::new(POOL)))?;
-    text.trim().parse().map_err(|_| {
-        LabError::file("reading a number from", Path::new(POOL))(std::io::Error::other(text))
-    })
+fn read(size: HugePageSize) -> Result<u64, LabError> {
+    let pool = size.pool();
+    let text = fs::read_to_string(pool).map_err(LabError::file("reading", pool))?;
+    text.trim()
+        .parse()
+        .map_err(|_| LabError::file("reading a number from", pool)(std::io::Error::other(text)))
 }
 
-fn write(pages: u64) -> Result<(), LabError> {
-    fs::write(POOL, pages.to_string()).map_err(LabError::file("writing", Path::new(POOL)))
+fn write(size: HugePageSize, pages: u64) -> Result<(), LabError> {
+    let pool = size.pool();
+    fs::write(pool, pages.to_string()).map_err(LabError::file("writing", pool))
 }

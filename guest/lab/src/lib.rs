@@ -57,7 +57,7 @@ pub use artifacts::{QemuVersion, initramfs, kernel, web_initramfs};
 pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
 pub use console::{Console, Line};
 pub use error::LabError;
-pub use huge::HugePages;
+pub use huge::{HugePageSize, HugePages};
 pub use mount::Mount;
 pub use net::{GuestNetwork, Link, Namespace, Shape};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};

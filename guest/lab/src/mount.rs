@@ -1,6 +1,6 @@
 //! File systems for RAM files, mounted for one test.
 
-use crate::{Lab, LabError};
+use crate::{HugePageSize, Lab, LabError};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -21,9 +21,10 @@ impl Mount {
         Self::new(lab, name, "tmpfs", &format!("size={mib}m"))
     }
 
-    /// A hugetlbfs with pages of 2 MiB.
-    pub(crate) fn hugetlbfs(lab: &Lab, name: &str) -> Result<Self, LabError> {
-        Self::new(lab, name, "hugetlbfs", "pagesize=2M")
+    /// A hugetlbfs with pages of that size.
+    pub(crate) fn hugetlbfs(lab: &Lab, name: &str, size: HugePageSize) -> Result<Self, LabError> {
+        let size = size.option();
+        Self::new(lab, name, "hugetlbfs", &format!("pagesize={size}"))
     }
 
     fn new(lab: &Lab, name: &str, kind: &str, options: &str) -> Result<Self, LabError> {

@@ -1,7 +1,7 @@
 //! How a machine's memory is laid out, and of what it is made.
 
 use crate::scratch::SHARED_MEMORY;
-use crate::{HugePages, Lab, LabError, Mount};
+use crate::{HugePageSize, HugePages, Lab, LabError, Mount};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +29,11 @@ pub enum Ram {
     Huge {
         /// Its size: even.
         mib: u64,
+    },
+    /// One shared file on hugetlbfs with pages of 1 GiB.
+    Giant {
+        /// Its size.
+        gib: u64,
     },
     /// A private mapping of a file: cannot be moved.
     PrivateFile {
@@ -61,6 +66,7 @@ impl Ram {
             | Self::PrivateFile { mib }
             | Self::Anonymous { mib }
             | Self::Memfd { mib } => *mib,
+            Self::Giant { gib } => gib * 1024,
             Self::Numa { nodes } => nodes.iter().sum(),
             Self::Dimm { mib, dimm_mib } => mib + dimm_mib,
         }
@@ -75,6 +81,8 @@ pub(crate) struct PreparedRam {
     pub(crate) machine_suffix: &'static str,
     /// In QEMU's order. QEMU makes them.
     pub(crate) files: Vec<PathBuf>,
+    /// Where files are mapped: so that the kernel can put huge pages together.
+    align: HugePageSize,
     // In this order: unmounted first, then the pages are free to be given back.
     _mount: Option<Mount>,
     _huge_pages: Option<HugePages>,
@@ -99,6 +107,7 @@ impl PreparedRam {
             arguments: Vec::new(),
             machine_suffix: "",
             files: Vec::new(),
+            align: HugePageSize::Mib2,
             _mount: None,
             _huge_pages: None,
         };
@@ -129,14 +138,8 @@ impl PreparedRam {
                 prepared.argument("-device", "pc-dimm,id=dimm-device,memdev=dimm".to_owned());
                 prepared.machine_suffix = ",memory-backend=ram";
             }
-            Ram::Huge { mib } => {
-                prepared._huge_pages = Some(HugePages::reserve(*mib)?);
-                let mount = Mount::hugetlbfs(lab, &format!("{vm}-huge"))?;
-                prepared.size(&mib.to_string());
-                prepared.file(lab, mount.path(), vm, "ram", *mib, "on");
-                prepared._mount = Some(mount);
-                prepared.machine_suffix = ",memory-backend=ram";
-            }
+            Ram::Huge { .. } => prepared.huge(HugePageSize::Mib2, ram.mib(), lab, vm)?,
+            Ram::Giant { .. } => prepared.huge(HugePageSize::Gib1, ram.mib(), lab, vm)?,
             Ram::Anonymous { mib } => {
                 prepared.size(&mib.to_string());
                 prepared.argument("-object", format!("memory-backend-ram,id=ram,size={mib}M"));
@@ -154,6 +157,17 @@ impl PreparedRam {
         Ok(prepared)
     }
 
+    fn huge(&mut self, size: HugePageSize, mib: u64, lab: &Lab, vm: &str) -> Result<(), LabError> {
+        self._huge_pages = Some(HugePages::reserve(size, mib)?);
+        let mount = Mount::hugetlbfs(lab, &format!("{vm}-huge"), size)?;
+        self.size(&mib.to_string());
+        self.align = size;
+        self.file(lab, mount.path(), vm, "ram", mib, "on");
+        self._mount = Some(mount);
+        self.machine_suffix = ",memory-backend=ram";
+        Ok(())
+    }
+
     fn argument(&mut self, name: &str, value: String) {
         self.arguments.extend([name.to_owned(), value]);
     }
@@ -167,9 +181,9 @@ impl PreparedRam {
         self.argument(
             "-object",
             format!(
-                // Aligned so that the kernel can put huge pages together.
-                "memory-backend-file,id={id},size={mib}M,mem-path={},share={share},align=2M",
-                path.display()
+                "memory-backend-file,id={id},size={mib}M,mem-path={},share={share},align={}",
+                path.display(),
+                self.align.option()
             ),
         );
         self.files.push(path);

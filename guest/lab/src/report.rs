@@ -9,7 +9,7 @@ pub enum Report {
     Ready(Ready),
     /// A line of `dirty`.
     Dirty(Dirty),
-    /// A line of `verify`.
+    /// A line of `verify` or `together`.
     Verify(Verify),
     /// A line of `idle`.
     Idle(Idle),
@@ -36,7 +36,7 @@ pub enum Report {
 /// The workload begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ready {
-    /// `idle`, `dirty`, `verify` or `scan`.
+    /// `idle`, `dirty`, `verify`, `scan` or `together`.
     pub workload: String,
     /// Pages in play.
     pub pages: u64,

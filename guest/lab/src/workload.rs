@@ -55,6 +55,16 @@ impl Workload {
         .option("mib", mib)
     }
 
+    /// Whole pages over `mib` MiB, checked to the byte, each by every thread at the same time, over
+    /// and over.
+    pub fn together(mib: u64) -> Self {
+        Self {
+            words: Vec::new(),
+            kinds: vec!["together"],
+        }
+        .option("mib", mib)
+    }
+
     /// Answers lines on TCP port `port` as well.
     #[must_use]
     pub fn and_serve(mut self, port: u16) -> Self {

@@ -12,6 +12,7 @@ use crate::region::Region;
 use crate::report::{Counters, Scale, Totals};
 use crate::scan::Scan;
 use crate::serve::{self, Served};
+use crate::together::Together;
 use crate::verify::Verify;
 use crate::worker::{self, Event, Orders, Setting, Work};
 use crate::{page, system};
@@ -153,6 +154,7 @@ impl Bench {
                 Memory::Dirty => "dirty",
                 Memory::Verify => "verify",
                 Memory::Scan => "scan",
+                Memory::Together => "together",
             },
             u8::from(options.serve),
             self.totals().pages,
@@ -315,7 +317,7 @@ impl Bench {
             Memory::Dirty => say(&format!(
                 "dirty: {state} {time} accesses={accesses} {latency}"
             )),
-            Memory::Verify => say(&format!(
+            Memory::Verify | Memory::Together => say(&format!(
                 "verify: {state} {time} pages={} checks={accesses} generation={} bad={} {latency}",
                 now.pages, now.generation, self.bad
             )),
@@ -345,6 +347,11 @@ fn works(options: &Options, clock: Clock) -> io::Result<Vec<Box<dyn Work>>> {
         return Ok(region
             .split(options.threads)
             .map(|part| Box::new(Scan::new(part)) as Box<dyn Work>)
+            .collect());
+    }
+    if options.memory == Memory::Together {
+        return Ok(Together::all(region, options.threads)
+            .map(|worker| Box::new(worker) as Box<dyn Work>)
             .collect());
     }
     let pages = region.share(options.threads);

@@ -5,7 +5,7 @@
 //! its own arguments, which is how the tests run it outside a guest.
 //!
 //! **Model.** A [`region`] of memory is shared out among worker threads, one worker a page, so that
-//! no page needs a lock. A worker ([`worker`]) makes one access after the other: it picks a page
+//! no page needs a lock; or all of them only read it. A worker ([`worker`]) makes one access after the other: it picks a page
 //! ([`pick`]), touches it between two readings of the processor's clock ([`clock`]), checks what it
 //! read, and writes. The first thread collects: once a second it prints what the workers counted,
 //! and it obeys the lines that arrive on the console ([`console`]).
@@ -14,7 +14,7 @@
 //! page's number and how often it was written, whose sum must equal the writes made. [`verify`] is
 //! thorough: every byte of every page follows from its number and generation ([`page`]), and which
 //! generation is due is remembered elsewhere. [`scan`] reads such pages once, from start to end,
-//! when it is told to begin. [`files`] are for a web server's clients to check.
+//! when it is told to begin. In [`together`] all workers read the same such page at once. [`files`] are for a web server's clients to check.
 //!
 //! **Time** is the guest's: while the guest is stopped its clock stands, so a switchover's downtime
 //! does not show in these numbers, but every fault that is taken while it runs does.
@@ -37,6 +37,7 @@ mod report;
 mod scan;
 mod serve;
 mod system;
+mod together;
 mod verify;
 mod worker;
 

@@ -24,6 +24,8 @@ pub(crate) enum Memory {
     Verify,
     /// Whole pages, read once when told to.
     Scan,
+    /// Whole pages, each read by all workers at the same time.
+    Together,
 }
 
 /// Everything that can be chosen.
@@ -139,10 +141,11 @@ impl Options {
                         "dirty" => self.memory = Memory::Dirty,
                         "verify" => self.memory = Memory::Verify,
                         "scan" => self.memory = Memory::Scan,
+                        "together" => self.memory = Memory::Together,
                         "serve" => self.serve = true,
                         _ => {
                             return Err(
-                                "known are idle, dirty, verify, scan, serve, joined by commas",
+                                "known are idle, dirty, verify, scan, together, serve, joined by commas",
                             );
                         }
                     }

@@ -11,8 +11,8 @@ pub(crate) struct Region {
     pages: usize,
 }
 
-// SAFETY: the region is plain memory. Sharing is made sound by `share`: each page is handed to one
-// worker only.
+// SAFETY: the region is plain memory. Sharing is made sound by `share`, where each page is handed to
+// one worker only, and by `filled`, after which nobody writes.
 unsafe impl Send for Region {}
 
 impl Region {
@@ -68,6 +68,16 @@ impl Region {
         NonNull::new(start.cast())
             .map(|start| Self { start, pages })
             .ok_or_else(|| io::Error::other("mmap gave address 0"))
+    }
+
+    /// Fills every page, given its number, for readers only: nobody may have a share of it.
+    pub(crate) fn filled(self, mut fill: impl FnMut(usize, &mut Words)) -> View {
+        for mut all in self.split(1) {
+            for number in 0..all.len() {
+                fill(number, all.page(number));
+            }
+        }
+        View { region: self }
     }
 
     /// Splits the pages into `n` parts, one after the other.
@@ -126,6 +136,27 @@ impl Share {
         // SAFETY: the address is of a whole mapped page, aligned and initialised (zero at first),
         // which no other share has; `&mut self` keeps this share's own uses apart.
         unsafe { &mut *self.address(index) }
+    }
+}
+
+/// A region that nobody writes any more.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    region: Region,
+}
+
+impl View {
+    /// How many pages.
+    pub(crate) fn len(&self) -> usize {
+        self.region.pages
+    }
+
+    /// Page `number`.
+    pub(crate) fn page(&self, number: usize) -> &Words {
+        assert!(number < self.len(), "page {number} of {}", self.len());
+        // SAFETY: the number is within the mapping, whose pages are aligned and initialised, and
+        // `filled` has left nobody who writes.
+        unsafe { &*self.region.start.as_ptr().add(number) }
     }
 }
 

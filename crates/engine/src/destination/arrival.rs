@@ -195,7 +195,8 @@ impl<'a> Arrival<'a> {
         self.load(guest, state)?;
         tracing::debug!(at = ?switch.at.elapsed(), "device state loaded");
         self.check()?;
-        if let Some(faulting) = &self.faulting {
+        if let Some(faulting) = &mut self.faulting {
+            faulting.loaded();
             faulting.installer().be_patient();
         }
         self.session.say(&ToSource::Ready, "getting ready")?;

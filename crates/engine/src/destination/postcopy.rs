@@ -10,7 +10,7 @@ use super::installer::Installer;
 use super::options::DestinationOptions;
 use super::receiver::{self, Sink};
 use super::session::Event;
-use super::who::{Names, Who};
+use super::who::{Faulted, Names, Who};
 use crate::guest::DestinationGuest;
 use crate::link::{LinkReader, Stream};
 use crate::stats::{Phase, Requests};
@@ -30,6 +30,8 @@ pub(super) struct Faulting {
     threads: Vec<JoinHandle<()>>,
     who: Arc<Who>,
     names: Names,
+    /// Who had faulted when the device state was loaded.
+    before_running: Option<Faulted>,
 }
 
 impl Faulting {
@@ -53,6 +55,7 @@ impl Faulting {
             threads: Vec::new(),
             who: Arc::new(Who::new()),
             names: Names::default(),
+            before_running: None,
         });
         installer.start()?;
         let urgent = receiver::start_urgent(Arc::clone(sink), reader, events.clone(), options)?;
@@ -76,6 +79,11 @@ impl Faulting {
         &self.installer
     }
 
+    /// The device state is loaded: what faults from here on may be the guest.
+    pub(super) fn loaded(&mut self) {
+        self.before_running = Some(self.who.faulted_so_far());
+    }
+
     /// Asks what the threads that fault are called, while they live.
     pub(super) fn name_threads(&mut self, guest: &dyn DestinationGuest) {
         self.names.update(&self.who, guest);
@@ -88,7 +96,12 @@ impl Faulting {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),
             unmeasured_requests: self.installer.unmeasured(),
-            faults: self.names.account(&self.who),
+            faults: self.names.account(&self.who.faulted_so_far()),
+            requests_under_way: None,
+            faults_before_running: self
+                .before_running
+                .as_ref()
+                .map(|faulted| self.names.account(faulted)),
         }
     }
 

@@ -20,6 +20,13 @@ pub(super) struct Who {
     others: AtomicU64,
 }
 
+/// Who has faulted how often, at some moment.
+#[derive(Debug, Clone)]
+pub(super) struct Faulted {
+    threads: Vec<(u32, u64)>,
+    others: u64,
+}
+
 #[derive(Debug, Default)]
 struct Count {
     /// The thread's number; 0: free.
@@ -56,6 +63,14 @@ impl Who {
             })
     }
 
+    /// The counts so far.
+    pub(super) fn faulted_so_far(&self) -> Faulted {
+        Faulted {
+            threads: self.threads().collect(),
+            others: self.others.load(Ordering::Relaxed),
+        }
+    }
+
     fn threads(&self) -> impl Iterator<Item = (u32, u64)> {
         let counted = self.counts.iter().map(|count| {
             (
@@ -83,8 +98,8 @@ impl Names {
     }
 
     /// Who faulted how often, most often first.
-    pub(super) fn account(&self, who: &Who) -> Vec<ThreadFaults> {
-        let named = who.threads().map(|(thread, count)| {
+    pub(super) fn account(&self, faulted: &Faulted) -> Vec<ThreadFaults> {
+        let named = faulted.threads.iter().map(|&(thread, count)| {
             let name = self.0.get(&thread).cloned().flatten();
             let (name, vcpu) = name.map_or_else(
                 || (format!("thread {thread}"), None),
@@ -97,12 +112,11 @@ impl Names {
             }
         });
         let mut all: Vec<_> = named.collect();
-        let others = who.others.load(Ordering::Relaxed);
-        if others > 0 {
+        if faulted.others > 0 {
             all.push(ThreadFaults {
                 thread: "other threads".into(),
                 vcpu: None,
-                count: others,
+                count: faulted.others,
             });
         }
         all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.thread.cmp(&b.thread)));
@@ -128,7 +142,7 @@ mod tests {
                 });
             }
         });
-        let account = Names::default().account(&who);
+        let account = Names::default().account(&who.faulted_so_far());
         let counts: Vec<_> = account
             .iter()
             .map(|faults| (faults.thread.as_str(), faults.count))
@@ -147,7 +161,7 @@ mod tests {
             many.faulted(Some(thread));
         }
         let total: u64 = Names::default()
-            .account(&many)
+            .account(&many.faulted_so_far())
             .iter()
             .map(|f| f.count)
             .sum();

@@ -100,12 +100,14 @@ pub(super) fn run(
         tracing::debug!(%error, "no goodbye");
     }
     session.close();
+    let followed = working.is_some();
     if let Some((urgent, pushers)) = working {
         pushers.join();
         urgent.join();
     }
     let mut requests = Requests {
         request_latency_us: requests.into(),
+        requests_under_way: followed.then(|| shared.counters.requests_under_way()),
         ..Requests::default()
     };
     if let Some(measured) = measured {

@@ -19,6 +19,18 @@ pub(super) struct Request {
     pub(super) rest: PageRange,
 }
 
+impl Request {
+    /// Nothing of it has been sent.
+    pub(super) fn new(asked: PageRange) -> Self {
+        Self { asked, rest: asked }
+    }
+
+    /// Whether nothing has been sent for it.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.rest == self.asked
+    }
+}
+
 /// The requests that are being answered, in turns.
 #[derive(Debug)]
 pub(super) struct Requests {
@@ -30,10 +42,7 @@ pub(super) struct Requests {
 impl Requests {
     pub(super) fn none() -> Self {
         Self {
-            open: [Request {
-                asked: PageRange::EMPTY,
-                rest: PageRange::EMPTY,
-            }; MOST],
+            open: [Request::new(PageRange::EMPTY); MOST],
             len: 0,
             turn: 0,
         }
@@ -50,7 +59,7 @@ impl Requests {
     /// Adds a request, unless the table is full.
     pub(super) fn add(&mut self, asked: PageRange) {
         if let Some(place) = self.open.get_mut(self.len) {
-            *place = Request { asked, rest: asked };
+            *place = Request::new(asked);
             self.len += 1;
         }
     }

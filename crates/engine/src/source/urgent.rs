@@ -21,7 +21,7 @@ use super::error::SourceFailure;
 use super::order::{Order, Place, Streams};
 use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
-use super::requests::Requests;
+use super::requests::{Request, Requests};
 use super::session::{Event, Session};
 use crate::last_word::LastWord;
 use crate::link::{LinkError, LinkReader, LinkWriter, Urgency};
@@ -139,18 +139,15 @@ impl Urgent {
             if asked.len() > PIECE as u64 {
                 self.requests.add(asked);
             } else {
-                let mut rest = asked;
-                while !rest.is_empty() {
-                    rest = self.answer.piece(rest)?;
+                let mut request = Request::new(asked);
+                while !request.rest.is_empty() {
+                    self.answer.piece(&mut request)?;
                 }
                 self.answer.learn(asked);
             }
         }
         let answer = &mut self.answer;
-        let done = self.requests.next(|request| {
-            request.rest = answer.piece(request.rest)?;
-            Ok::<_, Stop>(())
-        })?;
+        let done = self.requests.next(|request| answer.piece(request))?;
         if let Some(done) = done {
             self.answer.learn(done.asked);
         }
@@ -175,13 +172,16 @@ struct Answer {
 }
 
 impl Answer {
-    /// Sends the first piece of `range` that is still owed; gives what may be
-    /// owed behind it. What is not has been sent already, or is being sent by a
-    /// background link.
-    fn piece(&mut self, range: PageRange) -> Result<PageRange, Stop> {
+    /// Sends the first piece of a request's rest that is still owed. What is
+    /// not has been sent already, or is being sent by a background link.
+    fn piece(&mut self, request: &mut Request) -> Result<(), Stop> {
         let _answering = self.urgency.begin();
-        let Some(run) = self.owed.claim(range, PIECE as u64) else {
-            return Ok(PageRange::EMPTY);
+        let Some(run) = self.owed.claim(request.rest, PIECE as u64) else {
+            if request.is_untouched() {
+                Counters::add(&self.counters.requests_under_way, 1);
+            }
+            request.rest = PageRange::EMPTY;
+            return Ok(());
         };
         let before = self.writer.sent();
         let (writer, counters) = (&mut self.writer, &self.counters);
@@ -202,7 +202,8 @@ impl Answer {
         Counters::add(&self.counters.urgent_bytes, self.writer.sent() - before);
         self.tracker.done(run.len());
         self.order.urgent_upto(run.end());
-        Ok(PageRange::new(run.end(), range.end()))
+        request.rest = PageRange::new(run.end(), request.rest.end());
+        Ok(())
     }
 
     /// A request has been answered: what does it tell about the next ones? Even

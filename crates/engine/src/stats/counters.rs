@@ -25,6 +25,8 @@ pub struct Counters {
     pub background_bytes: AtomicU64,
     /// See [`Bytes::device_state`].
     pub device_state_bytes: AtomicU64,
+    /// See [`Requests::requests_under_way`](super::Requests::requests_under_way).
+    pub requests_under_way: AtomicU64,
 }
 
 impl Counters {
@@ -42,6 +44,11 @@ impl Counters {
             background: self.background.load(Relaxed),
             guest,
         }
+    }
+
+    /// Requests that had nothing left to send.
+    pub fn requests_under_way(&self) -> u64 {
+        self.requests_under_way.load(Relaxed)
     }
 
     /// The byte counts.

@@ -30,6 +30,14 @@ pub struct Requests {
     pub unmeasured_requests: u64,
     /// Who faulted, most often first.
     pub faults: Vec<ThreadFaults>,
+    /// Requests that came when all that they ask for had been sent unasked, or
+    /// was just being sent: background is their answer. Counted by the source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_under_way: Option<u64>,
+    /// Who faulted while the device state was loaded, before the guest ran
+    /// here. Counted by the destination.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults_before_running: Option<Vec<ThreadFaults>>,
 }
 
 impl Requests {
@@ -114,6 +122,7 @@ mod tests {
                 vcpu: Some(1),
                 count: 7,
             }],
+            ..Requests::default()
         };
         let mut there = Requests::default();
         there.add_measures(here.measures());

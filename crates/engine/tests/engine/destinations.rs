@@ -50,6 +50,15 @@ fn every_choice_moves_a_busy_guest() {
                 "{:?}",
                 here.faults
             );
+            // So they did before the guest ran, but for pages of the round
+            // before, and no vCPU is among them.
+            let before = here.faults_before_running.as_ref().unwrap();
+            assert!(before.iter().all(|faults| faults.vcpu.is_none()));
+            let loading: u64 = before.iter().map(|faults| faults.count).sum();
+            assert!(loading <= faults, "{before:?}");
+            assert!(loading > 0 || mode == Mode::Hybrid, "{before:?}");
+            assert!(there.faults_before_running.is_none());
+            assert!(there.requests_under_way.is_some());
             assert_eq!(destination.collapse.is_some(), options.collapse.is_some());
             assert!(source.collapse.is_none());
         }

@@ -39,6 +39,15 @@ struct Hot {
     parts: [PageRange; 2],
 }
 
+/// What a search has come upon.
+#[derive(Debug)]
+struct Found {
+    /// What it has claimed.
+    piece: Option<PageRange>,
+    /// Whether it has left a huge page before that to another link.
+    skipped: bool,
+}
+
 /// A link's cursors.
 #[derive(Debug)]
 pub(crate) struct Route {
@@ -119,7 +128,7 @@ impl Route {
     fn read_ahead(&mut self, max: u64) -> Option<PageRange> {
         loop {
             // Not all of a window may be owed, nor in one piece.
-            if let Ok(piece) = self.search(self.reading, true, max, Owed::first) {
+            if let Some(piece) = self.search(self.reading, true, max, Owed::first).piece {
                 self.reading = PageRange::new(piece.end(), self.reading.end());
                 return Some(piece);
             }
@@ -137,7 +146,7 @@ impl Route {
             let found = self.search(parts[0], true, max, |owed, range| {
                 owed.first_hot(times, range)
             });
-            if let Ok(piece) = found {
+            if let Some(piece) = found.piece {
                 let rest = PageRange::new(piece.start().max(parts[0].start()), parts[0].end());
                 self.hot = Some(Hot {
                     times,
@@ -177,34 +186,33 @@ impl Route {
             }
         }
         while let Some(range) = self.walk.look() {
-            match self.search(range, true, max, Owed::first) {
-                Ok(piece) => {
+            let found = self.search(range, true, max, Owed::first);
+            // Whether or not there is something behind it.
+            if found.skipped {
+                self.walk.skip();
+            }
+            match found.piece {
+                Some(piece) => {
                     self.walk.found(piece.end());
                     return Some(piece);
                 }
-                Err(skipped) => {
-                    if skipped {
-                        self.walk.skip();
-                    }
-                    self.walk.found_nothing(range);
-                }
+                None => self.walk.found_nothing(range),
             }
         }
         // Nothing else is left: help another link with its huge page.
         let left = self.walk.skipped()?;
-        self.search(left, false, max, Owed::first).ok()
+        self.search(left, false, max, Owed::first).piece
     }
 
     /// Claims the first piece in `range` that `first` finds. Leaves huge pages
-    /// that another link has begun to it, if `polite`; the error says whether
-    /// it did.
+    /// that another link has begun to it, if `polite`.
     fn search(
         &mut self,
         range: PageRange,
         polite: bool,
         max: u64,
         first: impl Fn(&Owed, PageRange) -> Option<PageRange>,
-    ) -> Result<PageRange, bool> {
+    ) -> Found {
         let mut skipped = false;
         let mut rest = range;
         while let Some(run) = first(&self.owed, rest) {
@@ -228,12 +236,18 @@ impl Route {
                 if huge || self.under_way.is_empty() {
                     self.order.go_to(self.link, host.start());
                 }
-                return Ok(piece);
+                return Found {
+                    piece: Some(piece),
+                    skipped,
+                };
             }
             // Somebody was faster: what is owed after that?
             rest = PageRange::new(run.start(), rest.end());
         }
-        Err(skipped)
+        Found {
+            piece: None,
+            skipped,
+        }
     }
 
     /// The part of `run` that lies in its first page's RAM block: the next one

@@ -6,7 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::link::{Incoming, LinkReader, LinkWriter, Listener, Stream, split};
-use hikkoshi_engine::{Cancel, MigrateError, Mode, Outcome, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{
+    Account, Cancel, MigrateError, Mode, Outcome, SourceOptions, Watch, migrate,
+};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, Limits, RequestSummary, Role, ToDestination, ToSource};
 
@@ -104,7 +106,11 @@ fn migrated(
     mode: Mode,
     cancel: &Cancel,
     script: impl FnOnce(&mut Destination<'_>) + Send,
-) -> (Result<(), MigrateError>, Arc<Machine>, Vec<&'static str>) {
+) -> (
+    Result<Account, MigrateError>,
+    Arc<Machine>,
+    Vec<&'static str>,
+) {
     let _watchdog = watchdog();
     let layout = layout(&[(MIB, SMALL), (7 * MIB, SMALL)]);
     let machine = machine(&layout, &layout);
@@ -150,7 +156,7 @@ fn migrated(
     });
     let calls = source.script.calls();
     assert_eq!(calls.last(), Some(&"release"));
-    (result.map(drop), machine, calls)
+    (result, machine, calls)
 }
 
 /// As [`migrated`], for what must leave the guest at the source.
@@ -396,6 +402,55 @@ fn a_destination_that_claims_to_have_everything() {
     assert!(!calls.contains(&"resume"));
     assert_eq!(machine.runs(), None);
     machine.check(Side::Source);
+}
+
+/// Receives `count` pages on the urgent link.
+fn receive_urgent(urgent: &mut Ends, count: u64) {
+    let mut buffer = vec![0; 1 << 20];
+    let mut received = 0;
+    while received < count {
+        let frame = urgent.0.frame().unwrap();
+        let content = &mut buffer[..frame.payload_len()];
+        urgent.0.payload(content).unwrap();
+        let (Frame::Pages { range } | Frame::Zeros { range }) = frame else {
+            panic!("{frame:?}")
+        };
+        received += range.len();
+    }
+}
+
+/// Small or large, a request that comes when its pages have left is counted;
+/// one that had anything left to send is not.
+#[test]
+fn requests_for_what_has_left_already_are_counted() {
+    let (result, _, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
+        let (mut control, background, mut urgent) = destination.accept();
+        apply(background);
+        hear_until(&mut control, "DiscardEnd");
+        control.1.control(&ToSource::Discarded).unwrap();
+        let owed = loop {
+            if let ToDestination::Switch { owed_pages, .. } = control.0.control().unwrap() {
+                break owed_pages;
+            }
+        };
+        let mut ask = |from, len, answer| {
+            let range = PageRange::from_len(Page::new(from), len);
+            urgent.1.frame(Frame::Request { range }).unwrap();
+            receive_urgent(&mut urgent, answer);
+        };
+        // Nothing is pushed before the commit.
+        ask(64, 100, 100);
+        ask(70, 1, 0);
+        ask(80, 50, 0);
+        ask(0, 2048, owed - 100);
+        control.1.control(&ToSource::Ready).unwrap();
+        hear_until(&mut control, "Commit");
+        control.1.control(&ToSource::Resumed).unwrap();
+        let requests = RequestSummary::default();
+        control.1.control(&ToSource::Complete { requests }).unwrap();
+        hear_until(&mut control, "Goodbye");
+    });
+    assert_eq!(result.unwrap().requests.requests_under_way, Some(2));
 }
 
 /// The guest has moved, and the destination does not stop talking: the source

@@ -228,3 +228,37 @@ fn urgent_claims_get_in_between_the_pieces_of_a_huge_page() {
     assert_eq!(urgent, HUGE - 8);
     assert_eq!(links.routes[0].next(8, true), Next::Piece(range(512, 520)));
 }
+
+/// A link stalls in the middle of a huge page, wherever that is: the others
+/// push all the rest, and in the end what is left of that one too.
+#[test]
+fn the_huge_page_of_a_link_that_stalls_is_finished_by_another() {
+    let layout = layout(&[(3, 1), (6 * HUGE, HUGE), (100, 1)]);
+    for number in [2, 3] {
+        for nth in 0..6 {
+            let mut links = links(&layout, all_owed(&layout), number);
+            let stalled = PageRange::from_len(Page::new(3 + nth * HUGE), HUGE);
+            // The guest leads the first link there.
+            links.order.urgent_upto(stalled.start());
+            let piece = PageRange::from_len(stalled.start(), 8);
+            assert_eq!(links.routes[0].next(8, true), Next::Piece(piece));
+
+            // The other ones take turns, and go through with it.
+            let mut last = PageRange::EMPTY;
+            let mut going: Vec<_> = links.routes[1..].iter_mut().collect();
+            while !going.is_empty() {
+                going.retain_mut(|route| match route.next(8, true) {
+                    Next::Piece(piece) => {
+                        last = piece;
+                        true
+                    }
+                    Next::Done => false,
+                    Next::Nothing => panic!("background has begun"),
+                });
+            }
+            assert_eq!(links.owed.count(), 0, "{number} links, huge page {nth}");
+            assert!(stalled.contains_range(last), "{last:?} before it");
+            assert_eq!(links.routes[0].next(8, true), Next::Done);
+        }
+    }
+}
