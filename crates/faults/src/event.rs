@@ -1,7 +1,7 @@
 //! Reading what a userfaultfd has to say.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -144,7 +144,7 @@ fn decode(message: abi::Message) -> Event {
     }
 }
 
-/// Why [`Userfault::wait`] came back.
+/// Why [`Userfault::wait`] or [`Watch::wait`](crate::Watch::wait) came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
     /// There are messages to [`Userfault::read`] (another thread may be faster).
@@ -153,19 +153,10 @@ pub enum Ready {
     Stopped,
     /// The process has ended. Only told when the descriptor knows its process.
     ProcessGone,
-    /// What else was waited for, see [`Userfault::wait_also`].
+    /// What else was waited for, see [`Watch`](crate::Watch).
     Also,
     /// The time is over.
     TimedOut,
-}
-
-/// Something else to wait for.
-#[derive(Clone, Copy, Debug)]
-pub enum Also<'a> {
-    /// Until it can be read from, or has failed.
-    Readable(BorrowedFd<'a>),
-    /// Until it can be written to, or has failed.
-    Writable(BorrowedFd<'a>),
 }
 
 /// Reading or waiting failed. Blocked threads stay blocked: do **not** close the descriptor
@@ -226,7 +217,8 @@ impl Userfault {
     }
 
     /// Waits until there is something to read, `stop` is stopped, the process ends, or `timeout`
-    /// is over. A stop wins over the rest, and messages over the process's end.
+    /// is over. A stop wins over the rest, and messages over the process's end. Of several threads
+    /// that wait like this each fault wakes all: see [`Self::watch`].
     ///
     /// # Errors
     ///
@@ -234,21 +226,6 @@ impl Userfault {
     pub fn wait(
         &self,
         stop: &Stop,
-        timeout: Option<std::time::Duration>,
-    ) -> Result<Ready, ReadError> {
-        self.wait_also(stop, [None, None], timeout)
-    }
-
-    /// As [`Self::wait`], and comes back with [`Ready::Also`] when one of `also` is ready and
-    /// there is no message.
-    ///
-    /// # Errors
-    ///
-    /// See [`ReadError`].
-    pub fn wait_also(
-        &self,
-        stop: &Stop,
-        also: [Option<Also<'_>>; 2],
         timeout: Option<std::time::Duration>,
     ) -> Result<Ready, ReadError> {
         let failed = |source: io::Error| ReadError {
@@ -263,19 +240,11 @@ impl Userfault {
         let own_fd = self.as_fd();
         // The stop handle stands in for a process that is not known.
         let process_fd = self.process().map_or(stop_fd, |process| process.as_fd());
-        // So it does for what else there is not.
-        let also = also.map(|also| match also {
-            None => (stop_fd, PollFlags::IN),
-            Some(Also::Readable(fd)) => (fd, PollFlags::IN),
-            Some(Also::Writable(fd)) => (fd, PollFlags::OUT),
-        });
         loop {
             let mut set = [
                 PollFd::from_borrowed_fd(stop_fd, PollFlags::IN),
                 PollFd::from_borrowed_fd(own_fd, PollFlags::IN),
                 PollFd::from_borrowed_fd(process_fd, PollFlags::IN),
-                PollFd::from_borrowed_fd(also[0].0, also[0].1),
-                PollFd::from_borrowed_fd(also[1].0, also[1].1),
             ];
             match poll(&mut set, timeout.as_ref()) {
                 Ok(0) => return Ok(Ready::TimedOut),
@@ -286,7 +255,7 @@ impl Userfault {
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno.into())),
             }
-            let [stopped, events, ended, first, second] = set.map(|entry| entry.revents());
+            let [stopped, events, ended] = set.map(|entry| entry.revents());
             if !stopped.is_empty() {
                 return Ok(Ready::Stopped);
             }
@@ -302,9 +271,6 @@ impl Userfault {
             }
             if !ended.is_empty() {
                 return Ok(Ready::ProcessGone);
-            }
-            if !first.is_empty() || !second.is_empty() {
-                return Ok(Ready::Also);
             }
         }
     }

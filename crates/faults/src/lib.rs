@@ -30,7 +30,7 @@
 //! # What is missing
 //!
 //! * Other processors than x86-64: the injection knows its registers.
-//! * MINOR faults and `UFFDIO_CONTINUE`, `UFFDIO_MOVE`, `UFFDIO_POISON`.
+//! * MINOR faults, `UFFDIO_MOVE`, `UFFDIO_POISON`.
 //! * One descriptor is one queue; sharding it over several for guests of very many vCPUs.
 
 #![allow(unsafe_code)] // ptrace and ioctl: this crate is where the kernel's interface is.
@@ -54,6 +54,7 @@ mod schedule;
 mod stop;
 mod tcp;
 mod userfault;
+mod watch;
 
 #[cfg(test)]
 #[path = "../tests/common/mod.rs"]
@@ -64,7 +65,7 @@ pub use buffer::PageBuffer;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use copy::{Copied, CopyError};
 pub use device::DeviceError;
-pub use event::{Also, Event, EventBuffer, Fault, ReadError, Ready};
+pub use event::{Event, EventBuffer, Fault, ReadError, Ready};
 pub use features::Features;
 pub use foreign::{ForeignUserfault, GiveBackError, TakeError, close_remote};
 pub use inject::InjectError;
@@ -75,3 +76,4 @@ pub use schedule::{Policy, Schedule};
 pub use stop::Stop;
 pub use tcp::{TcpInfo, set_pace};
 pub use userfault::{ApiError, CreateError, Mode, RangeError, Registered, Userfault};
+pub use watch::Watch;

@@ -73,11 +73,14 @@ impl Asking {
         Ok(())
     }
 
-    /// The socket, if something waits for room in it.
-    pub(super) fn waits_for(&self) -> Option<BorrowedFd<'_>> {
-        self.full
-            .load(Ordering::Acquire)
-            .then(|| self.stream.as_fd())
+    /// Whether something waits for room in the [`socket`](Self::socket).
+    pub(super) fn waits(&self) -> bool {
+        self.full.load(Ordering::Acquire)
+    }
+
+    /// What requests are written to.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 
     /// Whether so much is unsent that no more faults should be read.
@@ -143,7 +146,7 @@ mod tests {
             }
         });
         assert!(asking.is_overfull(), "the socket took it all");
-        assert!(asking.waits_for().is_some());
+        assert!(asking.waits());
         let reading = thread::spawn(move || {
             let limits = Limits {
                 pages: THREADS * EACH,
@@ -160,7 +163,7 @@ mod tests {
             (seen, theirs)
         });
         let stop = Stop::new().unwrap();
-        while asking.waits_for().is_some() {
+        while asking.waits() {
             asking.wait(&stop);
             asking.flush().unwrap();
         }

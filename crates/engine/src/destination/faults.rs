@@ -11,7 +11,7 @@ use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_faults::{Also, EventBuffer, Ready, Stop};
+use hikkoshi_faults::{EventBuffer, ReadError, Ready, Stop, Watch};
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{Frame, HEADER_LEN};
 use std::os::fd::AsFd;
@@ -68,7 +68,7 @@ pub(super) fn start(
     });
     let priority = options.priority;
     (0..threads).map(move |number| {
-        let mut fault_thread = FaultThread::new(Arc::clone(&shared));
+        let mut fault_thread = FaultThread::new(Arc::clone(&shared))?;
         let events = events.clone();
         thread::Builder::new()
             .name(format!("dst-faults-{number}"))
@@ -89,6 +89,7 @@ pub(super) fn start(
 #[derive(Debug)]
 struct FaultThread {
     shared: Arc<Shared>,
+    watch: Watch,
     buffer: EventBuffer,
     /// Host pages to ask for, and when their faults were read.
     wanted: Vec<(PageRange, u64)>,
@@ -98,14 +99,18 @@ struct FaultThread {
 }
 
 impl FaultThread {
-    fn new(shared: Arc<Shared>) -> Self {
-        Self {
+    fn new(shared: Arc<Shared>) -> Result<Self, ReadError> {
+        let installer = &shared.installer;
+        Ok(Self {
+            watch: installer
+                .userfault()
+                .watch(&shared.stop, installer.news().as_fd())?,
             shared,
             buffer: EventBuffer::with_capacity(BATCH),
             wanted: Vec::with_capacity(BATCH),
             fills: Vec::with_capacity(BATCH),
             frames: Vec::with_capacity(BATCH_BYTES),
-        }
+        })
     }
 
     fn run(&mut self) -> Result<(), DestinationFailure> {
@@ -150,17 +155,14 @@ impl FaultThread {
         let Shared {
             installer,
             asking,
-            stop,
             poll,
             ..
         } = &*self.shared;
         let userfault = installer.userfault();
-        let wait = |timeout| {
-            let also = [
-                Some(Also::Readable(installer.news().as_fd())),
-                asking.waits_for().map(Also::Writable),
-            ];
-            userfault.wait_also(stop, also, timeout)
+        let watch = &mut self.watch;
+        let mut wait = |timeout| {
+            watch.set_writing(asking.socket(), asking.waits())?;
+            watch.wait(timeout)
         };
         loop {
             if *poll {

@@ -17,7 +17,7 @@ fn fault_thread(installer: Installer) -> (FaultThread, UnixStream) {
         stop: Stop::new().unwrap(),
         poll: false,
     };
-    (FaultThread::new(Arc::new(shared)), theirs)
+    (FaultThread::new(Arc::new(shared)).unwrap(), theirs)
 }
 
 /// Reads faults until so many have been sorted.

@@ -1,0 +1,156 @@
+//! Several threads that wait for the faults of one process.
+
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{Target, gettid, map_shared, memory_file};
+use hikkoshi_faults::{
+    EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode, Ready, Stop,
+};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 16;
+
+/// A process whose threads each read a page when told to: word 1 says how many.
+fn guest() -> (Target, ForeignUserfault, HostRange) {
+    let file = memory_file((PAGES * PAGE) as u64, false);
+    let raw = file.as_raw_fd();
+    let target = Target::spawn(move |shared| {
+        let memory = map_shared(PAGES * PAGE, raw).expose_provenance();
+        shared.set(0, memory as u64);
+        thread::scope(|scope| {
+            for page in 0..PAGES {
+                scope.spawn(move || {
+                    shared.wait(1, page as u64 + 1);
+                    let at = std::ptr::with_exposed_provenance::<u8>(memory + page * PAGE);
+                    unsafe { at.read_volatile() };
+                    shared.add(2, 1);
+                });
+            }
+        });
+        0
+    });
+    target.shared.wait(0, 1);
+    let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap();
+    let range = HostRange::new(HostAddr(target.shared.get(0)), (PAGES * PAGE) as u64);
+    taken.userfault().register(range, Mode::MISSING).unwrap();
+    (target, taken, range)
+}
+
+/// Waits until a thread of this process sleeps.
+fn until_it_sleeps(thread: &AtomicU64) {
+    let sleeps = |thread| {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().starts_with('S')
+    };
+    loop {
+        let thread = thread.load(Ordering::SeqCst);
+        if thread != 0 && sleeps(thread) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Each fault wakes one of the threads that sleep, until the last of them is
+/// woken; and a stop wakes all.
+#[test]
+fn a_fault_wakes_one() {
+    const THREADS: usize = 4;
+    let (target, taken, range) = guest();
+    let stop = Stop::new().unwrap();
+    let (quiet, _other) = UnixStream::pair().unwrap();
+    let woken = AtomicU64::new(0);
+    let ids = [const { AtomicU64::new(0) }; THREADS];
+    thread::scope(|scope| {
+        for id in &ids {
+            let (taken, stop, quiet, woken) = (&taken, &stop, &quiet, &woken);
+            scope.spawn(move || {
+                let watch = taken.userfault().watch(stop, quiet.as_fd()).unwrap();
+                id.store(gettid().into(), Ordering::SeqCst);
+                assert_eq!(watch.wait(None).unwrap(), Ready::Events);
+                woken.fetch_add(1, Ordering::SeqCst);
+                // Keeps the message where it is: whoever was woken for nothing
+                // would see it, too.
+                while !stop.is_stopped() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        for id in &ids {
+            until_it_sleeps(id);
+        }
+        for fault in 1..=THREADS as u64 {
+            target.shared.set(1, fault);
+            while woken.load(Ordering::SeqCst) < fault {
+                thread::sleep(Duration::from_millis(1));
+            }
+            // Time for those to come who should not.
+            thread::sleep(Duration::from_millis(20));
+            assert_eq!(woken.load(Ordering::SeqCst), fault, "threads woken");
+        }
+        stop.stop();
+    });
+    let mut buffer = EventBuffer::with_capacity(PAGES);
+    assert_eq!(taken.userfault().read(&mut buffer).unwrap(), THREADS);
+    taken.userfault().unregister(range).unwrap();
+    target.shared.set(1, PAGES as u64);
+    target.join();
+    taken.give_back().unwrap();
+}
+
+#[test]
+fn what_else_is_waited_for() {
+    let (target, taken, range) = guest();
+    let stop = Stop::new().unwrap();
+    let (news, mut teller) = UnixStream::pair().unwrap();
+    let (socket, _peer) = UnixStream::pair().unwrap();
+    let mut watch = taken.userfault().watch(&stop, news.as_fd()).unwrap();
+    let now = Some(Duration::ZERO);
+    assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
+    // There is room in the socket, but nobody asked for it.
+    watch.set_writing(socket.as_fd(), false).unwrap();
+    assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
+    for _ in 0..2 {
+        watch.set_writing(socket.as_fd(), true).unwrap();
+        assert_eq!(watch.wait(None).unwrap(), Ready::Also);
+        watch.set_writing(socket.as_fd(), false).unwrap();
+        assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
+    }
+    std::io::Write::write_all(&mut teller, b"news").unwrap();
+    assert_eq!(watch.wait(None).unwrap(), Ready::Also);
+    // A message comes before anything else, and a stop before that.
+    target.shared.set(1, 1);
+    while watch.wait(None).unwrap() != Ready::Events {}
+    stop.stop();
+    assert_eq!(watch.wait(None).unwrap(), Ready::Stopped);
+
+    // The process's end, after the messages.
+    let stop = Stop::new().unwrap();
+    let (news, _teller) = UnixStream::pair().unwrap();
+    let watch = taken.userfault().watch(&stop, news.as_fd()).unwrap();
+    target.kill(libc::SIGKILL);
+    let mut buffer = EventBuffer::with_capacity(1);
+    loop {
+        match watch.wait(None).unwrap() {
+            Ready::ProcessGone => break,
+            // Its fault, until it is gone itself.
+            Ready::Events => {
+                taken.userfault().read(&mut buffer).unwrap();
+                buffer.take();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    target.join();
+    taken.userfault().unregister(range).unwrap();
+    taken.give_back().unwrap();
+}
