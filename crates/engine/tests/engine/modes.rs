@@ -1,6 +1,7 @@
 //! Each mode moves a busy guest, whatever its memory looks like.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hikkoshi_engine::{Mode, WhenStalled};
@@ -96,8 +97,14 @@ fn precopy_that_does_not_converge() {
         setup.options.when_stalled = when_stalled;
         // However fast a round was, something is dirty at its end.
         let machine = Arc::clone(&setup.machine);
+        // If it goes on, the operator has had enough after some rounds more.
+        let cancel = setup.source_cancel.clone();
+        let rounds = AtomicU32::new(0);
         setup.source.script.at("count", move || {
             machine.work(50);
+            if rounds.fetch_add(1, Ordering::Relaxed) == 20 {
+                cancel.cancel();
+            }
             Ok(())
         });
         setup
@@ -109,26 +116,18 @@ fn precopy_that_does_not_converge() {
     let done = stalled(WhenStalled::Stop).run();
     let (source, destination) = done.at_source();
     assert!(
-        source.starts_with("pre-copy does not converge: after 3 rounds 0 MiB are still dirty"),
+        source.starts_with("pre-copy does not converge: after 3 rounds "),
         "{source}"
     );
+    assert!(source.contains(" MiB are still dirty"), "{source}");
     assert!(source.ends_with("allow more downtime (--max-downtime), or use --mode hybrid"));
     assert_eq!(
         destination,
         format!("called off by the source: the source failed: {source}")
     );
 
-    let setup = stalled(WhenStalled::GoOn);
-    let cancel = setup.source_cancel.clone();
-    let machine = Arc::clone(&setup.machine);
-    let waiting = std::thread::spawn(move || {
-        // Some rounds more, then the operator has had enough.
-        machine.work(3000);
-        cancel.cancel();
-    });
-    let done = setup.run();
+    let done = stalled(WhenStalled::GoOn).run();
     let (source, destination) = done.at_source();
-    waiting.join().unwrap();
     assert_eq!(source, "cancelled");
     assert_eq!(
         destination,
