@@ -25,6 +25,13 @@ impl Line {
         let line = match kind {
             LineKind::Loopback => Self::Loopback(Namespace::new("host")?),
             LineKind::Gbit(_) => Self::Link(Link::new(kind.shape())?),
+            LineKind::GbitPerFlow(_) => {
+                let link = Link::new(None)?;
+                if let Some(shape) = kind.shape() {
+                    link.shape_each_flow(shape)?;
+                }
+                Self::Link(link)
+            }
         };
         line.control(congestion)?;
         Ok(line)

@@ -41,8 +41,8 @@ impl Limit {
 pub struct Goal {
     /// In words.
     pub what: String,
-    /// What was measured.
-    pub value: f64,
+    /// What was measured; none when every run of it failed or has no such number.
+    pub value: Option<f64>,
     /// Of what it is, or `x`.
     pub unit: &'static str,
     /// What it should be.
@@ -53,7 +53,7 @@ pub struct Goal {
     pub shown_by: String,
 }
 
-/// Every aim that the runs have numbers for.
+/// Every aim that the runs are about.
 pub fn goals(runs: &[Run]) -> Vec<Goal> {
     let rows = rows(runs);
     let mut goals = Goals {
@@ -100,6 +100,9 @@ struct Goals<'a> {
     goals: Vec<Goal>,
 }
 
+/// The number of a goal that there is none for.
+const NOT_MEASURED: &str = "not measured";
+
 impl<'a> Goals<'a> {
     fn find(&self, line: LineKind, load: &str, system: &str) -> Option<&'a Row> {
         self.rows
@@ -125,16 +128,14 @@ impl<'a> Goals<'a> {
         limit: Limit,
         shown_by: String,
     ) {
-        if let Some(value) = value {
-            self.goals.push(Goal {
-                what,
-                value,
-                unit,
-                limit,
-                reached: limit.holds(value),
-                shown_by,
-            });
-        }
+        self.goals.push(Goal {
+            what,
+            value,
+            unit,
+            limit,
+            reached: value.is_some_and(|value| limit.holds(value)),
+            shown_by,
+        });
     }
 
     /// A ratio, with the two numbers that it is of.
@@ -146,15 +147,18 @@ impl<'a> Goals<'a> {
         limit: Limit,
         more: String,
     ) {
-        let Some((ours, theirs)) = ours.zip(theirs).filter(|pair| pair.1 > 0.0) else {
-            return;
+        let number = |value: Option<f64>| match value {
+            Some(value) => format!("{value:.1}"),
+            None => NOT_MEASURED.to_owned(),
         };
-        let mut shown_by = format!("{ours:.1} to {theirs:.1} {unit}");
+        let mut shown_by = format!("{} to {} {unit}", number(ours), number(theirs));
         if !more.is_empty() {
             shown_by.push_str("; ");
             shown_by.push_str(&more);
         }
-        self.add(what, Some(ours / theirs), "x", limit, shown_by);
+        let both = ours.zip(theirs).filter(|pair| pair.1 > 0.0);
+        let ratio = both.map(|(ours, theirs)| ours / theirs);
+        self.add(what, ratio, "x", limit, shown_by);
     }
 
     /// Faults as the guest sees them.
@@ -258,11 +262,10 @@ impl<'a> Goals<'a> {
             let find = |variant: &str| {
                 self.find(line, "sequential", &format!("hikkoshi-postcopy{variant}"))
             };
-            let (with, without) = (find(""), find("/no-read-ahead"));
-            let (with, without) = (
-                with.and_then(|row| row.scan_pages),
-                without.and_then(|row| row.scan_pages),
-            );
+            let (Some(with), Some(without)) = (find(""), find("/no-read-ahead")) else {
+                continue;
+            };
+            let (with, without) = (with.scan_pages, without.scan_pages);
             let mut most = String::new();
             if let Some(carried) = page_us(line).map(|us| 1e6 / us) {
                 most = format!("the line carries {carried:.0} pages a second");
@@ -280,7 +283,8 @@ impl<'a> Goals<'a> {
         }
     }
 
-    /// The line is filled although what is in flight is bounded. Pre-copy has no such bound.
+    /// The line is filled although what is in flight is bounded: beside post-copy with the bound
+    /// switched off, and beside pre-copy, which has none.
     fn filling(&mut self) {
         for line in self.lines() {
             let Some(bounded) = self.find(line, "fill", "hikkoshi-postcopy") else {
@@ -296,20 +300,23 @@ impl<'a> Goals<'a> {
                     format!("{:.0} MB/s", bounded.throughput.unwrap_or(0.0) / 1e6),
                 );
             }
-            let unbounded = self.find(line, "fill", "hikkoshi-precopy");
             let of_the_line = part.map(|part| format!("{:.0} % of the line", part * 100.0));
-            self.ratio(
-                format!("{line}: background with the bound (post-copy) to without (pre-copy)"),
-                (
-                    bounded.throughput.map(|bytes| bytes / 1e6),
-                    unbounded
-                        .and_then(|row| row.throughput)
-                        .map(|bytes| bytes / 1e6),
-                ),
-                "MB/s",
-                Limit::AtLeast(FILLED),
-                of_the_line.unwrap_or_default(),
-            );
+            for (without, what) in [
+                ("hikkoshi-postcopy/no-bound", "the same"),
+                ("hikkoshi-precopy", "pre-copy"),
+            ] {
+                let Some(unbounded) = self.find(line, "fill", without) else {
+                    continue;
+                };
+                let megabytes = |row: &Row| row.throughput.map(|bytes| bytes / 1e6);
+                self.ratio(
+                    format!("{line}: background in post-copy, with the bound, to {what} without"),
+                    (megabytes(bounded), megabytes(unbounded)),
+                    "MB/s",
+                    Limit::AtLeast(FILLED),
+                    of_the_line.clone().unwrap_or_default(),
+                );
+            }
         }
     }
 
@@ -325,23 +332,26 @@ impl<'a> Goals<'a> {
                 ("busy", "hikkoshi-hybrid"),
                 ("busy", "hikkoshi-postcopy"),
             ] {
-                let ours = self.find(line, load, system);
+                let Some(ours) = self.find(line, load, system) else {
+                    continue;
+                };
                 self.ratio(
                     format!("{line}: downtime, {system} ({load}) to qemu-precopy (paced)"),
-                    (ours.and_then(|row| row.downtime_ms), theirs.downtime_ms),
+                    (ours.downtime_ms, theirs.downtime_ms),
                     "ms",
                     Limit::AtMost(DOWNTIME_PART),
                     String::new(),
                 );
             }
-            let ours = self.find(line, "paced", "hikkoshi-precopy");
-            self.ratio(
-                format!("{line}: total time, hikkoshi-precopy to qemu-precopy (paced)"),
-                (ours.and_then(|row| row.total_ms), theirs.total_ms),
-                "ms",
-                Limit::AtMost(1.0),
-                String::new(),
-            );
+            if let Some(ours) = self.find(line, "paced", "hikkoshi-precopy") {
+                self.ratio(
+                    format!("{line}: total time, hikkoshi-precopy to qemu-precopy (paced)"),
+                    (ours.total_ms, theirs.total_ms),
+                    "ms",
+                    Limit::AtMost(1.0),
+                    String::new(),
+                );
+            }
         }
     }
 }
@@ -357,10 +367,17 @@ pub fn sheet(runs: &[Run]) -> Sheet {
                 Limit::Below(limit) => ("below", limit),
                 Limit::AtLeast(limit) => ("at least", limit),
             };
+            let (verdict, value) = match goal.value {
+                Some(value) if goal.reached => {
+                    ("reached", format!("{value:.digits$} {}", goal.unit))
+                }
+                Some(value) => ("MISSED", format!("{value:.digits$} {}", goal.unit)),
+                None => (NOT_MEASURED, "-".to_owned()),
+            };
             vec![
                 goal.what.clone(),
-                if goal.reached { "reached" } else { "MISSED" }.to_owned(),
-                format!("{:.digits$} {}", goal.value, goal.unit),
+                verdict.to_owned(),
+                value,
                 format!("{sign} {limit} {}", goal.unit),
                 goal.shown_by.clone(),
             ]
@@ -410,7 +427,9 @@ mod tests {
             run(System::HikkoshiPrecopy, Load::Paced(7), 160.0, 5000.0),
             run(System::QemuPrecopy, Load::Paced(7), 200.0, 6000.0),
         ];
-        let reached: Vec<_> = reached(&runs).into_iter().map(|goal| goal.1).collect();
+        let goals = reached(&runs).into_iter();
+        let of_time = goals.filter(|goal| goal.0.contains("time,"));
+        let reached: Vec<_> = of_time.map(|goal| goal.1).collect();
         assert_eq!(reached, [false, true, true]);
         assert!(sheet(&runs).text().contains("MISSED"));
     }
@@ -446,6 +465,24 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_number_is_not_passed_over() {
+        let failed = |system| {
+            let mut run = run(system, Load::Busy, 20.0, 1.0);
+            run.failure = Some("it did not begin".to_owned());
+            run
+        };
+        let theirs = busy(System::QemuPreempt, Load::Busy, 2000.0, 1000.0, 1000.0);
+        let runs = [failed(System::HikkoshiHybrid), theirs];
+        let goals = goals(&runs);
+        let mean = |goal: &&Goal| goal.what == "1gbit: mean fault, hikkoshi-hybrid";
+        assert_eq!(goals.iter().find(mean).unwrap().value, None);
+        assert!(goals.iter().all(|goal| !goal.reached), "{goals:?}");
+        let text = sheet(&runs).text();
+        assert!(text.contains("not measured to 2000.0 µs"), "{text}");
+        assert!(!text.contains("MISSED"), "{text}");
+    }
+
+    #[test]
     fn reading_ahead_is_worth_three_times() {
         let scan = |variant, ms| {
             let mut run = run(System::HikkoshiPostcopy, Load::Sequential, 1.0, 1.0);
@@ -466,7 +503,7 @@ mod tests {
         ];
         let goals = goals(&runs);
         assert_eq!(goals.len(), 1);
-        assert!(!goals[0].reached && (goals[0].value - 1.8).abs() < 1e-9);
+        assert!(!goals[0].reached && (goals[0].value.unwrap() - 1.8).abs() < 1e-9);
         let bound = "the line carries 29649 pages a second, less than would be wanted";
         assert!(goals[0].shown_by.ends_with(bound), "{}", goals[0].shown_by);
     }

@@ -284,7 +284,10 @@ fn line(kind: LineKind) -> Value {
         Some(shape) => json!({
             "name": kind.to_string(),
             "shape": {
-                "by": "tc tbf, both directions",
+                "by": match kind {
+                    LineKind::GbitPerFlow(_) => "tc htb, a class for each connection, both directions",
+                    _ => "tc tbf, both directions",
+                },
                 "rate_bits": shape.rate_bits,
                 "burst_bytes": shape.burst_bytes,
                 "latency_ms": u64::try_from(shape.latency.as_millis()).unwrap_or(u64::MAX),

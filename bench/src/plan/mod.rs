@@ -106,10 +106,13 @@ fn all() -> Vec<Case> {
         HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, QemuMultifd, QemuPostcopy, QemuPrecopy,
         QemuPreempt,
     };
-    use Variant::{Links, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll, ReadAhead8};
+    use Variant::{
+        Links, NoBound, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll, ReadAhead8,
+    };
     const UNSHAPED: LineKind = LineKind::Loopback;
     const TEN: LineKind = LineKind::Gbit(10);
     const ONE: LineKind = LineKind::Gbit(1);
+    const ONE_A_FLOW: LineKind = LineKind::GbitPerFlow(1);
 
     let mut cases = Vec::new();
     let mut add = |line, load, rounds, who: &[(System, Variant)]| {
@@ -126,19 +129,14 @@ fn all() -> Vec<Case> {
             line,
             Load::Busy,
             5,
-            &[(HikkoshiHybrid, Plain), (QemuPreempt, Plain)],
-        );
-        add(
-            line,
-            Load::Busy,
-            3,
-            &[(HikkoshiPostcopy, Plain), (QemuPostcopy, Plain)],
+            &[HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPostcopy]
+                .map(|system| (system, Plain)),
         );
         let paced = [HikkoshiPrecopy, QemuPrecopy, HikkoshiHybrid, QemuMultifd];
         add(
             line,
             Load::paced(line),
-            3,
+            5,
             &paced.map(|system| (system, Plain)),
         );
     }
@@ -159,8 +157,12 @@ fn all() -> Vec<Case> {
         let ahead = [Plain, NoReadAhead].map(|variant| (HikkoshiPostcopy, variant));
         add(line, Load::Sequential, 5, &ahead);
         add(line, Load::Sequential, 3, &[(HikkoshiPostcopy, ReadAhead8)]);
-        let fill = [HikkoshiPostcopy, HikkoshiPrecopy];
-        add(line, Load::Fill, 3, &fill.map(|system| (system, Plain)));
+        let fill = [
+            (HikkoshiPostcopy, Plain),
+            (HikkoshiPostcopy, NoBound),
+            (HikkoshiPrecopy, Plain),
+        ];
+        add(line, Load::Fill, 5, &fill);
     }
     let scanners = [
         (HikkoshiPostcopy, ReadAhead8),
@@ -196,6 +198,10 @@ fn all() -> Vec<Case> {
         3,
         &links.map(|variant| (HikkoshiPrecopy, variant)),
     );
+    for system in [HikkoshiPostcopy, HikkoshiPrecopy] {
+        let links = links.map(|variant| (system, variant));
+        add(ONE_A_FLOW, Load::Fill, 3, &links);
+    }
     let servers = [HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPrecopy];
     add(ONE, Load::Web, 1, &servers.map(|system| (system, Plain)));
     cases
@@ -260,7 +266,7 @@ mod tests {
     fn cases_have_rounds_of_their_own_unless_told_otherwise() {
         let own = plan(&["--only", "1gbit", "--only", "busy"]).unwrap();
         let rounds: Vec<_> = own.cases.iter().map(|case| case.rounds).collect();
-        assert_eq!(rounds, [5, 5, 3, 3]);
+        assert_eq!(rounds, [5, 5, 5, 5]);
         let one = plan(&["--rounds", "1"]).unwrap();
         assert_eq!(one.turns().count(), one.cases.len());
         let endless = plan(&["--only", "endless", "--rounds", "5"]).unwrap();

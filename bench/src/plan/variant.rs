@@ -12,6 +12,8 @@ pub enum Variant {
     NoHotFirst,
     /// The background does not move to the last urgent page.
     NoFollow,
+    /// What is in flight unasked is not bounded.
+    NoBound,
     /// No pages around the one asked for.
     NoReadAhead,
     /// Always 8 pages on either side of the one asked for.
@@ -31,6 +33,7 @@ impl Variant {
             Self::Plain => &[],
             Self::NoHotFirst => &["--no-hot-first"],
             Self::NoFollow => &["--no-follow"],
+            Self::NoBound => &["--no-bound"],
             Self::NoReadAhead => &["--read-ahead", "off"],
             Self::ReadAhead8 => &["--read-ahead", "8"],
             Self::Links(links) => return vec!["--links".to_owned(), links.to_string()],
@@ -57,6 +60,7 @@ impl fmt::Display for Variant {
             Self::Plain => f.write_str("plain"),
             Self::NoHotFirst => f.write_str("no-hot-first"),
             Self::NoFollow => f.write_str("no-follow"),
+            Self::NoBound => f.write_str("no-bound"),
             Self::NoReadAhead => f.write_str("no-read-ahead"),
             Self::ReadAhead8 => f.write_str("read-ahead-8"),
             Self::Links(links) => write!(f, "links-{links}"),

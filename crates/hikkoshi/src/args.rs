@@ -174,6 +174,11 @@ pub struct Migrate {
     #[arg(long)]
     pub no_follow: bool,
 
+    /// Post-copy: do not bound what is in flight unasked, which pages that the
+    /// guest waits for then stand behind (for measuring)
+    #[arg(long)]
+    pub no_bound: bool,
+
     /// Post-copy: send nothing but what the guest waits for, and what is sent
     /// ahead of it, for so many milliseconds after the switch (for measuring)
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=3_600_000))]
@@ -204,6 +209,7 @@ impl Migrate {
             read_ahead: self.read_ahead,
             hot_first: !self.no_hot_first,
             follow: !self.no_follow,
+            bound: !self.no_bound,
             poll: self.poll,
             priority: if self.no_priority {
                 Priority::OFF
@@ -326,7 +332,7 @@ mod tests {
         assert_eq!(options.bandwidth, Some(1_000_000_000));
         assert_eq!(options.links, SourceOptions::default_links());
         assert_eq!(options.read_ahead, ReadAhead::Adaptive);
-        assert!(options.hot_first && options.follow && !options.poll);
+        assert!(options.hot_first && options.follow && options.bound && !options.poll);
         assert_eq!(options.priority, Priority::ON);
         assert!(migrate.common.plaintext);
         let receive = |more: &[&str]| {
@@ -360,6 +366,7 @@ mod tests {
             "--read-ahead=off",
             "--no-hot-first",
             "--no-follow",
+            "--no-bound",
             "--background-delay=1500",
             "--poll",
             "--no-priority",
@@ -367,7 +374,7 @@ mod tests {
         .unwrap();
         assert_eq!(options.links, 16);
         assert_eq!(options.read_ahead, ReadAhead::Off);
-        assert!(!options.hot_first && !options.follow && options.poll);
+        assert!(!options.hot_first && !options.follow && !options.bound && options.poll);
         assert_eq!(options.background_delay, Duration::from_millis(1500));
         assert_eq!(options.priority, Priority::OFF);
         let fixed = parse(&["--read-ahead=8"]).unwrap();

@@ -51,6 +51,35 @@ fn a_line_carries_counts_and_can_be_reset() {
     }
 }
 
+/// Bytes in each class of the source's end that has carried any.
+fn carried(link: &Link) -> Vec<u64> {
+    let show = ["-s", "class", "show", "dev", Link::DEVICE];
+    let shown = link.source().command("tc").args(show).output().unwrap();
+    let text = String::from_utf8(shown.stdout).unwrap();
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix("Sent "))
+        .map(|sent| sent.split(' ').next().unwrap().parse().unwrap())
+        .filter(|&bytes: &u64| bytes > 0)
+        .collect()
+}
+
+#[test]
+fn each_connection_has_a_share_of_its_own() {
+    const MIB: usize = 1 << 20;
+    let link = Link::new(None).unwrap();
+    link.shape_each_flow(Shape::gbit(1)).unwrap();
+    let mut both = [connection(&link), connection(&link)];
+    for (source, destination) in &mut both {
+        std::thread::scope(|scope| {
+            scope.spawn(|| source.write_all(&[7; MIB]).unwrap());
+            destination.read_exact(&mut vec![0; MIB]).unwrap();
+        });
+    }
+    let carried = carried(&link);
+    assert_eq!(carried.len(), 2, "{carried:?}");
+    assert!(carried.iter().all(|&b| b >= MIB as u64), "{carried:?}");
+}
+
 #[test]
 fn a_cut_line_carries_nothing_and_a_mended_one_goes_on() {
     let link = Link::new(None).unwrap();

@@ -65,6 +65,9 @@ pub struct SourceOptions {
     /// In post-copy: pages that nobody asked for are sent outwards from the
     /// last one that somebody did ask for.
     pub follow: bool,
+    /// In post-copy: what is in flight unasked is bounded, and stands back while
+    /// somebody waits for a page. Off only for measuring what that costs.
+    pub bound: bool,
     /// In post-copy: the thread that reads page requests spins instead of
     /// sleeping. Costs a processor.
     pub poll: bool,
@@ -86,6 +89,7 @@ impl Default for SourceOptions {
             read_ahead: ReadAhead::Adaptive,
             hot_first: true,
             follow: true,
+            bound: true,
             poll: false,
             priority: Priority::ON,
         }

@@ -53,7 +53,9 @@ impl Pushers {
             order: Arc::clone(order),
         };
         for (number, mut link) in links.into_iter().enumerate() {
-            link.yield_to_urgent(shared.urgency.clone(), number_of_links as u64);
+            if options.bound {
+                link.yield_to_urgent(shared.urgency.clone(), number_of_links as u64);
+            }
             // Nobody can cancel any more.
             link.set_stop(&session.stop);
             let mut pusher = Pusher {

@@ -17,11 +17,12 @@ const NEVER: Duration = Duration::from_secs(3600);
 
 #[test]
 fn each_policy_can_be_switched_off() {
-    let off: [fn(&mut SourceOptions); 6] = [
+    let off: [fn(&mut SourceOptions); 7] = [
         |options| options.read_ahead = ReadAhead::Off,
         |options| options.read_ahead = ReadAhead::Fixed(8),
         |options| options.hot_first = false,
         |options| options.follow = false,
+        |options| options.bound = false,
         |options| options.priority = Priority::OFF,
         |options| {
             options.poll = true;

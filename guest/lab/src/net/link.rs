@@ -28,6 +28,9 @@ impl Shape {
     }
 }
 
+/// Connections that are told apart, where each has its own share of the line.
+const FLOWS: u32 = 64;
+
 /// Two namespaces joined by a line.
 #[derive(Debug)]
 pub struct Link {
@@ -133,6 +136,48 @@ impl Link {
             };
         }
         self.shape = shape;
+        Ok(())
+    }
+
+    /// Lets each connection through by a token bucket of its own (`tc htb`), however many there are;
+    /// the line was not shaped before.
+    ///
+    /// Connections are told apart by the low bits of the source's port. A client's next connection
+    /// to the same place has one that is a few even numbers higher (`__inet_hash_connect`), so
+    /// that the few of a migration never share a bucket.
+    ///
+    /// # Errors
+    /// When `tc` refuses it.
+    pub fn shape_each_flow(&self, shape: Shape) -> Result<(), LabError> {
+        let rate = format!("{}bit", shape.rate_bits);
+        let burst = shape.burst_bytes.to_string();
+        let queued = shape.rate_bits / 8 * u64::try_from(shape.latency.as_millis()).unwrap_or(0);
+        let limit = (shape.burst_bytes + queued / 1000).to_string();
+        for (end, port) in [(&self.source, "sport"), (&self.destination, "dport")] {
+            let tc = |words: &[&str]| {
+                let (kind, rest) = words.split_at(1);
+                let device = ["add", "dev", Self::DEVICE];
+                end.call("tc", &[kind, &device, rest].concat()).map(drop)
+            };
+            // What is in no class, such as ARP, passes.
+            tc(&["qdisc", "root", "handle", "1:", "htb"])?;
+            for flow in 0..FLOWS {
+                let class = format!("1:{:x}", flow + 1);
+                let (low, mask) = (
+                    format!("{:#x}", flow * 2),
+                    format!("{:#x}", (FLOWS - 1) * 2),
+                );
+                tc(&[
+                    "class", "parent", "1:", "classid", &class, "htb", "rate", &rate, "burst",
+                    &burst, "cburst", &burst, "quantum", "60000",
+                ])?;
+                tc(&["qdisc", "parent", &class, "bfifo", "limit", &limit])?;
+                tc(&[
+                    "filter", "parent", "1:", "protocol", "ip", "u32", "match", "ip", port, &low,
+                    &mask, "flowid", &class,
+                ])?;
+            }
+        }
         Ok(())
     }
 
