@@ -1,7 +1,7 @@
 //! File systems for RAM files, mounted for one test.
 
 use crate::{HugePageSize, Lab, LabError};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 /// A mounted file system, unmounted on drop.
@@ -25,6 +25,20 @@ impl Mount {
     pub(crate) fn hugetlbfs(lab: &Lab, name: &str, size: HugePageSize) -> Result<Self, LabError> {
         let size = size.option();
         Self::new(lab, name, "hugetlbfs", &format!("pagesize={size}"))
+    }
+
+    /// Has the kernel clear `mib` MiB of this file system's memory, once. A machine that is virtual
+    /// itself may get its memory only then, a page at a time: 20 s for a gigabyte, where
+    /// `UFFDIO_COPY` of a page of that size would otherwise wait for it.
+    pub(crate) fn touch(&self, mib: u64) -> Result<(), LabError> {
+        let path = self.path.join("touched");
+        let file = File::create(&path).map_err(LabError::file("creating", &path))?;
+        let none = rustix::fs::FallocateFlags::empty();
+        let touched = rustix::fs::fallocate(&file, none, 0, mib << 20)
+            .map_err(|error| LabError::file("filling", &path)(error.into()));
+        // Whether or not that went well.
+        fs::remove_file(&path).map_err(LabError::file("removing", &path))?;
+        touched
     }
 
     fn new(lab: &Lab, name: &str, kind: &str, options: &str) -> Result<Self, LabError> {

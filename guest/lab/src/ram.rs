@@ -160,6 +160,9 @@ impl PreparedRam {
     fn huge(&mut self, size: HugePageSize, mib: u64, lab: &Lab, vm: &str) -> Result<(), LabError> {
         self._huge_pages = Some(HugePages::reserve(size, mib)?);
         let mount = Mount::hugetlbfs(lab, &format!("{vm}-huge"), size)?;
+        if size == HugePageSize::Gib1 {
+            mount.touch(mib)?;
+        }
         self.size(&mib.to_string());
         self.align = size;
         self.file(lab, mount.path(), vm, "ram", mib, "on");
