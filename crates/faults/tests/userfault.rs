@@ -12,9 +12,11 @@ mod common;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-use common::{HugePages, Mounted, Target, gettid, map_shared, memory_file};
+use common::{HugePages, Target, gettid, map_shared, memory_file};
 use hikkoshi_faults::{
     Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode,
     RangeError, Ready, Stop, Userfault,
@@ -211,6 +213,32 @@ fn huge_pages_are_installed_whole() {
     assert_eq!([read(0), read(1), read(255)], [0, 1, 255]);
     own.unregister(range).unwrap();
     unsafe { libc::munmap(memory.cast(), 2 * HUGE) };
+}
+
+/// A file system mounted for one test; needs root.
+struct Mounted(tempfile::TempDir);
+
+impl Mounted {
+    /// Of this kind, with these options.
+    fn new(kind: &str, options: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", kind, "-o", options, "hikkoshi-test"])
+            .arg(folder.path())
+            .status();
+        assert!(mounted.unwrap().success(), "mounting needs root");
+        Self(folder)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
 }
 
 /// The kernel says of a huge page that it exists when there is none to be had: it must not be

@@ -8,8 +8,6 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::FromRawFd;
-use std::path::Path;
-use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -268,31 +266,5 @@ impl Drop for HugePages {
         let now = Self::read("nr_hugepages");
         let rest = now.saturating_sub(self.0).to_string();
         let _ = std::fs::write(format!("{POOL}/nr_hugepages"), rest);
-    }
-}
-
-/// A file system mounted for one test; needs root.
-pub struct Mounted(tempfile::TempDir);
-
-impl Mounted {
-    /// Of this kind, with these options.
-    pub fn new(kind: &str, options: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", kind, "-o", options, "hikkoshi-test"])
-            .arg(folder.path())
-            .status();
-        assert!(mounted.unwrap().success(), "mounting needs root");
-        Self(folder)
-    }
-
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
     }
 }
