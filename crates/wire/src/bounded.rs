@@ -13,7 +13,8 @@ use serde::ser::{self, Serialize, Serializer};
 /// Longest text in a message, in bytes: a name, a version, a reason.
 pub const MAX_TEXT: usize = 4096;
 
-/// A name: one that is too long is an error on both sides.
+/// A name: one that is too long is an error on both sides. One with control
+/// characters is refused; nobody's machine or memory is called that.
 pub(crate) struct Name;
 
 impl Name {
@@ -27,12 +28,29 @@ impl Name {
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<String, D::Error> {
-        deserializer.deserialize_str(TextVisitor)
+        let name = deserializer.deserialize_str(TextVisitor)?;
+        if name.chars().any(is_not_text) {
+            return Err(de::Error::custom("a name with control characters"));
+        }
+        Ok(name)
     }
 }
 
+/// Characters that a terminal or a log would take for something else than text:
+/// control characters, line and paragraph separators, and those that change or
+/// hide the direction of what follows (Unicode's `Bidi_Control`).
+fn is_not_text(character: char) -> bool {
+    let directs = matches!(
+        character,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    directs || character.is_control() || matches!(character, '\u{2028}' | '\u{2029}')
+}
+
 /// A text for people: one that is too long is cut when it is sent, so that a
-/// long reason is never the cause of another failure.
+/// long reason is never the cause of another failure. It is shown to them as it
+/// is, so that of a peer's text only text is taken in: line ends and tabs
+/// become blanks, other control characters question marks.
 pub(crate) struct Reason;
 
 impl Reason {
@@ -47,7 +65,13 @@ impl Reason {
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<String, D::Error> {
-        Name::deserialize(deserializer)
+        let text = deserializer.deserialize_str(TextVisitor)?;
+        let shown = |character: char| match character {
+            '\n' | '\r' | '\t' => ' ',
+            other if is_not_text(other) => '?',
+            other => other,
+        };
+        Ok(text.chars().map(shown).collect())
     }
 }
 

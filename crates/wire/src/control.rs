@@ -19,11 +19,11 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 8;
+    const COUNT: u32 = 11;
 }
 
 impl ControlMessage for ToSource {
-    const COUNT: u32 = 9;
+    const COUNT: u32 = 14;
 }
 
 mod sealed {

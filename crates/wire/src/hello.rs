@@ -14,6 +14,10 @@
 //!
 //! All numbers are little-endian. This layout is the same in every version to
 //! come: it is how versions find out about each other.
+//!
+//! The destination puts a challenge behind its hello, [`CHALLENGE_LEN`] bytes
+//! at random, and the source says them back before anything else: what was
+//! recorded of another connection does not fit this one.
 
 use std::fmt;
 
@@ -25,6 +29,9 @@ use crate::negotiate::{Capabilities, Versions};
 
 /// Bytes in a hello.
 pub const HELLO_LEN: usize = 44;
+
+/// Bytes in the challenge behind a destination's hello.
+pub const CHALLENGE_LEN: usize = 16;
 
 const MAGIC: [u8; 8] = *b"hikkoshi";
 

@@ -79,6 +79,33 @@
 //! what was asked for begins one. No more are incomplete then than there are
 //! links and unanswered requests.
 //!
+//! # Taking it up again
+//!
+//! From `Ready` on, links that are lost are no end, with
+//! [`Capabilities::RECOVERY`] on both sides. The source opens a new control link
+//! with the same id, to the same destination wherever it listens now, and begins
+//! it so:
+//!
+//! ```text
+//!     source                                      destination
+//!       | Here: its stage                               |
+//!       |---------------------------------------------->|
+//!       |                              Where: its stage |
+//!       |<----------------------------------------------|
+//!       |  Ready or Runs:                               |
+//!       |                   Missing ... MissingEnd      |
+//!       |<----------------------------------------------|
+//!       | Owed ... OwedEnd     (the rest holds zeros)   |
+//!       |---------------------------------------------->|
+//!       |  if anything is owed, the other links are opened
+//!       |  and it goes on with Commit, or with pages
+//! ```
+//!
+//! What each stage means, and what each side does in it, is told in
+//! `docs/protocol.md`.
+//!
+//! # The ends
+//!
 //! Either side may send `Cancel` until `Commit`. The destination keeps its
 //! links open until it has heard `Goodbye`, because a hang-up can overtake the
 //! last message on a socket.
@@ -89,8 +116,9 @@
 //! memory for a list grows with the bytes that really arrived, not with the
 //! number that was announced. Page ranges are checked against the layout
 //! ([`Limits`]), names and lists against the bounds stated with their types.
-//! No input makes this crate panic; the fuzz target in `fuzz/` and the property
-//! tests hold it to that.
+//! No input makes this crate panic; the fuzz targets in `fuzz/` and the property
+//! tests hold it to that. A text is taken in as text: without anything that a
+//! terminal would obey.
 //!
 //! # Versions
 //!
@@ -104,8 +132,6 @@
 //! - Encryption and authentication: the id keeps links of one migration
 //!   together, it does not protect them from somebody who can read them.
 //! - Checksums over page contents: the link's own have to do.
-//! - Resuming a migration on new links (recovery): version 1 has no messages
-//!   for it.
 
 #![forbid(unsafe_code)]
 
@@ -137,9 +163,9 @@ pub use frame::{
     DecodeError, Frame, HEADER_LEN, Limits, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
     MAX_PAGES_PER_ZEROS,
 };
-pub use hello::{HELLO_LEN, Hello, HelloError, Role};
+pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
 pub use id::MigrationId;
-pub use messages::{MAX_LINKS, Mode, ToDestination, ToSource};
+pub use messages::{DestinationStage, MAX_LINKS, Mode, SourceStage, ToDestination, ToSource};
 pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
 pub use ranges::{MAX_RANGES, OutsideLayout, PageRanges};
 pub use summary::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};

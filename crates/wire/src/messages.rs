@@ -87,6 +87,58 @@ pub enum ToDestination {
     },
     /// The last message: nothing more will come, and nothing more is needed.
     Goodbye,
+    /// The first message on a new control link of a migration that is under way
+    /// already: the source is back. Only to a destination with
+    /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY), as the ones
+    /// below.
+    Here {
+        /// How far the source is.
+        stage: SourceStage,
+    },
+    /// The answer to [`Missing`](ToSource::Missing): of what is missing, this is
+    /// owed. The rest holds zeros. Any number of times.
+    Owed {
+        /// The pages.
+        ranges: PageRanges,
+    },
+    /// All that is owed has been named.
+    OwedEnd {
+        /// How many pages that are.
+        pages: u64,
+        /// Number of background links that the source will open, and the urgent
+        /// link besides; 0 for none of either, when nothing is owed.
+        background_links: u16,
+    },
+}
+
+/// How far a source is in giving its guest away; `docs/protocol.md` has what it
+/// means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SourceStage {
+    /// The guest is the source's.
+    Keeps,
+    /// *Commit* may have been sent.
+    Committed,
+    /// The destination runs the guest.
+    Gone,
+    /// The destination has everything.
+    Done,
+}
+
+/// How far a destination is in taking a guest in; `docs/protocol.md` has what
+/// it means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DestinationStage {
+    /// Nothing was promised.
+    Arriving,
+    /// The guest could run here.
+    Ready,
+    /// The guest is the destination's; pages may be missing.
+    Runs,
+    /// All of it is here.
+    Whole,
+    /// The guest was never run here and never will be.
+    Declined,
 }
 
 /// What the destination says.
@@ -135,5 +187,44 @@ pub enum ToSource {
     Measured {
         /// What was measured.
         faults: FaultMeasures,
+    },
+    /// The answer to [`Here`](ToDestination::Here). In the stages
+    /// [`Ready`](DestinationStage::Ready) and [`Runs`](DestinationStage::Runs)
+    /// what is missing follows.
+    Where {
+        /// How far the destination is.
+        stage: DestinationStage,
+        /// The destination's host page size of each RAM block, in bytes.
+        #[serde(with = "List::<MAX_BLOCKS>")]
+        host_pages: Vec<u64>,
+        /// Most background links that it takes: 1 to [`MAX_LINKS`].
+        background_links: u16,
+    },
+    /// Pages that the destination lacks: whole host pages of its. Any number of
+    /// times.
+    Missing {
+        /// The pages.
+        ranges: PageRanges,
+    },
+    /// All that is missing has been named.
+    MissingEnd {
+        /// How many pages that are.
+        pages: u64,
+    },
+    /// The guest was never run here and never will be, and that is recorded: the
+    /// source takes it back, even after the commit. Only to a source with
+    /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
+    Declined {
+        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        #[serde(with = "Reason")]
+        reason: String,
+    },
+    /// The guest has run here, and its memory is gone with its process: nobody
+    /// can go on with it. Only to a source with
+    /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
+    Perished {
+        /// How, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        #[serde(with = "Reason")]
+        reason: String,
     },
 }

@@ -64,8 +64,16 @@ impl Capabilities {
     /// The source understands [`Measured`](crate::ToSource::Measured).
     pub const MEASURES: Self = Self(1 << 1);
 
+    /// A migration can be taken up again on new links: [`Here`] and what follows
+    /// from it is understood, and so are [`Declined`] and [`Perished`].
+    ///
+    /// [`Here`]: crate::ToDestination::Here
+    /// [`Declined`]: crate::ToSource::Declined
+    /// [`Perished`]: crate::ToSource::Perished
+    pub const RECOVERY: Self = Self(1 << 2);
+
     /// Everything this build knows of.
-    pub const KNOWN: Self = Self(Self::POSTCOPY.0 | Self::MEASURES.0);
+    pub const KNOWN: Self = Self(Self::POSTCOPY.0 | Self::MEASURES.0 | Self::RECOVERY.0);
 
     /// These bits, known or not.
     #[must_use]

@@ -82,6 +82,19 @@ proptest! {
 }
 
 #[test]
+fn what_the_fuzzer_found_worth_keeping() {
+    for (name, target) in properties::TARGETS {
+        let folder = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
+        let mut files = 0;
+        for file in std::fs::read_dir(&folder).unwrap() {
+            target(&std::fs::read(file.unwrap().path()).unwrap());
+            files += 1;
+        }
+        assert!(files >= 5, "only {files} files in {folder}");
+    }
+}
+
+#[test]
 fn the_fuzz_seeds_hold_the_properties() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/stream");
     let seeds: Vec<_> = std::fs::read_dir(folder).unwrap().collect();

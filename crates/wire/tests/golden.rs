@@ -16,9 +16,10 @@ use std::path::Path;
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    BlockDescription, Capabilities, ControlMessage, FaultMeasures, Frame, GuestDescription,
-    GuestRangeDescription, Hello, MigrationId, Mode, PageRanges, RequestSummary, Role,
-    StageSummary, ThreadFaults, ToDestination, ToSource, Versions, control_frame,
+    BlockDescription, Capabilities, ControlMessage, DestinationStage, FaultMeasures, Frame,
+    GuestDescription, GuestRangeDescription, Hello, MigrationId, Mode, PageRanges, RequestSummary,
+    Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Versions,
+    control_frame,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -82,6 +83,14 @@ fn to_destination() -> Vec<ToDestination> {
             reason: "interrupted".into(),
         },
         ToDestination::Goodbye,
+        ToDestination::Here {
+            stage: SourceStage::Gone,
+        },
+        ToDestination::Owed { ranges: ranges() },
+        ToDestination::OwedEnd {
+            pages: 524_801,
+            background_links: 2,
+        },
     ]
 }
 
@@ -140,6 +149,15 @@ fn to_source() -> Vec<ToSource> {
                 ],
             },
         },
+        ToSource::Where {
+            stage: DestinationStage::Runs,
+            host_pages: vec![4096, 2 << 20],
+            background_links: 4,
+        },
+        ToSource::Missing { ranges: ranges() },
+        ToSource::MissingEnd { pages: 524_801 },
+        ToSource::Declined { reason: reason() },
+        ToSource::Perished { reason: reason() },
     ]
 }
 
@@ -155,6 +173,9 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::Commit => "to-destination-commit",
         ToDestination::Cancel { .. } => "to-destination-cancel",
         ToDestination::Goodbye => "to-destination-goodbye",
+        ToDestination::Here { .. } => "to-destination-here",
+        ToDestination::Owed { .. } => "to-destination-owed",
+        ToDestination::OwedEnd { .. } => "to-destination-owed-end",
     }
 }
 
@@ -169,6 +190,11 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::Cancel { .. } => "to-source-cancel",
         ToSource::Complete { .. } => "to-source-complete",
         ToSource::Measured { .. } => "to-source-measured",
+        ToSource::Where { .. } => "to-source-where",
+        ToSource::Missing { .. } => "to-source-missing",
+        ToSource::MissingEnd { .. } => "to-source-missing-end",
+        ToSource::Declined { .. } => "to-source-declined",
+        ToSource::Perished { .. } => "to-source-perished",
     }
 }
 
@@ -242,6 +268,6 @@ fn each_message_has_its_number_and_its_place_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..8).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..9).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..11).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..14).collect::<Vec<u8>>());
 }

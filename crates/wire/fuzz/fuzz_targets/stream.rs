@@ -1,13 +1,11 @@
-//! Whatever a peer sends: the same properties as the crate's property tests.
+//! Whatever a peer sends on a link: the same properties as the crate's property
+//! tests.
 //!
-//! ```text
-//! cd crates/wire
-//! mkdir -p fuzz/corpus/stream
-//! cargo +nightly fuzz run stream fuzz/corpus/stream fuzz/seeds/stream
-//! ```
-//!
-//! What it finds goes to `fuzz/corpus`, which is not kept. `fuzz/seeds` is:
-//! it holds every message once, written by the crate's `golden` test.
+//! `fuzz/seeds/stream` holds every message once, written by the crate's `golden`
+//! test; `fuzz/corpus` what the fuzzer found worth keeping, as the smallest set
+//! that reaches the same code. `make fuzz` begins with both, and the property
+//! tests run through them too. What new inputs it finds go to `fuzz/found`,
+//! which is not kept.
 
 #![no_main]
 

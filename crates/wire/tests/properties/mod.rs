@@ -1,5 +1,5 @@
 //! What must hold for any bytes at all. Run by the property tests on random
-//! and damaged streams, and by the fuzz target on whatever it comes up with.
+//! and damaged streams, and by the fuzz targets on whatever they come up with.
 
 use hikkoshi_wire::{
     ControlMessage, Decoder, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Message, StreamError,
@@ -8,6 +8,18 @@ use hikkoshi_wire::{
 
 /// A guest of 4 GiB.
 pub const LIMITS: Limits = Limits { pages: 1 << 20 };
+
+/// What a fuzz target is called, and what it does.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const TARGETS: [Target; 5] = [
+    ("hello", hello),
+    ("header", header),
+    ("to_destination", control::<ToDestination>),
+    ("to_source", control::<ToSource>),
+    ("stream", check),
+];
 
 /// Checks everything that this crate can decode on `bytes`.
 pub fn check(bytes: &[u8]) {
@@ -23,20 +35,36 @@ pub fn check(bytes: &[u8]) {
 }
 
 /// A hello that is accepted is the only way to write down what it says.
-fn hello(bytes: &[u8]) {
+pub fn hello(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<HELLO_LEN>() else {
         return;
     };
+    let mut mended = *bytes;
+    mended[..8].copy_from_slice(b"hikkoshi");
+    let checksum = crc32c::crc32c(&mended[..HELLO_LEN - 4]);
+    mended[HELLO_LEN - 4..].copy_from_slice(&checksum.to_le_bytes());
+    for bytes in [bytes, &mended] {
+        one_hello(bytes);
+    }
+}
+
+fn one_hello(bytes: &[u8; HELLO_LEN]) {
     if let Ok(hello) = Hello::decode(bytes) {
         assert_eq!(&hello.encode(), bytes, "{hello:?}");
     }
 }
 
 /// So is a header; and it keeps its limits.
-fn header(bytes: &[u8]) {
-    let Some(bytes) = bytes.first_chunk::<HEADER_LEN>() else {
-        return;
-    };
+pub fn header(bytes: &[u8]) {
+    let mended = mend(bytes);
+    for bytes in [bytes, &mended] {
+        if let Some(bytes) = bytes.first_chunk() {
+            one_header(bytes);
+        }
+    }
+}
+
+fn one_header(bytes: &[u8; HEADER_LEN]) {
     if let Ok(frame) = Frame::decode(bytes, &LIMITS) {
         assert_eq!(&frame.encode(), bytes, "{frame:?}");
         assert!(frame.payload_len() <= 1 << 20, "{frame:?}");
@@ -51,7 +79,7 @@ fn header(bytes: &[u8]) {
 
 /// A control message that is accepted can be sent on, in no more bytes, and
 /// still says the same.
-fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+pub fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(message) = decode_control::<T>(bytes) {
         let again = encode_control(&message).expect("what was decoded keeps all bounds");
         assert!(again.len() <= bytes.len(), "{message:?}");

@@ -1,0 +1,11 @@
+//! Control messages of a destination.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[allow(dead_code)] // Some of it is for the property tests only.
+#[path = "../../tests/properties/mod.rs"]
+mod properties;
+
+fuzz_target!(|bytes: &[u8]| properties::control::<hikkoshi_wire::ToSource>(bytes));
