@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 /// Where Bochs's standard error goes.
 const ERRORS: &str = "errors.log";
 
-/// A run takes less than 20 seconds of processor time. A machine with much else to do gives it that
-/// within this, which is what the test may take in all; after it, the guest or Bochs hangs.
-const LIMIT: Duration = Duration::from_secs(110);
+/// A run takes less than 20 seconds of processor time. A slow machine with much else to do gives it
+/// that within this; after it, the guest or Bochs hangs.
+const LIMIT: Duration = Duration::from_secs(1200);
 
 #[test]
 fn the_tables_hold_under_the_real_instruction_set() {

@@ -81,4 +81,42 @@ mod tests {
         assert_eq!((found.number, found.unread, found.waiting), (7, 1, 3));
         assert_eq!(parse(7, "").features, Features::NONE);
     }
+
+    /// Numbers that are none, or too large, are left out.
+    #[test]
+    fn other_text_is_taken_without_harm() {
+        let numbers = [
+            "",
+            "-1",
+            "0x10",
+            "18446744073709551616",
+            "1e3",
+            "\u{0}",
+            "٣",
+        ];
+        for number in numbers {
+            let info =
+                format!("pending:\t{number}\ntotal:{number}\nAPI:\taa:{number}x:{number}\nAPI:");
+            let found = parse(i32::MIN, &info);
+            assert_eq!((found.unread, found.waiting), (0, 0), "{info:?}");
+            assert_eq!(found.features, Features::NONE, "{info:?}");
+        }
+        for info in [
+            "API",
+            "API:",
+            "API:\t:",
+            "::::",
+            "pending",
+            "\n\n",
+            "API:\taa:ffffffffffffffff:",
+        ] {
+            let _ = parse(0, info);
+        }
+        let most = parse(
+            0,
+            "API:\taa:ffffffffffffffff:0\npending:18446744073709551615\n",
+        );
+        assert_eq!(most.features, Features(!(1 << 31)));
+        assert_eq!(most.unread, u64::MAX);
+    }
 }

@@ -30,7 +30,7 @@
 //! # What is missing
 //!
 //! * Other processors than x86-64: the injection knows its registers.
-//! * MINOR faults, `UFFDIO_MOVE`, `UFFDIO_POISON`.
+//! * MINOR faults, `UFFDIO_MOVE`, `UFFDIO_POISON`. (`UFFDIO_CONTINUE` only tells what is there.)
 //! * One descriptor is one queue; sharding it over several for guests of very many vCPUs.
 
 #![allow(unsafe_code)] // ptrace and ioctl: this crate is where the kernel's interface is.
@@ -49,6 +49,7 @@ mod features;
 mod foreign;
 mod inject;
 mod leftovers;
+mod presence;
 mod process;
 mod schedule;
 mod stop;

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open, pidfd_send_signal,
+};
 
 /// `PIDFD_THREAD`: a descriptor for one thread. The same bit as `O_EXCL`.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
@@ -44,7 +46,8 @@ impl Process {
         self.pid
     }
 
-    /// Whether it is still there. A zombie is not.
+    /// Whether it is still there. A zombie is not. A process that cannot be looked at for the
+    /// moment (a signal, want of memory) is not seen to have ended.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         // A pidfd becomes readable when its process has ended.
@@ -53,7 +56,31 @@ impl Process {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        matches!(poll(&mut set, Some(&now)), Ok(0))
+        !matches!(poll(&mut set, Some(&now)), Ok(1..))
+    }
+
+    /// Kills it (`SIGKILL`), and waits until it is gone, for a while.
+    ///
+    /// # Errors
+    ///
+    /// As `pidfd_send_signal(2)`; one that has ended already is none. `ETIMEDOUT` when it
+    /// is still there after 20 s: it hangs in the kernel.
+    pub fn kill(&self) -> io::Result<()> {
+        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) => {}
+            Err(Errno::SRCH) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        let mut set = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let patience = Timespec {
+            tv_sec: 20,
+            tv_nsec: 0,
+        };
+        match poll(&mut set, Some(&patience)) {
+            Ok(0) => Err(Errno::TIMEDOUT.into()),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Opens a file under `/proc/PID/` for reading, and makes sure that it is this process's and

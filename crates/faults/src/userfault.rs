@@ -151,7 +151,7 @@ pub enum RangeError {
 }
 
 impl RangeError {
-    fn new(doing: &'static str, range: HostRange, source: Errno) -> Self {
+    pub(crate) fn new(doing: &'static str, range: HostRange, source: Errno) -> Self {
         match source {
             Errno::BUSY => Self::Busy { doing, range },
             // Register says ENOMEM where write-protect says ESRCH when the memory is gone as a

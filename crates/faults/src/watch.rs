@@ -6,6 +6,7 @@
 //! everything else that it waits for is in its epoll, too.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::Timespec;
@@ -26,12 +27,13 @@ const MOST: usize = 5;
 
 /// One thread's wait for what [`Userfault::wait`] waits for, and for more.
 ///
-/// It holds none of the descriptors: they must be open as long as it is used.
+/// Of the descriptors it holds only the socket, while it waits for that: the others must be open
+/// as long as it is used.
 #[derive(Debug)]
-pub struct Watch {
+pub struct Watch<S> {
     epoll: OwnedFd,
     stop: Stop,
-    writing: bool,
+    writing: Option<Arc<S>>,
 }
 
 fn failed(source: impl Into<std::io::Error>) -> ReadError {
@@ -48,7 +50,7 @@ impl Userfault {
     /// # Errors
     ///
     /// When there are no descriptors or memory left for it.
-    pub fn watch(&self, stop: &Stop, also: BorrowedFd<'_>) -> Result<Watch, ReadError> {
+    pub fn watch<S>(&self, stop: &Stop, also: BorrowedFd<'_>) -> Result<Watch<S>, ReadError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
         let add = |fd: BorrowedFd<'_>, what, flags| {
             epoll::add(&epoll, fd, EventData::new_u64(what), flags).map_err(failed)
@@ -63,28 +65,34 @@ impl Userfault {
         Ok(Watch {
             epoll,
             stop: stop.clone(),
-            writing: false,
+            writing: None,
         })
     }
 }
 
-impl Watch {
-    /// From now on waits for `socket` becoming writable too, or no longer. Always the same one.
+impl<S: AsFd> Watch<S> {
+    /// From now on waits for `socket` becoming writable too, and for no other; for none, no longer.
+    /// Holds on to it meanwhile: a closed one would leave the epoll unasked, and another one with
+    /// its number would be taken for it.
     ///
     /// # Errors
     ///
     /// When the kernel has no memory left.
-    pub fn set_writing(&mut self, socket: BorrowedFd<'_>, writing: bool) -> Result<(), ReadError> {
-        if writing == self.writing {
-            return Ok(());
+    pub fn set_writing(&mut self, socket: Option<Arc<S>>) -> Result<(), ReadError> {
+        match (&self.writing, &socket) {
+            (None, None) => return Ok(()),
+            (Some(old), Some(new)) if Arc::ptr_eq(old, new) => return Ok(()),
+            _ => {}
         }
-        self.writing = writing;
-        if writing {
+        if let Some(old) = self.writing.take() {
+            epoll::delete(&self.epoll, &*old).map_err(failed)?;
+        }
+        if let Some(new) = socket {
             let what = EventData::new_u64(ALSO);
-            epoll::add(&self.epoll, socket, what, EventFlags::OUT).map_err(failed)
-        } else {
-            epoll::delete(&self.epoll, socket).map_err(failed)
+            epoll::add(&self.epoll, &*new, what, EventFlags::OUT).map_err(failed)?;
+            self.writing = Some(new);
         }
+        Ok(())
     }
 
     /// Waits as [`Userfault::wait`] does, and comes back with [`Ready::Also`] when something else

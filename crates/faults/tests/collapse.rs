@@ -50,6 +50,16 @@ fn huge_page(target: &Target, number: u64) -> HostRange {
     HostRange::new(HostAddr(target.shared.get(0) + number * HUGE), HUGE)
 }
 
+/// Once nobody else is at work on the pages, which passes.
+fn collapse(process: &Process, range: HostRange) -> Result<(), CollapseError> {
+    let mut result = Err(CollapseError::Busy);
+    common::eventually("the pages to be left alone", || {
+        result = process.collapse(range);
+        result != Err(CollapseError::Busy)
+    });
+    result
+}
+
 /// KiB of shared memory that the process maps with huge pages at `address`.
 fn huge_kib(pid: u32, address: u64) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
@@ -67,10 +77,10 @@ fn huge_pages_are_rebuilt_and_the_content_stays() {
     let base = target.shared.get(0);
     assert_eq!(huge_kib(target.pid, base), 0, "nothing is huge yet");
     for number in 0..5 {
-        assert_eq!(process.collapse(huge_page(&target, number)), Ok(()));
+        assert_eq!(collapse(&process, huge_page(&target, number)), Ok(()));
     }
     // Again: it is one already.
-    assert_eq!(process.collapse(huge_page(&target, 0)), Ok(()));
+    assert_eq!(collapse(&process, huge_page(&target, 0)), Ok(()));
     assert_eq!(huge_kib(target.pid, base), 5 * 2048);
     target.shared.set(1, 1);
     assert_eq!(target.join(), 0, "the content has changed");

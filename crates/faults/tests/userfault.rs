@@ -14,9 +14,10 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-use common::{HugePages, Target, gettid, map_shared, memory_file};
+use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
 use hikkoshi_faults::{
     Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode,
     RangeError, Ready, Stop, Userfault,
@@ -358,9 +359,17 @@ fn a_stop_ends_the_wait_at_once_and_for_good() {
         guest.userfault().wait(&stop, timeout).unwrap(),
         Ready::TimedOut
     );
+    let thread = AtomicU32::new(0);
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| guest.userfault().wait(&stop, None).unwrap());
-        std::thread::sleep(Duration::from_millis(5));
+        let waiter = scope.spawn(|| {
+            thread.store(gettid(), Ordering::SeqCst);
+            guest.userfault().wait(&stop, None).unwrap()
+        });
+        common::eventually("it waits", || {
+            let thread = thread.load(Ordering::SeqCst);
+            let calls = [libc::SYS_poll, libc::SYS_ppoll];
+            calls.map(|call| is_in_syscall(std::process::id(), thread, call)) != [false; 2]
+        });
         stop.clone().stop();
         assert_eq!(waiter.join().unwrap(), Ready::Stopped);
     });
@@ -462,15 +471,35 @@ fn installing_waits_while_the_layout_changes() {
     own.register(range, Mode::MISSING).unwrap();
     own.copy(range.addr, &[1; PAGE]).unwrap();
     let stop = Stop::new().unwrap();
+    let copy = || own.copy(HostAddr(range.addr.0 + PAGE as u64), &[2; PAGE]);
+    let gave_up = |result| matches!(result, Err(CopyError::LayoutChanging { .. }));
+    let thread = AtomicU32::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| unsafe {
             let start = std::ptr::with_exposed_provenance_mut(memory);
             assert_eq!(libc::madvise(start, PAGE, libc::MADV_REMOVE), 0);
         });
         assert_eq!(own.wait(&stop, None).unwrap(), Ready::Events);
-        let copier = scope.spawn(|| own.copy(HostAddr(range.addr.0 + PAGE as u64), &[2; PAGE]));
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(!copier.is_finished(), "the kernel did not say EAGAIN");
+        // Nobody reads the event for now: it waits 0.3 s.
+        let began = Instant::now();
+        let (in_vain, waited) = (copy(), began.elapsed());
+        let copier = scope.spawn(|| {
+            thread.store(gettid(), Ordering::SeqCst);
+            // Once more, if this machine lets the event lie for longer than that.
+            loop {
+                let result = copy();
+                if !gave_up(result) {
+                    break result;
+                }
+            }
+        });
+        // It sleeps nowhere but there.
+        common::eventually("the kernel to say EAGAIN", || {
+            let thread = thread.load(Ordering::SeqCst);
+            let sleeps = is_in_syscall(std::process::id(), thread, libc::SYS_clock_nanosleep);
+            sleeps || copier.is_finished()
+        });
+        let waits = !copier.is_finished();
         let mut buffer = EventBuffer::with_capacity(1);
         assert_eq!(own.read(&mut buffer).unwrap(), 1);
         match buffer.take() {
@@ -479,6 +508,9 @@ fn installing_waits_while_the_layout_changes() {
             }
             other => panic!("{other:?}"),
         }
+        assert!(waits, "the kernel did not say EAGAIN");
+        assert!(gave_up(in_vain), "{in_vain:?}");
+        assert!(waited >= Duration::from_millis(300), "gave up early");
         let copied = copier.join().unwrap().unwrap();
         assert_eq!(copied.installed, PAGE as u64);
     });

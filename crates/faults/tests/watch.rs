@@ -5,8 +5,10 @@
 
 mod common;
 
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -74,7 +76,10 @@ fn a_fault_wakes_one() {
         for id in &ids {
             let (taken, stop, quiet, woken) = (&taken, &stop, &quiet, &woken);
             scope.spawn(move || {
-                let watch = taken.userfault().watch(stop, quiet.as_fd()).unwrap();
+                let watch = taken
+                    .userfault()
+                    .watch::<UnixStream>(stop, quiet.as_fd())
+                    .unwrap();
                 id.store(gettid().into(), Ordering::SeqCst);
                 assert_eq!(watch.wait(None).unwrap(), Ready::Events);
                 woken.fetch_add(1, Ordering::SeqCst);
@@ -112,20 +117,38 @@ fn what_else_is_waited_for() {
     let (target, taken, range) = guest();
     let stop = Stop::new().unwrap();
     let (news, mut teller) = UnixStream::pair().unwrap();
-    let (socket, _peer) = UnixStream::pair().unwrap();
-    let mut watch = taken.userfault().watch(&stop, news.as_fd()).unwrap();
+    let pair = || {
+        let (socket, peer) = UnixStream::pair().unwrap();
+        (Arc::new(socket), peer)
+    };
+    let (socket, _peer) = pair();
+    let mut watch = taken
+        .userfault()
+        .watch::<UnixStream>(&stop, news.as_fd())
+        .unwrap();
     let now = Some(Duration::ZERO);
     assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
     // There is room in the socket, but nobody asked for it.
-    watch.set_writing(socket.as_fd(), false).unwrap();
+    watch.set_writing(None).unwrap();
     assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
     for _ in 0..2 {
-        watch.set_writing(socket.as_fd(), true).unwrap();
+        watch.set_writing(Some(Arc::clone(&socket))).unwrap();
         assert_eq!(watch.wait(None).unwrap(), Ready::Also);
-        watch.set_writing(socket.as_fd(), false).unwrap();
+        watch.set_writing(None).unwrap();
         assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
     }
-    std::io::Write::write_all(&mut teller, b"news").unwrap();
+    // Another socket takes the place of one that is closed everywhere else.
+    watch.set_writing(Some(socket)).unwrap();
+    let (full, peer) = pair();
+    full.set_nonblocking(true).unwrap();
+    while (&*full).write(&[0; 4096]).is_ok() {}
+    watch.set_writing(Some(Arc::clone(&full))).unwrap();
+    assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
+    drop(full);
+    drop(peer);
+    assert_eq!(watch.wait(None).unwrap(), Ready::Also);
+    watch.set_writing(None).unwrap();
+    teller.write_all(b"news").unwrap();
     assert_eq!(watch.wait(None).unwrap(), Ready::Also);
     // A message comes before anything else, and a stop before that.
     target.shared.set(1, 1);
@@ -136,7 +159,10 @@ fn what_else_is_waited_for() {
     // The process's end, after the messages.
     let stop = Stop::new().unwrap();
     let (news, _teller) = UnixStream::pair().unwrap();
-    let watch = taken.userfault().watch(&stop, news.as_fd()).unwrap();
+    let watch = taken
+        .userfault()
+        .watch::<UnixStream>(&stop, news.as_fd())
+        .unwrap();
     target.kill(libc::SIGKILL);
     let mut buffer = EventBuffer::with_capacity(1);
     loop {

@@ -96,7 +96,16 @@ pub enum InjectError {
         /// How long was waited, milliseconds.
         millis: u128,
     },
-    /// No thread could be started to trace from.
+    /// Whoever traces was killed, and perhaps the process with it.
+    #[error(
+        "attaching to process {pid}: the tracing process was killed on its way; process {pid} may \
+         end"
+    )]
+    TracerKilled {
+        /// Its number.
+        pid: u32,
+    },
+    /// No thread, or no process, could be started to trace from.
     #[error("attaching to process {pid}: starting a thread for it: {source}")]
     NoThread {
         /// Its number.

@@ -11,15 +11,18 @@
 //! * Signals are held back while the registers are ours: they stay pending in the kernel and reach
 //!   the process when its own signal mask is back. `SIGSTOP`, which cannot be held back, is passed
 //!   on at once.
-//! * It all happens on a thread made for it. The kernel lets go of everything a tracer held when the
-//!   tracing *thread* ends, so also of a thread that could not be stopped in time. And if an
-//!   injected call takes unreasonably long, the caller gets an error while that thread goes on
-//!   waiting, to put the registers back whenever it ends: giving up would crash the process.
+//! * It all happens in a process made for it, which shares this one's memory and files ([`apart`]).
+//!   The kernel lets go of everything a tracer held when it ends, so also of a thread that could not
+//!   be stopped in time. And if an injected call takes unreasonably long, the caller gets an error
+//!   while that process goes on waiting, to put the registers back whenever it ends: giving up would
+//!   crash the process. For the same reason it outlives this program, however that is killed.
 //!
-//! The one thing not guarded against is that hikkoshi itself is killed within the fraction of a
-//! millisecond in which the registers are ours: by `SIGKILL`, or by a signal that it does not handle
-//! (a program that injects should handle `SIGINT` and `SIGTERM`).
+//! What is not guarded against is that both are killed within the fraction of a millisecond in which
+//! the registers are ours: with their whole control group, or for want of memory; and that this
+//! program is killed just then while another thread of it holds the allocator's lock that the
+//! tracing process needs.
 
+mod apart;
 mod error;
 mod remote;
 mod seize;
@@ -34,6 +37,7 @@ use std::time::Duration;
 pub use error::InjectError;
 pub(crate) use remote::Remote;
 
+use self::apart::ApartError;
 use crate::process::Process;
 
 /// How long the caller waits for all of it. Normal is below a millisecond; a process that is being
@@ -66,6 +70,13 @@ where
     E: From<InjectError> + Send + 'static,
 {
     let pid = process.pid();
+    if pid == std::process::id() {
+        return Err(InjectError::NotPermitted {
+            pid,
+            advice: "it is this very program, and no program can trace itself".to_owned(),
+        }
+        .into());
+    }
     let process = Arc::clone(process);
     // No buffer: a result is either taken by the caller or comes back to be undone, never lost
     // in between.
@@ -73,7 +84,12 @@ where
     std::thread::Builder::new()
         .name("hk-inject".to_owned())
         .spawn(move || {
-            let result = on_this_thread(&process, work);
+            let result = match apart::apart(|| on_this_thread(&process, work)) {
+                Ok(result) => result,
+                Err(ApartError::Start(source)) => Err(InjectError::NoThread { pid, source }.into()),
+                Err(ApartError::Killed) => Err(InjectError::TracerKilled { pid }.into()),
+                Err(ApartError::Panicked(panic)) => std::panic::resume_unwind(panic),
+            };
             if let Err(returned) = sender.send(result)
                 && let Ok(late) = returned.0
             {

@@ -39,12 +39,6 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
         doing: "listing the threads",
         source,
     })?;
-    if pid == std::process::id() {
-        return Err(InjectError::NotPermitted {
-            pid,
-            advice: "it is this very program, and no program can trace itself".to_owned(),
-        });
-    }
     let mut late = Vec::new();
     let mut refusal = None;
     for tid in threads.into_iter().take(MOST_THREADS) {

@@ -108,15 +108,17 @@ impl Target {
         code.unwrap()
     }
 
-    /// Waits until thread `tid` is inside system call `number`, or inside the call that takes
-    /// one with a timeout up again.
+    /// Waits until thread `tid` is inside system call `number`.
     pub fn wait_in_syscall(&self, tid: u32, number: libc::c_long) {
-        let path = format!("/proc/{}/task/{tid}/syscall", self.pid);
-        let calls = [number, libc::SYS_restart_syscall].map(|call| format!("{call} "));
         eventually(&format!("system call {number}"), || {
-            std::fs::read_to_string(&path)
-                .is_ok_and(|text| calls.iter().any(|call| text.starts_with(call)))
+            self.is_in_syscall(tid, number)
         });
+    }
+
+    /// Whether thread `tid` is inside system call `number`, or inside the call that takes one with a
+    /// timeout up again.
+    pub fn is_in_syscall(&self, tid: u32, number: libc::c_long) -> bool {
+        is_in_syscall(self.pid, tid, number)
     }
 
     /// The main thread's state, as `/proc/PID/stat` has it.
@@ -144,6 +146,14 @@ impl Drop for Target {
             libc::waitpid(self.raw(), std::ptr::null_mut(), 0);
         }
     }
+}
+
+/// Whether a thread is inside system call `number`, or inside the call that takes one with a timeout
+/// up again.
+pub fn is_in_syscall(pid: u32, tid: u32, number: libc::c_long) -> bool {
+    let calls = [number, libc::SYS_restart_syscall].map(|call| format!("{call} "));
+    std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall"))
+        .is_ok_and(|text| calls.iter().any(|call| text.starts_with(call)))
 }
 
 /// A fork copies what other tests have open at the time, their userfaultfds too.
