@@ -14,8 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use hikkoshi_engine::link::secure::{Patience, TlsClient, TlsServer};
 use hikkoshi_engine::link::{
-    BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, Urgency, split,
+    Address, BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, Urgency, split,
 };
 use hikkoshi_engine::{Cancel, Priority, Rank};
 use hikkoshi_lab::{Link, Namespace, Shape};
@@ -44,6 +45,7 @@ struct Trial {
     adapt: bool,
     cubic: bool,
     poll: bool,
+    tls: bool,
     priority: Priority,
 }
 
@@ -60,6 +62,7 @@ impl Trial {
             adapt: true,
             cubic: false,
             poll: false,
+            tls: false,
             priority: Priority::ON,
         };
         let mut args = std::env::args().skip(1);
@@ -77,6 +80,7 @@ impl Trial {
                 "--fixed-piece" => trial.adapt = false,
                 "--cubic" => trial.cubic = true,
                 "--poll" => trial.poll = true,
+                "--tls" => trial.tls = true,
                 "--no-priority" => trial.priority = Priority::OFF,
                 // What cargo adds.
                 "--bench" => {}
@@ -109,7 +113,7 @@ fn main() {
     let received = Arc::new(AtomicU64::new(0));
     let cursor = Arc::new(AtomicU64::new(0));
     for _ in 0..trial.links {
-        let (source, destination) = connect(&line);
+        let (source, destination) = connect(&trial, &line);
         let (reader, writer) = split(&destination, LIMITS, &stop).unwrap();
         let (t, r) = (trial.clone(), Arc::clone(&received));
         threads.push(thread::spawn(move || receive(&t, reader, writer, &r)));
@@ -148,7 +152,7 @@ fn main() {
 }
 
 /// One connection over the line: the source's end and the destination's.
-fn connect(line: &Link) -> (Arc<Stream>, Arc<Stream>) {
+fn connect(trial: &Trial, line: &Link) -> (Arc<Stream>, Arc<Stream>) {
     let inside = |host: &Namespace, f: Box<dyn FnOnce() -> Stream + Send>| host.run(f).unwrap();
     let listener = line
         .destination()
@@ -157,10 +161,28 @@ fn connect(line: &Link) -> (Arc<Stream>, Arc<Stream>) {
     let address = listener.local_addr().unwrap();
     let source = inside(
         line.source(),
-        Box::new(move || Stream::connect(&address.to_string().parse().unwrap()).unwrap()),
+        Box::new(move || {
+            let remote = address.to_string().parse::<Address>().unwrap().into();
+            Stream::connect(&remote, &Cancel::new()).unwrap()
+        }),
     );
     let destination = Stream::tcp(listener.accept().unwrap().0).unwrap();
-    (Arc::new(source), Arc::new(destination))
+    if !trial.tls {
+        return (Arc::new(source), Arc::new(destination));
+    }
+    let server = TlsServer::inviting().unwrap();
+    let invitation = server.invitation("127.0.0.1:1".parse().unwrap()).unwrap();
+    let client = TlsClient::invited(&invitation).unwrap();
+    let stop = Cancel::new();
+    let patience = Patience {
+        deadline: Instant::now() + Duration::from_secs(10),
+        stop: &stop,
+    };
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| destination.secure_server(&server, patience).unwrap());
+        let source = source.secure_client(&client, patience).unwrap();
+        (Arc::new(source), Arc::new(accepting.join().unwrap().0))
+    })
 }
 
 /// Pushes pages until told to stop.
@@ -242,7 +264,7 @@ fn ask(
     urgency: &Urgency,
     stop: &Cancel,
 ) -> Histogram<u64> {
-    let (source, destination) = connect(line);
+    let (source, destination) = connect(trial, line);
     let (mut fault_in, mut fault_out) = pipe().unwrap();
     let (mut wake_in, mut wake_out) = pipe().unwrap();
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that asks a migration to stop: set once, never taken back.
+/// A flag that asks a migration to stop.
 ///
 /// The engine looks at it between pieces of work. Before *commit* it cancels
 /// the migration and the guest runs on at the source; afterwards there is
-/// nothing to go back to, and the engine says so and goes on.
+/// nothing to go back to, and the engine says so and goes on; once it has
+/// said so, it looks at the flag anew.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -28,6 +29,11 @@ impl Cancel {
     /// Asks to stop.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether somebody has asked; that is forgotten then.
+    pub(crate) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::AcqRel)
     }
 
     /// Whether somebody asked.

@@ -15,6 +15,7 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_faults::{Process, Userfault};
 use hikkoshi_wire::GuestDescription;
 
+use crate::cancel::Cancel;
 use crate::ram::RamFiles;
 
 /// What went wrong inside a guest adapter, in the adapter's own words.
@@ -48,13 +49,15 @@ impl Error for GuestError {
 /// The engine calls the methods in this order: [`start_dirty_log`] (not in
 /// post-copy without pre-copy rounds), [`pause`], [`save_device_state`], then
 /// either [`resume`] (the migration failed) or nothing (it succeeded), and
-/// [`release`] last, in every case.
+/// [`release`] last, or [`leave`] where the migration is to be taken up again.
+/// An adapter for that hears [`resume`] at most, and then one of these two.
 ///
 /// [`start_dirty_log`]: SourceGuest::start_dirty_log
 /// [`pause`]: SourceGuest::pause
 /// [`save_device_state`]: SourceGuest::save_device_state
 /// [`resume`]: SourceGuest::resume
 /// [`release`]: SourceGuest::release
+/// [`leave`]: SourceGuest::leave
 pub trait SourceGuest: Send {
     /// The machine as the destination must provide it.
     ///
@@ -90,9 +93,21 @@ pub trait SourceGuest: Send {
     /// its owner had paused stays paused.
     fn resume(&mut self) -> Result<(), GuestError>;
 
+    /// Leaves everything in the guest's process as it is: the guest was handed
+    /// over, and nobody knows yet whether it will come back. Another engine will
+    /// go on from there, with an adapter of its own. Called instead of
+    /// [`release`](Self::release).
+    fn leave(&mut self) {}
+
     /// Gives back everything that was taken from the guest's process.
     /// Idempotent.
     fn release(&mut self) -> Result<(), GuestError>;
+
+    /// Whether the machine's process is gone, and the guest with it, if it was
+    /// here.
+    fn has_ended(&self) -> bool {
+        false
+    }
 }
 
 /// What a thread of a machine's process is.
@@ -125,9 +140,10 @@ pub trait DestinationGuest: Send {
     /// [`resume`](Self::resume) says so.
     fn prepare(&mut self) -> Result<(), GuestError>;
 
-    /// A userfaultfd of the process that holds the machine's memory, with
-    /// nothing registered yet, and where each RAM block begins in that
-    /// process (bytes, one address a block, in layout order).
+    /// A userfaultfd of the process that holds the machine's memory, and where
+    /// each RAM block begins in that process (bytes, one address a block, in
+    /// layout order). Nothing is registered yet; but of an adapter for a
+    /// migration that is taken up again it is the one that was left inside.
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError>;
 
     /// Loads the device state. Touches guest memory: with post-copy, faults
@@ -138,11 +154,27 @@ pub trait DestinationGuest: Send {
     ///
     /// With `running == false` the guest stays paused (its owner had paused
     /// it at the source) and the call only settles the machine's state.
-    fn resume(&mut self, running: bool) -> Result<Instant, GuestError>;
+    ///
+    /// May wait for pages, and ends early, with an error, once `give_up` is
+    /// set: the guest runs nevertheless when they come. May be called again,
+    /// by another engine with another adapter, for a guest that runs already.
+    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError>;
 
-    /// Stops the guest, as far as that can be done within a few seconds:
-    /// the last resort before its memory stops arriving.
-    fn stop(&mut self) -> Result<(), GuestError>;
+    /// Whether it is sure, after a [`resume`](Self::resume) that has failed, that
+    /// the guest has never run here and will not by itself: the monitor refused,
+    /// and its state shows it. The source takes the guest back then.
+    fn never_ran(&self) -> bool {
+        false
+    }
+
+    /// Ends the machine's process, and the guest with it, for good: its migration
+    /// was given up, and pages that it lacks will never come.
+    fn kill(&mut self) -> Result<(), GuestError>;
+
+    /// Whether the machine's process is gone, and the guest with it.
+    fn has_ended(&self) -> bool {
+        false
+    }
 
     /// What a thread of the machine's process is: one that faults. `None` if
     /// there is no such thread (any more).
@@ -160,9 +192,9 @@ pub trait DestinationGuest: Send {
         None
     }
 
-    /// Leaves the userfaultfd inside the guest's process, so that faults wait
-    /// instead of reading zeros, and forgets it: for a migration that broke
-    /// in post-copy and may be taken up again.
+    /// Leaves the userfaultfd inside the guest's process, if there is one, so
+    /// that faults wait instead of reading zeros, and forgets it: for a
+    /// migration that is to be taken up again.
     fn abandon_userfault(&mut self);
 
     /// Gives back everything that was taken from the machine's process. Only

@@ -16,7 +16,10 @@
 //! post-copy. All of them go through one switchover (drawn in
 //! `source/switchover.rs`), which keeps one promise: *at no instant can two
 //! guests run*, and what fails before *commit* leaves the guest running at the
-//! source.
+//! source. Who may run it is decided by two machines without any I/O
+//! ([`custody`]); their stages are recorded ([`custody::Journal`]), so that links
+//! and engines may be lost at any moment, and [`resume_migrate`] and
+//! [`resume_receive`] go on from there.
 //!
 //! In post-copy, whoever reads a page request sends the page; who may send a
 //! page is decided by claiming its bit in one atomic bitmap, and presence in
@@ -24,17 +27,25 @@
 //! on any number of background links, in an order that pays (`source/order/`):
 //! read-ahead, hot pages, then outwards from where the guest was last.
 //!
+//! Links may be protected by TLS 1.3 ([`link::secure`]), by invitation or by an
+//! authority's certificates. A peer is not believed in either case: what it
+//! sends is bounded and checked, and the threads that read it all the time keep
+//! no privilege that they do not need (`confine.rs`); the first words of a
+//! connection are decoded by the main thread.
+//!
 //! # What is missing
 //!
-//! - A link that breaks in post-copy ends the migration with the guest paused
-//!   and nothing lost; taking it up again is not there yet.
-//! - Links are not encrypted.
+//! - Only memory and device state are moved. That disks and networks can be
+//!   reached at the destination as they were is not looked at.
 
 mod cancel;
+mod confine;
+pub mod custody;
 pub mod destination;
 mod guest;
 mod last_word;
 pub mod link;
+mod outages;
 mod priority;
 mod ram;
 pub mod source;
@@ -42,11 +53,16 @@ pub mod stats;
 mod sync;
 
 pub use cancel::Cancel;
-pub use destination::{DestinationOptions, ReceiveError, ReceiveWatch, receive};
+pub use destination::{
+    DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
+};
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use priority::{Priority, Rank};
 pub use ram::{RamFile, RamFiles};
-pub use source::{MigrateError, Outcome, ReadAhead, SourceOptions, Watch, WhenStalled, migrate};
+pub use source::{
+    MigrateError, Outcome, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,
+    resume_migrate,
+};
 pub use stats::{Account, Mode, Observer};
 
 pub use hikkoshi_wire::MAX_LINKS;

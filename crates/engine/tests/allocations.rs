@@ -20,7 +20,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use hikkoshi_engine::link::{Incoming, LinkReader, LinkWriter, Listener, split};
+use hikkoshi_engine::custody::Unrecorded;
+use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
+use hikkoshi_engine::link::{Address, Incoming, LinkReader, LinkWriter, Listener, Remote, split};
 use hikkoshi_engine::stats::Silent;
 use hikkoshi_engine::{Cancel, Mode, Outcome, SourceOptions, Watch, migrate};
 use hikkoshi_pages::{Page, PageRange};
@@ -43,7 +45,9 @@ fn link(incoming: &Receiver<Incoming>, listener: &Listener, limits: Limits, role
     // The source opens them one after another, in this order.
     let link = incoming.recv().unwrap();
     assert_eq!(link.role, role);
-    listener.expect(Some(link.id));
+    if role == Role::Control {
+        listener.admit(&link);
+    }
     split(&Arc::new(link.stream), limits, &Cancel::new()).unwrap()
 }
 
@@ -108,6 +112,18 @@ fn ask(urgent: &mut Ends) -> (usize, u64) {
 
 #[test]
 fn answering_a_request_allocates_nothing() {
+    for tls in [false, true] {
+        let (allocations, requests) = counted(tls);
+        // The threads that wait meanwhile may need something now and then.
+        assert!(
+            (allocations as u64) < requests / 50,
+            "{allocations} allocations for {requests} requests, TLS: {tls}"
+        );
+    }
+}
+
+/// How often anybody allocated, and for how many requests.
+fn counted(tls: bool) -> (usize, u64) {
     let layout = layout(&[(32 * MIB, SMALL)]);
     let memories = [&layout, &layout].map(|layout| Arc::new(Memory::new(layout)));
     let machine = Arc::new(Machine::new(&memories[0], &memories[1]));
@@ -115,10 +131,18 @@ fn answering_a_request_allocates_nothing() {
     let mut source = TestSource::new(&machine, true, 1000);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("listen");
-    let listener = Listener::bind(&hikkoshi_engine::link::Address::Unix(path)).unwrap();
+    let address = Address::Unix(path);
+    let mut listener = Listener::bind(&address).unwrap();
+    let mut remote = Remote::from(address.clone());
+    if tls {
+        let server = TlsServer::inviting().unwrap();
+        let invitation = server.invitation(address).unwrap();
+        remote.tls = Some(TlsClient::invited(&invitation).unwrap());
+        listener = listener.with_tls(server);
+    }
     let (stop, cancel) = (Cancel::new(), Cancel::new());
     let limits = Limits::from(&layout);
-    let (allocations, requests) = thread::scope(|scope| {
+    thread::scope(|scope| {
         let (sender, incoming) = sync_channel(4);
         scope.spawn(|| {
             let sender = sender;
@@ -146,19 +170,14 @@ fn answering_a_request_allocates_nothing() {
             links: 1,
             ..SourceOptions::default()
         };
-        let mut watch = Watch {
+        let watch = Watch {
             cancel: cancel.clone(),
             observer: Arc::new(Silent),
-            point_of_no_return: &mut || Ok(()),
+            journal: Arc::new(Unrecorded),
         };
-        let result = migrate(&mut source, listener.address(), &options, &mut watch);
+        let result = migrate(&mut source, &remote, &options, &watch);
         assert_eq!(result.unwrap_err().outcome, Outcome::AtSource);
         stop.cancel();
         asking.join().unwrap()
-    });
-    // The threads that wait meanwhile may need something now and then.
-    assert!(
-        (allocations as u64) < requests / 50,
-        "{allocations} allocations for {requests} requests"
-    );
+    })
 }

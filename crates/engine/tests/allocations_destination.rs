@@ -21,12 +21,18 @@ mod machine;
 mod memory;
 
 use std::alloc::System;
+use std::collections::HashMap;
+use std::ffi::OsString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::link::{Address, LinkReader, LinkWriter, Listener, hello, open, split};
+use hikkoshi_engine::custody::Unrecorded;
+use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
+use hikkoshi_engine::link::{
+    Address, LinkReader, LinkWriter, Listener, Remote, hello, open, split,
+};
 use hikkoshi_engine::stats::Silent;
 use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout};
@@ -68,10 +74,55 @@ fn answer(urgent: &mut Ends, background: &mut Ends, requests: u64, piece: u64, c
     }
 }
 
+/// In how many looks, 10 ms apart, a thread must have been found asleep to count
+/// as one that waits for something to do.
+const LOOKS: u32 = 20;
+
+/// Looks after which a machine cannot be that busy.
+const MOST_LOOKS: u32 = 30_000;
+
+/// Waits until every other thread of this process waits; those that spin, if any
+/// do, have done their work before. One that has not got as far for want of a
+/// processor is not asleep.
+fn await_waiting(spinning: bool) {
+    let own = std::fs::read_link("/proc/thread-self").unwrap();
+    let mut asleep: HashMap<OsString, u32> = HashMap::new();
+    for _ in 0..MOST_LOOKS {
+        let mut all = true;
+        for task in std::fs::read_dir("/proc/self/task").unwrap() {
+            let task = task.unwrap();
+            // One that ends meanwhile is not of interest.
+            let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else {
+                continue;
+            };
+            // proc_pid_stat(5): the number, the name in parentheses, the state.
+            let (name, state) = stat.rsplit_once(") ").unwrap();
+            let spins = ["(dst-faults-", "(dst-urgent"];
+            if Some(&*task.file_name()) == own.file_name()
+                || spinning && spins.iter().any(|spins| name.contains(spins))
+            {
+                continue;
+            }
+            let looks = asleep.entry(task.file_name()).or_default();
+            *looks += u32::from(state.starts_with('S'));
+            all &= *looks >= LOOKS && state.starts_with('S');
+        }
+        if all {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Takes a guest of `source`'s memory in; a thread touches all of it while the
 /// device state is loaded. Gives how often anybody in this process allocated
 /// for all but the first host pages.
-fn allocations(source: &RamLayout, destination: &RamLayout, options: DestinationOptions) -> usize {
+fn allocations(
+    source: &RamLayout,
+    destination: &RamLayout,
+    options: DestinationOptions,
+    tls: bool,
+) -> usize {
     let memories = [source, destination].map(|layout| Arc::new(Memory::new(layout)));
     let machine = Arc::new(Machine::new(&memories[0], &memories[1]));
     let mut guest = TestDestination::new(&machine, DEVICE_BYTES);
@@ -79,7 +130,15 @@ fn allocations(source: &RamLayout, destination: &RamLayout, options: Destination
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("listen");
-    let listener = Listener::bind(&Address::Unix(path)).unwrap();
+    let address = Address::Unix(path);
+    let mut listener = Listener::bind(&address).unwrap();
+    let mut remote = Remote::from(address.clone());
+    if tls {
+        let server = TlsServer::inviting().unwrap();
+        let invitation = server.invitation(address).unwrap();
+        remote.tls = Some(TlsClient::invited(&invitation).unwrap());
+        listener = listener.with_tls(server);
+    }
     let limits = Limits::from(destination);
     let step = destination.blocks().next().unwrap().0.host_page / SMALL;
     let touched = destination.pages() / step;
@@ -93,7 +152,7 @@ fn allocations(source: &RamLayout, destination: &RamLayout, options: Destination
         }
         // Every thread has waited once by then, the main one as well: a
         // channel's first wait allocates.
-        thread::sleep(Duration::from_millis(500));
+        await_waiting(options.poll);
         let region = Region::new(ALLOCATOR);
         for number in first..touched {
             // One of its pages, not always the first.
@@ -106,6 +165,7 @@ fn allocations(source: &RamLayout, destination: &RamLayout, options: Destination
     let watch = ReceiveWatch {
         cancel: Cancel::new(),
         observer: Arc::new(Silent),
+        journal: Arc::new(Unrecorded),
     };
     let cancelled = Mutex::new(None);
     thread::scope(|scope| {
@@ -113,7 +173,7 @@ fn allocations(source: &RamLayout, destination: &RamLayout, options: Destination
             let id = MigrationId::from_bytes([7; 16]);
             let mut streams = Vec::new();
             let mut link = |role| {
-                let stream = Arc::new(open(listener.address(), &hello(role, id)).unwrap());
+                let stream = Arc::new(open(&remote, &hello(role, id), &Cancel::new()).unwrap());
                 streams.push(Arc::clone(&stream));
                 split(&stream, limits, &Cancel::new()).unwrap()
             };
@@ -176,18 +236,22 @@ fn limits_all(limits: Limits) -> PageRange {
 fn a_fault_is_answered_without_allocating() {
     let small = layout(&[(8 * MIB, SMALL)]);
     let options = DestinationOptions::default();
-    assert_eq!(allocations(&small, &small, options), 0, "small pages");
+    let count = |options, tls| allocations(&small, &small, options, tls);
+    assert_eq!(count(options, false), 0, "small pages");
+    assert_eq!(count(options, true), 0, "small pages, TLS");
     let spinning = DestinationOptions {
         poll: true,
         // Of several one might still be starting, and that allocates.
         fault_threads: std::num::NonZeroU16::new(1),
         ..options
     };
-    assert_eq!(allocations(&small, &small, spinning), 0, "spinning");
+    assert_eq!(count(spinning, false), 0, "spinning");
     let Some(_pages) = HugePages::reserve(8) else {
         return;
     };
     let source = layout(&[(8 * HUGE, SMALL)]);
     let destination = layout(&[(8 * HUGE, HUGE)]);
-    assert_eq!(allocations(&source, &destination, options), 0, "huge pages");
+    let count = |tls| allocations(&source, &destination, options, tls);
+    assert_eq!(count(false), 0, "huge pages");
+    assert_eq!(count(true), 0, "huge pages, TLS");
 }

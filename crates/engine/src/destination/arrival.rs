@@ -1,13 +1,11 @@
-//! A guest on its way in: filling, and the way to *ready*. How it ends is told
-//! in `ending.rs`.
+//! A guest on its way in: filling, and the way to *ready*. From there on it is
+//! `stay.rs`'s.
 //!
-//! The message sequence is drawn in `source/switchover.rs`. What a failure
-//! means depends on how far things are: before *ready* was said the source
-//! resumes its guest; between *ready* and *commit* nobody can tell; after
-//! *commit* only this side may run the guest.
+//! The message sequence is drawn in `source/switchover.rs`. Whatever fails here,
+//! the source resumes its guest (`ending.rs`).
 
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,15 +15,19 @@ use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 use super::ending::parting;
 use super::error::{DestinationFailure, ReceiveError};
 use super::installer::Installer;
+use super::keeper::Keeper;
 use super::offer::Offered;
 use super::postcopy::{Faulting, Prepared};
 use super::receiver::{self, Sink};
-use super::session::{Event, Session};
+use super::session::{Channel, Event, Session};
+use super::stay::{Line, Link, State, Stay};
 use super::{DestinationOptions, ReceiveWatch, collapse};
+use crate::custody::{DestinationEvent, DestinationRecord, DestinationStage};
 use crate::guest::DestinationGuest;
-use crate::link::Incoming;
+use crate::link::{Incoming, LinkError};
+use crate::outages::Outages;
 use crate::source::Outcome;
-use crate::stats::{Account, Counters, Phase, Tracker};
+use crate::stats::{Account, Counters, Phase};
 
 /// Takes the offered guest in.
 pub(super) fn run(
@@ -36,11 +38,18 @@ pub(super) fn run(
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
     let begun = Instant::now();
-    let mode = offered.mode;
-    let pages = guest.ram().layout().pages();
+    let ram = guest.ram();
     let threads = options.fault_threads_for(guest.describe().cpus);
-    let layout = guest.ram().layout().clone();
-    let opened = Arrival::open(offered, incoming, options, threads, watch, &layout);
+    let mut record = DestinationRecord {
+        id: offered.id,
+        stage: DestinationStage::Arriving,
+        mode: offered.mode,
+        postcopy: false,
+        running: true,
+        started: false,
+        links: offered.background_links,
+    };
+    let opened = Arrival::open(offered, incoming, options, threads, watch, ram.layout());
     let mut arrival = match opened {
         Ok(arrival) => arrival,
         Err(cause) => return Err(give_back(guest, cause)),
@@ -52,35 +61,99 @@ pub(super) fn run(
             return Err(arrival.withdraw(guest, cause));
         }
     };
-    match arrival.await_commit() {
-        Ok(()) => {}
-        Err(Undecided::CalledOff(cause)) => return Err(arrival.withdraw(guest, cause)),
-        Err(Undecided::Unknown(cause)) => {
-            return Err(arrival.leave_paused(guest, cause, Outcome::Paused));
-        }
-    }
-    let (downtime, requests) = match arrival.finish(guest, &switch) {
-        Ok(done) => done,
-        Err(cause) => return Err(arrival.leave_paused(guest, cause, Outcome::AtDestination)),
+    record.postcopy = switch.postcopy;
+    record.running = switch.running;
+    let stay = Stay {
+        watch,
+        options: *options,
+        incoming,
+        keeper: Keeper::new(record, Arc::clone(&watch.journal)),
+        capabilities: arrival.capabilities,
+        ram,
+        sink: arrival.sink,
+        faulting: arrival.faulting,
+        link: Link::Up(Box::new(Line::new(arrival.session, arrival.receivers))),
+        stopped: Some(switch.at),
+        outages: Outages::new(options.retry_for, Instant::now()),
+        state: State::default(),
     };
-    let total = begun.elapsed();
-    if let Err(error) = arrival.let_go(guest) {
-        watch
-            .observer
-            .notice(&format!("the guest runs here, but: {error}"));
+    stay_on(stay, guest, begun, DestinationEvent::Loaded)
+}
+
+/// Goes on with a guest that another engine took in.
+pub(super) fn take_up(
+    guest: &mut dyn DestinationGuest,
+    record: DestinationRecord,
+    incoming: &Receiver<Incoming>,
+    options: &DestinationOptions,
+    watch: &ReceiveWatch,
+) -> Result<Account, ReceiveError> {
+    let begun = Instant::now();
+    let stage = record.stage;
+    let fail = |cause| ReceiveError {
+        cause,
+        outcome: match stage {
+            DestinationStage::Ready => Outcome::Paused,
+            DestinationStage::Runs | DestinationStage::Whole => Outcome::AtDestination,
+            DestinationStage::Arriving | DestinationStage::Declined => Outcome::AtSource,
+        },
+    };
+    let ram = guest.ram();
+    let postcopy = record.postcopy;
+    let mut stay = Stay {
+        watch,
+        options: *options,
+        incoming,
+        keeper: Keeper::new(record, Arc::clone(&watch.journal)),
+        // What it understands is told by its next connection.
+        capabilities: Capabilities::NONE,
+        ram,
+        sink: Sink::new(None),
+        faulting: None,
+        link: Link::Down(Channel::new()),
+        stopped: None,
+        outages: Outages::new(options.retry_for, Instant::now()),
+        state: State::default(),
+    };
+    let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Runs);
+    if lives && guest.has_ended() {
+        return stay_on(stay, guest, begun, DestinationEvent::Broken);
     }
+    if lives && postcopy {
+        stay.adopt(guest).map_err(fail)?;
+    }
+    if stage == DestinationStage::Whole {
+        // Nobody answers faults any more, and none is needed: what is not here
+        // holds zeros. The source may be long in coming, or never come.
+        stay.let_go(guest);
+    }
+    stay_on(stay, guest, begun, DestinationEvent::Restarted)
+}
+
+/// From *ready* on, or from where another engine was.
+fn stay_on(
+    stay: Stay<'_>,
+    guest: &mut dyn DestinationGuest,
+    begun: Instant,
+    first: DestinationEvent,
+) -> Result<Account, ReceiveError> {
+    let (watch, options, sink) = (stay.watch, stay.options, Arc::clone(&stay.sink));
+    let (mode, postcopy) = (stay.keeper.record.mode, stay.keeper.record.postcopy);
+    let pages = stay.ram.layout().pages();
+    let stayed = stay.go(guest, first)?;
+    let total = begun.elapsed();
     let collapse = options
         .collapse
         .map(|rate| collapse::run(guest, rate, options.priority, watch));
     Ok(Account {
         mode,
         total_ms: total.as_secs_f64() * 1e3,
-        downtime_ms: downtime.as_secs_f64() * 1e3,
+        downtime_ms: stayed.downtime.as_secs_f64() * 1e3,
         rounds: 0,
-        postcopy: switch.postcopy,
-        pages: arrival.sink.counters.pages(pages),
-        bytes: arrival.sink.counters.bytes(),
-        requests,
+        postcopy,
+        pages: sink.counters.pages(pages),
+        bytes: sink.counters.bytes(),
+        requests: stayed.requests,
         collapse,
     })
 }
@@ -92,15 +165,6 @@ pub(super) struct Switch {
     postcopy: bool,
     pub(super) running: bool,
     pub(super) at: Instant,
-}
-
-/// Why there was no commit.
-#[derive(Debug)]
-pub(super) enum Undecided {
-    /// The source has said that it keeps its guest.
-    CalledOff(DestinationFailure),
-    /// Nobody can tell: a commit may have been on its way.
-    Unknown(DestinationFailure),
 }
 
 #[derive(Debug)]
@@ -117,6 +181,7 @@ pub(super) struct Arrival<'a> {
     prepared: Option<Prepared>,
     /// What runs in post-copy.
     pub(super) faulting: Option<Faulting>,
+    heard: Heard,
 }
 
 impl<'a> Arrival<'a> {
@@ -134,11 +199,19 @@ impl<'a> Arrival<'a> {
             offered.writer,
             offered.limits,
             offered.stop,
+            &mut Channel::new(),
         )?;
         let urgent = offered.userfault.is_some();
         let background = offered.background_links;
         let links = session
-            .await_links(incoming, background, urgent, &watch.cancel)
+            .await_links(
+                incoming,
+                offered.id,
+                background,
+                urgent,
+                options.stall_timeout,
+                &watch.cancel,
+            )
             .inspect_err(|cause| session.part(&parting(cause)))?;
         let prepared = match offered.userfault.zip(links.urgent) {
             None => None,
@@ -149,13 +222,7 @@ impl<'a> Arrival<'a> {
                 fault_threads,
             }),
         };
-        let sink = Arc::new(Sink {
-            memory: offered.memory,
-            installer: OnceLock::new(),
-            counters: Arc::new(Counters::default()),
-            tracker: Arc::new(Tracker::default()),
-            recorders: Mutex::default(),
-        });
+        let sink = Sink::new(Some(offered.memory));
         sink.tracker.begin(Phase::Precopy, 1, layout.pages());
         let receivers = links.background.into_iter().enumerate();
         let receivers = receivers
@@ -173,6 +240,7 @@ impl<'a> Arrival<'a> {
             receivers,
             prepared,
             faulting: None,
+            heard: Heard::new(options.patience),
         })
     }
 
@@ -183,13 +251,18 @@ impl<'a> Arrival<'a> {
             && let Some(prepared) = self.prepared.take()
         {
             let events = self.session.events();
+            let (reader, writer) = prepared.urgent;
             Faulting::start(
                 &mut self.faulting,
-                prepared,
+                (prepared.installer, prepared.fault_threads),
+                Some(writer),
                 &self.sink,
                 &events,
                 &self.options,
             )?;
+            let sink = Arc::clone(&self.sink);
+            self.receivers
+                .push(receiver::start_urgent(sink, reader, events, &self.options)?);
         }
         tracing::debug!(at = ?switch.at.elapsed(), "faults are answered");
         self.load(guest, state)?;
@@ -199,7 +272,6 @@ impl<'a> Arrival<'a> {
             faulting.loaded();
             faulting.installer().be_patient();
         }
-        self.session.say(&ToSource::Ready, "getting ready")?;
         Ok(switch)
     }
 
@@ -216,11 +288,15 @@ impl<'a> Arrival<'a> {
             self.check()?;
             self.tell();
             let message = match self.session.next() {
-                None => continue,
+                None => {
+                    self.heard.check(&self.sink, doing)?;
+                    continue;
+                }
                 Some(Event::Said(message)) => message,
                 Some(Event::Failed(failure)) => return Err(failure),
                 Some(other) => return Err(DestinationFailure::unexpected(doing, &other)),
             };
+            self.heard.something();
             match message {
                 ToDestination::Discard { ranges } => self.discard(guest, &ranges)?,
                 ToDestination::DiscardEnd => {
@@ -293,7 +369,9 @@ impl<'a> Arrival<'a> {
             if ram.layout().round_out(range) != range {
                 return Err(DestinationFailure::unexpected(doing, &range));
             }
-            self.sink.memory.drop_stale(range)?;
+            if let Some(memory) = &self.sink.memory {
+                memory.drop_stale(range)?;
+            }
             prepared.installer.owe(range);
         }
         Ok(())
@@ -339,7 +417,9 @@ impl<'a> Arrival<'a> {
     fn watch_load(&mut self) -> Result<(), DestinationFailure> {
         self.check()?;
         match self.session.next_within(Duration::from_millis(1)) {
-            None | Some(Event::AllReceived) => Ok(()),
+            None | Some(Event::AllReceived) => {
+                self.heard.check(&self.sink, "loading the device state")
+            }
             Some(Event::Failed(failure)) => Err(failure),
             Some(Event::Said(ToDestination::Cancel { reason })) => {
                 Err(DestinationFailure::CalledOff(reason))
@@ -349,13 +429,6 @@ impl<'a> Arrival<'a> {
                 &other,
             )),
         }
-    }
-
-    /// Pages that have not arrived.
-    pub(super) fn left(&self) -> u64 {
-        self.faulting
-            .as_ref()
-            .map_or(0, |faulting| faulting.installer().left())
     }
 
     pub(super) fn check(&self) -> Result<(), DestinationFailure> {
@@ -372,6 +445,42 @@ impl<'a> Arrival<'a> {
             &*self.watch.observer,
             bytes.precopy + bytes.urgent + bytes.background,
         );
+    }
+}
+
+/// When anything has last come from the source. Before *ready* a destination
+/// owes it nothing, and waits for it only so long.
+#[derive(Debug)]
+struct Heard {
+    patience: Duration,
+    at: Instant,
+    received: u64,
+}
+
+impl Heard {
+    fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            at: Instant::now(),
+            received: 0,
+        }
+    }
+
+    fn something(&mut self) {
+        self.at = Instant::now();
+    }
+
+    /// Looks at what has come on the other links.
+    fn check(&mut self, sink: &Sink, doing: &'static str) -> Result<(), DestinationFailure> {
+        let received = sink.counters.received();
+        if received != self.received {
+            self.received = received;
+            self.something();
+        }
+        if self.at.elapsed() > self.patience {
+            return Err(DestinationFailure::link(doing)(LinkError::TooSlow));
+        }
+        Ok(())
     }
 }
 

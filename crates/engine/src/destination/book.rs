@@ -101,6 +101,18 @@ impl Book {
         Some(slot)
     }
 
+    /// The first pages of all huge pages that have a slot.
+    pub(super) fn partial(&self) -> Vec<Page> {
+        let Ok(entries) = self.entries.lock() else {
+            return Vec::new();
+        };
+        let starts = entries.iter().filter_map(|entry| match entry.state {
+            State::Partial(start) => Some(start),
+            _ => None,
+        });
+        starts.collect()
+    }
+
     /// Claims what is left of `piece` (places in the huge page) for writing, a
     /// run at a time; `None` when all of it has been claimed.
     pub(super) fn claim(&self, slot: usize, piece: PageRange) -> Option<PageRange> {

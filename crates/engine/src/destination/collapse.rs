@@ -8,21 +8,17 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hikkoshi_faults::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use super::ReceiveWatch;
 use crate::guest::DestinationGuest;
-use crate::link::TICK;
+use crate::link::{Pace, TICK};
 use crate::priority::{Priority, Rank};
 use crate::ram::RamFiles;
 use crate::stats::{CollapseAccount, CollapseFailures};
-
-/// How far it may fall behind its rate and catch up: enough for a sleep that
-/// ends late. After a longer stall it goes on at the rate.
-const SLACK: Duration = Duration::from_millis(10);
 
 /// Pages in a huge page.
 const PAGES: u64 = COLLAPSE_BYTES / PAGE_BYTES;
@@ -49,7 +45,7 @@ pub(super) fn run(
     let mut work = Work {
         process,
         ram,
-        pace: Pace::new(rate, begun),
+        pace: Pace::new(rate.get(), begun),
         watch,
         account: CollapseAccount::default(),
         again: Vec::new(),
@@ -181,10 +177,13 @@ impl Work<'_> {
     /// Waits until the next one may be done; `false`: told to stop.
     fn keep_pace(&mut self) -> bool {
         while !self.watch.cancel.is_cancelled() {
-            match self.pace.take(Instant::now()) {
-                None => return true,
-                Some(wait) => thread::sleep(wait.min(TICK)),
+            let now = Instant::now();
+            let wait = self.pace.wait(now);
+            if wait.is_zero() {
+                self.pace.spend(COLLAPSE_BYTES, now);
+                return true;
             }
+            thread::sleep(wait.min(TICK));
         }
         self.account.stopped = Some("it was told to stop".into());
         false
@@ -207,59 +206,5 @@ impl Work<'_> {
             })
             .collect();
         self.account
-    }
-}
-
-/// When the next huge page may be rebuilt.
-#[derive(Debug)]
-struct Pace {
-    step: Duration,
-    due: Instant,
-}
-
-impl Pace {
-    /// Up to `rate` bytes a second, from `now` on.
-    fn new(rate: NonZeroU64, now: Instant) -> Self {
-        Self {
-            step: Duration::from_nanos(COLLAPSE_BYTES * 1_000_000_000 / rate),
-            due: now,
-        }
-    }
-
-    /// `None`: one may be rebuilt now, and is. Otherwise how long to wait.
-    fn take(&mut self, now: Instant) -> Option<Duration> {
-        let early = self.due.saturating_duration_since(now);
-        if !early.is_zero() {
-            return Some(early);
-        }
-        if now.saturating_duration_since(self.due) > SLACK {
-            self.due = now;
-        }
-        self.due += self.step;
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stall_is_not_made_up_for() {
-        let begun = Instant::now();
-        let at = |millis| begun + Duration::from_millis(millis);
-        // One in 8 ms.
-        let rate = NonZeroU64::new(COLLAPSE_BYTES * 125).unwrap();
-        let mut pace = Pace::new(rate, begun);
-        assert_eq!(pace.take(at(0)), None);
-        assert_eq!(pace.take(at(1)), Some(Duration::from_millis(7)));
-        assert_eq!(pace.take(at(8)), None);
-        // A little late: the next one is due when it was.
-        assert_eq!(pace.take(at(20)), None);
-        assert_eq!(pace.take(at(20)), Some(Duration::from_millis(4)));
-        // A second late: one, and on at the rate.
-        assert_eq!(pace.take(at(1024)), None);
-        assert_eq!(pace.take(at(1024)), Some(Duration::from_millis(8)));
-        assert_eq!(pace.take(at(1032)), None);
     }
 }

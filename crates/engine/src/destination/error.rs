@@ -2,11 +2,12 @@
 
 use std::io;
 
-use hikkoshi_faults::{RangeError, ReadError};
+use hikkoshi_faults::{CopyError, RangeError, ReadError};
 use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
 use super::installer::InstallError;
+use super::presence::PresenceError;
 use crate::guest::GuestError;
 use crate::link::LinkError;
 use crate::source::Outcome;
@@ -61,8 +62,9 @@ pub enum DestinationFailure {
     },
     /// No room for putting huge pages together.
     #[error(
-        "setting aside {} MiB for putting huge pages together: {cause}; fewer background links \
-         (--links at the source) take less",
+        "setting aside {} MiB for putting huge pages together: {cause}; free as much here; a \
+         migration that is only to begin takes less with fewer background links (--links at the \
+         source)",
         bytes >> 20
     )]
     Staging {
@@ -74,6 +76,9 @@ pub enum DestinationFailure {
     /// A page could not be installed.
     #[error("{0}")]
     Install(#[from] InstallError),
+    /// It could not be found out what is missing.
+    #[error("{0}")]
+    Presence(#[from] PresenceError),
     /// Faults could not be read.
     #[error("{0}")]
     Faults(#[from] ReadError),
@@ -92,6 +97,12 @@ pub enum DestinationFailure {
     /// Cancelled there.
     #[error("called off by the source: {0}")]
     CalledOff(String),
+    /// Another engine was killed before anything was promised.
+    #[error("the migration was interrupted before the guest was taken in")]
+    Interrupted,
+    /// How far things are could not be written down.
+    #[error("recording how far the migration is: {0}")]
+    Journal(io::Error),
     /// The listener failed.
     #[error("waiting for a connection: {0}")]
     Listen(io::Error),
@@ -111,6 +122,24 @@ impl DestinationFailure {
             LinkError::Stopped => Self::Cancelled,
             cause => Self::Link { doing, cause },
         }
+    }
+
+    /// Whether a new connection is all that is needed.
+    pub(super) fn is_about_links(&self) -> bool {
+        matches!(
+            self,
+            Self::Link { .. } | Self::Install(InstallError::Staging(_))
+                // The wait for memory was interrupted.
+                | Self::Install(InstallError::Copy(CopyError::OutOfMemory { .. }))
+        )
+    }
+
+    /// Whether the guest's process is gone.
+    pub(super) fn is_end_of_guest(&self) -> bool {
+        matches!(
+            self,
+            Self::ProcessGone | Self::Install(InstallError::Copy(CopyError::ProcessGone { .. }))
+        )
     }
 
     /// A message that has no business here.

@@ -11,7 +11,7 @@ use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_faults::{EventBuffer, ReadError, Ready, Stop, Watch};
+use hikkoshi_faults::{CopyError, EventBuffer, ReadError, Ready, Stop, Watch};
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{Frame, HEADER_LEN};
 use std::os::fd::AsFd;
@@ -31,7 +31,7 @@ use crate::priority::Rank;
 const BATCH: usize = 64;
 
 /// Bytes of requests that come of one.
-const BATCH_BYTES: usize = BATCH * GAPS * HEADER_LEN;
+pub(super) const BATCH_BYTES: usize = BATCH * GAPS * HEADER_LEN;
 
 /// Between so many looks at the userfaultfd a spinning thread looks at
 /// everything else once: some 10 µs.
@@ -41,7 +41,7 @@ const SPINS: u32 = 64;
 #[derive(Debug)]
 struct Shared {
     installer: Arc<Installer>,
-    asking: Asking,
+    asking: Arc<Asking>,
     who: Arc<Who>,
     stop: Stop,
     poll: bool,
@@ -52,7 +52,7 @@ struct Shared {
 /// event when something fails.
 pub(super) fn start(
     installer: &Arc<Installer>,
-    urgent: Arc<Stream>,
+    asking: &Arc<Asking>,
     who: &Arc<Who>,
     stop: &Stop,
     events: &SyncSender<Event>,
@@ -61,7 +61,7 @@ pub(super) fn start(
 ) -> impl Iterator<Item = Result<JoinHandle<()>, DestinationFailure>> {
     let shared = Arc::new(Shared {
         installer: Arc::clone(installer),
-        asking: Asking::new(urgent, threads, BATCH_BYTES),
+        asking: Arc::clone(asking),
         who: Arc::clone(who),
         stop: stop.clone(),
         poll: options.poll,
@@ -89,7 +89,7 @@ pub(super) fn start(
 #[derive(Debug)]
 struct FaultThread {
     shared: Arc<Shared>,
-    watch: Watch,
+    watch: Watch<Stream>,
     buffer: EventBuffer,
     /// Host pages to ask for, and when their faults were read.
     wanted: Vec<(PageRange, u64)>,
@@ -121,9 +121,8 @@ impl FaultThread {
             stop,
             ..
         } = &*shared;
-        let link = "asking for a page";
         loop {
-            asking.flush().map_err(DestinationFailure::link(link))?;
+            asking.flush();
             if asking.is_overfull() {
                 if stop.is_stopped() {
                     return Ok(());
@@ -161,7 +160,7 @@ impl FaultThread {
         let userfault = installer.userfault();
         let watch = &mut self.watch;
         let mut wait = |timeout| {
-            watch.set_writing(asking.socket(), asking.waits())?;
+            watch.set_writing(asking.waits_for())?;
             watch.wait(timeout)
         };
         loop {
@@ -210,23 +209,34 @@ impl FaultThread {
     }
 
     /// First the requests: their answers are a round trip away, and filling
-    /// takes its time. A link that fails keeps nobody waiting whom no link is
-    /// needed for.
+    /// takes its time.
     fn answer(&mut self) -> Result<(), DestinationFailure> {
-        let asked = self.ask();
-        let installer = &self.shared.installer;
+        self.ask();
+        let Shared {
+            installer, stop, ..
+        } = &*self.shared;
         for range in self.fills.drain(..) {
-            installer
-                .fill(range)
-                .map_err(|e| DestinationFailure::Install(e.into()))?;
+            loop {
+                match installer.fill(range) {
+                    Ok(()) => break,
+                    // The wait for memory was interrupted, by what only receivers
+                    // must heed.
+                    Err(CopyError::OutOfMemory { .. })
+                        if installer.is_patient() && !stop.is_stopped() =>
+                    {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    Err(error) => return Err(DestinationFailure::Install(error.into())),
+                }
+            }
         }
-        asked
+        Ok(())
     }
 
     /// Asks for all that is wanted, with one system call.
-    fn ask(&mut self) -> Result<(), DestinationFailure> {
+    fn ask(&mut self) {
         if self.wanted.is_empty() {
-            return Ok(());
+            return;
         }
         let Shared {
             installer, asking, ..
@@ -241,9 +251,7 @@ impl FaultThread {
         for (range, read) in self.wanted.drain(..) {
             installer.asking(range, read, now);
         }
-        asking
-            .send(&self.frames)
-            .map_err(DestinationFailure::link("asking for a page"))
+        asking.send(&self.frames);
     }
 }
 

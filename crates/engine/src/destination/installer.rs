@@ -158,6 +158,70 @@ impl Installer {
         self.room.be_patient();
     }
 
+    pub(super) fn is_patient(&self) -> bool {
+        self.room.is_patient()
+    }
+
+    /// Nobody who brings pages waits for memory while this is on.
+    pub(super) fn interrupt(&self, on: bool) {
+        self.room.interrupt(on);
+    }
+
+    /// What is missing, in order. Whole host pages, while nobody brings any.
+    pub(super) fn missing(&self) -> impl Iterator<Item = PageRange> + '_ {
+        self.missing.runs(self.missing.all())
+    }
+
+    /// Of what is missing, the source owes only what is in `owed`: the rest
+    /// holds zeros. Whoever waits for some of that goes on after
+    /// [`start_over`](Self::start_over). Nobody may bring pages meanwhile.
+    ///
+    /// # Errors
+    /// The first page that is not missing here, if there is one in `owed`;
+    /// nothing was changed then.
+    pub(super) fn take_owed(&self, owed: &PageBitmap) -> Result<(), Page> {
+        for run in owed.runs(owed.all()) {
+            if self.missing.count_range(run) < run.len() {
+                return Err(run.start());
+            }
+        }
+        for run in self.missing.runs(self.missing.all()).collect::<Vec<_>>() {
+            let mut rest = run;
+            while !rest.is_empty() {
+                let next = owed.runs(rest).next();
+                let end = next.map_or(rest.end(), |next| next.start());
+                let zeros = PageRange::new(rest.start(), end);
+                let gone = self.missing.clear_range(zeros);
+                self.left.fetch_sub(gone, Ordering::AcqRel);
+                rest = PageRange::new(next.map_or(rest.end(), |next| next.end()), rest.end());
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets pieces of huge pages: they come again. Nobody may bring pages
+    /// meanwhile.
+    pub(super) fn drop_pieces(&self) {
+        for huge in &self.huge {
+            huge.staging.drop_all();
+        }
+    }
+
+    /// There is a new way to ask for pages: everybody who waits for one faults
+    /// anew, and what was asked for before is asked for again.
+    ///
+    /// Whoever asks must have been given the new way before: a request that was
+    /// lost was noted before it was lost, and that note is dropped here.
+    pub(super) fn start_over(&self) -> Result<(), RangeError> {
+        self.asked.clear_range(self.asked.all());
+        for huge in &self.huge {
+            huge.turns.start_over();
+        }
+        self.outstanding.forget();
+        self.host_ranges()
+            .try_for_each(|range| self.userfault.wake(range))
+    }
+
     /// Where faults are read from.
     pub(super) fn userfault(&self) -> &Arc<Userfault> {
         &self.userfault

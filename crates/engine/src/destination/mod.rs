@@ -1,7 +1,8 @@
 //! The destination's side of a migration.
 //!
 //! One thread leads ([`receive`]): it accepts a source, drops what is stale
-//! and goes through the switchover (`arrival.rs`, `ending.rs`). Beside it run
+//! and goes through the switchover (`arrival.rs`); from *ready* on the machine in
+//! `custody` decides (`keeper.rs`, `stay.rs`). Beside it run
 //! one receiver for each link (`receiver.rs`), which write pages into the RAM
 //! files (`memory.rs`) before the switch and install them (`installer.rs`) after
 //! it, and the fault threads (`faults.rs`), which ask for what the guest touches
@@ -21,32 +22,40 @@ mod faults;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod giant;
+mod give_up;
 mod installer;
+mod keeper;
+mod meeting;
 mod memory;
 mod offer;
 mod options;
 mod outstanding;
 mod postcopy;
+mod presence;
 mod receiver;
 mod room;
 mod session;
 mod staging;
+mod stay;
 mod turns;
 mod who;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 
 use hikkoshi_wire::{MAX_LINKS, Role};
 
 pub use book::TooManyPartial;
 pub use error::{DestinationFailure, ReceiveError};
+pub use give_up::give_up_receive;
 pub use installer::InstallError;
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
+pub use presence::PresenceError;
 
 use crate::cancel::Cancel;
+use crate::custody::{DestinationRecord, Journal};
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, Listener, TICK};
 use crate::source::Outcome;
@@ -59,6 +68,8 @@ pub struct ReceiveWatch {
     pub cancel: Cancel,
     /// Is told how it goes.
     pub observer: Arc<dyn Observer>,
+    /// Where it is written down how far it is.
+    pub journal: Arc<dyn Journal<DestinationRecord>>,
 }
 
 impl fmt::Debug for ReceiveWatch {
@@ -66,6 +77,10 @@ impl fmt::Debug for ReceiveWatch {
         f.debug_struct("ReceiveWatch").finish_non_exhaustive()
     }
 }
+
+/// Links that may wait to be taken: all of a migration's (background, urgent)
+/// may come before the first is looked at, and the control link of the next.
+const LINKS: usize = MAX_LINKS as usize + 2;
 
 /// Waits at `listener` for a source and takes its guest into `guest`.
 ///
@@ -81,24 +96,54 @@ pub fn receive(
     options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
+    listening(listener, |door| accept(guest, door, options, watch))
+}
+
+/// Waits at `listener` for the source of a migration that another engine has
+/// begun and recorded, and goes on with it.
+///
+/// The guest runs meanwhile, if it was handed over; faults are answered as soon
+/// as the source is there.
+///
+/// # Errors
+/// As [`receive`].
+pub fn resume_receive(
+    guest: &mut dyn DestinationGuest,
+    record: DestinationRecord,
+    listener: &Listener,
+    options: &DestinationOptions,
+    watch: &ReceiveWatch,
+) -> Result<Account, ReceiveError> {
+    listener.expect(Some(record.id));
+    listening(listener, |door| {
+        arrival::take_up(guest, record, door.incoming, options, watch)
+    })
+}
+
+/// Listens while `lead` leads.
+fn listening(
+    listener: &Listener,
+    lead: impl FnOnce(&mut Door<'_>) -> Result<Account, ReceiveError>,
+) -> Result<Account, ReceiveError> {
     let stop = Cancel::new();
-    // All links of a migration may come before the first is looked at: the
-    // background links, the urgent one, and the control link of the next.
-    let (sender, incoming) = sync_channel(usize::from(MAX_LINKS) + 2);
+    let (sender, incoming) = sync_channel(LINKS);
     thread::scope(|scope| {
         // Also when this thread panics: the scope waits for the other one.
         let _stop = CancelOnDrop(&stop);
         let spawned = thread::Builder::new()
             .name("dst-accept".into())
-            .spawn_scoped(scope, || listener.serve(&sender, &stop));
+            // The sender goes with it: its end is noticed.
+            .spawn_scoped(scope, {
+                let stop = &stop;
+                move || listener.serve(&sender, stop)
+            });
         match spawned {
-            Ok(acceptor) => {
+            Ok(_) => {
                 let mut door = Door {
                     listener,
                     incoming: &incoming,
-                    listener_ended: &|| acceptor.is_finished(),
                 };
-                accept(guest, &mut door, options, watch)
+                lead(&mut door)
             }
             Err(error) => Err(at_source(DestinationFailure::Thread(error))),
         }
@@ -118,7 +163,11 @@ impl Drop for CancelOnDrop<'_> {
 struct Door<'a> {
     listener: &'a Listener,
     incoming: &'a Receiver<Incoming>,
-    listener_ended: &'a dyn Fn() -> bool,
+}
+
+/// Nobody listens any more.
+fn no_door() -> DestinationFailure {
+    DestinationFailure::Listen(std::io::Error::other("the listening socket failed"))
 }
 
 /// Waits for sources until one's guest was taken in, or was lost on the way.
@@ -132,20 +181,18 @@ fn accept(
         if watch.cancel.is_cancelled() {
             return Err(at_source(DestinationFailure::Cancelled));
         }
-        if (door.listener_ended)() {
-            let error = std::io::Error::other("the listening socket failed");
-            return Err(at_source(DestinationFailure::Listen(error)));
-        }
-        let Ok(link) = door.incoming.recv_timeout(TICK) else {
-            continue;
+        let link = match door.incoming.recv_timeout(TICK) {
+            Ok(link) => link,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return Err(at_source(no_door())),
         };
         if link.role != Role::Control {
             continue; // Left over from a source that was refused.
         }
-        door.listener.expect(Some(link.id));
+        door.listener.admit(&link);
         let peer = link.peer.clone();
         let over = || door.listener.expect(None);
-        match offer::hear(guest, link, &watch.cancel, over) {
+        match offer::hear(guest, link, &watch.cancel, options, over) {
             Ok(offered) => {
                 watch
                     .observer

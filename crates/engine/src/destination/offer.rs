@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_faults::Userfault;
-use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, ToDestination, ToSource};
+use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, ToDestination, ToSource};
 
 use super::memory::Memory;
+use super::options::DestinationOptions;
 use super::staging::Size;
 use crate::cancel::Cancel;
 use crate::guest::DestinationGuest;
@@ -24,6 +25,8 @@ pub(super) struct Offered {
     pub(super) writer: LinkWriter,
     pub(super) limits: Limits,
     pub(super) stop: Cancel,
+    /// The migration's number.
+    pub(super) id: MigrationId,
     /// What both sides understand beyond the protocol's version.
     pub(super) capabilities: Capabilities,
     pub(super) mode: Mode,
@@ -42,6 +45,7 @@ pub(super) fn hear(
     guest: &mut dyn DestinationGuest,
     link: Incoming,
     cancel: &Cancel,
+    options: &DestinationOptions,
     over: impl FnOnce(),
 ) -> Result<Offered, String> {
     let limits = Limits {
@@ -49,21 +53,39 @@ pub(super) fn hear(
     };
     let stop = Cancel::new();
     let capabilities = link.capabilities;
+    let id = link.id;
+    link.stream
+        .set_stall_timeout(options.stall_timeout)
+        .map_err(text)?;
     let stream = Arc::new(link.stream);
     let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
     // Until the commit, cancelling ends whatever is blocked on the link.
     reader.set_stop(cancel.clone());
     writer.set_stop(cancel.clone());
     reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
-    let ToDestination::Begin {
-        description,
-        mode,
-        may_postcopy,
-        background_links,
-    } = reader.control().map_err(text)?
-    else {
-        return Err("it does not begin with an offer of a guest".into());
-    };
+    writer.set_patience(Some(options.patience));
+    let (description, mode, may_postcopy, background_links) =
+        match reader.control().map_err(text)? {
+            ToDestination::Begin {
+                description,
+                mode,
+                may_postcopy,
+                background_links,
+            } => (description, mode, may_postcopy, background_links),
+            ToDestination::Here { .. } => {
+                let reason = "it goes on with a migration that is not known here: start \
+                              'hikkoshi receive --resume' for it";
+                over();
+                let refusal = ToSource::Refuse {
+                    reason: reason.into(),
+                };
+                if let Err(error) = writer.control(&refusal) {
+                    tracing::debug!(%error, "the source does not hear the refusal");
+                }
+                return Err(reason.into());
+            }
+            _ => return Err("it does not begin with an offer of a guest".into()),
+        };
     let ready = description
         .compatible_with(guest.describe())
         .map_err(text)
@@ -100,6 +122,7 @@ pub(super) fn hear(
         writer,
         limits,
         stop,
+        id,
         capabilities,
         mode: mode.into(),
         background_links,

@@ -1,8 +1,10 @@
 //! What an operator may choose at the destination.
 
 use std::num::{NonZeroU16, NonZeroU64};
+use std::time::Duration;
 
 use crate::Priority;
+use crate::link::PEER_TIMEOUT;
 
 /// Most threads that read faults, however many processors a guest has: each
 /// costs a stack, and 64 of them outrun what one userfaultfd hands out.
@@ -14,7 +16,7 @@ pub const MAX_FAULT_THREADS: u16 = 64;
 const VCPUS_A_THREAD: u32 = 4;
 
 /// How the destination goes about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DestinationOptions {
     /// How many threads read the guest's faults: up to [`MAX_FAULT_THREADS`];
     /// by default as many as suit the guest's processors and this machine's.
@@ -28,9 +30,36 @@ pub struct DestinationOptions {
     /// Rebuild transparent huge pages once every page is here, at most so many
     /// bytes a second.
     pub collapse: Option<NonZeroU64>,
+    /// Once the guest may run here: for how long to wait for a source whose
+    /// links were lost; time with links makes up for as much without. Nothing
+    /// is lost when that is over: another engine can take the migration up.
+    pub retry_for: Duration,
+    /// How long a link may stall before it counts as lost.
+    pub stall_timeout: Duration,
+    /// Until the guest could run here: how long the source may send nothing of
+    /// it before it is given up. Its guest runs on there.
+    pub patience: Duration,
+}
+
+impl Default for DestinationOptions {
+    fn default() -> Self {
+        Self {
+            fault_threads: None,
+            poll: false,
+            priority: Priority::default(),
+            collapse: None,
+            retry_for: Duration::ZERO,
+            stall_timeout: PEER_TIMEOUT,
+            patience: Self::PATIENCE,
+        }
+    }
 }
 
 impl DestinationOptions {
+    /// The [`patience`](Self::patience) that any honest source needs less of,
+    /// one whose guest takes its minutes to stop included.
+    pub const PATIENCE: Duration = Duration::from_secs(300);
+
     /// The number of fault threads for a guest of `vcpus` processors.
     pub(super) fn fault_threads_for(&self, vcpus: u32) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

@@ -99,6 +99,22 @@ impl Outstanding {
         false
     }
 
+    /// Forgets all that was noted: those requests go unmeasured.
+    pub(super) fn forget(&self) {
+        for entry in &self.entries {
+            let page = entry.page.load(Ordering::Relaxed);
+            if page != FREE
+                && page != TAKEN
+                && entry
+                    .page
+                    .compare_exchange(page, FREE, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            {
+                self.unmeasured.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Takes out when `page` was asked for, if it was. The page's bit must have
     /// been cleared before.
     pub(super) fn answered(&self, page: Page) -> Option<Made> {

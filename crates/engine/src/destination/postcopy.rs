@@ -4,22 +4,23 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
+use super::asking::Asking;
 use super::error::DestinationFailure;
 use super::faults;
 use super::installer::Installer;
 use super::options::DestinationOptions;
-use super::receiver::{self, Sink};
+use super::receiver::Sink;
 use super::session::Event;
 use super::who::{Faulted, Names, Who};
 use crate::guest::DestinationGuest;
-use crate::link::{LinkReader, Stream};
+use crate::link::{LinkReader, LinkWriter};
 use crate::stats::{Phase, Requests};
 
 /// What post-copy needs, until it begins.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) installer: Installer,
-    pub(super) urgent: (LinkReader, Arc<Stream>),
+    pub(super) urgent: (LinkReader, LinkWriter),
     pub(super) fault_threads: usize,
 }
 
@@ -27,6 +28,7 @@ pub(super) struct Prepared {
 #[derive(Debug)]
 pub(super) struct Faulting {
     installer: Arc<Installer>,
+    asking: Arc<Asking>,
     threads: Vec<JoinHandle<()>>,
     who: Arc<Who>,
     names: Names,
@@ -35,44 +37,51 @@ pub(super) struct Faulting {
 }
 
 impl Faulting {
-    /// From here on an access to a missing page faults, and is answered.
+    /// From here on an access to a missing page faults, and is asked for, at
+    /// `urgent` or once there is somebody to [ask](Self::ask).
     ///
     /// What was begun is in `slot` even on a failure, to be ended from there.
     pub(super) fn start(
         slot: &mut Option<Self>,
-        prepared: Prepared,
-        sink: &Arc<Sink>,
+        (installer, fault_threads): (Installer, usize),
+        urgent: Option<LinkWriter>,
+        sink: &Sink,
         events: &SyncSender<Event>,
         options: &DestinationOptions,
     ) -> Result<(), DestinationFailure> {
-        let installer = Arc::new(prepared.installer);
+        let installer = Arc::new(installer);
         sink.tracker.begin(Phase::Postcopy, 0, installer.left());
         // Set once, here: receivers install from now on instead of writing.
         let _ = sink.installer.set(Arc::clone(&installer));
-        let (reader, writer) = prepared.urgent;
         let faulting = slot.insert(Self {
             installer: Arc::clone(&installer),
+            asking: Arc::new(Asking::new(fault_threads, faults::BATCH_BYTES)),
             threads: Vec::new(),
             who: Arc::new(Who::new()),
             names: Names::default(),
             before_running: None,
         });
+        // Before the first fault: what is asked for without a link is dropped.
+        faulting.asking.attach(urgent);
         installer.start()?;
-        let urgent = receiver::start_urgent(Arc::clone(sink), reader, events.clone(), options)?;
-        faulting.threads.push(urgent);
         let threads = &mut faulting.threads;
         for thread in faults::start(
             &installer,
-            writer,
+            &faulting.asking,
             &faulting.who,
             installer.stop(),
             events,
             options,
-            prepared.fault_threads,
+            fault_threads,
         ) {
             threads.push(thread?);
         }
         Ok(())
+    }
+
+    /// From now on pages are asked for there; nowhere: faults wait.
+    pub(super) fn ask(&self, urgent: Option<LinkWriter>) {
+        self.asking.attach(urgent);
     }
 
     pub(super) fn installer(&self) -> &Arc<Installer> {

@@ -13,6 +13,7 @@ use super::installer::{Installer, Recorder};
 use super::memory::Memory;
 use super::options::DestinationOptions;
 use super::session::{Ends, Event};
+use crate::confine::confine;
 use crate::last_word::LastWord;
 use crate::link::{LinkError, LinkReader, LinkWriter};
 use crate::priority::{Priority, Rank};
@@ -30,7 +31,8 @@ const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
 /// through the installer.
 #[derive(Debug)]
 pub(super) struct Sink {
-    pub(super) memory: Memory,
+    /// None where no page comes but through the installer.
+    pub(super) memory: Option<Memory>,
     pub(super) installer: OnceLock<Arc<Installer>>,
     pub(super) counters: Arc<Counters>,
     pub(super) tracker: Arc<Tracker>,
@@ -39,6 +41,17 @@ pub(super) struct Sink {
 }
 
 impl Sink {
+    /// Pages go to `memory` until there is an installer.
+    pub(super) fn new(memory: Option<Memory>) -> Arc<Self> {
+        Arc::new(Self {
+            memory,
+            installer: OnceLock::new(),
+            counters: Arc::default(),
+            tracker: Arc::default(),
+            recorders: Mutex::default(),
+        })
+    }
+
     /// All receivers' records, merged.
     pub(super) fn latencies(&self) -> RequestLatencies {
         let mut all = RequestLatencies::default();
@@ -108,6 +121,7 @@ fn start(
             let died = Event::Failed(DestinationFailure::ThreadDied);
             let _last_word = LastWord::new(&receiver.events, died);
             priority.take(rank);
+            confine();
             let failure = receiver.run();
             // Nobody listens any more once the migration is over.
             let _ = receiver.events.send(Event::Failed(failure));
@@ -198,6 +212,10 @@ impl Receiver {
     /// any more.
     fn apply(&self, frame: &Frame, doing: &'static str) -> Result<bool, DestinationFailure> {
         let installer = self.sink.installer.get();
+        let memory = || {
+            let memory = self.sink.memory.as_ref();
+            memory.ok_or_else(|| DestinationFailure::unexpected(doing, frame))
+        };
         match *frame {
             Frame::Pages { range } => {
                 let content = self.buffer.get(..frame.payload_len()).unwrap_or_default();
@@ -206,7 +224,7 @@ impl Receiver {
                         let received = installer.now();
                         Ok(installer.install(range, content, received, &self.recorder)?)
                     }
-                    None => self.sink.memory.write(range, content).map(|()| false),
+                    None => memory()?.write(range, content).map(|()| false),
                 }
             }
             Frame::Zeros { range } => match installer {
@@ -214,7 +232,7 @@ impl Receiver {
                     let received = installer.now();
                     Ok(installer.install_zeros(range, received, &self.recorder)?)
                 }
-                None => self.sink.memory.zero(range).map(|()| false),
+                None => memory()?.zero(range).map(|()| false),
             },
             other => Err(DestinationFailure::unexpected(doing, &other)),
         }

@@ -22,6 +22,7 @@ const PAUSE: Timespec = Timespec {
 pub(super) struct Room {
     stop: Stop,
     patient: AtomicBool,
+    interrupted: AtomicBool,
     short: AtomicBool,
 }
 
@@ -31,6 +32,7 @@ impl Room {
         Self {
             stop,
             patient: AtomicBool::new(false),
+            interrupted: AtomicBool::new(false),
             short: AtomicBool::new(false),
         }
     }
@@ -40,10 +42,21 @@ impl Room {
         self.patient.store(true, Ordering::Release);
     }
 
+    pub(super) fn is_patient(&self) -> bool {
+        self.patient.load(Ordering::Acquire)
+    }
+
+    /// Nobody waits while this is on: the links that pages come from have
+    /// ended, and their threads are to end, too.
+    pub(super) fn interrupt(&self, on: bool) {
+        self.interrupted.store(on, Ordering::Release);
+    }
+
     /// There was no room. Waits a little; `true` when it is worth another try.
     #[cold]
     pub(super) fn wait(&self) -> bool {
-        if self.stop.is_stopped() || !self.patient.load(Ordering::Acquire) {
+        let interrupted = || self.interrupted.load(Ordering::Acquire);
+        if self.stop.is_stopped() || !self.is_patient() || interrupted() {
             return false;
         }
         if !self.short.swap(true, Ordering::Relaxed) {
@@ -55,7 +68,7 @@ impl Room {
         }
         // Ends early when stopped.
         let _ = poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&PAUSE));
-        !self.stop.is_stopped()
+        !self.stop.is_stopped() && !interrupted()
     }
 
     /// There is room again.
@@ -79,6 +92,10 @@ mod tests {
         room.be_patient();
         assert!(room.wait() && room.wait());
         room.found();
+        assert!(room.wait());
+        room.interrupt(true);
+        assert!(!room.wait());
+        room.interrupt(false);
         assert!(room.wait());
         stop.stop();
         assert!(!room.wait());

@@ -1,14 +1,16 @@
 //! The destination's end of a migration's connections.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use hikkoshi_wire::{Limits, Role, ToDestination, ToSource};
+use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use super::error::DestinationFailure;
+use super::no_door;
 use crate::cancel::Cancel;
+use crate::confine::confine;
 use crate::link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 
 /// Messages and failures waiting for the main thread: few, so that a peer
@@ -32,12 +34,59 @@ pub(super) enum Event {
     AllReceived,
 }
 
+impl Event {
+    /// Whether this is about something else than links.
+    fn is_serious(&self) -> bool {
+        match self {
+            Self::Failed(failure) => !failure.is_about_links(),
+            Self::Said(_) | Self::AllReceived => false,
+        }
+    }
+}
+
+/// Where events come in, whatever becomes of the links.
+#[derive(Debug)]
+pub(super) struct Channel {
+    sender: SyncSender<Event>,
+    events: Receiver<Event>,
+}
+
+impl Channel {
+    pub(super) fn new() -> Self {
+        let (sender, events) = sync_channel(EVENTS);
+        Self { sender, events }
+    }
+
+    /// One that nobody listens to: what is sent to it does not wait.
+    pub(super) fn closed() -> Self {
+        let (sender, _) = sync_channel(0);
+        let events = sync_channel(0).1;
+        Self { sender, events }
+    }
+
+    /// Where it is told.
+    pub(super) fn sender(&self) -> SyncSender<Event> {
+        self.sender.clone()
+    }
+
+    /// Takes it, and leaves one that nobody listens to.
+    pub(super) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::closed())
+    }
+
+    /// The next event; `None` after `wait` without one.
+    pub(super) fn next_within(&self, wait: Duration) -> Option<Event> {
+        self.events.recv_timeout(wait).ok()
+    }
+}
+
 /// All links to one source.
 #[derive(Debug)]
 pub(super) struct Session {
     control: LinkWriter,
-    events: Receiver<Event>,
-    sender: SyncSender<Event>,
+    channel: Channel,
+    /// Turns control messages into events.
+    listener: Option<JoinHandle<()>>,
     streams: Vec<Arc<Stream>>,
     limits: Limits,
     /// What the source said before its links were all here.
@@ -47,19 +96,21 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Takes over an accepted control link; `reader` is its other end.
+    /// Takes over an accepted control link; `reader` is its other end. The channel
+    /// is taken only if that comes to something.
     pub(super) fn start(
         stream: Arc<Stream>,
         mut reader: LinkReader,
         control: LinkWriter,
         limits: Limits,
         stop: Cancel,
+        channel: &mut Channel,
     ) -> Result<Self, DestinationFailure> {
-        let (sender, events) = sync_channel(EVENTS);
-        let to_main = sender.clone();
-        thread::Builder::new()
+        let to_main = channel.sender.clone();
+        let listener = thread::Builder::new()
             .name("dst-control".into())
             .spawn(move || {
+                confine();
                 loop {
                     let (event, last) = match reader.control() {
                         Ok(message) => (Event::Said(message), false),
@@ -79,8 +130,8 @@ impl Session {
             .map_err(DestinationFailure::Thread)?;
         Ok(Self {
             control,
-            events,
-            sender,
+            channel: channel.take(),
+            listener: Some(listener),
             streams: vec![stream],
             limits,
             early: None,
@@ -93,8 +144,10 @@ impl Session {
     pub(super) fn await_links(
         &mut self,
         incoming: &Receiver<Incoming>,
+        id: MigrationId,
         background_links: u16,
         urgent: bool,
+        stall_timeout: Duration,
         cancel: &Cancel,
     ) -> Result<Links, DestinationFailure> {
         let doing = "waiting for the source's links";
@@ -111,7 +164,7 @@ impl Session {
             // The control link may end meanwhile. Or the source goes on: its
             // last link was answered, only this thread has not got it yet.
             if self.early.is_none() {
-                match self.events.try_recv() {
+                match self.channel.events.try_recv() {
                     Ok(Event::Failed(failure)) => return Err(failure),
                     Ok(Event::Said(ToDestination::Cancel { reason })) => {
                         return Err(DestinationFailure::CalledOff(reason));
@@ -119,9 +172,24 @@ impl Session {
                     said => self.early = said.ok(),
                 }
             }
-            let Ok(link) = incoming.recv_timeout(TICK) else {
-                continue;
+            let link = match incoming.recv_timeout(TICK) {
+                Ok(link) => link,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Err(no_door()),
             };
+            if link.id != id {
+                // It was let in when nothing was under way.
+                tracing::warn!(
+                    peer = link.peer,
+                    "turned away: another migration is under way"
+                );
+                continue;
+            }
+            if link.role == Role::Control {
+                // The source has given these links up before they were all here.
+                tracing::warn!(peer = link.peer, "the source begins anew");
+                return Err(DestinationFailure::link(doing)(LinkError::Closed));
+            }
             let slot = match link.role {
                 Role::Background { index } => background.get_mut(usize::from(index)),
                 Role::Urgent if urgent => Some(&mut urgent_link),
@@ -135,6 +203,9 @@ impl Session {
                 tracing::warn!(role = %link.role, peer = link.peer, "turned away: a second one");
                 continue;
             }
+            link.stream
+                .set_stall_timeout(stall_timeout)
+                .map_err(|e| DestinationFailure::link(doing)(e.into()))?;
             let stream = Arc::new(link.stream);
             let ends = split(&stream, self.limits, &self.stop)
                 .map_err(|e| DestinationFailure::link(doing)(e.into()))?;
@@ -147,13 +218,13 @@ impl Session {
                 .flatten()
                 .map(|(_, ends)| ends)
                 .collect(),
-            urgent: urgent_link.map(|(stream, (reader, _))| (reader, stream)),
+            urgent: urgent_link.map(|(_, ends)| ends),
         })
     }
 
     /// Where the links' threads report to.
     pub(super) fn events(&self) -> SyncSender<Event> {
-        self.sender.clone()
+        self.channel.sender.clone()
     }
 
     /// Sends a control message.
@@ -195,19 +266,43 @@ impl Session {
     pub(super) fn next_within(&mut self, wait: Duration) -> Option<Event> {
         // The session holds a sender itself: it never disconnects before it is
         // closed.
-        self.early
-            .take()
-            .or_else(|| self.events.recv_timeout(wait).ok())
+        self.early.take().or_else(|| self.channel.next_within(wait))
     }
 
     /// Ends all links. The threads that work on them can be joined then:
     /// nothing that they report waits for somebody to hear it.
     pub(super) fn close(&mut self) {
-        self.events = sync_channel(0).1;
+        self.channel = Channel::closed();
+        self.hang_up();
+    }
+
+    fn hang_up(&self) {
         self.stop.cancel();
         for stream in &self.streams {
             stream.shutdown();
         }
+    }
+
+    /// Ends all links and waits for the threads that work on them, `receivers`
+    /// and its own. Gives the channel, and what was still told that is not about
+    /// links.
+    pub(super) fn end(mut self, receivers: Vec<JoinHandle<()>>) -> (Channel, Option<Event>) {
+        self.hang_up();
+        let mut left = None;
+        let threads = receivers.into_iter().chain(self.listener.take());
+        for thread in threads {
+            // Its last words may have to wait for room.
+            while !thread.is_finished() {
+                let told = self.channel.next_within(Duration::from_millis(2));
+                left = left.or(told.filter(Event::is_serious));
+            }
+            // A panic was reported by the panic hook; there is nothing to add.
+            let _ = thread.join();
+        }
+        while let Ok(told) = self.channel.events.try_recv() {
+            left = left.or(Some(told).filter(Event::is_serious));
+        }
+        (self.channel.take(), left)
     }
 }
 
@@ -226,5 +321,5 @@ pub(super) struct Links {
     /// In the order of their numbers.
     pub(super) background: Vec<Ends>,
     /// Where pages come from, and where requests are written.
-    pub(super) urgent: Option<(LinkReader, Arc<Stream>)>,
+    pub(super) urgent: Option<(LinkReader, LinkWriter)>,
 }

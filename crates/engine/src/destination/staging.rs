@@ -189,6 +189,15 @@ impl Staging {
         self.leave(slot, false);
     }
 
+    /// Forgets all pieces.
+    pub(super) fn drop_all(&self) {
+        for start in self.book.partial() {
+            if let Some(slot) = self.book.enter_existing(start) {
+                self.leave(slot, true);
+            }
+        }
+    }
+
     fn write(&self, slot: usize, run: PageRange, piece: PageRange, content: &[u8]) {
         let bytes = |range: PageRange| usize::try_from(range.bytes()).unwrap_or(usize::MAX);
         let skip = bytes(PageRange::new(piece.start(), run.start()));

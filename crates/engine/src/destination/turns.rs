@@ -107,6 +107,14 @@ impl Turns {
         }
     }
 
+    /// Nothing is asked for any more, and nobody waits.
+    pub(super) fn start_over(&self) {
+        if let Ok(mut state) = self.state.lock() {
+            state.asked.clear();
+            state.waiting.clear();
+        }
+    }
+
     /// The next page whose turn has come, and when its fault was read; it
     /// counts as asked for.
     pub(super) fn next(&self) -> Option<(Page, u64)> {

@@ -77,6 +77,16 @@ impl Address {
         Ok(found)
     }
 
+    /// The host's name or address, without brackets; none for a unix socket.
+    pub fn host(&self) -> Option<&str> {
+        match self {
+            Self::Tcp(text) => text
+                .rsplit_once(':')
+                .map(|(host, _)| host.trim_start_matches('[').trim_end_matches(']')),
+            Self::Unix(_) => None,
+        }
+    }
+
     /// Whether everything sent there stays on this machine.
     ///
     /// # Errors

@@ -38,6 +38,10 @@ pub struct BackgroundSender {
     pace: Option<Arc<Pace>>,
     /// In post-copy: whether somebody waits for a page.
     urgency: Option<Urgency>,
+    /// In pre-copy: how long the peer may acknowledge nothing, and since when
+    /// it has not.
+    patience: Option<Duration>,
+    heard: Instant,
     /// When the kernel was asked last, and the pace it was told.
     looked: Instant,
     told: Option<f64>,
@@ -55,6 +59,8 @@ impl BackgroundSender {
             window: Window::new(now),
             pace,
             urgency: None,
+            patience: None,
+            heard: now,
             looked: now,
             told: None,
             batch: Vec::with_capacity(BATCH + SMALL + HEADER_LEN),
@@ -68,11 +74,21 @@ impl BackgroundSender {
         self.reader.set_stop(stop.clone());
     }
 
+    /// A peer that for so long takes nothing, or acknowledges nothing of what
+    /// it was sent, is too slow ([`LinkError::TooSlow`]); until
+    /// [`yield_to_urgent`](Self::yield_to_urgent) is called.
+    pub fn set_patience(&mut self, patience: Option<Duration>) {
+        self.patience = patience;
+        self.writer.set_patience(patience);
+    }
+
     /// From now on urgent pages share the network with this link, one of
     /// `links`; `urgency` tells all of them when somebody waits for one.
     pub fn yield_to_urgent(&mut self, urgency: Urgency, links: u64) {
         self.window.bound(urgency.zero(), links, Instant::now());
         self.writer.send_apart();
+        // There is nothing to go back to.
+        self.set_patience(None);
         self.urgency = Some(urgency);
     }
 
@@ -221,8 +237,8 @@ impl BackgroundSender {
             self.window.go_blind();
             return;
         };
-        self.window
-            .look(info.acked, info.round_trip.as_secs_f64(), now);
+        let acked = info.acked.saturating_sub(self.writer.overhead());
+        self.window.look(acked, info.round_trip.as_secs_f64(), now);
         let pace = self.window.pace();
         if pace != self.told {
             self.told = pace;
@@ -233,11 +249,24 @@ impl BackgroundSender {
     /// Reads the acknowledgements that are there, waiting for the first one
     /// no longer than `wait`.
     fn read_acks(&mut self, wait: Duration) -> Result<(), LinkError> {
+        if self.window.in_flight() == 0 {
+            self.heard = Instant::now();
+        }
+        // A part of an acknowledgement is none.
+        let deadline = self.patience.map(|most| self.heard + most);
+        self.reader.set_deadline(deadline);
         let mut wait = wait;
         while self.reader.is_ready(wait)? {
             wait = Duration::ZERO;
+            let before = self.window.in_flight();
             match self.reader.frame()? {
-                Frame::Ack { bytes } if self.window.on_ack(bytes) => {}
+                // Of something new: there are no more of them than bytes, and
+                // whoever repeats itself does not keep this thread busy.
+                Frame::Ack { bytes }
+                    if self.window.on_ack(bytes) && self.window.in_flight() < before =>
+                {
+                    self.heard = Instant::now();
+                }
                 other => {
                     return Err(LinkError::Protocol(format!(
                         "{other:?} on a background link, {} bytes sent",
@@ -245,6 +274,12 @@ impl BackgroundSender {
                     )));
                 }
             }
+        }
+        let late = self
+            .patience
+            .is_some_and(|most| self.heard.elapsed() > most);
+        if late {
+            return Err(LinkError::TooSlow);
         }
         Ok(())
     }

@@ -62,10 +62,8 @@ pub fn split(
     ))
 }
 
-/// Whether a call on a socket ended because its time-out did.
+/// Whether a call on a socket ended because its time-out did. (A peer that was
+/// silent for too long is `TimedOut`, and said once.)
 pub(super) fn is_timeout(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-    )
+    error.kind() == io::ErrorKind::WouldBlock
 }

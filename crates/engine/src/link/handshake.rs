@@ -2,19 +2,22 @@
 
 use std::io::{self, Read, Write};
 use std::sync::Mutex;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_wire::{
-    Capabilities, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role, Versions,
-    negotiate,
+    CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role,
+    Versions, negotiate,
 };
 use thiserror::Error;
 
-use super::{Address, Incoming, Mark, Stream};
+use super::secure::{self, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer};
+use super::{Incoming, Mark, Remote, Stream};
 use crate::cancel::Cancel;
+use crate::confine::confine;
 
-/// How long a peer may take to say hello.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a peer may take to say hello, with all that comes before it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no link.
 #[derive(Debug, Error)]
@@ -31,12 +34,37 @@ pub enum HandshakeError {
     /// The peer says nothing.
     #[error("the peer has said nothing for {} s; is it 'hikkoshi receive' that listens there?", PATIENCE.as_secs())]
     Silent,
+    /// The connection could not be protected.
+    #[error("{0}")]
+    Secure(#[from] SecureError),
+    /// The peer answered with a TLS alert.
+    #[error(
+        "the destination wants TLS: give its invitation with --to (or --tls-ca, --tls-cert and \
+         --tls-key), or start 'hikkoshi receive' with --plaintext"
+    )]
+    WantsTls,
+    /// The peer begins a TLS handshake.
+    #[error("the source speaks TLS, and this side was started without it or with --plaintext")]
+    SpeaksTls,
     /// What the peer said is no hello.
     #[error("{0}")]
     Hello(#[from] HelloError),
+    /// What the peer said was meant for another connection.
+    #[error("what it says was said to another connection before: it plays an old session back")]
+    Replayed,
     /// The two sides cannot work together.
     #[error("{0}")]
     Negotiation(#[from] NegotiationError),
+}
+
+impl HandshakeError {
+    /// Whether the peer has closed the connection.
+    fn is_end(&self) -> bool {
+        match self {
+            Self::Io(error) | Self::Secure(SecureError::Io(error)) => hung_up(error),
+            _ => false,
+        }
+    }
 }
 
 /// A hello of this program.
@@ -49,32 +77,79 @@ pub fn hello(role: Role, id: MigrationId) -> Hello {
     }
 }
 
-/// Connects to `address` and says `ours`; the peer must answer in kind.
+/// Connects to `remote` and says `ours`; the peer must answer in kind.
 ///
 /// # Errors
-/// See [`HandshakeError`].
-pub fn open(address: &Address, ours: &Hello) -> Result<Stream, HandshakeError> {
-    let stream = Stream::connect(address).map_err(HandshakeError::Connect)?;
-    match (&stream).write_all(&ours.encode()) {
-        // A peer that spoke first and hung up: what it said tells more than that it is gone.
-        Err(error) if hung_up(&error) => {}
-        written => written?,
+/// See [`HandshakeError`]. One of them soon after `stop` was set.
+pub fn open(remote: &Remote, ours: &Hello, stop: &Cancel) -> Result<Stream, HandshakeError> {
+    let stream = Stream::connect(remote, stop).map_err(HandshakeError::Connect)?;
+    let greet = || {
+        confine();
+        greet(stream, remote.tls.as_ref(), ours, stop)
+    };
+    thread::scope(|scope| {
+        let greeting = thread::Builder::new()
+            .name("src-hello".into())
+            .spawn_scoped(scope, greet)?;
+        greeting
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("greeting it panicked").into()))
+    })
+}
+
+/// Says `ours` to a destination, and hears what it says.
+fn greet(
+    mut stream: Stream,
+    tls: Option<&TlsClient>,
+    ours: &Hello,
+    stop: &Cancel,
+) -> Result<Stream, HandshakeError> {
+    let patience = patience(stop);
+    if let Some(client) = tls {
+        stream = stream.secure_client(client, patience)?;
     }
-    let theirs = read_hello(&stream, &Cancel::new())?;
+    let mut speech = Speech::over(&stream)?;
+    match speech.write(&ours.encode(), patience) {
+        // A peer that spoke first and hung up: what it said tells more than that it is gone.
+        Err(error) if error.is_end() => {}
+        said => said?,
+    }
+    let theirs = speech.hear(patience)?;
     negotiate(ours, &theirs)?;
+    let mut challenge = [0; CHALLENGE_LEN];
+    speech.read(&mut challenge, patience)?;
+    speech.write(&challenge, patience)?;
+    speech.end();
     Ok(stream)
+}
+
+fn patience(stop: &Cancel) -> Patience<'_> {
+    Patience {
+        deadline: Instant::now() + PATIENCE,
+        stop,
+    }
 }
 
 /// Reads the hello of an accepted connection and answers it, if the link
 /// belongs to the migration under way or begins one.
 pub(super) fn answer(
-    stream: Stream,
+    mut stream: Stream,
     peer: String,
+    tls: Option<&TlsServer>,
     current: &Mutex<Option<MigrationId>>,
     stop: &Cancel,
 ) -> Result<Incoming, (String, HandshakeError)> {
+    let patience = patience(stop);
+    let mut source = None;
+    if let Some(server) = tls {
+        (stream, source) = match stream.secure_server(server, patience) {
+            Ok(secured) => secured,
+            Err(error) => return Err((peer, error.into())),
+        };
+    }
     let theirs = (|| {
-        let theirs = read_hello(&stream, stop)?;
+        let mut speech = Speech::over(&stream)?;
+        let theirs = speech.hear(patience)?;
         let expected = current.lock().ok().and_then(|current| *current);
         // Before a migration is under way only a control link makes sense;
         // afterwards only links that know its id.
@@ -85,7 +160,15 @@ pub(super) fn answer(
         };
         let ours = hello(theirs.role, ours);
         let agreed = negotiate(&ours, &theirs)?;
-        (&stream).write_all(&ours.encode())?;
+        let mut challenge = [0; CHALLENGE_LEN];
+        getrandom::fill(&mut challenge).map_err(io::Error::other)?;
+        speech.write(&[&ours.encode()[..], &challenge].concat(), patience)?;
+        let mut said = [0; CHALLENGE_LEN];
+        speech.read(&mut said, patience)?;
+        if said != challenge {
+            return Err(HandshakeError::Replayed);
+        }
+        speech.end();
         Ok((theirs, agreed))
     })();
     match theirs {
@@ -95,47 +178,101 @@ pub(super) fn answer(
             capabilities: agreed.capabilities,
             stream,
             peer,
+            from: None,
+            source,
         }),
         Err(error) => Err((peer, error)),
     }
 }
 
-/// Reads a hello, byte by byte if need be, but not for ever.
-fn read_hello(stream: &Stream, stop: &Cancel) -> Result<Hello, HandshakeError> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut bytes = [0; HELLO_LEN];
-    let mut filled = 0;
-    let mut reader = stream;
-    while filled < HELLO_LEN {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || stop.is_cancelled() {
-            return Err(HandshakeError::Silent);
-        }
-        stream.set_timeout(Some(left.min(super::TICK)))?;
-        match reader.read(&mut bytes[filled..]) {
-            Ok(0) => return Err(HandshakeError::Closed),
-            Ok(n) => filled += n,
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::WouldBlock
-                        | io::ErrorKind::TimedOut
-                        | io::ErrorKind::Interrupted
-                ) => {}
-            Err(e) if hung_up(&e) => return Err(HandshakeError::Closed),
-            Err(e) => return Err(e.into()),
+/// The greeting on one connection, with or without TLS.
+struct Speech<'a> {
+    stream: &'a Stream,
+    ends: Option<(Opener, Sealer)>,
+}
+
+impl<'a> Speech<'a> {
+    fn over(stream: &'a Stream) -> io::Result<Self> {
+        stream.set_timeout(Some(super::TICK))?;
+        let ends = stream.take_opener()?.zip(stream.take_sealer()?);
+        Ok(Self { stream, ends })
+    }
+
+    /// Others may use the connection from now on.
+    fn end(self) {
+        if let Some((opener, sealer)) = self.ends {
+            self.stream.put_back(opener, sealer);
         }
     }
-    let hello = Hello::decode(&bytes)?;
-    // Both sides have the same role.
-    stream.mark(Mark::of(hello.role));
-    Ok(hello)
+
+    fn write(&mut self, bytes: &[u8], patience: Patience<'_>) -> Result<(), HandshakeError> {
+        let mut socket = self.stream;
+        match &mut self.ends {
+            Some((_, sealer)) => secure::send(sealer, bytes, &mut socket, patience)?,
+            None => socket.write_all(bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Fills `bytes`, one by one if need be, but not for ever.
+    fn read(&mut self, bytes: &mut [u8], patience: Patience<'_>) -> Result<(), HandshakeError> {
+        let Some((opener, _)) = &mut self.ends else {
+            return self.fill(bytes, patience);
+        };
+        let read = secure::receive(opener, bytes, &mut self.stream, patience);
+        read.map_err(|error| match error {
+            SecureError::Silent => HandshakeError::Silent,
+            SecureError::Io(error) if hung_up(&error) => HandshakeError::Closed,
+            error => error.into(),
+        })
+    }
+
+    /// Reads a hello.
+    fn hear(&mut self, patience: Patience<'_>) -> Result<Hello, HandshakeError> {
+        let mut bytes = [0; HELLO_LEN];
+        self.read(&mut bytes, patience)?;
+        let hello = Hello::decode(&bytes)?;
+        // Both sides have the same role.
+        self.stream.mark(Mark::of(hello.role));
+        Ok(hello)
+    }
+
+    fn fill(&self, bytes: &mut [u8], patience: Patience<'_>) -> Result<(), HandshakeError> {
+        let mut filled = 0;
+        let mut socket = self.stream;
+        while filled < bytes.len() {
+            match patience.retry(|| socket.read(&mut bytes[filled..])) {
+                Ok(n) if n > 0 => filled += n,
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    return Err(HandshakeError::Silent);
+                }
+                Err(error) if !hung_up(&error) => return Err(error.into()),
+                // It says why before it hangs up, if it speaks TLS.
+                _ if is_alert(&bytes[..filled]) => return Err(HandshakeError::WantsTls),
+                _ => return Err(HandshakeError::Closed),
+            }
+            if is_greeting(&bytes[..filled]) {
+                return Err(HandshakeError::SpeaksTls);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Whether the peer has closed the connection.
 fn hung_up(error: &io::Error) -> bool {
     matches!(
         error.kind(),
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof
     )
+}
+
+/// Whether these bytes begin a TLS alert (RFC 8446, section 5.1).
+fn is_alert(bytes: &[u8]) -> bool {
+    bytes.starts_with(&[21, 3])
+}
+
+/// Whether these bytes begin a TLS handshake (RFC 8446, section 5.1).
+fn is_greeting(bytes: &[u8]) -> bool {
+    bytes.starts_with(&[22, 3])
 }

@@ -2,11 +2,11 @@
 //! proper hello.
 
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -15,12 +15,12 @@ use hikkoshi_wire::{Capabilities, MigrationId, Role};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::framed::TICK;
+use super::hellos::Hellos;
+use super::secure::{Fingerprint, TlsServer};
 use super::{Address, Stream, handshake};
 use crate::cancel::Cancel;
-
-/// Connections that may be in the middle of their hello at once. More are
-/// turned away: whoever opens a thousand connections gets nowhere.
-const HELLOS: usize = 16;
+use crate::confine::confine;
+use crate::priority::{Priority, Rank};
 
 /// A connection that has said a proper hello and was answered.
 #[derive(Debug)]
@@ -35,6 +35,10 @@ pub struct Incoming {
     pub stream: Stream,
     /// Where it comes from, for messages.
     pub peer: String,
+    /// The address that it comes from; none on a unix socket.
+    pub from: Option<IpAddr>,
+    /// The source's key, where it was let in for that.
+    pub source: Option<Fingerprint>,
 }
 
 #[derive(Debug)]
@@ -50,13 +54,20 @@ pub struct Listener {
     address: Address,
     /// The migration under way; only links that know its id are let in.
     current: Arc<Mutex<Option<MigrationId>>>,
+    /// Those who have not said hello yet.
+    hellos: Hellos,
+    /// How connections are protected, if they are.
+    tls: Option<TlsServer>,
+    /// Whether those who listen to strangers stand back.
+    priority: Priority,
 }
 
 impl Listener {
     /// Binds `address`.
     ///
     /// # Errors
-    /// What `bind` says; a unix socket's path that exists is in use.
+    /// What `bind` says; a unix socket's path that exists is in use, unless it
+    /// is a socket that a killed program left.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let socket = match address {
             Address::Tcp(_) => {
@@ -66,7 +77,13 @@ impl Listener {
                 Socket::Tcp(listener)
             }
             Address::Unix(path) => {
-                let listener = UnixListener::bind(path)?;
+                let listener = match UnixListener::bind(path) {
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_dead(path) => {
+                        std::fs::remove_file(path)?;
+                        UnixListener::bind(path)?
+                    }
+                    bound => bound?,
+                };
                 listener.set_nonblocking(true)?;
                 Socket::Unix(listener, path.clone())
             }
@@ -80,7 +97,24 @@ impl Listener {
             socket,
             address,
             current: Arc::default(),
+            hellos: Hellos::default(),
+            tls: None,
+            priority: Priority::default(),
         })
+    }
+
+    /// From now on connections must speak TLS, as `server` demands.
+    #[must_use]
+    pub fn with_tls(mut self, server: TlsServer) -> Self {
+        self.tls = Some(server);
+        self
+    }
+
+    /// Whether the threads that listen to strangers stand back behind all others.
+    #[must_use]
+    pub fn with_priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
     }
 
     /// Where it listens.
@@ -88,12 +122,27 @@ impl Listener {
         &self.address
     }
 
+    /// From now on only links of the migration that `control` has begun are let
+    /// in; where sources are invited, only from the same source. Its address comes
+    /// first when there are too many connections.
+    pub fn admit(&self, control: &Incoming) {
+        if let (Some(server), Some(source)) = (&self.tls, control.source) {
+            server.bind(Some(source));
+        }
+        self.expect(Some(control.id));
+        self.hellos.prefer(control.from);
+    }
+
     /// From now on only links of migration `id` are let in; `None`: a control
-    /// link with any id.
+    /// link with any id, of whoever was invited.
     pub fn expect(&self, id: Option<MigrationId>) {
+        if let (Some(server), None) = (&self.tls, id) {
+            server.bind(None);
+        }
         if let Ok(mut current) = self.current.lock() {
             *current = id;
         }
+        self.hellos.prefer(None);
     }
 
     /// Accepts connections and hands them to `incoming` until `stop` is set. What
@@ -102,7 +151,6 @@ impl Listener {
     /// # Errors
     /// When accepting fails for good.
     pub fn serve(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
-        let hellos = Arc::new(AtomicUsize::new(0));
         let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
         while !stop.is_cancelled() {
             let mut poll = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)];
@@ -111,59 +159,80 @@ impl Listener {
                 Ok(_) => {}
                 Err(error) => return Err(error.into()),
             }
-            let (stream, peer) = match self.accept() {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // A connection that was gone before it was accepted, or
-                    // no descriptors left: neither ends the listening.
-                    tracing::warn!(%error, "accepting a connection");
-                    thread::sleep(TICK);
-                    continue;
-                }
-            };
-            if hellos.fetch_add(1, Ordering::AcqRel) >= HELLOS {
-                hellos.fetch_sub(1, Ordering::AcqRel);
-                tracing::warn!(peer, "turned away: too many connections without a hello");
-                continue;
-            }
-            let (done, current) = (Arc::clone(&hellos), Arc::clone(&self.current));
-            let (incoming, stop) = (incoming.clone(), stop.clone());
-            let spawned = thread::Builder::new()
-                .name("dst-hello".into())
-                .spawn(move || {
-                    let answered = handshake::answer(stream, peer, &current, &stop);
-                    done.fetch_sub(1, Ordering::AcqRel);
-                    match answered {
-                        Ok(new) => {
-                            if let Err(TrySendError::Full(new)) = incoming.try_send(new) {
-                                let (peer, role) = (new.peer, new.role);
-                                tracing::warn!(peer, %role, "turned away: too many links");
-                            }
-                            // Or the receiver is gone: nobody waits any more.
-                        }
-                        Err((peer, error)) => tracing::warn!(peer, %error, "turned away"),
-                    }
-                });
-            if let Err(error) = spawned {
-                hellos.fetch_sub(1, Ordering::AcqRel);
-                tracing::warn!(%error, "no thread for a connection");
+            if let Err(error) = self.welcome(incoming, stop) {
+                // A connection that was gone before it was accepted, or no
+                // descriptors left: neither ends the listening.
+                tracing::warn!(%error, "accepting a connection");
+                thread::sleep(TICK);
             }
         }
         Ok(())
     }
 
-    fn accept(&self) -> io::Result<(Stream, String)> {
+    /// Accepts a connection and begins to listen to it.
+    fn welcome(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
+        let (stream, peer, from) = self.accept()?;
+        let Some(place) = self.hellos.enter(&stream, from, stop)? else {
+            return Ok(());
+        };
+        let (current, tls) = (Arc::clone(&self.current), self.tls.clone());
+        let (incoming, stop) = (incoming.clone(), stop.clone());
+        let (hellos, priority) = (self.hellos.clone(), self.priority);
+        thread::Builder::new()
+            .name("dst-hello".into())
+            .spawn(move || {
+                let _place = place;
+                // Whoever it is, it is not the one that the guest waits for yet.
+                priority.take(Rank::Background);
+                confine();
+                let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
+                    Ok(new) => Incoming { from, ..new },
+                    Err((peer, error)) => {
+                        hellos.turned_away(&peer, &error);
+                        return;
+                    }
+                };
+                // What is under way may have begun while this one was heard.
+                let current = current.lock().map_or(None, |current| *current);
+                match current {
+                    // It belongs, wherever it was before: an engine that was
+                    // started again, say, learns its source's address here.
+                    Some(id) if id == new.id => hellos.prefer(new.from),
+                    None => {}
+                    Some(_) => {
+                        hellos.turned_away(&new.peer, &"another was faster");
+                        return;
+                    }
+                }
+                // Nobody waits here: more links than a migration has are no
+                // migration's.
+                if let Err(TrySendError::Full(more)) = incoming.try_send(new) {
+                    hellos.turned_away(&more.peer, &"too many links");
+                }
+            })
+            .map(drop)
+    }
+
+    fn accept(&self) -> io::Result<(Stream, String, Option<IpAddr>)> {
         match &self.socket {
             Socket::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
-                Ok((Stream::tcp(stream)?, peer.to_string()))
+                Ok((Stream::tcp(stream)?, peer.to_string(), Some(peer.ip())))
             }
             Socket::Unix(listener, path) => {
                 let (stream, _) = listener.accept()?;
-                Ok((Stream::Unix(stream), format!("unix:{}", path.display())))
+                let peer = format!("unix:{}", path.display());
+                Ok((Stream::Unix(stream), peer, None))
             }
         }
     }
+}
+
+/// Whether there is a socket at `path` that nobody listens at any more.
+fn is_dead(path: &Path) -> bool {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    let connected = is_socket.then(|| UnixStream::connect(path));
+    matches!(connected, Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 impl AsFd for Listener {

@@ -1,14 +1,15 @@
-//! `--bandwidth`: a ceiling on background bytes a second.
+//! A ceiling on bytes a second: of what is sent in the background (`--bandwidth`),
+//! or of huge pages that are rebuilt.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// How far sending may run ahead of the ceiling: what a burst may hold.
+/// How far it may run ahead of the ceiling: what a burst may hold.
 const BURST: Duration = Duration::from_millis(10);
 
-/// A token bucket that all background links of a migration share. Urgent pages
-/// never pass through one.
+/// A token bucket. All background links of a migration share one; urgent pages
+/// never pass through it.
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: u64,

@@ -9,6 +9,7 @@ use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::framed::{TICK, is_timeout};
+use super::secure::Opener;
 use super::spin::Spin;
 use super::{LinkError, Stream};
 use crate::cancel::Cancel;
@@ -23,10 +24,24 @@ struct Stoppable {
     stop: Cancel,
     deadline: Option<Instant>,
     spin: Option<Spin>,
+    /// What opens records, on a link with TLS.
+    opener: Option<Opener>,
 }
 
 impl Read for Stoppable {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(mut opener) = self.opener.take() else {
+            return self.read_raw(buffer);
+        };
+        let read = opener.read(buffer, |raw| self.read_raw(raw));
+        self.opener = Some(opener);
+        read
+    }
+}
+
+impl Stoppable {
+    /// Reads what the socket has.
+    fn read_raw(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             // Looked at before every read: a peer that sends a byte now and
             // then is too slow as well.
@@ -64,6 +79,7 @@ impl LinkReader {
     /// When the socket's time-out cannot be set.
     pub fn new(stream: Arc<Stream>, limits: Limits, stop: Cancel) -> io::Result<Self> {
         stream.set_timeout(Some(TICK))?;
+        let opener = stream.take_opener()?;
         Ok(Self {
             input: BufReader::with_capacity(
                 READ_BUFFER,
@@ -72,6 +88,7 @@ impl LinkReader {
                     stop,
                     deadline: None,
                     spin: None,
+                    opener,
                 },
             ),
             limits,
@@ -89,7 +106,8 @@ impl LinkReader {
     /// # Errors
     /// What `poll` says.
     pub fn is_ready(&self, timeout: Duration) -> Result<bool, LinkError> {
-        if !self.input.buffer().is_empty() {
+        let opener = self.input.get_ref().opener.as_ref();
+        if !self.input.buffer().is_empty() || opener.is_some_and(Opener::is_ready) {
             return Ok(true);
         }
         let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;

@@ -1,16 +1,23 @@
 //! A connected socket of either family, shared by its reader and its writer.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use hikkoshi_faults::{TcpInfo, set_pace};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
-use super::{Address, Mark};
+use super::secure::{
+    self, Fingerprint, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer,
+};
+use super::{Address, Mark, Remote, TICK};
+use crate::cancel::Cancel;
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts
 /// as broken (`TCP_USER_TIMEOUT`, RFC 5482).
@@ -27,21 +34,44 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A unix stream connection.
     Unix(UnixStream),
+    /// Either of them with TLS on it: what is read and written here are
+    /// records, which a link's two ends open and make.
+    Secure(Box<Secured>),
+}
+
+/// A connection that speaks TLS.
+#[derive(Debug)]
+pub struct Secured {
+    socket: Stream,
+    opener: Mutex<Option<Opener>>,
+    sealer: Mutex<Option<Sealer>>,
 }
 
 impl Stream {
-    /// Connects to `address`, trying each of its socket addresses in turn.
+    /// Connects to `remote`, trying each of its socket addresses in turn. What
+    /// is to be protected is not yet.
     ///
     /// # Errors
-    /// The last attempt's error.
-    pub fn connect(address: &Address) -> io::Result<Self> {
+    /// The last attempt's error; that it was stopped, by `stop`.
+    pub fn connect(remote: &Remote, stop: &Cancel) -> io::Result<Self> {
+        let Remote {
+            address, only_here, ..
+        } = remote;
         match address {
             Address::Unix(path) => Ok(Self::Unix(UnixStream::connect(path)?)),
             Address::Tcp(_) => {
                 let found = address.resolve().map_err(io::Error::other)?;
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
                 for socket_address in found {
-                    match TcpStream::connect_timeout(&socket_address, CONNECT_TIMEOUT) {
+                    if *only_here && !socket_address.ip().is_loopback() {
+                        // It was this machine when it was looked up first.
+                        last = io::Error::other(format!(
+                            "its name leads to {socket_address} now, beyond this machine, and \
+                             encryption was not asked for"
+                        ));
+                        continue;
+                    }
+                    match reach(socket_address, stop) {
                         Ok(stream) => return Self::tcp(stream),
                         Err(error) => last = error,
                     }
@@ -58,15 +88,112 @@ impl Stream {
     /// What `setsockopt` says.
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        let socket = SockRef::from(&stream);
-        socket.set_tcp_user_timeout(Some(PEER_TIMEOUT))?;
+        let stream = Self::Tcp(stream);
+        stream.set_stall_timeout(PEER_TIMEOUT)?;
+        Ok(stream)
+    }
+
+    /// How long the peer may be silent, or leave sent bytes unacknowledged,
+    /// before the link counts as broken ([`PEER_TIMEOUT`] unless told
+    /// otherwise). On a unix socket it does nothing: its peer cannot vanish.
+    ///
+    /// # Errors
+    /// What `setsockopt` says.
+    pub fn set_stall_timeout(&self, timeout: Duration) -> io::Result<()> {
+        let Self::Tcp(stream) = self.socket() else {
+            return Ok(());
+        };
+        let socket = SockRef::from(stream);
+        // The kernel counts in milliseconds here and in whole seconds below.
+        socket.set_tcp_user_timeout(Some(timeout))?;
+        let second = Duration::from_secs(1);
         socket.set_tcp_keepalive(
             &TcpKeepalive::new()
-                .with_time(PEER_TIMEOUT / 4)
-                .with_interval(PEER_TIMEOUT / 8)
+                .with_time((timeout / 4).max(second))
+                .with_interval((timeout / 8).max(second))
                 .with_retries(4),
-        )?;
-        Ok(Self::Tcp(stream))
+        )
+    }
+
+    /// Protects a connection that was made: nothing was read or written yet.
+    ///
+    /// # Errors
+    /// See [`SecureError`].
+    pub fn secure_client(
+        self,
+        client: &TlsClient,
+        patience: Patience<'_>,
+    ) -> Result<Self, SecureError> {
+        self.set_timeout(Some(TICK))?;
+        let (opener, sealer) = secure::connect(client, &mut &self, patience)?;
+        Ok(Self::secured(self, opener, sealer))
+    }
+
+    /// Protects a connection that was accepted: nothing was read or written
+    /// yet. Gives the source's key, too, where it is known by that.
+    ///
+    /// # Errors
+    /// See [`SecureError`].
+    pub fn secure_server(
+        self,
+        server: &TlsServer,
+        patience: Patience<'_>,
+    ) -> Result<(Self, Option<Fingerprint>), SecureError> {
+        self.set_timeout(Some(TICK))?;
+        let (opener, sealer, source) = secure::accept(server, &mut &self, patience)?;
+        Ok((Self::secured(self, opener, sealer), source))
+    }
+
+    fn secured(socket: Self, opener: Opener, sealer: Sealer) -> Self {
+        Self::Secure(Box::new(Secured {
+            socket,
+            opener: Mutex::new(Some(opener)),
+            sealer: Mutex::new(Some(sealer)),
+        }))
+    }
+
+    /// What opens the records that are read here; none without TLS.
+    ///
+    /// # Errors
+    /// When somebody has it already: a link has one reader.
+    pub(crate) fn take_opener(&self) -> io::Result<Option<Opener>> {
+        match self {
+            Self::Secure(secured) => take(&secured.opener),
+            Self::Tcp(_) | Self::Unix(_) => Ok(None),
+        }
+    }
+
+    /// What makes the records that are written here; none without TLS.
+    ///
+    /// # Errors
+    /// When somebody has it already: a link has one writer.
+    pub(crate) fn take_sealer(&self) -> io::Result<Option<Sealer>> {
+        match self {
+            Self::Secure(secured) => take(&secured.sealer),
+            Self::Tcp(_) | Self::Unix(_) => Ok(None),
+        }
+    }
+
+    /// Gives back what was taken for a while.
+    pub(super) fn put_back(&self, opener: Opener, sealer: Sealer) {
+        if let Self::Secure(secured) = self {
+            *secured
+                .opener
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(opener);
+            *secured
+                .sealer
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(sealer);
+        }
+    }
+
+    /// What is below TLS.
+    fn socket(&self) -> &Self {
+        match self {
+            Self::Secure(s) => &s.socket,
+            Self::Tcp(_) | Self::Unix(_) => self,
+        }
     }
 
     /// Bounds every later `read` and `write` call; `None`: they wait for ever.
@@ -81,6 +208,7 @@ impl Stream {
             Self::Unix(s) => s
                 .set_read_timeout(timeout)
                 .and_then(|()| s.set_write_timeout(timeout)),
+            Self::Secure(s) => s.socket.set_timeout(timeout),
         }
     }
 
@@ -90,6 +218,7 @@ impl Stream {
         let _ = match self {
             Self::Tcp(s) => s.shutdown(Shutdown::Both),
             Self::Unix(s) => s.shutdown(Shutdown::Both),
+            Self::Secure(s) => return s.socket.shutdown(),
         };
     }
 
@@ -99,6 +228,7 @@ impl Stream {
         match self {
             Self::Tcp(s) => TcpInfo::get(s).ok(),
             Self::Unix(_) => None,
+            Self::Secure(s) => s.socket.tcp_info(),
         }
     }
 
@@ -108,7 +238,7 @@ impl Stream {
         // Positive, and `as` saturates.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let pace = bytes_per_second.map_or(u64::MAX, |rate| rate as u64);
-        if let Self::Tcp(s) = self
+        if let Self::Tcp(s) = self.socket()
             && let Err(error) = set_pace(s, pace)
         {
             tracing::debug!(%error, pace, "no pace");
@@ -128,6 +258,7 @@ impl Stream {
             Self::Tcp(s) => sendmsg(s, pieces, &mut control, flags),
             // Packets of the same kind are never joined there.
             Self::Unix(s) => sendmsg(s, pieces, &mut control, SendFlags::NOSIGNAL),
+            Self::Secure(s) => return s.socket.write_apart(pieces),
         };
         Ok(sent?)
     }
@@ -136,7 +267,7 @@ impl Stream {
     /// honour the mark serve it accordingly. Of no consequence where it cannot
     /// be marked: not on a unix socket.
     pub fn mark(&self, mark: Mark) {
-        let Self::Tcp(stream) = self else {
+        let Self::Tcp(stream) = self.socket() else {
             return;
         };
         let socket = SockRef::from(stream);
@@ -158,7 +289,7 @@ impl Stream {
     /// (`TCP_NOTSENT_LOWAT`): what is written next would stand behind them.
     /// On a unix socket it does nothing.
     pub fn bound_unsent(&self, bytes: u32) {
-        if let Self::Tcp(stream) = self
+        if let Self::Tcp(stream) = self.socket()
             && let Err(error) = SockRef::from(stream).set_tcp_notsent_lowat(bytes)
         {
             tracing::debug!(%error, "unsent bytes not bounded");
@@ -174,11 +305,18 @@ impl Stream {
     }
 }
 
+fn take<T>(end: &Mutex<Option<T>>) -> io::Result<Option<T>> {
+    let taken = end.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let twice = || io::Error::other("one end of a link was taken twice");
+    taken.ok_or_else(twice).map(Some)
+}
+
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(s) => s.as_fd(),
             Self::Unix(s) => s.as_fd(),
+            Self::Secure(s) => s.socket.as_fd(),
         }
     }
 }
@@ -188,6 +326,7 @@ impl Read for &Stream {
         match self {
             Stream::Tcp(s) => (&mut &*s).read(buffer),
             Stream::Unix(s) => (&mut &*s).read(buffer),
+            Stream::Secure(s) => (&mut &s.socket).read(buffer),
         }
     }
 }
@@ -197,6 +336,7 @@ impl Write for &Stream {
         match self {
             Stream::Tcp(s) => (&mut &*s).write(buffer),
             Stream::Unix(s) => (&mut &*s).write(buffer),
+            Stream::Secure(s) => (&mut &s.socket).write(buffer),
         }
     }
 
@@ -204,10 +344,78 @@ impl Write for &Stream {
         match self {
             Stream::Tcp(s) => (&mut &*s).write_vectored(pieces),
             Stream::Unix(s) => (&mut &*s).write_vectored(pieces),
+            Stream::Secure(s) => (&mut &s.socket).write_vectored(pieces),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Connects to one address, until it answers, too much time has passed, or
+/// `stop` is set.
+fn reach(address: SocketAddr, stop: &Cancel) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INPROGRESS) => {
+            await_answer(&socket, stop)?;
+        }
+        tried => tried?,
+    }
+    socket.set_nonblocking(false)?;
+    Ok(socket.into())
+}
+
+fn await_answer(socket: &Socket, stop: &Cancel) -> io::Result<()> {
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
+    while Instant::now() < deadline {
+        if stop.is_cancelled() {
+            return Err(io::Error::other("stopped before there was an answer"));
+        }
+        match poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&tick)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return socket.take_error()?.map_or(Ok(()), Err),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(io::Error::new(
+        io::ErrorKind::TimedOut,
+        format!("no answer for {} s", CONNECT_TIMEOUT.as_secs()),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn who_does_not_answer_is_waited_for_until_somebody_says_stop() {
+        let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+        let deaf = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        deaf.bind(&loopback.into()).unwrap();
+        deaf.listen(0).unwrap();
+        let address = deaf.local_addr().unwrap().as_socket().unwrap();
+        // Whoever comes when its queue is full hears nothing.
+        let fill = || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let _ = socket.connect(&address.into());
+            socket
+        };
+        let _queue: Vec<_> = (0..4).map(|_| fill()).collect();
+        let stop = Cancel::new();
+        let stopper = stop.clone();
+        let stopping = thread::spawn(move || {
+            thread::sleep(2 * TICK);
+            stopper.cancel();
+        });
+        let error = reach(address, &stop).unwrap_err();
+        assert_ne!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        assert!(error.to_string().contains("stopped"), "{error}");
+        stopping.join().unwrap();
     }
 }

@@ -22,6 +22,7 @@ use super::Move;
 use super::chunk::ChunkSender;
 use super::error::SourceFailure;
 use super::owed::{CHUNK, Owed};
+use crate::confine::confine;
 use crate::link::{BackgroundSender, Stream};
 use crate::priority::Rank;
 
@@ -127,6 +128,7 @@ impl Crew {
                 .name(format!("src-precopy-{number}"))
                 .spawn(move || {
                     priority.take(Rank::Background);
+                    confine();
                     while let Ok(round) = ordered.recv() {
                         if let Err(failure) = sender.round(&round) {
                             let ended =

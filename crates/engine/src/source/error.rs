@@ -12,15 +12,24 @@ use crate::link::{HandshakeError, LinkError};
 /// Where the guest is after a migration that did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// At the source, as it was before.
+    /// At the source, as it was before; or ended with its machine there.
     AtSource,
+    /// At the source, and it should run there, but could not be made to. Nothing
+    /// is lost.
+    Stopped,
     /// Paused on both hosts, and it has run nowhere since the source stopped
     /// it, as far as this side can tell. Nothing is lost.
     Paused,
-    /// At the destination, which has run it since and lacks pages of it: it
-    /// stands still there. Nothing is lost, but only the destination may ever
-    /// run it again: what the source has is a moment of the past.
+    /// At the destination, which has run it since and may lack pages of it: it
+    /// runs there on what it has. Nothing is lost, but only the destination may
+    /// ever run it again: what the source has is a moment of the past.
     AtDestination,
+    /// At the source: the destination never ran it and never will. But the source
+    /// may not have heard that, and keeps it paused until it has.
+    Declined,
+    /// Nowhere: the destination has run it, and its machine ended before all
+    /// pages were there. What the source has is a moment of the past.
+    Lost,
 }
 
 /// Why a guest was not moved.
@@ -32,6 +41,16 @@ pub struct MigrateError {
     pub outcome: Outcome,
     /// What else went wrong while the guest was brought back, if it did.
     pub aftermath: Vec<GuestError>,
+}
+
+impl MigrateError {
+    pub(super) fn new(cause: SourceFailure, outcome: Outcome) -> Self {
+        Self {
+            cause,
+            outcome,
+            aftermath: Vec::new(),
+        }
+    }
 }
 
 impl fmt::Display for MigrateError {
@@ -104,9 +123,18 @@ pub enum SourceFailure {
         /// The rate seen, in MiB/s.
         mib_per_second: u64,
     },
-    /// The point of no return could not be recorded.
-    #[error("preparing the commit: {0}")]
-    Commit(io::Error),
+    /// The destination has given the guest back, and says so for good.
+    #[error("the destination never ran the guest and never will: {0}")]
+    Declined(String),
+    /// The guest has ended at the destination, with what it had of its memory.
+    #[error("the guest has ended at the destination: {0}")]
+    Perished(String),
+    /// Another engine was killed before it had handed the guest over.
+    #[error("the migration was interrupted before the guest was handed over")]
+    Interrupted,
+    /// How far things are could not be written down.
+    #[error("recording how far the migration is: {0}")]
+    Journal(io::Error),
     /// The system has no room for another thread.
     #[error("starting a thread: {0}")]
     Thread(io::Error),

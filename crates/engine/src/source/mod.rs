@@ -2,19 +2,22 @@
 //!
 //! One thread leads ([`migrate`]): it connects (`session.rs`), leads the
 //! pre-copy rounds (`precopy.rs`), which a thread for each background link does
-//! (`crew.rs`), and the switchover (`switchover.rs`). In post-copy every link
-//! has a thread that sends pages: `urgent.rs` answers requests, `pusher.rs`
-//! pushes the rest. Who sends a page is settled by claiming it in one bitmap
+//! (`crew.rs`), the switchover (`switchover.rs`) and what comes after it
+//! (`handover.rs`), which the machine in `custody` decides (`keeper.rs`). In
+//! post-copy every link has a thread that sends pages: `urgent.rs` answers
+//! requests, `pusher.rs` pushes the rest. Who sends a page is settled by claiming it in one bitmap
 //! (`owed.rs`); what goes first, by hints that nobody waits for (`order/`).
 
 mod chunk;
 mod crew;
 mod error;
+mod handover;
+mod keeper;
 mod options;
 mod order;
 mod owed;
+mod patience;
 mod pieces;
-mod postcopy;
 mod precopy;
 mod pusher;
 mod requests;
@@ -30,30 +33,38 @@ use std::time::Instant;
 pub use error::{MigrateError, Outcome, SourceFailure};
 pub use options::{ReadAhead, SourceOptions, WhenStalled};
 
+use hikkoshi_wire::MigrationId;
+
 use crate::cancel::Cancel;
-use crate::guest::{GuestError, SourceGuest};
-use crate::link::{Address, BackgroundSender, Urgency};
+use crate::custody::{Journal, SourceAction, SourceEvent, SourceRecord, SourceStage};
+use crate::guest::SourceGuest;
+use crate::link::{BackgroundSender, HandshakeError, Remote, Urgency};
+use crate::outages::Outages;
 use crate::ram::RamFiles;
 use crate::stats::{Account, Counters, Mode, Observer, Phase, Requests, Tracker};
 use crew::Crew;
+use handover::{Handed, Handover, Line};
+use keeper::Keeper;
 use owed::Owed;
 use precopy::{Precopy, Verdict};
 use session::Session;
-use switchover::{Rest, SwitchError, Switched};
+use switchover::{Rest, Switched};
 
 /// Who watches over a migration from outside.
-pub struct Watch<'a> {
+#[derive(Clone)]
+pub struct Watch {
     /// Asks it to stop.
     pub cancel: Cancel,
     /// Is told how it goes.
     pub observer: Arc<dyn Observer>,
-    /// Called once, right before *commit* is sent: from its return on, nobody
-    /// may resume the guest at the source, not even when this process dies.
-    /// When it fails, nothing is committed.
-    pub point_of_no_return: &'a mut dyn FnMut() -> io::Result<()>,
+    /// Where it is written down how far it is. *Commit* is sent when
+    /// [`SourceStage::Committed`] is recorded: from then on nobody may resume
+    /// the guest at the source but by the rules of `docs/protocol.md`. When that
+    /// cannot be recorded, nothing is committed.
+    pub journal: Arc<dyn Journal<SourceRecord>>,
 }
 
-impl fmt::Debug for Watch<'_> {
+impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch").finish_non_exhaustive()
     }
@@ -83,38 +94,168 @@ impl Move {
     }
 }
 
-/// Moves `guest` to the destination that listens at `address`.
+/// Moves `guest` to the destination that `remote` names.
 ///
 /// Returns when the guest runs there and every page is there.
 ///
 /// # Errors
-/// [`MigrateError`] says what went wrong and where the guest is now. Whatever
-/// it is, everything taken from the guest's process was given back.
+/// [`MigrateError`] says what went wrong and where the guest is now. With
+/// [`Outcome::AtSource`] everything taken from the guest's process was given
+/// back. With the others the migration can be taken up again, see
+/// [`resume_migrate`], if it was recorded.
 pub fn migrate(
     guest: &mut dyn SourceGuest,
-    address: &Address,
+    remote: &Remote,
     options: &SourceOptions,
-    watch: &mut Watch<'_>,
+    watch: &Watch,
 ) -> Result<Account, MigrateError> {
-    let observer = Arc::clone(&watch.observer);
+    let id = random().map_err(|error| {
+        let cause = HandshakeError::Io(error);
+        let address = remote.address.to_string();
+        MigrateError::new(SourceFailure::Connect { address, cause }, Outcome::AtSource)
+    });
+    let record = id.map(|id| SourceRecord {
+        id: MigrationId::from_bytes(id),
+        stage: SourceStage::Keeps,
+        mode: options.mode,
+    });
+    record.and_then(|record| {
+        let keeper = Keeper::new(record, Arc::clone(&watch.journal));
+        led(guest, options, watch, keeper, |shared, guest, keeper| {
+            run(shared, guest, remote, keeper)
+        })
+    })
+}
+
+/// Goes on with a migration that another engine has begun and recorded, to the
+/// destination that is at `remote` now.
+///
+/// A guest that was not handed over yet is made to run here: that is the error
+/// [`SourceFailure::Interrupted`]. In post-copy the pages come from `guest`'s
+/// RAM files, and nothing else of it is needed.
+///
+/// # Errors
+/// As [`migrate`].
+pub fn resume_migrate(
+    guest: &mut dyn SourceGuest,
+    record: SourceRecord,
+    remote: &Remote,
+    options: &SourceOptions,
+    watch: &Watch,
+) -> Result<Account, MigrateError> {
+    let options = SourceOptions {
+        mode: record.mode,
+        ..options.clone()
+    };
+    let keeper = Keeper::new(record, Arc::clone(&watch.journal));
+    led(guest, &options, watch, keeper, |shared, guest, keeper| {
+        let handover = Handover {
+            shared,
+            guest,
+            keeper,
+            remote,
+            owed: Arc::new(Owed::none(shared.ram.layout().pages(), false)),
+            line: None,
+            outages: Outages::new(shared.options.retry_for, Instant::now()),
+            paused: None,
+        };
+        let handed = handover.go(SourceEvent::Restarted)?;
+        Ok(Moved {
+            handed,
+            rounds: 0,
+            postcopy: shared.options.mode != Mode::Precopy,
+        })
+    })
+}
+
+/// Gives a migration up that another engine has begun and recorded: the guest
+/// runs on here, as it was when it was stopped.
+///
+/// Nobody is asked. Whoever calls this answers for it that the destination has
+/// never run the guest and never will, or that its guest has ended: otherwise
+/// there are two. If the destination ever ran it, what it did there is lost.
+///
+/// # Errors
+/// As [`migrate`]; with [`Outcome::Stopped`] the guest does not run, and this can
+/// be tried again.
+pub fn give_up_migrate(
+    guest: &mut dyn SourceGuest,
+    record: SourceRecord,
+    watch: &Watch,
+) -> Result<(), MigrateError> {
+    let mut keeper = Keeper::new(record, Arc::clone(&watch.journal));
+    let outcome = match keeper.stage() {
+        SourceStage::Keeps => Outcome::Stopped,
+        SourceStage::Committed => Outcome::Paused,
+        SourceStage::Gone | SourceStage::Done => Outcome::AtDestination,
+    };
+    let actions = keeper
+        .on(SourceEvent::GivenUp)
+        .map_err(|error| MigrateError::new(SourceFailure::Journal(error), outcome))?;
+    if actions.contains(&SourceAction::Resume)
+        && let Err(error) = guest.resume()
+    {
+        return Err(MigrateError::new(error.into(), Outcome::Stopped));
+    }
+    let released = guest.release();
+    keeper.close();
+    if let Err(error) = released {
+        watch
+            .observer
+            .notice(&format!("the migration is given up, but: {error}"));
+    }
+    Ok(())
+}
+
+/// Makes up what all of a migration shares, and the account in the end.
+fn led(
+    guest: &mut dyn SourceGuest,
+    options: &SourceOptions,
+    watch: &Watch,
+    mut keeper: Keeper,
+    lead: impl FnOnce(&Move, &mut dyn SourceGuest, &mut Keeper) -> Result<Moved, MigrateError>,
+) -> Result<Account, MigrateError> {
+    let observer = &watch.observer;
     let shared = Move {
         ram: guest.ram(),
         counters: Arc::default(),
         progress: Arc::default(),
-        observer: Arc::clone(&observer),
+        observer: Arc::clone(observer),
         cancel: watch.cancel.clone(),
         options: options.clone(),
         urgency: Urgency::new(),
     };
     let begun = Instant::now();
-    let result = run(&shared, guest, address, watch);
-    let released = guest.release();
+    let result = lead(&shared, guest, &mut keeper);
+    let outcome = result.as_ref().err().map(|error| error.outcome);
+    let stays = match outcome {
+        Some(Outcome::Stopped) => true,
+        Some(Outcome::Lost) => false,
+        _ => keeper.stage() == SourceStage::Committed,
+    };
+    let released = if stays {
+        // It may come back yet.
+        guest.leave();
+        Ok(())
+    } else {
+        guest.release()
+    };
+    // What the machine calls `Close`, or a guest that is nowhere any more. One that
+    // is the source's, but does not run, may still be brought back by what is
+    // written there; so may what was changed in its process.
+    let over = match outcome {
+        None | Some(Outcome::Lost) => true,
+        Some(Outcome::AtSource) => released.is_ok() || guest.has_ended(),
+        Some(_) => false,
+    };
+    if over {
+        keeper.close();
+    }
     match result {
         Ok(Moved {
-            downtime_ms,
+            handed,
             rounds,
             postcopy,
-            requests,
         }) => {
             if let Err(error) = released {
                 observer.notice(&format!("the guest has moved, but: {error}"));
@@ -122,12 +263,15 @@ pub fn migrate(
             Ok(Account {
                 mode: options.mode,
                 total_ms: begun.elapsed().as_secs_f64() * 1e3,
-                downtime_ms,
+                downtime_ms: handed.downtime.as_secs_f64() * 1e3,
                 rounds,
                 postcopy,
                 pages: shared.counters.pages(shared.ram.layout().pages()),
                 bytes: shared.counters.bytes(),
-                requests,
+                requests: Requests {
+                    requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
+                    ..handed.requests
+                },
                 collapse: None,
             })
         }
@@ -140,45 +284,50 @@ pub fn migrate(
 
 /// A migration that succeeded.
 struct Moved {
-    downtime_ms: f64,
+    handed: Handed,
     rounds: u32,
     postcopy: bool,
-    requests: Requests,
 }
 
 fn run(
     shared: &Move,
     guest: &mut dyn SourceGuest,
-    address: &Address,
-    watch: &mut Watch<'_>,
+    remote: &Remote,
+    keeper: &mut Keeper,
 ) -> Result<Moved, MigrateError> {
+    let at_source = |cause| MigrateError::new(cause, Outcome::AtSource);
+    keeper
+        .begin()
+        .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
-    let (mut session, links) = Session::open(shared, address, guest.describe())
-        .map_err(|cause| at_source(cause, Vec::new()))?;
+    let (mut session, links) =
+        Session::open(shared, remote, keeper.id(), guest.describe()).map_err(at_source)?;
     let options = &shared.options;
     let heat = options.hot_first && options.mode != Mode::Postcopy && options.may_postcopy();
     let owed = Arc::new(Owed::none(shared.ram.layout().pages(), heat));
     let mut rounds = 0;
     let switched = approach(shared, guest, &mut session, links, &owed, &mut rounds)
-        .map_err(SwitchError::BeforeCommit)
-        .and_then(|rest| switchover::switch(shared, watch, guest, &mut session, rest, &owed));
-    let Switched { downtime, postcopy } = match switched {
+        .and_then(|rest| switchover::switch(shared, guest, &mut session, rest, &owed));
+    let Switched { paused, postcopy } = match switched {
         Ok(switched) => switched,
-        Err(SwitchError::BeforeCommit(cause)) => {
-            return Err(call_off(guest, &mut session, cause));
-        }
-        Err(SwitchError::AfterCommit(cause)) => {
-            return Err(ended(session.explain(cause), Outcome::Paused));
-        }
+        Err(cause) => return Err(call_off(guest, &mut session, cause)),
     };
     let had_postcopy = postcopy.is_some();
-    let requests = postcopy::run(shared, &mut session, postcopy, &owed)
-        .map_err(|cause| ended(cause, Outcome::AtDestination))?;
+    let handover = Handover {
+        shared,
+        guest,
+        keeper,
+        remote,
+        owed,
+        line: Some(Line::new(session, postcopy)),
+        outages: Outages::new(shared.options.retry_for, Instant::now()),
+        paused: Some(paused),
+    };
+    let handed = handover.go(SourceEvent::Ready)?;
     Ok(Moved {
-        downtime_ms: downtime.as_secs_f64() * 1e3,
+        handed,
         rounds,
         postcopy: had_postcopy,
-        requests,
     })
 }
 
@@ -212,7 +361,7 @@ fn approach(
     Ok(rest)
 }
 
-/// Ends a migration that has not been committed: the guest first, then the
+/// Ends a migration that has not come to *ready*: the guest first, then the
 /// destination.
 fn call_off(
     guest: &mut dyn SourceGuest,
@@ -221,33 +370,12 @@ fn call_off(
 ) -> MigrateError {
     let resumed = guest.resume();
     let cause = session.explain(cause);
-    let reason = match &cause {
-        SourceFailure::Cancelled => "cancelled at the source".to_owned(),
-        cause => format!("the source failed: {cause}"),
-    };
-    session.call_off(reason);
-    match resumed {
-        Ok(()) => at_source(cause, Vec::new()),
-        Err(error) => MigrateError {
-            cause,
-            outcome: Outcome::Paused,
-            aftermath: vec![error],
-        },
-    }
+    session.call_off(handover::called_off(&cause));
+    handover::taken_back(cause, resumed, guest.has_ended())
 }
 
-fn at_source(cause: SourceFailure, aftermath: Vec<GuestError>) -> MigrateError {
-    MigrateError {
-        cause,
-        outcome: Outcome::AtSource,
-        aftermath,
-    }
-}
-
-fn ended(cause: SourceFailure, outcome: Outcome) -> MigrateError {
-    MigrateError {
-        cause,
-        outcome,
-        aftermath: Vec::new(),
-    }
+fn random() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(io::Error::other)?;
+    Ok(id)
 }

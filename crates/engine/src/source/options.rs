@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::thread;
 use std::time::Duration;
 
+use crate::link::PEER_TIMEOUT;
 use crate::priority::Priority;
 use crate::stats::Mode;
 
@@ -73,6 +74,17 @@ pub struct SourceOptions {
     pub poll: bool,
     /// Whether threads that the guest waits for go before the others.
     pub priority: Priority,
+    /// From the commit on: for how long to try to reach a destination again
+    /// whose links were lost; time with links makes up for as much without.
+    /// Nothing is lost when that is over: another engine can take the migration
+    /// up.
+    pub retry_for: Duration,
+    /// How long a link may stall before it counts as lost.
+    pub stall_timeout: Duration,
+    /// Until *commit*: how long the destination may take nothing, or
+    /// acknowledge nothing; and how much longer than `max_downtime` it may let
+    /// the stopped guest wait until it is ready. Then the guest runs on here.
+    pub patience: Duration,
 }
 
 impl Default for SourceOptions {
@@ -92,11 +104,17 @@ impl Default for SourceOptions {
             bound: true,
             poll: false,
             priority: Priority::ON,
+            retry_for: Duration::ZERO,
+            stall_timeout: PEER_TIMEOUT,
+            patience: Self::PATIENCE,
         }
     }
 }
 
 impl SourceOptions {
+    /// How long to be patient with a destination, unless told otherwise.
+    pub const PATIENCE: Duration = Duration::from_secs(60);
+
     /// As many background links as this machine keeps busy: half of its
     /// processors (the other half applies the pages, or runs the guest), at
     /// least 1, and at most 8.

@@ -64,6 +64,16 @@ impl Owed {
         self.pages.count()
     }
 
+    /// Nothing is owed any more.
+    pub(super) fn clear(&self) {
+        self.pages.clear_range(self.pages.all());
+    }
+
+    /// All that is owed, in order.
+    pub(super) fn runs(&self) -> impl Iterator<Item = PageRange> + '_ {
+        self.pages.runs(self.pages.all())
+    }
+
     /// Claims up to `max` adjacent owed pages, the first there are in `within`.
     pub(super) fn claim(&self, within: PageRange, max: u64) -> Option<PageRange> {
         self.pages.claim_run(within, max)
@@ -122,6 +132,33 @@ impl Owed {
         }
         new.extend(self.add_data(ram, destination, PageRange::new(from, all.end()))?);
         Ok(new)
+    }
+
+    /// Adds what the RAM files hold data for of `range`, which the destination
+    /// lacks: whole host pages of its. `known` is a run of data that was found
+    /// before: there may be many ranges in one, and finding its end takes long
+    /// (see [`RamFiles::data_run`]).
+    pub(super) fn add_missing(
+        &self,
+        ram: &RamFiles,
+        destination: &RamLayout,
+        range: PageRange,
+        known: &mut PageRange,
+    ) -> io::Result<()> {
+        let mut rest = range;
+        while !rest.is_empty() {
+            let data = known.intersect(rest);
+            if data.is_empty() {
+                match ram.data_run(rest)? {
+                    Some(run) => *known = run,
+                    None => return Ok(()),
+                }
+            } else {
+                self.pages.set_range(destination.round_out(data));
+                rest = PageRange::new(data.end(), rest.end());
+            }
+        }
+        Ok(())
     }
 
     /// Owes `range` without further ado.
@@ -264,6 +301,50 @@ mod tests {
             ]
         );
         assert_eq!(owed.count(), 9);
+    }
+
+    #[test]
+    fn of_what_is_missing_the_data_is_owed() {
+        for (host_page, expected) in [
+            (
+                PAGE_BYTES,
+                &[(2, 3), (100, 101), (102, 103), (105, 107)][..],
+            ),
+            (512 * PAGE_BYTES, &[(2, 515)]),
+        ] {
+            let layout = layout(host_page);
+            let files = layout.blocks().map(|(block, _)| {
+                let file = tempfile::tempfile_in("/dev/shm").unwrap();
+                file.set_len(block.bytes).unwrap();
+                file
+            });
+            let files: Vec<_> = files.collect();
+            for page in [1, 2, 99, 100, 101, 102, 103, 104, 105, 106] {
+                let (block, offset) = layout.locate(Page::new(page)).unwrap();
+                files[block].write_all_at(&[1], offset).unwrap();
+            }
+            let opened = files.into_iter().map(|file| RamFile::new(file, 0));
+            let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
+            let owed = Owed::none(1027, false);
+            let mut known = PageRange::EMPTY;
+            for (from, to) in [
+                (0, 1),
+                (2, 3),
+                (50, 60),
+                (100, 101),
+                (102, 103),
+                (105, 1027),
+            ] {
+                let missing = layout.round_out(range(from, to));
+                owed.add_missing(&ram, &layout, missing, &mut known)
+                    .unwrap();
+            }
+            let runs: Vec<_> = owed.runs().collect();
+            let expected: Vec<_> = expected.iter().map(|&(a, b)| range(a, b)).collect();
+            assert_eq!(runs, expected);
+            owed.clear();
+            assert_eq!(owed.count(), 0);
+        }
     }
 
     #[test]

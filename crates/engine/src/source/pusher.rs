@@ -19,6 +19,7 @@ use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
 use super::session::{Event, Session};
 use crate::cancel::Cancel;
+use crate::confine::confine;
 use crate::last_word::LastWord;
 use crate::link::{BackgroundSender, LinkError, TICK};
 use crate::priority::Rank;
@@ -82,6 +83,7 @@ impl Pushers {
                 .spawn(move || {
                     let _last_word = LastWord::new(&events, Event::ThreadDied);
                     priority.take(Rank::Background);
+                    confine();
                     let event = match pusher.run() {
                         Ok(()) | Err(Failure::Link(LinkError::Stopped)) => return,
                         Err(Failure::Link(error)) => Event::Ended("a background link", error),

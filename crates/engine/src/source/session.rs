@@ -6,14 +6,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{GuestDescription, Limits, MigrationId, Role, ToDestination, ToSource};
+use hikkoshi_pages::{PageRange, RamLayout};
+use hikkoshi_wire::{
+    GuestDescription, Limits, MigrationId, PageRanges, Role, ToDestination, ToSource,
+};
 
 use super::Move;
 use super::error::SourceFailure;
+use super::owed::Owed;
 use crate::cancel::Cancel;
+use crate::confine::confine;
+use crate::custody::{DestinationStage, SourceStage};
 use crate::link::{
-    Address, BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Pace, Stream,
+    BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream,
     TICK, hello, open, split,
 };
 
@@ -24,13 +29,9 @@ const EVENTS: usize = 16;
 /// The name of the control link, for events.
 const CONTROL: &str = "the control link";
 
-/// How long the destination may take to accept the guest: it empties its RAM
-/// files for it, at about 10 GiB/s.
-const ACCEPT_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// How long the destination may take to get ready while the guest stands
-/// still.
-const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the destination may take to accept the guest, or to drop what is
+/// stale: it empties its RAM files, at about 10 GiB/s.
+pub(super) const EMPTYING: Duration = Duration::from_secs(120);
 
 /// How long to listen for the reason when a link has failed: what the
 /// destination said last is still on the control link.
@@ -52,11 +53,8 @@ pub(super) enum Event {
 /// Whether a migration can still be called off.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Stage<'a> {
-    /// By either side; here, by this flag. The guest runs meanwhile.
+    /// By either side; here, by this flag.
     Running(&'a Cancel),
-    /// By either side; here, by this flag. The guest stands still meanwhile,
-    /// so the destination's time is limited.
-    Stopped(&'a Cancel),
     /// By nobody.
     AfterCommit,
 }
@@ -67,7 +65,7 @@ pub(super) struct Session {
     control: LinkWriter,
     events: Receiver<Event>,
     sender: SyncSender<Event>,
-    streams: Vec<Arc<Stream>>,
+    pub(super) streams: Vec<Arc<Stream>>,
     /// Ends every thread that works on a link.
     pub(super) stop: Cancel,
     /// Nothing more will be heard on the control link.
@@ -85,31 +83,21 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Connects to `address`, offers the guest, and opens the other links once
+    /// Connects to `remote`, offers the guest, and opens the other links once
     /// the destination has accepted it. Gives the background links by
     /// themselves: they change hands.
     pub(super) fn open(
         shared: &Move,
-        address: &Address,
+        remote: &Remote,
+        id: MigrationId,
         description: &GuestDescription,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let options = &shared.options;
-        let connect = |cause| SourceFailure::Connect {
-            address: address.to_string(),
-            cause,
-        };
-        let id = MigrationId::from_bytes(random().map_err(|e| connect(HandshakeError::Io(e)))?);
-        let limits = Limits {
-            pages: shared.ram.layout().pages(),
-        };
-        let stop = Cancel::new();
+        let door = Door { shared, remote, id };
         let links = options.links.max(1);
-        let dial = |role| open(address, &hello(role, id)).map_err(connect);
-
-        let stream = Arc::new(dial(Role::Control)?);
         let doing = "offering the guest to the destination";
-        let (mut reader, mut control) =
-            split(&stream, limits, &shared.cancel).map_err(|e| connect(HandshakeError::Io(e)))?;
+        let (stream, mut reader, mut control) = door.control()?;
+        control.set_patience(Some(options.patience));
         control
             .control(&ToDestination::Begin {
                 description: description.clone(),
@@ -118,7 +106,7 @@ impl Session {
                 background_links: links,
             })
             .map_err(SourceFailure::link(doing))?;
-        reader.set_deadline(Some(Instant::now() + ACCEPT_TIMEOUT));
+        reader.set_deadline(Some(Instant::now() + EMPTYING));
         let host_pages = match reader.control().map_err(SourceFailure::link(doing))? {
             ToSource::Accept { host_pages } => host_pages,
             ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
@@ -127,27 +115,98 @@ impl Session {
         let destination = with_host_pages(shared.ram.layout(), &host_pages)
             .ok_or_else(|| unexpected(doing, &host_pages))?;
 
-        let background = (0..links)
-            .map(|index| dial(Role::Background { index }).map(Arc::new))
-            .collect::<Result<Vec<_>, _>>()?;
-        let urgent = options
-            .may_postcopy()
-            .then(|| dial(Role::Urgent).map(Arc::new))
-            .transpose()?;
+        let more = door.others(links, options.may_postcopy())?;
+        Self::start((stream, reader, control), more, shared, destination)
+    }
 
-        let split = |stream: &Arc<Stream>, stop: &Cancel| {
-            split(stream, limits, stop).map_err(|e| connect(HandshakeError::Io(e)))
+    /// Connects again to the destination of the migration `id`, which is at
+    /// `remote` now. Says how far the source is, and gives how far the
+    /// destination is. `owed` is what it lacks afterwards, where it is in a
+    /// stage in which it may lack anything; nobody may be at work on it.
+    pub(super) fn again(
+        shared: &Move,
+        remote: &Remote,
+        id: MigrationId,
+        stage: SourceStage,
+        owed: &Owed,
+    ) -> Result<(Self, Vec<BackgroundSender>, DestinationStage), SourceFailure> {
+        let doing = "taking the migration up again";
+        let door = Door { shared, remote, id };
+        let (stream, mut reader, mut control) = door.control()?;
+        let here = ToDestination::Here {
+            stage: stage.into(),
         };
-        // Until the commit, cancelling ends whatever is blocked on a link.
-        let ends = background
-            .iter()
-            .map(|stream| split(stream, &shared.cancel))
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut streams = vec![Arc::clone(&stream)];
-        streams.extend(background.iter().cloned());
-        streams.extend(urgent.clone());
-        let urgent = urgent.as_ref().map(|u| split(u, &stop)).transpose()?;
+        control.set_patience(Some(shared.options.patience));
+        control.control(&here).map_err(SourceFailure::link(doing))?;
+        reader.set_deadline(Some(Instant::now() + EMPTYING));
+        let (there, host_pages, most_links) =
+            match reader.control().map_err(SourceFailure::link(doing))? {
+                ToSource::Where {
+                    stage,
+                    host_pages,
+                    background_links,
+                } => (DestinationStage::from(stage), host_pages, background_links),
+                ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
+                other => return Err(unexpected(doing, &other)),
+            };
+        let destination = with_host_pages(shared.ram.layout(), &host_pages)
+            .ok_or_else(|| unexpected(doing, &host_pages))?;
+        let mut links = 0;
+        if matches!(there, DestinationStage::Ready | DestinationStage::Runs) {
+            take_missing(shared, &mut reader, &destination, owed)?;
+            for ranges in PageRanges::batches(owed.runs()) {
+                let owed = ToDestination::Owed { ranges };
+                control.control(&owed).map_err(SourceFailure::link(doing))?;
+            }
+            let pages = owed.count();
+            if pages > 0 {
+                links = shared.options.links.min(most_links).max(1);
+            }
+            let end = ToDestination::OwedEnd {
+                pages,
+                background_links: links,
+            };
+            control.control(&end).map_err(SourceFailure::link(doing))?;
+        }
+        let more = door.others(links, links > 0)?;
+        let (mut session, background) =
+            Self::start((stream, reader, control), more, shared, destination)?;
+        session.committed = true;
+        session.control.set_stop(session.stop.clone());
+        session.control.set_patience(None);
+        Ok((session, background, there))
+    }
 
+    /// Puts the links together.
+    fn start(
+        (stream, reader, control): Control,
+        more: Others,
+        shared: &Move,
+        destination: RamLayout,
+    ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
+        let stop = Cancel::new();
+        let mut streams = vec![stream];
+        streams.extend(more.background.iter().map(|(stream, _)| Arc::clone(stream)));
+        let urgent = match more.urgent {
+            None => None,
+            Some((stream, (mut reader, mut writer))) => {
+                reader.set_stop(stop.clone());
+                writer.set_stop(stop.clone());
+                streams.push(stream);
+                Some((reader, writer))
+            }
+        };
+        let ceiling = shared.options.bandwidth;
+        let pace = ceiling.map(|all| Arc::new(Pace::new(all, Instant::now())));
+        let (background, ends): (Vec<_>, Vec<_>) = more.background.into_iter().unzip();
+        let ends = ends
+            .into_iter()
+            .map(|(acks, pages)| {
+                let mut sender = BackgroundSender::new(acks, pages, pace.clone());
+                sender.set_patience(Some(shared.options.patience));
+                sender
+            })
+            .collect();
         let (sender, events) = sync_channel(EVENTS);
         let mut session = Self {
             control,
@@ -163,13 +222,7 @@ impl Session {
             destination,
         };
         session.listen(reader)?;
-        let ceiling = options.bandwidth;
-        let pace = ceiling.map(|all| Arc::new(Pace::new(all, Instant::now())));
-        let background = ends
-            .into_iter()
-            .map(|(acks, pages)| BackgroundSender::new(acks, pages, pace.clone()))
-            .collect();
-        Ok((session, background))
+        Ok((session, ends))
     }
 
     /// Starts the thread that turns control messages into events.
@@ -180,6 +233,7 @@ impl Session {
         thread::Builder::new()
             .name("src-control".into())
             .spawn(move || {
+                confine();
                 loop {
                     let (event, last) = match reader.control() {
                         Ok(message) => (Event::Said(message), false),
@@ -215,6 +269,7 @@ impl Session {
     pub(super) fn commit(&mut self, doing: &'static str) -> Result<(), SourceFailure> {
         self.committed = true;
         self.control.set_stop(self.stop.clone());
+        self.control.set_patience(None);
         self.say(&ToDestination::Commit, doing)
     }
 
@@ -226,8 +281,13 @@ impl Session {
     ) -> Result<Option<ToSource>, SourceFailure> {
         match self.events.recv_timeout(TICK) {
             Ok(Event::Said(ToSource::Failed { reason })) => Err(SourceFailure::Destination(reason)),
+            Ok(Event::Said(ToSource::Declined { reason }))
+                if !matches!(stage, Stage::AfterCommit) =>
+            {
+                Err(SourceFailure::Destination(reason))
+            }
             Ok(Event::Said(ToSource::Cancel { reason })) => match stage {
-                Stage::Running(_) | Stage::Stopped(_) => Err(SourceFailure::CancelledThere(reason)),
+                Stage::Running(_) => Err(SourceFailure::CancelledThere(reason)),
                 // It crossed the commit, which the destination will obey.
                 Stage::AfterCommit => Ok(None),
             },
@@ -247,43 +307,44 @@ impl Session {
         }
     }
 
-    /// Waits for a message that `wanted` accepts; any other breaks the
-    /// protocol.
+    /// Waits for a message that `wanted` accepts, no longer than `patience`; any
+    /// other breaks the protocol.
     pub(super) fn expect(
         &mut self,
         doing: &'static str,
         stage: Stage<'_>,
+        patience: Duration,
         wanted: impl Fn(&ToSource) -> bool,
     ) -> Result<(), SourceFailure> {
         let begun = Instant::now();
         loop {
-            if let Stage::Running(cancel) | Stage::Stopped(cancel) = stage
+            if begun.elapsed() > patience {
+                let cause = LinkError::TooSlow;
+                return Err(SourceFailure::Link { doing, cause });
+            }
+            if let Stage::Running(cancel) = stage
                 && cancel.is_cancelled()
             {
                 return Err(SourceFailure::Cancelled);
-            }
-            if matches!(stage, Stage::Stopped(_)) && begun.elapsed() > READY_TIMEOUT {
-                let cause = LinkError::TooSlow;
-                return Err(SourceFailure::Link { doing, cause });
             }
             match self.hear(doing, stage) {
                 Ok(Some(message)) if wanted(&message) => return Ok(()),
                 Ok(Some(other)) => return Err(unexpected(doing, &other)),
                 Ok(None) => {}
-                // Another link's end may be seen before what was said last on
-                // the control link, and after the commit that decides.
-                Err(SourceFailure::Link { cause, .. })
-                    if matches!(stage, Stage::AfterCommit) && !self.silent && cause.is_end() =>
-                {
-                    self.broken.get_or_insert(cause);
-                }
                 Err(failure) => return Err(failure),
             }
         }
     }
 
-    /// As [`hear`](Self::hear), after the commit; a link that ended while
-    /// something else was waited for comes first.
+    /// A link's end that is to be told once more.
+    pub(super) fn remember(&mut self, failure: SourceFailure) {
+        if let SourceFailure::Link { cause, .. } = failure {
+            self.broken.get_or_insert(cause);
+        }
+    }
+
+    /// As [`hear`](Self::hear), after the commit; a link's end that was put
+    /// aside comes first.
     pub(super) fn hear_all(
         &mut self,
         doing: &'static str,
@@ -298,7 +359,9 @@ impl Session {
     /// why and closes its links, and a link's end may be seen first.
     pub(super) fn explain(&mut self, failure: SourceFailure) -> SourceFailure {
         match self.last_word(&failure) {
-            Some(ToSource::Failed { reason }) => SourceFailure::Destination(reason),
+            Some(ToSource::Failed { reason } | ToSource::Declined { reason }) => {
+                SourceFailure::Destination(reason)
+            }
             Some(ToSource::Cancel { reason }) => SourceFailure::CancelledThere(reason),
             _ => failure,
         }
@@ -316,7 +379,11 @@ impl Session {
                 Ok(Event::Said(ToSource::Cancel { .. })) if self.committed => {}
                 Ok(Event::Said(
                     last @ (ToSource::Failed { .. }
+                    | ToSource::Declined { .. }
+                    | ToSource::Perished { .. }
                     | ToSource::Cancel { .. }
+                    | ToSource::Resumed
+                    | ToSource::Measured { .. }
                     | ToSource::Complete { .. }),
                 )) => return Some(last),
                 Ok(Event::Ended(CONTROL, _)) | Err(_) => break,
@@ -354,18 +421,107 @@ impl Drop for Session {
     }
 }
 
+/// The way to one destination.
+struct Door<'a> {
+    shared: &'a Move,
+    remote: &'a Remote,
+    id: MigrationId,
+}
+
+/// The control link and its two ends.
+type Control = (Arc<Stream>, LinkReader, LinkWriter);
+
+/// A link and its two ends.
+type Ends = (Arc<Stream>, (LinkReader, LinkWriter));
+
+/// The links beside the control link.
+struct Others {
+    background: Vec<Ends>,
+    urgent: Option<Ends>,
+}
+
+impl Door<'_> {
+    /// The one place that makes connections.
+    fn dial(&self, role: Role) -> Result<Ends, SourceFailure> {
+        self.shared.check()?;
+        let connect = |cause| SourceFailure::Connect {
+            address: self.remote.address.to_string(),
+            cause,
+        };
+        let options = &self.shared.options;
+        let hello = hello(role, self.id);
+        let stream = open(self.remote, &hello, &self.shared.cancel).or_else(|cause| {
+            self.shared.check()?;
+            Err(connect(cause))
+        })?;
+        let limits = Limits {
+            pages: self.shared.ram.layout().pages(),
+        };
+        let split = |stream: Stream| {
+            stream.set_stall_timeout(options.stall_timeout)?;
+            let stream = Arc::new(stream);
+            // Until the commit, cancelling ends whatever is blocked on a link.
+            let ends = split(&stream, limits, &self.shared.cancel)?;
+            Ok((stream, ends))
+        };
+        split(stream).map_err(|error| connect(HandshakeError::Io(error)))
+    }
+
+    fn control(&self) -> Result<Control, SourceFailure> {
+        let (stream, (reader, writer)) = self.dial(Role::Control)?;
+        Ok((stream, reader, writer))
+    }
+
+    fn others(&self, links: u16, urgent: bool) -> Result<Others, SourceFailure> {
+        Ok(Others {
+            background: (0..links)
+                .map(|index| self.dial(Role::Background { index }))
+                .collect::<Result<_, _>>()?,
+            urgent: urgent.then(|| self.dial(Role::Urgent)).transpose()?,
+        })
+    }
+}
+
+/// Hears what the destination lacks: what of it is data is owed.
+fn take_missing(
+    shared: &Move,
+    reader: &mut LinkReader,
+    destination: &RamLayout,
+    owed: &Owed,
+) -> Result<(), SourceFailure> {
+    let doing = "hearing what the destination lacks";
+    let limits = Limits {
+        pages: destination.pages(),
+    };
+    owed.clear();
+    let mut known = PageRange::EMPTY;
+    let mut missing = 0u64;
+    loop {
+        match reader.control().map_err(SourceFailure::link(doing))? {
+            ToSource::Missing { ranges } => {
+                let ranges = ranges
+                    .within(&limits)
+                    .map_err(|error| unexpected(doing, &error.to_string()))?;
+                for &range in ranges {
+                    if destination.round_out(range) != range {
+                        return Err(unexpected(doing, &range));
+                    }
+                    missing = missing.saturating_add(range.len());
+                    owed.add_missing(&shared.ram, destination, range, &mut known)?;
+                }
+            }
+            ToSource::MissingEnd { pages } if pages == missing => return Ok(()),
+            other => return Err(unexpected(doing, &other)),
+        }
+    }
+}
+
 pub(super) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> SourceFailure {
     let text: String = format!("{message:?}").chars().take(200).collect();
     SourceFailure::Link {
         doing,
         cause: LinkError::Protocol(format!("unexpected answer {text}")),
     }
-}
-
-fn random() -> io::Result<[u8; 16]> {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(io::Error::other)?;
-    Ok(id)
 }
 
 /// `layout` with other host page sizes; `None` if they do not fit it.

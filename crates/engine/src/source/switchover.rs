@@ -12,14 +12,13 @@
 //!   Switch                  ───────────▶     registers userfaultfd,
 //!                                            loads device state
 //!                           ◀───────────   Ready
-//!   never resumes again
-//!   Commit                  ───────────▶     resumes the guest
+//!   records that            ───────────
+//!   Commit                  ───────────▶     records that, resumes the guest
 //!                           ◀───────────   Resumed
 //! ```
 //!
-//! Whatever fails before `Commit` is sent resumes the source's guest. A link
-//! that breaks afterwards, before `Resumed`, leaves both sides paused: nobody
-//! can tell which one may run.
+//! Whatever fails before `Commit` is sent resumes the source's guest. From
+//! *ready* on `handover.rs` leads, by the rules of `docs/protocol.md`.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -29,15 +28,16 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{DeviceStateDigest, MAX_DEVICE_CHUNK, PageRanges, ToDestination, ToSource};
 
+use super::Move;
 use super::error::SourceFailure;
 use super::order::Order;
 use super::owed::Owed;
+use super::patience::Deadline;
 use super::precopy::Precopy;
-use super::session::{Session, Stage};
+use super::session::{EMPTYING, Session, Stage};
 use super::urgent::UrgentThread;
-use super::{Move, Watch};
 use crate::guest::SourceGuest;
-use crate::link::BackgroundSender;
+use crate::link::{BackgroundSender, LinkError};
 use crate::stats::{Counters, Phase};
 
 /// How often the log is taken before the pause, at most: each pass drops what
@@ -66,11 +66,11 @@ impl Rest {
     }
 }
 
-/// A switchover that succeeded.
+/// A switchover up to *ready*.
 #[derive(Debug)]
 pub(super) struct Switched {
-    /// For how long nobody ran.
-    pub(super) downtime: Duration,
+    /// When the guest was stopped.
+    pub(super) paused: Instant,
     /// How far post-copy has got, if there is one.
     pub(super) postcopy: Option<Answering>,
 }
@@ -84,15 +84,6 @@ pub(super) struct Answering {
     pub(super) links: Vec<BackgroundSender>,
     /// In which order.
     pub(super) order: Arc<Order>,
-}
-
-/// How far a failed switchover had come.
-#[derive(Debug)]
-pub(super) enum SwitchError {
-    /// The guest was not stopped, or it can be resumed at the source.
-    BeforeCommit(SourceFailure),
-    /// The destination may have been told to run.
-    AfterCommit(SourceFailure),
 }
 
 /// Everything before the pause that makes the pause shorter: in post-copy the
@@ -133,46 +124,37 @@ pub(super) fn announce(
 fn await_discarded(shared: &Move, session: &mut Session) -> Result<(), SourceFailure> {
     let doing = "waiting for the destination to drop stale pages";
     session.say(&ToDestination::DiscardEnd, doing)?;
-    session.expect(doing, Stage::Running(&shared.cancel), |m| {
-        matches!(m, ToSource::Discarded)
-    })
+    let stage = Stage::Running(&shared.cancel);
+    // Both sides are at work here, and nobody else waits.
+    let limit = EMPTYING.min(2 * shared.options.patience);
+    session.expect(doing, stage, limit, |m| matches!(m, ToSource::Discarded))
 }
 
-/// Stops the guest, hands it over, and hears it run.
+/// Stops the guest, and hears that it could run at the destination.
 ///
-/// On [`SwitchError::BeforeCommit`] the caller resumes the guest.
+/// On an error the caller resumes the guest.
 pub(super) fn switch(
     shared: &Move,
-    watch: &mut Watch<'_>,
     guest: &mut dyn SourceGuest,
     session: &mut Session,
     rest: Rest,
     owed: &Arc<Owed>,
-) -> Result<Switched, SwitchError> {
+) -> Result<Switched, SourceFailure> {
     shared.progress.begin(Phase::Switchover, 0, 0);
-    let (paused, postcopy) =
-        prepare(shared, guest, session, rest, owed).map_err(SwitchError::BeforeCommit)?;
+    let limit = shared.options.max_downtime + shared.options.patience;
+    let deadline = Deadline::start(&session.streams, limit).map_err(SourceFailure::Thread)?;
+    let prepared = prepare(shared, guest, session, rest, owed);
+    if !deadline.met() {
+        // What failed then failed for this.
+        return Err(SourceFailure::Link {
+            doing: "handing the guest over",
+            cause: LinkError::TooSlow,
+        });
+    }
+    let switched = prepared?;
     // The last moment to call it off.
-    shared.check().map_err(SwitchError::BeforeCommit)?;
-    (watch.point_of_no_return)()
-        .map_err(|e| SwitchError::BeforeCommit(SourceFailure::Commit(e)))?;
-
-    // From here on this side never resumes the guest by itself: a commit that
-    // could not be sent may still have arrived.
-    let doing = "handing the guest over";
-    session.commit(doing).map_err(SwitchError::AfterCommit)?;
-    session
-        .expect(doing, Stage::AfterCommit, |m| {
-            matches!(m, ToSource::Resumed)
-        })
-        .map_err(SwitchError::AfterCommit)?;
-    // As of the pause: its owner may have stopped it meanwhile.
-    let downtime = if guest.describe().running {
-        paused.elapsed()
-    } else {
-        Duration::ZERO
-    };
-    Ok(Switched { downtime, postcopy })
+    shared.check()?;
+    Ok(switched)
 }
 
 /// From the pause to the destination's *ready*.
@@ -182,7 +164,7 @@ fn prepare(
     session: &mut Session,
     rest: Rest,
     owed: &Arc<Owed>,
-) -> Result<(Instant, Option<Answering>), SourceFailure> {
+) -> Result<Switched, SourceFailure> {
     shared.check()?;
     let postcopy = rest.is_postcopy();
     let paused = guest.pause()?;
@@ -227,11 +209,16 @@ fn prepare(
     )?;
     session.expect(
         "waiting for the destination to get ready",
-        Stage::Stopped(&shared.cancel),
+        Stage::Running(&shared.cancel),
+        // The deadline is over all of it.
+        Duration::MAX,
         |m| matches!(m, ToSource::Ready),
     )?;
     since_pause("destination ready");
-    Ok((paused, answering))
+    Ok(Switched {
+        paused,
+        postcopy: answering,
+    })
 }
 
 /// Tells the destination what has come to be owed since it was last told.

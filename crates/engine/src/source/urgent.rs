@@ -23,6 +23,7 @@ use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
 use super::requests::{Request, Requests};
 use super::session::{Event, Session};
+use crate::confine::confine;
 use crate::last_word::LastWord;
 use crate::link::{LinkError, LinkReader, LinkWriter, Urgency};
 use crate::priority::Rank;
@@ -75,6 +76,7 @@ impl UrgentThread {
             .spawn(move || {
                 let _last_word = LastWord::new(&events, Event::ThreadDied);
                 priority.take(Rank::Urgent);
+                confine();
                 // Nobody listens any more once the migration is over.
                 let _ = events.send(urgent.run());
             })

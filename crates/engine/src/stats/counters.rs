@@ -30,6 +30,19 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Content of pages and marks that have come, each in its own unit: more
+    /// than before when anything has.
+    pub fn received(&self) -> u64 {
+        let all = [
+            &self.zero,
+            &self.precopy_bytes,
+            &self.urgent_bytes,
+            &self.background_bytes,
+        ];
+        all.iter()
+            .fold(0, |sum, part| sum.wrapping_add(part.load(Relaxed)))
+    }
+
     /// Adds to one of the fields.
     pub fn add(field: &AtomicU64, amount: u64) {
         field.fetch_add(amount, Relaxed);

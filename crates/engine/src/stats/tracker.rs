@@ -59,21 +59,25 @@ impl Tracker {
     /// Tells `observer`, if it is time to; `bytes` is the total so far. Never
     /// waits: with another thread at it, that one tells.
     pub fn tell(&self, observer: &dyn Observer, bytes: u64) {
+        self.tell_at(Instant::now(), observer, bytes);
+    }
+
+    fn tell_at(&self, now: Instant, observer: &dyn Observer, bytes: u64) {
         let Ok(mut state) = self.state.try_lock() else {
             return;
         };
-        let elapsed = state.told.elapsed();
+        let elapsed = now.saturating_duration_since(state.told);
         if elapsed < PERIOD {
             return;
         }
         #[allow(clippy::cast_precision_loss)]
-        let now = bytes.saturating_sub(state.told_bytes) as f64 / elapsed.as_secs_f64();
+        let rate = bytes.saturating_sub(state.told_bytes) as f64 / elapsed.as_secs_f64();
         state.rate = if state.rate == 0.0 {
-            now
+            rate
         } else {
-            0.7 * state.rate + 0.3 * now
+            0.7 * state.rate + 0.3 * rate
         };
-        state.told = Instant::now();
+        state.told = now;
         state.told_bytes = bytes;
         let progress = Progress {
             phase: state.phase,
@@ -106,17 +110,29 @@ mod tests {
     fn tells_now_and_then() {
         let tracker = Tracker::default();
         let heard = Heard::default();
+        let begun = tracker.state.lock().unwrap().told;
+        let just_before = PERIOD - Duration::from_nanos(1);
         tracker.begin(Phase::Precopy, 1, 1000);
         tracker.done(250);
-        tracker.tell(&heard, 1 << 20);
+        tracker.tell_at(begun + just_before, &heard, 1 << 20);
         assert!(heard.0.lock().unwrap().is_empty(), "too early");
-        std::thread::sleep(PERIOD);
-        tracker.tell(&heard, 1 << 20);
-        tracker.tell(&heard, 2 << 20);
+        tracker.tell_at(begun + PERIOD, &heard, 1 << 20);
+        tracker.tell_at(begun + PERIOD + just_before, &heard, 2 << 20);
         let heard = heard.0.lock().unwrap();
         assert_eq!(heard.len(), 1);
         assert_eq!((heard[0].done_pages, heard[0].total_pages), (250, 1000));
         assert!(heard[0].bytes_per_second > 0.0);
         assert!(heard[0].time_left().is_some());
+    }
+
+    /// By the clock, too.
+    #[test]
+    fn tells_when_its_time_has_come() {
+        let tracker = Tracker::default();
+        let heard = Heard::default();
+        tracker.begin(Phase::Precopy, 1, 1000);
+        std::thread::sleep(PERIOD);
+        tracker.tell(&heard, 1 << 20);
+        assert_eq!(heard.0.lock().unwrap().len(), 1);
     }
 }

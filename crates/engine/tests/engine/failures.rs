@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use hikkoshi_engine::custody::{DestinationStage, SourceStage};
 use hikkoshi_engine::{GuestError, Mode, Outcome};
 
 use crate::machine::Side;
@@ -97,11 +98,17 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
 #[test]
 fn what_cannot_be_recorded_is_not_committed() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
-        let mut setup = Setup::new(mode);
-        setup.point_of_no_return = Box::new(|| Err(std::io::Error::other("the guard is gone")));
+        let setup = Setup::new(mode);
+        setup.source_journal.before(|record| match record.stage {
+            SourceStage::Keeps => Ok(()),
+            _ => Err(std::io::Error::other("there is no room")),
+        });
         let done = setup.run();
         let (source, destination) = done.at_source();
-        assert_eq!(source, "preparing the commit: the guard is gone");
+        assert_eq!(
+            source,
+            "recording how far the migration is: there is no room"
+        );
         assert_eq!(
             destination,
             format!("called off by the source: the source failed: {source}")
@@ -119,18 +126,56 @@ fn a_guest_that_cannot_be_resumed_is_paused() {
     let setup = Setup::new(Mode::Hybrid);
     setup.source.script.fail("save_device_state");
     setup.source.script.fail("resume");
-    setup.source.script.fail("release");
     let done = setup.run();
     let (source, destination) = done.errors();
-    assert_eq!(source.0, Outcome::Paused);
+    assert_eq!(source.0, Outcome::Stopped);
     assert_eq!(
         source.1,
-        "save_device_state does not work; then: resume does not work; then: release does not work"
+        "save_device_state does not work; then: resume does not work"
     );
     // As far as it can tell.
     assert_eq!(destination.0, Outcome::AtSource);
     assert_eq!(done.machine.runs(), None);
     assert_eq!(done.commits, 0);
+    // What is needed to bring it back stays, in the process and on record.
+    assert_eq!(done.source_calls.count("release"), 0);
+    assert_eq!(done.source_calls.count("leave"), 1);
+    assert!(!done.source_journal.is_closed());
+    done.given_back();
+}
+
+/// With a machine that has ended there is nothing to bring back, and nothing to
+/// keep on record.
+#[test]
+fn a_guest_that_has_ended_with_its_machine_is_not_waited_for() {
+    let setup = Setup::new(Mode::Hybrid);
+    let ended = Arc::clone(&setup.source.ended);
+    setup.source.script.at("save_device_state", move || {
+        ended.store(true, Ordering::Relaxed);
+        Err(GuestError::new("its machine has ended"))
+    });
+    setup.source.script.fail("resume");
+    let done = setup.run();
+    let (source, _) = done.errors();
+    assert_eq!(source.0, Outcome::AtSource);
+    assert!(source.1.contains("resume does not work"), "{}", source.1);
+    assert_eq!(done.commits, 0);
+    assert!(done.source_journal.is_closed());
+}
+
+#[test]
+fn what_cannot_be_put_back_stays_on_record() {
+    let setup = Setup::new(Mode::Hybrid);
+    setup.source.script.fail("save_device_state");
+    setup.source.script.fail("release");
+    let done = setup.run();
+    let (source, _) = done.at_source();
+    assert!(source.ends_with("then: release does not work"), "{source}");
+    assert_eq!(
+        done.source_journal.last().unwrap().stage,
+        SourceStage::Keeps
+    );
+    assert!(!done.source_journal.is_closed());
 }
 
 #[test]
@@ -205,22 +250,52 @@ fn a_device_state_that_cannot_be_loaded() {
     }
 }
 
+/// It was handed over, and its adapter cannot make it run: the next engine may.
 #[test]
-fn after_the_commit_both_stay_paused() {
+fn a_guest_that_does_not_run_after_the_commit_can_be_taken_up() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
         let setup = Setup::new(mode);
         setup.destination.script.fail("resume");
-        if mode == Mode::Hybrid {
-            // Even the last resort does not work.
-            setup.destination.script.fail("stop");
-        }
         let done = setup.run();
-        let (source, destination) = done.paused();
+        let (source, destination) = done.left();
         assert_eq!(destination, "resume does not work");
         assert_eq!(source, "the destination failed: resume does not work");
+        assert_eq!(done.machine.runs(), None);
         assert_eq!(done.commits, 1);
-        assert_eq!(done.abandoned, mode != Mode::Precopy);
+        assert!(done.abandoned);
         // Nothing is lost: the source still has it all.
+        done.machine.check(Side::Source);
+        done.taken_up(&format!("{mode:?}"));
+    }
+}
+
+/// It was handed over, and its monitor refuses to run it, once and for all: the
+/// source takes it back.
+#[test]
+fn a_guest_that_never_ran_after_the_commit_is_taken_back() {
+    for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
+        let mut setup = Setup::new(mode);
+        setup.destination.never_ran = true;
+        setup.destination.script.fail("resume");
+        let done = setup.run();
+        let (source, destination) = done.errors();
+        assert_eq!(
+            (source.0, destination.0),
+            (Outcome::AtSource, Outcome::AtSource),
+            "{source:?}\n{destination:?}"
+        );
+        assert_eq!(destination.1, "resume does not work");
+        assert_eq!(
+            source.1,
+            "the destination never ran the guest and never will: resume does not work"
+        );
+        let record = done.destination_journal.last().unwrap();
+        assert_eq!(record.stage, DestinationStage::Declined);
+        assert!(!record.started);
+        assert_eq!(done.destination_calls.count("release"), 1);
+        assert!(done.source_journal.is_closed() && done.destination_journal.is_closed());
+        assert_eq!(done.machine.runs(), Some(Side::Source));
+        done.machine.work(200);
         done.machine.check(Side::Source);
     }
 }

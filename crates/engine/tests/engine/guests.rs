@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
-use hikkoshi_engine::{DestinationGuest, GuestError, RamFiles, SourceGuest, ThreadName};
+use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, SourceGuest, ThreadName};
 use hikkoshi_faults::{Features, HostAddr, Process, Userfault};
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::GuestDescription;
@@ -94,7 +95,8 @@ pub struct TestSource {
     pub script: Arc<Script>,
     machine: Arc<Machine>,
     ram: Arc<RamFiles>,
-    device_bytes: usize,
+    pub device_bytes: usize,
+    pub ended: Arc<AtomicBool>,
     log: Option<Arc<dyn DirtyLog>>,
 }
 
@@ -107,6 +109,7 @@ impl TestSource {
             machine: Arc::clone(machine),
             ram: memory.ram(),
             device_bytes,
+            ended: Arc::default(),
             log: None,
         }
     }
@@ -158,12 +161,20 @@ impl SourceGuest for TestSource {
         Ok(())
     }
 
+    fn leave(&mut self) {
+        let _ = self.script.call("leave");
+    }
+
     fn release(&mut self) -> Result<(), GuestError> {
         self.script.call("release")?;
         if let Some(log) = self.log.take() {
             log.stop().unwrap();
         }
         Ok(())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
     }
 }
 
@@ -205,7 +216,14 @@ pub struct TestDestination {
     machine: Arc<Machine>,
     ram: Arc<RamFiles>,
     device_bytes: usize,
-    userfault: Option<Arc<Userfault>>,
+    /// The copy inside the process.
+    pub userfault: Option<Arc<Userfault>>,
+    /// Whether whoever makes the guest run looks at a page first.
+    pub looks: bool,
+    /// Whether the monitor can tell that a guest that it has not run never ran.
+    pub never_ran: bool,
+    /// Whether the process is gone.
+    pub ended: Arc<AtomicBool>,
     /// Whether loading checks the pages that it looks at.
     pub checks: bool,
     pub abandoned: bool,
@@ -221,6 +239,9 @@ impl TestDestination {
             ram: memory.ram(),
             device_bytes,
             userfault: None,
+            looks: false,
+            never_ran: false,
+            ended: Arc::default(),
             checks: true,
             abandoned: false,
         }
@@ -262,9 +283,13 @@ impl DestinationGuest for TestDestination {
 
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
         self.script.call("take_userfault")?;
+        let hosts = self.machine.memory(Side::Destination).hosts();
+        if let Some(left) = &self.userfault {
+            // Left in the process by an engine before.
+            return Ok((Arc::clone(left), hosts));
+        }
         let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
         let userfault = self.userfault.insert(Arc::new(userfault));
-        let hosts = self.machine.memory(Side::Destination).hosts();
         Ok((Arc::clone(userfault), hosts))
     }
 
@@ -275,18 +300,38 @@ impl DestinationGuest for TestDestination {
         self.script.call("load_device_state done")
     }
 
-    fn resume(&mut self, running: bool) -> Result<Instant, GuestError> {
+    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError> {
         self.script.call("resume")?;
+        if self.looks && running {
+            // As a monitor may, right before the guest runs.
+            let memory = Arc::clone(self.machine.memory(Side::Destination));
+            let last = memory.layout().pages() - 3;
+            let looking = std::thread::spawn(move || memory.load(last));
+            while !looking.is_finished() {
+                if give_up.is_cancelled() {
+                    return Err(GuestError::new("gave up waiting for a page"));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         if running {
             self.machine.run(Side::Destination);
         }
         Ok(Instant::now())
     }
 
-    fn stop(&mut self) -> Result<(), GuestError> {
-        self.script.call("stop")?;
-        self.machine
-            .stop(Side::Destination, Duration::from_millis(100));
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    fn never_ran(&self) -> bool {
+        self.never_ran
+    }
+
+    fn kill(&mut self) -> Result<(), GuestError> {
+        self.script.call("kill")?;
+        self.machine.stop(Side::Destination, Duration::ZERO);
+        self.ended.store(true, Ordering::Relaxed);
         Ok(())
     }
 

@@ -9,16 +9,21 @@
     clippy::cast_possible_truncation
 )]
 
+mod confined;
 mod destinations;
 mod failures;
 mod guests;
+mod held;
 mod links;
 mod machine;
 mod memory;
 mod modes;
 mod order;
 mod peers;
+mod recovery;
 mod relay;
 mod run;
+mod secure;
 mod several_links;
 mod stress;
+mod wire;

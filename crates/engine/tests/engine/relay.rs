@@ -9,7 +9,8 @@ use std::thread;
 
 use hikkoshi_engine::link::Address;
 use hikkoshi_wire::{
-    Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination, ToSource, decode_control,
+    CHALLENGE_LEN, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination, ToSource,
+    decode_control,
 };
 
 /// Which way a message travels.
@@ -43,6 +44,8 @@ pub enum Fate {
     Tear,
     /// The link it is on breaks before it.
     CutLink,
+    /// It never arrives, and nobody is told.
+    Swallow,
 }
 
 pub type Policy = dyn Fn(&Passing) -> Fate + Send + Sync;
@@ -136,13 +139,16 @@ impl Shared {
             }
             let back = Arc::clone(&this);
             thread::spawn(move || {
-                let mut hello = [0; HELLO_LEN];
+                let mut hello = [0; HELLO_LEN + CHALLENGE_LEN];
                 if (&far2).read_exact(&mut hello).is_ok() && (&near2).write_all(&hello).is_ok() {
                     back.pump(role, Towards::Source, &far2, &near2);
                 }
                 let _ = near2.shutdown(std::net::Shutdown::Both);
             });
-            this.pump(role, Towards::Destination, &near, &far);
+            let mut challenge = [0; CHALLENGE_LEN];
+            if near.read_exact(&mut challenge).is_ok() && (&far).write_all(&challenge).is_ok() {
+                this.pump(role, Towards::Destination, &near, &far);
+            }
             let _ = far.shutdown(std::net::Shutdown::Both);
         });
     }
@@ -185,6 +191,7 @@ impl Shared {
                         return;
                     }
                 }
+                Fate::Swallow => {}
                 Fate::CutBefore => return self.cut(),
                 Fate::CutAfter => {
                     let _ = to.write_all(&message);

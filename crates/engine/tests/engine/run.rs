@@ -1,27 +1,34 @@
 //! Both sides of a migration in one process.
 
+use std::fmt;
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::link::Listener;
+use hikkoshi_engine::custody::{DestinationRecord, Journal, SourceRecord, SourceStage};
+use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
+use hikkoshi_engine::link::{self, HandshakeError, Listener, Remote, Stream};
 use hikkoshi_engine::{
     Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, Outcome, ReceiveError,
-    ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    ReceiveWatch, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
+    resume_migrate, resume_receive,
 };
+use hikkoshi_faults::Userfault;
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::Limits;
+use hikkoshi_wire::{Hello, Limits};
 use tempfile::TempDir;
 
 use crate::guests::{Script, TestDestination, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, Memory, SMALL, layout};
 use crate::relay::{Fate, Passing, Policy, Relay};
+use crate::wire::Wire;
 
-/// A test that takes longer than this hangs: the process ends, with a word.
-const HANGS: Duration = Duration::from_secs(180);
+/// A test that takes longer than this hangs, on however slow a machine: the
+/// process ends, with a word.
+const HANGS: Duration = Duration::from_secs(400);
 
 /// Ends the process if it is not dropped in time.
 #[derive(Debug)]
@@ -68,8 +75,66 @@ pub struct Setup {
     pub source_cancel: Cancel,
     pub destination_cancel: Cancel,
     policy: Option<Box<Policy>>,
-    pub point_of_no_return: Box<dyn FnMut() -> io::Result<()>>,
+    pub source_journal: Arc<Records<SourceRecord>>,
+    pub destination_journal: Arc<Records<DestinationRecord>>,
+    /// What both sides protect their links with.
+    pub tls: Option<(TlsClient, TlsServer)>,
+    /// What carries everything between them.
+    pub wire: Option<Arc<Wire>>,
     folder: TempDir,
+}
+
+/// What an engine has recorded, for the next one.
+pub struct Records<R> {
+    last: Mutex<Option<R>>,
+    /// Done before each record.
+    before: Mutex<Box<BeforeRecord<R>>>,
+    closed: AtomicBool,
+}
+
+type BeforeRecord<R> = dyn FnMut(&R) -> io::Result<()> + Send;
+
+impl<R> Default for Records<R> {
+    fn default() -> Self {
+        Self {
+            last: Mutex::new(None),
+            before: Mutex::new(Box::new(|_| Ok(()))),
+            closed: AtomicBool::new(false),
+        }
+    }
+}
+
+impl<R: fmt::Debug> fmt::Debug for Records<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Records").field(&self.last).finish()
+    }
+}
+
+impl<R: Clone> Records<R> {
+    pub fn before(&self, hook: impl FnMut(&R) -> io::Result<()> + Send + 'static) {
+        *self.before.lock().unwrap() = Box::new(hook);
+    }
+
+    pub fn last(&self) -> Option<R> {
+        self.last.lock().unwrap().clone()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+}
+
+impl<R: Clone + fmt::Debug + Send> Journal<R> for Records<R> {
+    fn record(&self, record: &R) -> io::Result<()> {
+        assert!(!self.is_closed(), "{record:?} after the end");
+        (self.before.lock().unwrap())(record)?;
+        *self.last.lock().unwrap() = Some(record.clone());
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
 }
 
 /// What became of it.
@@ -82,6 +147,11 @@ pub struct Done {
     pub destination_calls: Arc<Script>,
     pub notices: Arc<Notices>,
     pub abandoned: bool,
+    /// Left in the destination's process.
+    userfault: Option<Arc<Userfault>>,
+    pub source_journal: Arc<Records<SourceRecord>>,
+    pub destination_journal: Arc<Records<DestinationRecord>>,
+    device_bytes: usize,
     pub commits: u32,
 }
 
@@ -112,7 +182,10 @@ impl Setup {
             source_cancel: Cancel::new(),
             destination_cancel: Cancel::new(),
             policy: None,
-            point_of_no_return: Box::new(|| Ok(())),
+            source_journal: Arc::default(),
+            destination_journal: Arc::default(),
+            tls: None,
+            wire: None,
             folder: tempfile::tempdir().unwrap(),
         }
     }
@@ -125,6 +198,12 @@ impl Setup {
     /// Runs both sides to their ends. A destination that goes on waiting for
     /// another source is told to stop.
     pub fn run(self) -> Done {
+        let (ended, _) = mpsc::sync_channel(0);
+        self.run_until(ended)
+    }
+
+    /// The same; `ended` is dropped once the source has ended.
+    pub fn run_until(self, ended: mpsc::SyncSender<()>) -> Done {
         let _watchdog = watchdog();
         let Self {
             machine,
@@ -135,24 +214,37 @@ impl Setup {
             source_cancel,
             destination_cancel,
             policy,
-            mut point_of_no_return,
+            source_journal,
+            destination_journal,
+            tls,
+            wire,
             folder,
         } = self;
         let address = format!("unix:{}", folder.path().join("listen").display());
-        let listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        let mut listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        let (client, server) = tls.unzip();
+        if let Some(server) = server {
+            listener = listener.with_tls(server);
+        }
         let limits = Limits::from(machine.memory(Side::Source).layout());
         let relay =
             policy.map(|policy| Relay::new(folder.path(), listener.address(), limits, policy));
         let address = relay
             .as_ref()
             .map_or_else(|| listener.address().clone(), Relay::address);
+        let address = wire.map_or(address.clone(), |wire| wire.before(&address, folder.path()));
+        let remote = Remote {
+            only_here: false,
+            address,
+            tls: client,
+        };
         let notices = Arc::new(Notices::default());
-        let commits = AtomicU32::new(0);
         let (source_calls, destination_calls) =
             (Arc::clone(&source.script), Arc::clone(&destination.script));
         let receive_watch = ReceiveWatch {
             cancel: destination_cancel.clone(),
             observer: Arc::<Notices>::clone(&notices),
+            journal: Arc::<Records<_>>::clone(&destination_journal),
         };
         let result = thread::scope(|scope| {
             let receiving = scope.spawn(|| {
@@ -163,16 +255,13 @@ impl Setup {
                     &receive_watch,
                 )
             });
-            let mut counted = || {
-                commits.fetch_add(1, Ordering::Relaxed);
-                point_of_no_return()
-            };
-            let mut watch = Watch {
+            let watch = Watch {
                 cancel: source_cancel,
                 observer: Arc::<Notices>::clone(&notices),
-                point_of_no_return: &mut counted,
+                journal: Arc::<Records<_>>::clone(&source_journal),
             };
-            let migrated = migrate(&mut source, &address, &options, &mut watch);
+            let migrated = migrate(&mut source, &remote, &options, &watch);
+            drop(ended);
             if let Err(error) = &migrated
                 && error.cause.to_string().contains("refuses")
             {
@@ -187,7 +276,15 @@ impl Setup {
             destination_calls,
             notices,
             abandoned: destination.abandoned,
-            commits: commits.into_inner(),
+            userfault: destination.userfault.take(),
+            commits: u32::from(
+                source_journal
+                    .last()
+                    .is_some_and(|record| record.stage != SourceStage::Keeps),
+            ),
+            source_journal,
+            destination_journal,
+            device_bytes: source.device_bytes,
             machine,
         }
     }
@@ -246,21 +343,175 @@ impl Done {
         assert_eq!(self.destination_calls.count("resume"), 0);
     }
 
-    /// The guest runs nowhere, and both sides say so. Gives both errors' texts.
+    /// Both engines have left the guest as it is, and say so; nothing was given
+    /// back. Gives both errors' texts.
     #[track_caller]
-    pub fn paused(&self) -> (String, String) {
+    pub fn left(&self) -> (String, String) {
         let (source, destination) = self.errors();
         for outcome in [source.0, destination.0] {
             assert_ne!(outcome, Outcome::AtSource, "{source:?}\n{destination:?}");
         }
-        assert_eq!(self.machine.runs(), None);
+        assert_ne!(self.machine.runs(), Some(Side::Source));
         assert_eq!(self.source_calls.count("resume"), 0);
-        assert_eq!(self.source_calls.count("release"), 1);
         // Pages may be missing: letting go would turn them into zeros.
         assert_eq!(self.destination_calls.count("release"), 0);
-        assert_eq!(self.destination_calls.count("stop"), 1);
+        assert!(!self.source_journal.is_closed() && !self.destination_journal.is_closed());
         self.machine.undamaged();
         (source.1, destination.1)
+    }
+
+    /// New engines at both sides: the source has its guest again, and both know.
+    /// A destination that has nothing recorded is over.
+    #[track_caller]
+    pub fn given_back(self) {
+        let _watchdog = watchdog();
+        let folder = tempfile::tempdir().unwrap();
+        let address = format!("unix:{}", folder.path().join("again").display());
+        let listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        let record = self
+            .destination_journal
+            .last()
+            .filter(|_| !self.destination_journal.is_closed());
+        let told = record.is_some();
+        let mut destination = TestDestination::new(&self.machine, self.device_bytes);
+        destination.ended.store(true, Ordering::Relaxed);
+        let mut source = TestSource::new(&self.machine, true, self.device_bytes);
+        let receive_watch = self.receive_watch();
+        let (there, here) = thread::scope(|scope| {
+            let receiving = record.map(|record| {
+                scope.spawn(|| {
+                    let options = DestinationOptions::default();
+                    resume_receive(
+                        &mut destination,
+                        record,
+                        &listener,
+                        &options,
+                        &receive_watch,
+                    )
+                })
+            });
+            let record = self.source_journal.last().unwrap();
+            let remote = listener.address().clone().into();
+            let options = SourceOptions::default();
+            let moved = resume_migrate(&mut source, record, &remote, &options, &self.watch());
+            (moved, receiving.map(|receiving| receiving.join().unwrap()))
+        });
+        assert_eq!(there.unwrap_err().outcome, Outcome::AtSource);
+        assert!(self.source_journal.is_closed());
+        if let Some(here) = here {
+            assert_eq!(here.unwrap_err().outcome, Outcome::AtSource);
+        }
+        assert_eq!(self.destination_journal.is_closed(), told);
+        assert_eq!(self.machine.runs(), Some(Side::Source));
+        self.machine.work(200);
+        self.machine.check(Side::Source);
+    }
+
+    fn watch(&self) -> Watch {
+        Watch {
+            cancel: Cancel::new(),
+            observer: Arc::<Notices>::clone(&self.notices),
+            journal: Arc::<Records<_>>::clone(&self.source_journal),
+        }
+    }
+
+    fn receive_watch(&self) -> ReceiveWatch {
+        ReceiveWatch {
+            cancel: Cancel::new(),
+            observer: Arc::<Notices>::clone(&self.notices),
+            journal: Arc::<Records<_>>::clone(&self.destination_journal),
+        }
+    }
+
+    /// Somebody gives up at the destination. Gives what was done there.
+    pub fn give_up_destination(&self) -> Arc<Script> {
+        let mut guest = TestDestination::new(&self.machine, self.device_bytes);
+        let record = self.destination_journal.last().unwrap();
+        give_up_receive(&mut guest, record, &self.receive_watch()).unwrap();
+        guest.script
+    }
+
+    /// Somebody gives up at the source.
+    #[track_caller]
+    pub fn give_up_source(&self) {
+        self.try_to_give_up_source(|_| ()).unwrap();
+    }
+
+    /// The same with a guest that is `prepared`.
+    pub fn try_to_give_up_source(&self, prepare: impl Fn(&Script)) -> Result<(), MigrateError> {
+        let mut guest = TestSource::new(&self.machine, true, self.device_bytes);
+        prepare(&guest.script);
+        let record = self.source_journal.last().unwrap();
+        give_up_migrate(&mut guest, record, &self.watch())
+    }
+
+    /// New engines go on from what the others have recorded, with adapters of
+    /// their own: all of it gets there, and is undamaged.
+    #[track_caller]
+    pub fn taken_up(self, what: &str) {
+        let _watchdog = watchdog();
+        let machine = &self.machine;
+        let source_record = self.source_journal.last().unwrap();
+        let record = self.destination_journal.last().unwrap();
+        let running = record.running;
+        // It was looked at there, and stopped for that.
+        let looked_at = self.destination.is_ok();
+        if looked_at {
+            machine.run(Side::Destination);
+        }
+        let mut source = TestSource::new(machine, true, self.device_bytes);
+        let mut destination = TestDestination::new(machine, self.device_bytes);
+        destination.userfault = self.userfault;
+        let folder = tempfile::tempdir().unwrap();
+        let address = format!("unix:{}", folder.path().join("again").display());
+        let listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        let watch = Watch {
+            cancel: Cancel::new(),
+            observer: Arc::<Notices>::clone(&self.notices),
+            journal: Arc::<Records<_>>::clone(&self.source_journal),
+        };
+        let receive_watch = ReceiveWatch {
+            cancel: Cancel::new(),
+            observer: Arc::<Notices>::clone(&self.notices),
+            journal: Arc::<Records<_>>::clone(&self.destination_journal),
+        };
+        let (there, here) = thread::scope(|scope| {
+            let receiving = scope.spawn(|| {
+                let options = DestinationOptions::default();
+                resume_receive(
+                    &mut destination,
+                    record,
+                    &listener,
+                    &options,
+                    &receive_watch,
+                )
+            });
+            let options = SourceOptions {
+                // Others than before.
+                links: 3,
+                ..SourceOptions::default()
+            };
+            let remote = listener.address().clone().into();
+            let moved = resume_migrate(&mut source, source_record, &remote, &options, &watch);
+            (moved, receiving.join().unwrap())
+        });
+        if let Err(error) = &there {
+            panic!("{what}: source: {error}; destination: {here:?}");
+        }
+        here.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(
+            machine.runs(),
+            running.then_some(Side::Destination),
+            "{what}"
+        );
+        let starts = u32::from(running) + u32::from(looked_at);
+        assert_eq!(machine.starts(Side::Destination), starts, "{what}");
+        machine.work(500);
+        machine.check(Side::Destination);
+        assert_eq!(source.script.count("resume"), 0);
+        assert_eq!(source.script.calls(), ["release"], "{what}");
+        assert_eq!(destination.script.count("release"), 1, "{what}");
+        assert!(self.source_journal.is_closed() && self.destination_journal.is_closed());
     }
 
     #[track_caller]
@@ -273,4 +524,9 @@ impl Done {
             (destination.outcome, destination.to_string()),
         )
     }
+}
+
+/// Connects to `remote` and says `hello`, however long that takes.
+pub fn open(remote: &Remote, hello: &Hello) -> Result<Stream, HandshakeError> {
+    link::open(remote, hello, &Cancel::new())
 }

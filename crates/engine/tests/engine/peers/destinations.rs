@@ -5,14 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::link::{Incoming, LinkReader, LinkWriter, Listener, Stream, split};
 use hikkoshi_engine::{
     Account, Cancel, MigrateError, Mode, Outcome, SourceOptions, Watch, migrate,
 };
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, Limits, RequestSummary, Role, ToDestination, ToSource};
+use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_now};
 
-use crate::guests::TestSource;
+use crate::guests::{Script, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, SMALL, layout};
 use crate::run::{Notices, watchdog};
@@ -20,7 +22,8 @@ use crate::run::{Notices, watchdog};
 use super::{listen, machine};
 
 /// A destination that says what a test tells it to.
-struct Destination<'a> {
+pub(super) struct Destination<'a> {
+    pub(super) machine: Arc<Machine>,
     listener: &'a Listener,
     incoming: Receiver<Incoming>,
     waiting: Vec<Incoming>,
@@ -28,11 +31,11 @@ struct Destination<'a> {
     streams: Vec<Arc<Stream>>,
 }
 
-type Ends = (LinkReader, LinkWriter);
+pub(super) type Ends = (LinkReader, LinkWriter);
 
 impl Destination<'_> {
     /// The link of that role; they may arrive in any order.
-    fn link(&mut self, role: Role) -> Ends {
+    pub(super) fn link(&mut self, role: Role) -> Ends {
         let known = self.waiting.iter().position(|link| link.role == role);
         let Incoming { stream, id, .. } = match known {
             Some(at) => self.waiting.remove(at),
@@ -50,12 +53,22 @@ impl Destination<'_> {
         split(&stream, self.limits, &Cancel::new()).unwrap()
     }
 
-    fn background(&mut self) -> Ends {
+    /// Whether the source has ended a link.
+    pub(super) fn is_left(&self) -> bool {
+        let ended = |stream: &Arc<Stream>| {
+            let mut poll = [PollFd::new(&**stream, PollFlags::RDHUP)];
+            let now = Timespec::default();
+            matches!(poll_now(&mut poll, Some(&now)), Ok(1))
+        };
+        self.streams.iter().any(ended)
+    }
+
+    pub(super) fn background(&mut self) -> Ends {
         self.link(Role::Background { index: 0 })
     }
 
     /// The control link, with the offer heard.
-    fn control(&mut self) -> Ends {
+    pub(super) fn control(&mut self) -> Ends {
         let mut control = self.link(Role::Control);
         let offer: ToDestination = control.0.control().unwrap();
         assert!(matches!(offer, ToDestination::Begin { .. }), "{offer:?}");
@@ -63,7 +76,7 @@ impl Destination<'_> {
     }
 
     /// All three links, with the guest accepted: control, background, urgent.
-    fn accept(&mut self) -> (Ends, Ends, Ends) {
+    pub(super) fn accept(&mut self) -> (Ends, Ends, Ends) {
         let mut control = self.control();
         let host_pages = vec![SMALL, SMALL];
         control.1.control(&ToSource::Accept { host_pages }).unwrap();
@@ -74,7 +87,7 @@ impl Destination<'_> {
 }
 
 /// Hears what is said until `last`.
-fn hear_until(control: &mut Ends, last: &str) {
+pub(super) fn hear_until(control: &mut Ends, last: &str) {
     loop {
         let message: ToDestination = control.0.control().unwrap();
         if format!("{message:?}").starts_with(last) {
@@ -84,7 +97,7 @@ fn hear_until(control: &mut Ends, last: &str) {
 }
 
 /// Applies background pages as a destination would, in another thread.
-fn apply(mut background: Ends) {
+pub(super) fn apply(mut background: Ends) {
     thread::spawn(move || {
         let mut buffer = vec![0; 1 << 20];
         while let Ok(frame) = background.0.frame() {
@@ -101,20 +114,43 @@ fn apply(mut background: Ends) {
     });
 }
 
-/// Sends a real guest to a scripted destination.
-fn migrated(
-    mode: Mode,
-    cancel: &Cancel,
-    script: impl FnOnce(&mut Destination<'_>) + Send,
-) -> (
+/// What came of a migration: the result, the machine, the calls to it.
+pub(super) type Came = (
     Result<Account, MigrateError>,
     Arc<Machine>,
     Vec<&'static str>,
-) {
+);
+
+/// Sends a real guest to a scripted destination.
+fn migrated(mode: Mode, cancel: &Cancel, script: impl FnOnce(&mut Destination<'_>) + Send) -> Came {
+    let options = SourceOptions {
+        mode,
+        ..SourceOptions::default()
+    };
+    migrated_with(&options, cancel, script)
+}
+
+/// As [`migrated`].
+pub(super) fn migrated_with(
+    options: &SourceOptions,
+    cancel: &Cancel,
+    script: impl FnOnce(&mut Destination<'_>) + Send,
+) -> Came {
+    migrated_from(options, cancel, |_| (), script)
+}
+
+/// As [`migrated_with`]; `prepare` gets the source's script.
+fn migrated_from(
+    options: &SourceOptions,
+    cancel: &Cancel,
+    prepare: impl FnOnce(&Script),
+    script: impl FnOnce(&mut Destination<'_>) + Send,
+) -> Came {
     let _watchdog = watchdog();
     let layout = layout(&[(MIB, SMALL), (7 * MIB, SMALL)]);
     let machine = machine(&layout, &layout);
     let mut source = TestSource::new(&machine, true, 1_200_000);
+    prepare(&source.script);
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
     let stop = Cancel::new();
@@ -126,8 +162,10 @@ fn migrated(
         });
         let (limits, listener) = (Limits::from(&layout), &listener);
         let (kept, end) = sync_channel(0);
+        let knows = Arc::clone(&machine);
         scope.spawn(move || {
             let mut destination = Destination {
+                machine: knows,
                 listener,
                 incoming,
                 waiting: Vec::new(),
@@ -139,16 +177,13 @@ fn migrated(
             let _ = end.recv();
             drop(destination);
         });
-        let options = SourceOptions {
-            mode,
-            ..SourceOptions::default()
-        };
-        let mut watch = Watch {
+        let watch = Watch {
             cancel: cancel.clone(),
             observer: Arc::new(Notices::default()),
-            point_of_no_return: &mut || Ok(()),
+            journal: Arc::new(Unrecorded),
         };
-        let result = migrate(&mut source, listener.address(), &options, &mut watch);
+        let remote = listener.address().clone().into();
+        let result = migrate(&mut source, &remote, options, &watch);
         stop.cancel();
         let _: Result<(), _> = kept.try_send(());
         drop(kept);
@@ -338,6 +373,10 @@ fn large_requests_take_turns() {
     }
 }
 
+/// For a source to fill the buffers in front of it. Less than it needs would
+/// make a lesser test, but no failure.
+const TIME_TO_BLOCK: Duration = Duration::from_millis(300);
+
 /// The guest is stopped and the destination does not read: whoever cancels
 /// gets it back.
 #[test]
@@ -350,7 +389,7 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
         let host_pages = vec![SMALL, SMALL];
         control.1.control(&ToSource::Accept { host_pages }).unwrap();
         let _background = destination.background();
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(TIME_TO_BLOCK);
         asked.cancel();
     });
     assert_eq!(result.unwrap_err().to_string(), "cancelled");
@@ -361,13 +400,26 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     // fit into the socket's buffers.
     let cancel = Cancel::new();
     let asked = cancel.clone();
-    let (result, machine, calls) = migrated(Mode::Postcopy, &cancel, move |destination| {
+    let options = SourceOptions {
+        mode: Mode::Postcopy,
+        ..SourceOptions::default()
+    };
+    let while_it_saves = move |script: &Script| {
+        script.at("save_device_state", move || {
+            let asked = asked.clone();
+            thread::spawn(move || {
+                thread::sleep(TIME_TO_BLOCK);
+                asked.cancel();
+            });
+            Ok(())
+        });
+    };
+    let accepts = |destination: &mut Destination<'_>| {
         let (mut control, _background, _urgent) = destination.accept();
         hear_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
-        thread::sleep(Duration::from_millis(500));
-        asked.cancel();
-    });
+    };
+    let (result, machine, calls) = migrated_from(&options, &cancel, while_it_saves, accepts);
     let error = result.unwrap_err();
     assert_eq!(error.to_string(), "cancelled");
     assert_eq!(error.outcome, Outcome::AtSource);
@@ -375,6 +427,32 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     assert_eq!(machine.runs(), Some(Side::Source));
     machine.work(100);
     machine.check(Side::Source);
+}
+
+/// Its machine has ended with the guest: that is no link to be made again.
+#[test]
+fn a_destination_in_which_the_guest_has_ended() {
+    for heard_to_run in [true, false] {
+        let (result, machine, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
+            let (mut control, _background, _urgent) = destination.accept();
+            hear_until(&mut control, "DiscardEnd");
+            control.1.control(&ToSource::Discarded).unwrap();
+            hear_until(&mut control, "Switch");
+            control.1.control(&ToSource::Ready).unwrap();
+            hear_until(&mut control, "Commit");
+            if heard_to_run {
+                control.1.control(&ToSource::Resumed).unwrap();
+            }
+            let reason = "a power cut".to_owned();
+            control.1.control(&ToSource::Perished { reason }).unwrap();
+        });
+        let error = result.unwrap_err();
+        assert_eq!(error.outcome, Outcome::Lost);
+        let text = error.to_string();
+        assert_eq!(text, "the guest has ended at the destination: a power cut");
+        // Nobody decides for its owner to run what is left of it.
+        assert_eq!(machine.runs(), None);
+    }
 }
 
 #[test]
@@ -404,6 +482,15 @@ fn a_destination_that_claims_to_have_everything() {
     machine.check(Side::Source);
 }
 
+/// Hears of the switch: how many pages are owed.
+fn hear_owed(control: &mut Ends) -> u64 {
+    loop {
+        if let ToDestination::Switch { owed_pages, .. } = control.0.control().unwrap() {
+            return owed_pages;
+        }
+    }
+}
+
 /// Receives `count` pages on the urgent link.
 fn receive_urgent(urgent: &mut Ends, count: u64) {
     let mut buffer = vec![0; 1 << 20];
@@ -428,11 +515,7 @@ fn requests_for_what_has_left_already_are_counted() {
         apply(background);
         hear_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
-        let owed = loop {
-            if let ToDestination::Switch { owed_pages, .. } = control.0.control().unwrap() {
-                break owed_pages;
-            }
-        };
+        let owed = hear_owed(&mut control);
         let mut ask = |from, len, answer| {
             let range = PageRange::from_len(Page::new(from), len);
             urgent.1.frame(Frame::Request { range }).unwrap();
@@ -462,20 +545,14 @@ fn a_destination_that_never_stops_talking() {
         apply(background);
         hear_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
-        hear_until(&mut control, "Switch");
-        // Everything is asked for before the commit.
+        let owed = hear_owed(&mut control);
+        // Everything is asked for before the commit, and nothing is pushed.
         let range = PageRange::from_len(Page::new(0), 2048);
         urgent.1.frame(Frame::Request { range }).unwrap();
-        thread::spawn(move || {
-            let mut buffer = vec![0; 1 << 20];
-            while let Ok(frame) = urgent.0.frame() {
-                let _ = urgent.0.payload(&mut buffer[..frame.payload_len()]);
-            }
-        });
+        receive_urgent(&mut urgent, owed);
         control.1.control(&ToSource::Ready).unwrap();
         hear_until(&mut control, "Commit");
         control.1.control(&ToSource::Resumed).unwrap();
-        thread::sleep(Duration::from_millis(300));
         let requests = RequestSummary::default();
         control.1.control(&ToSource::Complete { requests }).unwrap();
         for _ in 0..1000 {

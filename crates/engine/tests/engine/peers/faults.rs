@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::{Account, Cancel, DestinationOptions, ReceiveWatch, receive};
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{FaultMeasures, Frame, Limits, ToDestination, ToSource};
@@ -132,6 +133,7 @@ fn arrived(
     let watch = ReceiveWatch {
         cancel: Cancel::new(),
         observer: Arc::new(Notices::default()),
+        journal: Arc::new(Unrecorded),
     };
     let limits = Limits::from(destination);
     let account = thread::scope(|scope| {

@@ -1,10 +1,15 @@
 //! Peers that do not do what they should: the other side says what is wrong,
 //! within bounds, and its guest is none the worse for it.
 
+mod deaf;
 mod destinations;
 mod door;
 mod faults;
+mod greedy;
+mod replay;
 mod sources;
+mod strangers;
+mod tls;
 
 use std::sync::Arc;
 

@@ -5,18 +5,19 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::link::{Address, LinkReader, LinkWriter, Stream, hello, open, split};
+use hikkoshi_engine::custody::Unrecorded;
+use hikkoshi_engine::link::{Address, LinkReader, LinkWriter, Stream, hello, split};
 use hikkoshi_engine::{Cancel, DestinationOptions, Outcome, ReceiveError, ReceiveWatch, receive};
-use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout};
+use hikkoshi_pages::{MAX_GUEST_RANGES, PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_wire::{
-    DeviceStateDigest, Frame, GuestDescription, Limits, MAX_DEVICE_CHUNK, MAX_LINKS, MigrationId,
-    PageRanges, Role, ToDestination, ToSource,
+    DeviceStateDigest, Frame, GuestDescription, GuestRangeDescription, Limits, MAX_DEVICE_CHUNK,
+    MAX_LINKS, MigrationId, PageRanges, Role, ToDestination, ToSource, encode_control,
 };
 
 use crate::guests::{TestDestination, device_state};
 use crate::machine::Side;
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
-use crate::run::{Notices, watchdog};
+use crate::run::{Notices, open, watchdog};
 
 use super::{listen, machine};
 
@@ -26,6 +27,7 @@ pub(super) struct Source {
     pub(super) background: (LinkReader, LinkWriter),
     pub(super) urgent: Option<(LinkReader, LinkWriter)>,
     id: MigrationId,
+    description: GuestDescription,
     /// Its sockets stay open until it is dropped.
     _streams: Vec<Arc<Stream>>,
 }
@@ -51,7 +53,7 @@ impl Source {
         let id = MigrationId::from_bytes(ID);
         let mut streams = Vec::new();
         let mut link = |role| {
-            let stream = Arc::new(open(address, &hello(role, id)).unwrap());
+            let stream = Arc::new(open(&address.clone().into(), &hello(role, id)).unwrap());
             streams.push(Arc::clone(&stream));
             split(&stream, limits, &Cancel::new()).unwrap()
         };
@@ -69,6 +71,7 @@ impl Source {
             background,
             urgent,
             id,
+            description: description.clone(),
             _streams: streams,
         }
     }
@@ -102,8 +105,27 @@ impl Source {
         });
     }
 
+    /// The largest offer that can be made.
+    pub(super) fn large_begin(&self) -> ToDestination {
+        let mut description = self.description.clone();
+        let piece = GuestRangeDescription {
+            gpa: 0,
+            offset: 0,
+            bytes: 1,
+        };
+        let block = description.blocks.first_mut().unwrap();
+        block.guest = vec![piece; MAX_GUEST_RANGES];
+        let block = block.clone();
+        // As many as fit.
+        while encode_control(&begin(&description, true)).is_ok() {
+            description.blocks.push(block.clone());
+        }
+        description.blocks.pop();
+        begin(&description, true)
+    }
+
     /// What the destination says in the end.
-    fn last_word(&mut self) -> Option<ToSource> {
+    pub(super) fn last_word(&mut self) -> Option<ToSource> {
         let mut last = None;
         while let Ok(message) = self.control.0.control() {
             last = Some(message);
@@ -135,6 +157,7 @@ fn received(
     let watch = ReceiveWatch {
         cancel: Cancel::new(),
         observer: Arc::new(Notices::default()),
+        journal: Arc::new(Unrecorded),
     };
     let limits = Limits::from(destination);
     let result = thread::scope(|scope| {
@@ -164,7 +187,7 @@ fn received(
 
 /// As [`received`], for what must be noticed before the guest is loaded.
 #[track_caller]
-fn refused(may_postcopy: bool, expected: &str, script: impl FnOnce(&mut Source) + Send) {
+pub(super) fn refused(may_postcopy: bool, expected: &str, script: impl FnOnce(&mut Source) + Send) {
     let layout = layout(&[(MIB, SMALL), (MIB, SMALL)]);
     let (outcome, text, guest) = received(&layout, may_postcopy, |source, _| script(source));
     assert!(text.contains(expected), "{text}");
@@ -226,6 +249,7 @@ fn as_many_background_links_as_offered() {
     let watch = ReceiveWatch {
         cancel: Cancel::new(),
         observer: Arc::new(Notices::default()),
+        journal: Arc::new(Unrecorded),
     };
     let limits = Limits::from(&layout);
     let offer = |background_links| {
@@ -249,7 +273,8 @@ fn as_many_background_links_as_offered() {
         });
         let mut streams = Vec::new();
         let mut link = |role, id| {
-            let stream = Arc::new(open(listener.address(), &hello(role, id)).unwrap());
+            let stream =
+                Arc::new(open(&listener.address().clone().into(), &hello(role, id)).unwrap());
             streams.push(Arc::clone(&stream));
             split(&stream, limits, &Cancel::new()).unwrap()
         };
@@ -384,7 +409,7 @@ fn a_commit_that_comes_with_something_else() {
     // Who says such a thing may have said *commit*, too.
     assert_eq!(outcome, Outcome::Paused);
     assert!(
-        text.starts_with("waiting for the source to hand the guest over: the peer broke"),
+        text.starts_with("waiting for the source: the peer broke"),
         "{text}"
     );
     assert_eq!(guest.script.count("release"), 0);
@@ -427,6 +452,7 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
     let watch = ReceiveWatch {
         cancel: cancel.clone(),
         observer: Arc::new(Notices::default()),
+        journal: Arc::new(Unrecorded),
     };
     let result = thread::scope(|scope| {
         scope.spawn(|| {
@@ -445,6 +471,7 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
                 }
                 let _ = finished.recv();
             });
+            // Less than that needs would make a lesser test, but no failure.
             thread::sleep(Duration::from_millis(500));
             cancel.cancel();
             drop(done);
@@ -467,7 +494,7 @@ fn only_links_that_belong_are_let_in() {
     let (_, text, _) = received(&layout, true, |source, address| {
         let stranger = MigrationId::from_bytes([0; 16]);
         for role in [Role::Control, Role::Urgent, Role::Background { index: 0 }] {
-            let error = open(address, &hello(role, stranger)).unwrap_err();
+            let error = open(&address.clone().into(), &hello(role, stranger)).unwrap_err();
             assert_eq!(
                 error.to_string(),
                 "the peer closed the connection without a greeting; it may be busy with another \
@@ -476,7 +503,7 @@ fn only_links_that_belong_are_let_in() {
         }
         // A second link of a kind is let in, for it knows the number, and left
         // alone.
-        let second = open(address, &hello(Role::Control, source.id)).unwrap();
+        let second = open(&address.clone().into(), &hello(Role::Control, source.id)).unwrap();
         let limits = Limits { pages: 1 };
         let (_, mut writer) = split(&Arc::new(second), limits, &Cancel::new()).unwrap();
         let _ = writer.control(&ToDestination::Commit);

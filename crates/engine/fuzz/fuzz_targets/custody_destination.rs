@@ -1,0 +1,11 @@
+//! The destination's machine, whatever its source says.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[allow(dead_code)] // Each target is one of its functions.
+#[path = "../../tests/custody/any_messages.rs"]
+mod any_messages;
+
+fuzz_target!(|bytes: &[u8]| any_messages::destination(bytes));

@@ -1,0 +1,7 @@
+//! An invitation's text.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| hikkoshi_engine::link::secure::any_bytes::invitation(bytes));

@@ -1,0 +1,7 @@
+//! Records of a peer that has the keys.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| hikkoshi_engine::link::secure::any_bytes::tls_records(bytes));

@@ -1,0 +1,388 @@
+//! Threads that read what a peer sends keep nothing that they do not need.
+//!
+//! A peer that finds a fault in the code that reads its bytes would get what
+//! that thread may do. So each such thread, at its start and for itself alone,
+//! gives up all capabilities, all files and new connections (Landlock,
+//! `Documentation/userspace-api/landlock.rst`), and all system calls but those
+//! that moving pages takes (seccomp, `seccomp_filter.rst`). The descriptors it
+//! works on were opened before.
+//!
+//! The descriptors that the process has open, QEMU's QMP socket among them, stay
+//! within such a thread's reach: it cannot open anything, but `write` is `write`.
+//!
+//! The main thread keeps its privileges: letting go of QEMU at the end takes
+//! `CAP_SYS_PTRACE`. Until a link's own thread runs, it decodes control messages
+//! itself (the offer and its answer, and where both sides are when a migration is
+//! taken up again), from then on it acts on decoded ones. The threads that only
+//! read what the kernel says (faults) or QEMU keep theirs, too.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, LandlockStatus, Ruleset,
+    RulesetAttr, RulesetError, RulesetStatus, Scope,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition,
+    SeccompFilter, SeccompRule,
+};
+
+/// What a thread gives up. The number is a bit in [`TOLD`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Capabilities = 1,
+    NewPrivileges = 2,
+    Files = 4,
+    SystemCalls = 8,
+}
+
+/// Of which parts it was said that this kernel cannot do them: once, not for
+/// each thread.
+static TOLD: AtomicU8 = AtomicU8::new(0);
+
+/// Confines the calling thread for good, as far as this kernel can: what it
+/// cannot is told once, and done without. It is a second line: the first is that
+/// nothing from outside is believed.
+pub(crate) fn confine() {
+    let nothing = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    tell(What::Capabilities, set_capabilities(None, nothing));
+    tell(What::NewPrivileges, set_no_new_privs(true));
+    tell(What::Files, no_files());
+    tell(What::SystemCalls, few_system_calls());
+}
+
+fn tell(what: What, given_up: Result<(), impl Display>) {
+    let Err(why) = given_up else { return };
+    let bit = what as u8;
+    if TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        tracing::warn!(?what, %why, "threads that listen to the network keep what they should not need");
+    }
+}
+
+/// No file can be opened and no address bound or connected to from now on.
+fn no_files() -> Result<(), String> {
+    let abi = ABI::V6;
+    let restrict = || -> Result<_, RulesetError> {
+        Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(AccessFs::from_all(abi))?
+            .handle_access(AccessNet::from_all(abi))?
+            .scope(Scope::from_all(abi))?
+            .create()?
+            .restrict_self()
+    };
+    let status = restrict().map_err(|error| error.to_string())?;
+    all_of(&status.ruleset, &status.landlock)
+}
+
+/// Whether all of it is enforced; otherwise what is not.
+fn all_of(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<(), String> {
+    let abi = match landlock {
+        LandlockStatus::Available { effective_abi, .. } => *effective_abi,
+        LandlockStatus::NotEnabled | LandlockStatus::NotImplemented => ABI::Unsupported,
+    };
+    match ruleset {
+        RulesetStatus::FullyEnforced => Ok(()),
+        RulesetStatus::NotEnforced => Err("this kernel has no Landlock".to_owned()),
+        RulesetStatus::PartiallyEnforced => Err(format!(
+            "this kernel's Landlock does not restrict {}",
+            not_in(abi).join(", ")
+        )),
+    }
+}
+
+/// What a kernel with this version of Landlock lets pass, and which one does
+/// not ("Previous limitations" in `landlock.rst`).
+fn not_in(abi: ABI) -> Vec<&'static str> {
+    let parts = [
+        (ABI::V2, "moving files to other folders (Linux 5.19)"),
+        (ABI::V3, "truncating files (6.2)"),
+        (ABI::V4, "connecting and listening (6.7)"),
+        (ABI::V5, "ioctls of devices (6.10)"),
+        (ABI::V6, "signals and abstract unix sockets (6.12)"),
+    ];
+    let missing = parts.into_iter().filter(|&(since, _)| abi < since);
+    missing.map(|(_, part)| part).collect()
+}
+
+fn few_system_calls() -> Result<(), String> {
+    let filter = FILTER.as_ref().map_err(Clone::clone)?;
+    seccompiler::apply_filter(filter).map_err(|error| error.to_string())
+}
+
+/// Made once: it is the same for all threads.
+static FILTER: LazyLock<Result<BpfProgram, String>> =
+    LazyLock::new(|| filter().map_err(|error| error.to_string()));
+
+/// What the threads call, and what the allocator, the standard library's
+/// threads and a panic do.
+const ALLOWED: [libc::c_long; 45] = [
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_shutdown,
+    libc::SYS_close,
+    libc::SYS_fstat,
+    libc::SYS_lseek,
+    libc::SYS_fallocate,
+    libc::SYS_futex,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_sched_yield,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+];
+
+/// `ioctl`s of a userfaultfd (`UFFDIO`, 0xAA), of a pagemap (`PAGEMAP_SCAN`,
+/// 'f' 16), and a socket's queues (`SIOCOUTQ`, `FIONREAD`).
+const IOCTLS: [(u64, u64); 4] = [
+    (0xff00, 0xaa00),
+    (0xffff, 0x6610),
+    (0xffff, 0x5411),
+    (0xffff, 0x541b),
+];
+
+fn filter() -> Result<BpfProgram, seccompiler::Error> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        ALLOWED.iter().map(|&call| (call, Vec::new())).collect();
+    let ioctls = IOCTLS.iter().map(|&(mask, value)| {
+        let condition = SeccompCondition::new(1, Len::Dword, Op::MaskedEq(mask), value)?;
+        SeccompRule::new(vec![condition])
+    });
+    rules.insert(libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?);
+    // Memory, but none that can be executed.
+    let exec = u64::from(libc::PROT_EXEC.unsigned_abs());
+    let data = SeccompCondition::new(2, Len::Dword, Op::MaskedEq(exec), 0)?;
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        rules.insert(call, vec![SeccompRule::new(vec![data.clone()])?]);
+    }
+    // A panic that aborts signals its own process.
+    let own = SeccompCondition::new(0, Len::Dword, Op::Eq, std::process::id().into())?;
+    rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![own])?]);
+    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let filter = SeccompFilter::new(
+        rules,
+        refused,
+        SeccompAction::Allow,
+        std::env::consts::ARCH.try_into()?,
+    )?;
+    Ok(filter.try_into()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+    use std::thread;
+
+    #[test]
+    fn a_confined_thread_goes_on_with_what_is_open_and_gets_nothing_new() {
+        let mut file = tempfile::tempfile().unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        thread::spawn(move || {
+            confine();
+            // What its work takes.
+            file.write_all(b"page").unwrap();
+            file.rewind().unwrap();
+            stream.write_all(b"page").unwrap();
+            let mut memory = vec![vec![0_u8; 4 << 20]; 4];
+            memory[3][1 << 20] = 1;
+            drop(memory);
+            // Anything else.
+            for path in ["/etc/passwd", "/proc/self/status", "/dev/null"] {
+                assert!(File::open(path).is_err(), "{path}");
+            }
+            assert!(File::create("/tmp/hikkoshi-confined").is_err());
+            assert!(TcpStream::connect(address).is_err());
+            assert!(TcpListener::bind(("127.0.0.1", 0)).is_err());
+            assert!(Command::new("true").status().is_err());
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "page");
+        })
+        .join()
+        .unwrap();
+        let mut heard = [0; 4];
+        peer.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"page");
+        assert_eq!(TOLD.load(Ordering::Relaxed), 0, "this kernel can do it all");
+        // The others are as free as before.
+        File::open("/proc/self/status").unwrap();
+        assert!(Command::new("true").status().unwrap().success());
+    }
+
+    /// What the filter says to a call (`seccomp_data` in `seccomp(2)`): the
+    /// instructions that there are, as the kernel runs them (`bpf(4)`'s classic).
+    #[cfg(target_arch = "x86_64")]
+    fn judged(call: libc::c_long, arguments: [u64; 6]) -> u32 {
+        let program = FILTER.as_ref().unwrap();
+        // AUDIT_ARCH_X86_64, from <linux/audit.h>
+        let head = [u32::try_from(call).unwrap(), 0xc000_003e, 0, 0];
+        let halves = |number: u64| [number & 0xffff_ffff, number >> 32];
+        let arguments = arguments.into_iter().flat_map(halves);
+        let arguments = arguments.map(|half| u32::try_from(half).unwrap());
+        let data: Vec<u32> = head.into_iter().chain(arguments).collect();
+        let (mut at, mut loaded) = (0, 0);
+        loop {
+            let step = &program[at];
+            at += 1;
+            let jump = |taken: bool| usize::from(if taken { step.jt } else { step.jf });
+            match step.code {
+                0x20 => loaded = data[step.k as usize / 4],
+                0x54 => loaded &= step.k,
+                0x05 => at += step.k as usize,
+                0x15 => at += jump(loaded == step.k),
+                0x25 => at += jump(loaded > step.k),
+                0x35 => at += jump(loaded >= step.k),
+                0x06 => return step.k,
+                code => panic!("instruction {code:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn system_calls_are_judged_by_their_arguments() {
+        // <linux/seccomp.h>
+        let (allowed, refused) = (0x7fff_0000, 0x0005_0000 | libc::EPERM.unsigned_abs());
+        let own = u64::from(std::process::id());
+        let signal = |to| judged(libc::SYS_tgkill, [to, 7, 6, 0, 0, 0]);
+        assert_eq!(signal(own), allowed);
+        for other in [own - 1, own + 1, 0, 1, u64::from(u32::MAX)] {
+            assert_eq!(signal(other), refused, "{other}");
+        }
+        let ioctl = |number| judged(libc::SYS_ioctl, [3, number, 0, 0, 0, 0]);
+        // UFFDIO_COPY and PAGEMAP_SCAN; TIOCSTI
+        for (number, verdict) in [
+            (0xc028_aa03, allowed),
+            (0xc060_6610, allowed),
+            (0x5412, refused),
+        ] {
+            assert_eq!(ioctl(number), verdict, "{number:#x}");
+        }
+        let map = |protection| judged(libc::SYS_mmap, [0, 4096, protection, 0x22, 0, 0]);
+        assert_eq!((map(3), map(7), map(4)), (allowed, refused, refused));
+        for call in [
+            libc::SYS_openat,
+            libc::SYS_execve,
+            libc::SYS_ptrace,
+            libc::SYS_kill,
+        ] {
+            assert_eq!(judged(call, [own, 0, 0, 0, 0, 0]), refused, "{call}");
+        }
+    }
+
+    #[test]
+    fn an_older_kernel_is_told_by_what_it_lacks() {
+        let told = |ruleset, effective_abi| {
+            let landlock = LandlockStatus::Available {
+                effective_abi,
+                kernel_abi: None,
+            };
+            all_of(&ruleset, &landlock)
+        };
+        assert_eq!(told(RulesetStatus::FullyEnforced, ABI::V6), Ok(()));
+        let partly = |abi| told(RulesetStatus::PartiallyEnforced, abi).unwrap_err();
+        // Linux 6.10
+        let lacks = partly(ABI::V5);
+        assert!(lacks.contains("signals") && !lacks.contains("connecting"));
+        // Linux 6.2
+        let lacks = partly(ABI::V3);
+        assert!(lacks.contains("signals") && lacks.contains("connecting"));
+        let none = told(RulesetStatus::NotEnforced, ABI::Unsupported).unwrap_err();
+        assert!(none.contains("no Landlock"), "{none}");
+    }
+
+    const AGAIN: &str = "HIKKOSHI_TEST_AGAIN";
+
+    /// Runs this program's test `name` once more, which then does what there is
+    /// to be seen from outside.
+    fn again(name: &str, backtrace: &str) -> std::process::Output {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("confine::tests::{name}"), "--nocapture"])
+            .env(AGAIN, "1")
+            .env("RUST_BACKTRACE", backtrace)
+            .output()
+            .unwrap()
+    }
+
+    fn confined(end: fn()) -> thread::Result<()> {
+        let thread = thread::Builder::new().name("dst-test".into());
+        let confined = thread.spawn(move || {
+            confine();
+            end();
+        });
+        confined.unwrap().join()
+    }
+
+    #[test]
+    fn a_panic_in_a_confined_thread_is_told() {
+        if std::env::var_os(AGAIN).is_some() {
+            assert!(confined(|| panic!("on purpose")).is_err());
+            return;
+        }
+        for backtrace in ["0", "1"] {
+            let output = again("a_panic_in_a_confined_thread_is_told", backtrace);
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{told}");
+            let whole = told.contains("dst-test") && told.contains("on purpose");
+            assert!(whole, "{told}");
+        }
+    }
+
+    #[test]
+    fn a_confined_thread_can_end_the_process() {
+        if std::env::var_os(AGAIN).is_some() {
+            let _ = confined(|| std::process::abort());
+            return;
+        }
+        let output = again("a_confined_thread_can_end_the_process", "0");
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+    }
+}

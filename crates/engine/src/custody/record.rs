@@ -1,0 +1,126 @@
+//! What is written down of a migration, for an engine that takes it up again.
+
+use std::fmt;
+use std::io;
+
+use hikkoshi_wire::MigrationId;
+use serde::{Deserialize, Serialize};
+
+use super::{DestinationStage, SourceStage};
+use crate::stats::Mode;
+
+/// What a source's engine must know to go on where another one was killed.
+///
+/// It holds the migration's secret number: keep it where only its owner reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceRecord {
+    /// The migration's number.
+    #[serde(with = "hex")]
+    pub id: MigrationId,
+    /// How far the source is.
+    pub stage: SourceStage,
+    /// How the guest is moved.
+    pub mode: Mode,
+}
+
+/// What a destination's engine must know to go on where another one was killed.
+/// Which pages are missing is not among it: the RAM file tells.
+///
+/// It holds the migration's secret number: keep it where only its owner reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DestinationRecord {
+    /// The migration's number.
+    #[serde(with = "hex")]
+    pub id: MigrationId,
+    /// How far the destination is.
+    pub stage: DestinationStage,
+    /// How the guest is moved.
+    pub mode: Mode,
+    /// Whether pages may be missing, and the userfaultfd in the guest's process
+    /// sees to it that nobody gets zeros instead.
+    pub postcopy: bool,
+    /// Whether the guest is to run (its owner had not paused it).
+    pub running: bool,
+    /// Whether the guest has been made to run: it is its owner's from then on,
+    /// who may pause it.
+    pub started: bool,
+    /// Background links that memory was set aside for.
+    pub links: u16,
+}
+
+/// Where records are kept, so that they outlive the engine.
+pub trait Journal<R>: fmt::Debug + Send + Sync {
+    /// Replaces what was recorded before. When this returns, the record can be
+    /// read even if this process is killed.
+    ///
+    /// # Errors
+    /// When it cannot be kept; what was recorded before holds.
+    fn record(&self, record: &R) -> io::Result<()>;
+
+    /// What was recorded is of no use to anybody any more: neither this side nor
+    /// the other one needs it to go on.
+    fn close(&self) {}
+}
+
+/// Keeps nothing: an engine that is killed is not to be taken up again.
+#[derive(Debug, Clone, Copy)]
+pub struct Unrecorded;
+
+impl<R> Journal<R> for Unrecorded {
+    fn record(&self, _: &R) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The number as 32 hexadecimal digits.
+mod hex {
+    use hikkoshi_wire::MigrationId;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        id: &MigrationId,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let number = u128::from_be_bytes(id.to_bytes());
+        serializer.serialize_str(&format!("{number:032x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<MigrationId, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let number = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
+        number
+            .map(|number| MigrationId::from_bytes(number.to_be_bytes()))
+            .ok_or_else(|| D::Error::custom("a migration's number has 32 hexadecimal digits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_survive_being_written_down() {
+        let record = SourceRecord {
+            id: MigrationId::from_bytes([0xa7; 16]),
+            stage: SourceStage::Committed,
+            mode: Mode::Hybrid,
+        };
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(
+            text,
+            format!(
+                r#"{{"id":"{}","stage":"committed","mode":"hybrid"}}"#,
+                "a7".repeat(16)
+            )
+        );
+        assert_eq!(serde_json::from_str::<SourceRecord>(&text).unwrap(), record);
+        for bad in ["", "a7", "+7a7a7a7a7a7a7a7a7a7a7a7a7a7a7a7"] {
+            let text = text.replace(&"a7".repeat(16), bad);
+            assert!(serde_json::from_str::<SourceRecord>(&text).is_err());
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Stages as they are said on the wire.
+
+use hikkoshi_wire as wire;
+
+use super::{DestinationStage, SourceStage};
+
+macro_rules! same {
+    ($stage:ident: $($name:ident),*) => {
+        impl From<$stage> for wire::$stage {
+            fn from(stage: $stage) -> Self {
+                match stage {
+                    $($stage::$name => Self::$name,)*
+                }
+            }
+        }
+
+        impl From<wire::$stage> for $stage {
+            fn from(stage: wire::$stage) -> Self {
+                match stage {
+                    $(wire::$stage::$name => Self::$name,)*
+                }
+            }
+        }
+    };
+}
+
+same!(SourceStage: Keeps, Committed, Gone, Done);
+same!(DestinationStage: Arriving, Ready, Runs, Whole, Declined);

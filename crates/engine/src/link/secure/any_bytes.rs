@@ -1,0 +1,429 @@
+//! What must hold whatever is sent by somebody who has no key, by somebody who
+//! has one, and whatever an operator pastes.
+//!
+//! Run by the property tests below, on random input and on the fuzz targets'
+//! corpora, and by the fuzz targets (`crates/engine/fuzz`).
+
+use std::io::{self, Read, Write};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use rustls::ConnectionTrafficSecrets;
+use rustls::crypto::cipher::{AeadKey, Iv};
+
+use super::handshake::{accept, connect};
+use super::keys::{ALERT, Common, DATA, HANDSHAKE, Key, PLAIN, Renew, TAG};
+use super::open::{EMPTY, LONGEST};
+use super::{Invitation, InvitationError, Opener, Patience, SecureError, TlsClient, TlsServer};
+use crate::cancel::Cancel;
+use crate::link::Address;
+
+/// A socket that has all that the peer will ever send.
+struct Sent<'a> {
+    bytes: &'a [u8],
+    /// As much is there at once.
+    piece: usize,
+}
+
+impl<'a> Sent<'a> {
+    fn new(bytes: &'a [u8], piece: u8) -> Self {
+        Self {
+            bytes,
+            piece: 1 + usize::from(piece),
+        }
+    }
+}
+
+impl Read for Sent<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.bytes.len().min(buffer.len()).min(self.piece);
+        let (now, later) = self.bytes.split_at(len);
+        buffer[..len].copy_from_slice(now);
+        self.bytes = later;
+        Ok(len)
+    }
+}
+
+impl Write for Sent<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+static SIDES: LazyLock<(TlsClient, TlsServer)> = LazyLock::new(|| {
+    let sides = || -> Result<_, Box<dyn std::error::Error>> {
+        let server = TlsServer::inviting()?;
+        let address = "127.0.0.1:7000".parse()?;
+        let invitation = server.invitation(address).ok_or("it does not invite")?;
+        Ok((TlsClient::invited(&invitation)?, server))
+    };
+    sides().unwrap_or_else(|error| panic!("two sides: {error}"))
+});
+
+/// The handshake, to either side: the first byte says how it comes in. Nobody
+/// gets through who has no key.
+pub fn tls_handshake(bytes: &[u8]) {
+    let (&piece, bytes) = bytes.split_first().unwrap_or((&0, &[]));
+    let (client, server) = &*SIDES;
+    let stop = Cancel::new();
+    let patience = Patience {
+        deadline: Instant::now() + Duration::from_secs(60),
+        stop: &stop,
+    };
+    // Whole records, too: so that what is in them is looked at.
+    for framed in [bytes.to_vec(), framed(bytes)] {
+        let mut socket = Sent::new(&framed, piece);
+        refused(accept(server, &mut socket, patience));
+        let mut socket = Sent::new(&framed, piece);
+        refused(connect(client, &mut socket, patience));
+    }
+}
+
+fn refused<T>(passed: Result<T, SecureError>) {
+    let Err(error) = passed else {
+        panic!("let in");
+    };
+    let text = error.to_string();
+    assert!(
+        text.len() < 4096 && !text.contains(char::is_control),
+        "{text}"
+    );
+}
+
+/// Records of the handshake that hold `bytes`.
+fn framed(bytes: &[u8]) -> Vec<u8> {
+    let mut records = Vec::new();
+    for piece in bytes.chunks(PLAIN) {
+        let [.., high, low] = piece.len().to_be_bytes();
+        records.extend([HANDSHAKE, 3, 3, high, low]);
+        records.extend_from_slice(piece);
+    }
+    records
+}
+
+/// Keys that come from a number: the peer and this side have the same.
+struct Numbered(u8);
+
+impl Renew for Numbered {
+    fn next_tx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error> {
+        self.next_rx()
+    }
+
+    fn next_rx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error> {
+        self.0 = self.0.wrapping_add(1);
+        Ok(secrets(self.0))
+    }
+}
+
+fn secrets(number: u8) -> (u64, ConnectionTrafficSecrets) {
+    let (key, iv) = (AeadKey::from([number; 32]), Iv::from([number; 12]));
+    let secrets = ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv };
+    (0, secrets)
+}
+
+fn key(number: u8) -> Key {
+    Key::new(secrets(number)).unwrap_or_else(|error| panic!("a key: {error}"))
+}
+
+/// A peer that has the keys, and makes what it likes of them.
+struct Peer {
+    key: Key,
+    number: u8,
+    sent: Vec<u8>,
+    /// What has to be read of it.
+    plain: Vec<u8>,
+    /// What has to end it, if anything does before it ends by itself.
+    end: Option<End>,
+    /// Records without content in a row.
+    empty: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Closed,
+    Alert,
+    Malformed,
+}
+
+impl Peer {
+    /// Sends a proper record of what it likes.
+    fn record(&mut self, inner: &[u8]) {
+        let len = inner.len() + TAG;
+        let [.., high, low] = len.to_be_bytes();
+        let header = [DATA, 3, 3, high, low];
+        let mut sealed = inner.to_vec();
+        let Ok(tag) = self.key.seal(&header, &mut sealed) else {
+            panic!("no record of {} bytes", inner.len());
+        };
+        self.sent.extend(header);
+        self.sent.extend(sealed);
+        self.sent.extend_from_slice(tag.as_ref());
+        if self.end.is_none() {
+            self.end = self.meant(inner);
+        }
+    }
+
+    /// What such a record means: RFC 8446, sections 4.6.3, 5.1, 5.4 and 6.
+    fn meant(&mut self, inner: &[u8]) -> Option<End> {
+        let padding = inner.iter().rev().take_while(|&&byte| byte == 0).count();
+        let Some((&kind, content)) = inner[..inner.len() - padding].split_last() else {
+            return Some(End::Malformed);
+        };
+        // The longest record there may be, and the longest content.
+        if inner.len() + TAG > LONGEST || content.len() > PLAIN {
+            return Some(End::Malformed);
+        }
+        match (kind, content) {
+            (DATA, content) => {
+                self.plain.extend_from_slice(content);
+                self.empty = if content.is_empty() {
+                    self.empty + 1
+                } else {
+                    0
+                };
+            }
+            (HANDSHAKE, [24, 0, 0, 1, 0 | 1]) => {
+                self.number = self.number.wrapping_add(1);
+                self.key = key(self.number);
+                self.empty += 1;
+            }
+            (ALERT, [_, 0]) => return Some(End::Closed),
+            (ALERT, [_, _]) => return Some(End::Alert),
+            _ => return Some(End::Malformed),
+        }
+        (self.empty > EMPTY).then_some(End::Malformed)
+    }
+}
+
+/// Records, as a peer with the right keys makes them and damages them: what is
+/// read is what was meant, up to the first thing that is wrong, however it
+/// comes in.
+pub fn tls_records(bytes: &[u8]) {
+    let mut peer = Peer {
+        key: key(0),
+        number: 0,
+        sent: Vec::new(),
+        plain: Vec::new(),
+        end: None,
+        empty: 0,
+    };
+    let (&piece, mut rest) = bytes.split_first().unwrap_or((&0, &[]));
+    while let [what, amount, more @ ..] = rest {
+        let (content, after) = more.split_at(more.len().min(usize::from(*amount)));
+        rest = after;
+        match what % 8 {
+            // Whatever is in it.
+            0 => peer.record(content),
+            1 => peer.record(&[content, &[DATA]].concat()),
+            2 => peer.record(&[content, &[DATA], &[0; 40]].concat()),
+            // As long as can be, and a little longer.
+            3 => {
+                let mut inner = content.repeat(1 + (PLAIN + 8) / content.len().max(1));
+                inner.truncate(PLAIN - 8 + usize::from(*amount % 16));
+                peer.record(&[&inner[..], &[DATA]].concat());
+            }
+            4 => peer.record(&[24, 0, 0, 1, *amount % 3, HANDSHAKE]),
+            5 => peer.record(&[2, *amount, ALERT]),
+            // No record, unless by chance it is the beginning of one.
+            6 => {
+                peer.sent.extend_from_slice(content);
+                if !content.is_empty() {
+                    raw(&mut peer);
+                    break;
+                }
+            }
+            // A changed byte of the last record, or somewhere.
+            _ => {
+                let at = usize::from(*amount) * 257 % peer.sent.len().max(1);
+                if peer.end.is_none()
+                    && let Some(byte) = peer.sent.get_mut(at)
+                {
+                    *byte ^= 1;
+                    return changed(&peer, piece);
+                }
+            }
+        }
+    }
+    let (plain, end) = read(&peer.sent, usize::from(piece));
+    assert_eq!(plain, peer.plain);
+    assert_eq!(end, peer.end.unwrap_or(End::Closed));
+    assert_eq!(read(&peer.sent, 1 << 16), (plain, end), "in other pieces");
+}
+
+/// Something that is not sealed was sent last: it is noticed or, as long as it
+/// may become a record, waited for.
+fn raw(peer: &mut Peer) {
+    let (_, end) = read(&peer.sent, 1 << 16);
+    assert_ne!((peer.end, end), (None, End::Alert));
+    peer.end.get_or_insert(end);
+}
+
+/// One byte was changed: what is read of it is the beginning of what was meant.
+fn changed(peer: &Peer, piece: u8) {
+    let (plain, end) = read(&peer.sent, usize::from(piece));
+    assert!(peer.plain.starts_with(&plain), "{plain:?}");
+    // A longer record than there is: the rest of it is waited for.
+    assert!(end == End::Malformed || end == End::Closed, "{end:?}");
+}
+
+/// Reads all of it, `piece` bytes at a time.
+fn read(sent: &[u8], piece: usize) -> (Vec<u8>, End) {
+    let mut opener = Opener::new(key(0), Common::new(Box::new(Numbered(0))), &[]);
+    let mut pieces = sent.chunks(piece.max(1));
+    let (mut plain, mut buffer) = (Vec::new(), [0; 1000]);
+    loop {
+        let got = opener.read(&mut buffer, |raw| {
+            let piece = pieces.next().unwrap_or_default();
+            raw[..piece.len()].copy_from_slice(piece);
+            Ok(piece.len())
+        });
+        match got {
+            Ok(0) => return (plain, End::Closed),
+            Ok(n) => plain.extend_from_slice(&buffer[..n]),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
+                return (plain, End::Alert);
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+                return (plain, End::Malformed);
+            }
+        }
+    }
+}
+
+/// An invitation's text: what is taken for one means the same when it is shown
+/// again, and what is not is not repeated.
+pub fn invitation(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match text.parse::<Invitation>() {
+        Ok(invitation) => {
+            let shown = invitation.to_string();
+            let again = shown.parse::<Invitation>().map(|again| again.to_string());
+            assert!(again.is_ok_and(|again| again == shown), "{shown}");
+        }
+        // It repeats what comes behind the secret, and nothing else.
+        Err(InvitationError::Address(error)) => {
+            let address = text.trim().split_once('@').map(|(_, address)| address);
+            let alone = address.map(str::parse::<Address>);
+            let Some(Err(expected)) = alone else {
+                panic!("{error}");
+            };
+            assert_eq!(error.to_string(), expected.to_string());
+        }
+        Err(InvitationError::Scheme | InvitationError::Damaged) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What a fuzz target is called, and what it does.
+    type Target = (&'static str, fn(&[u8]));
+
+    const TARGETS: [Target; 3] = [
+        ("tls_handshake", tls_handshake),
+        ("tls_records", tls_records),
+        ("invitation", invitation),
+    ];
+
+    fn shown() -> String {
+        let address = "host.example:7000".parse().unwrap();
+        SIDES.1.invitation(address).unwrap().to_string()
+    }
+
+    /// What a real source says first.
+    fn greeting() -> Vec<u8> {
+        struct Kept(Vec<u8>);
+        impl Read for Kept {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Ok(0)
+            }
+        }
+        impl Write for Kept {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let stop = Cancel::new();
+        let patience = Patience {
+            deadline: Instant::now() + Duration::from_secs(60),
+            stop: &stop,
+        };
+        let mut kept = Kept(Vec::new());
+        connect(&SIDES.0, &mut kept, patience).unwrap_err();
+        kept.0
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            for (_, target) in TARGETS {
+                target(&bytes);
+            }
+        }
+
+        #[test]
+        fn so_is_a_damaged_greeting(
+            piece in any::<u8>(),
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = greeting();
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            bytes.truncate(1 + cut.index(bytes.len()));
+            bytes.insert(0, piece);
+            tls_handshake(&bytes);
+        }
+
+        #[test]
+        fn so_are_many_records(
+            piece in any::<u8>(),
+            records in prop::collection::vec((0..8_u8, 0..9_u8), 0..60),
+        ) {
+            let mut bytes = vec![piece];
+            for (what, amount) in records {
+                bytes.extend([what, amount]);
+                bytes.extend((0..amount).map(|at| what ^ at));
+            }
+            tls_records(&bytes);
+        }
+
+        #[test]
+        fn so_is_a_damaged_invitation(
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        ) {
+            let mut bytes = shown().into_bytes();
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            invitation(&bytes);
+        }
+    }
+
+    #[test]
+    fn what_the_fuzzer_found_worth_keeping() {
+        for (name, target) in TARGETS {
+            let folder = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
+            let mut files = 0;
+            for file in std::fs::read_dir(&folder).unwrap() {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+                files += 1;
+            }
+            assert!(files >= 10, "only {files} files in {folder}");
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! What the two sides demand of each other.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring::cipher_suite::{
+    TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
+};
+use rustls::pki_types::ServerName;
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ServerConfig};
+
+use super::admission::{Admission, Verdict};
+use super::certificates::{Certificates, CertificatesError};
+use super::credentials::{Destination, DestinationCredentials, Files, Source, SourceCredentials};
+use super::identity::Identity;
+use super::invitation::{Fingerprint, Invitation, Proof, Secret};
+use super::verify::{AnyKey, Pinned};
+use crate::link::Address;
+
+/// The application protocol (ALPN): whoever speaks TLS but not this is told
+/// apart in the handshake.
+pub(super) const PROTOCOL: &[u8] = b"hikkoshi/1";
+
+/// The name in a self-made certificate. Nobody looks at it: the key counts.
+pub(super) const SELF: &str = "hikkoshi.invalid";
+
+/// How a destination protects the connections that it accepts.
+#[derive(Clone)]
+pub struct TlsServer {
+    pub(super) config: Arc<ServerConfig>,
+    known_by: ServerSide,
+}
+
+#[derive(Clone)]
+enum ServerSide {
+    /// Whoever connects must have been invited.
+    Invitation {
+        key: Arc<Identity>,
+        admission: Arc<Admission>,
+    },
+    Authority(Files),
+}
+
+/// How a source protects the connections that it makes.
+#[derive(Clone)]
+pub struct TlsClient {
+    pub(super) config: Arc<ClientConfig>,
+    pub(super) name: ServerName<'static>,
+    known_by: ClientSide,
+}
+
+#[derive(Clone)]
+enum ClientSide {
+    Invitation {
+        key: Arc<Identity>,
+        destination: Fingerprint,
+        proof: Proof,
+    },
+    Authority {
+        files: Files,
+        host: String,
+    },
+}
+
+impl fmt::Debug for TlsServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsServer").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsClient").finish_non_exhaustive()
+    }
+}
+
+/// ring's algorithms; the ciphers in the order of their speed here.
+pub(super) fn provider() -> Arc<CryptoProvider> {
+    let (aes, chacha) = (
+        [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384],
+        [TLS13_CHACHA20_POLY1305_SHA256],
+    );
+    let cipher_suites = if aes_is_fast() {
+        [&aes[..], &chacha[..]].concat()
+    } else {
+        [&chacha[..], &aes[..]].concat()
+    };
+    Arc::new(CryptoProvider {
+        cipher_suites,
+        ..rustls::crypto::ring::default_provider()
+    })
+}
+
+fn aes_is_fast() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::is_x86_feature_detected!("aes") && std::is_x86_feature_detected!("pclmulqdq");
+    #[cfg(not(target_arch = "x86_64"))]
+    return true;
+}
+
+impl TlsServer {
+    /// With a new key and a new secret: see [`invitation`](Self::invitation).
+    ///
+    /// # Errors
+    /// When the system has no random numbers, in effect.
+    pub fn inviting() -> Result<Self, CertificatesError> {
+        let secret = Secret::random().map_err(CertificatesError::unusable)?;
+        Self::with(Identity::generate()?, secret, None)
+    }
+
+    /// With a key and a secret that were used before; `source` is whose
+    /// migration is under way.
+    pub(super) fn with(
+        key: Identity,
+        secret: Secret,
+        source: Option<Fingerprint>,
+    ) -> Result<Self, CertificatesError> {
+        let (certificate, private) = key.certificate()?;
+        let provider = provider();
+        let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(CertificatesError::unusable)?
+            // Any key will do here: what it may do is decided after the handshake.
+            .with_client_cert_verifier(Arc::new(AnyKey::new(provider)))
+            .with_single_cert(vec![certificate], private)
+            .map_err(CertificatesError::unusable)?;
+        let admission = Admission::new(secret, key.fingerprint(), source);
+        Ok(Self {
+            config: finish_server(config),
+            known_by: ServerSide::Invitation {
+                key: Arc::new(key),
+                admission: Arc::new(admission),
+            },
+        })
+    }
+
+    /// With an authority's certificate; clients must have one, too.
+    ///
+    /// # Errors
+    /// When the certificate cannot be used.
+    pub fn certified(certificates: Certificates) -> Result<Self, CertificatesError> {
+        let Certificates {
+            roots,
+            chain,
+            key,
+            files,
+        } = certificates;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+            .build()
+            .map_err(CertificatesError::unusable)?;
+        let config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(CertificatesError::unusable)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)
+            .map_err(CertificatesError::unusable)?;
+        Ok(Self {
+            config: finish_server(config),
+            known_by: ServerSide::Authority(files),
+        })
+    }
+
+    /// What to show to the source's operator, where sources are invited;
+    /// `address` is where this destination can be reached.
+    pub fn invitation(&self, address: Address) -> Option<Invitation> {
+        let ServerSide::Invitation { key, admission } = &self.known_by else {
+            return None;
+        };
+        let secret = admission.secret().clone();
+        Some(Invitation::new(key.fingerprint(), secret, address))
+    }
+
+    /// What to keep to come back after a restart: to be taken anew once a
+    /// migration is under way.
+    ///
+    /// # Errors
+    /// When the key cannot be written down, in effect never.
+    pub fn credentials(&self) -> Result<DestinationCredentials, CertificatesError> {
+        Ok(DestinationCredentials(match &self.known_by {
+            ServerSide::Invitation { key, admission } => Destination::Inviting {
+                key: Box::new(key.copy()?),
+                secret: admission.secret().clone(),
+                source: admission.source(),
+            },
+            ServerSide::Authority(files) => Destination::Certified {
+                files: files.clone(),
+            },
+        }))
+    }
+
+    /// From now on only the source with this key is let in; `None`: whoever was
+    /// invited. Of no consequence where an authority vouches for sources.
+    pub(in crate::link) fn bind(&self, source: Option<Fingerprint>) {
+        if let ServerSide::Invitation { admission, .. } = &self.known_by {
+            admission.bind(source);
+        }
+    }
+
+    /// Whether sources must prove that they were invited.
+    pub(super) fn invites(&self) -> bool {
+        matches!(self.known_by, ServerSide::Invitation { .. })
+    }
+
+    /// Judges a source that has the key `source` and shows `proof`.
+    pub(super) fn judge(&self, source: Fingerprint, proof: &Proof) -> Verdict {
+        match &self.known_by {
+            ServerSide::Invitation { admission, .. } => admission.judge(source, proof),
+            ServerSide::Authority(_) => Verdict::Welcome,
+        }
+    }
+}
+
+fn finish_server(mut config: ServerConfig) -> Arc<ServerConfig> {
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    // Every link is a full handshake: nothing outlives the migration.
+    config.send_tls13_tickets = 0;
+    // Records are made and opened here (`keys.rs`).
+    config.enable_secret_extraction = true;
+    Arc::new(config)
+}
+
+fn finish_client(mut config: ClientConfig) -> Arc<ClientConfig> {
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    config.resumption = rustls::client::Resumption::disabled();
+    config.enable_secret_extraction = true;
+    Arc::new(config)
+}
+
+impl TlsClient {
+    /// To the destination that has shown `invitation`, and to no other, with a
+    /// new key of this side's own.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up at all.
+    pub fn invited(invitation: &Invitation) -> Result<Self, CertificatesError> {
+        let key = Identity::generate()?;
+        let destination = invitation.fingerprint;
+        let proof = invitation.secret.prove(key.fingerprint(), destination);
+        Self::known(key, destination, proof)
+    }
+
+    /// To the destination that has this key and was shown `proof` for ours.
+    pub(super) fn known(
+        key: Identity,
+        destination: Fingerprint,
+        proof: Proof,
+    ) -> Result<Self, CertificatesError> {
+        let provider = provider();
+        let pinned = Pinned::new(destination, Arc::clone(&provider));
+        let (certificate, private) = key.certificate()?;
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(CertificatesError::unusable)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(pinned))
+            .with_client_auth_cert(vec![certificate], private)
+            .map_err(CertificatesError::unusable)?;
+        Ok(Self {
+            config: finish_client(config),
+            name: ServerName::try_from(SELF).map_err(CertificatesError::unusable)?,
+            known_by: ClientSide::Invitation {
+                key: Arc::new(key),
+                destination,
+                proof,
+            },
+        })
+    }
+
+    /// To a destination whose certificate names `host`, with one of our own.
+    ///
+    /// # Errors
+    /// When the certificate cannot be used, or `host` is no name or address.
+    pub fn certified(certificates: Certificates, host: &str) -> Result<Self, CertificatesError> {
+        let Certificates {
+            roots,
+            chain,
+            key,
+            files,
+        } = certificates;
+        let config = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(CertificatesError::unusable)?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)
+            .map_err(CertificatesError::unusable)?;
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|error| CertificatesError::unusable(format!("'{host}': {error}")))?;
+        Ok(Self {
+            config: finish_client(config),
+            name,
+            known_by: ClientSide::Authority {
+                files,
+                host: host.to_owned(),
+            },
+        })
+    }
+
+    /// What to keep to come back after a restart.
+    ///
+    /// # Errors
+    /// When the key cannot be written down, in effect never.
+    pub fn credentials(&self) -> Result<SourceCredentials, CertificatesError> {
+        Ok(SourceCredentials(match &self.known_by {
+            ClientSide::Invitation {
+                key,
+                destination,
+                proof,
+            } => Source::Invited {
+                key: Box::new(key.copy()?),
+                destination: *destination,
+                proof: proof.clone(),
+            },
+            ClientSide::Authority { files, host } => Source::Certified {
+                files: files.clone(),
+                host: host.clone(),
+            },
+        }))
+    }
+
+    /// What to show to the destination, where it invites.
+    pub(super) fn proof(&self) -> Option<&Proof> {
+        match &self.known_by {
+            ClientSide::Invitation { proof, .. } => Some(proof),
+            ClientSide::Authority { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Beginning a protected connection: TLS's handshake, and the proof that this
+//! source was invited.
+
+use std::io::{self, Read, Write};
+use std::time::Instant;
+
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::pki_types::CertificateDer;
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
+use rustls::{CertificateError, ExtractedSecrets, InvalidMessage};
+use thiserror::Error;
+
+use super::admission::Verdict;
+use super::config::{PROTOCOL, TlsClient, TlsServer};
+use super::invitation::{Fingerprint, PROOF, Proof};
+use super::keys::{Common, HEADER, Key, Renew};
+use super::open::{Alert, LONGEST, Opener};
+use super::seal::Sealer;
+use super::verify::fingerprint;
+use crate::cancel::Cancel;
+
+/// The most that a peer may send in a handshake, bytes.
+const MOST: usize = 128 << 10;
+
+/// How much is read at once.
+const CHUNK: usize = 16 << 10;
+
+/// Why a connection could not be protected.
+#[derive(Debug, Error)]
+pub enum SecureError {
+    /// The connection failed or ended.
+    #[error(
+        "the connection failed during the TLS handshake: {0}; is it 'hikkoshi receive' that \
+         listens there, and not with --plaintext? Both sides must use TLS, or both --plaintext"
+    )]
+    Io(#[from] io::Error),
+    /// The peer speaks something else.
+    #[error(
+        "the peer does not speak TLS: both sides must use TLS (by invitation, or with --tls-ca), \
+         or both --plaintext"
+    )]
+    NotTls,
+    /// Not the key that the invitation names.
+    #[error(
+        "the destination does not have the key of the invitation: this is another 'hikkoshi \
+         receive' than the one that showed it, or somebody in between; ask for a new invitation"
+    )]
+    WrongKey,
+    /// The peer's certificate is not good enough.
+    #[error(
+        "the peer's certificate is not accepted: {0}; it must be signed by an authority in the \
+         file given with --tls-ca, be valid now, and name the host that is connected to"
+    )]
+    Certificate(Box<rustls::Error>),
+    /// The peer does not accept this side.
+    #[error(
+        "the peer does not accept this side ({0:?}): where an authority vouches for both, this \
+         side's certificate must be signed by the one that the peer was given with --tls-ca, and \
+         be valid now; a destination that invites must be connected to with --to"
+    )]
+    Refused(rustls::AlertDescription),
+    /// The handshake failed otherwise.
+    #[error("the TLS handshake failed: {0}")]
+    Tls(Box<rustls::Error>),
+    /// The source does not know the secret.
+    #[error("the source was not invited: it does not know the secret of the invitation")]
+    NotInvited,
+    /// The source knows the secret of an invitation that another one has used.
+    #[error("the invitation was used by another source already")]
+    Used,
+    /// The destination says that this source was not invited.
+    #[error(
+        "the destination does not know the secret in the invitation: was it copied whole? Ask for \
+         a new one"
+    )]
+    WrongSecret,
+    /// The destination says that another source has used the invitation.
+    #[error(
+        "the invitation has been used already, by another 'hikkoshi migrate': it is good for one \
+         migration; start 'hikkoshi receive' anew and ask for a new one"
+    )]
+    UsedThere,
+    /// The destination says what nobody understands.
+    #[error("the destination does not say whether this source is let in")]
+    NoVerdict,
+    /// It takes too long, or somebody wants it stopped.
+    #[error("the peer does not finish the TLS handshake in time")]
+    Silent,
+}
+
+impl From<rustls::Error> for SecureError {
+    fn from(error: rustls::Error) -> Self {
+        use rustls::Error;
+        match error {
+            Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => {
+                Self::WrongKey
+            }
+            Error::InvalidCertificate(_) | Error::NoCertificatesPresented => {
+                Self::Certificate(Box::new(error))
+            }
+            Error::AlertReceived(alert) => Self::Refused(alert),
+            Error::InvalidMessage(
+                InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
+            ) => Self::NotTls,
+            error => Self::Tls(Box::new(error)),
+        }
+    }
+}
+
+/// How long a handshake may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience<'a> {
+    /// Until when.
+    pub deadline: Instant,
+    /// Or until this is set.
+    pub stop: &'a Cancel,
+}
+
+impl Patience<'_> {
+    /// Calls `call` until it does not end for a time-out of the socket's.
+    pub(in crate::link) fn retry(
+        self,
+        mut call: impl FnMut() -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            if Instant::now() > self.deadline || self.stop.is_cancelled() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match call() {
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::WouldBlock
+                            | io::ErrorKind::TimedOut
+                            | io::ErrorKind::Interrupted
+                    ) => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn write_all(self, socket: &mut impl Write, mut bytes: &[u8]) -> Result<(), SecureError> {
+        while !bytes.is_empty() {
+            match self.retry(|| socket.write(bytes)).map_err(silent)? {
+                0 => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                written => bytes = bytes.get(written..).unwrap_or_default(),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn silent(error: io::Error) -> SecureError {
+    match error.kind() {
+        io::ErrorKind::TimedOut => SecureError::Silent,
+        _ => SecureError::Io(error),
+    }
+}
+
+/// Greets a destination over `socket`, whose calls must not block for long, and
+/// is let in, where it invites. A destination that goes by certificates says
+/// that it does not accept this side's when it is read from first.
+///
+/// # Errors
+/// See [`SecureError`].
+pub(in crate::link) fn connect<S: Read + Write>(
+    client: &TlsClient,
+    socket: &mut S,
+    patience: Patience<'_>,
+) -> Result<(Opener, Sealer), SecureError> {
+    let connection = UnbufferedClientConnection::new(client.config.clone(), client.name.clone())?;
+    let (mut opener, mut sealer, _) = shake_hands(connection, socket, patience)?;
+    let Some(proof) = client.proof() else {
+        return Ok((opener, sealer));
+    };
+    send(&mut sealer, &proof.0, socket, patience)?;
+    let mut verdict = [0];
+    receive(&mut opener, &mut verdict, socket, patience)?;
+    match Verdict::from_byte(verdict[0]) {
+        Some(Verdict::Welcome) => Ok((opener, sealer)),
+        Some(Verdict::NotInvited) => Err(SecureError::WrongSecret),
+        Some(Verdict::Used) => Err(SecureError::UsedThere),
+        None => Err(SecureError::NoVerdict),
+    }
+}
+
+/// Hears a source over `socket`, whose calls must not block for long, and has
+/// it prove that it was invited, if that is needed. Gives its key, too, where
+/// that is what it is known by.
+///
+/// # Errors
+/// See [`SecureError`].
+pub(in crate::link) fn accept<S: Read + Write>(
+    server: &TlsServer,
+    socket: &mut S,
+    patience: Patience<'_>,
+) -> Result<(Opener, Sealer, Option<Fingerprint>), SecureError> {
+    let connection = UnbufferedServerConnection::new(server.config.clone())?;
+    let (mut opener, mut sealer, certificate) = shake_hands(connection, socket, patience)?;
+    if !server.invites() {
+        return Ok((opener, sealer, None));
+    }
+    let certificate = certificate.ok_or(rustls::Error::NoCertificatesPresented)?;
+    let source = fingerprint(&certificate)?;
+    let mut proof = [0; PROOF];
+    receive(&mut opener, &mut proof, socket, patience)?;
+    let verdict = server.judge(source, &Proof(proof));
+    send(&mut sealer, &[verdict.to_byte()], socket, patience)?;
+    match verdict {
+        Verdict::Welcome => Ok((opener, sealer, Some(source))),
+        Verdict::NotInvited => Err(SecureError::NotInvited),
+        Verdict::Used => Err(SecureError::Used),
+    }
+}
+
+/// Sends plain bytes.
+pub(in crate::link) fn send<S: Write>(
+    sealer: &mut Sealer,
+    plain: &[u8],
+    socket: &mut S,
+    patience: Patience<'_>,
+) -> Result<(), SecureError> {
+    let mut sealed = Vec::with_capacity(Sealer::sealed_len(plain.len()));
+    sealer.seal(plain, &[], &mut sealed)?;
+    patience.write_all(socket, &sealed)
+}
+
+/// Reads plain bytes until `buffer` is full; what comes behind them stays.
+pub(in crate::link) fn receive<S: Read>(
+    opener: &mut Opener,
+    buffer: &mut [u8],
+    socket: &mut S,
+    patience: Patience<'_>,
+) -> Result<(), SecureError> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let read = opener.read(&mut buffer[filled..], |raw| {
+            patience.retry(|| socket.read(raw))
+        });
+        match read {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(n) => filled += n,
+            Err(error) => {
+                let alert = error.get_ref().and_then(|e| e.downcast_ref::<Alert>());
+                return Err(match alert {
+                    Some(&Alert(why)) => SecureError::Refused(why),
+                    None => silent(error),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Either side's handshake.
+trait Shaking: Sized {
+    type Data: Send + 'static;
+
+    fn process<'c, 'i>(&'c mut self, raw: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
+    fn certificate(&self) -> Option<CertificateDer<'static>>;
+    fn protocol(&self) -> Option<&[u8]>;
+    fn finish(self) -> Result<(ExtractedSecrets, Box<dyn Renew>), rustls::Error>;
+}
+
+macro_rules! shaking {
+    ($connection:ty, $data:ty) => {
+        impl Shaking for $connection {
+            type Data = $data;
+
+            fn process<'c, 'i>(
+                &'c mut self,
+                raw: &'i mut [u8],
+            ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+                self.process_tls_records(raw)
+            }
+
+            fn certificate(&self) -> Option<CertificateDer<'static>> {
+                self.peer_certificates()?.first().cloned()
+            }
+
+            fn protocol(&self) -> Option<&[u8]> {
+                self.alpn_protocol()
+            }
+
+            fn finish(self) -> Result<(ExtractedSecrets, Box<dyn Renew>), rustls::Error> {
+                let (secrets, connection) = self.dangerous_into_kernel_connection()?;
+                Ok((secrets, Box::new(connection)))
+            }
+        }
+    };
+}
+
+shaking!(UnbufferedClientConnection, ClientConnectionData);
+shaking!(UnbufferedServerConnection, ServerConnectionData);
+
+type Ends = (Opener, Sealer, Option<CertificateDer<'static>>);
+
+/// Drives a handshake to its end.
+fn shake_hands<C: Shaking, S: Read + Write>(
+    mut connection: C,
+    socket: &mut S,
+    patience: Patience<'_>,
+) -> Result<Ends, SecureError> {
+    let mut incoming = Incoming::default();
+    let mut outgoing = Vec::new();
+    loop {
+        let UnbufferedStatus { discard, state, .. } = connection.process(incoming.given());
+        let more = match state {
+            Ok(ConnectionState::EncodeTlsData(mut data)) => {
+                encode(&mut outgoing, |room| data.encode(room))?;
+                false
+            }
+            Ok(ConnectionState::TransmitTlsData(data)) => {
+                patience.write_all(socket, &outgoing)?;
+                outgoing.clear();
+                data.done();
+                false
+            }
+            Ok(ConnectionState::BlockedHandshake) => true,
+            Ok(ConnectionState::WriteTraffic(_)) => {
+                incoming.discard(discard);
+                break;
+            }
+            Ok(other) => {
+                let text = format!("{other:?} in the handshake");
+                return Err(rustls::Error::General(text).into());
+            }
+            Err(error) => {
+                // Tells the peer why; of no consequence where it does not hear.
+                let _ = last_word(&mut connection, &mut incoming, socket, patience);
+                return Err(error.into());
+            }
+        };
+        incoming.discard(discard);
+        if more {
+            incoming.next(socket, patience)?;
+        }
+    }
+    // rustls lets in who names no protocol at all.
+    if connection.protocol() != Some(PROTOCOL) {
+        return Err(rustls::Error::NoApplicationProtocol.into());
+    }
+    let certificate = connection.certificate();
+    let (secrets, renew) = connection.finish()?;
+    let common = Common::new(renew);
+    let opener = Opener::new(Key::new(secrets.rx)?, common.clone(), incoming.rest());
+    Ok((
+        opener,
+        Sealer::new(Key::new(secrets.tx)?, common),
+        certificate,
+    ))
+}
+
+/// Sends the alert that a failed handshake leaves: what comes next. Asked once
+/// more, rustls would look at the offending bytes again.
+fn last_word<C: Shaking, S: Write>(
+    connection: &mut C,
+    incoming: &mut Incoming,
+    socket: &mut S,
+    patience: Patience<'_>,
+) -> Result<(), SecureError> {
+    let mut outgoing = Vec::new();
+    if let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process(incoming.given()).state
+    {
+        encode(&mut outgoing, |room| data.encode(room))?;
+    }
+    patience.write_all(socket, &outgoing)
+}
+
+/// Appends what `encode` writes to `outgoing`.
+fn encode(
+    outgoing: &mut Vec<u8>,
+    mut encode: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,
+) -> Result<(), SecureError> {
+    let from = outgoing.len();
+    let mut room = 0;
+    loop {
+        outgoing.resize(from + room, 0);
+        match encode(&mut outgoing[from..]) {
+            Ok(written) => {
+                outgoing.truncate(from + written);
+                return Ok(());
+            }
+            Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size }))
+                if required_size > room =>
+            {
+                room = required_size;
+            }
+            Err(error) => return Err(io::Error::other(error.to_string()).into()),
+        }
+    }
+}
+
+/// What came from the socket. It is given out record by record: what comes
+/// behind the handshake is not for rustls.
+#[derive(Default)]
+struct Incoming {
+    raw: Vec<u8>,
+    given: usize,
+}
+
+impl Incoming {
+    fn given(&mut self) -> &mut [u8] {
+        &mut self.raw[..self.given]
+    }
+
+    fn discard(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.given);
+        self.raw.drain(..bytes);
+        self.given -= bytes;
+    }
+
+    /// What was not given.
+    fn rest(&self) -> &[u8] {
+        &self.raw[self.given..]
+    }
+
+    /// Gives one more record, which is read if need be.
+    fn next(&mut self, socket: &mut impl Read, patience: Patience<'_>) -> Result<(), SecureError> {
+        loop {
+            let rest = self.rest();
+            let whole = match rest {
+                [20..=23, 3, _, high, low, ..] => {
+                    let len = usize::from(u16::from_be_bytes([*high, *low]));
+                    if len > LONGEST {
+                        return Err(rustls::Error::from(InvalidMessage::MessageTooLarge).into());
+                    }
+                    HEADER + len
+                }
+                // No record at all: rustls says so, to the peer as well.
+                [20..=23, 3, ..] | [20..=23] | [] => HEADER,
+                other => other.len().min(HEADER),
+            };
+            if rest.len() >= whole {
+                self.given += whole;
+                return Ok(());
+            }
+            if self.raw.len() >= MOST {
+                let text = "the peer sends too much in the handshake";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
+            }
+            let filled = self.raw.len();
+            self.raw.resize(filled + CHUNK, 0);
+            let read = patience.retry(|| socket.read(&mut self.raw[filled..]));
+            self.raw.truncate(filled + *read.as_ref().unwrap_or(&0));
+            if read.map_err(silent)? == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! A key that this program makes for itself, where no authority vouches for it.
+
+use std::fmt;
+
+use data_encoding::BASE64URL_NOPAD;
+use rcgen::{CertificateParams, KeyPair, PublicKeyData};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::certificates::CertificatesError;
+use super::config::SELF;
+use super::invitation::Fingerprint;
+
+/// A private key, for one migration.
+pub(super) struct Identity(KeyPair);
+
+impl Identity {
+    /// A new one (ECDSA on P-256).
+    pub(super) fn generate() -> Result<Self, CertificatesError> {
+        KeyPair::generate()
+            .map(Self)
+            .map_err(CertificatesError::unusable)
+    }
+
+    /// The same key once more.
+    pub(super) fn copy(&self) -> Result<Self, CertificatesError> {
+        KeyPair::try_from(self.0.serialized_der())
+            .map(Self)
+            .map_err(CertificatesError::unusable)
+    }
+
+    /// Which key it is.
+    pub(super) fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(&self.0.subject_public_key_info())
+    }
+
+    /// What TLS wants to have: a certificate that the key itself has signed.
+    /// Nobody looks at anything in it but the key.
+    pub(super) fn certificate(
+        &self,
+    ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), CertificatesError> {
+        let certificate = CertificateParams::new([SELF.to_owned()])
+            .and_then(|params| params.self_signed(&self.0))
+            .map_err(CertificatesError::unusable)?;
+        let key =
+            PrivateKeyDer::try_from(self.0.serialize_der()).map_err(CertificatesError::unusable)?;
+        Ok((certificate.into(), key))
+    }
+}
+
+/// As its fingerprint: the key itself does not belong into a log.
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Identity")
+            .field(&self.fingerprint())
+            .finish()
+    }
+}
+
+/// As PKCS #8, in text.
+impl Serialize for Identity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&BASE64URL_NOPAD.encode(self.0.serialized_der()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Identity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let der = BASE64URL_NOPAD.decode(text.as_bytes()).unwrap_or_default();
+        KeyPair::try_from(der)
+            .map(Self)
+            // What is wrong with it could repeat it.
+            .map_err(|_| de::Error::custom("a damaged private key"))
+    }
+}

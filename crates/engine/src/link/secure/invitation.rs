@@ -1,0 +1,260 @@
+//! What a source needs to know of a destination that it has never met.
+
+use std::fmt;
+use std::str::FromStr;
+
+use data_encoding::BASE64URL_NOPAD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use thiserror::Error;
+
+use crate::link::{Address, AddressError};
+
+const SCHEME: &str = Invitation::SCHEME;
+
+/// Bytes of a key's SHA-256 that are told: finding another key with the same
+/// ones takes 2¹²⁸ tries.
+const FINGERPRINT: usize = 16;
+
+/// Bytes of the secret.
+const SECRET: usize = 16;
+
+/// Which key it is: the first bytes of the SHA-256 of a public key
+/// (SubjectPublicKeyInfo, DER).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint([u8; FINGERPRINT]);
+
+impl Fingerprint {
+    pub(super) fn of(public_key_der: &[u8]) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, public_key_der);
+        let mut first = [0; FINGERPRINT];
+        first.copy_from_slice(&digest.as_ref()[..FINGERPRINT]);
+        Self(first)
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&BASE64URL_NOPAD.encode(&self.0))
+    }
+}
+
+/// Known to the destination and to whoever it invited.
+#[derive(Clone)]
+pub(super) struct Secret([u8; SECRET]);
+
+/// Not shown: it does not belong into a log.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// Bytes of a [`Proof`].
+pub(super) const PROOF: usize = 32;
+
+/// Shows that whoever has the source's key knows the secret: of no use to
+/// anybody else.
+#[derive(Clone)]
+pub(super) struct Proof(pub(super) [u8; PROOF]);
+
+impl Secret {
+    /// A new one, from the kernel's generator.
+    pub(super) fn random() -> Result<Self, getrandom::Error> {
+        let mut bytes = [0; SECRET];
+        getrandom::fill(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+
+    /// What the holder of `source`'s key shows to that of `destination`'s.
+    pub(super) fn prove(&self, source: Fingerprint, destination: Fingerprint) -> Proof {
+        let tag = ring::hmac::sign(&self.key(), &statement(source, destination));
+        let mut proof = [0; PROOF];
+        proof.copy_from_slice(tag.as_ref());
+        Proof(proof)
+    }
+
+    /// Whether `proof` was made with this secret and for these two keys; takes
+    /// the same time for every wrong one.
+    pub(super) fn verify(
+        &self,
+        source: Fingerprint,
+        destination: Fingerprint,
+        proof: &Proof,
+    ) -> bool {
+        ring::hmac::verify(&self.key(), &statement(source, destination), &proof.0).is_ok()
+    }
+
+    fn key(&self) -> ring::hmac::Key {
+        ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &self.0)
+    }
+}
+
+/// What a proof is a MAC of.
+fn statement(source: Fingerprint, destination: Fingerprint) -> Vec<u8> {
+    [&b"hikkoshi1 invited"[..], &source.0, &destination.0].concat()
+}
+
+/// `hikkoshi1:FINGERPRINT.SECRET@HOST:PORT`: all that `migrate` needs.
+///
+/// Whoever has it can put a guest into that destination, until somebody has
+/// begun to: it is to be shown to the source's operator only.
+#[derive(Clone)]
+pub struct Invitation {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) secret: Secret,
+    address: Address,
+}
+
+impl Invitation {
+    /// What an invitation begins with; the number is the format's.
+    pub const SCHEME: &str = "hikkoshi1:";
+
+    pub(super) fn new(fingerprint: Fingerprint, secret: Secret, address: Address) -> Self {
+        Self {
+            fingerprint,
+            secret,
+            address,
+        }
+    }
+
+    /// Where the destination listens.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+}
+
+impl fmt::Display for Invitation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{SCHEME}{}.{}@{}",
+            BASE64URL_NOPAD.encode(&self.fingerprint.0),
+            BASE64URL_NOPAD.encode(&self.secret.0),
+            self.address
+        )
+    }
+}
+
+/// Without the secret, which does not belong into a log.
+impl fmt::Debug for Invitation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Invitation")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A text that is no invitation. None of these repeats the text: it may hold
+/// a secret.
+#[derive(Debug, Error)]
+pub enum InvitationError {
+    /// It begins with something else.
+    #[error(
+        "this is no invitation: one begins with '{SCHEME}'; copy the whole line that 'hikkoshi \
+         receive' has shown"
+    )]
+    Scheme,
+    /// It has the right beginning, and was cut or mistyped.
+    #[error(
+        "the invitation is damaged: after '{SCHEME}' come {FINGERPRINT} and {SECRET} bytes in \
+         base64, joined by a dot, then '@' and the address; copy the whole line that 'hikkoshi \
+         receive' has shown"
+    )]
+    Damaged,
+    /// The address in it is none.
+    #[error("the invitation's address: {0}")]
+    Address(#[from] AddressError),
+}
+
+impl FromStr for Invitation {
+    type Err = InvitationError;
+
+    fn from_str(text: &str) -> Result<Self, InvitationError> {
+        let rest = text
+            .trim()
+            .strip_prefix(SCHEME)
+            .ok_or(InvitationError::Scheme)?;
+        let (keys, address) = rest.split_once('@').ok_or(InvitationError::Damaged)?;
+        let (fingerprint, secret) = keys.split_once('.').ok_or(InvitationError::Damaged)?;
+        Ok(Self {
+            fingerprint: Fingerprint(bytes(fingerprint)?),
+            secret: Secret(bytes(secret)?),
+            address: address.parse()?,
+        })
+    }
+}
+
+fn bytes<const N: usize>(text: &str) -> Result<[u8; N], InvitationError> {
+    BASE64URL_NOPAD
+        .decode(text.as_bytes())
+        .ok()
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or(InvitationError::Damaged)
+}
+
+/// Saved as text, in the alphabet of the invitation.
+macro_rules! saved_as_text {
+    ($($bytes:ident),*) => {$(
+        impl Serialize for $bytes {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&BASE64URL_NOPAD.encode(&self.0))
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $bytes {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                // The text is not repeated: it may be a secret.
+                let damaged = |_| de::Error::custom("a damaged key or secret");
+                bytes(&text).map(Self).map_err(damaged)
+            }
+        }
+    )*};
+}
+
+saved_as_text!(Fingerprint, Secret, Proof);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn invitation() -> Invitation {
+        Invitation {
+            fingerprint: Fingerprint::of(b"a key"),
+            secret: Secret([7; SECRET]),
+            address: "host.example:7000".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_is_shown_can_be_read() {
+        let shown = invitation().to_string();
+        let read: Invitation = format!("  {shown}\n").parse().unwrap();
+        assert_eq!(read.to_string(), shown);
+        assert!(shown.len() < 80, "{} characters", shown.len());
+        assert!(!format!("{read:?}").contains("BwcH"), "shows the secret");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_cut_or_strange_is_refused(text in "\\PC*", cut in 0_usize..60) {
+            prop_assert!(text.parse::<Invitation>().is_err());
+            let shown = invitation().to_string();
+            let error = shown[..cut].parse::<Invitation>().unwrap_err();
+            prop_assert!(!error.to_string().contains("BwcH"));
+        }
+    }
+
+    #[test]
+    fn a_proof_is_for_one_secret_and_two_keys() {
+        let secret = Secret([7; SECRET]);
+        let [source, destination, other] = [b"a", b"b", b"c"].map(|key| Fingerprint::of(key));
+        let proof = secret.prove(source, destination);
+        assert!(secret.verify(source, destination, &proof));
+        assert!(!secret.verify(other, destination, &proof));
+        assert!(!secret.verify(source, other, &proof));
+        assert!(!secret.verify(destination, source, &proof));
+        assert!(!Secret([8; SECRET]).verify(source, destination, &proof));
+    }
+}

@@ -1,0 +1,192 @@
+//! The receiving direction: records become plain bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::{fmt, io};
+
+use super::keys::{ALERT, Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, PLAIN, TAG};
+
+/// How much is read from a socket at once: several of the largest records.
+const RAW: usize = 128 << 10;
+
+/// The longest record (RFC 8446, section 5.2).
+pub(super) const LONGEST: usize = PLAIN + 256;
+
+/// Records without content that may follow each other: whoever sends more only
+/// wants to keep this side busy.
+pub(super) const EMPTY: u32 = 32;
+
+/// The peer has ended the connection, and says why (RFC 8446, section 6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Alert(pub(super) rustls::AlertDescription);
+
+impl fmt::Display for Alert {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the peer ended the connection with a TLS alert: {:?}",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for Alert {}
+
+/// Opens the records of one direction of a connection.
+#[derive(Debug)]
+pub(crate) struct Opener {
+    key: Key,
+    common: Arc<Common>,
+    /// What came from the socket, up to `filled`; opened in place.
+    raw: Box<[u8]>,
+    filled: usize,
+    /// Where the next record begins.
+    next: usize,
+    /// What has been opened and not been read.
+    plain: std::ops::Range<usize>,
+    empty: u32,
+}
+
+impl Opener {
+    /// `rest` came together with the handshake.
+    pub(super) fn new(key: Key, common: Arc<Common>, rest: &[u8]) -> Self {
+        let mut raw = vec![0; RAW.max(rest.len())].into_boxed_slice();
+        raw[..rest.len()].copy_from_slice(rest);
+        Self {
+            key,
+            common,
+            raw,
+            filled: rest.len(),
+            next: 0,
+            plain: 0..0,
+            empty: 0,
+        }
+    }
+
+    /// Whether something can be read without the socket.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.plain.is_empty() || self.whole().is_ok_and(|whole| whole.is_some())
+    }
+
+    /// Reads plain bytes into `buffer`, by way of `socket` if need be. `Ok(0)`
+    /// when the stream has ended: whether by the peer's wish or not is for the
+    /// messages in it to tell.
+    ///
+    /// # Errors
+    /// What `socket` says; [`io::ErrorKind::InvalidData`] for what is no record
+    /// of the peer's.
+    pub(crate) fn read(
+        &mut self,
+        buffer: &mut [u8],
+        mut socket: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        while self.plain.is_empty() {
+            if let Some(len) = self.whole()? {
+                if !self.open(len)? {
+                    return Ok(0);
+                }
+                continue;
+            }
+            self.raw.copy_within(self.next..self.filled, 0);
+            self.filled -= self.next;
+            self.next = 0;
+            self.plain = 0..0;
+            let read = socket(&mut self.raw[self.filled..])?;
+            if read == 0 {
+                return Ok(0);
+            }
+            self.filled += read;
+        }
+        let len = buffer.len().min(self.plain.len());
+        let from = self.plain.start;
+        buffer[..len].copy_from_slice(&self.raw[from..from + len]);
+        self.plain.start += len;
+        Ok(len)
+    }
+
+    /// The content's length in the next record, if all of it is there.
+    fn whole(&self) -> io::Result<Option<usize>> {
+        let [DATA, 3, 3, high, low, content @ ..] = &self.raw[self.next..self.filled] else {
+            let begun = &self.raw[self.next..self.filled];
+            let known = [DATA, 3, 3];
+            let len = begun.len().min(known.len());
+            return if begun[..len] == known[..len] {
+                Ok(None)
+            } else {
+                Err(malformed("something that is no record"))
+            };
+        };
+        let len = usize::from(u16::from_be_bytes([*high, *low]));
+        if !(1 + TAG..=LONGEST).contains(&len) {
+            return Err(malformed("a record of an impossible length"));
+        }
+        Ok((content.len() >= len).then_some(len))
+    }
+
+    /// Opens the next record, whose content has `len` bytes. `false`: it is the
+    /// last one.
+    fn open(&mut self, len: usize) -> io::Result<bool> {
+        let from = self.next + HEADER;
+        let [.., high, low] = len.to_be_bytes();
+        self.next = from + len;
+        let sealed = &mut self.raw[from..from + len];
+        let inner = self.key.open([DATA, 3, 3, high, low], sealed)?;
+        // The content's type comes last, before any padding.
+        let Some(end) = inner.iter().rposition(|&byte| byte != 0) else {
+            return Err(malformed("a record without a type"));
+        };
+        let (content, kind) = (&inner[..end], inner[end]);
+        if content.len() > PLAIN {
+            return Err(malformed("a record that is too long"));
+        }
+        let busy = match kind {
+            DATA => {
+                self.plain = from..from + content.len();
+                content.is_empty()
+            }
+            HANDSHAKE => {
+                self.renew(from..from + end)?;
+                true
+            }
+            ALERT => return last(content),
+            _ => return Err(malformed("a record of an unknown type")),
+        };
+        self.empty = if busy { self.empty + 1 } else { 0 };
+        if self.empty > EMPTY {
+            return Err(malformed("records without content"));
+        }
+        Ok(true)
+    }
+
+    /// The peer uses new keys from here on.
+    fn renew(&mut self, message: std::ops::Range<usize>) -> io::Result<()> {
+        let asked = match &self.raw[message] {
+            message if message == KEY_UPDATE => false,
+            // With the request to do the same.
+            [24, 0, 0, 1, 1] => true,
+            _ => return Err(malformed("a handshake message after the handshake")),
+        };
+        self.key = self.common.next(|renew| renew.next_rx())?;
+        if asked {
+            self.common.asked.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// An alert: the end, or the peer's reason for one.
+fn last(alert: &[u8]) -> io::Result<bool> {
+    match alert {
+        // close_notify
+        [_, 0] => Ok(false),
+        &[_, why] => Err(io::Error::new(
+            io::ErrorKind::ConnectionAborted,
+            Alert(rustls::AlertDescription::from(why)),
+        )),
+        _ => Err(malformed("an alert of an impossible length")),
+    }
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the peer sent {what}"))
+}

@@ -1,0 +1,98 @@
+//! The sending direction: plain bytes become records.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::keys::{Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, PLAIN, TAG};
+
+/// Records after which the key is renewed: half of what the weakest cipher
+/// allows (AES-GCM, 2^24: RFC 8446, section 5.5).
+const RENEW_AFTER: u64 = 1 << 23;
+
+/// Makes records of one direction of a connection.
+#[derive(Debug)]
+pub(crate) struct Sealer {
+    key: Key,
+    common: Arc<Common>,
+    renew_after: u64,
+}
+
+impl Sealer {
+    pub(super) fn new(key: Key, common: Arc<Common>) -> Self {
+        Self {
+            key,
+            common,
+            renew_after: RENEW_AFTER,
+        }
+    }
+
+    /// As many bytes as [`seal`](Self::seal) makes of `plain` ones, at most.
+    pub(crate) const fn sealed_len(plain: usize) -> usize {
+        let records = plain / PLAIN + 1;
+        // One more for a key update.
+        plain + (records + 1) * (HEADER + 1 + TAG) + KEY_UPDATE.len()
+    }
+
+    /// Makes records of `head` and then `body`; appends them to `sealed`. They
+    /// must be sent before anything that is sealed later.
+    ///
+    /// # Errors
+    /// When a record cannot be made; nothing may be sent any more then.
+    pub(crate) fn seal(
+        &mut self,
+        head: &[u8],
+        body: &[u8],
+        sealed: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        let (mut head, mut body) = (head, body);
+        while !head.is_empty() || !body.is_empty() {
+            if self.key.records() >= self.renew_after
+                || self.common.asked.swap(false, Ordering::Relaxed)
+            {
+                self.record(&KEY_UPDATE, &[], HANDSHAKE, sealed)?;
+                self.key = self.common.next(|renew| renew.next_tx())?;
+            }
+            let (first, head_rest) = head.split_at(head.len().min(PLAIN));
+            let (second, body_rest) = body.split_at(body.len().min(PLAIN - first.len()));
+            self.record(first, second, DATA, sealed)?;
+            (head, body) = (head_rest, body_rest);
+        }
+        Ok(())
+    }
+
+    fn record(
+        &mut self,
+        first: &[u8],
+        second: &[u8],
+        kind: u8,
+        sealed: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        let len = first.len() + second.len() + 1 + TAG;
+        let [.., high, low] = len.to_be_bytes();
+        // Looks like TLS 1.2 from outside (RFC 8446, section 5.2).
+        let header: [u8; HEADER] = [DATA, 3, 3, high, low];
+        sealed.extend_from_slice(&header);
+        let from = sealed.len();
+        sealed.extend_from_slice(first);
+        sealed.extend_from_slice(second);
+        sealed.push(kind);
+        let tag = self.key.seal(&header, &mut sealed[from..])?;
+        sealed.extend_from_slice(tag.as_ref());
+        Ok(())
+    }
+
+    /// Wants new keys of the peer, too, from here on.
+    #[cfg(test)]
+    pub(super) fn ask_for_new_keys(&mut self, sealed: &mut Vec<u8>) {
+        self.record(&[24, 0, 0, 1, 1], &[], HANDSHAKE, sealed)
+            .unwrap();
+        self.key = self.common.next(|renew| renew.next_tx()).unwrap();
+    }
+
+    /// Renews the key after so many records.
+    #[cfg(test)]
+    pub(super) fn renew_after(&mut self, records: u64) {
+        self.renew_after = records;
+    }
+}

@@ -1,0 +1,430 @@
+//! Two ends of a connection, and who gets through.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+use super::keys::PLAIN;
+use super::*;
+use crate::cancel::Cancel;
+use crate::link::Address;
+
+type Side = Result<(Opener, Sealer), SecureError>;
+
+fn patience(stop: &Cancel) -> Patience<'_> {
+    Patience {
+        deadline: Instant::now() + Duration::from_secs(20),
+        stop,
+    }
+}
+
+fn pair() -> (UnixStream, UnixStream) {
+    let (near, far) = UnixStream::pair().unwrap();
+    for socket in [&near, &far] {
+        let tick = Some(Duration::from_millis(20));
+        socket.set_read_timeout(tick).unwrap();
+    }
+    (near, far)
+}
+
+/// Both ends' handshakes, until each knows whether it is let in; and the
+/// source's key.
+fn meet(client: &TlsClient, server: &TlsServer) -> (Side, Side, Option<Fingerprint>) {
+    let (mut near, mut far) = pair();
+    let stop = Cancel::new();
+    let (connected, accepted) = thread::scope(|scope| {
+        let (stop, far) = (&stop, &mut far);
+        let accepting = scope.spawn(move || {
+            let accepted = accept(server, far, patience(stop));
+            if accepted.is_err() {
+                far.shutdown(Shutdown::Both).unwrap();
+            }
+            accepted
+        });
+        let connected = connect(client, &mut near, patience(stop));
+        if connected.is_err() {
+            near.shutdown(Shutdown::Both).unwrap();
+        }
+        (connected, accepting.join().unwrap())
+    });
+    let connected = connected.and_then(|(mut opener, sealer)| match &accepted {
+        Ok(_) => Ok((opener, sealer)),
+        // With certificates the refusal comes with what is read first.
+        Err(_) => {
+            receive(&mut opener, &mut [0], &mut near, patience(&stop)).map(|()| (opener, sealer))
+        }
+    });
+    match accepted {
+        Ok((opener, sealer, source)) => (connected, Ok((opener, sealer)), source),
+        Err(error) => (connected, Err(error), None),
+    }
+}
+
+fn refused(client: &TlsClient, server: &TlsServer) -> (SecureError, SecureError) {
+    let (near, far, _) = meet(client, server);
+    (near.unwrap_err(), far.unwrap_err())
+}
+
+fn invitation(server: &TlsServer) -> Invitation {
+    let address: Address = "127.0.0.1:7000".parse().unwrap();
+    let shown = server.invitation(address).unwrap().to_string();
+    shown.parse().unwrap()
+}
+
+/// Two sides that have met.
+fn friends() -> ((Opener, Sealer), (Opener, Sealer)) {
+    let server = TlsServer::inviting().unwrap();
+    let client = TlsClient::invited(&invitation(&server)).unwrap();
+    let (near, far, _) = meet(&client, &server);
+    (near.unwrap(), far.unwrap())
+}
+
+fn seal(sealer: &mut Sealer, plain: &[u8]) -> Vec<u8> {
+    let (head, body) = plain.split_at(plain.len() / 3);
+    let mut sealed = Vec::new();
+    sealer.seal(head, body, &mut sealed).unwrap();
+    sealed
+}
+
+/// Opens all of `sealed`, which comes in pieces of `piece` bytes.
+fn open(opener: &mut Opener, sealed: &[u8], piece: usize) -> io::Result<Vec<u8>> {
+    let mut pieces = sealed.chunks(piece.max(1));
+    let mut plain = Vec::new();
+    let mut buffer = [0; 5000];
+    loop {
+        let read = opener.read(&mut buffer, |raw| {
+            let piece = pieces.next().unwrap_or_default();
+            raw[..piece.len()].copy_from_slice(piece);
+            Ok(piece.len())
+        })?;
+        if read == 0 {
+            return Ok(plain);
+        }
+        plain.extend_from_slice(&buffer[..read]);
+    }
+}
+
+#[test]
+fn the_invited_are_let_in_and_nobody_can_listen() {
+    let ((mut opener, mut sealer), (mut far_opener, mut far_sealer)) = friends();
+    let message: Vec<u8> = (0..1_u32 << 20)
+        .map(|n| n.to_le_bytes()[1] ^ 0x5a)
+        .collect();
+    for (sealer, opener) in [
+        (&mut sealer, &mut far_opener),
+        (&mut far_sealer, &mut opener),
+    ] {
+        let sealed = seal(sealer, &message);
+        assert!(sealed.len() <= Sealer::sealed_len(message.len()));
+        assert!(!sealed.windows(16).any(|part| part == &message[..16]));
+        assert_eq!(open(opener, &sealed, 1001).unwrap(), message);
+    }
+}
+
+#[test]
+fn what_was_changed_left_out_or_repeated_is_noticed() {
+    let ((_, mut sealer), (mut opener, _)) = friends();
+    let first = seal(&mut sealer, b"page 1");
+    let second = seal(&mut sealer, b"page 2");
+    // Each error ends a link; here a new link stands for each try.
+    let unread = |opener: &mut Opener, sealed: &[u8]| {
+        let error = open(opener, sealed, 64).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+    };
+    assert_eq!(open(&mut opener, &first, 7).unwrap(), b"page 1");
+    unread(&mut opener, &first);
+    let ((_, mut sealer), (mut opener, _)) = friends();
+    let mut changed = seal(&mut sealer, b"page 1");
+    *changed.last_mut().unwrap() ^= 1;
+    unread(&mut opener, &changed);
+    let ((_, mut sealer), (mut opener, _)) = friends();
+    drop(seal(&mut sealer, b"page 1"));
+    unread(&mut opener, &seal(&mut sealer, b"page 2"));
+    // Of another connection.
+    let (_, (mut opener, _)) = friends();
+    unread(&mut opener, &second);
+}
+
+#[test]
+fn an_end_in_the_middle_of_a_record_gives_nothing_of_it() {
+    let ((_, mut sealer), (mut opener, _)) = friends();
+    let mut sealed = seal(&mut sealer, b"whole");
+    let cut = seal(&mut sealer, &[7; 4112]);
+    sealed.extend_from_slice(&cut[..cut.len() - 1]);
+    assert_eq!(open(&mut opener, &sealed, 1000).unwrap(), b"whole");
+}
+
+#[test]
+fn keys_are_renewed_in_both_directions() {
+    let ((mut opener, mut sealer), (mut far_opener, mut far_sealer)) = friends();
+    sealer.renew_after(3);
+    let plain = vec![9; 20 * PLAIN];
+    let sealed = seal(&mut sealer, &plain);
+    assert_eq!(open(&mut far_opener, &sealed, 4096).unwrap(), plain);
+    // The peer's request to do the same is met with the next record.
+    sealer.renew_after(u64::MAX);
+    let mut sealed = Vec::new();
+    sealer.ask_for_new_keys(&mut sealed);
+    sealed.extend(seal(&mut sealer, b"and you"));
+    assert_eq!(open(&mut far_opener, &sealed, 4096).unwrap(), b"and you");
+    let sealed = seal(&mut far_sealer, b"and I");
+    assert!(sealed.len() > 2 * (5 + 1 + 16) + 5, "no key update");
+    assert_eq!(open(&mut opener, &sealed, 4096).unwrap(), b"and I");
+}
+
+#[test]
+fn an_invitation_is_good_for_one_source() {
+    let server = TlsServer::inviting().unwrap();
+    let invitation = invitation(&server);
+    let first = TlsClient::invited(&invitation).unwrap();
+    let (.., source) = meet(&first, &server);
+    server.bind(source);
+    let second = TlsClient::invited(&invitation).unwrap();
+    let (near, far) = refused(&second, &server);
+    assert!(matches!(near, SecureError::UsedThere), "{near}");
+    assert!(matches!(far, SecureError::Used), "{far}");
+    // All links of the first one's migration come in, and later ones as well.
+    let (near, far, again) = meet(&first, &server);
+    assert!(near.is_ok() && far.is_ok());
+    assert_eq!(again, source);
+}
+
+#[test]
+fn both_come_back_after_a_restart() {
+    let server = TlsServer::inviting().unwrap();
+    let invitation = invitation(&server);
+    let client = TlsClient::invited(&invitation).unwrap();
+    let (.., source) = meet(&client, &server);
+    server.bind(source);
+    let written = serde_json::to_string(&client.credentials().unwrap()).unwrap();
+    let client: SourceCredentials = serde_json::from_str(&written).unwrap();
+    let shown = format!("{client:?}");
+    let client = client.client().unwrap();
+    let kept = serde_json::to_string(&server.credentials().unwrap()).unwrap();
+    let server: DestinationCredentials = serde_json::from_str(&kept).unwrap();
+    let shown = format!("{shown} {server:?}");
+    let server = server.server().unwrap();
+    let (near, far, again) = meet(&client, &server);
+    assert!(near.is_ok() && far.is_ok());
+    assert_eq!(again, source);
+    // Still nobody else.
+    let other = TlsClient::invited(&invitation).unwrap();
+    assert!(matches!(refused(&other, &server).1, SecureError::Used));
+    // What is shown tells no secret.
+    for record in [&written, &kept] {
+        for secret in ["key", "secret", "proof"] {
+            let value: serde_json::Value = serde_json::from_str(record).unwrap();
+            let value = find(&value, secret).unwrap_or("never");
+            assert!(!shown.contains(value), "{secret} in {shown}");
+        }
+    }
+}
+
+/// A field's text, however deep.
+fn find<'a>(value: &'a serde_json::Value, name: &str) -> Option<&'a str> {
+    let fields = value.as_object()?;
+    fields.iter().find_map(|(key, value)| {
+        let text = value.as_str().filter(|_| key == name);
+        text.or_else(|| find(value, name))
+    })
+}
+
+#[test]
+fn another_destination_and_another_secret_are_told_apart() {
+    let server = TlsServer::inviting().unwrap();
+    let other = TlsServer::inviting().unwrap();
+    let (near, far) = refused(&TlsClient::invited(&invitation(&other)).unwrap(), &server);
+    assert!(matches!(near, SecureError::WrongKey), "{near}");
+    // It hears why.
+    assert!(matches!(far, SecureError::Refused(_)), "{far}");
+    let mut mixed = invitation(&server);
+    mixed.secret = invitation(&other).secret;
+    let (near, far) = refused(&TlsClient::invited(&mixed).unwrap(), &server);
+    assert!(matches!(near, SecureError::WrongSecret), "{near}");
+    assert!(matches!(far, SecureError::NotInvited), "{far}");
+}
+
+#[test]
+fn whoever_says_nothing_or_something_else_is_not_waited_for() {
+    let server = TlsServer::inviting().unwrap();
+    let (_near, mut far) = pair();
+    let stop = Cancel::at_once();
+    let error = accept(&server, &mut far, patience(&stop)).unwrap_err();
+    assert!(matches!(error, SecureError::Silent), "{error}");
+    let (mut near, mut far) = pair();
+    near.write_all(b"GET / HTTP/1.1\r\nHost: there\r\n\r\n")
+        .unwrap();
+    let stop = Cancel::new();
+    let error = accept(&server, &mut far, patience(&stop)).unwrap_err();
+    assert!(matches!(error, SecureError::NotTls), "{error}");
+    // It hears an alert.
+    let mut alert = [0; 2];
+    near.read_exact(&mut alert).unwrap();
+    assert_eq!(alert, [21, 3]);
+    // Without end.
+    let (mut near, mut far) = pair();
+    let flood = thread::spawn(move || while near.write_all(&[22, 3, 1, 255, 255]).is_ok() {});
+    accept(&server, &mut far, patience(&stop)).unwrap_err();
+    drop(far);
+    flood.join().unwrap();
+}
+
+/// An authority, and certificates of it in PEM files.
+struct Authority {
+    folder: tempfile::TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let issuer = CertifiedIssuer::self_signed(params, key).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("ca"), issuer.pem()).unwrap();
+        Self { folder, issuer }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn issue(&self, name: &str) -> Certificates {
+        self.issue_until(name, 4096)
+    }
+
+    fn issue_until(&self, name: &str, year: i32) -> Certificates {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let (crt, pem) = (format!("{name}.crt"), format!("{name}.key"));
+        std::fs::write(self.path(&crt), certificate.pem()).unwrap();
+        std::fs::write(self.path(&pem), key.serialize_pem()).unwrap();
+        Certificates::read(&self.path("ca"), &self.path(&crt), &self.path(&pem)).unwrap()
+    }
+}
+
+fn certified(authority: &Authority, host: &str) -> TlsClient {
+    TlsClient::certified(authority.issue("src.example"), host).unwrap()
+}
+
+#[test]
+fn an_authority_vouches_for_both() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let server = TlsServer::certified(ours.issue("dst.example")).unwrap();
+    let client = certified(&ours, "dst.example");
+    let (near, far, source) = meet(&client, &server);
+    let (mut sealer, mut opener) = (near.unwrap().1, far.unwrap().0);
+    let sealed = seal(&mut sealer, b"a page of it");
+    assert_eq!(open(&mut opener, &sealed, 9).unwrap(), b"a page of it");
+    assert_eq!(source, None);
+    // Both come back, by the files.
+    let client = client.credentials().unwrap().client().unwrap();
+    let server = server.credentials().unwrap().server().unwrap();
+    let (near, far, _) = meet(&client, &server);
+    assert!(near.is_ok() && far.is_ok());
+    // Another host's certificate.
+    let (near, _) = refused(&certified(&ours, "other.example"), &server);
+    assert!(matches!(near, SecureError::Certificate(_)), "{near}");
+    // Another authority's.
+    let (near, _) = refused(&certified(&theirs, "dst.example"), &server);
+    assert!(matches!(near, SecureError::Certificate(_)), "{near}");
+    // A client that trusts the server, but is not trusted itself.
+    let mut mixed = theirs.issue("src.example");
+    mixed.roots = ours.issue("x.example").roots;
+    let stranger = TlsClient::certified(mixed, "dst.example").unwrap();
+    let (near, far) = refused(&stranger, &server);
+    assert!(matches!(near, SecureError::Refused(_)), "{near}");
+    assert!(matches!(far, SecureError::Certificate(_)), "{far}");
+}
+
+#[test]
+fn certificates_of_the_past_are_not_accepted() {
+    let ours = Authority::new();
+    let server = TlsServer::certified(ours.issue_until("dst.example", 2001)).unwrap();
+    let (near, _) = refused(&certified(&ours, "dst.example"), &server);
+    assert!(near.to_string().contains("expired"), "{near}");
+    let server = TlsServer::certified(ours.issue("dst.example")).unwrap();
+    let old = ours.issue_until("src.example", 2001);
+    let (near, far) = refused(&TlsClient::certified(old, "dst.example").unwrap(), &server);
+    assert!(near.to_string().contains("Expired"), "{near}");
+    assert!(far.to_string().contains("expired"), "{far}");
+}
+
+#[test]
+fn one_with_certificates_and_one_that_invites_do_not_get_on() {
+    let ours = Authority::new();
+    let inviting = TlsServer::inviting().unwrap();
+    let (near, _) = refused(&certified(&ours, "dst.example"), &inviting);
+    assert!(matches!(near, SecureError::Certificate(_)), "{near}");
+    let certified = TlsServer::certified(ours.issue("dst.example")).unwrap();
+    let invited = TlsClient::invited(&invitation(&inviting)).unwrap();
+    let (near, _) = refused(&invited, &certified);
+    assert!(matches!(near, SecureError::WrongKey), "{near}");
+}
+
+#[test]
+fn unreadable_certificates_are_named() {
+    let ours = Authority::new();
+    ours.issue("src.example");
+    let path = |name: &str| ours.path(name);
+    std::fs::write(path("empty"), "nothing\n").unwrap();
+    let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    std::fs::write(path("broken"), broken).unwrap();
+    let read = |ca: &str, cert: &str, key: &str| {
+        let read = Certificates::read(&path(ca), &path(cert), &path(key));
+        let text = match read {
+            Ok(read) => TlsServer::certified(read).unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        };
+        assert!(text.len() < 400, "{text}");
+        text
+    };
+    let (crt, key) = ("src.example.crt", "src.example.key");
+    let text = read("none", crt, key);
+    assert!(
+        text.contains("none") && text.contains("authority"),
+        "{text}"
+    );
+    let text = read("ca", "empty", key);
+    assert!(text.starts_with("there is no certificate"), "{text}");
+    let text = read("broken", crt, key);
+    assert!(
+        text.contains("authority") && text.contains("broken"),
+        "{text}"
+    );
+    let text = read("ca", crt, "empty");
+    assert!(text.contains("private key"), "{text}");
+    // Somebody else's key.
+    let other = Authority::new();
+    other.issue("other.example");
+    std::fs::copy(other.path("other.example.key"), path("other.key")).unwrap();
+    let text = read("ca", crt, "other.key");
+    assert!(text.contains("certificate and its key"), "{text}");
+    assert!(Path::new(&path(crt)).exists());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn any_bytes_are_an_error_or_wait(bytes in prop::collection::vec(any::<u8>(), 0..4000)) {
+        let server = TlsServer::inviting().unwrap();
+        let (mut near, mut far) = pair();
+        near.write_all(&bytes).unwrap();
+        drop(near);
+        let stop = Cancel::new();
+        prop_assert!(accept(&server, &mut far, patience(&stop)).is_err());
+        let (_, (mut opener, _)) = friends();
+        // Only the right key makes anything of it.
+        prop_assert!(open(&mut opener, &bytes, 100).is_ok_and(|plain| plain.is_empty())
+            || open(&mut opener, &bytes, 100).is_err());
+    }
+}

@@ -1,0 +1,332 @@
+//! Both machines, fed whatever a peer may say, whenever it may say it: messages
+//! that were never due, twice, in any order, from long ago; with engines that
+//! are killed and records that cannot be written in between.
+//!
+//! The model check (`main.rs`) is exhaustive for two honest sides and a network
+//! that loses; this is about the rest. Run by the property tests (`any.rs`) and
+//! by the fuzz target on whatever it comes up with.
+
+use hikkoshi_engine::custody::{
+    Destination, DestinationAction, DestinationEvent, DestinationStage, Source, SourceAction,
+    SourceEvent, SourceStage,
+};
+
+/// A source's host: what is recorded, and what its engine does about it.
+#[derive(Debug)]
+struct SourceHost {
+    recorded: SourceStage,
+    machine: Source,
+    runs: bool,
+    /// *Commit* was sent, and not declined since.
+    given_away: bool,
+}
+
+/// What one side says to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    ToDestination(DestinationEvent),
+    ToSource(SourceEvent),
+}
+
+impl SourceHost {
+    fn new() -> Self {
+        Self {
+            recorded: SourceStage::Keeps,
+            machine: Source::new(SourceStage::Keeps),
+            runs: true,
+            given_away: false,
+        }
+    }
+
+    fn restart(&mut self, says: &mut Vec<Word>) {
+        self.machine = Source::new(self.recorded);
+        self.hear(SourceEvent::Restarted, true, says);
+    }
+
+    /// Does what the machine says; `records` says whether records can be
+    /// written.
+    fn hear(&mut self, event: SourceEvent, records: bool, says: &mut Vec<Word>) {
+        // *Ready* while the guest runs is what it should not say.
+        let event = match event {
+            SourceEvent::Ready if self.runs => SourceEvent::Lost,
+            other => other,
+        };
+        if matches!(
+            event,
+            SourceEvent::Declined | SourceEvent::Connected(DestinationStage::Declined)
+        ) && matches!(self.recorded, SourceStage::Committed | SourceStage::Gone)
+        {
+            self.given_away = false;
+        }
+        // Whoever gives up answers for it that it does not run there.
+        if event == SourceEvent::GivenUp {
+            self.given_away = false;
+        }
+        for &action in self.machine.on(event) {
+            match action {
+                SourceAction::Record(stage) => {
+                    if !records {
+                        self.machine = Source::new(self.recorded);
+                        return;
+                    }
+                    let place = |stage| SourceStage::ALL.iter().position(|&one| one == stage);
+                    let back = place(stage) < place(self.recorded);
+                    assert!(
+                        !back || (stage == SourceStage::Keeps && !self.given_away),
+                        "{event:?}: from {:?} back to {stage:?}",
+                        self.recorded
+                    );
+                    self.recorded = stage;
+                }
+                SourceAction::Commit => {
+                    assert_eq!(self.recorded, SourceStage::Committed, "{event:?}");
+                    assert!(!self.runs, "{event:?}: committed while it runs here");
+                    self.given_away = true;
+                    says.push(Word::ToDestination(DestinationEvent::Commit));
+                }
+                SourceAction::Resume => {
+                    assert_eq!(self.recorded, SourceStage::Keeps, "{event:?}");
+                    assert!(!self.given_away, "{event:?}: it runs there");
+                    self.runs = true;
+                }
+                SourceAction::CallOff => {
+                    assert_eq!(self.recorded, SourceStage::Keeps, "{event:?}");
+                    says.push(Word::ToDestination(DestinationEvent::CalledOff));
+                }
+                SourceAction::Serve => assert_eq!(self.recorded, SourceStage::Gone, "{event:?}"),
+                SourceAction::Wait => assert!(
+                    matches!(self.recorded, SourceStage::Committed | SourceStage::Gone),
+                    "{event:?}"
+                ),
+                // Nobody is forgotten, or leaves, who may still be needed.
+                SourceAction::Close => assert!(
+                    (self.recorded == SourceStage::Keeps && self.runs)
+                        || self.recorded == SourceStage::Done,
+                    "{event:?}: it is forgotten as {:?}",
+                    self.recorded
+                ),
+                SourceAction::End => assert!(
+                    matches!(self.recorded, SourceStage::Keeps | SourceStage::Done),
+                    "{event:?}: it ends as {:?}",
+                    self.recorded
+                ),
+            }
+        }
+        assert!(!(self.runs && self.given_away), "{event:?}");
+    }
+}
+
+/// A destination's host.
+#[derive(Debug)]
+struct DestinationHost {
+    recorded: DestinationStage,
+    machine: Destination,
+    runs: bool,
+    ran: bool,
+    promised: bool,
+    dropped: bool,
+    closed: bool,
+}
+
+impl DestinationHost {
+    fn new() -> Self {
+        Self {
+            recorded: DestinationStage::Arriving,
+            machine: Destination::new(DestinationStage::Arriving),
+            runs: false,
+            ran: false,
+            promised: false,
+            dropped: false,
+            closed: false,
+        }
+    }
+
+    fn restart(&mut self, says: &mut Vec<Word>) {
+        self.machine = Destination::new(self.recorded);
+        self.hear(DestinationEvent::Restarted, true, says);
+    }
+
+    fn hear(&mut self, event: DestinationEvent, records: bool, says: &mut Vec<Word>) {
+        use DestinationStage::{Arriving, Declined, Ready, Runs, Whole};
+        // A dropped guest is not loaded again, and what was forgotten is not taken
+        // up; that it never ran is said of none that did.
+        let never = event == DestinationEvent::NeverRan && self.ran;
+        if (event == DestinationEvent::Loaded && self.dropped) || self.closed || never {
+            return;
+        }
+        let mine = |stage| matches!(stage, Runs | Whole);
+        for &action in self.machine.on(event) {
+            match action {
+                DestinationAction::Record(stage) => {
+                    if !records {
+                        self.machine = Destination::new(self.recorded);
+                        return;
+                    }
+                    let place = |stage| DestinationStage::ALL.iter().position(|&one| one == stage);
+                    assert!(
+                        place(stage) > place(self.recorded)
+                            && (!mine(self.recorded)
+                                || stage != Declined
+                                || event == DestinationEvent::NeverRan),
+                        "{event:?}: from {:?} to {stage:?}",
+                        self.recorded
+                    );
+                    self.recorded = stage;
+                }
+                DestinationAction::SayReady => {
+                    assert_eq!(self.recorded, Ready, "{event:?}");
+                    self.promised = true;
+                    says.push(Word::ToSource(SourceEvent::Ready));
+                }
+                DestinationAction::Run => {
+                    assert!(mine(self.recorded) && !self.dropped, "{event:?}");
+                    self.runs = true;
+                    self.ran = true;
+                }
+                DestinationAction::SayResumed => {
+                    assert!(mine(self.recorded) && self.ran, "{event:?}");
+                    says.push(Word::ToSource(SourceEvent::Resumed));
+                }
+                DestinationAction::SayComplete => {
+                    assert_eq!(self.recorded, Whole, "{event:?}");
+                    says.push(Word::ToSource(SourceEvent::Complete));
+                }
+                DestinationAction::SayDeclined => {
+                    assert!(
+                        matches!(self.recorded, Arriving | Declined) && !self.ran,
+                        "{event:?}"
+                    );
+                    says.push(Word::ToSource(SourceEvent::Declined));
+                }
+                DestinationAction::AskToCancel => {
+                    assert_eq!(self.recorded, Ready, "{event:?}");
+                    says.push(Word::ToSource(SourceEvent::Cancelled));
+                }
+                DestinationAction::SayWhere(stage) => {
+                    assert_eq!(stage, self.machine.stage(), "{event:?}");
+                    let recorded = stage == self.recorded;
+                    assert!(
+                        recorded || (stage == Declined && !self.promised),
+                        "{event:?}"
+                    );
+                    says.push(Word::ToSource(SourceEvent::Connected(stage)));
+                }
+                DestinationAction::Drop => {
+                    assert!(!self.ran, "{event:?}: it has run here");
+                    // Once promised, nothing is dropped that the source might
+                    // have given away: it must be told, whenever it asks.
+                    assert!(!self.promised || self.recorded == Declined, "{event:?}");
+                    self.dropped = true;
+                }
+                DestinationAction::Kill => {
+                    assert_eq!(event, DestinationEvent::GivenUp);
+                    self.runs = false;
+                    self.dropped = true;
+                }
+                DestinationAction::Wait => assert_ne!(self.recorded, Arriving, "{event:?}"),
+                // A source that could still be waiting for a word is not left
+                // without one, but by those who answer for it.
+                DestinationAction::Close => {
+                    let word = match event {
+                        DestinationEvent::CalledOff
+                        | DestinationEvent::Connected(SourceStage::Keeps) => {
+                            self.recorded == Declined
+                        }
+                        DestinationEvent::Goodbye => self.recorded == Whole,
+                        DestinationEvent::GivenUp => true,
+                        _ => false,
+                    };
+                    assert!(word || !self.promised, "{event:?} in {:?}", self.recorded);
+                    self.closed = true;
+                }
+                DestinationAction::End => assert!(
+                    self.closed || (self.recorded == Runs && event == BROKEN),
+                    "{event:?}: it ends as {:?}",
+                    self.recorded
+                ),
+            }
+        }
+    }
+}
+
+/// The guest's process is gone: nothing is left to wait with.
+const BROKEN: DestinationEvent = DestinationEvent::Broken;
+
+fn pick<T: Copy>(all: &[T], byte: u8) -> T {
+    all[usize::from(byte) % all.len()]
+}
+
+/// A source whose destination says anything at any time: it keeps its own
+/// promises.
+pub fn source(bytes: &[u8]) {
+    let mut host = SourceHost::new();
+    let mut says = Vec::new();
+    for pair in bytes.chunks_exact(2) {
+        match pair[0] % 8 {
+            0 => host.restart(&mut says),
+            // The engine stops the guest for the switchover.
+            1 if host.recorded == SourceStage::Keeps => host.runs = false,
+            _ => host.hear(pick(&SourceEvent::ALL, pair[1]), pair[0] >= 32, &mut says),
+        }
+        says.clear();
+    }
+}
+
+/// A destination whose source says anything at any time.
+pub fn destination(bytes: &[u8]) {
+    let mut host = DestinationHost::new();
+    let mut says = Vec::new();
+    for pair in bytes.chunks_exact(2) {
+        if pair[0] % 8 == 0 {
+            host.restart(&mut says);
+        } else {
+            let event = pick(&DestinationEvent::ALL, pair[1]);
+            host.hear(event, pair[0] >= 32, &mut says);
+        }
+        says.clear();
+    }
+}
+
+/// Two honest sides, and somebody between them who keeps every word that was
+/// ever said and lets it be heard again, whenever and as often as he likes:
+/// the guest never runs on both sides.
+pub fn replayed(bytes: &[u8]) {
+    let (mut source, mut destination) = (SourceHost::new(), DestinationHost::new());
+    let mut said: Vec<Word> = Vec::new();
+    for pair in bytes.chunks_exact(2) {
+        let records = pair[0] >= 32;
+        let mut new = Vec::new();
+        match pair[0] % 8 {
+            0 => source.restart(&mut new),
+            1 => destination.restart(&mut new),
+            2 if source.recorded == SourceStage::Keeps => source.runs = false,
+            3 => {
+                let own = [SourceEvent::Lost, SourceEvent::Cancelled];
+                source.hear(pick(&own, pair[1]), records, &mut new);
+            }
+            4 => {
+                let own = [
+                    DestinationEvent::Loaded,
+                    DestinationEvent::Lost,
+                    DestinationEvent::AllHere,
+                    DestinationEvent::Cancelled,
+                    DestinationEvent::GivenUp,
+                    DestinationEvent::Connected(source.recorded),
+                ];
+                destination.hear(pick(&own, pair[1]), records, &mut new);
+            }
+            _ if said.is_empty() => {}
+            _ => match pick(&said, pair[1]) {
+                Word::ToDestination(event) => destination.hear(event, records, &mut new),
+                Word::ToSource(event) => source.hear(event, records, &mut new),
+            },
+        }
+        said.extend(new);
+        // Enough to choose from, and the oldest stay.
+        said.truncate(256);
+        assert!(
+            !(source.runs && destination.runs),
+            "two guests: {source:?} {destination:?}"
+        );
+    }
+}

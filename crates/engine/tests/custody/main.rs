@@ -1,0 +1,144 @@
+//! Who may run the guest: every order of messages, losses and crashes.
+//!
+//! `world.rs` is the two hosts, the links between them and a guest of two
+//! pages, driven by the machines of `hikkoshi_engine::custody`; `steps.rs` is
+//! all that can happen next. The check is exhaustive within a budget of what goes
+//! wrong: links lost, engines killed, records and guests that fail.
+
+mod any;
+mod any_messages;
+mod docs;
+mod steps;
+mod world;
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+use hikkoshi_engine::custody::{DestinationStage, SourceStage};
+use steps::Step;
+use world::{Flaw, Guest, World};
+
+/// All worlds that can come of one migration.
+struct Migration {
+    /// How often something goes wrong.
+    faults: u8,
+    /// What is wrong with the machines on purpose.
+    flaw: Option<Flaw>,
+}
+
+impl Model for Migration {
+    type State = World;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(self.faults, self.flaw)]
+    }
+
+    fn actions(&self, world: &World, steps: &mut Vec<Step>) {
+        steps::possible(world, steps);
+    }
+
+    fn next_state(&self, world: &World, step: Step) -> Option<World> {
+        let mut next = world.clone();
+        steps::take(&mut next, step);
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("never two runnable guests", |_, world: &World| {
+                !(world.source.guest == Guest::Running && world.destination.guest == Guest::Running)
+            }),
+            Property::always("never a page lost", |_, world: &World| world.is_sound()),
+            Property::always(
+                "never zero guests without a way back",
+                |_, world: &World| world.has_a_way_back(),
+            ),
+            // That the check gets anywhere.
+            Property::sometimes("it moves", |_, world: &World| {
+                world.source.stage == SourceStage::Done
+                    && world.destination.stage == DestinationStage::Whole
+            }),
+            Property::sometimes("it moves in spite of faults", |_, world: &World| {
+                world.faults == 0 && world.destination.stage == DestinationStage::Whole
+            }),
+            Property::sometimes("nobody runs for a while", |_, world: &World| {
+                world.source.stage == SourceStage::Committed
+                    && world.destination.stage == DestinationStage::Ready
+                    && world.links.is_empty()
+            }),
+            Property::sometimes("the source takes it back", |_, world: &World| {
+                world.taken_back && world.source.guest == Guest::Running
+            }),
+            Property::sometimes("the guest writes on both sides", |_, world: &World| {
+                world.truth == [2, 2]
+            }),
+        ]
+    }
+}
+
+/// What the check finds, by name, until it finds `what`.
+fn discoveries(faults: u8, flaw: Option<Flaw>, what: &'static str) -> Vec<&'static str> {
+    let checker = Migration { faults, flaw }
+        .checker()
+        .finish_when(HasDiscoveries::AllOf([what].into()))
+        .threads(2)
+        .spawn_bfs()
+        .join();
+    let mut found: Vec<_> = checker.discoveries().into_keys().collect();
+    found.sort_unstable();
+    found
+}
+
+/// Checks all worlds with so many faults, and gives their number.
+fn explore(faults: u8) -> usize {
+    let flaw = None;
+    let checker = Migration { faults, flaw }
+        .checker()
+        .threads(2)
+        .spawn_bfs()
+        .join();
+    checker.assert_properties();
+    checker.unique_state_count()
+}
+
+#[test]
+fn one_guest_and_every_page_whatever_happens() {
+    // Fewer would mean that something that can happen was left out.
+    let worlds = explore(2);
+    assert!(worlds > 500_000, "{worlds}");
+}
+
+#[test]
+#[ignore = "takes minutes, and gigabytes of memory"]
+fn one_guest_and_every_page_whatever_else_happens() {
+    println!("{} worlds", explore(3));
+}
+
+#[test]
+fn the_check_finds_what_is_wrong() {
+    for (flaw, what) in [
+        (Flaw::ResumeWhenLost, "never two runnable guests"),
+        (Flaw::CommitUnrecorded, "never two runnable guests"),
+        (Flaw::RunUnrecorded, "never two runnable guests"),
+        (
+            Flaw::DeclineUnrecorded,
+            "never zero guests without a way back",
+        ),
+        (
+            Flaw::ForgetWhenReady,
+            "never zero guests without a way back",
+        ),
+        (Flaw::KeepStalePages, "never a page lost"),
+        (Flaw::TrustOldOwed, "never zero guests without a way back"),
+        (Flaw::ForgetDeclined, "never zero guests without a way back"),
+        (Flaw::ForgetPaused, "never zero guests without a way back"),
+        (Flaw::DeclineWhenUnsure, "never two runnable guests"),
+        (Flaw::CommitAnyway, "never two runnable guests"),
+        (Flaw::GiveUpRashly, "never two runnable guests"),
+        (Flaw::KeepOldLink, "never zero guests without a way back"),
+        (Flaw::DeafWhenGone, "never zero guests without a way back"),
+    ] {
+        let found = discoveries(2, Some(flaw), what);
+        assert!(found.contains(&what), "{flaw:?}: {found:?}");
+    }
+}

@@ -1,0 +1,377 @@
+//! Two hosts, what is between them, and what must be true of them.
+
+use std::collections::VecDeque;
+
+use hikkoshi_engine::custody::{
+    Destination, DestinationAction, DestinationEvent, DestinationStage, Source, SourceAction,
+    SourceEvent, SourceStage,
+};
+
+use super::steps;
+
+/// Pages of the guest.
+pub const PAGES: usize = 2;
+
+/// Connections that may be under way at once: one that the destination still
+/// takes for good, and newer ones.
+pub const LINKS: usize = 2;
+
+/// Something wrong on purpose: the check must find it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Flaw {
+    /// The source lets its guest run on when the link breaks after *commit*.
+    ResumeWhenLost,
+    /// The source does not record that it commits.
+    CommitUnrecorded,
+    /// The destination does not record that it runs the guest.
+    RunUnrecorded,
+    /// The destination does not record that it has declined.
+    DeclineUnrecorded,
+    /// The destination drops the guest when the link breaks after *ready*.
+    ForgetWhenReady,
+    /// The destination does not drop what the source has overwritten.
+    KeepStalePages,
+    /// After a new connection the source sends what it believes to owe, not
+    /// what the destination lacks.
+    TrustOldOwed,
+    /// The destination forgets that it has declined once it has said so.
+    ForgetDeclined,
+    /// The source forgets a guest that it could not let run.
+    ForgetPaused,
+    /// The destination declines whenever the guest could not be made to run.
+    DeclineWhenUnsure,
+    /// The source goes on recording nothing when it cannot, and commits.
+    CommitAnyway,
+    /// The source gives up although the destination may run the guest.
+    GiveUpRashly,
+    /// The destination keeps to the old connection when the source has a new
+    /// one.
+    KeepOldLink,
+    /// A source that has heard that the guest runs takes no *declined* any more.
+    DeafWhenGone,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Guest {
+    /// Nothing that could run.
+    Absent,
+    Paused,
+    Running,
+}
+
+/// What goes from the source to the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ToDestination {
+    /// Drop these pages; then the device state, and everything that is needed.
+    Switch {
+        owed: [bool; PAGES],
+    },
+    Commit,
+    CallOff,
+    Goodbye,
+    /// The first word on a new connection of an old migration.
+    Here(SourceStage),
+}
+
+/// What goes from the destination to the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ToSource {
+    Ready,
+    Resumed,
+    Complete,
+    Declined,
+    Failed,
+    Cancel,
+    Where(DestinationStage, [bool; PAGES]),
+}
+
+/// A connection. Each side notices its end by itself; until then it hears what
+/// the other one had said.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Link {
+    pub source_holds: bool,
+    pub destination_holds: bool,
+    /// The destination has turned to it, and let the others go.
+    pub met: bool,
+    pub to_destination: VecDeque<ToDestination>,
+    pub to_source: VecDeque<ToSource>,
+    /// The background link: pages with their content.
+    pub pages: VecDeque<(usize, u8)>,
+}
+
+impl Link {
+    /// A new one.
+    pub fn new(met: bool) -> Self {
+        Self {
+            source_holds: true,
+            destination_holds: true,
+            met,
+            to_destination: VecDeque::new(),
+            to_source: VecDeque::new(),
+            pages: VecDeque::new(),
+        }
+    }
+}
+
+/// What an engine at the source knows, and forgets when it ends.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SourceEngine {
+    pub machine: Source,
+    pub todo: VecDeque<SourceAction>,
+    /// Written since it was sent, or never sent.
+    pub dirty: [bool; PAGES],
+    /// The guest was stopped and everything but the commit was sent.
+    pub switched: bool,
+    /// To be sent to the running guest.
+    pub owed: [bool; PAGES],
+    pub serving: bool,
+    /// It has no connection, and makes one.
+    pub waiting: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SourceHost {
+    /// As recorded.
+    pub stage: SourceStage,
+    /// The record was removed: no other engine goes on.
+    pub closed: bool,
+    pub guest: Guest,
+    pub ram: [u8; PAGES],
+    pub engine: Option<SourceEngine>,
+    /// The first engine's guard lives.
+    pub guard: bool,
+}
+
+/// What an engine at the destination knows, and forgets when it ends.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DestinationEngine {
+    pub machine: Destination,
+    pub todo: VecDeque<DestinationAction>,
+    /// *Commit* came on the connection that is there now.
+    pub committed_here: bool,
+    /// The guest was made to run.
+    pub settled: bool,
+    /// It has loaded the guest itself, and knows what became of it since.
+    pub loaded: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DestinationHost {
+    /// As recorded.
+    pub stage: DestinationStage,
+    /// The record was removed: no other engine goes on.
+    pub closed: bool,
+    pub guest: Guest,
+    /// The guest's process has ended, and its memory with it.
+    pub ended: bool,
+    pub ram: [Option<u8>; PAGES],
+    pub engine: Option<DestinationEngine>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct World {
+    pub flaw: Option<Flaw>,
+    /// What may still go wrong.
+    pub faults: u8,
+    pub source: SourceHost,
+    pub destination: DestinationHost,
+    /// The oldest first. The source has none but the newest.
+    pub links: VecDeque<Link>,
+    /// What the guest wrote last, wherever it ran.
+    pub truth: [u8; PAGES],
+    /// The destination has declined after the source had committed.
+    pub taken_back: bool,
+    /// Whether somebody has wanted it stopped, or given it up.
+    pub cancelled: bool,
+    /// Somebody at the destination has given it up.
+    pub given_up_there: bool,
+}
+
+impl World {
+    /// A guest that runs at the source, and an empty destination, connected.
+    pub fn new(faults: u8, flaw: Option<Flaw>) -> Self {
+        Self {
+            flaw,
+            faults,
+            source: SourceHost {
+                stage: SourceStage::Keeps,
+                closed: false,
+                guest: Guest::Running,
+                ram: [0; PAGES],
+                engine: Some(SourceEngine {
+                    dirty: [true; PAGES],
+                    switched: false,
+                    ..SourceEngine::new(SourceStage::Keeps)
+                }),
+                guard: true,
+            },
+            destination: DestinationHost {
+                stage: DestinationStage::Arriving,
+                closed: false,
+                guest: Guest::Absent,
+                ended: false,
+                ram: [None; PAGES],
+                engine: Some(DestinationEngine::new(DestinationStage::Arriving)),
+            },
+            links: [Link::new(true)].into(),
+            truth: [0; PAGES],
+            taken_back: false,
+            cancelled: false,
+            given_up_there: false,
+        }
+    }
+
+    /// The connection that the source has.
+    pub fn source_link(&mut self) -> Option<&mut Link> {
+        self.links.back_mut().filter(|link| link.source_holds)
+    }
+
+    /// The connection that the destination has turned to.
+    pub fn destination_link(&mut self) -> Option<&mut Link> {
+        let held = |link: &&mut Link| link.met && link.destination_holds;
+        self.links.iter_mut().find(held)
+    }
+
+    /// The guest cannot run at the destination, and nobody there will tell the
+    /// source that it never did.
+    pub fn is_lost_there(&self) -> bool {
+        let destination = &self.destination;
+        match destination.stage {
+            DestinationStage::Declined => destination.closed && self.given_up_there,
+            DestinationStage::Runs => destination.ended,
+            _ => false,
+        }
+    }
+
+    /// Whether every page is what the guest wrote last, where the guest runs
+    /// or may be let run, or can still be had from the source.
+    pub fn is_sound(&self) -> bool {
+        let at_source = self.source.ram == self.truth;
+        match (self.source.stage, self.destination.stage) {
+            (SourceStage::Keeps, _)
+            | (_, DestinationStage::Arriving | DestinationStage::Declined) => at_source,
+            (_, DestinationStage::Ready) => at_source && self.is_complete_with_the_source(),
+            (_, DestinationStage::Runs | DestinationStage::Whole) => {
+                // With its process the guest's memory is gone: no fault of ours.
+                self.destination.ended || self.is_complete_with_the_source()
+            }
+        }
+    }
+
+    fn is_complete_with_the_source(&self) -> bool {
+        (0..PAGES).all(|page| match self.destination.ram[page] {
+            Some(content) => content == self.truth[page],
+            None => {
+                self.destination.stage != DestinationStage::Whole
+                    && self.source.ram[page] == self.truth[page]
+            }
+        })
+    }
+
+    /// Whether one guest runs with all of its pages once both engines are
+    /// started again, connected, and left in peace; where the destination has
+    /// lost it, once the source has given up.
+    pub fn has_a_way_back(&self) -> bool {
+        let mut world = self.clone();
+        world.faults = 0;
+        for _ in 0..200 {
+            let Some(step) = steps::peaceful(&world) else {
+                break;
+            };
+            steps::take(&mut world, step);
+        }
+        match (world.source.guest, world.destination.guest) {
+            (Guest::Running, Guest::Absent | Guest::Paused) => world.source.ram == world.truth,
+            (Guest::Absent | Guest::Paused, Guest::Running) => {
+                world.destination.ram.map(Option::unwrap_or_default) == world.truth
+                    && world.destination.ram.iter().all(Option::is_some)
+            }
+            _ => false,
+        }
+    }
+
+    /// Tells the source's machine.
+    pub fn tell_source(&mut self, event: SourceEvent) {
+        let flaw = self.flaw;
+        let Some(engine) = &mut self.source.engine else {
+            return;
+        };
+        let stage = engine.machine.stage();
+        if flaw == Some(Flaw::ResumeWhenLost)
+            && event == SourceEvent::Lost
+            && stage == SourceStage::Committed
+        {
+            engine.todo.push_back(SourceAction::Resume);
+            return;
+        }
+        let declined = matches!(
+            event,
+            SourceEvent::Declined | SourceEvent::Connected(DestinationStage::Declined)
+        );
+        if flaw == Some(Flaw::DeafWhenGone) && declined && stage == SourceStage::Gone {
+            engine.todo.push_back(SourceAction::Wait);
+            return;
+        }
+        engine.todo.extend(engine.machine.on(event));
+    }
+
+    /// Tells the destination's machine.
+    pub fn tell_destination(&mut self, event: DestinationEvent) {
+        let flaw = self.flaw;
+        let Some(engine) = &mut self.destination.engine else {
+            return;
+        };
+        let lost_when_ready =
+            event == DestinationEvent::Lost && engine.machine.stage() == DestinationStage::Ready;
+        if flaw == Some(Flaw::ForgetWhenReady) && lost_when_ready {
+            engine.todo.push_back(DestinationAction::Drop);
+            engine.todo.push_back(DestinationAction::Close);
+            engine.todo.push_back(DestinationAction::End);
+            return;
+        }
+        let actions = engine.machine.on(event);
+        // A source that comes while the guest is made to run is answered first.
+        if engine.todo.front() == Some(&DestinationAction::Run) {
+            for &action in actions.iter().rev() {
+                engine.todo.push_front(action);
+            }
+        } else {
+            engine.todo.extend(actions);
+        }
+        if flaw == Some(Flaw::ForgetDeclined)
+            && engine.todo.contains(&DestinationAction::SayDeclined)
+        {
+            engine
+                .todo
+                .extend([DestinationAction::Close, DestinationAction::End]);
+        }
+    }
+}
+
+impl SourceEngine {
+    /// One that begins in `stage`, with no idea of anything else.
+    pub fn new(stage: SourceStage) -> Self {
+        Self {
+            machine: Source::new(stage),
+            todo: VecDeque::new(),
+            dirty: [false; PAGES],
+            switched: true,
+            owed: [false; PAGES],
+            serving: false,
+            waiting: false,
+        }
+    }
+}
+
+impl DestinationEngine {
+    /// One that begins in `stage`, with no idea of anything else.
+    pub fn new(stage: DestinationStage) -> Self {
+        Self {
+            machine: Destination::new(stage),
+            todo: VecDeque::new(),
+            committed_here: false,
+            settled: false,
+            loaded: stage == DestinationStage::Arriving,
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Every thread that listens to the other side has given up what it does not
+//! need: looked at from outside of it, in the middle of its work.
+
+use std::fs;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_engine::link::{Address, Listener, Remote, hello};
+use hikkoshi_engine::{Cancel, Mode};
+use hikkoshi_wire::{MigrationId, Role};
+
+use crate::relay::{Fate, Passing};
+use crate::run::{Setup, open, watchdog};
+
+/// How often is looked, 5 ms apart, before a thread counts as free: one that
+/// has just begun has its name first.
+const LOOKS: usize = 2000;
+
+/// That there are threads whose names begin with each of `names`, and that all
+/// of these are confined.
+fn confined(names: &[&str]) -> Result<(), String> {
+    // One that ends meanwhile is not of interest.
+    let threads: Vec<String> = fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok())
+        .collect();
+    for name in names {
+        // proc_pid_status(5)
+        let named = format!("Name:\t{name}");
+        let these: Vec<_> = threads.iter().filter(|t| t.starts_with(&named)).collect();
+        if these.is_empty() {
+            return Err(format!("there is no {name}"));
+        }
+        let given_up = ["CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"];
+        let is_free = |status: &&&String| !given_up.iter().all(|fact| status.contains(fact));
+        if let Some(free) = these.iter().find(is_free) {
+            return Err(format!("{name} is free: {free}"));
+        }
+    }
+    Ok(())
+}
+
+fn soon_confined(names: &[&str]) -> Result<(), String> {
+    let mut seen = confined(names);
+    for _ in 0..LOOKS {
+        if seen.is_ok() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(5));
+        seen = confined(names);
+    }
+    seen
+}
+
+/// Holds the first background page until `names` are seen confined.
+fn moved_by(names: &'static [&'static str], mode: Mode) {
+    let mut setup = Setup::new(mode);
+    setup.options.links = 2;
+    let seen = Arc::new(Mutex::new(None));
+    let looked = Arc::clone(&seen);
+    setup.relay(move |passing: &Passing| {
+        let background = matches!(passing.role, Role::Background { .. });
+        if background && passing.name == "Pages" {
+            looked
+                .lock()
+                .unwrap()
+                .get_or_insert_with(|| soon_confined(names));
+        }
+        Fate::Pass
+    });
+    setup.run().moved(true);
+    assert_eq!(*seen.lock().unwrap(), Some(Ok(())));
+}
+
+#[test]
+fn while_a_guest_is_copied() {
+    let names = &["src-control", "src-precopy-", "dst-control", "dst-back-"];
+    moved_by(names, Mode::Precopy);
+}
+
+#[test]
+fn while_pages_are_asked_for() {
+    let names = &[
+        "src-control",
+        "src-urgent",
+        "src-push-",
+        "dst-control",
+        "dst-urgent",
+        "dst-back-",
+    ];
+    moved_by(names, Mode::Postcopy);
+}
+
+fn at(path: &Path) -> Address {
+    format!("unix:{}", path.display()).parse().unwrap()
+}
+
+/// A source greets a destination that says nothing.
+#[test]
+fn while_a_destination_is_greeted() {
+    let _watchdog = watchdog();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("silent");
+    let silent = UnixListener::bind(&path).unwrap();
+    let remote = Remote::from(at(&path));
+    let seen = thread::scope(|scope| {
+        let id = MigrationId::from_bytes([1; 16]);
+        let greeting = scope.spawn(move || open(&remote, &hello(Role::Control, id)));
+        let accepted = silent.accept().unwrap();
+        let seen = soon_confined(&["src-hello"]);
+        drop(accepted);
+        greeting.join().unwrap().unwrap_err();
+        seen
+    });
+    assert_eq!(seen, Ok(()));
+}
+
+/// Somebody comes to a destination, and says nothing.
+#[test]
+fn while_a_stranger_is_listened_to() {
+    let _watchdog = watchdog();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("listen");
+    let listener = Listener::bind(&at(&path)).unwrap();
+    let (sender, _incoming) = sync_channel(1);
+    let stop = Cancel::new();
+    let seen = thread::scope(|scope| {
+        scope.spawn(|| listener.serve(&sender, &stop));
+        let stranger = UnixStream::connect(&path);
+        let seen = soon_confined(&["dst-hello"]);
+        stop.cancel();
+        drop(stranger);
+        seen
+    });
+    assert_eq!(seen, Ok(()));
+}

@@ -1,0 +1,279 @@
+//! Destinations that do not listen, or say too much, at a real source: it says
+//! so, in bounded memory, and its guest runs on.
+
+use std::io::{ErrorKind, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_engine::{Cancel, Mode, Outcome, SourceOptions};
+use hikkoshi_pages::{Page, PageRange};
+use hikkoshi_wire::{Frame, ToSource};
+
+use crate::held::held;
+use crate::machine::Side;
+use crate::memory::SMALL;
+
+use super::destinations::{Came, Destination, Ends, apply, hear_until, migrated_with};
+
+/// What one migration may hold beyond what it held before.
+const AFFORDABLE: usize = 16 << 20;
+
+/// Short, for nobody here deserves any.
+const PATIENCE: Duration = Duration::from_millis(400);
+
+fn impatient(mode: Mode) -> SourceOptions {
+    SourceOptions {
+        patience: PATIENCE,
+        ..patient(mode)
+    }
+}
+
+/// For what does not end for want of patience.
+fn patient(mode: Mode) -> SourceOptions {
+    SourceOptions {
+        mode,
+        links: 1,
+        ..SourceOptions::default()
+    }
+}
+
+/// Migrates to a destination that does as it should until the guest is paused.
+/// On a busy machine it may need more patience for that than it deserves
+/// afterwards: then it is tried again with more. `script` is told how much.
+fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Sync) -> Came {
+    let mut options = impatient(mode);
+    loop {
+        let patience = options.patience;
+        let came = migrated_with(&options, &Cancel::new(), |destination| {
+            script(destination, patience);
+        });
+        if came.2.contains(&"pause") || patience > SourceOptions::PATIENCE {
+            return came;
+        }
+        options.patience *= 6;
+    }
+}
+
+/// The guest runs on at the source as if nothing had been.
+#[track_caller]
+fn runs_on((result, machine, calls): Came, error: &str, paused: bool) {
+    let failed = result.unwrap_err();
+    assert!(failed.to_string().contains(error), "{failed}");
+    assert_eq!(failed.outcome, Outcome::AtSource, "{failed}");
+    assert_eq!(calls.contains(&"pause"), paused, "{calls:?}");
+    assert_eq!(machine.runs(), Some(Side::Source));
+    machine.work(100);
+    machine.check(Side::Source);
+}
+
+fn accept_precopy(destination: &mut Destination<'_>) -> (Ends, Ends) {
+    let mut control = destination.control();
+    let host_pages = vec![SMALL, SMALL];
+    control.1.control(&ToSource::Accept { host_pages }).unwrap();
+    (control, destination.background())
+}
+
+/// Reads everything, and acknowledges as long as `acks` says so.
+fn swallow((mut pages, mut acks): Ends, mut acknowledge: impl FnMut() -> bool) {
+    let mut buffer = vec![0; 1 << 20];
+    while let Ok(frame) = pages.frame() {
+        if pages.payload(&mut buffer[..frame.payload_len()]).is_err() {
+            return;
+        }
+        if acknowledge() {
+            let bytes = pages.received();
+            let _ = acks.frame(Frame::Ack { bytes });
+        }
+    }
+}
+
+const TOO_SLOW: &str = "the peer takes too long to answer";
+
+#[test]
+fn nothing_is_acknowledged() {
+    let came = migrated_with(&impatient(Mode::Precopy), &Cancel::new(), |destination| {
+        let (_control, background) = accept_precopy(destination);
+        swallow(background, || false);
+    });
+    runs_on(came, TOO_SLOW, false);
+}
+
+#[test]
+fn stale_pages_are_never_dropped() {
+    let came = migrated_with(&impatient(Mode::Postcopy), &Cancel::new(), |destination| {
+        let (mut control, background) = accept_precopy(destination);
+        apply(background);
+        let _urgent = destination.link(hikkoshi_wire::Role::Urgent);
+        hear_until(&mut control, "DiscardEnd");
+        while control.0.control::<hikkoshi_wire::ToDestination>().is_ok() {}
+    });
+    runs_on(came, TOO_SLOW, false);
+}
+
+#[test]
+fn half_an_acknowledgement() {
+    let came = migrated_with(&impatient(Mode::Precopy), &Cancel::new(), |destination| {
+        let (_control, background) = accept_precopy(destination);
+        let half = &Frame::Ack { bytes: 1 }.encode()[..7];
+        (&mut background.1.stream()).write_all(half).unwrap();
+        swallow(background, || false);
+    });
+    runs_on(came, TOO_SLOW, false);
+}
+
+#[test]
+fn nothing_is_read() {
+    let came = migrated_with(&impatient(Mode::Precopy), &Cancel::new(), |destination| {
+        let _links = accept_precopy(destination);
+        while destination.machine.runs().is_some() && !destination.is_left() {
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    runs_on(came, TOO_SLOW, false);
+}
+
+/// As long as the guest runs everything is as it should be.
+#[test]
+fn nothing_is_acknowledged_once_the_guest_stands_still() {
+    let came = once_paused(Mode::Precopy, |destination, _| {
+        let (mut control, background) = accept_precopy(destination);
+        let machine = Arc::clone(&destination.machine);
+        thread::spawn(move || swallow(background, || machine.runs().is_some()));
+        hear_until(&mut control, "DeviceStateChunk");
+        while control.0.control::<hikkoshi_wire::ToDestination>().is_ok() {}
+    });
+    runs_on(came, TOO_SLOW, true);
+}
+
+/// Always some progress, and never an end: the stopped guest does not wait for
+/// it.
+#[test]
+fn the_device_state_is_read_a_little_at_a_time() {
+    for mode in [Mode::Precopy, Mode::Postcopy] {
+        let came = once_paused(mode, |destination, patience| {
+            let (mut control, background) = accept_precopy(destination);
+            apply(background);
+            if mode == Mode::Postcopy {
+                let _urgent = destination.link(hikkoshi_wire::Role::Urgent);
+                hear_until(&mut control, "DiscardEnd");
+                control.1.control(&ToSource::Discarded).unwrap();
+            }
+            let mut little = [0; 4096];
+            loop {
+                match (&mut control.1.stream()).read(&mut little) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    // Far from all of it while there is any patience.
+                    Ok(1..) => thread::sleep(patience / 20),
+                    Ok(0) | Err(_) => return,
+                }
+            }
+        });
+        runs_on(came, TOO_SLOW, true);
+    }
+}
+
+/// The same acknowledgement for ever is none, and keeps nobody from anything.
+#[test]
+fn the_same_is_acknowledged_for_ever() {
+    let options = SourceOptions {
+        patience: Duration::from_secs(3600),
+        ..impatient(Mode::Precopy)
+    };
+    let came = migrated_with(&options, &Cancel::new(), |destination| {
+        let (_control, (mut pages, mut acks)) = accept_precopy(destination);
+        let mut buffer = vec![0; 1 << 20];
+        let frame = pages.frame().unwrap();
+        pages.payload(&mut buffer[..frame.payload_len()]).unwrap();
+        let bytes = pages.received();
+        // The rest is read: or both sides might wait for each other to read.
+        thread::spawn(move || {
+            while let Ok(frame) = pages.frame() {
+                if pages.payload(&mut buffer[..frame.payload_len()]).is_err() {
+                    return;
+                }
+            }
+        });
+        let many = Frame::Ack { bytes }.encode().repeat(4000);
+        while acks.frames(&many).is_ok() {}
+    });
+    runs_on(came, "on a background link, ", false);
+}
+
+/// Requests without end, and none of the answers is read: they wait where the
+/// destination pays for them.
+#[test]
+fn requests_without_end() {
+    let cancel = Cancel::new();
+    let enough = cancel.clone();
+    let sent = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&sent);
+    // The guest stands still until this test has seen enough.
+    let options = patient(Mode::Postcopy);
+    let came = migrated_with(&options, &cancel, move |destination| {
+        let (mut control, _background, (_answers, mut requests)) = destination.accept();
+        hear_until(&mut control, "DiscardEnd");
+        control.1.control(&ToSource::Discarded).unwrap();
+        hear_until(&mut control, "Switch");
+        let before = held();
+        let total = Arc::clone(&counted);
+        thread::spawn(move || {
+            let all: Vec<u8> = (0..8)
+                .map(|nth| PageRange::from_len(Page::new(nth * 256), 256))
+                .flat_map(|range| Frame::Request { range }.encode())
+                .collect();
+            while requests.frames(&all).is_ok() {
+                total.fetch_add(8, Ordering::Relaxed);
+            }
+        });
+        // Until it has begun to, and the source takes no more.
+        let mut last = 0;
+        loop {
+            let now = counted.load(Ordering::Relaxed);
+            if now == last && now > 64 || destination.is_left() {
+                break;
+            }
+            last = now;
+            thread::sleep(Duration::from_millis(100));
+        }
+        let more = held().saturating_sub(before);
+        assert!(more < AFFORDABLE, "{more} bytes held for {last} requests");
+        enough.cancel();
+    });
+    assert!(sent.load(Ordering::Relaxed) > 64);
+    runs_on(came, "cancelled", true);
+}
+
+/// Messages without end that nobody waits for.
+#[test]
+fn messages_without_end() {
+    let cancel = Cancel::new();
+    let came = migrated_with(&patient(Mode::Postcopy), &cancel, |destination| {
+        let (mut control, _background, _urgent) = destination.accept();
+        let before = held();
+        let reason = "x".repeat(4096);
+        let refuse = ToSource::Refuse { reason };
+        while control.1.control(&refuse).is_ok() {}
+        let more = held().saturating_sub(before);
+        assert!(more < AFFORDABLE, "{more} bytes held");
+    });
+    let error = "waiting for the destination to drop stale pages: the peer broke the protocol: \
+                 unexpected answer Refuse";
+    runs_on(came, error, false);
+}
+
+/// What it says is shown as text, and as nothing else.
+#[test]
+fn words_that_are_not_only_words() {
+    let came = migrated_with(&impatient(Mode::Hybrid), &Cancel::new(), |destination| {
+        let mut control = destination.control();
+        let reason = "no\x1b[2J\x1b]0;owned\x07\nthe guest has moved\u{9b}\u{202e}".into();
+        control.1.control(&ToSource::Refuse { reason }).unwrap();
+    });
+    runs_on(
+        came,
+        "refuses the guest: no?[2J?]0;owned? the guest has moved??",
+        false,
+    );
+}

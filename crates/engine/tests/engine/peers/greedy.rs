@@ -1,0 +1,330 @@
+//! Sources that send what they must not, too much of it or too little, at a
+//! real destination: it says so, in bounded memory, and nothing runs here that
+//! should not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_engine::custody::Unrecorded;
+use hikkoshi_engine::link::LinkWriter;
+use hikkoshi_engine::{Cancel, DestinationOptions, Outcome, ReceiveWatch, receive};
+use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
+use hikkoshi_wire::{Frame, HEADER_LEN, Limits, PageRanges, ToDestination, ToSource};
+
+use crate::guests::TestDestination;
+use crate::held::held;
+use crate::machine::Side;
+use crate::memory::{MIB, SMALL, layout};
+use crate::run::{Notices, watchdog};
+
+use super::sources::{Source, refused};
+use super::{listen, machine};
+
+/// What one migration may hold beyond what it held before: each link has a
+/// buffer for the largest frame, and a few messages of the largest kind may
+/// wait.
+const AFFORDABLE: usize = 48 << 20;
+
+fn bounded(before: usize, what: &str) {
+    let more = held().saturating_sub(before);
+    assert!(more < AFFORDABLE, "{more} bytes held for {what}");
+}
+
+/// A frame header with a right checksum, whatever it says.
+fn header(kind: u8, payload: u32, value: u64, count: u32) -> [u8; HEADER_LEN] {
+    let mut header = [0; HEADER_LEN];
+    header[..2].copy_from_slice(b"hk");
+    header[2] = kind;
+    header[4..8].copy_from_slice(&payload.to_le_bytes());
+    header[8..16].copy_from_slice(&value.to_le_bytes());
+    header[16..20].copy_from_slice(&count.to_le_bytes());
+    let checksum = crc32c::crc32c(&header[..20]);
+    header[20..].copy_from_slice(&checksum.to_le_bytes());
+    header
+}
+
+#[derive(Debug, Clone, Copy)]
+enum On {
+    Control,
+    Background,
+}
+
+impl On {
+    fn of(self, source: &mut Source) -> &mut LinkWriter {
+        match self {
+            Self::Control => &mut source.control.1,
+            Self::Background => &mut source.background.1,
+        }
+    }
+}
+
+/// The guest has 512 pages.
+#[test]
+fn absurd_sizes_and_pages_that_are_not_there() {
+    let outside = "but the guest has only 512 pages";
+    for (on, bytes, expected) in [
+        (
+            On::Control,
+            header(1, u32::MAX, 0, 0),
+            "a control message of 4294967295 bytes",
+        ),
+        (
+            On::Control,
+            header(1, (1 << 20) + 1, 0, 0),
+            "1 to 1048576 are possible",
+        ),
+        (
+            On::Background,
+            header(2, 257 << 12, 0, 257),
+            "a pages frame for 257 pages, 1 to 256",
+        ),
+        (
+            On::Background,
+            header(2, u32::MAX, 0, u32::MAX),
+            "a pages frame for 4294967295 pages",
+        ),
+        (On::Background, header(2, 4096, 512, 1), outside),
+        (On::Background, header(2, 8192, 511, 2), outside),
+        (On::Background, header(3, 0, u64::MAX, 1), outside),
+        (On::Background, header(3, 0, 1, 1 << 18), outside),
+        (
+            On::Background,
+            header(3, 0, 0, (1 << 18) + 1),
+            "a zeros frame for 262145 pages",
+        ),
+        (
+            On::Background,
+            *b"GET / HTTP/1.1\r\nHost: x\r",
+            "it begins with the bytes [47, 45]",
+        ),
+    ] {
+        let bytes = bytes.to_vec();
+        refused(true, expected, move |source| {
+            let before = held();
+            let _ = on.of(source).frames(&bytes);
+            // Until it has had enough.
+            while !source.control.0.is_ready(Duration::from_secs(1)).unwrap() {}
+            bounded(before, expected);
+        });
+    }
+}
+
+/// Messages that are as large as can be, as fast as they can be sent.
+#[test]
+fn messages_without_end() {
+    let ranges = (0..256).map(|nth| PageRange::one(Page::new(nth * 2)));
+    let ranges = PageRanges::batches(ranges).next().unwrap();
+    refused(true, "called off by the source: enough", move |source| {
+        let before = held();
+        let discard = ToDestination::Discard { ranges };
+        for _ in 0..2000 {
+            source.say(&discard);
+        }
+        bounded(before, "discards");
+        let reason = "enough".into();
+        source.say(&ToDestination::Cancel { reason });
+    });
+    // The largest that mean something to nobody.
+    refused(true, "unexpected message Begin", |source| {
+        let before = held();
+        let begin = source.large_begin();
+        for _ in 0..100 {
+            source.say(&begin);
+        }
+        bounded(before, "offers");
+    });
+}
+
+/// Short, for nobody here deserves any.
+const PATIENCE: Duration = Duration::from_millis(800);
+
+/// More than enough, on whatever machine.
+const MOST_PATIENCE: Duration = Duration::from_secs(60);
+
+const TOO_SLOW: &str = "the peer takes too long to answer";
+
+/// A receiving side that goes on until it has had enough, after as much
+/// patience.
+fn waiting(
+    may_postcopy: bool,
+    patience: Duration,
+    script: impl FnOnce(&mut Source) + Send,
+) -> (Outcome, String) {
+    let _watchdog = watchdog();
+    let layout = layout(&[(MIB, SMALL), (MIB, SMALL)]);
+    let machine = machine(&layout, &layout);
+    let mut guest = TestDestination::new(&machine, 1000);
+    guest.checks = false;
+    let description = guest.description.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let watch = ReceiveWatch {
+        cancel: Cancel::new(),
+        observer: Arc::new(Notices::default()),
+        journal: Arc::new(Unrecorded),
+    };
+    let limits = Limits::from(&layout);
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut source =
+                Source::connect(listener.address(), limits, &description, may_postcopy);
+            script(&mut source);
+            source.last_word();
+        });
+        let options = DestinationOptions {
+            patience,
+            ..DestinationOptions::default()
+        };
+        receive(&mut guest, &listener, &options, &watch)
+    });
+    let error = result.unwrap_err();
+    assert_eq!(guest.script.count("resume"), 0);
+    assert_eq!(machine.runs(), Some(Side::Source));
+    machine.undamaged();
+    (error.outcome, error.to_string())
+}
+
+/// The largest frame, a byte now and then: it takes what one frame takes, and
+/// nobody waits for the rest.
+#[test]
+fn a_byte_at_a_time() {
+    let (outcome, text) = waiting(true, PATIENCE, |source| {
+        let before = held();
+        let range = PageRange::from_len(Page::new(0), 256);
+        let mut header = Frame::Pages { range }.encode().to_vec();
+        header.resize(header.len() + 4096, 7);
+        for (number, byte) in header.into_iter().enumerate() {
+            // Until it has had enough.
+            if source.background.1.frames(&[byte]).is_err() {
+                break;
+            }
+            if number >= HEADER_LEN {
+                bounded(before, "a frame");
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    assert_eq!(outcome, Outcome::AtSource);
+    assert!(text.contains(TOO_SLOW), "{text}");
+}
+
+/// The guest's device state needs pages that never come: before the commit
+/// that costs nothing but patience.
+#[test]
+fn requests_are_never_answered() {
+    let mut patience = PATIENCE;
+    loop {
+        let asked = AtomicBool::new(false);
+        let (outcome, text) = waiting(true, patience, |source| {
+            source.discard(0, 512);
+            source.switch(512, true);
+            let (requests, _) = source.urgent.as_mut().unwrap();
+            while let Ok(frame) = requests.frame() {
+                assert!(matches!(frame, Frame::Request { .. }), "{frame:?}");
+                asked.store(true, Ordering::Relaxed);
+            }
+        });
+        assert_eq!(outcome, Outcome::AtSource);
+        assert!(text.contains(TOO_SLOW), "{text}");
+        if asked.into_inner() {
+            return;
+        }
+        // On a busy machine a source that is as it should be may need more than
+        // that before anything is loaded.
+        assert!(patience < MOST_PATIENCE, "nothing was asked for");
+        patience *= 6;
+    }
+}
+
+/// Every page again and again in post-copy, with something else in it: the
+/// guest has what came first, and everything is counted once.
+#[test]
+fn pages_twice() {
+    let _watchdog = watchdog();
+    let layout = layout(&[(2 * MIB, SMALL)]);
+    let machine = machine(&layout, &layout);
+    machine.stop(Side::Source, Duration::from_secs(20));
+    let mut guest = TestDestination::new(&machine, 1000);
+    guest.checks = false;
+    let description = guest.description.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let watch = ReceiveWatch {
+        cancel: Cancel::new(),
+        observer: Arc::new(Notices::default()),
+        journal: Arc::new(Unrecorded),
+    };
+    let limits = Limits::from(&layout);
+    let (switched, go): (SyncSender<()>, _) = sync_channel(1);
+    guest.script.at("load_device_state", move || {
+        let _ = switched.send(());
+        Ok(())
+    });
+    let account = thread::scope(|scope| {
+        scope.spawn(|| {
+            let go = go;
+            let mut source = Source::connect(listener.address(), limits, &description, true);
+            source.discard(0, 512);
+            source.switch(512, true);
+            go.recv().unwrap();
+            let before = held();
+            let all = PageRange::from_len(Page::new(0), 512);
+            let send = |writer: &mut LinkWriter, range: PageRange, round: u8| {
+                let content: Vec<u8> = match round {
+                    0 => range
+                        .iter()
+                        .flat_map(|page| machine.expected(page.index()))
+                        .collect(),
+                    _ => vec![round; range.len() as usize * PAGE_SIZE],
+                };
+                writer.pages(range, &content).unwrap();
+            };
+            // All but the last page, on both links by turns.
+            let most = PageRange::from_len(Page::new(0), 511);
+            for round in 0..4 {
+                for (nth, range) in most.chunks(7).enumerate() {
+                    let urgent = source.urgent.as_mut().unwrap();
+                    let background = &mut source.background.1;
+                    if round == 0 {
+                        send(background, range, 0);
+                        // Installed before it comes again.
+                        while source.background.0.frame().unwrap()
+                            != (Frame::Ack {
+                                bytes: background.sent(),
+                            })
+                        {}
+                    } else if nth % 2 == 0 {
+                        send(&mut urgent.1, range, round);
+                    } else {
+                        send(background, range, round);
+                    }
+                }
+            }
+            // Zeros for everything: only what is missing is filled with them,
+            // and the last page holds something else at the source.
+            let last = PageRange::one(Page::new(511));
+            send(&mut source.background.1, last, 0);
+            source
+                .background
+                .1
+                .frame(Frame::Zeros { range: all })
+                .unwrap();
+            bounded(before, "pages");
+            let ready: ToSource = source.control.0.control().unwrap();
+            assert_eq!(ready, ToSource::Ready);
+            source.say(&ToDestination::Commit);
+            let mut said = Vec::new();
+            while !matches!(said.last(), Some(ToSource::Complete { .. })) {
+                said.push(source.control.0.control().unwrap());
+            }
+            source.say(&ToDestination::Goodbye);
+        });
+        let options = DestinationOptions::default();
+        receive(&mut guest, &listener, &options, &watch)
+    });
+    account.unwrap();
+    machine.check(Side::Destination);
+}

@@ -1,0 +1,236 @@
+//! An old session, played back at the door of a new one.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use hikkoshi_engine::custody::{SourceStage, Unrecorded};
+use hikkoshi_engine::link::{Address, Listener, hello};
+use hikkoshi_engine::{
+    Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+};
+use hikkoshi_wire::{
+    CHALLENGE_LEN, Frame, HELLO_LEN, MigrationId, Role, ToDestination, encode_control,
+};
+
+use crate::guests::{Script, TestDestination, TestSource};
+use crate::machine::Side;
+use crate::memory::{MIB, SMALL, layout};
+use crate::run::{Notices, watchdog};
+
+use super::{listen, machine};
+
+/// What a source has said, by connection.
+type Session = Vec<Vec<u8>>;
+
+/// Stands between the two sides and writes down what the source says.
+fn eavesdrop(folder: &Path, to: &Path) -> (PathBuf, Arc<Mutex<Session>>) {
+    let path = folder.join("tap");
+    let tap = UnixListener::bind(&path).unwrap();
+    let (to, heard) = (to.to_owned(), Arc::<Mutex<Session>>::default());
+    let session = Arc::clone(&heard);
+    thread::spawn(move || {
+        for near in tap.incoming() {
+            let (Ok(near), Ok(far)) = (near, UnixStream::connect(&to)) else {
+                return;
+            };
+            let (answers, back) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            let number = {
+                let mut session = session.lock().unwrap();
+                session.push(Vec::new());
+                session.len() - 1
+            };
+            let session = Arc::clone(&session);
+            thread::spawn(move || {
+                pass(&near, &far, |bytes| {
+                    session.lock().unwrap()[number].extend_from_slice(bytes);
+                });
+            });
+            thread::spawn(move || pass(&answers, &back, |_| ()));
+        }
+    });
+    (path, heard)
+}
+
+fn pass(mut from: &UnixStream, mut to: &UnixStream, mut hear: impl FnMut(&[u8])) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        hear(&buffer[..read]);
+        if to.write_all(&buffer[..read]).is_err() {
+            break;
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn path(listener: &Listener) -> PathBuf {
+    let Address::Unix(path) = listener.address() else {
+        panic!("a unix socket")
+    };
+    path.clone()
+}
+
+/// Moves a guest, to a destination that waits for it, by way of what `way` gives;
+/// `prepare` gets the source's script.
+fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathBuf)) {
+    let layout = layout(&[(MIB, SMALL), (2 * MIB, SMALL)]);
+    let machine = machine(&layout, &layout);
+    machine.work(100);
+    let mut guest = TestDestination::new(&machine, 1000);
+    let mut source = TestSource::new(&machine, true, 1000);
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let cancel = Cancel::new();
+    let watch = ReceiveWatch {
+        cancel: cancel.clone(),
+        observer: Arc::new(Notices::default()),
+        journal: Arc::new(Unrecorded),
+    };
+    thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let options = DestinationOptions::default();
+            receive(&mut guest, &listener, &options, &watch)
+        });
+        let way = catch_unwind(AssertUnwindSafe(|| way(&path(&listener))));
+        let address = Address::Unix(way.unwrap_or_else(|failed| {
+            cancel.cancel();
+            resume_unwind(failed)
+        }));
+        prepare(&source.script, path(&listener));
+        let options = SourceOptions {
+            mode: Mode::Hybrid,
+            ..SourceOptions::default()
+        };
+        let watch = Watch {
+            cancel: Cancel::new(),
+            observer: Arc::new(Notices::default()),
+            journal: Arc::new(Unrecorded),
+        };
+        migrate(&mut source, &address.into(), &options, &watch).unwrap();
+        receiving.join().unwrap().unwrap();
+    });
+    assert_eq!(machine.runs(), Some(Side::Destination));
+    machine.work(100);
+    machine.check(Side::Destination);
+}
+
+/// What a source says while its guest moves.
+fn recorded() -> Session {
+    let folder = tempfile::tempdir().unwrap();
+    let heard = Mutex::new(Arc::default());
+    moved(
+        |to| {
+            let (tap, session) = eavesdrop(folder.path(), to);
+            *heard.lock().unwrap() = session;
+            tap
+        },
+        |_, _| (),
+    );
+    heard.into_inner().unwrap().lock().unwrap().clone()
+}
+
+/// Every connection of an old session is said again, word for word, *commit*
+/// included, while another guest is on its way to the same door: none is
+/// answered, and the other guest arrives as it should.
+#[test]
+fn an_old_session() {
+    let _watchdog = watchdog();
+    let session = recorded();
+    assert!(session.len() >= 3, "{} links", session.len());
+    assert!(session.iter().all(|link| link.len() >= HELLO_LEN));
+    let replayed = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&replayed);
+    moved(Path::to_owned, |script, door| {
+        for call in ["start_dirty_log", "pause", "save_device_state half-way"] {
+            let (session, door, count) = (session.clone(), door.clone(), Arc::clone(&count));
+            script.at(call, move || {
+                for link in &session {
+                    let mut stream = UnixStream::connect(&door).unwrap();
+                    // It may be turned away before all of it was said.
+                    let _ = stream.write_all(link);
+                    let mut answer = Vec::new();
+                    let _ = stream.read_to_end(&mut answer);
+                    assert_eq!(answer, [0; 0], "it was answered");
+                    *count.lock().unwrap() += 1;
+                }
+                Ok(())
+            });
+        }
+    });
+    assert_eq!(*replayed.lock().unwrap(), 3 * session.len());
+}
+
+/// The same to a destination that waits for a guest: it is not fooled, and
+/// takes one in afterwards.
+#[test]
+fn an_old_session_while_nothing_is_under_way() {
+    let _watchdog = watchdog();
+    let session = recorded();
+    moved(
+        |door| {
+            for link in &session {
+                let mut stream = UnixStream::connect(door).unwrap();
+                let _ = stream.write_all(link);
+                let mut answer = Vec::new();
+                let _ = stream.read_to_end(&mut answer);
+                // A greeting, and not a word more: nothing was begun.
+                assert!(
+                    answer.len() <= HELLO_LEN + CHALLENGE_LEN,
+                    "{}",
+                    answer.len()
+                );
+            }
+            door.to_owned()
+        },
+        |_, _| (),
+    );
+}
+
+/// It was greeted before anything was under way, and answers when another
+/// source's guest is: it is none of that migration's, whatever it says.
+#[test]
+fn who_answers_late() {
+    let _watchdog = watchdog();
+    let waiting = Arc::new(Mutex::new(Vec::new()));
+    let held = Arc::clone(&waiting);
+    moved(
+        |door| {
+            for id in 0..4 {
+                let id = MigrationId::from_bytes([id; 16]);
+                let mut stream = UnixStream::connect(door).unwrap();
+                stream
+                    .write_all(&hello(Role::Control, id).encode())
+                    .unwrap();
+                let mut answer = [0; HELLO_LEN + CHALLENGE_LEN];
+                stream.read_exact(&mut answer).unwrap();
+                let challenge: [u8; CHALLENGE_LEN] = answer[HELLO_LEN..].try_into().unwrap();
+                held.lock().unwrap().push((stream, challenge));
+            }
+            door.to_owned()
+        },
+        |script, _| {
+            for call in ["start_dirty_log", "pause", "save_device_state half-way"] {
+                let waiting = Arc::clone(&waiting);
+                script.at(call, move || {
+                    let (mut stream, challenge) = waiting.lock().unwrap().pop().unwrap();
+                    let stage = SourceStage::Committed.into();
+                    let body = encode_control(&ToDestination::Here { stage }).unwrap();
+                    let len = u32::try_from(body.len()).unwrap();
+                    let here = [&Frame::Control { len }.encode()[..], &body].concat();
+                    // It may have been turned away.
+                    let _ = stream.write_all(&[&challenge[..], &here].concat());
+                    let mut answer = Vec::new();
+                    let _ = stream.read_to_end(&mut answer);
+                    assert_eq!(answer, [0; 0], "it was answered");
+                    Ok(())
+                });
+            }
+        },
+    );
+    assert_eq!(waiting.lock().unwrap().len(), 1, "all but one answered");
+}

@@ -1,0 +1,233 @@
+//! Peers that do not speak TLS, or not to its end, where it is wanted.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+use hikkoshi_engine::custody::Unrecorded;
+use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
+use hikkoshi_engine::link::{Address, Listener, Remote, Stream, hello};
+use hikkoshi_engine::{
+    Cancel, DestinationOptions, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+};
+use hikkoshi_wire::{MigrationId, Role};
+
+use crate::guests::{TestDestination, TestSource};
+use crate::machine::Side;
+use crate::memory::{MIB, SMALL, layout};
+use crate::run::{Notices, open, watchdog};
+
+use super::machine;
+
+/// A record of as many bytes as its header can say: TLS allows a quarter.
+const OVERSIZED: [u8; 5] = [23, 3, 3, 0xff, 0xff];
+
+/// A destination that invites, and whoever was invited.
+pub(super) fn invited() -> (TlsClient, TlsServer) {
+    let server = TlsServer::inviting().unwrap();
+    let invitation = server.invitation("127.0.0.1:1".parse().unwrap()).unwrap();
+    (TlsClient::invited(&invitation).unwrap(), server)
+}
+
+/// The first that a source with TLS says.
+pub(super) fn greeting(client: &TlsClient) -> Vec<u8> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let remote = Remote {
+        only_here: false,
+        address: Address::Tcp(listener.local_addr().unwrap().to_string()),
+        tls: Some(client.clone()),
+    };
+    thread::scope(|scope| {
+        let hearing = scope.spawn(move || {
+            let (mut peer, _) = listener.accept().unwrap();
+            let mut header = [0; 5];
+            peer.read_exact(&mut header).unwrap();
+            let mut record = header.to_vec();
+            record.resize(5 + usize::from(header[3]) * 256 + usize::from(header[4]), 0);
+            peer.read_exact(&mut record[5..]).unwrap();
+            record
+        });
+        open(&remote, &greeted(0)).unwrap_err();
+        hearing.join().unwrap()
+    })
+}
+
+fn greeted(id: u8) -> hikkoshi_wire::Hello {
+    hello(Role::Control, MigrationId::from_bytes([id; 16]))
+}
+
+/// What the other side says until it hangs up.
+fn heard(mut stream: impl Read) -> Vec<u8> {
+    let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return all,
+            Ok(n) => all.extend_from_slice(&buffer[..n]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return all,
+        }
+    }
+}
+
+/// One after the other, each in its own way; then a real source, by the same
+/// invitation.
+#[test]
+fn who_does_not_speak_tls_at_a_door_that_wants_it() {
+    let _watchdog = watchdog();
+    let layout = layout(&[(MIB, SMALL)]);
+    let machine = machine(&layout, &layout);
+    let mut guest = TestDestination::new(&machine, 1000);
+    let mut source = TestSource::new(&machine, true, 1000);
+    let (client, server) = invited();
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    let remote = Remote {
+        only_here: false,
+        address: listener.address().clone(),
+        tls: Some(client.clone()),
+    };
+    let listener = listener.with_tls(server);
+    let notices = Arc::new(Notices::default());
+    let watch = ReceiveWatch {
+        cancel: Cancel::new(),
+        observer: Arc::<Notices>::clone(&notices),
+        journal: Arc::new(Unrecorded),
+    };
+    thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let options = DestinationOptions::default();
+            receive(&mut guest, &listener, &options, &watch)
+        });
+        let knock = |bytes: &[u8]| {
+            let mut stream = TcpStream::connect(remote.address.to_string()).unwrap();
+            stream.write_all(bytes).unwrap();
+            heard(stream)
+        };
+        // In plain text: it hears that TLS is wanted, and no greeting.
+        let alert = knock(&greeted(9).encode());
+        assert!(alert.starts_with(&[21, 3]), "{alert:?}");
+        let plain = Remote::from(remote.address.clone());
+        let error = open(&plain, &greeted(9)).unwrap_err().to_string();
+        assert!(error.contains("wants TLS"), "{error}");
+        // Nothing beyond the first half of a handshake, and the first half of
+        // its first message: they have their time, and are left.
+        let whole = greeting(&client);
+        let answer = knock(&whole);
+        assert!(answer.starts_with(&[22, 3]), "{answer:?}");
+        assert!(!knock(&whole[..whole.len() / 2]).starts_with(&[22]));
+        // Too long a record, before the handshake and in it.
+        assert!(knock(&OVERSIZED).is_empty());
+        let answer = knock(&[&whole[..], &OVERSIZED].concat());
+        assert!(answer.starts_with(&[22, 3]), "{answer:?}");
+        // And after it, by somebody who was invited: instead of its offer.
+        let invited = open(&remote, &greeted(9)).unwrap();
+        (&invited).write_all(&OVERSIZED).unwrap();
+        heard(&invited);
+        // Half a record there.
+        let invited = open(&remote, &greeted(9)).unwrap();
+        (&invited).write_all(&[23, 3, 3, 1, 0, 7]).unwrap();
+        heard(&invited);
+        let watch = Watch {
+            cancel: Cancel::new(),
+            observer: Arc::<Notices>::clone(&notices),
+            journal: Arc::new(Unrecorded),
+        };
+        migrate(&mut source, &remote, &SourceOptions::default(), &watch).unwrap();
+        receiving.join().unwrap().unwrap();
+    });
+    machine.check(Side::Destination);
+    let notices = notices.all();
+    assert!(
+        notices.contains("the peer sent a record of an impossible length")
+            && notices.contains("the peer takes too long to answer"),
+        "{notices}"
+    );
+}
+
+/// Whoever listens where an invitation points to, and does not do what it
+/// should: the guest stays, and the source says why.
+#[test]
+fn a_destination_that_does_not_speak_tls_to_its_end() {
+    let _watchdog = watchdog();
+    let (client, server) = invited();
+    let attempt = |script: &(dyn Fn(TcpStream) + Sync)| {
+        let layout = layout(&[(MIB, SMALL)]);
+        let machine = machine(&layout, &layout);
+        let mut source = TestSource::new(&machine, true, 10);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let remote = Remote {
+            only_here: false,
+            address: Address::Tcp(listener.local_addr().unwrap().to_string()),
+            tls: Some(client.clone()),
+        };
+        let error = thread::scope(|scope| {
+            scope.spawn(|| script(listener.accept().unwrap().0));
+            let watch = Watch {
+                cancel: Cancel::new(),
+                observer: Arc::new(Notices::default()),
+                journal: Arc::new(Unrecorded),
+            };
+            migrate(&mut source, &remote, &SourceOptions::default(), &watch).unwrap_err()
+        });
+        assert_eq!(error.outcome, Outcome::AtSource);
+        assert_eq!(machine.runs(), Some(Side::Source));
+        assert_eq!(source.script.calls(), ["release"]);
+        error.to_string()
+    };
+    let says = |bytes: &'static [u8]| {
+        attempt(&move |mut peer: TcpStream| {
+            let _ = peer.write_all(bytes);
+            heard(peer);
+        })
+    };
+    // A greeting in plain text.
+    let text = says(b"hikkoshi");
+    assert!(text.contains("the peer does not speak TLS"), "{text}");
+    // Nothing, and half a record.
+    for bytes in [&b""[..], &[22, 3, 3, 1, 0, 2]] {
+        let text = says(bytes);
+        assert!(text.contains("does not finish the TLS handshake"), "{text}");
+    }
+    let text = says(&OVERSIZED);
+    assert!(text.contains("the TLS handshake failed"), "{text}");
+    // A proper handshake, the source is let in, and then nothing of use.
+    let text = attempt(&|peer| {
+        let folder = tempfile::tempdir().unwrap();
+        let door = Address::Unix(folder.path().join("door"));
+        let listener = Listener::bind(&door).unwrap().with_tls(server.clone());
+        let (sender, incoming) = std::sync::mpsc::sync_channel(1);
+        let stop = Cancel::new();
+        thread::scope(|scope| {
+            scope.spawn(|| listener.serve(&sender, &stop));
+            between(
+                &peer,
+                &Stream::connect(&door.clone().into(), &Cancel::new()).unwrap(),
+                || {
+                    let control = incoming.recv().unwrap();
+                    (&control.stream).write_all(&OVERSIZED).unwrap();
+                    control.stream.shutdown();
+                },
+            );
+            stop.cancel();
+        });
+    });
+    assert!(text.contains("a record of an impossible length"), "{text}");
+}
+
+/// Carries bytes between the two while `work` goes on, and until one hangs up.
+fn between(near: &TcpStream, far: &Stream, work: impl FnOnce()) {
+    let carry = |mut from: &mut dyn Read, to: &mut dyn Write| {
+        let _ = io::copy(&mut from, to);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            carry(&mut &*far, &mut &*near);
+            let _ = near.shutdown(std::net::Shutdown::Both);
+        });
+        scope.spawn(|| {
+            carry(&mut &*near, &mut &*far);
+            far.shutdown();
+        });
+        work();
+    });
+}

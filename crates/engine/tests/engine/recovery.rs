@@ -1,0 +1,371 @@
+//! Links that are lost and made again, engines that go on where others were,
+//! machines that end at the wrong moment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use hikkoshi_engine::custody::{DestinationStage, SourceStage};
+use hikkoshi_engine::{Mode, Outcome};
+use hikkoshi_wire::{Frame, Role};
+
+use crate::machine::Side;
+use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
+use crate::relay::{Fate, Passing, Towards};
+use crate::run::Setup;
+
+const LONG: Duration = Duration::from_secs(40);
+
+/// Both engines make the links again, however often they break, wherever that
+/// is.
+#[test]
+fn links_that_break_again_and_again() {
+    for mode in [Mode::Postcopy, Mode::Hybrid] {
+        let mut setup = Setup::new(mode);
+        setup.options.retry_for = LONG;
+        setup.receive_options.retry_for = LONG;
+        let (frames, broken) = (AtomicU32::new(0), Arc::new(AtomicU32::new(0)));
+        let breaks = Arc::clone(&broken);
+        setup.relay(move |passing: &Passing| {
+            if passing.name == "Commit" {
+                frames.store(1, Ordering::Relaxed);
+            }
+            // From the commit on, at a frame that is another one each time.
+            let count = frames.load(Ordering::Relaxed);
+            if count == 0 || breaks.load(Ordering::Relaxed) == 6 {
+                return Fate::Pass;
+            }
+            frames.store(count + 1, Ordering::Relaxed);
+            if count.is_multiple_of(11) {
+                breaks.fetch_add(1, Ordering::Relaxed);
+                frames.store(1, Ordering::Relaxed);
+                return [Fate::CutBefore, Fate::Tear, Fate::CutAfter][count as usize / 11 % 3];
+            }
+            Fate::Pass
+        });
+        let done = setup.run();
+        assert!(broken.load(Ordering::Relaxed) > 0);
+        let journals = (
+            Arc::clone(&done.source_journal),
+            Arc::clone(&done.destination_journal),
+        );
+        let notices = done.notices.all();
+        done.moved(true);
+        assert!(notices.contains("nothing is lost"), "{notices}");
+        assert_eq!(journals.0.last().unwrap().stage, SourceStage::Done);
+        assert_eq!(journals.1.last().unwrap().stage, DestinationStage::Whole);
+    }
+}
+
+/// Links that can be made again, and are lost before they have brought a page,
+/// are no links: both sides give up by themselves, and the guest can be taken up.
+#[test]
+fn links_that_are_lost_at_once_are_given_up() {
+    let mut setup = Setup::new(Mode::Postcopy);
+    setup.options.retry_for = Duration::from_secs(1);
+    setup.receive_options.retry_for = Duration::from_secs(1);
+    let committed = AtomicBool::new(false);
+    setup.relay(move |passing: &Passing| {
+        if passing.name == "Commit" {
+            committed.store(true, Ordering::Relaxed);
+        }
+        let page = matches!(passing.frame, Frame::Pages { .. } | Frame::Zeros { .. });
+        if page && committed.load(Ordering::Relaxed) {
+            return Fate::CutBefore;
+        }
+        Fate::Pass
+    });
+    let done = setup.run();
+    done.left();
+    done.taken_up("after links that were lost at once");
+}
+
+/// Whoever makes the guest run waits for a page when the links break: that is
+/// noticed, and the engine does not wait with it.
+#[test]
+fn links_that_break_while_the_guest_is_made_to_run() {
+    for patience in [Duration::ZERO, LONG] {
+        let mut setup = Setup::new(Mode::Postcopy);
+        setup.destination.looks = true;
+        setup.options.retry_for = patience;
+        setup.receive_options.retry_for = patience;
+        let broken = AtomicU32::new(0);
+        setup.relay(move |passing: &Passing| {
+            let first = || broken.fetch_add(1, Ordering::Relaxed) == 0;
+            if passing.name == "Commit" && first() {
+                return Fate::CutAfter;
+            }
+            Fate::Pass
+        });
+        let done = setup.run();
+        if patience == LONG {
+            done.moved(true);
+            continue;
+        }
+        let (_, destination) = done.left();
+        assert!(destination.contains("connection"), "{destination}");
+        assert_eq!(done.machine.starts(Side::Destination), 0);
+        let record = done.destination_journal.last().unwrap();
+        assert_eq!(record.stage, DestinationStage::Runs);
+        assert!(!record.started);
+        done.taken_up("with a page that is waited for");
+    }
+}
+
+/// The destination's machine ends between *ready* and *commit*: it says that it
+/// never ran the guest, and the source takes it back.
+#[test]
+fn a_machine_that_ends_before_the_commit() {
+    for mode in [Mode::Precopy, Mode::Postcopy] {
+        let mut setup = Setup::new(mode);
+        let ended = Arc::clone(&setup.destination.ended);
+        setup.relay(move |passing: &Passing| {
+            if passing.name == "Commit" {
+                ended.store(true, Ordering::Relaxed);
+            }
+            Fate::Pass
+        });
+        let done = setup.run();
+        let (source, _) = done.at_source();
+        assert!(source.contains("never ran the guest"), "{source}");
+        assert_eq!(done.commits, 0, "it was taken back");
+        let record = done.destination_journal.last().unwrap();
+        assert_eq!(record.stage, DestinationStage::Declined);
+        assert!(done.source_journal.is_closed());
+    }
+}
+
+/// What is missing is found out in huge pages, too, and pieces of some are
+/// asked for again.
+#[test]
+fn huge_pages_are_taken_up() {
+    let Some(_pages) = HugePages::reserve(8) else {
+        return;
+    };
+    let source = layout(&[(8 * MIB, SMALL), (MIB, SMALL)]);
+    let destination = layout(&[(8 * MIB, HUGE), (MIB, SMALL)]);
+    for (mode, nth) in [
+        (Mode::Postcopy, 3),
+        (Mode::Postcopy, 200),
+        (Mode::Hybrid, 40),
+    ] {
+        for patience in [Duration::ZERO, LONG] {
+            let mut setup = Setup::with(mode, &source, &destination, true);
+            setup.options.retry_for = patience;
+            setup.receive_options.retry_for = patience;
+            let pages = AtomicU32::new(0);
+            setup.relay(move |passing: &Passing| {
+                if passing.name == "Commit" {
+                    pages.store(1, Ordering::Relaxed);
+                }
+                let page = passing.name == "Pages" && passing.towards == Towards::Destination;
+                if page && pages.load(Ordering::Relaxed) > 0 {
+                    let count = pages.fetch_add(1, Ordering::Relaxed);
+                    if count == nth {
+                        return Fate::CutBefore;
+                    }
+                }
+                Fate::Pass
+            });
+            let done = setup.run();
+            if done.source.is_ok() {
+                done.moved(true);
+                continue;
+            }
+            let ((outcome, _), _) = done.errors();
+            assert_ne!(outcome, Outcome::AtSource);
+            done.taken_up(&format!("{mode:?} {nth}"));
+        }
+    }
+}
+
+/// A stage that cannot be recorded holds everything up that depends on it, and
+/// loses nothing.
+#[test]
+fn stages_that_cannot_be_recorded() {
+    for stage in [DestinationStage::Ready, DestinationStage::Runs] {
+        let setup = Setup::new(Mode::Postcopy);
+        let full = Arc::new(AtomicU32::new(1));
+        let now = Arc::clone(&full);
+        setup.destination_journal.before(move |record| {
+            if record.stage == stage && now.load(Ordering::Relaxed) == 1 {
+                return Err(std::io::Error::other("there is no room"));
+            }
+            Ok(())
+        });
+        let done = setup.run();
+        full.store(0, Ordering::Relaxed);
+        if stage == DestinationStage::Ready {
+            let (source, destination) = done.at_source();
+            let expected = "recording how far the migration is: there is no room";
+            assert_eq!(destination, expected);
+            assert_eq!(source, format!("the destination failed: {expected}"));
+            continue;
+        }
+        done.left();
+        assert_eq!(done.machine.starts(Side::Destination), 0);
+        done.taken_up("unrecorded");
+    }
+}
+
+/// The destination has declined, and its word is lost, in whatever form: the
+/// source hears it from the same engine later, or from another one.
+#[test]
+fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
+    for patience in [LONG, Duration::ZERO] {
+        let mut setup = Setup::new(Mode::Postcopy);
+        setup.options.retry_for = patience;
+        setup.receive_options.retry_for = patience;
+        let ended = Arc::clone(&setup.destination.ended);
+        let (declined, wheres) = (AtomicU32::new(0), AtomicU32::new(0));
+        setup.relay(move |passing: &Passing| {
+            if passing.name == "Commit" {
+                ended.store(true, Ordering::Relaxed);
+            }
+            let first = |count: &AtomicU32| count.fetch_add(1, Ordering::Relaxed) == 0;
+            if (passing.name == "Declined" && first(&declined))
+                || (passing.name == "Where" && first(&wheres))
+            {
+                return Fate::CutBefore;
+            }
+            Fate::Pass
+        });
+        let done = setup.run();
+        let record = done.destination_journal.last().unwrap();
+        assert_eq!(record.stage, DestinationStage::Declined);
+        if patience == LONG {
+            let (source, destination) = done.at_source();
+            assert!(source.contains("never ran the guest"), "{source}");
+            assert!(destination.contains("has ended"), "{destination}");
+            assert!(done.source_journal.is_closed() && done.destination_journal.is_closed());
+            continue;
+        }
+        let (source, destination) = done.errors();
+        assert_eq!(source.0, Outcome::Paused, "{source:?}");
+        assert_eq!(destination.0, Outcome::Declined, "{destination:?}");
+        assert!(!done.source_journal.is_closed() && !done.destination_journal.is_closed());
+        done.given_back();
+    }
+}
+
+/// The last word never arrives, and no link breaks: a new connection tells.
+#[test]
+fn a_last_word_that_is_swallowed() {
+    let mut setup = Setup::new(Mode::Hybrid);
+    setup.options.retry_for = LONG;
+    setup.receive_options.retry_for = LONG;
+    let completes = AtomicU32::new(0);
+    setup.relay(move |passing: &Passing| {
+        if passing.name == "Complete" && completes.fetch_add(1, Ordering::Relaxed) == 0 {
+            return Fate::Swallow;
+        }
+        Fate::Pass
+    });
+    let done = setup.run();
+    let journals = (
+        Arc::clone(&done.source_journal),
+        Arc::clone(&done.destination_journal),
+    );
+    done.moved(true);
+    assert!(journals.0.is_closed() && journals.1.is_closed());
+}
+
+/// Who wants to stop is told that it is too late; that does not keep the engines
+/// from making links again.
+#[test]
+fn a_wish_that_was_answered_is_over() {
+    let mut setup = Setup::new(Mode::Postcopy);
+    setup.options.retry_for = LONG;
+    setup.receive_options.retry_for = LONG;
+    let cancels = [
+        setup.source_cancel.clone(),
+        setup.destination_cancel.clone(),
+    ];
+    let pages = AtomicU32::new(0);
+    setup.relay(move |passing: &Passing| {
+        // Nothing goes unasked before the source knows that the guest runs there.
+        let unasked = matches!(passing.role, Role::Background { .. }) && passing.name == "Pages";
+        match unasked.then(|| pages.fetch_add(1, Ordering::Relaxed)) {
+            Some(0) => cancels.iter().for_each(hikkoshi_engine::Cancel::cancel),
+            Some(3) => {
+                // Both were answered.
+                while cancels.iter().any(hikkoshi_engine::Cancel::is_cancelled) {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                return Fate::CutAfter;
+            }
+            _ => {}
+        }
+        Fate::Pass
+    });
+    let done = setup.run();
+    let notices = done.notices.all();
+    done.moved(true);
+    assert!(
+        notices.contains("not stopping before it has them"),
+        "{notices}"
+    );
+    assert!(
+        notices.contains("not stopping before they are here"),
+        "{notices}"
+    );
+}
+
+/// One side is given up, or both.
+#[test]
+fn what_is_given_up_is_over() {
+    for (fate, stage) in [
+        (Fate::CutBefore, DestinationStage::Ready),
+        (Fate::CutAfter, DestinationStage::Runs),
+    ] {
+        let mut setup = Setup::new(Mode::Postcopy);
+        // It can be made to run as soon as its source is there again.
+        setup.destination.looks = true;
+        setup.relay(move |passing: &Passing| {
+            if passing.name == "Commit" {
+                return fate;
+            }
+            Fate::Pass
+        });
+        let done = setup.run();
+        done.left();
+        let record = done.destination_journal.last().unwrap();
+        assert_eq!(record.stage, stage);
+        let calls = done.give_up_destination();
+        let runs = stage == DestinationStage::Runs;
+        assert_eq!(calls.count("kill"), usize::from(runs));
+        assert_eq!(done.destination_journal.is_closed(), runs);
+        if !runs {
+            // Its source may come back after all.
+            let record = done.destination_journal.last().unwrap();
+            assert_eq!(record.stage, DestinationStage::Declined);
+        }
+        assert_eq!(done.machine.runs(), None);
+        done.give_up_source();
+        assert!(done.source_journal.is_closed());
+        assert_eq!(done.machine.runs(), Some(Side::Source));
+        done.machine.work(200);
+        // It has not run at the destination.
+        done.machine.check(Side::Source);
+    }
+}
+
+/// Where the guest cannot be brought back, nothing of it is forgotten.
+#[test]
+fn giving_up_can_be_tried_again() {
+    let mut setup = Setup::new(Mode::Hybrid);
+    setup.relay(|passing: &Passing| match passing.name.as_str() {
+        "Commit" => Fate::CutBefore,
+        _ => Fate::Pass,
+    });
+    let done = setup.run();
+    done.left();
+    let error = done.try_to_give_up_source(|script| script.fail("resume"));
+    assert_eq!(error.unwrap_err().outcome, Outcome::Stopped);
+    assert!(!done.source_journal.is_closed());
+    assert_eq!(done.machine.runs(), None);
+    let record = done.source_journal.last().unwrap();
+    assert_eq!(record.stage, SourceStage::Keeps);
+    done.give_up_source();
+    assert_eq!(done.machine.runs(), Some(Side::Source));
+}

@@ -1,0 +1,281 @@
+//! The same migrations with TLS on every link, and links that are tampered
+//! with.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+
+use hikkoshi_engine::link::secure::{
+    DestinationCredentials, Invitation, SourceCredentials, TlsClient, TlsServer,
+};
+use hikkoshi_engine::link::{Address, HandshakeError, Incoming, Listener, Remote, hello};
+use hikkoshi_engine::{Cancel, Mode, Outcome};
+use hikkoshi_wire::{MigrationId, Role};
+
+use crate::machine::Side;
+use crate::run::{Done, Setup, open};
+use crate::wire::{Harm, Wire};
+
+const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
+
+fn invitation(server: &TlsServer) -> Invitation {
+    let address: Address = "127.0.0.1:1".parse().unwrap();
+    let shown = server.invitation(address).unwrap().to_string();
+    shown.parse().unwrap()
+}
+
+/// A destination that invites, and whoever was invited.
+fn invited() -> (TlsClient, TlsServer) {
+    let server = TlsServer::inviting().unwrap();
+    (TlsClient::invited(&invitation(&server)).unwrap(), server)
+}
+
+#[test]
+fn every_mode_and_several_links() {
+    for mode in MODES {
+        for links in [1, 3] {
+            let mut setup = Setup::new(mode);
+            setup.options.links = links;
+            setup.tls = Some(invited());
+            setup.run().moved(true);
+        }
+    }
+}
+
+#[test]
+fn spinning_threads_speak_tls_as_well() {
+    let mut setup = Setup::new(Mode::Hybrid);
+    setup.options.poll = true;
+    setup.receive_options.poll = true;
+    setup.tls = Some(invited());
+    setup.run().moved(true);
+}
+
+/// A migration in which `harm` is done to byte `at`: the guest is whole,
+/// wherever it is.
+fn harmed(mode: Mode, harm: Harm, at: u64) -> (Done, bool) {
+    let wire = Wire::new(harm, at);
+    let mut setup = Setup::new(mode);
+    setup.tls = Some(invited());
+    setup.wire = Some(wire.clone());
+    // A destination that was never reached goes on waiting.
+    let stop = setup.destination_cancel.clone();
+    let done = thread::scope(|scope| {
+        let (ended, end) = sync_channel::<()>(0);
+        scope.spawn(move || {
+            let _ = end.recv();
+            stop.cancel();
+        });
+        setup.run_until(ended)
+    });
+    (done, wire.harmed())
+}
+
+fn whole(done: Done, at: u64) {
+    let seen = format!("byte {at}: {done:?}");
+    let lacks_pages = done
+        .destination
+        .as_ref()
+        .is_err_and(|error| error.outcome == Outcome::AtDestination);
+    match done.machine.runs() {
+        // It runs with what it has; the rest is where it was.
+        Some(Side::Destination) if lacks_pages => done.taken_up(&seen),
+        Some(side) => {
+            // Nothing is missing where it runs.
+            done.machine.work(300);
+            done.machine.check(side);
+            let told = done.source.as_ref().map_err(|error| error.outcome);
+            match side {
+                Side::Source => assert_eq!(told.err(), Some(Outcome::AtSource), "{seen}"),
+                Side::Destination => assert_ne!(told.err(), Some(Outcome::AtSource), "{seen}"),
+            }
+        }
+        None => {
+            let error = done.source.as_ref().unwrap_err();
+            assert_ne!(error.outcome, Outcome::AtSource, "{seen}");
+            done.machine.undamaged();
+        }
+    }
+}
+
+/// Bytes that a migration takes on all links.
+fn length(mode: Mode) -> u64 {
+    let wire = Wire::new(Harm::Cut, u64::MAX);
+    let mut setup = Setup::new(mode);
+    setup.tls = Some(invited());
+    setup.wire = Some(wire.clone());
+    setup.run().moved(true);
+    wire.carried()
+}
+
+#[test]
+fn a_cut_is_not_taken_for_an_end() {
+    for mode in MODES {
+        let length = length(mode);
+        // The handshakes, and then all over it: few of these are between two
+        // records.
+        for at in [0, 3, 700, 1500]
+            .into_iter()
+            .chain((1..12).map(|n| n * length / 12 + n))
+        {
+            let (done, harmed) = harmed(mode, Harm::Cut, at);
+            assert!(harmed || done.source.is_ok(), "{done:?}");
+            whole(done, at);
+        }
+    }
+}
+
+#[test]
+fn a_changed_byte_ends_the_link_and_changes_no_page() {
+    for mode in MODES {
+        let length = length(mode);
+        let (mut changed, mut noticed) = (0, 0);
+        for at in (0..10).map(|n| n * length / 10 + 900 * (n % 3) + n) {
+            let (done, harmed) = harmed(mode, Harm::Change, at);
+            // No migration takes exactly as many bytes as another one.
+            assert!(harmed || done.source.is_ok(), "byte {at}: {done:?}");
+            changed += u32::from(harmed);
+            noticed += u32::from(done.source.is_err() || done.destination.is_err());
+            whole(done, at);
+        }
+        // Some end without whoever reads them: acknowledgements behind the last
+        // page of their link.
+        assert!(
+            changed >= 6 && noticed >= 4,
+            "{mode:?}: {changed}, {noticed}"
+        );
+    }
+}
+
+#[test]
+fn nothing_of_the_guest_can_be_read_on_the_way() {
+    for tls in [false, true] {
+        let wire = Wire::new(Harm::Cut, u64::MAX);
+        let mut setup = Setup::new(Mode::Hybrid);
+        setup.tls = tls.then(invited);
+        setup.wire = Some(wire.clone());
+        let done = setup.run();
+        let read = wire.readable(done.machine.memory(Side::Destination).layout().pages());
+        assert_eq!(read == 0, tls, "{read} pages");
+        done.moved(true);
+    }
+}
+
+#[test]
+fn who_was_not_invited_leaves_its_guest_where_it_is() {
+    let mut setup = Setup::new(Mode::Hybrid);
+    let (_, server) = invited();
+    let (stranger, _) = invited();
+    setup.tls = Some((stranger, server));
+    // The destination goes on waiting.
+    let stop = setup.destination_cancel.clone();
+    let done = thread::scope(|scope| {
+        let (ended, end) = sync_channel::<()>(0);
+        scope.spawn(move || {
+            let _ = end.recv();
+            stop.cancel();
+        });
+        setup.run_until(ended)
+    });
+    let error = done.source.unwrap_err();
+    assert_eq!(error.outcome, Outcome::AtSource);
+    let text = error.to_string();
+    assert!(
+        text.contains("does not have the key of the invitation"),
+        "{text}"
+    );
+}
+
+/// A destination's door, in the hands of a test.
+struct Door {
+    listener: Listener,
+    incoming: Receiver<Incoming>,
+    _folder: tempfile::TempDir,
+}
+
+impl Door {
+    /// Serves `test` connections that are protected by `server`.
+    fn with<T>(server: Option<TlsServer>, test: impl FnOnce(&Self) -> T) -> T {
+        let folder = tempfile::tempdir().unwrap();
+        let address = format!("unix:{}", folder.path().join("listen").display());
+        let mut listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        if let Some(server) = server {
+            listener = listener.with_tls(server);
+        }
+        let (sender, incoming) = sync_channel(4);
+        let door = Self {
+            listener,
+            incoming,
+            _folder: folder,
+        };
+        let stop = Cancel::new();
+        thread::scope(|scope| {
+            let (listener, serving) = (&door.listener, &stop);
+            scope.spawn(move || listener.serve(&sender, serving));
+            let tested = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&door)));
+            stop.cancel();
+            tested.unwrap()
+        })
+    }
+
+    fn knock(&self, client: Option<&TlsClient>, role: Role) -> Result<Incoming, HandshakeError> {
+        let remote = Remote {
+            only_here: false,
+            address: self.listener.address().clone(),
+            tls: client.cloned(),
+        };
+        open(&remote, &hello(role, MigrationId::from_bytes([3; 16])))?;
+        Ok(self.incoming.recv().unwrap())
+    }
+}
+
+#[test]
+fn sides_that_do_not_both_speak_tls_say_what_to_do() {
+    let run = |client: Option<TlsClient>, server: Option<TlsServer>| {
+        Door::with(server, |door| {
+            let refused = door.knock(client.as_ref(), Role::Control);
+            refused.unwrap_err().to_string()
+        })
+    };
+    let (client, server) = invited();
+    let text = run(None, Some(server));
+    assert!(
+        text.contains("--to") && text.contains("wants TLS"),
+        "{text}"
+    );
+    let text = run(Some(client), None);
+    assert!(text.contains("Both sides must use TLS"), "{text}");
+}
+
+/// One migration has many connections, some of them after a restart of either
+/// side; an invitation is good for one migration.
+#[test]
+fn an_invitation_is_for_all_links_of_one_migration() {
+    let (client, server) = invited();
+    let other = TlsClient::invited(&invitation(&server)).unwrap();
+    let used = |refused: Result<Incoming, HandshakeError>| {
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("has been used already"), "{text}");
+    };
+    Door::with(Some(server.clone()), |door| {
+        let control = door.knock(Some(&client), Role::Control).unwrap();
+        door.listener.admit(&control);
+        door.knock(Some(&client), Role::Urgent).unwrap();
+        used(door.knock(Some(&other), Role::Control));
+        used(door.knock(Some(&other), Role::Urgent));
+        // It came to nothing: the next one may try.
+        door.listener.expect(None);
+        let control = door.knock(Some(&other), Role::Control).unwrap();
+        door.listener.admit(&control);
+        used(door.knock(Some(&client), Role::Control));
+    });
+    // Both were ended and have their records.
+    let record = serde_json::to_vec(&other.credentials().unwrap()).unwrap();
+    let read: SourceCredentials = serde_json::from_slice(&record).unwrap();
+    let other = read.client().unwrap();
+    let record = serde_json::to_vec(&server.credentials().unwrap()).unwrap();
+    let read: DestinationCredentials = serde_json::from_slice(&record).unwrap();
+    Door::with(Some(read.server().unwrap()), |door| {
+        used(door.knock(Some(&client), Role::Control));
+        door.knock(Some(&other), Role::Control).unwrap();
+    });
+}

@@ -1,0 +1,130 @@
+//! A network between the two sides that understands nothing of what it
+//! carries, and does harm to it.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use hikkoshi_engine::link::Address;
+
+use crate::machine::stamp;
+
+/// What happens to the byte with a chosen number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Harm {
+    /// All connections end before it, in both directions, as if both sides
+    /// wanted that.
+    Cut,
+    /// It arrives as another one.
+    Change,
+}
+
+/// Carries bytes, counts them, and does harm once.
+#[derive(Debug)]
+pub struct Wire {
+    harm: Harm,
+    at: u64,
+    carried: AtomicU64,
+    harmed: AtomicBool,
+    /// What was carried, for whoever looks for something in it.
+    seen: Mutex<Vec<u8>>,
+    streams: Mutex<Vec<UnixStream>>,
+}
+
+impl Wire {
+    /// Harms byte number `at`, of all connections and both directions.
+    pub fn new(harm: Harm, at: u64) -> Arc<Self> {
+        Arc::new(Self {
+            harm,
+            at,
+            carried: AtomicU64::new(0),
+            harmed: AtomicBool::new(false),
+            seen: Mutex::default(),
+            streams: Mutex::default(),
+        })
+    }
+
+    /// Bytes carried so far.
+    pub fn carried(&self) -> u64 {
+        self.carried.load(Ordering::Acquire)
+    }
+
+    pub fn harmed(&self) -> bool {
+        self.harmed.load(Ordering::Acquire)
+    }
+
+    /// How often a page of a guest with so many pages could be read in it.
+    pub fn readable(&self, pages: u64) -> usize {
+        let seen = self.seen.lock().unwrap();
+        let word = |at: &[u8]| u64::from_le_bytes(at.try_into().unwrap());
+        let is_stamp = |part: &&[u8]| {
+            let (page, generation) = (word(&part[..8]), word(&part[8..16]));
+            page < pages && generation > 0 && stamp(page, generation)[..64] == **part
+        };
+        seen.windows(64).filter(is_stamp).count()
+    }
+
+    /// Where to connect to instead of `to`.
+    pub fn before(self: &Arc<Self>, to: &Address, folder: &Path) -> Address {
+        let Address::Unix(to) = to.clone() else {
+            panic!("unix sockets only")
+        };
+        let path = folder.join("wire");
+        let listener = UnixListener::bind(&path).unwrap();
+        let wire = Arc::clone(self);
+        // Ends with the test's process: nobody connects any more.
+        thread::spawn(move || {
+            for near in listener.incoming() {
+                let (Ok(near), Ok(far)) = (near, UnixStream::connect(&to)) else {
+                    return;
+                };
+                wire.carry(&near, &far);
+                wire.carry(&far, &near);
+            }
+        });
+        Address::Unix(path)
+    }
+
+    fn carry(self: &Arc<Self>, from: &UnixStream, to: &UnixStream) {
+        let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+        let wire = Arc::clone(self);
+        wire.streams.lock().unwrap().push(to.try_clone().unwrap());
+        thread::spawn(move || {
+            let mut buffer = vec![0; 16 << 10];
+            while let Ok(n) = from.read(&mut buffer) {
+                let bytes = &mut buffer[..n];
+                if n == 0 || !wire.pass(bytes) || to.write_all(bytes).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(Shutdown::Both);
+            let _ = from.shutdown(Shutdown::Both);
+        });
+    }
+
+    fn pass(&self, bytes: &mut [u8]) -> bool {
+        let len = bytes.len() as u64;
+        let before = self.carried.fetch_add(len, Ordering::AcqRel);
+        self.seen.lock().unwrap().extend_from_slice(bytes);
+        if !(before..before + len).contains(&self.at) {
+            return !self.harmed() || self.harm == Harm::Change;
+        }
+        self.harmed.store(true, Ordering::Release);
+        match self.harm {
+            Harm::Change => {
+                bytes[usize::try_from(self.at - before).unwrap()] ^= 0x10;
+                true
+            }
+            Harm::Cut => {
+                for stream in self.streams.lock().unwrap().iter() {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                false
+            }
+        }
+    }
+}
