@@ -10,6 +10,7 @@ use hikkoshi_wire::GuestDescription;
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::alone::{self, OccupyError};
 use crate::backend::property;
 use crate::migration;
 use crate::preflight::{self, Refusal, Side};
@@ -19,7 +20,7 @@ use crate::ram::{self, RamError};
 use crate::ramfile::Access;
 
 /// How long to wait for QEMU's greeting.
-pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// This QEMU, or its guest, cannot take part in a migration. Nothing in it has
 /// been changed.
@@ -37,6 +38,9 @@ pub enum AttachError {
     /// Its memory cannot be moved.
     #[error("this guest cannot be moved: {0}")]
     Ram(#[from] RamError),
+    /// Another engine is at work on it.
+    #[error(transparent)]
+    Occupied(#[from] OccupyError),
     /// QEMU could not be asked what it is.
     #[error("asking QEMU what machine it is: {0}")]
     Describe(#[from] QmpError),
@@ -83,6 +87,23 @@ pub(crate) struct Attached {
     pub(crate) description: GuestDescription,
 }
 
+impl AttachError {
+    /// Whether the guest was seen to be one that can be moved; it is as it was.
+    pub fn saw_guest(&self) -> bool {
+        !matches!(
+            self,
+            Self::Connect(_)
+                | Self::Occupied(_)
+                | Self::Refused(Refusal::Qmp(_) | Refusal::TooOld { .. } | Refusal::State { .. })
+        )
+    }
+
+    /// Whether the guest may have been handed over by an earlier migration.
+    pub fn may_be_elsewhere(&self) -> bool {
+        matches!(self, Self::Refused(Refusal::State { state, .. }) if state == "postmigrate")
+    }
+}
+
 /// Gets hold of the QEMU whose QMP socket is at `path`, and checks everything
 /// that can be checked without changing anything.
 pub(crate) fn attach(path: &Path, side: Side) -> Result<Attached, AttachError> {
@@ -97,6 +118,7 @@ pub(crate) fn attach(path: &Path, side: Side) -> Result<Attached, AttachError> {
     // denied, and would be taken for something else.
     process::check_right_to_trace(&process)?;
     let ram = ram::find(&mut client, &process, access)?;
+    alone::occupy(&ram.files)?;
     match side {
         Side::Source => remove_leftovers(&process)?,
         Side::Destination => {

@@ -3,23 +3,28 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, ThreadName};
 use hikkoshi_faults::{Features, ForeignUserfault, GiveBackError, Process, TakeError, Userfault};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::GuestDescription;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
 
 use crate::announce;
-use crate::attach::{AttachError, Attached, attach};
+use crate::attach::{AttachError, attach};
 use crate::device_state::{self, Feed, Until};
 use crate::hugetmpfs;
 use crate::migration::{self, MigrationStatus};
+use crate::monitor::{self, ENDLESS, MonitorError, Patience, attached};
+use crate::place::{Place, TakeUpError};
 use crate::preflight::Side;
-use crate::qmp::{COMMAND_TIMEOUT, QmpError, Version};
+use crate::process;
+use crate::qmp::{COMMAND_TIMEOUT, Client, ConnectError, QmpError, Version};
+use crate::ramfile::Access;
 use crate::settings::{self, Settings};
 use crate::source::close_descriptor;
 use crate::vcpus::{self, Vcpu};
@@ -30,14 +35,13 @@ use crate::vigil::Vigil;
 /// and QMP is silent meanwhile.
 const LOAD: Duration = Duration::from_secs(300);
 
-/// How long `cont` may take: storage is opened, and pages may be missing.
-const CONT: Duration = Duration::from_secs(120);
+/// How long to try to get through to a QEMU whose socket is not as it should be,
+/// before it is made to run. One that just says nothing is waited for as long as
+/// anybody wants it to run: it may wait for a page itself.
+const UNREACHABLE: Duration = Duration::from_secs(20);
 
 /// How long to wait for `RESUME` once `cont` has been accepted.
 const RESUMED: Duration = Duration::from_secs(10);
-
-/// How long to try to stop a guest as the last resort.
-const STOP: Duration = Duration::from_secs(3);
 
 /// From this version on QEMU can be told to survive a bad stream, and so to
 /// say what was wrong with it (`exit-on-error`).
@@ -65,6 +69,20 @@ pub enum CatchError {
     /// No userfaultfd was to be had.
     #[error(transparent)]
     Take(#[from] TakeError),
+    /// What the engine before left inside is not there any more.
+    #[error(
+        "taking over the userfaultfd that the engine before left in QEMU (process {pid}{}): it is \
+         not there any more. Since somebody has closed it, pages that had not arrived read as \
+         zeros, so what is in this QEMU must not be trusted. If the guest has never run here, end \
+         this QEMU and go on with 'hikkoshi receive --resume': then its source takes it back",
+        numbered(*number)
+    )]
+    Lost {
+        /// QEMU's process.
+        pid: u32,
+        /// The descriptor's number in it.
+        number: Option<i32>,
+    },
     /// The RAM file is on the wrong tmpfs.
     #[error(
         "post-copy drops and fills the pages of a RAM file one by one, but the kernel puts huge \
@@ -125,6 +143,9 @@ pub enum RunError {
     /// QEMU.
     #[error("resuming the guest at the destination: {0}")]
     Qmp(#[from] QmpError),
+    /// QEMU's monitor.
+    #[error("resuming the guest at the destination: {0}")]
+    Connect(#[from] ConnectError),
     /// QEMU did as told, to no avail.
     #[error(
         "resuming the guest at the destination: QEMU was told to, but its state is {state}; resume \
@@ -139,6 +160,14 @@ pub enum RunError {
     NotLoaded,
 }
 
+/// QEMU could not be ended.
+#[derive(Debug, Error)]
+#[error("ending QEMU (process {pid}), whose guest was given up: {source}; end it by hand")]
+pub struct KillError {
+    pid: u32,
+    source: io::Error,
+}
+
 /// Something taken from QEMU could not be given back. The rest was.
 #[derive(Debug, Error)]
 pub enum GiveUpError {
@@ -147,7 +176,11 @@ pub enum GiveUpError {
     Userfault(#[from] GiveBackError),
     /// The settings.
     #[error("putting QEMU's migration settings back: {0}")]
-    Settings(#[from] QmpError),
+    Settings(#[from] MonitorError),
+}
+
+fn numbered(number: Option<i32>) -> String {
+    number.map_or_else(String::new, |number| format!(", descriptor {number}"))
 }
 
 fn words(error: &Option<String>) -> String {
@@ -157,16 +190,60 @@ fn words(error: &Option<String>) -> String {
     )
 }
 
+/// What another program must know to go on with a destination.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DestinationNotes {
+    /// Where it is.
+    pub place: Place,
+    /// QEMU's settings that were changed, as they were.
+    pub settings: Settings,
+    /// The userfaultfd's number inside QEMU, if one was taken.
+    pub userfault: Option<i32>,
+}
+
+/// The notes as of now, wherever they are looked at from.
+#[derive(Debug, Clone)]
+pub struct Noted(Arc<Mutex<DestinationNotes>>);
+
+impl Noted {
+    /// These, to begin with.
+    pub fn new(notes: DestinationNotes) -> Self {
+        Self(Arc::new(Mutex::new(notes)))
+    }
+
+    /// The notes.
+    pub fn get(&self) -> DestinationNotes {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut DestinationNotes)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
 /// A QEMU that waits for a guest; see [`DestinationGuest`].
 #[derive(Debug)]
 pub struct QemuDestination {
-    qemu: Attached,
+    /// `None` before a QEMU that was taken up has been talked to: it may say
+    /// nothing before it gets a page.
+    client: Option<Client>,
+    /// Another program had begun this.
+    taken_up: bool,
+    process: Arc<Process>,
+    ram: Arc<RamFiles>,
+    place: Place,
+    noted: Noted,
     settings: Settings,
     /// For the device state: our end, QEMU has the other already.
     socket: Option<UnixStream>,
     userfault: Option<ForeignUserfault>,
     loading: bool,
     loaded: bool,
+    /// QEMU refused to run the guest that was loaded here, and never did.
+    never_ran: bool,
     cancel: Option<Cancel>,
     /// Which thread runs which virtual processor.
     vcpus: Vec<Vcpu>,
@@ -181,17 +258,81 @@ impl QemuDestination {
     ///
     /// See [`AttachError`]; QEMU has not been touched then.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
+        let qemu = attach(qmp, Side::Destination)?;
+        let place = Place::of(qmp, &qemu)?;
         Ok(Self {
-            qemu: attach(qmp, Side::Destination)?,
+            client: Some(qemu.client),
+            taken_up: false,
+            process: qemu.process,
+            ram: qemu.ram,
+            noted: Noted::new(DestinationNotes {
+                place: place.clone(),
+                settings: Settings::default(),
+                userfault: None,
+            }),
+            place,
             settings: Settings::default(),
             socket: None,
             userfault: None,
             loading: false,
             loaded: false,
+            never_ran: false,
             cancel: None,
             vcpus: Vec::new(),
             vigil: None,
         })
+    }
+
+    /// Takes up a QEMU that has a guest, or would have one soon, when the program
+    /// that took it in ended. QEMU is not talked to yet. `None` when it is gone.
+    ///
+    /// # Errors
+    ///
+    /// See [`TakeUpError`]. The guest goes on waiting for its pages.
+    pub fn take_up(notes: &DestinationNotes) -> Result<Option<Self>, TakeUpError> {
+        let place = &notes.place;
+        let Some(process) = place.process()? else {
+            return Ok(None);
+        };
+        process::check_right_to_trace(&process)?;
+        let ram = place.open_ram(Some(&process), Access::Write)?;
+        let userfault = match notes.userfault {
+            None => None,
+            Some(number) => {
+                let left = process::userfaults(&process)?;
+                // Closed once everything was here. While something is missing
+                // it is asked for (`userfault`), and must be there.
+                let there = left.iter().any(|leftover| leftover.number == number);
+                there
+                    .then(|| ForeignUserfault::adopt(&process, number))
+                    .transpose()?
+            }
+        };
+        if let Some(userfault) = &userfault {
+            userfault.keep_inside();
+        }
+        Ok(Some(Self {
+            client: None,
+            taken_up: true,
+            process,
+            ram: Arc::new(ram),
+            place: place.clone(),
+            noted: Noted::new(notes.clone()),
+            settings: notes.settings.clone(),
+            socket: None,
+            userfault,
+            loading: true,
+            loaded: true,
+            never_ran: false,
+            cancel: None,
+            vcpus: Vec::new(),
+            vigil: None,
+        }))
+    }
+
+    /// What another program must know to go on, as of whenever it is looked at.
+    pub fn noted(&self) -> Noted {
+        self.noted.clone()
     }
 
     /// Makes loading the device state end early, with an error, once `cancel`
@@ -207,25 +348,25 @@ impl QemuDestination {
     ///
     /// When there is no room for a thread.
     pub fn cancel_when_gone(&mut self, cancel: Cancel) -> io::Result<()> {
-        self.vigil = Some(Vigil::start(&self.qemu.process, cancel)?);
+        self.vigil = Some(Vigil::start(&self.process, cancel)?);
         Ok(())
     }
 
     /// Whether QEMU is gone.
     pub fn has_ended(&self) -> bool {
-        !self.qemu.process.is_alive()
+        !self.process.is_alive()
     }
 
     /// The number of QEMU's process.
     pub fn pid(&self) -> u32 {
-        self.qemu.process.pid()
+        self.process.pid()
     }
 
     fn ready(&mut self) -> Result<(), PrepareError> {
         if let Some(vigil) = &self.vigil {
             vigil.look_away();
         }
-        let client = &mut self.qemu.client;
+        let client = attached(&mut self.client)?;
         let state = migration::run_state(client)?.status;
         if state != "inmigrate" {
             return Err(PrepareError::State { state });
@@ -236,6 +377,7 @@ impl QemuDestination {
         client.execute("stop", json!({}))?;
         if self.settings == Settings::default() {
             let (before, after) = settings::plan(client, Side::Destination)?;
+            self.noted.change(|notes| notes.settings = before.clone());
             self.settings = before;
             settings::apply(client, &after)?;
         }
@@ -248,24 +390,43 @@ impl QemuDestination {
         Ok(())
     }
 
+    /// Whether the userfaultfd that the engine before has left, of a QEMU that was
+    /// taken up in post-copy, is there.
+    ///
+    /// # Errors
+    ///
+    /// [`CatchError::Lost`].
+    pub fn check_userfault(&self) -> Result<(), CatchError> {
+        if self.taken_up && self.userfault.is_none() {
+            return Err(CatchError::Lost {
+                pid: self.process.pid(),
+                number: self.noted.get().userfault,
+            });
+        }
+        Ok(())
+    }
+
     fn userfault(&mut self) -> Result<Arc<Userfault>, CatchError> {
         self.check_page_size()?;
+        self.check_userfault()?;
         let taken = match self.userfault.take() {
             Some(taken) => taken,
-            None => ForeignUserfault::take_from(&self.qemu.process, Features::FOR_MISSING)?,
+            None => ForeignUserfault::take_from(&self.process, Features::FOR_MISSING)?,
         };
+        let number = taken.remote();
+        self.noted.change(|notes| notes.userfault = Some(number));
         Ok(Arc::clone(self.userfault.insert(taken).userfault()))
     }
 
     /// Pages of a tmpfs must come and go one by one.
     fn check_page_size(&self) -> Result<(), CatchError> {
-        let ram = &self.qemu.ram;
+        let ram = &self.ram;
         for ((block, _), file) in ram.layout().blocks().zip(ram.files()) {
             let id = || block.id.clone();
             if block.host_page != PAGE_BYTES {
                 continue; // hugetlbfs: pages of one size, all of them.
             }
-            let cause = hugetmpfs::cause(&self.qemu.process, file.as_fd())
+            let cause = hugetmpfs::cause(&self.process, file.as_fd())
                 .map_err(|source| CatchError::Look { id: id(), source })?;
             if let Some(cause) = cause {
                 return Err(CatchError::HugePages { id: id(), cause });
@@ -282,20 +443,22 @@ impl QemuDestination {
         }
         self.loading = true;
         let cancel = self.cancel.clone();
-        self.qemu.client.set_cancel(cancel);
-        self.qemu.client.set_timeout(LOAD);
+        let client = attached(&mut self.client)?;
+        client.set_cancel(cancel);
+        client.set_timeout(LOAD);
         let outcome = self.load_within(state);
-        self.qemu.client.set_cancel(None);
-        self.qemu.client.set_timeout(COMMAND_TIMEOUT);
+        let client = attached(&mut self.client)?;
+        client.set_cancel(None);
+        client.set_timeout(COMMAND_TIMEOUT);
         self.loaded = outcome.is_ok();
         outcome
     }
 
     fn load_within(&mut self, state: Vec<u8>) -> Result<(), LoadError> {
-        let client = &mut self.qemu.client;
         let began = Instant::now();
         let bytes = state.len();
         let socket = self.socket.take().ok_or(LoadError::NotPrepared)?;
+        let client = attached(&mut self.client)?;
         // Dropped at the end, which breaks a load that is still going on.
         let _feed = Feed::start(socket, state)?;
         client.forget_events();
@@ -334,34 +497,42 @@ impl QemuDestination {
         Ok(())
     }
 
-    fn run(&mut self, running: bool) -> Result<Instant, RunError> {
+    fn run(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, RunError> {
         if !self.loaded {
             return Err(RunError::NotLoaded);
         }
         if !running {
             return Ok(Instant::now());
         }
-        let client = &mut self.qemu.client;
-        client.forget_events();
-        let asked = Instant::now();
-        client.execute_within("cont", json!({}), CONT)?;
-        let resumed = client.wait_event("the guest to run", asked + CONT + RESUMED, |event| {
-            (event.name == "RESUME").then_some(event.at)
-        });
-        let at = match resumed? {
-            Some(at) => at.max(asked),
-            None => {
-                let state = migration::run_state(client)?;
-                if !state.running {
-                    return Err(RunError::Stopped {
-                        state: state.status,
-                    });
-                }
-                Instant::now()
-            }
+        let patience = Patience {
+            trouble: UNREACHABLE,
+            silence: ENDLESS,
         };
+        let (qmp, process) = (&self.place.qmp, &self.process);
+        let client = monitor::reach(&mut self.client, qmp, process, patience, give_up)?;
+        client.set_cancel(Some(give_up.clone()));
+        client.set_timeout(ENDLESS);
+        let outcome = run(client, self.taken_up);
+        client.set_timeout(COMMAND_TIMEOUT);
+        // Of one that was taken up nobody knows what it did before.
+        let refused = !self.taken_up && is_refused(&outcome);
+        self.never_ran = refused && has_never_run(client);
+        client.set_cancel(None);
+        let at = outcome?;
         announce::announce_like(client, &self.settings.parameters);
         Ok(at)
+    }
+
+    fn restore_settings(&mut self) -> Result<(), MonitorError> {
+        let patience = Patience {
+            trouble: COMMAND_TIMEOUT,
+            silence: COMMAND_TIMEOUT,
+        };
+        let (qmp, process) = (&self.place.qmp, &self.process);
+        let never = Cancel::new();
+        let client = monitor::reach(&mut self.client, qmp, process, patience, &never)?;
+        settings::apply(client, &self.settings)?;
+        Ok(close_descriptor(client)?)
     }
 
     fn give_back(&mut self) -> Result<(), GiveUpError> {
@@ -373,14 +544,13 @@ impl QemuDestination {
             }
         }
         self.socket = None;
-        if self.settings != Settings::default() {
-            let client = &mut self.qemu.client;
-            let restored =
-                settings::apply(client, &self.settings).and_then(|()| close_descriptor(client));
-            match restored {
+        if self.settings != Settings::default() && self.process.is_alive() {
+            match self.restore_settings() {
                 // A QEMU that has exited needs nothing back.
                 Ok(()) => self.settings = Settings::default(),
-                Err(error) if error.is_closed() => self.settings = Settings::default(),
+                Err(MonitorError::Qmp(error)) if error.is_closed() => {
+                    self.settings = Settings::default();
+                }
                 Err(error) if first.is_ok() => first = Err(error.into()),
                 Err(error) => tracing::warn!(%error, "putting QEMU's migration settings back"),
             }
@@ -392,13 +562,53 @@ impl QemuDestination {
     }
 }
 
+/// Makes the guest run; `taken_up`: it may run already. As long as the client
+/// waits: storage is opened, and pages may be missing.
+fn run(client: &mut Client, taken_up: bool) -> Result<Instant, RunError> {
+    let asked = Instant::now();
+    if taken_up && migration::run_state(client)?.running {
+        return Ok(asked);
+    }
+    client.execute("cont", json!({}))?;
+    let until = Instant::now() + RESUMED;
+    let resumed = client.wait_event("the guest to run", until, |event| {
+        (event.name == "RESUME").then_some(event.at)
+    });
+    match resumed? {
+        Some(at) => Ok(at.max(asked)),
+        None => {
+            let state = migration::run_state(client)?;
+            if !state.running {
+                return Err(RunError::Stopped {
+                    state: state.status,
+                });
+            }
+            Ok(Instant::now())
+        }
+    }
+}
+
+fn is_refused(outcome: &Result<Instant, RunError>) -> bool {
+    matches!(outcome, Err(RunError::Qmp(error)) if error.is_refusal())
+}
+
+/// Whether a guest that this program has loaded, and that QEMU has just refused
+/// to run (its storage, mostly), stands as it was loaded.
+fn has_never_run(client: &mut Client) -> bool {
+    let state = migration::run_state(client);
+    // Nobody else has run it meanwhile, either: events come before answers.
+    let resumed = client.has_event("RESUME");
+    tracing::debug!(?state, resumed, "after QEMU has refused to run the guest");
+    !resumed && state.is_ok_and(|state| !state.running)
+}
+
 impl DestinationGuest for QemuDestination {
     fn describe(&self) -> &GuestDescription {
-        &self.qemu.description
+        &self.place.description
     }
 
     fn ram(&self) -> Arc<RamFiles> {
-        Arc::clone(&self.qemu.ram)
+        Arc::clone(&self.ram)
     }
 
     fn prepare(&mut self) -> Result<(), GuestError> {
@@ -407,40 +617,50 @@ impl DestinationGuest for QemuDestination {
 
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
         let userfault = self.userfault().map_err(GuestError::new)?;
-        Ok((userfault, self.qemu.addresses.clone()))
+        Ok((userfault, self.place.addresses()))
     }
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
         self.load(state).map_err(GuestError::new)
     }
 
-    fn resume(&mut self, running: bool) -> Result<Instant, GuestError> {
-        self.run(running).map_err(GuestError::new)
+    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError> {
+        self.run(running, give_up).map_err(GuestError::new)
     }
 
-    fn stop(&mut self) -> Result<(), GuestError> {
-        let stopped = self.qemu.client.execute_within("stop", json!({}), STOP);
-        match stopped {
-            Ok(_) => Ok(()),
-            // A QEMU that has exited runs no guest.
-            Err(error) if error.is_closed() => Ok(()),
-            Err(error) => Err(GuestError::new(error)),
-        }
+    fn never_ran(&self) -> bool {
+        self.never_ran
+    }
+
+    fn kill(&mut self) -> Result<(), GuestError> {
+        let pid = self.process.pid();
+        self.process
+            .kill()
+            .map_err(|source| GuestError::new(KillError { pid, source }))
+    }
+
+    fn has_ended(&self) -> bool {
+        Self::has_ended(self)
     }
 
     fn name_thread(&self, thread: u32) -> Option<ThreadName> {
-        vcpus::name(&self.qemu.process, &self.vcpus, thread)
+        vcpus::name(&self.process, &self.vcpus, thread)
     }
 
     fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
-        Some((Arc::clone(&self.qemu.process), self.qemu.addresses.clone()))
+        Some((Arc::clone(&self.process), self.place.addresses()))
     }
 
     fn abandon_userfault(&mut self) {
-        // QEMU's main loop may wait for a page that will not come now. What is
-        // still to be said to it must not take long.
-        self.qemu.client.set_timeout(STOP);
+        // Another engine goes on, and finds everything as it is: the settings,
+        // too, which cannot be put back while QEMU waits for a page.
+        self.settings = Settings::default();
         if let Some(userfault) = self.userfault.take() {
+            tracing::debug!(
+                pid = self.process.pid(),
+                number = userfault.remote(),
+                "leaving the userfaultfd in QEMU, pages may be missing"
+            );
             userfault.keep_inside();
         }
     }
@@ -452,17 +672,10 @@ impl DestinationGuest for QemuDestination {
 
 impl Drop for QemuDestination {
     fn drop(&mut self) {
-        if self.loading
-            && let Some(userfault) = self.userfault.take()
-        {
-            // Not released: pages may be missing, and closing it would turn
-            // them into zeros without a word.
-            tracing::warn!(
-                pid = self.qemu.process.pid(),
-                number = userfault.remote(),
-                "leaving the userfaultfd in QEMU, pages may be missing"
-            );
-            userfault.keep_inside();
+        if self.loading {
+            // Neither released nor, perhaps, abandoned: pages may be missing, and
+            // closing the userfaultfd would turn them into zeros without a word.
+            return self.abandon_userfault();
         }
         if let Err(error) = self.give_back() {
             tracing::warn!(%error, "leaving QEMU");

@@ -45,6 +45,14 @@
 //! protection of its memory. For the case that the engine is killed there is
 //! [`undo()`], to be called by another process.
 //!
+//! # Taken up again
+//!
+//! What another program needs to go on with a guest that was handed over, or
+//! may have been, is in [`SourceNotes`] and [`DestinationNotes`]: the process,
+//! the RAM files, the descriptor that was left inside. Nothing of it is asked of
+//! QEMU, which says nothing while its main loop waits for a page. A source whose
+//! QEMU is gone has its memory still ([`Remains`]).
+//!
 //! # Refused
 //!
 //! A guest that cannot be moved safely is refused before it is touched, with
@@ -60,7 +68,11 @@
 //! - Images on storage that only the source sees: QEMU's own mirroring has to
 //!   move those beforehand.
 
+mod alone;
 mod announce;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod any_bytes;
 mod attach;
 mod backend;
 mod destination;
@@ -68,27 +80,39 @@ mod device_state;
 mod hugetmpfs;
 mod maps;
 mod migration;
+mod monitor;
 mod mtree;
+mod place;
 mod preflight;
 mod process;
 pub mod qmp;
 mod ram;
 mod ramfile;
+mod remains;
 mod room;
 mod settings;
 mod source;
 mod undo;
 mod vcpus;
+mod view;
 mod vigil;
 
+pub use alone::OccupyError;
 pub use attach::AttachError;
 pub use destination::{
-    CatchError, GiveUpError, LoadError, PrepareError, QemuDestination, RunError,
+    CatchError, DestinationNotes, GiveUpError, LoadError, Noted, PrepareError, QemuDestination,
+    RunError,
 };
+pub use monitor::MonitorError;
+pub use place::{MemoryPlace, Place, TakeUpError};
 pub use preflight::{OLDEST, Refusal};
 pub use process::ProcessError;
 pub use ram::RamError;
+pub use remains::{Departed, GoneError, Remains};
 pub use room::RoomError;
 pub use settings::Settings;
-pub use source::{PauseError, QemuSource, ReleaseError, ResumeError, SaveError, StartLogError};
+pub use source::{
+    PauseError, QemuSource, ReleaseError, ResumeError, SaveError, SourceNotes, StartLogError,
+};
 pub use undo::{UndoError, UndoRecord, Undone, undo};
+pub use view::{LookError, View};

@@ -121,6 +121,9 @@ fn unescape(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+    use vm_memory::{FileOffset, MmapRegion};
 
     /// Of QEMU 7.2 and 10.0 with `-m 4096`, two NUMA backends (one in a
     /// directory, so that QEMU removed its file) and a DIMM; shortened.
@@ -184,10 +187,18 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn our_own_maps_can_be_read() {
-        let own = std::fs::File::open("/proc/self/maps").unwrap();
-        let program = std::fs::metadata("/proc/self/exe").unwrap();
-        let found = read(own).unwrap();
-        use std::os::unix::fs::MetadataExt;
-        assert!(found.iter().any(|mapping| mapping.inode == program.ino()));
+        // A file on tmpfs: on others `stat` and the map may give different numbers.
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let stat = file.as_file().metadata().unwrap();
+        let offset = FileOffset::new(file.reopen().unwrap(), 0);
+        let _mapped = MmapRegion::<()>::from_file(offset, 4096).unwrap();
+        let found = read(File::open("/proc/self/maps").unwrap()).unwrap();
+        let ours = found
+            .iter()
+            .find(|mapping| (mapping.device, mapping.inode) == (stat.dev(), stat.ino()))
+            .unwrap();
+        assert_eq!((ours.bytes(), ours.offset, ours.shared), (4096, 0, true));
+        assert_eq!(ours.path, file.path().to_str().unwrap());
     }
 }

@@ -84,6 +84,18 @@ pub enum Refusal {
         /// Why it stands in the way.
         why: &'static str,
     },
+    /// A device that lets the guest give memory back.
+    #[error(
+        "the device {path} has {property}=on: the guest may count on zeros in memory that it gives \
+         back, and in post-copy that may come back as it was; move it with --mode precopy, or \
+         without that property"
+    )]
+    GivesBack {
+        /// Its place in QEMU's object tree.
+        path: String,
+        /// What is on.
+        property: &'static str,
+    },
     /// The guest's memory is encrypted.
     #[error("the guest is a confidential one ({path}): its memory cannot be read from outside")]
     Confidential {
@@ -105,8 +117,9 @@ pub(crate) fn check(client: &mut Client, side: Side) -> Result<(), Refusal> {
     if version < OLDEST {
         return Err(Refusal::TooOld { version });
     }
-    check_capabilities(client)?;
+    // First: with what is refused later it is known how the guest is.
     check_state(client, side)?;
+    check_capabilities(client)?;
     let blocked = check_migration(client, side)?;
     // Before QEMU's own objections: ours say what to do.
     check_devices(client)?;
@@ -159,7 +172,9 @@ fn advice(state: &str) -> Option<&'static str> {
         "running" | "paused" | "prelaunch" => return None,
         "inmigrate" => "it still waits for a guest itself; is this the destination's socket?",
         "postmigrate" => {
-            "it has been moved or saved already; resume it (QMP cont) if it is to run here"
+            "it has been moved or saved already. If it was moved, by whatever program, it may run \
+             elsewhere: never continue it here then, but go on with what has moved it. Resume it \
+             (QMP cont) only if you know that it was not handed over"
         }
         "suspended" => "wake it (QMP system_wakeup) first",
         "io-error" => "mend the storage and resume it (QMP cont) first",
@@ -218,6 +233,28 @@ fn check_devices(client: &mut Client) -> Result<(), Refusal> {
         return Err(Refusal::Confidential {
             path: path.to_owned(),
         });
+    }
+    Ok(())
+}
+
+/// Properties of a balloon by which the guest gives back memory all the time.
+/// QEMU keeps that apart from post-copy, but does not know of ours.
+const GIVES_BACK: [&str; 2] = ["free-page-reporting", "free-page-hint"];
+
+/// What stands in the way of post-copy only.
+pub(crate) fn check_postcopy(client: &mut Client) -> Result<(), Refusal> {
+    for folder in DEVICE_FOLDERS {
+        for (name, kind) in backend::children(client, folder)? {
+            if !kind.starts_with("virtio-balloon") {
+                continue;
+            }
+            let path = format!("{folder}/{name}");
+            for property in GIVES_BACK {
+                if backend::property(client, &path, property)? == Some(Value::Bool(true)) {
+                    return Err(Refusal::GivesBack { path, property });
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use hikkoshi_faults::{Leftover, Process};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::maps::{self, Mapping};
@@ -56,18 +57,26 @@ pub enum ProcessError {
 /// Holds the process that listens on the client's socket.
 pub(crate) fn find(client: &Client) -> Result<Arc<Process>, ProcessError> {
     let pid = client.peer().ok_or(ProcessError::NoPeer)?;
-    let process = Process::open(pid).map_err(|source| {
-        if source.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) {
-            ProcessError::Gone { pid }
-        } else {
-            ProcessError::Proc {
-                pid,
-                doing: "opening a pidfd",
-                source,
-            }
-        }
-    })?;
-    Ok(Arc::new(process))
+    hold(pid)?.ok_or(ProcessError::Gone { pid })
+}
+
+/// Holds the process `pid`; `None` when there is certainly none. Whatever else
+/// keeps us from looking is an error.
+pub(crate) fn hold(pid: u32) -> Result<Option<Arc<Process>>, ProcessError> {
+    let source = match Process::open(pid) {
+        Ok(process) => return Ok(Some(Arc::new(process))),
+        Err(error) => error,
+    };
+    match Errno::from_io_error(&source) {
+        // The number is nobody's, a mere thread's, or that of a group or session
+        // whose leader is gone: the last two are EINVAL in older kernels.
+        Some(Errno::SRCH | Errno::NOENT | Errno::INVAL) => Ok(None),
+        _ => Err(ProcessError::Proc {
+            pid,
+            doing: "opening a pidfd",
+            source,
+        }),
+    }
 }
 
 /// Puts an error about a process into words.
@@ -138,7 +147,7 @@ pub(crate) fn start_time(process: &Process) -> Result<u64, ProcessError> {
 
 /// Field 22 of `/proc/PID/stat`. The second field is the command in brackets
 /// and may hold brackets and blanks itself.
-fn parse_start_time(stat: &str) -> Option<u64> {
+pub(crate) fn parse_start_time(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19)?.parse().ok()
 }
@@ -157,6 +166,24 @@ mod tests {
         let own = Process::open(std::process::id()).unwrap();
         assert!(start_time(&own).unwrap() > 0);
         assert!(!name(&own).is_empty());
+    }
+
+    #[test]
+    fn a_number_without_a_process_is_told_from_one_that_cannot_be_looked_at() {
+        assert!(hold(0x7fff_ffff).unwrap().is_none());
+        assert!(hold(std::process::id()).unwrap().is_some());
+        // A thread's.
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let (done, wait) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || {
+                let tid = rustix::thread::gettid().as_raw_nonzero().get();
+                sender.send(u32::try_from(tid).unwrap()).unwrap();
+                let _ = wait.recv();
+            });
+            assert!(hold(receiver.recv().unwrap()).unwrap().is_none());
+            drop(done);
+        });
     }
 
     #[test]

@@ -160,13 +160,25 @@ fn is_made_by_qemu(name: &str, id: &str) -> bool {
 /// Opens the very file that is mapped: by its path if that still leads there,
 /// else through QEMU's own descriptor, which works for removed files too.
 fn open(process: &Process, mapping: &Mapping, place: &Path, access: Access) -> io::Result<File> {
+    open_one(place, Some(process), access, |metadata| {
+        (metadata.dev(), metadata.ino()) == (mapping.device, mapping.inode)
+    })
+}
+
+/// Opens a file that is known by its metadata: at `place`, or else one that
+/// `process` has open.
+pub(crate) fn open_one(
+    place: &Path,
+    process: Option<&Process>,
+    access: Access,
+    is_it: impl Fn(&Metadata) -> bool,
+) -> io::Result<File> {
     let try_open = |path: &Path| -> io::Result<Option<File>> {
         let file = File::options()
             .read(true)
             .write(access == Access::Write)
             .open(path)?;
-        let metadata = file.metadata()?;
-        let same = (metadata.dev(), metadata.ino()) == (mapping.device, mapping.inode);
+        let same = is_it(&file.metadata()?);
         Ok(same.then_some(file))
     };
     let by_path = match try_open(place) {
@@ -174,12 +186,14 @@ fn open(process: &Process, mapping: &Mapping, place: &Path, access: Access) -> i
         Ok(None) => io::Error::from(io::ErrorKind::NotFound),
         Err(error) => error,
     };
+    let Some(process) = process else {
+        return Err(by_path);
+    };
     for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid()))? {
         let path = entry?.path();
-        let is_it = std::fs::metadata(&path).is_ok_and(|metadata| {
-            (metadata.dev(), metadata.ino()) == (mapping.device, mapping.inode)
-        });
-        if is_it && let Some(file) = try_open(&path)? {
+        if std::fs::metadata(&path).is_ok_and(|metadata| is_it(&metadata))
+            && let Some(file) = try_open(&path)?
+        {
             return Ok(file);
         }
     }

@@ -1,11 +1,12 @@
-//! QEMU's migration capabilities and parameters: changed for our purpose, and
-//! put back as they were.
+//! QEMU's migration capabilities and parameters, and what it does with a RAM file
+//! when it ends: changed for our purpose, and put back as they were.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::backend;
 use crate::preflight::Side;
 use crate::qmp::{Client, QmpError};
 
@@ -16,6 +17,9 @@ pub struct Settings {
     pub capabilities: BTreeMap<String, bool>,
     /// Parameters, as `migrate-set-parameters` takes them.
     pub parameters: Map<String, Value>,
+    /// `discard-data` of memory backends, by their place in QEMU's object tree.
+    #[serde(default)]
+    pub discard: BTreeMap<String, bool>,
 }
 
 /// Bytes a second: more than any memory copies, so that QEMU never throttles
@@ -30,6 +34,9 @@ const DEFAULT_BANDWIDTH: u64 = 128 << 20;
 /// shared (video memory, mostly); with a limit that is never reached it stops
 /// the guest after a single look at that, instead of chasing changes.
 const DOWNTIME_LIMIT: u64 = 2_000_000;
+
+/// The property of a file backend by which QEMU empties the file when it ends.
+const DISCARD: &str = "discard-data";
 
 /// Capabilities that are needed, by side. All others are turned off: they were
 /// meant for QEMU's own migration of the whole guest.
@@ -107,13 +114,13 @@ pub(crate) fn plan(client: &mut Client, side: Side) -> Result<(Settings, Setting
         }
     }
     after.parameters = wanted(side, &found_parameters);
+    if side == Side::Source {
+        after.discard = discarded(client)?;
+    }
     let mut before = Settings {
-        capabilities: after
-            .capabilities
-            .iter()
-            .map(|(name, on)| (name.clone(), !on))
-            .collect(),
+        capabilities: opposite(&after.capabilities),
         parameters: Map::new(),
+        discard: opposite(&after.discard),
     };
     for name in after.parameters.keys() {
         if let Some(value) = found_parameters.get(name) {
@@ -133,6 +140,24 @@ pub(crate) fn plan(client: &mut Client, side: Side) -> Result<(Settings, Setting
     Ok((before, after))
 }
 
+fn opposite(switches: &BTreeMap<String, bool>) -> BTreeMap<String, bool> {
+    let turned = switches.iter().map(|(name, on)| (name.clone(), !on));
+    turned.collect()
+}
+
+/// Backends whose file QEMU would empty when it ends: in post-copy the only copy
+/// of pages may be there. They are not to.
+fn discarded(client: &mut Client) -> Result<BTreeMap<String, bool>, QmpError> {
+    let mut found = BTreeMap::new();
+    for backend in backend::list(client)? {
+        let path = backend.qom_path();
+        if backend::property(client, &path, DISCARD)? == Some(Value::Bool(true)) {
+            found.insert(path, false);
+        }
+    }
+    Ok(found)
+}
+
 /// Sets them.
 pub(crate) fn apply(client: &mut Client, settings: &Settings) -> Result<(), QmpError> {
     if !settings.capabilities.is_empty() {
@@ -146,6 +171,10 @@ pub(crate) fn apply(client: &mut Client, settings: &Settings) -> Result<(), QmpE
     if !settings.parameters.is_empty() {
         let parameters = Value::Object(settings.parameters.clone());
         client.execute("migrate-set-parameters", parameters)?;
+    }
+    for (path, on) in &settings.discard {
+        let set = json!({ "path": path, "property": DISCARD, "value": on });
+        client.execute("qom-set", set)?;
     }
     Ok(())
 }
@@ -187,6 +216,7 @@ mod tests {
                 Side::Source,
                 json!({ "max-bandwidth": 1 }).as_object().unwrap(),
             ),
+            discard: [("/objects/ram".to_owned(), true)].into(),
         };
         let text = serde_json::to_string(&settings).unwrap();
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);

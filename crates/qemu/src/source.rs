@@ -6,18 +6,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, UnsupportedKernel};
-use hikkoshi_engine::{GuestError, RamFiles, SourceGuest};
-use hikkoshi_faults::{Features, ForeignUserfault, GiveBackError, HostAddr, TakeError};
+use hikkoshi_engine::{Cancel, GuestError, RamFiles, SourceGuest};
+use hikkoshi_faults::{
+    Features, ForeignUserfault, GiveBackError, HostAddr, Process, TakeError, close_remote,
+};
 use hikkoshi_wire::GuestDescription;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
 
-use crate::attach::{AttachError, Attached, attach};
+use crate::attach::{AttachError, Attached, attach, is_dirty_log};
 use crate::device_state::{self, Intake, Until};
 use crate::migration::{self, MigrationStatus};
-use crate::preflight::{Refusal, Side};
+use crate::monitor::{self, MonitorError, Patience, attached};
+use crate::place::{Place, TakeUpError};
+use crate::preflight::{self, Refusal, Side};
 use crate::process;
-use crate::qmp::QmpError;
+use crate::qmp::{Client, ConnectError, QmpError};
+use crate::ramfile::Access;
 use crate::settings::{self, Settings};
 use crate::undo::{Journal, UndoRecord};
 
@@ -27,6 +33,13 @@ const SET_UP: Duration = Duration::from_secs(60);
 
 /// How long to wait for an answer that need not come.
 const CONTINUED: Duration = Duration::from_secs(1);
+
+/// How long a QEMU that was taken up may take to turn to us: it has to notice
+/// first that the killed engine's connection has ended.
+pub(crate) const TURN: Patience = Patience {
+    trouble: Duration::from_secs(5),
+    silence: Duration::from_secs(20),
+};
 
 /// How long QEMU may take from the last byte of the device state to saying
 /// that all is well.
@@ -63,6 +76,9 @@ pub enum PauseError {
     /// Something about the socket for the device state.
     #[error("stopping the guest for the switchover: the device state's socket: {0}")]
     Socket(#[from] io::Error),
+    /// What there will be to undo could not be written down.
+    #[error("stopping the guest for the switchover: writing down how to let it run again: {0}")]
+    Journal(io::Error),
     /// QEMU's migration came to an end instead.
     #[error(
         "stopping the guest for the switchover: QEMU's migration is {status} instead{}",
@@ -120,6 +136,9 @@ pub enum ResumeError {
         "THE GUEST MAY BE STOPPED: resuming it at the source: {0}; resume it by hand (QMP cont)"
     )]
     Qmp(#[from] QmpError),
+    /// QEMU's monitor.
+    #[error("THE GUEST MAY BE STOPPED: resuming it at the source: {0}")]
+    Connect(#[from] ConnectError),
     /// QEMU did as told, to no avail.
     #[error(
         "THE GUEST IS STOPPED: resuming it at the source: its state is {state} still; resume it by \
@@ -142,7 +161,7 @@ pub enum ReleaseError {
     Userfault(#[from] GiveBackError),
     /// The settings.
     #[error("putting QEMU's migration settings back: {0}")]
-    Settings(#[from] QmpError),
+    Settings(#[from] MonitorError),
     /// QEMU's save of the device state, of a guest that has moved.
     #[error("letting QEMU end its migration: {0}")]
     Finish(QmpError),
@@ -169,17 +188,42 @@ enum Stage {
     Saved,
 }
 
+/// What another program must know to go on with a source.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SourceNotes {
+    /// Where it is.
+    pub place: Place,
+    /// What there is to undo.
+    pub undo: UndoRecord,
+}
+
+/// What is held of a QEMU besides its monitor.
+#[derive(Debug)]
+struct Held {
+    process: Arc<Process>,
+    ram: Arc<RamFiles>,
+    /// Where each block begins in the process, in layout order.
+    addresses: Vec<u64>,
+    description: GuestDescription,
+}
+
 /// A running QEMU guest that is to be moved away; see [`SourceGuest`].
 #[derive(Debug)]
 pub struct QemuSource {
-    qemu: Attached,
+    /// `None` before a QEMU that was taken up has been talked to: what it takes
+    /// to send the pages of a guest that has gone is asked of the system.
+    client: Option<Client>,
+    qemu: Held,
     stage: Stage,
     intake: Option<Intake>,
     log: Option<Arc<PagemapLog>>,
     userfault: Option<ForeignUserfault>,
+    place: Place,
     undo: UndoRecord,
     journal: Journal,
     stuck: bool,
+    /// Nothing is given back: another engine goes on.
+    left: bool,
 }
 
 impl QemuSource {
@@ -191,17 +235,94 @@ impl QemuSource {
     /// See [`AttachError`]; the guest has not been touched then.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
         let qemu = attach(qmp, Side::Source)?;
-        let undo = UndoRecord::new(qemu.process.pid(), process::start_time(&qemu.process)?);
+        let place = Place::of(qmp, &qemu)?;
+        let Attached {
+            client,
+            process,
+            ram,
+            addresses,
+            description,
+        } = qemu;
         Ok(Self {
-            qemu,
+            client: Some(client),
+            qemu: Held {
+                process,
+                ram,
+                addresses,
+                description,
+            },
             stage: Stage::Free,
             intake: None,
             log: None,
             userfault: None,
-            undo,
+            place,
+            undo: UndoRecord::default(),
             journal: Journal::default(),
             stuck: false,
+            left: false,
         })
+    }
+
+    /// Checks what stands in the way of post-copy only.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]; the guest has not been touched.
+    pub fn check_postcopy(&mut self) -> Result<(), AttachError> {
+        match &mut self.client {
+            Some(client) => Ok(preflight::check_postcopy(client)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes up a guest that another program had handed over, or was about to.
+    /// QEMU is not talked to yet. `None` when it is gone: see
+    /// [`Remains`](crate::Remains).
+    ///
+    /// # Errors
+    ///
+    /// See [`TakeUpError`].
+    pub fn take_up(notes: &SourceNotes) -> Result<Option<Self>, TakeUpError> {
+        let place = &notes.place;
+        let Some(process) = place.process()? else {
+            return Ok(None);
+        };
+        process::check_right_to_trace(&process)?;
+        let ram = place.open_ram(Some(&process), Access::Read)?;
+        for leftover in process::userfaults(&process)? {
+            // It holds nobody up, and goes with the next try if this one fails.
+            if is_dirty_log(&leftover)
+                && let Err(error) = close_remote(&process, leftover.number)
+            {
+                tracing::warn!(%error, "ending the dirty log of the engine before");
+            }
+        }
+        Ok(Some(Self {
+            client: None,
+            qemu: Held {
+                process,
+                ram: Arc::new(ram),
+                addresses: place.addresses(),
+                description: place.description.clone(),
+            },
+            stage: Stage::Saved,
+            intake: None,
+            log: None,
+            userfault: None,
+            place: place.clone(),
+            undo: notes.undo.clone(),
+            journal: Journal::default(),
+            stuck: false,
+            left: false,
+        }))
+    }
+
+    /// What another program must know to go on, as of now.
+    pub fn notes(&self) -> SourceNotes {
+        SourceNotes {
+            place: self.place.clone(),
+            undo: self.undo.clone(),
+        }
     }
 
     /// What another process needs to know to undo what this one does to QEMU,
@@ -211,10 +332,25 @@ impl QemuSource {
     }
 
     /// Calls `keep` with the record for [`undo`](crate::undo()): now, and from
-    /// now on whenever it changes, *before* what it tells of is done.
-    pub fn on_undo_record(&mut self, keep: impl FnMut(&UndoRecord) + Send + 'static) {
+    /// now on whenever it changes, *before* what it tells of is done. Without
+    /// that record the guest is not stopped.
+    ///
+    /// # Errors
+    ///
+    /// What `keep` has said.
+    pub fn on_undo_record(
+        &mut self,
+        keep: impl FnMut(&UndoRecord) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
         self.journal = Journal::new(keep);
-        self.journal.write(&self.undo);
+        self.journal.write(&self.undo)
+    }
+
+    /// Tells of something that was undone: at worst it is undone once more.
+    fn note_undone(&mut self) {
+        if let Err(error) = self.journal.write(&self.undo) {
+            tracing::warn!(%error, "writing down that there is nothing left to undo");
+        }
     }
 
     /// The number of QEMU's process.
@@ -227,11 +363,6 @@ impl QemuSource {
     /// running it (`cont`). QEMU 7.2 does that; 10.0 does not.
     pub fn is_stuck(&self) -> bool {
         self.stuck
-    }
-
-    /// Whether QEMU is gone, and the guest with it.
-    pub fn has_ended(&self) -> bool {
-        !self.qemu.process.is_alive()
     }
 
     fn start_log(&mut self) -> Result<Arc<dyn DirtyLog>, StartLogError> {
@@ -254,7 +385,8 @@ impl QemuSource {
     }
 
     fn stop_guest(&mut self) -> Result<Instant, PauseError> {
-        let state = migration::run_state(&mut self.qemu.client)?;
+        let client = attached(&mut self.client)?;
+        let state = migration::run_state(client)?;
         if !matches!(state.status.as_str(), "running" | "paused" | "prelaunch") {
             return Err(Refusal::State {
                 state: state.status,
@@ -264,10 +396,13 @@ impl QemuSource {
         }
         // Its owner may have paused or resumed it since we attached.
         self.qemu.description.running = state.running;
-        let (before, after) = settings::plan(&mut self.qemu.client, Side::Source)?;
-        self.undo.settings = before;
-        self.undo.stopped = Some(state.running);
-        self.journal.write(&self.undo);
+        let (before, after) = settings::plan(client, Side::Source)?;
+        let undo = UndoRecord {
+            settings: before,
+            stopped: Some(state.running),
+        };
+        self.journal.write(&undo).map_err(PauseError::Journal)?;
+        self.undo = undo;
         let outcome = self.stop_with(&after, state.running);
         if outcome.is_err()
             && let Err(error) = self.resume_guest()
@@ -278,7 +413,7 @@ impl QemuSource {
     }
 
     fn stop_with(&mut self, settings: &Settings, running: bool) -> Result<Instant, PauseError> {
-        let client = &mut self.qemu.client;
+        let client = attached(&mut self.client)?;
         settings::apply(client, settings)?;
         let until = if running {
             Until::End
@@ -327,7 +462,7 @@ impl QemuSource {
         if self.stage != Stage::Pausing {
             return Err(SaveError::NotPaused);
         }
-        let client = &mut self.qemu.client;
+        let client = attached(&mut self.client)?;
         client.forget_events();
         let arguments = json!({ "state": "pre-switchover" });
         if self.undo.stopped == Some(true) {
@@ -386,7 +521,7 @@ impl QemuSource {
             return Ok(());
         };
         intake.finish();
-        let client = &mut self.qemu.client;
+        let client = attached(&mut self.client)?;
         let doing = "the end of the migration";
         let status =
             migration::wait_status(client, doing, COMPLETE, MigrationStatus::is_over, |_| {})?;
@@ -406,7 +541,8 @@ impl QemuSource {
         // QEMU may be blocked in writing to us.
         self.intake = None;
         let ran = self.undo.stopped == Some(true);
-        let state = resume(&mut self.qemu.client, ran, self.stage == Stage::Saved)?;
+        let saved = self.stage == Stage::Saved;
+        let state = resume(self.monitor()?, ran, saved)?;
         self.stage = Stage::Free;
         tracing::info!(state, "the guest is as it was at the source");
         self.stuck = state == "postmigrate";
@@ -415,16 +551,23 @@ impl QemuSource {
             // The guest is well. Tried again, and reported, in the end.
             tracing::warn!(%error, "putting QEMU's migration settings back");
         }
-        self.journal.write(&self.undo);
+        self.note_undone();
         Ok(())
     }
 
     /// Puts the settings back, and forgets the descriptor that `migrate` may
     /// not have used.
-    fn restore_settings(&mut self) -> Result<(), QmpError> {
-        settings::apply(&mut self.qemu.client, &self.undo.settings)?;
+    fn restore_settings(&mut self) -> Result<(), MonitorError> {
+        let settings = self.undo.settings.clone();
+        settings::apply(self.monitor()?, &settings)?;
         self.undo.settings = Settings::default();
-        close_descriptor(&mut self.qemu.client)
+        Ok(close_descriptor(self.monitor()?)?)
+    }
+
+    /// QEMU's monitor. One that was taken up is connected to now.
+    fn monitor(&mut self) -> Result<&mut Client, ConnectError> {
+        let (qmp, process) = (&self.place.qmp, &self.qemu.process);
+        monitor::reach(&mut self.client, qmp, process, TURN, &Cancel::new())
     }
 
     fn give_back(&mut self) -> Result<(), ReleaseError> {
@@ -461,9 +604,10 @@ impl QemuSource {
         if self.undo.settings != Settings::default() {
             let restored = self.restore_settings();
             if restored.is_ok() {
-                // Moved, and nothing left that anybody should undo.
-                self.undo.stopped = None;
-                self.journal.write(&self.undo);
+                // That it was stopped stays: the guest may come back yet.
+                if let Err(error) = self.journal.write(&self.undo) {
+                    tracing::warn!(%error, "writing down which settings are back");
+                }
             }
             note(restored.map_err(Into::into));
         }
@@ -531,6 +675,14 @@ impl SourceGuest for QemuSource {
         self.resume_guest().map_err(GuestError::new)
     }
 
+    fn leave(&mut self) {
+        self.left = true;
+    }
+
+    fn has_ended(&self) -> bool {
+        !self.qemu.process.is_alive()
+    }
+
     fn release(&mut self) -> Result<(), GuestError> {
         self.give_back().map_err(GuestError::new)
     }
@@ -538,6 +690,9 @@ impl SourceGuest for QemuSource {
 
 impl Drop for QemuSource {
     fn drop(&mut self) {
+        if self.left {
+            return;
+        }
         if let Err(error) = self.give_back() {
             tracing::error!(%error, "leaving QEMU");
         }

@@ -14,29 +14,25 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use hikkoshi_engine::Cancel;
 use hikkoshi_faults::{GiveBackError, close_remote};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::attach::{CONNECT_TIMEOUT, is_dirty_log};
+use crate::attach::is_dirty_log;
+use crate::monitor;
+use crate::place::Place;
 use crate::process::{self, ProcessError};
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::settings::{self, Settings};
-use crate::source::{ResumeError, close_descriptor, resume};
+use crate::source::{ResumeError, TURN, close_descriptor, resume};
+use crate::view::LookError;
 
-/// What must be known to undo what was done to a source. Can be written down
-/// and passed on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// What was done to a source. Can be written down and passed on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct UndoRecord {
-    /// QEMU's process.
-    pub pid: u32,
-    /// When it was started, in ticks since boot: another one may have the same
-    /// number by now.
-    pub started: u64,
     /// The settings that we changed, as they were.
     pub settings: Settings,
     /// Whether we stopped the guest, or were about to, and if so: whether it
@@ -44,31 +40,21 @@ pub struct UndoRecord {
     pub stopped: Option<bool>,
 }
 
-impl UndoRecord {
-    pub(crate) fn new(pid: u32, started: u64) -> Self {
-        Self {
-            pid,
-            started,
-            settings: Settings::default(),
-            stopped: None,
-        }
-    }
-}
-
 /// Who is told of changes to the record.
 #[derive(Default)]
 pub(crate) struct Journal(Option<Keep>);
 
-type Keep = Box<dyn FnMut(&UndoRecord) + Send>;
+type Keep = Box<dyn FnMut(&UndoRecord) -> io::Result<()> + Send>;
 
 impl Journal {
-    pub(crate) fn new(keep: impl FnMut(&UndoRecord) + Send + 'static) -> Self {
+    pub(crate) fn new(keep: impl FnMut(&UndoRecord) -> io::Result<()> + Send + 'static) -> Self {
         Self(Some(Box::new(keep)))
     }
 
-    pub(crate) fn write(&mut self, record: &UndoRecord) {
-        if let Some(keep) = &mut self.0 {
-            keep(record);
+    pub(crate) fn write(&mut self, record: &UndoRecord) -> io::Result<()> {
+        match &mut self.0 {
+            Some(keep) => keep(record),
+            None => Ok(()),
         }
     }
 }
@@ -88,7 +74,7 @@ pub enum Undone {
         /// QEMU's name for it.
         state: String,
     },
-    /// QEMU is gone, and so is everything.
+    /// QEMU has ended, and everything with it.
     Gone,
 }
 
@@ -101,6 +87,9 @@ pub enum UndoError {
     /// The process.
     #[error("undoing an interrupted migration: {0}")]
     Process(#[from] ProcessError),
+    /// Whether it is there could not be found out.
+    #[error("undoing an interrupted migration: {0}")]
+    Look(#[from] LookError),
     /// It is not the QEMU that the record is about.
     #[error(
         "undoing an interrupted migration: process {found} listens on the QMP socket now, not the \
@@ -126,13 +115,6 @@ pub enum UndoError {
     Qmp(#[from] QmpError),
 }
 
-/// How long to try to get through to QEMU: it has to notice first that the
-/// killed engine's connection has ended.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// How often to try.
-const AGAIN: Duration = Duration::from_millis(50);
-
 /// Undoes what the record tells of: resumes the guest if we stopped it and it
 /// ran, closes the dirty log that was left in QEMU, puts the settings back.
 ///
@@ -143,48 +125,31 @@ const AGAIN: Duration = Duration::from_millis(50);
 ///
 /// See [`UndoError`]. As much as possible was undone, the guest's running
 /// first.
-pub fn undo(qmp: &Path, record: &UndoRecord) -> Result<Undone, UndoError> {
-    let Some(mut client) = connect(qmp)? else {
+pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
+    let Some(process) = place.process()? else {
         return Ok(Undone::Gone);
     };
-    let process = match process::find(&client) {
-        Ok(process) => process,
-        Err(ProcessError::Gone { .. }) => return Ok(Undone::Gone),
+    let mut client = None;
+    let never = Cancel::new();
+    let client = match monitor::reach(&mut client, &place.qmp, &process, TURN, &never) {
+        Ok(client) => client,
+        Err(_) if !process.is_alive() => return Ok(Undone::Gone),
         Err(error) => return Err(error.into()),
     };
-    if process.pid() != record.pid || process::start_time(&process)? != record.started {
+    let found = client.peer().ok_or(ProcessError::NoPeer)?;
+    if found != process.pid() {
         return Err(UndoError::AnotherQemu {
-            expected: record.pid,
-            found: process.pid(),
+            expected: process.pid(),
+            found,
         });
     }
-    let guest = undo_stop(&mut client, record);
+    let guest = undo_stop(client, record);
     let log = close_dirty_logs(&process);
-    let settings = undo_settings(&mut client, record);
+    let settings = undo_settings(client, record);
     let state = guest?;
     log?;
     settings?;
     Ok(Undone::Source { state })
-}
-
-/// `None` when nobody listens any more.
-fn connect(qmp: &Path) -> Result<Option<Client>, ConnectError> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match Client::connect(qmp, CONNECT_TIMEOUT) {
-            Ok(client) => return Ok(Some(client)),
-            Err(ConnectError::Connect { source, .. })
-                if matches!(
-                    source.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-                ) =>
-            {
-                return Ok(None);
-            }
-            Err(error) if Instant::now() > deadline => return Err(error),
-            Err(_) => std::thread::sleep(AGAIN),
-        }
-    }
 }
 
 fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoError> {

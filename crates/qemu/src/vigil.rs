@@ -1,8 +1,8 @@
 //! Notices that QEMU has ended while nobody talks to it.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -23,7 +23,9 @@ pub(crate) struct Vigil {
 
 #[derive(Debug, Default)]
 struct Flags {
-    looking_away: AtomicBool,
+    /// Held for the length of a look: who has told it to look away need not
+    /// fear one that had begun before.
+    looking_away: Mutex<bool>,
     over: AtomicBool,
 }
 
@@ -39,10 +41,8 @@ impl Vigil {
             .name("qemu-vigil".to_owned())
             .spawn(move || {
                 while !flags.over.load(Ordering::Acquire) {
-                    let looks = !flags.looking_away.load(Ordering::Acquire);
-                    if looks && !process.is_alive() {
-                        tracing::debug!(pid = process.pid(), "QEMU has ended");
-                        return cancel.cancel();
+                    if flags.look(&process, &cancel) {
+                        return;
                     }
                     thread::sleep(LOOK);
                 }
@@ -50,14 +50,38 @@ impl Vigil {
         Ok(vigil)
     }
 
-    /// A guest is on its way.
+    /// A guest is on its way: from now on nothing is cancelled.
     pub(crate) fn look_away(&self) {
-        self.flags.looking_away.store(true, Ordering::Release);
+        self.flags.set_looking_away(true);
     }
 
     /// None is any more.
     pub(crate) fn look(&self) {
-        self.flags.looking_away.store(false, Ordering::Release);
+        self.flags.set_looking_away(false);
+    }
+}
+
+impl Flags {
+    fn set_looking_away(&self, away: bool) {
+        // A flag is whole whatever became of who held it.
+        *self
+            .looking_away
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = away;
+    }
+
+    /// One look; whether it was the last.
+    fn look(&self, process: &Process, cancel: &Cancel) -> bool {
+        let away = self
+            .looking_away
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let ended = !*away && !process.is_alive();
+        if ended {
+            tracing::debug!(pid = process.pid(), "QEMU has ended");
+            cancel.cancel();
+        }
+        ended
     }
 }
 
@@ -99,11 +123,12 @@ mod tests {
     #[test]
     fn while_it_looks_away_nothing_is_cancelled() {
         let (child, vigil, cancel) = watched();
+        // Also none that is under way: that would cancel sometimes only.
         vigil.look_away();
-        // One look may be under way.
-        thread::sleep(2 * LOOK);
         end(child);
         thread::sleep(2 * LOOK);
+        assert!(!cancel.is_cancelled());
+        assert!(!vigil.flags.look(&vigil.process, &cancel));
         assert!(!cancel.is_cancelled());
         vigil.look();
         while !cancel.is_cancelled() {

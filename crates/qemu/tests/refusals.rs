@@ -178,6 +178,30 @@ fn a_vhost_user_network_behind_an_ordinary_card() {
     });
 }
 
+/// Only in the way of post-copy.
+#[test]
+fn a_guest_that_gives_memory_back_all_the_time() {
+    with_each(|program| {
+        for (property, more) in [
+            ("free-page-reporting", ""),
+            ("free-page-hint", ",iothread=io0"),
+        ] {
+            let balloon = format!("-device virtio-balloon-pci,id=b,{property}=on{more}");
+            let qemu = Qemu::usual(program, &format!("-object iothread,id=io0 {balloon}"));
+            let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+            let error = source.check_postcopy().unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("/machine/peripheral/b"), "{text}");
+            assert!(text.contains(property), "{text}");
+            assert!(text.contains("--mode precopy"), "{text}");
+            assert!(error.saw_guest() && !error.may_be_elsewhere());
+        }
+        let qemu = Qemu::usual(program, "-device virtio-balloon-pci,id=b");
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        source.check_postcopy().unwrap();
+    });
+}
+
 /// The least that a vhost-user backend says for QEMU to start.
 fn vhost_user_backend(path: &Path) -> std::thread::JoinHandle<()> {
     let listener = UnixListener::bind(path).unwrap();
@@ -262,9 +286,15 @@ fn capabilities_that_collide() {
 fn another_migration_under_way_and_one_that_is_over() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "-vga std");
-        let slow = json!({ "max-bandwidth": 1 });
-        qemu.execute("migrate-set-parameters", slow);
-        qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
+        // Nobody reads: a limit in bytes would end it as soon as little is left.
+        let folder = tempfile::tempdir().unwrap();
+        let deaf = folder.path().join("deaf");
+        let _listener = UnixListener::bind(&deaf).unwrap();
+        let uri = format!("unix:{}", deaf.display());
+        qemu.execute("migrate", json!({ "uri": uri }));
+        eventually("the migration is under way", || {
+            qemu.execute("query-migrate", json!({}))["status"] == "active"
+        });
         refused(&qemu, &["in a migration already", "migrate_cancel"]);
         qemu.execute("migrate_cancel", json!({}));
         eventually("the migration is cancelled", || {
@@ -276,7 +306,8 @@ fn another_migration_under_way_and_one_that_is_over() {
         qemu.execute("migrate-set-parameters", fast);
         qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
         eventually("the migration is done", || qemu.state() == "postmigrate");
-        refused(&qemu, &["postmigrate", "cont"]);
+        let error = refused(&qemu, &["postmigrate", "never continue it here", "cont"]);
+        assert!(error.may_be_elsewhere() && !error.saw_guest());
         qemu.execute("cont", json!({}));
         QemuSource::attach(&qemu.qmp()).unwrap();
     });

@@ -7,10 +7,13 @@ mod support;
 
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
-use hikkoshi_faults::{Event, EventBuffer, HostAddr, HostRange, Mode, Ready, Stop};
+use hikkoshi_faults::{
+    Event, EventBuffer, HostAddr, HostRange, Mode, Process, Ready, Stop, close_remote,
+};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
@@ -78,7 +81,7 @@ fn a_running_guest_moves_and_leaves_nothing_changed() {
             copy_memory(&source, &destination);
             load(&mut destination, state);
             let asked = Instant::now();
-            let ran = destination.resume(true).unwrap();
+            let ran = destination.resume(true, &Cancel::new()).unwrap();
             assert!(ran >= asked && ran <= Instant::now());
             eprintln!("   cont to running {:?}", ran - asked);
             destination.release().unwrap();
@@ -139,7 +142,9 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         let state = save(&mut source);
         copy_memory(&source, &destination);
         load(&mut destination, state);
-        destination.resume(source.describe().running).unwrap();
+        destination
+            .resume(source.describe().running, &Cancel::new())
+            .unwrap();
         destination.release().unwrap();
         source.release().unwrap();
         drop((source, destination));
@@ -283,7 +288,7 @@ fn until_commit_the_images_are_the_sources() {
         drop(source);
         assert_eq!(from.state(), "running");
         // QEMU's image locks are a second line: now it cannot run here too.
-        let error = destination.resume(true).unwrap_err();
+        let error = destination.resume(true, &Cancel::new()).unwrap_err();
         assert!(error.to_string().contains("lock"), "{error}");
         drop(destination);
         assert_eq!(to.state(), "paused");
@@ -305,7 +310,7 @@ fn a_bad_device_state_is_refused_in_qemus_words() {
             let error = destination.load_device_state(bad).unwrap_err();
             let text = error.to_string();
             assert!(text.contains("QEMU refused it"), "{text}");
-            let error = destination.resume(true).unwrap_err();
+            let error = destination.resume(true, &Cancel::new()).unwrap_err();
             assert!(error.to_string().contains("not been loaded"), "{error}");
             // Fine with a QEMU that has exited, too.
             destination.release().unwrap();
@@ -467,7 +472,7 @@ fn missing_pages_are_asked_for_while_the_state_is_loaded_and_after() {
                 served
             });
             load(&mut destination, state);
-            destination.resume(true).unwrap();
+            destination.resume(true, &Cancel::new()).unwrap();
             support::eventually("a page that the guest needs", || {
                 to.descriptors("userfaultfd") == 1 && userfault_count(&to) > 0
             });
@@ -536,6 +541,36 @@ fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
     });
 }
 
+/// Another engine that finds the userfaultfd closed must not go on: what is
+/// missing reads as zeros.
+#[test]
+fn a_userfaultfd_that_somebody_has_closed_is_missed() {
+    with_each(|program| {
+        let from = source(program, "-S");
+        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let state = save(&mut guest);
+        guest.resume().unwrap();
+        let to = destination(program, "");
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.prepare().unwrap();
+        destination.take_userfault().unwrap();
+        destination.load_device_state(state).unwrap();
+        let notes = destination.noted().get();
+        destination.abandon_userfault();
+        drop(destination);
+        let again = QemuDestination::take_up(&notes).unwrap().unwrap();
+        again.check_userfault().unwrap();
+        drop(again);
+        let process = Arc::new(Process::open(to.pid()).unwrap());
+        close_remote(&process, notes.userfault.unwrap()).unwrap();
+        let mut again = QemuDestination::take_up(&notes).unwrap().unwrap();
+        let error = again.check_userfault().unwrap_err().to_string();
+        assert!(error.contains("must not be trusted"), "{error}");
+        assert!(again.take_userfault().is_err());
+        assert_eq!(to.descriptors("userfaultfd"), 0, "it took no other one");
+    });
+}
+
 #[test]
 fn a_guest_that_another_program_lets_run_too_early_is_stopped() {
     with_each(|program| {
@@ -570,7 +605,6 @@ fn loading_gives_up_when_asked() {
         cancel.cancel();
         let error = destination.load_device_state(state).unwrap_err();
         assert!(error.to_string().contains("as asked"), "{error}");
-        destination.stop().unwrap();
         destination.release().unwrap();
     });
 }
@@ -612,6 +646,44 @@ fn a_qemu_of_another_user_in_the_background_or_sandboxed() {
             assert_eq!(from.state(), "running");
             assert_eq!(from.traces(), before);
             from.execute("quit", json!({}));
+        }
+    });
+}
+
+/// `discard-data=on` has QEMU empty the RAM file when it ends in good order: not
+/// while the file may have the only copy of a page.
+#[test]
+fn a_qemu_that_ends_after_the_hand_over_does_not_empty_its_ram_file() {
+    with_each(|program| {
+        for handed_over in [true, false] {
+            let ram = RamPath::new();
+            let line = format!(
+                "-m 32 -object memory-backend-file,id=ram,size=32M,mem-path={},share=on,\
+                 discard-data=on -machine q35,memory-backend=ram",
+                ram.as_str()
+            );
+            let mut qemu = Qemu::start(program, ram, &support::options(&line));
+            let discards = |qemu: &Qemu| {
+                let of = json!({ "path": "/objects/ram", "property": "discard-data" });
+                qemu.execute("qom-get", of)
+            };
+            let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+            save(&mut source);
+            assert_eq!(discards(&qemu), false);
+            if handed_over {
+                source.leave();
+            } else {
+                source.resume().unwrap();
+                source.release().unwrap();
+                assert_eq!(discards(&qemu), true, "as it was");
+            }
+            let file = std::fs::File::open(&qemu.ram.0).unwrap();
+            let held = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+            let before = held();
+            assert_ne!(before, 0);
+            qemu.execute("quit", json!({}));
+            qemu.wait();
+            assert_eq!(held(), if handed_over { before } else { 0 });
         }
     });
 }

@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use hikkoshi_engine::SourceGuest;
-use hikkoshi_qemu::{QemuSource, UndoError, UndoRecord, Undone, undo};
+use hikkoshi_qemu::{Place, QemuSource, SourceNotes, UndoError, UndoRecord, Undone, undo};
 use serde_json::json;
 use support::{Qemu, with_each};
 
@@ -32,9 +32,13 @@ fn engine() {
     };
     let step = std::env::var(STEP).unwrap();
     let mut source = QemuSource::attach(Path::new(&path)).unwrap();
-    source.on_undo_record(|record| {
+    let place = serde_json::to_string(&source.notes().place).unwrap();
+    println!("\nPLACE {place}");
+    let keep = |record: &UndoRecord| {
         println!("\nRECORD {}", serde_json::to_string(record).unwrap());
-    });
+        Ok(())
+    };
+    source.on_undo_record(keep).unwrap();
     let mut log = None;
     for at in STEPS {
         match at {
@@ -52,8 +56,9 @@ fn engine() {
     drop(log);
 }
 
-/// Starts such an engine, kills it at `step`, and gives the last record.
-fn kill_at(qemu: &Qemu, step: &str) -> UndoRecord {
+/// Starts such an engine, kills it at `step`, and gives the last record, with the
+/// place it is about.
+fn kill_at(qemu: &Qemu, step: &str) -> (Place, UndoRecord) {
     let mut engine = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "engine", "--nocapture"])
         .env(SOCKET, qemu.qmp())
@@ -61,9 +66,12 @@ fn kill_at(qemu: &Qemu, step: &str) -> UndoRecord {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut record = None;
+    let (mut place, mut record) = (None, None);
     for line in BufReader::new(engine.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
+        if let Some(text) = line.strip_prefix("PLACE ") {
+            place = Some(serde_json::from_str(text).unwrap());
+        }
         if let Some(text) = line.strip_prefix("RECORD ") {
             record = Some(serde_json::from_str(text).unwrap());
         }
@@ -73,7 +81,8 @@ fn kill_at(qemu: &Qemu, step: &str) -> UndoRecord {
     }
     engine.kill().unwrap();
     engine.wait().unwrap();
-    record.expect("the engine ended early")
+    let both = place.zip(record);
+    both.expect("the engine ended early")
 }
 
 fn state(name: &str) -> Undone {
@@ -86,24 +95,24 @@ fn a_killed_engine_is_undone_wherever_it_was() {
         for step in STEPS {
             let qemu = Qemu::usual(program, "-vga std");
             let before = qemu.traces();
-            let record = kill_at(&qemu, step);
-            assert_eq!(record.pid, qemu.pid());
+            let (place, record) = kill_at(&qemu, step);
+            assert_eq!(place.pid, qemu.pid());
             let stopped = matches!(step, "paused" | "saved");
             assert_eq!(record.stopped, stopped.then_some(true), "{step}");
             assert_eq!(qemu.state() == "running", !stopped, "{step}");
-            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("running"));
+            assert_eq!(undo(&place, &record).unwrap(), state("running"));
             assert_eq!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
             // Again, which does nothing; also not when its owner pauses it now
             // or has saved it meanwhile.
-            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("running"));
+            assert_eq!(undo(&place, &record).unwrap(), state("running"));
             qemu.execute("stop", json!({}));
-            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("paused"));
+            assert_eq!(undo(&place, &record).unwrap(), state("paused"));
             qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
             support::eventually("the owner's own migration", || {
                 qemu.state() == "postmigrate"
             });
-            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("postmigrate"));
+            assert_eq!(undo(&place, &record).unwrap(), state("postmigrate"));
             assert_eq!(qemu.traces(), before);
         }
     });
@@ -116,8 +125,8 @@ fn a_guest_that_its_owner_paused_stays_paused() {
             let qemu = Qemu::usual(program, "");
             qemu.execute("stop", json!({}));
             let before = qemu.traces();
-            let record = kill_at(&qemu, step);
-            undo(&qemu.qmp(), &record).unwrap();
+            let (place, record) = kill_at(&qemu, step);
+            undo(&place, &record).unwrap();
             assert_ne!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
             // And is in a state from which its owner can resume it.
@@ -131,9 +140,9 @@ fn a_guest_that_its_owner_paused_stays_paused() {
 fn an_owner_who_paused_it_meanwhile_is_respected() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
-        let record = kill_at(&qemu, "logging");
+        let (place, record) = kill_at(&qemu, "logging");
         qemu.execute("stop", json!({}));
-        assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("paused"));
+        assert_eq!(undo(&place, &record).unwrap(), state("paused"));
         assert_eq!(qemu.descriptors("userfaultfd"), 0);
     });
 }
@@ -144,14 +153,14 @@ fn an_owner_who_resumed_it_first_is_no_error() {
         for step in ["paused", "saved"] {
             let qemu = Qemu::usual(program, "");
             let before = qemu.traces();
-            let record = kill_at(&qemu, step);
+            let (place, record) = kill_at(&qemu, step);
             if step == "paused" {
                 qemu.execute("migrate_cancel", json!({}));
             } else {
                 qemu.execute("cont", json!({}));
             }
             support::eventually("its owner resumed it", || qemu.state() == "running");
-            assert_eq!(undo(&qemu.qmp(), &record).unwrap(), state("running"));
+            assert_eq!(undo(&place, &record).unwrap(), state("running"));
             assert_eq!(qemu.traces(), before);
         }
     });
@@ -161,19 +170,39 @@ fn an_owner_who_resumed_it_first_is_no_error() {
 fn the_wrong_qemu_and_none_at_all() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
-        let record = QemuSource::attach(&qemu.qmp())
-            .unwrap()
-            .undo_record()
-            .clone();
-        let other = UndoRecord {
-            started: record.started + 1,
-            ..record.clone()
+        let notes = QemuSource::attach(&qemu.qmp()).unwrap().notes();
+        let SourceNotes {
+            place,
+            undo: record,
+        } = notes;
+        // Another one has its number, which says nothing of it being there.
+        let other = Place {
+            started: place.started + 1,
+            ..place.clone()
         };
-        let error = undo(&qemu.qmp(), &other).unwrap_err();
+        assert_eq!(undo(&other, &record).unwrap(), Undone::Gone);
+        // It is there, but its socket is not: that is not the same as gone.
+        let away = Place {
+            qmp: qemu.qmp().with_extension("away"),
+            ..place.clone()
+        };
+        let error = undo(&away, &record).unwrap_err();
+        assert!(matches!(error, UndoError::Connect(_)), "{error}");
+        // Another one is behind it.
+        let second = Qemu::usual(program, "");
+        let elsewhere = Place {
+            qmp: second.qmp(),
+            ..place.clone()
+        };
+        let error = undo(&elsewhere, &record).unwrap_err();
         assert!(matches!(error, UndoError::AnotherQemu { .. }), "{error}");
-        let path = qemu.qmp();
+        // Nobody knows what is there, seen from another namespace.
+        let mut unseen = place.clone();
+        unseen.view.pids += 1;
+        let error = undo(&unseen, &record).unwrap_err();
+        assert!(matches!(error, UndoError::Look(_)), "{error}");
         drop(qemu);
-        assert_eq!(undo(&path, &record).unwrap(), Undone::Gone);
+        assert_eq!(undo(&place, &record).unwrap(), Undone::Gone);
     });
 }
 

@@ -286,6 +286,12 @@ impl Client {
         self.events.clear();
     }
 
+    /// Whether such an event has come since they were last forgotten or waited
+    /// for.
+    pub(crate) fn has_event(&self, name: &str) -> bool {
+        self.events.iter().any(|event| event.name == name)
+    }
+
     fn keep(&mut self, event: Event) {
         tracing::debug!(name = event.name, data = %event.data, "QMP event");
         if self.events.len() == MAX_EVENTS {

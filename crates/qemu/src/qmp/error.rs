@@ -50,6 +50,17 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    /// Whether somebody is there who just does not say anything.
+    pub fn is_silence(&self) -> bool {
+        match self {
+            Self::NoGreeting { .. } => true,
+            Self::Session { source, .. } => matches!(source, QmpError::TimedOut { .. }),
+            Self::Connect { .. } | Self::NotQmp { .. } => false,
+        }
+    }
+}
+
 fn connect_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

@@ -21,6 +21,13 @@ mod message;
 #[cfg(test)]
 mod tests;
 
+/// What the fuzz targets look at.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing {
+    pub(crate) use super::lines::{Lines, MAX_LINE};
+    pub(crate) use super::message::Message;
+}
+
 pub use client::{COMMAND_TIMEOUT, Client};
 pub use error::{ConnectError, QmpError};
 pub use lines::MAX_LINE;

@@ -1,0 +1,187 @@
+//! What must hold of whatever QEMU or the kernel may say. Both are trusted, but
+//! a QEMU can be broken, and a guest's owner chooses names and paths.
+//!
+//! Run by the property tests below, on random and damaged input and on the
+//! fuzz targets' corpora, and by the fuzz targets (`crates/qemu/fuzz`).
+
+use crate::qmp::fuzzing::{Lines, MAX_LINE, Message};
+use crate::{maps, mtree, process};
+
+/// QMP: bytes to lines, however they come in, and lines to messages.
+pub fn qmp(bytes: &[u8]) {
+    let whole = lines(bytes, usize::MAX);
+    let piece = 1 + usize::from(bytes.last().copied().unwrap_or_default());
+    assert_eq!(whole, lines(bytes, piece), "in pieces of {piece} bytes");
+    for line in whole {
+        assert!(!line.is_empty() && line.len() <= MAX_LINE);
+        if let Err(text) = Message::parse(&line) {
+            assert!(
+                text.len() < 1024 && !text.contains(char::is_control),
+                "{text}"
+            );
+        }
+    }
+}
+
+fn lines(bytes: &[u8], piece: usize) -> Vec<Vec<u8>> {
+    let mut lines = Lines::default();
+    let mut all = Vec::new();
+    for piece in bytes.chunks(piece) {
+        lines.push(piece);
+        while let Ok(Some(line)) = lines.next_line() {
+            all.push(line);
+        }
+    }
+    all
+}
+
+/// `/proc/PID/maps`: what is found are stretches of files.
+pub fn maps(bytes: &[u8]) {
+    let Ok(found) = maps::read(bytes) else {
+        panic!("reading from memory does not fail")
+    };
+    for mapping in found {
+        assert!(
+            mapping.start < mapping.end && mapping.inode != 0,
+            "{mapping:?}"
+        );
+        for (offset, bytes) in [
+            (mapping.offset, mapping.bytes()),
+            (mapping.offset, u64::MAX),
+            (u64::MAX, 1),
+            (0, 0),
+        ] {
+            if let Some(address) = mapping.address_of(offset, bytes) {
+                assert!(
+                    address >= mapping.start
+                        && address
+                            .checked_add(bytes)
+                            .is_some_and(|end| end <= mapping.end),
+                    "{mapping:?}: {offset} {bytes}"
+                );
+            }
+        }
+    }
+}
+
+/// `info mtree -f -o`: ranges that cover a block from its beginning to its end
+/// without gaps, or none.
+pub fn mtree(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    for pieces in mtree::parse(&text).values() {
+        for bytes in [0, 4096, 1 << 32, u64::MAX] {
+            let Some(ranges) = mtree::ranges(pieces, bytes) else {
+                continue;
+            };
+            let mut end = 0;
+            for range in &ranges {
+                assert_eq!(range.offset, end, "{ranges:?}");
+                end = range.offset.checked_add(range.bytes).unwrap_or_default();
+            }
+            assert!(end == bytes || ranges.is_empty(), "{ranges:?} of {bytes}");
+        }
+    }
+}
+
+/// `/proc/PID/stat`.
+pub fn stat(bytes: &[u8]) {
+    let _ = process::parse_start_time(&String::from_utf8_lossy(bytes));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What a fuzz target is called, and what it does.
+    type Target = (&'static str, fn(&[u8]));
+
+    const TARGETS: [Target; 4] = [
+        ("qmp", qmp),
+        ("maps", maps),
+        ("mtree", mtree),
+        ("stat", stat),
+    ];
+
+    fn all(bytes: &[u8]) {
+        for (_, target) in TARGETS {
+            target(bytes);
+        }
+    }
+
+    /// A QMP session, a memory map and a memory tree, as they really were.
+    const REAL: [&str; 4] = [
+        concat!(
+            r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}}}}"#,
+            "\r\n",
+            r#"{"timestamp": {"seconds": 1763755200, "microseconds": 3}, "event": "STOP"}"#,
+            "\r\n",
+            r#"{"return": {"status": "active"}, "id": 2}"#,
+            "\r\n",
+            r#"{"id": 4, "error": {"class": "GenericError", "desc": "no"}}"#,
+            "\r\n"
+        ),
+        "7f682fffd000-7f683fffd000 rw-s 00000000 00:1b 74    /dev/shm/b\n\
+         7f68bffff000-7f68ffffe000 rw-s 00000000 00:1b 72    /dev/shm/car ol-a (deleted)\n\
+         7f68ffffe000-7f693ffff000 rw-s 3ffff000 00:1b 72    /dev/shm/car ol-a (deleted)\n",
+        "FlatView #1\n AS \"memory\", root: system\n  \
+         0000000000000000-00000000000c2fff (prio 0, ram): ram0 owner:{obj path=/objects/ram0}\n  \
+         00000000000c3000-00000000000e7fff (prio 0, rom): ram0 @00000000000c3000 \
+         owner:{obj path=/objects/ram0} KVM\n",
+        "4711 (qemu) (x) S 1 4711 4711 0 -1 4194560 1 0 0 0 3 4 0 0 20 0 5 0 815 0 0\n",
+    ];
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            all(&bytes);
+        }
+
+        #[test]
+        fn so_is_damaged_text(
+            text in prop::sample::select(&REAL[..]),
+            times in 1..4usize,
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let mut bytes = text.repeat(times).into_bytes();
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            all(&bytes);
+        }
+
+        /// Numbers as large as can be, where numbers are.
+        #[test]
+        fn so_are_absurd_numbers(
+            text in prop::sample::select(&REAL[..]),
+            at in any::<prop::sample::Index>(),
+            number in prop::sample::select(&["0", "-1", "ffffffffffffffff", "fffffffffffffffff",
+                "18446744073709551615", "1e400", "99999999999999999999999999"][..]),
+        ) {
+            let places: Vec<usize> = text
+                .char_indices()
+                .filter(|(_, c)| c.is_ascii_hexdigit())
+                .map(|(at, _)| at)
+                .collect();
+            let start = places[at.index(places.len())];
+            let rest = &text[start..];
+            let end = rest.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(rest.len());
+            let bytes = [&text[..start], number, &rest[end..]].concat();
+            all(bytes.as_bytes());
+        }
+    }
+
+    #[test]
+    fn what_the_fuzzer_found_worth_keeping() {
+        for (name, target) in TARGETS {
+            let folder = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
+            let mut files = 0;
+            for file in std::fs::read_dir(&folder).unwrap() {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+                files += 1;
+            }
+            assert!(files >= 10, "only {files} files in {folder}");
+        }
+    }
+}

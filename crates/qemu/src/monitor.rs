@@ -1,0 +1,139 @@
+//! Getting through to the monitor of a QEMU that was taken up.
+//!
+//! It is talked to as late as possible: while QEMU's main loop waits for a page
+//! it says nothing, and much can be done without it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use hikkoshi_engine::Cancel;
+use hikkoshi_faults::Process;
+use thiserror::Error;
+
+use crate::qmp::{Client, ConnectError, QmpError};
+
+/// How long to listen for the greeting of a QEMU that may wait for a page.
+const LISTEN: Duration = Duration::from_secs(2);
+
+/// Between two tries to get through to it.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Longer than anybody waits: the end comes from elsewhere.
+pub(crate) const ENDLESS: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// QEMU's monitor did not do as it was told, or was not to be had.
+#[derive(Debug, Error)]
+pub enum MonitorError {
+    /// It does not answer.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// It does not do as it is told.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+}
+
+/// How long to try.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// With a QEMU that cannot be talked to.
+    pub(crate) trouble: Duration,
+    /// With one that has a monitor, which says nothing.
+    pub(crate) silence: Duration,
+}
+
+/// The monitor of a QEMU that was attached to.
+pub(crate) fn attached(client: &mut Option<Client>) -> Result<&mut Client, QmpError> {
+    client.as_mut().ok_or_else(|| QmpError::Closed {
+        doing: "a guest that it does not have yet, or no more".to_owned(),
+    })
+}
+
+/// The monitor, connected to now if that was not done before. QEMU may wait for
+/// a page, or may not have noticed yet that the program before is gone. Ends
+/// early when `process` does, or once `give_up` is set.
+pub(crate) fn reach<'a>(
+    client: &'a mut Option<Client>,
+    qmp: &Path,
+    process: &Process,
+    patience: Patience,
+    give_up: &Cancel,
+) -> Result<&'a mut Client, ConnectError> {
+    let connected = match client.take() {
+        Some(client) => client,
+        None => connect(qmp, process, patience, give_up)?,
+    };
+    Ok(client.insert(connected))
+}
+
+fn connect(
+    qmp: &Path,
+    process: &Process,
+    patience: Patience,
+    give_up: &Cancel,
+) -> Result<Client, ConnectError> {
+    let begun = Instant::now();
+    loop {
+        let error = match Client::connect(qmp, LISTEN) {
+            Ok(client) => return Ok(client),
+            Err(error) => error,
+        };
+        let patience = if error.is_silence() {
+            patience.silence
+        } else {
+            patience.trouble
+        };
+        if give_up.is_cancelled() || begun.elapsed() >= patience || !process.is_alive() {
+            return Err(error);
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+    use std::sync::Arc;
+    use std::thread;
+
+    const NOT_LONG: Patience = Patience {
+        trouble: Duration::ZERO,
+        silence: ENDLESS,
+    };
+
+    /// Somebody who listens and says nothing, like a QEMU that waits for a page.
+    #[test]
+    fn silence_is_borne_until_somebody_gives_up_or_the_process_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .unwrap();
+        let process = Arc::new(Process::open(child.id()).unwrap());
+        let give_up = Cancel::new();
+        let try_it = || {
+            let (path, process) = (path.clone(), Arc::clone(&process));
+            let give_up = give_up.clone();
+            thread::spawn(move || connect(&path, &process, NOT_LONG, &give_up).unwrap_err())
+        };
+        let first = try_it();
+        thread::sleep(LISTEN + LISTEN);
+        assert!(!first.is_finished(), "not given up");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(first.join().unwrap().is_silence());
+        give_up.cancel();
+        assert!(try_it().join().unwrap().is_silence());
+    }
+
+    #[test]
+    fn a_socket_that_is_not_there_is_told_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = Process::open(std::process::id()).unwrap();
+        let path = folder.path().join("nothing");
+        let error = connect(&path, &own, NOT_LONG, &Cancel::new()).unwrap_err();
+        assert!(!error.is_silence(), "{error}");
+    }
+}

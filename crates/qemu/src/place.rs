@@ -1,0 +1,271 @@
+//! Which QEMU, and where its guest's memory is: written down, so that another
+//! program finds it again without asking QEMU, which may be unable to answer
+//! (it waits for a page) or gone.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hikkoshi_engine::{RamFile, RamFiles};
+use hikkoshi_faults::{Process, TakeError};
+use hikkoshi_pages::LayoutError;
+use hikkoshi_wire::GuestDescription;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::alone::{self, OccupyError};
+use crate::attach::Attached;
+use crate::process::{self, ProcessError};
+use crate::ramfile::{self, Access};
+use crate::view::{LookError, View};
+
+/// A QEMU and its guest's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its QMP socket.
+    pub qmp: PathBuf,
+    /// Its process.
+    pub pid: u32,
+    /// When it was started, in ticks since boot: another one may have the same
+    /// number by now.
+    pub started: u64,
+    /// From where those numbers mean that process.
+    pub view: View,
+    /// The machine.
+    pub description: GuestDescription,
+    /// The RAM blocks' files, in the order of the description's blocks.
+    pub memory: Vec<MemoryPlace>,
+}
+
+/// Where a RAM block is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPlace {
+    /// Its file's path as we see it; of a file that has been removed, what the
+    /// kernel calls it.
+    pub path: PathBuf,
+    /// The file system's number.
+    pub device: u64,
+    /// The file's number on it.
+    pub inode: u64,
+    /// Where in the file it begins, in bytes.
+    pub offset: u64,
+    /// Where in QEMU's memory it begins.
+    pub address: u64,
+}
+
+/// A guest whose migration was interrupted could not be found again.
+#[derive(Debug, Error)]
+pub enum TakeUpError {
+    /// The process.
+    #[error("taking up QEMU's process: {0}")]
+    Process(#[from] ProcessError),
+    /// Whether it is there could not be found out.
+    #[error(transparent)]
+    Look(#[from] LookError),
+    /// The RAM file of a QEMU that lives.
+    #[error("opening the file of the guest's memory \"{id}\", {}: {source}", path.display())]
+    Open {
+        /// The block.
+        id: String,
+        /// Its file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The RAM file of a QEMU that is gone.
+    #[error(
+        "QEMU's process {pid} has ended, and the file of its guest's memory \"{id}\", {}, is gone \
+         with it ({source}): nothing of the guest is left here", path.display()
+    )]
+    NothingLeft {
+        /// QEMU's process.
+        pid: u32,
+        /// The block.
+        id: String,
+        /// Its file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The record makes no sense.
+    #[error("the record of the guest's memory is damaged: {0}")]
+    Layout(#[from] LayoutError),
+    /// The record makes no sense.
+    #[error("the record of the guest's memory is damaged: {blocks} blocks, {files} files")]
+    Files {
+        /// Blocks in it.
+        blocks: usize,
+        /// Files in it.
+        files: usize,
+    },
+    /// Another engine is at work on it.
+    #[error("taking up a migration: {0}")]
+    Occupied(#[from] OccupyError),
+    /// Somebody else has the RAM file of a QEMU that is gone.
+    #[error(
+        "QEMU's process {pid} has ended, but process {user} ({name}) has the file of its guest's \
+         memory \"{id}\", {}, mapped and may have overwritten it: the pages that the destination \
+         lacks are not sent from there. If it is a QEMU that was started anew on the same file, \
+         they are lost; if it has certainly only read, end it and go on", path.display()
+    )]
+    Reused {
+        /// QEMU's process.
+        pid: u32,
+        /// The other one.
+        user: u32,
+        /// Its name.
+        name: String,
+        /// The block.
+        id: String,
+        /// Its file.
+        path: PathBuf,
+    },
+    /// Whether somebody has it could not be found out.
+    #[error(
+        "QEMU's process {pid} has ended; looking whether another one uses the file of its guest's \
+         memory \"{id}\" since: {source}; try again"
+    )]
+    Users {
+        /// QEMU's process.
+        pid: u32,
+        /// The block.
+        id: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The userfaultfd.
+    #[error("taking over what the engine before left in QEMU: {0}")]
+    Userfault(#[from] TakeError),
+}
+
+impl Place {
+    /// Where what was attached to is.
+    pub(crate) fn of(qmp: &Path, qemu: &Attached) -> Result<Self, ProcessError> {
+        let memory = qemu
+            .ram
+            .files()
+            .iter()
+            .zip(&qemu.addresses)
+            .map(|(file, &address)| MemoryPlace::of(file, address))
+            .collect::<io::Result<_>>()
+            .map_err(|source| {
+                process::explain(&qemu.process, "looking at the RAM files", source)
+            })?;
+        Ok(Self {
+            qmp: std::path::absolute(qmp).unwrap_or_else(|_| qmp.to_owned()),
+            pid: qemu.process.pid(),
+            started: process::start_time(&qemu.process)?,
+            view: View::here().map_err(|source| ProcessError::Proc {
+                pid: qemu.process.pid(),
+                doing: "finding out from where it is seen",
+                source,
+            })?,
+            description: qemu.description.clone(),
+            memory,
+        })
+    }
+
+    /// The process; `None` when it has certainly ended.
+    ///
+    /// # Errors
+    ///
+    /// See [`LookError`]: it may be there or not.
+    pub fn process(&self) -> Result<Option<Arc<Process>>, LookError> {
+        self.view.check(self.pid)?;
+        let Some(process) = process::hold(self.pid)? else {
+            return Ok(None);
+        };
+        // Another process may have the number by now.
+        let started = match process::start_time(&process) {
+            Err(ProcessError::Gone { .. }) => return Ok(None),
+            started => started?,
+        };
+        Ok((started == self.started && process.is_alive()).then_some(process))
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<u64> {
+        self.memory.iter().map(|memory| memory.address).collect()
+    }
+
+    /// Opens the very files again, for us alone.
+    pub(crate) fn open_ram(
+        &self,
+        process: Option<&Process>,
+        access: Access,
+    ) -> Result<RamFiles, TakeUpError> {
+        let layout = self.description.layout()?;
+        let files = self
+            .description
+            .blocks
+            .iter()
+            .zip(&self.memory)
+            .map(|(block, memory)| {
+                let file = memory.open(process, access).map_err(|source| {
+                    let (id, path) = (block.id.clone(), memory.path.clone());
+                    match process {
+                        Some(_) => TakeUpError::Open { id, path, source },
+                        None => TakeUpError::NothingLeft {
+                            pid: self.pid,
+                            id,
+                            path,
+                            source,
+                        },
+                    }
+                })?;
+                Ok(RamFile::new(file, memory.offset))
+            })
+            .collect::<Result<Vec<_>, TakeUpError>>()?;
+        let counted = TakeUpError::Files {
+            blocks: self.description.blocks.len(),
+            files: files.len(),
+        };
+        let ram = RamFiles::new(layout, files).ok_or(counted)?;
+        alone::occupy(&ram)?;
+        Ok(ram)
+    }
+
+    /// Makes sure that nobody has the files mapped: QEMU has ended, and who came
+    /// later would have written there.
+    pub(crate) fn check_unused(&self) -> Result<(), TakeUpError> {
+        for (block, memory) in self.description.blocks.iter().zip(&self.memory) {
+            let (pid, id) = (self.pid, block.id.clone());
+            match alone::mapped_by(memory.device, memory.inode) {
+                Ok(None) => {}
+                Ok(Some((user, name))) => {
+                    return Err(TakeUpError::Reused {
+                        pid,
+                        user,
+                        name,
+                        id,
+                        path: memory.path.clone(),
+                    });
+                }
+                Err(source) => return Err(TakeUpError::Users { pid, id, source }),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MemoryPlace {
+    fn of(file: &RamFile, address: u64) -> io::Result<Self> {
+        let metadata = file.file().metadata()?;
+        let number = file.file().as_raw_fd();
+        Ok(Self {
+            path: std::fs::read_link(format!("/proc/self/fd/{number}"))?,
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            offset: file.offset(),
+            address,
+        })
+    }
+
+    fn open(&self, process: Option<&Process>, access: Access) -> io::Result<File> {
+        let is_it =
+            |metadata: &Metadata| (metadata.dev(), metadata.ino()) == (self.device, self.inode);
+        ramfile::open_one(&self.path, process, access, is_it)
+    }
+}

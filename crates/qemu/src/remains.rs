@@ -1,0 +1,174 @@
+//! What is left of a guest whose QEMU is gone: at the source its memory, in
+//! files; at the destination nothing.
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFile, RamFiles, SourceGuest};
+use hikkoshi_faults::Userfault;
+use hikkoshi_wire::GuestDescription;
+use thiserror::Error;
+
+use crate::destination::DestinationNotes;
+use crate::place::TakeUpError;
+use crate::ramfile::Access;
+use crate::source::SourceNotes;
+
+/// Something that only a QEMU can do.
+#[derive(Debug, Error)]
+#[error("{doing}: QEMU (process {pid}) has ended")]
+pub struct GoneError {
+    doing: &'static str,
+    pid: u32,
+}
+
+/// The memory of a guest that was handed over before its QEMU ended: enough to
+/// send what the destination lacks.
+#[derive(Debug)]
+pub struct Remains {
+    pid: u32,
+    description: GuestDescription,
+    ram: Arc<RamFiles>,
+}
+
+impl Remains {
+    /// Opens the files that were noted.
+    ///
+    /// # Errors
+    ///
+    /// See [`TakeUpError`]: they are gone, too, or somebody else's now.
+    pub fn open(notes: &SourceNotes) -> Result<Self, TakeUpError> {
+        let ram = notes.place.open_ram(None, Access::Read)?;
+        notes.place.check_unused()?;
+        Ok(Self {
+            pid: notes.place.pid,
+            description: notes.place.description.clone(),
+            ram: Arc::new(ram),
+        })
+    }
+
+    fn cannot<T>(&self, doing: &'static str) -> Result<T, GuestError> {
+        let pid = self.pid;
+        Err(GuestError::new(GoneError { doing, pid }))
+    }
+}
+
+impl SourceGuest for Remains {
+    fn describe(&self) -> &GuestDescription {
+        &self.description
+    }
+
+    fn ram(&self) -> Arc<RamFiles> {
+        Arc::clone(&self.ram)
+    }
+
+    fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
+        self.cannot("tracking the guest's writes")
+    }
+
+    fn pause(&mut self) -> Result<Instant, GuestError> {
+        self.cannot("stopping the guest")
+    }
+
+    fn save_device_state(&mut self, _: &mut dyn Write) -> Result<(), GuestError> {
+        self.cannot("saving the device state")
+    }
+
+    fn resume(&mut self) -> Result<(), GuestError> {
+        self.cannot("resuming the guest at the source")
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+
+    fn has_ended(&self) -> bool {
+        true
+    }
+}
+
+/// A QEMU that has ended before it ran the guest that it had: all there is to
+/// do is to tell the source.
+#[derive(Debug)]
+pub struct Departed {
+    pid: u32,
+    description: GuestDescription,
+    ram: Arc<RamFiles>,
+}
+
+impl Departed {
+    /// The one that was noted.
+    ///
+    /// # Errors
+    ///
+    /// See [`TakeUpError`]: the notes make no sense.
+    pub fn new(notes: &DestinationNotes) -> Result<Self, TakeUpError> {
+        let place = &notes.place;
+        let layout = place.description.layout()?;
+        let blocks = layout.blocks().len();
+        // Nobody reads or writes them.
+        let nothing = || File::open("/dev/null").map(|file| RamFile::new(file, 0));
+        let files = (0..blocks)
+            .map(|_| nothing())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|source| TakeUpError::Open {
+                id: "none".to_owned(),
+                path: "/dev/null".into(),
+                source,
+            })?;
+        let files = RamFiles::new(layout, files).ok_or(TakeUpError::Files { blocks, files: 0 })?;
+        Ok(Self {
+            pid: place.pid,
+            description: place.description.clone(),
+            ram: Arc::new(files),
+        })
+    }
+
+    fn cannot<T>(&self, doing: &'static str) -> Result<T, GuestError> {
+        let pid = self.pid;
+        Err(GuestError::new(GoneError { doing, pid }))
+    }
+}
+
+impl DestinationGuest for Departed {
+    fn describe(&self) -> &GuestDescription {
+        &self.description
+    }
+
+    fn ram(&self) -> Arc<RamFiles> {
+        Arc::clone(&self.ram)
+    }
+
+    fn prepare(&mut self) -> Result<(), GuestError> {
+        self.cannot("readying QEMU to take in a guest")
+    }
+
+    fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
+        self.cannot("taking over what the engine before left in QEMU")
+    }
+
+    fn load_device_state(&mut self, _: Vec<u8>) -> Result<(), GuestError> {
+        self.cannot("loading the device state")
+    }
+
+    fn resume(&mut self, _: bool, _: &Cancel) -> Result<Instant, GuestError> {
+        self.cannot("resuming the guest at the destination")
+    }
+
+    fn has_ended(&self) -> bool {
+        true
+    }
+
+    fn kill(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+
+    fn abandon_userfault(&mut self) {}
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+}
