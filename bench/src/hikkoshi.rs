@@ -59,7 +59,9 @@ impl Moving {
     ) -> Result<Self, BenchError> {
         let Setting { line, lab, .. } = setting;
         let account = |name: &str| lab.folder().join(format!("{name}.json"));
-        let mut words = vec!["receive", "--listen", line.address(), "--plaintext"];
+        let encrypted = variant.is_encrypted();
+        let open = if encrypted { "--invite" } else { "--plaintext" };
+        let mut words = vec!["receive", "--listen", line.address(), open];
         words.extend(variant.receive_words());
         let mut receive = Side::start(
             "receive",
@@ -72,7 +74,13 @@ impl Moving {
         receive.wait_listening()?;
 
         let (downtime, variant) = (args.max_downtime.to_string(), variant.migrate_words());
-        let mut words = vec!["migrate", line.address(), "--plaintext", "--mode", mode];
+        let invitation;
+        let mut words = if encrypted {
+            invitation = receive.invitation()?;
+            vec!["migrate", "--to", &invitation, "--mode", mode]
+        } else {
+            vec!["migrate", line.address(), "--plaintext", "--mode", mode]
+        };
         words.extend(["--max-downtime", &downtime]);
         words.extend(variant.iter().map(String::as_str));
         words.extend(more);
@@ -184,7 +192,7 @@ impl Side {
             .arg("--json")
             .arg(account)
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .map_err(failed)?;
@@ -220,6 +228,20 @@ impl Side {
             }
         }
         Err(self.hangs())
+    }
+
+    /// What it shows once it listens.
+    fn invitation(&mut self) -> Result<String, BenchError> {
+        let mut line = String::new();
+        if let Some(stdout) = self.child.stdout.take() {
+            BufReader::new(stdout)
+                .read_line(&mut line)
+                .map_err(|source| BenchError::Program {
+                    side: self.name,
+                    source,
+                })?;
+        }
+        Ok(line.trim().to_owned())
     }
 
     /// Waits for its end; `None` when that did not come in time.

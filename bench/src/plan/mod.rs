@@ -107,7 +107,7 @@ fn all() -> Vec<Case> {
         QemuPreempt,
     };
     use Variant::{
-        Links, NoBound, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll, ReadAhead8,
+        Links, NoBound, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll, ReadAhead8, Tls,
     };
     const UNSHAPED: LineKind = LineKind::Loopback;
     const TEN: LineKind = LineKind::Gbit(10);
@@ -178,6 +178,10 @@ fn all() -> Vec<Case> {
         3,
         &random.map(|variant| (HikkoshiHybrid, variant)),
     );
+    let encrypted = [(HikkoshiHybrid, Tls), (HikkoshiPostcopy, Tls)];
+    add(TEN, Load::Busy, 3, &encrypted);
+    add(UNSHAPED, Load::Busy, 3, &encrypted);
+    add(TEN, Load::Fill, 3, &encrypted[1..]);
     let hotspot = [Plain, NoHotFirst, NoFollow, NoReadAhead];
     add(
         TEN,
@@ -295,5 +299,6 @@ mod tests {
             ["--read-ahead", "off"]
         );
         assert_eq!(Variant::Poll.receive_words(), ["--poll"]);
+        assert!(Variant::Tls.is_encrypted() && !Variant::Plain.is_encrypted());
     }
 }

@@ -24,13 +24,20 @@ pub enum Variant {
     Poll,
     /// All threads are equal before the scheduler.
     NoPriority,
+    /// Encrypted, by invitation.
+    Tls,
 }
 
 impl Variant {
+    /// Whether the links are encrypted.
+    pub fn is_encrypted(self) -> bool {
+        self == Self::Tls
+    }
+
     /// What `hikkoshi migrate` is told.
     pub fn migrate_words(self) -> Vec<String> {
         let words: &[&str] = match self {
-            Self::Plain => &[],
+            Self::Plain | Self::Tls => &[],
             Self::NoHotFirst => &["--no-hot-first"],
             Self::NoFollow => &["--no-follow"],
             Self::NoBound => &["--no-bound"],
@@ -66,6 +73,7 @@ impl fmt::Display for Variant {
             Self::Links(links) => write!(f, "links-{links}"),
             Self::Poll => f.write_str("poll"),
             Self::NoPriority => f.write_str("no-priority"),
+            Self::Tls => f.write_str("tls"),
         }
     }
 }

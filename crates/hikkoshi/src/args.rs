@@ -1,21 +1,33 @@
 //! The command line.
 
+use std::ffi::{OsStr, OsString};
 use std::num::{NonZeroU16, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{
+    ArgMatches, Args as ClapArgs, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+};
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_engine::link::Address;
+use hikkoshi_engine::link::secure::Invitation;
 use hikkoshi_engine::{
     DestinationOptions, MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions, WhenStalled,
 };
 
+use crate::exit::{Exit, Status};
+use crate::journal;
+use crate::security::{Security, To};
+
 /// Moves a running virtual machine to another host.
 ///
 /// Exit status: 0 the guest runs at the destination and every page is there;
-/// 1 it still runs at the source; 2 bad usage; 3 it stands still and nothing of
-/// it is lost. HIKKOSHI_LOG=debug tells more.
+/// 1 it still runs at the source; 2 bad usage; 3 it is on its way and nothing of
+/// it is lost: --resume goes on (or, and then that is said, it ended with the
+/// destination's QEMU). HIKKOSHI_LOG=debug tells more.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub struct Args {
@@ -40,21 +52,166 @@ pub enum Command {
 #[derive(Debug, ClapArgs)]
 pub struct Common {
     /// QMP socket of the QEMU process
-    #[arg(long, value_name = "PATH")]
-    pub qmp: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "resume")]
+    pub qmp: Option<PathBuf>,
+
+    /// Go on with a migration whose links were lost or whose hikkoshi was
+    /// killed: the one that JOURNAL tells of, or the last one of --qmp
+    #[arg(long, value_name = "JOURNAL", num_args = 0..=1, require_equals = true)]
+    #[allow(clippy::option_option)] // As clap tells the three cases apart.
+    pub resume: Option<Option<PathBuf>>,
+
+    /// Do not go on with it: tells what that means, and does it once
+    /// --other-side-is-lost confirms it. At the source the guest runs on as it was
+    /// when it was stopped; at the destination it ends
+    #[arg(long, requires = "resume")]
+    pub give_up: bool,
+
+    /// Confirms --give-up: nobody on the other side runs the guest, or will
+    #[arg(long, requires = "give_up")]
+    pub other_side_is_lost: bool,
+
+    /// Folder for what --resume needs [default: /run/hikkoshi, for ordinary
+    /// users $XDG_RUNTIME_DIR/hikkoshi]
+    #[arg(long, value_name = "DIR")]
+    pub journal: Option<PathBuf>,
+
+    /// Once the guest may run at the destination: for how long to try again by
+    /// itself when links are lost (such as 90, 90s, 15m, 2h); time with links
+    /// makes up for as much time without
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration)]
+    pub retry_for: Duration,
+
+    /// How long a link may stall before it counts as lost
+    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = parse_stall)]
+    pub stall_timeout: Duration,
 
     /// Write the account as JSON to FILE ("-": standard output)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
-    /// Allow TCP beyond this machine without encryption: guest memory can be
-    /// read and changed by anybody on the way
-    #[arg(long)]
-    pub plaintext: bool,
+    #[command(flatten)]
+    pub security: Security,
 
     /// How to tell how it goes
     #[arg(long, value_enum, default_value_t = ProgressKind::Auto)]
     pub progress: ProgressKind,
+
+    /// What was chosen on the command line of how to go about it, each as a
+    /// word that can be given again: it goes into the journal.
+    #[arg(skip)]
+    pub chosen: Vec<String>,
+}
+
+/// What is about one run only, or is in the journal in another form.
+const NOT_CHOSEN: [&str; 15] = [
+    "address",
+    "to",
+    "listen",
+    "invite",
+    "advertise",
+    "qmp",
+    "resume",
+    "give_up",
+    "other_side_is_lost",
+    "journal",
+    "json",
+    "progress",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+];
+
+impl Args {
+    /// The program's own; a wrong one ends it.
+    pub fn of_this_run() -> Self {
+        Self::read(Self::command(), std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    fn read(
+        command: clap::Command,
+        words: impl IntoIterator<Item = OsString>,
+    ) -> Result<Self, clap::Error> {
+        let matches = command.clone().try_get_matches_from(words)?;
+        let mut args = Self::from_arg_matches(&matches)?;
+        let common = match &mut args.command {
+            Command::Receive(receive) => &mut receive.common,
+            Command::Migrate(migrate) => &mut migrate.common,
+            Command::Demo(_) | Command::Guard(_) => return Ok(args),
+        };
+        if let Some((name, matches)) = matches.subcommand()
+            && let Some(command) = command.find_subcommand(name)
+        {
+            common.chosen = chosen(command, matches);
+        }
+        Ok(args)
+    }
+
+    /// What `side --resume` goes by: `now` before what was chosen `before`.
+    fn again(side: &str, before: &[String], now: &[String]) -> Result<Command, Exit> {
+        let words = [env!("CARGO_PKG_NAME"), side, "--resume"];
+        let chosen = before.iter().chain(now).map(String::as_str);
+        let words = words.into_iter().chain(chosen).map(OsString::from);
+        // The last one counts.
+        let command = Self::command().args_override_self(true);
+        let args = Self::read(command, words).map_err(|error| {
+            let what = "reading the journal: the options in it do not go together with those given";
+            Exit::new(Status::Usage, format!("{what}: {error}"))
+        })?;
+        Ok(args.command)
+    }
+}
+
+fn chosen(command: &clap::Command, matches: &ArgMatches) -> Vec<String> {
+    let mut words = Vec::new();
+    for argument in command.get_arguments() {
+        let id = argument.get_id().as_str();
+        let given = matches.value_source(id) == Some(ValueSource::CommandLine);
+        let Some(name) = argument.get_long() else {
+            continue;
+        };
+        if !given || NOT_CHOSEN.contains(&id) {
+            continue;
+        }
+        if argument.get_action().takes_values() {
+            let values = matches.get_raw(id).into_iter().flatten();
+            words.extend(values.map(|value| format!("--{name}={}", value.to_string_lossy())));
+        } else {
+            words.push(format!("--{name}"));
+        }
+    }
+    words
+}
+
+impl Common {
+    /// As told now, with what `merged` has from before.
+    fn merged(&self, merged: Self, plaintext: bool) -> Self {
+        Self {
+            qmp: self.qmp.clone(),
+            resume: self.resume.clone(),
+            give_up: self.give_up,
+            other_side_is_lost: self.other_side_is_lost,
+            journal: self.journal.clone(),
+            json: self.json.clone(),
+            progress: self.progress,
+            security: Security {
+                plaintext,
+                tls_ca: self.security.tls_ca.clone(),
+                tls_cert: self.security.tls_cert.clone(),
+                tls_key: self.security.tls_key.clone(),
+            },
+            retry_for: merged.retry_for,
+            stall_timeout: merged.stall_timeout,
+            chosen: merged.chosen,
+        }
+    }
+}
+
+/// What was said before counts; that there need not be encryption only for the
+/// address that it was said about.
+fn still(before: &[String], same_address: bool) -> Vec<String> {
+    let holds = |word: &&String| same_address || *word != "--plaintext";
+    before.iter().filter(holds).cloned().collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,9 +226,18 @@ pub enum ProgressKind {
 
 #[derive(Debug, ClapArgs)]
 pub struct Receive {
-    /// Where to listen: HOST:PORT or unix:PATH
-    #[arg(long, value_name = "ADDR")]
-    pub listen: Address,
+    /// Where to listen: HOST:PORT or unix:PATH [with --resume: where it was]
+    #[arg(long, value_name = "ADDR", required_unless_present = "resume")]
+    pub listen: Option<Address>,
+
+    /// Encrypt and show an invitation on this machine's own addresses, too
+    #[arg(long, conflicts_with_all = ["plaintext", "tls_ca", "resume"])]
+    pub invite: bool,
+
+    /// The address in the invitation, where a source cannot use what is
+    /// listened at
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["plaintext", "tls_ca", "resume"])]
+    pub advertise: Option<Address>,
 
     #[command(flatten)]
     pub common: Common,
@@ -104,6 +270,33 @@ pub struct Receive {
 }
 
 impl Receive {
+    /// Where to listen.
+    pub fn listen(&self) -> Result<&Address, Exit> {
+        self.listen.as_ref().ok_or_else(|| {
+            // Clap asks for it.
+            Exit::new(Status::Usage, "--listen ADDR is missing")
+        })
+    }
+
+    /// The same for a migration that is taken up again, with what was chosen
+    /// `before` and is not now; it listened at `address`.
+    pub fn after(&self, before: &[String], address: &str) -> Result<Self, Exit> {
+        let listen = self.listen.as_ref();
+        let same = listen.is_none_or(|listen| journal::written(listen) == address);
+        let now = &self.common.chosen;
+        match Args::again("receive", &still(before, same), now)? {
+            Command::Receive(merged) => Ok(Self {
+                listen: self.listen.clone(),
+                common: {
+                    let plaintext = merged.common.security.plaintext;
+                    self.common.merged(merged.common, plaintext)
+                },
+                ..merged
+            }),
+            _ => Err(Exit::new(Status::Usage, "this is no destination's journal")),
+        }
+    }
+
     pub fn options(&self) -> DestinationOptions {
         DestinationOptions {
             fault_threads: self.fault_threads.and_then(NonZeroU16::new),
@@ -114,15 +307,23 @@ impl Receive {
                 Priority::ON
             },
             collapse: self.collapse.and_then(NonZeroU64::new),
+            retry_for: self.common.retry_for,
+            stall_timeout: self.common.stall_timeout,
+            patience: DestinationOptions::PATIENCE,
         }
     }
 }
 
 #[derive(Debug, ClapArgs)]
 pub struct Migrate {
-    /// Where `hikkoshi receive` listens: HOST:PORT or unix:PATH
-    #[arg(value_name = "ADDR")]
-    pub address: Address,
+    /// Where `hikkoshi receive` listens: HOST:PORT or unix:PATH [with --resume:
+    /// where it did]
+    #[arg(value_name = "ADDR", value_parser = DestinationAddress, required_unless_present_any = ["to", "resume"])]
+    pub address: Option<Address>,
+
+    /// The invitation that `hikkoshi receive` shows ("-": on standard input)
+    #[arg(long, value_name = "INVITATION", conflicts_with_all = ["address", "plaintext", "tls_ca", "resume"])]
+    pub to: Option<To>,
 
     #[command(flatten)]
     pub common: Common,
@@ -194,7 +395,49 @@ pub struct Migrate {
     pub no_priority: bool,
 }
 
+/// Reads an address, and knows an invitation, whose secret is neither shown nor
+/// looked up as a name.
+#[derive(Debug, Clone, Copy)]
+struct DestinationAddress;
+
+impl TypedValueParser for DestinationAddress {
+    type Value = Address;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Address, clap::Error> {
+        if value.to_string_lossy().starts_with(Invitation::SCHEME) {
+            let what = "this is an invitation, not an address: give it with --to\n";
+            return Err(clap::Error::raw(ErrorKind::ValueValidation, what).with_cmd(command));
+        }
+        let address = |text: &str| text.parse::<Address>();
+        address.parse_ref(command, arg, value)
+    }
+}
+
 impl Migrate {
+    /// The same for a migration that is taken up again, with what was chosen
+    /// `before` and is not now; its destination was at `address`.
+    pub fn after(&self, before: &[String], address: &str) -> Result<Self, Exit> {
+        let given = self.address.as_ref();
+        let same = given.is_none_or(|given| journal::written(given) == address);
+        let now = &self.common.chosen;
+        match Args::again("migrate", &still(before, same), now)? {
+            Command::Migrate(merged) => Ok(Self {
+                address: self.address.clone(),
+                common: {
+                    let plaintext = merged.common.security.plaintext;
+                    self.common.merged(merged.common, plaintext)
+                },
+                ..merged
+            }),
+            _ => Err(Exit::new(Status::Usage, "this is no source's journal")),
+        }
+    }
+
     /// The engine's options.
     pub fn options(&self) -> SourceOptions {
         SourceOptions {
@@ -216,6 +459,9 @@ impl Migrate {
             } else {
                 Priority::ON
             },
+            retry_for: self.common.retry_for,
+            stall_timeout: self.common.stall_timeout,
+            patience: SourceOptions::PATIENCE,
         }
     }
 }
@@ -257,13 +503,39 @@ pub struct Demo {
 
 #[derive(Debug, ClapArgs)]
 pub struct Guard {
-    /// QMP socket of the QEMU process
-    #[arg(long, value_name = "PATH")]
-    pub qmp: PathBuf,
+    /// Where it is written down how far the migration is
+    #[arg(long, value_name = "FILE")]
+    pub journal: PathBuf,
 }
 
 fn parse_mode(text: &str) -> Result<Mode, String> {
     text.parse()
+}
+
+/// A time with a unit: seconds, if none is given.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let (digits, seconds) = match text.char_indices().last() {
+        Some((at, 's')) => (&text[..at], 1),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 'h')) => (&text[..at], 3600),
+        _ => (text, 1),
+    };
+    // A century is for ever, and no clock overflows.
+    let number = digits.parse::<u32>().ok().map(u64::from);
+    number
+        .and_then(|n| n.checked_mul(seconds))
+        .filter(|&n| n <= 100 * 365 * 24 * 3600)
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("'{text}' is no time; write seconds, or a number with s, m or h"))
+}
+
+fn parse_stall(text: &str) -> Result<Duration, String> {
+    let hour = Duration::from_secs(3600);
+    let time = parse_duration(text)?;
+    if time.is_zero() || time > hour {
+        return Err("between a second and an hour, please".into());
+    }
+    Ok(time)
 }
 
 /// How far to read ahead.
@@ -298,11 +570,47 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_well_formed() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_destination_is_known_in_one_way() {
+        let parse = |words: &str| {
+            let all = ["hikkoshi", "migrate", "--qmp", "/q"].into_iter();
+            Args::try_parse_from(all.chain(words.split_whitespace())).is_ok()
+        };
+        let certificates = "--tls-ca ca --tls-cert crt --tls-key key";
+        for good in ["--to -", "--to hikkoshi1:a.b@c:1", "h:1", "h:1 --plaintext"] {
+            assert!(parse(good), "{good}");
+        }
+        assert!(parse(&format!("h:1 {certificates}")));
+        for bad in [
+            "",
+            "hikkoshi1:a.b@c:1",
+            "h:1 --to -",
+            "--to - --plaintext",
+            "h:1 --tls-ca ca",
+            "h:1 --tls-key k",
+        ] {
+            assert!(!parse(bad), "{bad}");
+        }
+        assert!(!parse(&format!("h:1 --plaintext {certificates}")));
+        assert!(!parse(&format!("--to - {certificates}")));
+    }
+
+    #[test]
+    fn a_secret_in_the_wrong_place_is_not_repeated() {
+        for words in ["hikkoshi1:a.secret@c:1", "hikkoshi1:a.secret", "hikkoshi1:"] {
+            let all = ["hikkoshi", "migrate", "--qmp", "/q", words];
+            let error = Args::try_parse_from(all).unwrap_err().to_string();
+            assert!(
+                error.contains("--to") && !error.contains("secret"),
+                "{error}"
+            );
+        }
     }
 
     #[test]
@@ -334,7 +642,7 @@ mod tests {
         assert_eq!(options.read_ahead, ReadAhead::Adaptive);
         assert!(options.hot_first && options.follow && options.bound && !options.poll);
         assert_eq!(options.priority, Priority::ON);
-        assert!(migrate.common.plaintext);
+        assert!(migrate.common.security.plaintext);
         let receive = |more: &[&str]| {
             let fixed = ["hikkoshi", "receive", "--listen", "unix:/s", "--qmp", "/q"];
             match Args::parse_from(fixed.iter().chain(more)).command {
@@ -349,6 +657,86 @@ mod tests {
         let all = receive(&["--fault-threads", "3", "--poll", "--no-priority"]);
         assert_eq!(all.fault_threads, NonZeroU16::new(3));
         assert!(all.poll && all.priority == Priority::OFF && all.collapse.is_none());
+    }
+
+    #[test]
+    fn what_was_chosen_holds_when_it_is_taken_up_again() {
+        let migrate = |words: &str| {
+            let all = ["hikkoshi", "migrate"].into_iter();
+            let all = all.chain(words.split_whitespace()).map(OsString::from);
+            match Args::read(Args::command(), all).unwrap().command {
+                Command::Migrate(migrate) => migrate,
+                other => panic!("{other:?}"),
+            }
+        };
+        let first = migrate(
+            "h:1 --qmp /q --bandwidth 50M --retry-for 90s --links=3 --no-follow --plaintext \
+             --json /out --progress none --journal /j --mode postcopy",
+        );
+        let chosen = &first.common.chosen;
+        let all: std::collections::BTreeSet<_> = chosen.iter().map(String::as_str).collect();
+        let expected = [
+            "--bandwidth=50M",
+            "--links=3",
+            "--mode=postcopy",
+            "--no-follow",
+            "--plaintext",
+            "--retry-for=90s",
+        ];
+        assert_eq!(
+            all,
+            expected.into(),
+            "what is about one run only is not kept"
+        );
+        let again = migrate("--resume=/j/s.json --retry-for 5m --json -");
+        let merged = again.after(chosen, "h:1").unwrap();
+        let options = merged.options();
+        assert_eq!(options.bandwidth, Some(50_000_000));
+        assert_eq!(options.links, 3);
+        assert_eq!(options.mode, Mode::Postcopy);
+        assert!(!options.follow && options.hot_first);
+        assert_eq!(
+            options.retry_for,
+            Duration::from_secs(300),
+            "the last one counts"
+        );
+        assert_eq!(merged.common.resume, Some(Some("/j/s.json".into())));
+        assert_eq!(merged.common.json, Some("-".into()));
+        assert!(merged.common.security.plaintext);
+        // And once more.
+        let third = migrate("--resume")
+            .after(&merged.common.chosen, "h:1")
+            .unwrap();
+        assert_eq!(third.options().retry_for, Duration::from_secs(300));
+        assert_eq!(third.options().links, 3);
+        // Elsewhere nobody has said that it need not be encrypted.
+        let elsewhere = migrate("other:1 --resume");
+        let merged = elsewhere.after(chosen, "h:1").unwrap();
+        assert!(!merged.common.security.plaintext);
+        assert_eq!(merged.address, Some("other:1".parse().unwrap()));
+        assert!(merged.options().bandwidth.is_some());
+        // Damaged.
+        let odd = ["--bandwidth=fast".to_owned()];
+        assert!(migrate("--resume").after(&odd, "h:1").is_err());
+    }
+
+    #[test]
+    fn so_does_what_the_destination_chose() {
+        let receive = |words: &str| {
+            let all = ["hikkoshi", "receive"].into_iter();
+            let all = all.chain(words.split_whitespace()).map(OsString::from);
+            match Args::read(Args::command(), all).unwrap().command {
+                Command::Receive(receive) => receive,
+                other => panic!("{other:?}"),
+            }
+        };
+        let first = receive("--listen unix:/s --qmp /q --collapse --poll --stall-timeout 7");
+        let merged = receive("--resume --fault-threads=2").after(&first.common.chosen, "unix:/s");
+        let options = merged.unwrap().options();
+        assert_eq!(options.collapse.map(NonZeroU64::get), Some(1_000_000_000));
+        assert_eq!(options.stall_timeout, Duration::from_secs(7));
+        assert_eq!(options.fault_threads, NonZeroU16::new(2));
+        assert!(options.poll);
     }
 
     #[test]
@@ -387,6 +775,45 @@ mod tests {
         ] {
             assert!(parse(&[bad]).is_none(), "{bad}");
         }
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (text, seconds) in [
+            ("0", 0),
+            ("90", 90),
+            ("90s", 90),
+            ("15m", 900),
+            ("2h", 7200),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_secs(seconds)));
+        }
+        for bad in ["", "s", "-1", "1d", "4294967296", "4294967295h"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+        assert!(parse_stall("0").is_err() && parse_stall("61m").is_err());
+    }
+
+    #[test]
+    fn what_is_gone_on_with_is_a_file_or_found() {
+        let parse = |arguments: &[&str]| {
+            let always = ["hikkoshi", "migrate", "unix:/s"];
+            let args = Args::try_parse_from(always.iter().chain(arguments)).ok()?;
+            match args.command {
+                Command::Migrate(migrate) => Some((migrate.common.resume, migrate.common.qmp)),
+                _ => None,
+            }
+        };
+        assert_eq!(parse(&[]), None, "no QEMU");
+        assert_eq!(parse(&["--resume"]), Some((Some(None), None)));
+        let (resume, qmp) = parse(&["--resume", "--qmp", "/q"]).unwrap();
+        assert_eq!((resume, qmp), (Some(None), Some("/q".into())));
+        let (resume, _) = parse(&["--resume=/j.json"]).unwrap();
+        assert_eq!(resume, Some(Some("/j.json".into())));
+        // To give up, one must name what; to confirm it, give up.
+        assert_eq!(parse(&["--qmp", "/q", "--give-up"]), None);
+        assert_eq!(parse(&["--resume", "--other-side-is-lost"]), None);
+        assert!(parse(&["--resume", "--give-up", "--other-side-is-lost"]).is_some());
     }
 
     #[test]

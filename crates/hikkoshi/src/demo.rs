@@ -165,6 +165,9 @@ fn hikkoshi(qmp: &Path, subcommand: &str) -> Result<Command, DemoError> {
         .arg(subcommand)
         .arg("--qmp")
         .arg(qmp)
+        // Beside the machine's socket: it goes with the laboratory.
+        .arg("--journal")
+        .arg(qmp.with_file_name("journal"))
         .stdin(Stdio::null());
     Ok(command)
 }

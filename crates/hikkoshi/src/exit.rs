@@ -16,7 +16,9 @@ pub enum Status {
     AtSource,
     /// 2: nothing was tried.
     Usage,
-    /// 3: it stands still, and nothing of it is lost.
+    /// 3: it is on its way, and nothing of it is lost: it stands still, or runs
+    /// at the destination and lacks pages. Or, and then that is said, the
+    /// destination's QEMU ended in post-copy, and the guest with it.
     Paused,
 }
 
@@ -24,7 +26,11 @@ impl From<Outcome> for Status {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::AtSource => Self::AtSource,
-            Outcome::Paused | Outcome::AtDestination => Self::Paused,
+            Outcome::Paused
+            | Outcome::AtDestination
+            | Outcome::Stopped
+            | Outcome::Declined
+            | Outcome::Lost => Self::Paused,
         }
     }
 }

@@ -3,34 +3,37 @@
 //! Between the guest's stop at the source and *commit* there is a moment in
 //! which a killed `hikkoshi migrate` would leave the guest stopped for good.
 //! So a second process watches: it holds the reading end of a pipe whose
-//! writing end only `migrate` has. When the pipe ends without a word, it lets
-//! the guest run again and takes back what was taken from QEMU, by the last
-//! record of what that was. Before commit is sent it is told so, and from its
-//! answer on it will not touch the guest.
+//! writing end only `migrate` has. When the pipe ends, it looks into the
+//! journal (`journal.rs`). If the guest was the source's to the last, it lets it
+//! run again and takes back what was taken from QEMU; that *commit* may be on
+//! its way is written there before it is sent, and then the guest is left alone.
+//! A migration that is over has no journal any more. What a program that was
+//! killed could not say, where the guest is and how to go on, the guard says.
 //!
 //! ```text
 //! migrate ◀── "ready" ── guard
-//!         ── record ───▶             (what there would be to undo; often)
-//!         ── "commit" ─▶             (or the pipe's end: undo)
-//!         ◀── "released"
+//!         ── ("over") ─▶         said by whoever ends in order
+//!         ── (end) ────▶         looks into the journal
 //! ```
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hikkoshi_qemu::{QemuSource, UndoRecord};
+use hikkoshi_engine::custody::SourceStage;
+use hikkoshi_qemu::Undone;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::args::Guard as Args;
 use crate::exit::{Exit, Status};
+use crate::journal::{Page, SourceEntry};
+use crate::{resume, say};
 
 const READY: &str = "ready";
-const COMMIT: &str = "commit";
-const RELEASED: &str = "released";
+
+const OVER: &str = "over";
 
 /// How long the guard may take to answer. It does nothing else, so this is for
 /// a machine that has no processor to spare; the guest may be stopped
@@ -43,56 +46,24 @@ const LONGEST: usize = 64;
 /// How often to look whether the guard has ended.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The writing end of the guard's pipe; `None` once it was closed.
-#[derive(Debug, Clone)]
-struct Orders(Arc<Mutex<Option<ChildStdin>>>);
-
-impl Orders {
-    /// Gives the guard a line; none once it was released.
-    fn give(&self, line: &str) -> io::Result<()> {
-        let mut pipe = self.0.lock().map_err(|_| io::ErrorKind::BrokenPipe)?;
-        match pipe.as_mut() {
-            Some(pipe) => pipe.write_all(format!("{line}\n").as_bytes()),
-            None => Ok(()),
-        }
-    }
-
-    fn close(&self) {
-        if let Ok(mut pipe) = self.0.lock() {
-            *pipe = None;
-        }
-    }
-}
-
 /// The guard as `migrate` sees it.
 #[derive(Debug)]
 pub struct Guard {
     child: Child,
-    orders: Orders,
+    /// Its end is what the guard waits for.
+    pipe: Option<ChildStdin>,
     answers: ChildStdout,
     /// How long it may take to answer, and to end.
     patience: Duration,
 }
 
 impl Guard {
-    /// Starts a guard that undoes what is done to `guest` when this process
+    /// Starts a guard that undoes what `journal` tells of when this process
     /// ends.
-    pub fn start(qmp: &Path, guest: &mut QemuSource) -> io::Result<Self> {
+    pub fn start(journal: &Path) -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("guard").arg("--qmp").arg(qmp);
-        let guard = Self::spawn(&mut command, PATIENCE)?;
-        let orders = guard.orders.clone();
-        guest.on_undo_record(move |record| {
-            // What was written is read even if this process dies right after.
-            let told = serde_json::to_string(record)
-                .map_err(io::Error::other)
-                .and_then(|record| orders.give(&record));
-            if let Err(error) = told {
-                // Without a guard there will be no commit either.
-                tracing::warn!(%error, "the guard process cannot be told what to undo");
-            }
-        });
-        Ok(guard)
+        command.arg("guard").arg("--journal").arg(journal);
+        Self::spawn(&mut command, PATIENCE)
     }
 
     /// Starts the process and waits until it is ready.
@@ -103,11 +74,11 @@ impl Guard {
             // A group of its own: Ctrl-C at the terminal is not for it.
             .process_group(0)
             .spawn()?;
-        let (orders, answers) = (child.stdin.take(), child.stdout.take());
+        let (pipe, answers) = (child.stdin.take(), child.stdout.take());
         let answers = answers.ok_or(io::ErrorKind::BrokenPipe)?;
         let mut guard = Self {
             child,
-            orders: Orders(Arc::new(Mutex::new(orders))),
+            pipe,
             answers,
             patience,
         };
@@ -117,15 +88,6 @@ impl Guard {
             return Err(error);
         }
         Ok(guard)
-    }
-
-    /// From the return of this call on, the guard leaves the guest alone. When
-    /// it fails nobody can tell whether the guard would.
-    pub fn release(&mut self) -> io::Result<()> {
-        self.orders.give(COMMIT)?;
-        self.expect(RELEASED)?;
-        self.orders.close();
-        Ok(())
     }
 
     fn expect(&mut self, answer: &str) -> io::Result<()> {
@@ -178,11 +140,12 @@ impl Guard {
 
 impl Drop for Guard {
     /// An orderly end: `migrate` has undone everything itself, or nothing may
-    /// be undone.
+    /// be undone, and has said where the guest is.
     fn drop(&mut self) {
-        // A guard that is gone needs no order.
-        let _ = self.orders.give(COMMIT);
-        self.orders.close();
+        if let Some(mut pipe) = self.pipe.take().filter(|_| !std::thread::panicking()) {
+            // A guard that is gone need not hear it.
+            let _ = pipe.write_all(OVER.as_bytes());
+        }
         let deadline = Instant::now() + self.patience;
         while matches!(self.child.try_wait(), Ok(None)) {
             if Instant::now() > deadline {
@@ -199,39 +162,92 @@ impl Drop for Guard {
 /// The guard itself.
 pub fn run(args: &Args) -> Result<Status, Exit> {
     let fail = |doing: &str, error: &dyn std::fmt::Display| {
-        Exit::new(Status::Paused, format!("guard: {doing}: {error}"))
+        let what = format!("guard: {doing}: {error}");
+        Exit::new(Status::Paused, what).with(format!(
+            "the guest may be stopped at the source. Once that is mended, this lets it run again, \
+             or goes on if it was handed over: {}",
+            resume::command::<SourceEntry>(&args.journal)
+        ))
     };
     // A parent that does not hear the answer is gone, which the next read
     // tells.
     let _ = writeln!(io::stdout(), "{READY}");
-    let mut last = None;
-    for order in io::stdin().lines() {
-        match order {
-            Ok(line) if line == COMMIT => {
-                let _ = writeln!(io::stdout(), "{RELEASED}");
-                return Ok(Status::Moved);
-            }
-            Ok(record) => last = Some(record),
-            Err(error) => return Err(fail("reading what to undo", &error)),
-        }
+    let killed = watch(&mut io::stdin()).map_err(|e| fail("watching over hikkoshi migrate", &e))?;
+    let doing = "reading what to undo";
+    // Before the lock is taken, which would make a file anew.
+    if !args.journal.exists() {
+        return Ok(Status::Moved);
     }
-    let Some(record) = last else {
-        return Ok(Status::AtSource); // Nothing was done yet.
+    let page = match Page::lock(&args.journal) {
+        Ok(page) => page,
+        // Somebody goes on with it.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Status::Moved),
+        Err(error) => return Err(fail(doing, &error)),
     };
-    let record: UndoRecord =
-        serde_json::from_str(&record).map_err(|error| fail("reading what to undo", &error))?;
-    hikkoshi_qemu::undo(&args.qmp, &record).map_err(|error| {
+    let Some(entry) = page.read::<SourceEntry>().map_err(|e| fail(doing, &e))? else {
+        return Ok(Status::Moved);
+    };
+    if entry.engine.stage != SourceStage::Keeps {
+        if killed {
+            say::to_stderr(&format!(
+                "hikkoshi: {KILLED}: {}",
+                handed_over(&args.journal)
+            ));
+        }
+        return Ok(Status::Paused);
+    }
+    let undone = hikkoshi_qemu::undo(&entry.qemu.place, &entry.qemu.undo).map_err(|error| {
         fail(
-            "bringing the guest back after its migration was killed",
+            "bringing the guest back after its migration was interrupted",
             &error,
         )
     })?;
+    let stopped = entry.qemu.undo.stopped == Some(true);
+    let runs = matches!(&undone, Undone::Source { state } if state == "running");
+    if runs || !stopped || matches!(undone, Undone::Gone) {
+        page.remove();
+    }
+    let what = match undone {
+        Undone::Gone => "the source's QEMU has ended, and the guest with it".to_owned(),
+        Undone::Source { state } if state == "running" => {
+            "the guest runs on at the source".to_owned()
+        }
+        Undone::Source { state } if stopped => format!(
+            "the guest is at the source, where QEMU says: {state}. To let it run on: {}",
+            resume::command::<SourceEntry>(&args.journal)
+        ),
+        Undone::Source { state } => format!("the guest is at the source, where QEMU says: {state}"),
+    };
+    say::to_stderr(&format!("hikkoshi: {KILLED}: {what}"));
     Ok(Status::AtSource)
+}
+
+const KILLED: &str = "'hikkoshi migrate' was interrupted";
+
+fn handed_over(journal: &Path) -> String {
+    format!(
+        "the guest was handed over, or may have been: never continue it here by hand. Nothing of it \
+         is lost. To go on, start 'hikkoshi receive --resume' at the destination, if none waits \
+         there, and here: {}",
+        resume::command::<SourceEntry>(journal)
+    )
+}
+
+/// Waits for the end of the other program; tells whether it was killed.
+fn watch(pipe: &mut impl Read) -> io::Result<bool> {
+    let mut said = Vec::new();
+    let longest = u64::try_from(LONGEST).unwrap_or(u64::MAX);
+    pipe.take(longest).read_to_end(&mut said)?;
+    io::copy(pipe, &mut io::sink())?;
+    Ok(said != OVER.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
+    use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+    use std::os::fd::AsFd;
 
     /// A guard that is a shell script.
     fn guard(script: &str, patience: Duration) -> io::Result<Guard> {
@@ -240,11 +256,23 @@ mod tests {
 
     #[test]
     fn a_guard_that_answers_is_heard() {
-        let script = "echo ready; read order; test $order = commit && echo released";
-        let mut guard = guard(script, Duration::from_secs(60)).unwrap();
-        guard.release().unwrap();
-        // Nothing more is said to it.
-        guard.orders.give("a record").unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let script = format!("echo ready; cat > {}", file.path().display());
+        let guard = guard(&script, Duration::from_secs(60)).unwrap();
+        let text = || std::fs::read_to_string(file.path()).unwrap();
+        assert_eq!(text(), "");
+        // It is told, and waited for.
+        drop(guard);
+        assert_eq!(text(), "over");
+    }
+
+    #[test]
+    fn an_orderly_end_is_told_from_another() {
+        assert!(!watch(&mut &b"over"[..]).unwrap());
+        for other in ["", "ov", "overdone"] {
+            assert!(watch(&mut other.as_bytes()).unwrap(), "{other}");
+        }
+        assert!(watch(&mut [0; 1000].as_slice()).unwrap());
     }
 
     #[test]
@@ -274,10 +302,12 @@ mod tests {
         let long = Duration::from_secs(60);
         let mut guard = guard("echo ready; exec sleep 1000", long).unwrap();
         guard.patience = soon;
-        let error = guard.release().unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        let pid = guard.child.id();
+        let pid = Pid::from_child(&guard.child);
+        let held = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         drop(guard);
-        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "killed");
+        // By the pidfd: the number may mean another process by now.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let left = waitid(WaitId::PidFd(held.as_fd()), options);
+        assert_eq!(left.unwrap_err(), Errno::CHILD, "killed and reaped");
     }
 }

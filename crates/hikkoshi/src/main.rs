@@ -7,22 +7,25 @@
 mod args;
 mod demo;
 mod exit;
+mod give_up;
 mod guard;
+mod journal;
 mod migrate;
 mod progress;
 mod receive;
 mod report;
+mod resume;
 mod say;
+mod security;
 mod signals;
-
-use clap::Parser;
+mod trust;
 
 use args::{Args, Command};
 use exit::Exit;
 
 fn main() -> std::process::ExitCode {
     // Clap itself ends with status 2 on bad usage.
-    let args = Args::parse();
+    let args = Args::of_this_run();
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("HIKKOSHI_LOG")

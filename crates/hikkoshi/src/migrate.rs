@@ -1,81 +1,282 @@
 //! `hikkoshi migrate`.
 
-use hikkoshi_engine::link::Address;
-use hikkoshi_engine::{Mode, Outcome, SourceGuest, Watch, migrate};
-use hikkoshi_qemu::QemuSource;
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use hikkoshi_engine::custody::{Journal, SourceRecord, SourceStage};
+use hikkoshi_engine::link::Remote;
+use hikkoshi_engine::{
+    Account, Cancel, MigrateError, Mode, Outcome, SourceGuest, Watch, migrate, resume_migrate,
+};
+use hikkoshi_qemu::{AttachError, QemuSource, Remains};
 
 use crate::args::{Common, Migrate};
 use crate::exit::{Exit, Status};
 use crate::guard::Guard;
+use crate::journal::{self, Page, SourceEntry, SourceJournal};
 use crate::signals::{self, TooLate};
-use crate::{progress, report, say};
+use crate::{give_up, progress, report, resume, say, security};
+
+const UNTOUCHED: &str = "the guest runs on at the source; nothing was changed";
+
+const ENDED: &str = "the source's QEMU has ended, and the guest with it";
 
 pub fn run(args: &Migrate) -> Result<Status, Exit> {
-    require_encryption(&args.address, &args.common)?;
     let cancel = signals::cancel_on_signals()?;
-    let options = args.options();
-    let untouched = "the guest runs on at the source; nothing was changed";
-    let mut guest = QemuSource::attach(&args.common.qmp)
-        .map_err(|error| Exit::new(Status::AtSource, error).with(untouched))?;
+    match &args.common.resume {
+        None => begin(args, &security::remote(args)?, cancel),
+        Some(file) if args.common.give_up => give_up::source(args, file.as_deref(), cancel),
+        Some(file) => go_on(args, file.as_deref(), cancel),
+    }
+}
+
+/// Moves a guest.
+fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit> {
+    let qmp = resume::qmp(&args.common)?;
+    let folder = journal::folder(args.common.journal.as_deref());
+    refuse_unfinished(&folder, qmp)?;
+    let untouched =
+        |error: &dyn std::fmt::Display| Exit::new(Status::AtSource, error).with(UNTOUCHED);
+    let mut attached = QemuSource::attach(qmp).map_err(|error| not_attached(&error))?;
+    if args.mode != Mode::Precopy {
+        attached.check_postcopy().map_err(|e| untouched(&e))?;
+    }
     // After attaching: without the right to trace the probe fails, too.
     require_dirty_log(args.mode)?;
-    let mut guard = Guard::start(&args.common.qmp, &mut guest).map_err(|error| {
-        Exit::new(
-            Status::AtSource,
-            format!("starting the guard process: {error}"),
-        )
-        .with(untouched)
-    })?;
+    let keeping = |error: io::Error| untouched(&format!("keeping a journal: {error}"));
+    let page = Page::of::<SourceEntry>(&folder, &attached.notes().place).map_err(keeping)?;
+    // By its process: the socket may have had another name then.
+    if let Some(entry) = page.read::<SourceEntry>().map_err(keeping)?
+        && resume::may_live(&entry.qemu.place).map_err(|error| unknown(&error, page.path()))?
+    {
+        return Err(unfinished(&entry, page.path()));
+    }
+    // What lives on behind it is let go before it: it waits for the journal.
+    let _guard = Guard::start(page.path())
+        .map_err(|error| untouched(&format!("starting the guard process: {error}")))?;
+    let mut guest = attached;
+    let chosen = args.common.chosen.clone();
+    let journal = SourceJournal::new(page, remote.clone(), chosen, guest.notes(), None);
+    let journal = Arc::new(journal);
+    let undoing = Arc::clone(&journal);
+    guest
+        .on_undo_record(move |record| undoing.undo(record))
+        .map_err(keeping)?;
     let observer = progress::observer(args.common.progress);
-    let too_late = TooLate::new(cancel.clone(), observer);
-    let moved = migrate(
-        &mut guest,
-        &args.address,
-        &options,
-        &mut Watch {
-            cancel,
-            observer: too_late.observer(),
-            point_of_no_return: &mut || {
-                guard.release()?;
-                too_late.begin();
-                Ok(())
-            },
-        },
+    args.common.security.warn(&*observer);
+    let too_late = Arc::new(TooLate::new(cancel.clone(), observer));
+    let watch = Watch {
+        cancel,
+        observer: too_late.observer(),
+        journal: Arc::new(Keeping {
+            journal: Arc::clone(&journal),
+            too_late: Arc::clone(&too_late),
+        }),
+    };
+    let moved = migrate(&mut guest, remote, &args.options(), &watch);
+    too_late.end();
+    let status = told(args, moved, journal.path(), |outcome| match outcome {
+        Outcome::AtSource | Outcome::Stopped if guest.has_ended() => Some(ENDED),
+        Outcome::AtSource if guest.is_stuck() => Some(
+            "the guest is paused at the source, as it was; but this old QEMU calls that \
+             'postmigrate' now, and does not move it again before it has run (QMP command 'cont')",
+        ),
+        Outcome::AtSource if !guest.describe().running => {
+            Some("the guest is paused at the source, as it was")
+        }
+        _ => None,
+    });
+    // Before the guard, which looks into the journal.
+    drop((watch, guest, journal));
+    status
+}
+
+/// What is known of a guest that could not be attached to.
+fn not_attached(error: &AttachError) -> Exit {
+    let status = if error.may_be_elsewhere() {
+        Status::Paused
+    } else {
+        Status::AtSource
+    };
+    let next = if error.saw_guest() {
+        UNTOUCHED
+    } else {
+        "nothing was changed"
+    };
+    Exit::new(status, error).with(next)
+}
+
+/// A guest whose last migration is not over is none to be moved, whatever QEMU
+/// calls its state.
+fn refuse_unfinished(folder: &Path, qmp: &Path) -> Result<(), Exit> {
+    let looking = |error: &dyn Display| {
+        let what = format!("looking for an earlier migration of this guest: {error}");
+        Exit::new(Status::AtSource, what).with("nothing was changed")
+    };
+    if journal::is_hidden(folder) {
+        // Who may not look there may not look into QEMU either: that is said then.
+        return Ok(());
+    }
+    let found = journal::find::<SourceEntry>(folder, Some(qmp)).map_err(|e| looking(&e))?;
+    for (path, entry) in found {
+        if !resume::may_live(&entry.qemu.place).map_err(|error| unknown(&error, &path))? {
+            continue;
+        }
+        // Who is at work on it, or undoes it, may be done soon.
+        let page = Page::lock(&path).map_err(|error| {
+            Exit::new(Status::Paused, error).with("nothing was changed by this one")
+        })?;
+        if let Some(entry) = page.read::<SourceEntry>().map_err(|e| looking(&e))? {
+            return Err(unfinished(&entry, &path));
+        }
+    }
+    Ok(())
+}
+
+fn unfinished(entry: &SourceEntry, path: &Path) -> Exit {
+    let again = resume::command::<SourceEntry>(path);
+    if entry.engine.stage == SourceStage::Keeps {
+        let what = "an earlier migration of this guest was interrupted before it was handed over, \
+                    and nobody has let it run again since";
+        let next = format!("let it run again, and then move it anew: {again}");
+        return Exit::new(Status::Paused, what).with(next);
+    }
+    let what = "this guest has been handed over already, and that migration is not over";
+    Exit::new(Status::Paused, what).with(format!("go on with it: {again}"))
+}
+
+/// Whether an earlier migration was of this guest cannot be found out.
+fn unknown(error: &dyn Display, path: &Path) -> Exit {
+    let next = format!(
+        "this guest may have been handed over already, as {} tells, so nothing was changed. Remove \
+         that file only if you know that it was not",
+        path.display()
     );
-    drop(too_late);
-    match moved {
+    Exit::new(Status::Paused, error).with(next)
+}
+
+/// Goes on with a migration.
+fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+    let (page, mut entry) = resume::find::<SourceEntry>(&args.common, file)?;
+    if entry.engine.stage == SourceStage::Done {
+        page.remove();
+        say::to_stdout("the guest runs at the destination, with all of its pages\n");
+        return Ok(Status::Moved);
+    }
+    let args = &args.after(&entry.options, &entry.address)?;
+    let remote = security::remote_again(args, &entry.address, entry.security.take())?;
+    let cannot = |error: &dyn Display| resume::cannot::<SourceEntry>(error, page.path());
+    let taken = QemuSource::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
+    // A guest that comes back must not be left stopped if this engine is killed.
+    let guard = taken.is_some().then(|| Guard::start(page.path()));
+    let _guard = guard
+        .transpose()
+        .map_err(|error| cannot(&format!("starting the guard process: {error}")))?;
+    let mut guest: Box<dyn SourceGuest> = match taken {
+        Some(guest) => Box::new(guest),
+        None if entry.engine.stage == SourceStage::Keeps => {
+            page.remove();
+            return Err(Exit::new(
+                Status::AtSource,
+                "the guest was never handed over, and the source's QEMU has ended: the guest has \
+                 ended with it",
+            ));
+        }
+        None => Box::new(Remains::open(&entry.qemu).map_err(|error| cannot(&error))?),
+    };
+    let (engine, chosen) = (entry.engine, args.common.chosen.clone());
+    let written = Some(engine.clone());
+    let journal = SourceJournal::new(page, remote.clone(), chosen, entry.qemu, written);
+    let journal = Arc::new(journal);
+    let observer = progress::observer(args.common.progress);
+    args.common.security.warn(&*observer);
+    let watch = Watch {
+        cancel,
+        observer,
+        journal: Arc::<SourceJournal>::clone(&journal),
+    };
+    let moved = resume_migrate(&mut *guest, engine, &remote, &args.options(), &watch);
+    let ended = guest.has_ended();
+    let status = told(args, moved, journal.path(), |outcome| match outcome {
+        Outcome::AtSource | Outcome::Stopped if ended => Some(ENDED),
+        _ => None,
+    });
+    // Before the guard, which looks into the journal.
+    drop((watch, guest, journal));
+    status
+}
+
+/// Tells what came of it. `special` knows what to say in some cases.
+fn told(
+    args: &Migrate,
+    moved: Result<Account, MigrateError>,
+    journal: &Path,
+    special: impl Fn(Outcome) -> Option<&'static str>,
+) -> Result<Status, Exit> {
+    let error = match moved {
         Ok(account) => {
             finish(&account, &args.common, "the guest runs at the destination")?;
-            Ok(Status::Moved)
+            return Ok(Status::Moved);
         }
-        Err(error) => {
-            let next = match error.outcome {
-                Outcome::AtSource if guest.has_ended() => {
-                    "the source's QEMU has ended, and the guest with it"
-                }
-                Outcome::AtSource if guest.is_stuck() => {
-                    "the guest is paused at the source, as it was; but this old QEMU calls that \
-                     'postmigrate' now, and does not move it again before it has run (QMP command \
-                     'cont')"
-                }
-                Outcome::AtSource if !guest.describe().running => {
-                    "the guest is paused at the source, as it was"
-                }
-                Outcome::AtSource => "the guest runs on at the source",
-                Outcome::Paused => {
-                    "the guest is paused on both hosts and nothing of it is lost: keep both QEMU \
-                     processes. See what 'hikkoshi receive' says: if it never said that the guest \
-                     runs there, end the destination's QEMU and let the source's go on with the \
-                     QMP command 'cont'; otherwise never continue it here"
-                }
-                Outcome::AtDestination => {
-                    "the guest has run at the destination: never continue it here. If it lacks \
-                     pages ('hikkoshi receive' says so) it stands still there; they are still \
-                     here, and nothing of it is lost: keep both QEMU processes"
-                }
-            };
-            Err(Exit::new(error.outcome.into(), error).with(next))
+        Err(error) => error,
+    };
+    let next = match (special(error.outcome), error.outcome) {
+        (Some(next), _) => next.to_owned(),
+        (None, Outcome::AtSource) if !error.aftermath.is_empty() => format!(
+            "the guest runs on at the source. To have the rest put back in QEMU: {}",
+            resume::command::<SourceEntry>(journal)
+        ),
+        (None, Outcome::AtSource) => "the guest runs on at the source".to_owned(),
+        // A destination's word, which is none of a source.
+        (None, Outcome::Stopped | Outcome::Declined) => format!(
+            "the guest is the source's, and paused. Nothing of it is lost. To let it go on: {}; or \
+             the QMP command 'cont'",
+            resume::command::<SourceEntry>(journal)
+        ),
+        (None, Outcome::Paused) => format!(
+            "the guest is paused here, and may run at the destination already: never continue it \
+             by hand. Nothing of it is lost. {} To go on, start 'hikkoshi receive --resume' at the \
+             destination, if none waits there, and here: {}",
+            resume::GIVE_UP,
+            resume::command::<SourceEntry>(journal)
+        ),
+        (None, Outcome::Lost) => {
+            "the guest is lost: it had run at the destination, and unless it was shut down there, \
+             what it did since is lost with it; what is here is a moment of the past"
+                .to_owned()
         }
+        (None, Outcome::AtDestination) => format!(
+            "the guest runs at the destination: never continue it here. Pages that it lacks are \
+             here still, and nothing of it is lost as long as its QEMU lives there. {} To go on, \
+             start 'hikkoshi receive --resume' at the destination, if none waits there, and here: {}",
+            resume::GIVE_UP,
+            resume::command::<SourceEntry>(journal)
+        ),
+    };
+    Err(Exit::new(error.outcome.into(), error).with(next))
+}
+
+/// Keeps the journal, and sees to it that who wants to stop later is told that
+/// it is too late.
+#[derive(Debug)]
+struct Keeping {
+    journal: Arc<SourceJournal>,
+    too_late: Arc<TooLate>,
+}
+
+impl Journal<SourceRecord> for Keeping {
+    fn record(&self, record: &SourceRecord) -> io::Result<()> {
+        self.journal.record(record)?;
+        if record.stage == SourceStage::Committed {
+            self.too_late.begin();
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.journal.close();
     }
 }
 
@@ -89,24 +290,6 @@ pub fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
         Exit::new(Status::AtSource, error)
             .with("the guest runs on at the source; --mode postcopy needs no dirty log")
     })
-}
-
-/// Refuses TCP beyond this machine unless it was asked for aloud.
-pub fn require_encryption(address: &Address, common: &Common) -> Result<(), Exit> {
-    let local = address
-        .is_local()
-        .map_err(|error| Exit::new(Status::Usage, error))?;
-    if local || common.plaintext {
-        return Ok(());
-    }
-    Err(Exit::new(
-        Status::Usage,
-        format!(
-            "{address} is beyond this machine, and links are not encrypted yet: anybody on the way \
-             could read and change the guest's memory"
-        ),
-    )
-    .with("on a network that you trust, say --plaintext; otherwise use a tunnel"))
 }
 
 /// Tells and writes the account.

@@ -1,61 +1,271 @@
 //! `hikkoshi receive`.
 
+use std::fmt::Display;
+use std::path::Path;
+use std::sync::Arc;
+
+use hikkoshi_engine::custody::{DestinationRecord, DestinationStage};
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::link::Listener;
-use hikkoshi_engine::{Outcome, ReceiveWatch, receive};
-use hikkoshi_qemu::QemuDestination;
+use hikkoshi_engine::{
+    Account, Cancel, DestinationGuest, Outcome, ReceiveError, ReceiveWatch, receive, resume_receive,
+};
+use hikkoshi_qemu::{Departed, LookError, Noted, QemuDestination};
 
 use crate::args::Receive;
 use crate::exit::{Exit, Status};
-use crate::migrate::{finish, require_encryption};
-use crate::{progress, signals};
+use crate::journal::{self, DestinationEntry, DestinationJournal, Page};
+use crate::migrate::finish;
+use crate::security::Door;
+use crate::{give_up, progress, resume, signals};
 
 pub fn run(args: &Receive) -> Result<Status, Exit> {
-    require_encryption(&args.listen, &args.common)?;
     let cancel = signals::cancel_on_signals()?;
-    let mut guest = QemuDestination::attach(&args.common.qmp)
-        .map_err(|error| Exit::new(Status::AtSource, error))?;
+    match &args.common.resume {
+        None => begin(args, cancel),
+        Some(file) if args.common.give_up => give_up::destination(args, file.as_deref(), cancel),
+        Some(file) => go_on(args, file.as_deref(), cancel),
+    }
+}
+
+/// Takes a guest in.
+fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
+    let listen = args.listen()?;
+    let door = Door::of(args, listen)?;
+    let qmp = resume::qmp(&args.common)?;
+    let folder = journal::folder(args.common.journal.as_deref());
+    refuse_taken_in(&folder, qmp)?;
+    let at_source = |error: &dyn std::fmt::Display| Exit::new(Status::AtSource, error);
+    let mut guest = QemuDestination::attach(qmp).map_err(|error| at_source(&error))?;
     guest.give_up_when(cancel.clone());
     guest
         .cancel_when_gone(cancel.clone())
-        .map_err(|error| Exit::new(Status::AtSource, format!("watching QEMU: {error}")))?;
-    let listener = Listener::bind(&args.listen).map_err(|error| {
-        Exit::new(
-            Status::Usage,
-            format!("listening at {}: {error}", args.listen),
-        )
-    })?;
+        .map_err(|error| at_source(&format!("watching QEMU: {error}")))?;
+    let keeping = |error| at_source(&format!("keeping a journal: {error}"));
+    let page =
+        Page::of::<DestinationEntry>(&folder, &guest.noted().get().place).map_err(keeping)?;
+    // By its process: the socket may have had another name then.
+    if let Some(entry) = page.read::<DestinationEntry>().map_err(keeping)?
+        && resume::may_live(&entry.qemu.place).map_err(|error| at_source(&error))?
+    {
+        return Err(taken_in(page.path()));
+    }
+    let listener = door.bind(listen)?.with_priority(args.options().priority);
+    let journal = Arc::new(DestinationJournal::new(
+        page,
+        listener.address(),
+        args.common.chosen.clone(),
+        door.tls().cloned(),
+        guest.noted(),
+    ));
     let observer = progress::observer(args.common.progress);
-    observer.notice(&format!("waiting for a guest at {}", listener.address()));
-    let watch = ReceiveWatch { cancel, observer };
-    match receive(&mut guest, &listener, &args.options(), &watch) {
-        Ok(account) => {
-            finish(&account, &args.common, "the guest runs here")?;
-            Ok(Status::Moved)
-        }
-        Err(error) => {
-            let next = match error.outcome {
-                Outcome::AtSource => {
-                    "the guest stays at the source; start this QEMU anew before the next try"
-                }
-                Outcome::Paused => {
-                    "the guest has never run here, and nothing of it is lost: keep both QEMU \
-                     processes. Unless 'hikkoshi migrate' says that the guest has run at the \
-                     destination, end this QEMU and let the source's go on with the QMP command \
-                     'cont', if it does not run already"
-                }
-                Outcome::AtDestination => {
-                    "the guest has run here and stands still now, for want of pages that are \
-                     still at the source; nothing of it is lost: keep both QEMU processes, and \
-                     never continue the source's"
-                }
-            };
-            // A wait that no signal has ended.
-            if matches!(error.cause, DestinationFailure::Cancelled) && guest.has_ended() {
-                let what = "waiting for a guest: this QEMU has ended, and can take none in";
-                return Err(Exit::new(error.outcome.into(), what).with(next));
-            }
-            Err(Exit::new(error.outcome.into(), error).with(next))
+    args.common.security.warn(&*observer);
+    door.open(args, &listener, &*observer)?;
+    let watch = ReceiveWatch {
+        cancel,
+        observer,
+        journal: Arc::<DestinationJournal>::clone(&journal),
+    };
+    let result = receive(&mut guest, &listener, &args.options(), &watch);
+    if let Err(error) = &result
+        && matches!(error.cause, DestinationFailure::Cancelled)
+        && error.outcome == Outcome::AtSource
+        && guest.has_ended()
+    {
+        // A wait that no signal has ended.
+        let what = "waiting for a guest: this QEMU has ended, and can take none in";
+        return Err(Exit::new(Status::AtSource, what).with(AT_SOURCE));
+    }
+    told(args, result, journal.path(), guest.has_ended())
+}
+
+const AT_SOURCE: &str = "the guest stays at the source; start this QEMU anew before the next try";
+
+/// A QEMU that has a guest takes in none.
+fn refuse_taken_in(folder: &Path, qmp: &Path) -> Result<(), Exit> {
+    let looking = |error: &dyn Display| {
+        let what = format!("looking for an earlier migration into this QEMU: {error}");
+        Exit::new(Status::AtSource, what).with("nothing was changed")
+    };
+    if journal::is_hidden(folder) {
+        // Who may not look there may not look into QEMU either: that is said then.
+        return Ok(());
+    }
+    let found = journal::find::<DestinationEntry>(folder, Some(qmp)).map_err(|e| looking(&e))?;
+    for (path, entry) in found {
+        let over = entry.engine.stage == DestinationStage::Whole;
+        let unknown = |error: LookError| {
+            let journal = path.display();
+            looking(&format!(
+                "{error} (as {journal} tells; remove it if it is of no use)"
+            ))
+        };
+        if !over && resume::may_live(&entry.qemu.place).map_err(unknown)? {
+            return Err(taken_in(&path));
         }
     }
+    Ok(())
+}
+
+fn taken_in(journal: &Path) -> Exit {
+    let what = "this QEMU was to have a guest already, and that migration is not over";
+    let next = format!(
+        "go on with it: {}",
+        resume::command::<DestinationEntry>(journal)
+    );
+    Exit::new(Status::Paused, what).with(next)
+}
+
+/// Goes on with a guest.
+fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+    let (page, mut entry) = resume::find::<DestinationEntry>(&args.common, file)?;
+    let args = &args.after(&entry.options, &entry.address)?;
+    let cannot = |error: &dyn Display| resume::cannot::<DestinationEntry>(error, page.path());
+    let pid = entry.qemu.place.pid;
+    let taken = QemuDestination::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
+    let (mut guest, noted): (Box<dyn DestinationGuest>, _) = match taken {
+        Some(guest) => {
+            if awaits_pages(&entry.engine) {
+                guest.check_userfault().map_err(|error| {
+                    let path = page.path().display();
+                    Exit::new(Status::Paused, error).with(format!(
+                        "nothing was changed, and the journal, {path}, is as it was"
+                    ))
+                })?;
+            }
+            let noted = guest.noted();
+            (Box::new(guest), noted)
+        }
+        None if has_run(entry.engine.stage) => {
+            let what = format!("the destination's QEMU (process {pid}) has ended");
+            let lost = perished(&entry.engine);
+            let path = page.path().display();
+            return Err(Exit::new(Status::Paused, what).with(format!(
+                "{lost}. The journal, {path}, is left for you to look at, and to be removed"
+            )));
+        }
+        // Its source needs to know that it never ran here.
+        None => {
+            let departed = Departed::new(&entry.qemu).map_err(|error| cannot(&error))?;
+            (Box::new(departed), Noted::new(entry.qemu.clone()))
+        }
+    };
+    let listen = match &args.listen {
+        Some(address) => address.clone(),
+        None => resume::address(&entry.address)?,
+    };
+    let door = Door::again(args, &listen, entry.security.take())?;
+    let tls = door.tls().cloned();
+    let listener = door.bind(&listen)?.with_priority(args.options().priority);
+    let (at, chosen) = (listener.address(), args.common.chosen.clone());
+    let journal = Arc::new(DestinationJournal::new(page, at, chosen, tls, noted));
+    let observer = progress::observer(args.common.progress);
+    args.common.security.warn(&*observer);
+    let what = match entry.engine.stage {
+        _ if guest.has_ended() => "the guest has never run here, and its QEMU has ended",
+        DestinationStage::Ready => "the guest is paused here",
+        DestinationStage::Runs => "the guest runs here with the pages that it has",
+        DestinationStage::Whole => "the guest runs here, and all of it is here",
+        DestinationStage::Arriving | DestinationStage::Declined => "the guest is not run here",
+    };
+    observer.notice(&format!("{what}; waiting for its source at {at}"));
+    let watch = ReceiveWatch {
+        cancel,
+        observer,
+        journal: Arc::<DestinationJournal>::clone(&journal),
+    };
+    let result = resume_receive(
+        &mut *guest,
+        entry.engine,
+        &listener,
+        &args.options(),
+        &watch,
+    );
+    told(args, result, journal.path(), guest.has_ended())
+}
+
+/// Whether pages of it may be missing.
+fn awaits_pages(record: &DestinationRecord) -> bool {
+    let lives = matches!(
+        record.stage,
+        DestinationStage::Ready | DestinationStage::Runs
+    );
+    lives && record.postcopy
+}
+
+fn has_run(stage: DestinationStage) -> bool {
+    matches!(stage, DestinationStage::Runs | DestinationStage::Whole)
+}
+
+const LOST: &str = "the guest is lost: it had run in that QEMU, and unless it was shut down, what it \
+                    did since is lost with it; what the source has is a moment of the past";
+
+const PERHAPS: &str = "the guest was made to run in it, and may have run or not: if it has, what it \
+                       did is lost, and what the source has is a moment of the past. Its owner \
+                       decides: hikkoshi migrate --resume --give-up at the source says how";
+
+const WAS_WHOLE: &str = "it had all of the guest by then: nothing is lost by the migration, and \
+                         nothing of it is needed at the source any more, which could not be told \
+                         so: end its QEMU";
+
+/// What became of a guest whose QEMU has ended before its source was told that
+/// all is well.
+fn perished(record: &DestinationRecord) -> &'static str {
+    match record.stage {
+        DestinationStage::Whole => WAS_WHOLE,
+        _ if !record.started => PERHAPS,
+        _ => LOST,
+    }
+}
+
+/// Tells what came of it.
+fn told(
+    args: &Receive,
+    result: Result<Account, ReceiveError>,
+    journal: &Path,
+    ended: bool,
+) -> Result<Status, Exit> {
+    let error = match result {
+        Ok(account) => {
+            finish(&account, &args.common, "the guest runs here")?;
+            if journal.exists() {
+                progress::observer(args.common.progress).notice(&format!(
+                    "whether the source knows that is not known: do not continue the guest \
+                     there. If 'hikkoshi migrate' has not ended well there, run it with --resume \
+                     there, and here: {}",
+                    resume::command::<DestinationEntry>(journal)
+                ));
+            }
+            return Ok(Status::Moved);
+        }
+        Err(error) => error,
+    };
+    let next = match error.outcome {
+        // A source's word, which is none of a destination.
+        Outcome::AtSource | Outcome::Stopped => AT_SOURCE.to_owned(),
+        Outcome::Declined => format!(
+            "the guest has not run here and never will, and its source may not have heard that: \
+             until it has, the guest stands still there. Unless 'hikkoshi migrate' says that the \
+             guest runs on at the source, go on here with: {} and there with: hikkoshi migrate \
+             --resume",
+            resume::command::<DestinationEntry>(journal)
+        ),
+        Outcome::AtDestination if ended => LOST.to_owned(),
+        // Only a source is told that by its peer.
+        Outcome::Lost => LOST.to_owned(),
+        Outcome::Paused if ended => PERHAPS.to_owned(),
+        Outcome::Paused => format!(
+            "as far as is known the guest has not run here, and nothing of it is lost: keep both \
+             QEMU processes. {} Unless 'hikkoshi migrate' says that the guest runs on at the source \
+             (then end this QEMU), go on here with: {}",
+            resume::GIVE_UP,
+            resume::command::<DestinationEntry>(journal)
+        ),
+        Outcome::AtDestination => format!(
+            "the guest runs here with the pages that it has, and waits where it needs others, \
+             which are still at the source; nothing of it is lost: never continue it there. To go \
+             on, run 'hikkoshi migrate --resume' at the source after this here: {}",
+            resume::command::<DestinationEntry>(journal)
+        ),
+    };
+    Err(Exit::new(error.outcome.into(), error).with(next))
 }

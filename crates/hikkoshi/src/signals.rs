@@ -57,6 +57,11 @@ impl TooLate {
         })
     }
 
+    /// Nobody need be told any more.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Release);
+    }
+
     /// From now on it is too late.
     pub fn begin(&self) {
         // What was said before was about something else.
@@ -68,7 +73,12 @@ impl TooLate {
             .spawn(move || {
                 while !over.load(Ordering::Acquire) {
                     if cancel.is_cancelled() {
-                        return observer.notice(TOO_LATE);
+                        // Who asks after the answer is not told: so the answer is
+                        // looked at after the question.
+                        if !over.load(Ordering::Acquire) {
+                            observer.notice(TOO_LATE);
+                        }
+                        return;
                     }
                     thread::sleep(LOOK);
                 }
@@ -82,7 +92,7 @@ impl TooLate {
 
 impl Drop for TooLate {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Release);
+        self.end();
     }
 }
 

@@ -1,0 +1,157 @@
+//! `--resume --give-up`: nobody goes on with a migration.
+//!
+//! Whose guest it is, the two sides settle between them; where one of them is lost
+//! for good, only a person can know that, and answers for it. So the consequence
+//! is told first, and nothing is done before it is confirmed.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hikkoshi_engine::custody::{DestinationStage, SourceStage};
+use hikkoshi_engine::{
+    Cancel, DestinationGuest, Outcome, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
+};
+use hikkoshi_qemu::{Departed, Noted, QemuDestination, QemuSource};
+
+use crate::args::{Common, Migrate, Receive};
+use crate::exit::{Exit, Status};
+use crate::journal::{DestinationEntry, DestinationJournal, SourceEntry, SourceJournal};
+use crate::security::{self, Door};
+use crate::{progress, resume, say};
+
+/// At the source.
+pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+    let (page, mut entry) = resume::find::<SourceEntry>(&args.common, file)?;
+    let stage = entry.engine.stage;
+    confirmed(&args.common, at_source(stage))?;
+    let cannot = |error: &dyn std::fmt::Display| Exit::new(Status::Paused, error);
+    let args = &args.after(&entry.options, &entry.address)?;
+    let remote = security::remote_again(args, &entry.address, entry.security.take())?;
+    let taken = QemuSource::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
+    let Some(mut guest) = taken else {
+        let what = "giving up: the source's QEMU has ended, and no guest is here to run on";
+        return Err(cannot(&what));
+    };
+    let engine = entry.engine;
+    let (chosen, written) = (entry.options, Some(engine.clone()));
+    let journal = SourceJournal::new(page, remote, chosen, entry.qemu, written);
+    let watch = Watch {
+        cancel,
+        observer: progress::observer(args.common.progress),
+        journal: Arc::new(journal),
+    };
+    if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
+        let next = match error.outcome {
+            Outcome::Stopped => {
+                "the guest is the source's, and paused: let it go on with the QMP command 'cont', \
+                 or try this again"
+            }
+            _ => "nothing was changed",
+        };
+        return Err(cannot(&error).with(next));
+    }
+    if stage == SourceStage::Done {
+        say::to_stdout("the guest runs at the destination, and all of it is there\n");
+        return Ok(Status::Moved);
+    }
+    let what = "the migration is given up";
+    Err(Exit::new(Status::AtSource, what).with("the guest runs on at the source"))
+}
+
+/// What giving up means at the source, where it is not harmless.
+fn at_source(stage: SourceStage) -> Option<&'static str> {
+    match stage {
+        SourceStage::Keeps | SourceStage::Done => None,
+        SourceStage::Committed => Some(
+            "the guest would run on here, as it was when it was stopped. That is right ONLY if the \
+             destination never ran it and never will, or has lost it (its QEMU has ended): \
+             otherwise there are two of it. Whatever it may have done there is lost",
+        ),
+        SourceStage::Gone => Some(
+            "the destination has run the guest. It would run on here as it was when it was \
+             stopped: a moment of the past, and whatever it has done since is lost. That is right \
+             ONLY if its guest there is lost (its QEMU has ended): otherwise there are two of it",
+        ),
+    }
+}
+
+/// At the destination.
+pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+    let (page, mut entry) = resume::find::<DestinationEntry>(&args.common, file)?;
+    let (stage, pid) = (entry.engine.stage, entry.qemu.place.pid);
+    confirmed(&args.common, at_destination(stage))?;
+    let cannot = |error: &dyn std::fmt::Display| Exit::new(Status::Paused, error);
+    let taken = QemuDestination::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
+    let (mut guest, noted): (Box<dyn DestinationGuest>, _) = match taken {
+        Some(guest) => {
+            let noted = guest.noted();
+            (Box::new(guest), noted)
+        }
+        None => (
+            Box::new(Departed::new(&entry.qemu).map_err(|error| cannot(&error))?),
+            Noted::new(entry.qemu.clone()),
+        ),
+    };
+    let args = &args.after(&entry.options, &entry.address)?;
+    let listen = resume::address(&entry.address)?;
+    let door = Door::again(args, &listen, entry.security.take())?;
+    let again = resume::command::<DestinationEntry>(page.path());
+    let (tls, chosen) = (door.tls().cloned(), entry.options);
+    let journal = DestinationJournal::new(page, &listen, chosen, tls, noted);
+    let watch = ReceiveWatch {
+        cancel,
+        observer: progress::observer(args.common.progress),
+        journal: Arc::new(journal),
+    };
+    give_up_receive(&mut *guest, entry.engine, &watch)
+        .map_err(|error| cannot(&error).with("it can be tried again"))?;
+    let what = "the migration is given up";
+    Err(match stage {
+        DestinationStage::Whole => {
+            say::to_stdout(
+                "the guest runs here, and all of it is here; its source was not told so\n",
+            );
+            return Ok(Status::Moved);
+        }
+        DestinationStage::Ready => Exit::new(Status::AtSource, what).with(format!(
+            "the guest has not run here and never will: end this QEMU. Its source takes it back \
+             when it hears that: {again} waits for it"
+        )),
+        DestinationStage::Arriving | DestinationStage::Declined => {
+            Exit::new(Status::AtSource, what).with("the guest has not run here and never will")
+        }
+        DestinationStage::Runs => Exit::new(Status::Paused, what).with(format!(
+            "the guest has ended here with its QEMU (process {pid})"
+        )),
+    })
+}
+
+/// What giving up means at the destination, where it is not harmless.
+fn at_destination(stage: DestinationStage) -> Option<&'static str> {
+    match stage {
+        DestinationStage::Arriving | DestinationStage::Ready => None,
+        DestinationStage::Declined => Some(
+            "the guest has not run here and never will, and its source may still wait to hear \
+             that. Once this is forgotten, only giving up at the source lets the guest run on",
+        ),
+        DestinationStage::Runs => Some(
+            "the guest runs here, and lacks pages that only its source has. The guest would end \
+             here, with its QEMU: that is right ONLY if those pages cannot be had any more",
+        ),
+        DestinationStage::Whole => Some(
+            "the guest runs on here, and all of it is here. But its source would never hear so: \
+             see that it is not made to run there",
+        ),
+    }
+}
+
+fn confirmed(common: &Common, consequence: Option<&str>) -> Result<(), Exit> {
+    match consequence {
+        Some(consequence) if !common.other_side_is_lost => {
+            let what = format!("giving up: {consequence}");
+            let next = "nothing was done. If that is meant: --give-up --other-side-is-lost";
+            Err(Exit::new(Status::Usage, what).with(next))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,395 @@
+//! How the links are protected: from the command line to what the engine takes.
+
+use std::fmt;
+use std::io::{self, BufRead, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args as ClapArgs;
+use hikkoshi_engine::Observer;
+use hikkoshi_engine::link::secure::{
+    Certificates, DestinationCredentials, Invitation, SourceCredentials, TlsClient, TlsServer,
+};
+use hikkoshi_engine::link::{Address, Listener, Remote};
+
+use crate::args::{Migrate, Receive};
+use crate::exit::{Exit, Status};
+use crate::{journal, resume, say};
+
+/// The longest line that is looked at for an invitation, bytes.
+const LONGEST: u64 = 4096;
+
+/// What both sides have.
+#[derive(Debug, ClapArgs)]
+pub struct Security {
+    /// Do not encrypt, beyond this machine either: guest memory can be read
+    /// and changed by anybody on the way
+    #[arg(long)]
+    pub plaintext: bool,
+
+    /// Encrypt, and trust whoever has a certificate of the authorities in FILE
+    /// (PEM)
+    #[arg(long, value_name = "FILE", requires_all = ["tls_cert", "tls_key"], conflicts_with = "plaintext")]
+    pub tls_ca: Option<PathBuf>,
+
+    /// This side's certificate, and any between it and the authority's (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// This side's private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    pub tls_key: Option<PathBuf>,
+}
+
+impl Security {
+    fn certificates(&self) -> Result<Option<Certificates>, Exit> {
+        match (&self.tls_ca, &self.tls_cert, &self.tls_key) {
+            (Some(ca), Some(cert), Some(key)) => {
+                // They are read again, from wherever that is, when it is taken up.
+                let [ca, cert, key] = [ca, cert, key].map(|path| journal::absolute(path));
+                Certificates::read(&ca, &cert, &key)
+                    .map(Some)
+                    .map_err(usage)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Says so if others than its owner can read the private key.
+    pub fn warn(&self, observer: &dyn Observer) {
+        if let Some(key) = &self.tls_key
+            // What cannot be read is told where it is read.
+            && let Ok(metadata) = std::fs::metadata(key)
+            && let Some(readers) = readers(metadata.permissions().mode())
+        {
+            observer.notice(&format!(
+                "the private key in {} can be read by {readers}: whoever does can pass for this \
+                 side ('chmod go-rwx' keeps them out)",
+                key.display()
+            ));
+        }
+    }
+}
+
+/// Who besides the owner can read a file of that mode.
+fn readers(mode: u32) -> Option<&'static str> {
+    match (mode & 0o040 != 0, mode & 0o004 != 0) {
+        (_, true) => Some("everybody on this machine"),
+        (true, false) => Some("its group"),
+        (false, false) => None,
+    }
+}
+
+/// An invitation, or `-` for one on standard input: a command line can be read
+/// by everybody on this machine.
+#[derive(Clone)]
+pub struct To(String);
+
+impl FromStr for To {
+    type Err = std::convert::Infallible;
+
+    /// Read later: what is wrong with it is told without repeating it.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("To")
+    }
+}
+
+impl To {
+    fn invitation(&self) -> Result<Invitation, Exit> {
+        if self.0 != "-" {
+            return self.0.parse().map_err(usage);
+        }
+        let mut line = String::new();
+        let read = io::stdin().lock().take(LONGEST).read_line(&mut line);
+        read.map_err(|e| usage(format!("reading the invitation from standard input: {e}")))?;
+        line.parse().map_err(usage)
+    }
+}
+
+/// Where the destination is, and how the links to it are protected.
+pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
+    if let Some(to) = &args.to {
+        let invitation = to.invitation()?;
+        return Ok(Remote {
+            tls: Some(TlsClient::invited(&invitation).map_err(usage)?),
+            ..invitation.address().clone().into()
+        });
+    }
+    let Some(address) = args.address.clone() else {
+        return Err(usage("neither an address nor an invitation is given"));
+    };
+    let security = &args.common.security;
+    if let Some(certificates) = security.certificates()? {
+        let host = address.host().unwrap_or("localhost");
+        let tls = Some(TlsClient::certified(certificates, host).map_err(usage)?);
+        return Ok(Remote {
+            tls,
+            ..address.into()
+        });
+    }
+    if security.plaintext || address.is_local().map_err(usage)? {
+        return Ok(Remote {
+            only_here: !security.plaintext,
+            ..address.into()
+        });
+    }
+    Err(usage(beyond(&address)).with(
+        "give the invitation that 'hikkoshi receive' shows (--to INVITATION, without an address), \
+         or certificates (--tls-ca, --tls-cert, --tls-key); on a network that you trust, say \
+         --plaintext on both sides",
+    ))
+}
+
+/// Why nothing is said to `address` or listened to there.
+fn beyond(address: &Address) -> String {
+    format!(
+        "{address} is beyond this machine: without encryption anybody on the way could read and \
+         change the guest's memory"
+    )
+}
+
+/// The same for a migration that is taken up again: `recorded` is how its links
+/// were protected, and `address` where its destination was.
+pub fn remote_again(
+    args: &Migrate,
+    address: &str,
+    recorded: Option<SourceCredentials>,
+) -> Result<Remote, Exit> {
+    let address = match &args.address {
+        Some(address) => address.clone(),
+        None => resume::address(address)?,
+    };
+    let tls = match recorded {
+        None => {
+            plaintext_again(&args.common.security, &address)?;
+            None
+        }
+        Some(recorded) => {
+            encrypted_again(&args.common.security)?;
+            let host = address.host().unwrap_or("localhost");
+            let client = match args.common.security.certificates()? {
+                Some(certificates) => TlsClient::certified(certificates, host),
+                None => recorded.client(),
+            };
+            Some(client.map_err(usage)?)
+        }
+    };
+    Ok(Remote {
+        only_here: tls.is_none() && !args.common.security.plaintext,
+        tls,
+        ..address.into()
+    })
+}
+
+/// The other side does not encrypt: this one cannot either.
+fn plaintext_again(security: &Security, address: &Address) -> Result<(), Exit> {
+    if security.tls_ca.is_some() {
+        return Err(usage("this migration began without encryption").with("leave --tls-ca out"));
+    }
+    if security.plaintext || address.is_local().map_err(usage)? {
+        return Ok(());
+    }
+    let what = format!(
+        "this migration began without encryption, and {address} is beyond this machine: anybody on \
+         the way could read and change the guest's memory"
+    );
+    Err(usage(what).with("on a network that you trust, say --plaintext on both sides"))
+}
+
+/// The other side expects encryption.
+fn encrypted_again(security: &Security) -> Result<(), Exit> {
+    if security.plaintext {
+        return Err(usage("this migration began with encryption").with("leave --plaintext out"));
+    }
+    Ok(())
+}
+
+/// How `hikkoshi receive` protects its links: found out before anything is
+/// touched.
+pub enum Door {
+    Plaintext {
+        /// Whether it was asked for, beyond this machine too.
+        aloud: bool,
+    },
+    Invitation(TlsServer),
+    Authority(TlsServer),
+    /// As the source knows it from before.
+    Known(TlsServer),
+}
+
+impl Door {
+    pub fn of(args: &Receive, listen: &Address) -> Result<Self, Exit> {
+        let security = &args.common.security;
+        if let Some(certificates) = security.certificates()? {
+            return TlsServer::certified(certificates)
+                .map(Self::Authority)
+                .map_err(usage);
+        }
+        let aloud = security.plaintext;
+        let invite = args.invite || args.advertise.is_some();
+        let local = listen.is_local().map_err(usage)?;
+        if security.plaintext || (local && !invite) {
+            return Ok(Self::Plaintext { aloud });
+        }
+        TlsServer::inviting().map(Self::Invitation).map_err(usage)
+    }
+
+    /// For a migration that is taken up again: `recorded` is how its links were
+    /// protected.
+    pub fn again(
+        args: &Receive,
+        listen: &Address,
+        recorded: Option<DestinationCredentials>,
+    ) -> Result<Self, Exit> {
+        let security = &args.common.security;
+        let aloud = security.plaintext;
+        let Some(recorded) = recorded else {
+            plaintext_again(security, listen)?;
+            return Ok(Self::Plaintext { aloud });
+        };
+        encrypted_again(security)?;
+        let server = match security.certificates()? {
+            Some(certificates) => TlsServer::certified(certificates),
+            None => recorded.server(),
+        };
+        server.map(Self::Known).map_err(usage)
+    }
+
+    /// What protects the links.
+    pub fn tls(&self) -> Option<&TlsServer> {
+        match self {
+            Self::Plaintext { .. } => None,
+            Self::Invitation(server) | Self::Authority(server) | Self::Known(server) => {
+                Some(server)
+            }
+        }
+    }
+
+    /// Begins to listen.
+    pub fn bind(&self, listen: &Address) -> Result<Listener, Exit> {
+        let listener = Listener::bind(listen)
+            .map_err(|error| usage(format!("listening at {listen}: {error}")))?;
+        if let Some(server) = self.tls() {
+            return Ok(listener.with_tls(server.clone()));
+        }
+        // Where the name led when it was used.
+        let local = listener.address().is_local().map_err(usage)?;
+        if local || matches!(self, Self::Plaintext { aloud: true }) {
+            return Ok(listener);
+        }
+        Err(usage(beyond(listener.address())))
+    }
+
+    /// Says where it is listened; shows an invitation, where that is how sources
+    /// are known.
+    pub fn open(
+        self,
+        args: &Receive,
+        listener: &Listener,
+        observer: &dyn Observer,
+    ) -> Result<(), Exit> {
+        let waiting = format!("waiting for a guest at {}", listener.address());
+        match self {
+            Self::Plaintext { .. } | Self::Known(_) => observer.notice(&waiting),
+            Self::Authority(_) => {
+                let from = "from whoever has a certificate of the authority given";
+                observer.notice(&format!("{waiting}, {from}"));
+            }
+            Self::Invitation(server) => {
+                let address = match &args.advertise {
+                    Some(address) => address.clone(),
+                    None => reachable(listener.address())?,
+                };
+                observer.notice(&format!(
+                    "{waiting}, from whoever has this invitation; it is a secret, and good for one \
+                     migration: 'hikkoshi migrate --qmp PATH --to -' takes it on standard input"
+                ));
+                if let Some(invitation) = server.invitation(address) {
+                    show(&invitation, args);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// On a line of its own, for a person or a program to take.
+fn show(invitation: &Invitation, args: &Receive) {
+    if args.common.json.as_deref() == Some("-".as_ref()) {
+        // Standard output is for the account.
+        say::to_stderr(&invitation.to_string());
+    } else {
+        say::to_stdout(&format!("{invitation}\n"));
+    }
+}
+
+/// The address that a source can connect to: a listener on all addresses is
+/// reached by this machine's name.
+fn reachable(bound: &Address) -> Result<Address, Exit> {
+    let found = bound.resolve().map_err(usage)?;
+    let everywhere = found.iter().find(|address| address.ip().is_unspecified());
+    let Some(address) = everywhere else {
+        return Ok(bound.clone());
+    };
+    let system = rustix::system::uname();
+    let name = system.nodename().to_string_lossy();
+    format!("{name}:{}", address.port())
+        .parse()
+        .map_err(|error| {
+            usage(error).with("say with --advertise where this machine can be reached")
+        })
+}
+
+fn usage(why: impl fmt::Display) -> Exit {
+    Exit::new(Status::Usage, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::sync::Mutex;
+
+    #[derive(Debug, Default)]
+    struct Heard(Mutex<Vec<String>>);
+
+    impl Observer for Heard {
+        fn progress(&self, _: &hikkoshi_engine::stats::Progress) {}
+
+        fn notice(&self, text: &str) {
+            self.0.lock().unwrap().push(text.to_owned());
+        }
+    }
+
+    #[test]
+    fn a_key_for_everybodys_eyes_is_told() {
+        let key = tempfile::NamedTempFile::new().unwrap();
+        let said = |mode| {
+            std::fs::set_permissions(key.path(), Permissions::from_mode(mode)).unwrap();
+            let security = Security {
+                plaintext: false,
+                tls_ca: None,
+                tls_cert: None,
+                tls_key: Some(key.path().to_owned()),
+            };
+            let heard = Heard::default();
+            security.warn(&heard);
+            heard.0.into_inner().unwrap().join("\n")
+        };
+        assert_eq!(said(0o600), "");
+        assert_eq!(said(0o400), "");
+        assert!(said(0o640).contains("its group"));
+        for mode in [0o644, 0o604] {
+            let text = said(mode);
+            let name = key.path().to_str().unwrap();
+            assert!(text.contains("everybody") && text.contains(name), "{text}");
+        }
+    }
+}
