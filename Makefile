@@ -8,6 +8,8 @@ INITRAMFS := $(BUILD)/initramfs.cpio
 WEB_INITRAMFS := $(BUILD)/initramfs-web.cpio
 WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs) guest/workload/Cargo.toml Cargo.toml Cargo.lock
 FUZZ_SECONDS ?= 60
+# How many targets run at once.
+FUZZ_JOBS ?= 1
 
 .DEFAULT_GOAL := help
 
@@ -48,9 +50,9 @@ lint: setup ## formatting and clippy, warnings are errors
 
 .PHONY: test-unit
 test-unit: setup ## tests of the crates, without guests
-	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab --exclude hikkoshi-engine
-# Each of these is two hosts with a dozen threads and a guest: one at a time.
-	cargo test --locked --package hikkoshi-engine -- --test-threads=1
+# One at a time: each of the engine's is two hosts with a dozen threads and a guest. And in one
+# go, because cargo builds everything anew for another choice of packages.
+	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab -- --test-threads=1
 
 .PHONY: test-bochs
 test-bochs: setup ## second-stage tables under the real VMX instructions (part of test-unit)
@@ -68,8 +70,28 @@ test-guests: guest ## the laboratory's own tests, and real guests moved between 
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-tests
 
+# Part of test-guests as well; here only these, and then what they came to.
+.PHONY: drills
+drills: guest ## cut, kill and starve migrations on purpose: the table of docs/reliability.md
+	cargo build --locked --release --package hikkoshi
+	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test drills --test shortage --test ending
+	@cat $(BUILD)/drills.md
+
+# What only computes, for the time in which the tests of the crates mostly wait: it stands back
+# behind them.
+.PHONY: test-beside
+test-beside:
+	chrt --idle 0 cargo build --locked --release --package hikkoshi
+	chrt --idle 0 $(MAKE) --no-print-directory test-loom
+
 .PHONY: test
-test: lint test-unit test-loom test-guests ## everything: lint, unit tests, loom models, real guests
+test: lint ## everything: lint, unit tests, loom models, real guests
+	@$(MAKE) --no-print-directory test-beside >$(BUILD)/beside.log 2>&1 & beside=$$!; \
+	$(MAKE) --no-print-directory test-unit; unit=$$?; \
+	wait $$beside; beside=$$?; \
+	cat $(BUILD)/beside.log; \
+	exit $$((unit | beside))
+	@$(MAKE) --no-print-directory test-guests
 
 $(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done
 	guest/initramfs/web/pack.sh $(INITRAMFS) $(BUILD)/apache/root $@
@@ -86,8 +108,8 @@ bench: guest-web ## measure beside QEMU's own migration
 	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
 
 .PHONY: fuzz
-fuzz: ## fuzz the protocol for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)
-	cd crates/wire && mkdir -p fuzz/corpus/stream && cargo +nightly fuzz run stream fuzz/corpus/stream fuzz/seeds/stream -- -max_total_time=$(FUZZ_SECONDS)
+fuzz: ## fuzz each decoder and both state machines for FUZZ_SECONDS (needs a C++ compiler)
+	.ci/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_JOBS)
 
 .PHONY: clean
 clean: ## remove what was built and fetched

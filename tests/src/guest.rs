@@ -115,6 +115,43 @@ impl<'a> Guest<'a> {
         account.clone()
     }
 
+    /// Moves into the destination of an attempt that was interrupted: both engines that were there
+    /// last must report success, and nothing is left behind.
+    ///
+    /// # Panics
+    /// When anything is not as it should be.
+    pub fn arrive_after_all(&mut self, ends: &Ends, arrived: Arrived, what: &str) {
+        ends.assert_source(0, &[]);
+        ends.assert_destination(0, &[]);
+        self.is_there(arrived, what);
+    }
+
+    /// Moves into the destination of an attempt that is over, whatever became of its engines:
+    /// nothing is left behind.
+    ///
+    /// # Panics
+    /// When anything is not as it should be.
+    pub fn is_there(&mut self, arrived: Arrived, what: &str) {
+        let mut vms = vec![&arrived.destination];
+        if self.vm.exit_status().is_none() {
+            assert_ne!(self.vm.status().unwrap(), "running");
+            vms.push(&self.vm);
+        }
+        assert_eq!(arrived.destination.status().unwrap(), "running");
+        for vm in vms {
+            eventually("without userfaultfd", || {
+                let traces = Traces::of(vm);
+                match traces.are_free_of_userfaults() {
+                    true => Ok(()),
+                    false => Err(format!("{traces:?}")),
+                }
+            });
+        }
+        self.vm = arrived.destination;
+        self.is_sound();
+        tell(format!("{what}: moved after all, and is sound"));
+    }
+
     /// After an attempt that came to nothing: the guest runs on where it was and is sound, and
     /// its QEMU is as it was before. The destination's QEMU ends.
     ///

@@ -1,6 +1,6 @@
 //! Harm done to a migration at one step after the other, and what must come of it.
 
-use crate::{Arrived, Ends, Guest, Kind, Moment, Scene, Trip, Via, assert_not_running, tell};
+use crate::{Arrived, Ends, Guest, Kind, Moment, Scene, Trip, Via};
 
 use hikkoshi_lab::{VmConfig, Workload};
 use std::fmt;
@@ -98,18 +98,4 @@ impl Harm {
             _ => ends.assert_destination(1, &["the guest stays at the source"]),
         }
     }
-}
-
-/// Nobody runs the guest, and nobody can tell who may. What the messages advise brings it back:
-/// the destination never said that the guest runs there, so it is ended, and the source's goes on.
-///
-/// # Panics
-/// When somebody runs it, or it is not sound.
-pub fn goes_on_as_advised(guest: &Guest<'_>, arrived: &Arrived, what: &str) {
-    assert_ne!(guest.vm().status().unwrap(), "running");
-    assert_not_running(&arrived.destination);
-    tell(format!("{what}: nobody runs it, and both say so"));
-    arrived.destination.kill();
-    guest.vm().cont().unwrap();
-    guest.is_sound();
 }

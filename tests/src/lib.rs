@@ -14,8 +14,13 @@
 //! What is done to a migration at one step after the other, and what must come of it, is a
 //! [`Harm`]. A [`Lack`] makes the kernel an older one.
 //!
+//! A [`Wiretap`] sees every packet between two hosts; an [`Authority`] vouches for them.
+//!
 //! A [`Relay`] stands between the two engines, understands what they say to one another, and at a
 //! chosen [`Moment`] cuts every link, or holds its breath until the test has killed somebody.
+//!
+//! A [`Drill`] interrupts the same migration again and again at random moments, and keeps count of
+//! how long the guest waited.
 //!
 //! # Rules
 //!
@@ -26,14 +31,18 @@
 //!
 //! # What is missing
 //!
-//! Guests under KVM; links that fall silent instead of breaking.
+//! Guests under KVM.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test's failure is the message
 
 mod account;
+mod authority;
+mod drill;
 mod guest;
 mod harm;
 mod kernel;
+mod loopback;
+mod pieces;
 mod program;
 mod rank;
 mod refusal;
@@ -42,19 +51,25 @@ mod scene;
 mod traces;
 mod trip;
 mod watcher;
+mod wiretap;
 
 pub use account::{Account, Bucket, Bytes, Latency, Pages, ThreadFaults};
+pub use authority::Authority;
+pub use drill::{Drill, Random};
 pub use guest::{Guest, assert_not_running};
-pub use harm::{Harm, busy, goes_on_as_advised, harmed_at_each};
+pub use harm::{Harm, busy, harmed_at_each};
 pub use kernel::Lack;
+pub use loopback::{own_address, own_host};
+pub use pieces::free_huge_pages;
 pub use program::{Ended, Program, hikkoshi};
 pub use rank::Rank;
 pub use refusal::{refused, refused_command};
 pub use relay::{Kind, Moment, Relay, Then, When};
 pub use scene::{Scene, tell};
 pub use traces::{Traces, eventually};
-pub use trip::{Arrived, Attempt, Ends, Trip, Via};
+pub use trip::{Arrived, Attempt, Ends, Side, Trip, Via, address_in};
 pub use watcher::Watcher;
+pub use wiretap::{Heard, Wiretap};
 
 use std::time::Duration;
 

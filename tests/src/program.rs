@@ -1,8 +1,8 @@
 //! The program under test, as a process.
 
 use crate::LONG;
-use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,6 +36,31 @@ pub struct Ended {
     pub printed: String,
     /// Its standard error.
     pub said: String,
+}
+
+impl Ended {
+    /// The command that it has told a person to run, beginning with `begins`, as a shell runs it:
+    /// nothing added, nothing left out. `folder` is where a link to the program may be made.
+    ///
+    /// # Panics
+    /// When it has told none.
+    pub fn told_to_run(&self, begins: &str, folder: &Path) -> Command {
+        let line = self
+            .said
+            .lines()
+            .find_map(|line| Some(&line[line.find(begins)?..]));
+        let line = line.unwrap_or_else(|| panic!("no {begins:?} in {self:?}"));
+        let bin = folder.join("bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        let link = bin.join("hikkoshi");
+        if !link.exists() {
+            std::os::unix::fs::symlink(hikkoshi(), link).unwrap();
+        }
+        let mut shell = Command::new("/bin/sh");
+        // Neither the folder nor anything else that the first one had.
+        shell.args(["-c", line]).current_dir("/").env("PATH", bin);
+        shell
+    }
 }
 
 /// A running program. Killed on drop.
@@ -105,13 +130,23 @@ impl Program {
     ///
     /// # Panics
     /// When it cannot be started.
-    pub fn start(name: &str, mut command: Command) -> Self {
+    pub fn start(name: &str, command: Command) -> Self {
+        Self::start_told(name, command, "")
+    }
+
+    /// The same, with that on its standard input.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start_told(name: &str, mut command: Command, input: &str) -> Self {
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
+        // It fits into the pipe; a program that has ended already does not want it.
+        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         let printed = Stream::follow(child.stdout.take().unwrap());
         let said = Stream::follow(child.stderr.take().unwrap());
         Self {
@@ -137,10 +172,44 @@ impl Program {
     /// # Panics
     /// When it ends, or has not said it in a long time.
     pub fn wait_said(&self, part: &str) -> String {
-        let line = self.said.wait(LONG, |text, _| {
+        self.wait_line(&self.said, part)
+    }
+
+    /// Waits until it has printed a line with `part` in it, and gives that line.
+    ///
+    /// # Panics
+    /// When it ends, or has not printed it in a long time.
+    pub fn wait_printed(&self, part: &str) -> String {
+        self.wait_line(&self.printed, part)
+    }
+
+    fn wait_line(&self, stream: &Stream, part: &str) -> String {
+        let line = stream.wait(LONG, |text, _| {
             text.lines().find(|l| l.contains(part)).map(str::to_owned)
         });
         line.unwrap_or_else(|| panic!("{} did not say {part:?}:\n{}", self.name, self.said()))
+    }
+
+    /// How many lines with `part` in them it has said so far.
+    pub fn times_said(&self, part: &str) -> usize {
+        self.said().lines().filter(|l| l.contains(part)).count()
+    }
+
+    /// Waits until it has said so many lines with `part` in them.
+    ///
+    /// # Panics
+    /// When it ends, or has not in a long time.
+    pub fn wait_times_said(&self, part: &str, times: usize) {
+        let said = self.said.wait(LONG, |text, _| {
+            let count = text.lines().filter(|l| l.contains(part)).count();
+            (count >= times).then_some(())
+        });
+        assert!(
+            said.is_some(),
+            "{} did not say {part:?} {times} times:\n{}",
+            self.name,
+            self.said()
+        );
     }
 
     /// Sends it a signal.

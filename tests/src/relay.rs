@@ -1,7 +1,9 @@
 //! Between the two engines: passes everything on, until a chosen moment.
 
+use crate::own_address;
 use hikkoshi_wire::{
-    Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination, ToSource, decode_control,
+    CHALLENGE_LEN, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination, ToSource,
+    decode_control,
 };
 use std::collections::HashMap;
 use std::fmt;
@@ -63,6 +65,22 @@ pub enum Kind {
     Cancel,
     /// Destination.
     Failed,
+    /// Source: it is back.
+    Here,
+    /// Destination.
+    Where,
+    /// Destination.
+    Missing,
+    /// Destination.
+    MissingEnd,
+    /// Source.
+    Owed,
+    /// Source.
+    OwedEnd,
+    /// Destination.
+    Declined,
+    /// Destination.
+    Perished,
 }
 
 /// Before or after it is passed on.
@@ -125,6 +143,8 @@ impl fmt::Display for Moment {
 pub enum Then {
     /// Every link ends at once, and no new one comes about.
     Cut,
+    /// Every link ends at once, and new ones come about.
+    Interrupt,
     /// Nothing more goes that way on that link, and no link ends, until [`Relay::let_go`].
     Hold,
 }
@@ -153,6 +173,8 @@ struct State {
     holding: bool,
     let_go: bool,
     cut: bool,
+    /// How often all links were ended for new ones.
+    interruptions: u32,
     ends: Vec<Socket>,
 }
 
@@ -168,8 +190,8 @@ enum Door {
 }
 
 impl Relay {
-    /// Listens at a unix socket (`at`) or at a free TCP port of this machine, and passes links on
-    /// to `destination`, an address as `hikkoshi` takes it. Messages of the kind in `slow` take so
+    /// Listens at a unix socket (`at`) or at a TCP address of its own, and passes links on to
+    /// `destination`, an address as `hikkoshi` takes it. Messages of the kind in `slow` take so
     /// much longer each, one after another.
     ///
     /// # Panics
@@ -186,7 +208,7 @@ impl Relay {
                 format!("unix:{}", path.display()),
             ),
             None => {
-                let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+                let listener = TcpListener::bind(own_address()).unwrap();
                 let address = listener.local_addr().unwrap().to_string();
                 (Door::Tcp(listener), address)
             }
@@ -251,6 +273,11 @@ impl Relay {
     pub fn cut(&self) {
         self.shared.cut();
     }
+
+    /// Ends every link; new ones come about.
+    pub fn interrupt(&self) {
+        self.shared.interrupt();
+    }
 }
 
 impl Drop for Relay {
@@ -279,6 +306,17 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    fn interrupt(&self) {
+        let mut state = self.lock();
+        state.interruptions += 1;
+        // What was held goes nowhere any more.
+        state.holding = false;
+        for end in state.ends.drain(..) {
+            end.shutdown(Shutdown::Both);
+        }
+        self.changed.notify_all();
+    }
+
     fn serve(self: &Arc<Self>, door: &Door) {
         loop {
             let source = match door {
@@ -289,7 +327,8 @@ impl Shared {
             if self.lock().cut {
                 return;
             }
-            if self.join(source).is_err() {
+            // A destination that is not there ends the link, and may come back.
+            if self.join(source).is_err() && self.lock().interruptions == 0 {
                 self.cut();
             }
         }
@@ -301,13 +340,14 @@ impl Shared {
         let mut state = self.lock();
         state.ends.push(source.try_clone()?);
         state.ends.push(destination.try_clone()?);
+        let since = state.interruptions;
         drop(state);
         let back = (destination.try_clone()?, source.try_clone()?);
         for (from, to, to_destination) in [(source, destination, true), (back.0, back.1, false)] {
             let shared = Arc::clone(self);
             std::thread::spawn(move || {
                 // A link that ends is what both engines must cope with.
-                let over = shared.pass(&from, &to, to_destination);
+                let over = shared.pass(&from, &to, to_destination, since);
                 // Nor does a link's end go on before what is held: what an engine says last, and
                 // where, is known to its peer before the end of its other links.
                 shared.wait_let_go();
@@ -321,7 +361,13 @@ impl Shared {
         Ok(())
     }
 
-    fn pass(&self, from: &Socket, to: &Socket, to_destination: bool) -> io::Result<()> {
+    fn pass(
+        &self,
+        from: &Socket,
+        mut to: &Socket,
+        to_destination: bool,
+        since: u32,
+    ) -> io::Result<()> {
         let mut hello = [0; HELLO_LEN];
         from.read_exact(&mut hello)?;
         let role = Hello::decode(&hello).map_err(io::Error::other)?.role;
@@ -331,7 +377,15 @@ impl Shared {
             (true, Role::Background { .. }) => Kind::HelloBackground,
             (false, _) => Kind::Greeting,
         };
-        self.message(kind, to, &hello)?;
+        let mut challenge = [0; CHALLENGE_LEN];
+        if to_destination {
+            self.message(kind, to, &hello, since)?;
+            from.read_exact(&mut challenge)?;
+            to.write_all(&challenge)?;
+        } else {
+            from.read_exact(&mut challenge)?;
+            self.message(kind, to, &[&hello[..], &challenge].concat(), since)?;
+        }
         loop {
             let mut bytes = vec![0; HEADER_LEN];
             from.read_exact(&mut bytes)?;
@@ -348,11 +402,11 @@ impl Shared {
                 Frame::Control { .. } if to_destination => from_source(&bytes[HEADER_LEN..]),
                 Frame::Control { .. } => from_destination(&bytes[HEADER_LEN..]),
             };
-            self.message(kind, to, &bytes)?;
+            self.message(kind, to, &bytes, since)?;
         }
     }
 
-    fn message(&self, kind: Kind, mut to: &Socket, bytes: &[u8]) -> io::Result<()> {
+    fn message(&self, kind: Kind, mut to: &Socket, bytes: &[u8], since: u32) -> io::Result<()> {
         let mut state = self.lock();
         let seen = state.seen.entry(kind).or_default();
         *seen += 1;
@@ -369,9 +423,11 @@ impl Shared {
         if let Some(then) = due(When::Before) {
             self.act(then)?;
         }
-        if self.lock().cut {
+        let state = self.lock();
+        if state.cut || state.interruptions != since {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
+        drop(state);
         to.write_all(bytes)?;
         if let Some(then) = due(When::After) {
             self.act(then)?;
@@ -386,6 +442,11 @@ impl Shared {
         if then == Then::Cut {
             drop(state);
             self.cut();
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if then == Then::Interrupt {
+            drop(state);
+            self.interrupt();
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         state.holding = true;
@@ -416,6 +477,9 @@ fn from_source(payload: &[u8]) -> Kind {
         ToDestination::Commit => Kind::Commit,
         ToDestination::Cancel { .. } => Kind::Cancel,
         ToDestination::Goodbye => Kind::Goodbye,
+        ToDestination::Here { .. } => Kind::Here,
+        ToDestination::Owed { .. } => Kind::Owed,
+        ToDestination::OwedEnd { .. } => Kind::OwedEnd,
     }
 }
 
@@ -430,6 +494,11 @@ fn from_destination(payload: &[u8]) -> Kind {
         ToSource::Cancel { .. } => Kind::Cancel,
         ToSource::Complete { .. } => Kind::Complete,
         ToSource::Measured { .. } => Kind::Measured,
+        ToSource::Where { .. } => Kind::Where,
+        ToSource::Missing { .. } => Kind::Missing,
+        ToSource::MissingEnd { .. } => Kind::MissingEnd,
+        ToSource::Declined { .. } => Kind::Declined,
+        ToSource::Perished { .. } => Kind::Perished,
     }
 }
 

@@ -2,13 +2,13 @@
 
 use crate::{
     Account, Ended, Kind, LONG, Lack, Moment, Program, Relay, Scene, Then, Traces, Watcher,
-    eventually, hikkoshi,
+    eventually, hikkoshi, own_address,
 };
 use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the guest may be stopped for in pre-copy, ms, unless a test says otherwise: enough for the
 /// dirty pages of every guest here on a machine that sends a tenth of what others do. (It is sent
@@ -23,8 +23,30 @@ pub enum Via {
     Unix,
     /// TCP on loopback.
     Tcp,
-    /// TCP between two network namespaces, to that address.
+    /// TCP between two network namespaces, to that address, in plain text.
     Address(String),
+    /// The same with TLS, by the invitation that the destination shows.
+    Invitation(String),
+    /// The same with TLS, by certificates that the other arguments name.
+    Tls(String),
+}
+
+/// One of the two engines.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Side {
+    /// `hikkoshi migrate`.
+    Source,
+    /// `hikkoshi receive`.
+    Destination,
+}
+
+/// The address in a line about where somebody listens.
+///
+/// # Panics
+/// When there is none.
+pub fn address_in(line: &str) -> &str {
+    let (_, address) = line.split_once("a guest at ").unwrap();
+    address.split([',', ' ']).next().unwrap()
 }
 
 /// How to move a guest.
@@ -44,6 +66,7 @@ pub struct Trip {
     receive_by: Vec<String>,
     receive_with: Vec<String>,
     receive_without: Option<Lack>,
+    journals: [Option<PathBuf>; 2],
 }
 
 impl Trip {
@@ -113,6 +136,14 @@ impl Trip {
         self
     }
 
+    /// With a relay that ends all links at a moment; new ones come about.
+    #[must_use]
+    pub fn interrupt(mut self, at: Moment) -> Self {
+        self.plan = Some((at, Then::Interrupt));
+        self.relay = true;
+        self
+    }
+
     /// With a relay that holds at a moment.
     #[must_use]
     pub fn hold(mut self, at: Moment) -> Self {
@@ -125,6 +156,13 @@ impl Trip {
     #[must_use]
     pub fn slow(mut self, kind: Kind, longer: Duration) -> Self {
         self.slow = Some((kind, longer));
+        self.relay = true;
+        self
+    }
+
+    /// With a relay that does nothing unasked.
+    #[must_use]
+    pub fn relayed(mut self) -> Self {
         self.relay = true;
         self
     }
@@ -165,10 +203,50 @@ impl Trip {
         self
     }
 
+    /// With both engines' journals in these folders, the source's first.
+    #[must_use]
+    pub fn journals_at(mut self, source: &Path, destination: &Path) -> Self {
+        self.journals = [source, destination].map(|folder| Some(folder.to_owned()));
+        self
+    }
+
+    /// `hikkoshi`, on the host of that side, started by what it is to be started by.
+    fn hikkoshi(&self, source: bool) -> Command {
+        let by = if source {
+            &self.migrate_by
+        } else {
+            &self.receive_by
+        };
+        let (program, words) = match by.split_first() {
+            Some((program, words)) => (PathBuf::from(program), Some(words)),
+            None => (hikkoshi(), None),
+        };
+        let mut command = match &self.hosts {
+            Some((one, other)) => (if source { one } else { other }).command(program),
+            None => Command::new(program),
+        };
+        if let Some(words) = words {
+            command.args(words).arg(hikkoshi());
+        }
+        command
+    }
+
+    /// Whether its links are beyond one machine, and not encrypted.
+    fn is_plaintext(&self) -> bool {
+        matches!(self.via, Via::Address(_))
+    }
+
     /// `hikkoshi`'s arguments at the source, but for the account.
-    fn migrate(&self, command: &mut Command, address: &str, source: &Vm) {
-        command.args(["migrate", address, "--mode", self.mode, "--qmp"]);
+    fn migrate(&self, command: &mut Command, address: &str, source: &Vm, journal: &Path) {
+        command.args(["migrate", "--mode", self.mode]);
+        match self.via {
+            // The invitation itself comes on standard input.
+            Via::Invitation(_) => command.args(["--to", "-"]),
+            _ => command.arg(address),
+        };
+        command.arg("--qmp");
         command.arg(source.qmp_path());
+        command.arg("--journal").arg(journal);
         command.args(&self.arguments);
         if !self.arguments.iter().any(|a| a == "--max-downtime") {
             command.args(["--max-downtime", PATIENT]);
@@ -195,6 +273,8 @@ pub struct Attempt {
     watcher: Watcher,
     accounts: [PathBuf; 2],
     listens: String,
+    source: Arc<Vm>,
+    journals: [PathBuf; 2],
 }
 
 /// How both engines ended.
@@ -271,36 +351,22 @@ impl Attempt {
         let before = Traces::of(source);
         let at = |name: &str| scene.folder().join(format!("{name}{number}"));
         let accounts = [at("migrate.json"), at("receive.json")];
-        let command = |first: bool| {
-            let by = match first {
-                true => &trip.migrate_by,
-                false => &trip.receive_by,
-            };
-            let (program, words) = match by.split_first() {
-                Some((program, words)) => (PathBuf::from(program), Some(words)),
-                None => (hikkoshi(), None),
-            };
-            let mut command = match &trip.hosts {
-                Some((source, destination)) => {
-                    (if first { source } else { destination }).command(program)
-                }
-                None => Command::new(program),
-            };
-            if let Some(words) = words {
-                command.args(words).arg(hikkoshi());
-            }
-            command
+        let listen = match &trip.via {
+            Via::Unix => format!("unix:{}", at("listen").display()),
+            Via::Tcp => own_address(),
+            Via::Address(address) | Via::Invitation(address) | Via::Tls(address) => address.clone(),
         };
-
-        let (listen, plaintext) = match &trip.via {
-            Via::Unix => (format!("unix:{}", at("listen").display()), false),
-            Via::Tcp => ("127.0.0.1:0".to_owned(), false),
-            Via::Address(address) => (address.clone(), true),
-        };
-        let mut receive = command(false);
+        let plaintext = trip.is_plaintext();
+        let mut receive = trip.hikkoshi(false);
         receive.args(["receive", "--listen", &listen, "--qmp"]);
         receive.arg(destination.qmp_path());
         receive.arg("--json").arg(&accounts[1]);
+        let common = scene.folder().join("journal");
+        let journals = trip
+            .journals
+            .clone()
+            .map(|own| own.unwrap_or(common.clone()));
+        receive.arg("--journal").arg(&journals[1]);
         receive.args(&trip.receive_with);
         if plaintext {
             receive.arg("--plaintext");
@@ -310,7 +376,11 @@ impl Attempt {
             None => Program::start("receive", receive),
         };
         let line = receive.wait_said("waiting for a guest at ");
-        let listens = line.rsplit(' ').next().unwrap();
+        let listens = address_in(&line);
+        let invitation = match trip.via {
+            Via::Invitation(_) => receive.wait_printed("hikkoshi1:"),
+            _ => String::new(),
+        };
 
         let relay = trip.relay.then(|| {
             let door = at("relay");
@@ -320,15 +390,15 @@ impl Attempt {
         let address = relay.as_ref().map_or(listens, |relay| relay.address());
         let watcher = Watcher::start(source, &destination);
         let lines = source.console().len();
-        let mut migrate = command(true);
-        trip.migrate(&mut migrate, address, source);
+        let mut migrate = trip.hikkoshi(true);
+        trip.migrate(&mut migrate, address, source, &journals[0]);
         migrate.arg("--json");
         migrate.arg(trip.json.map_or(accounts[0].as_path(), Path::new));
         if plaintext {
             migrate.arg("--plaintext");
         }
         Self {
-            migrate: Program::start("migrate", migrate),
+            migrate: Program::start_told("migrate", migrate, &invitation),
             receive,
             destination,
             relay,
@@ -339,13 +409,171 @@ impl Attempt {
             watcher,
             accounts,
             listens: listens.to_owned(),
+            source: Arc::clone(source),
+            journals,
+        }
+    }
+
+    /// Starts `hikkoshi receive --resume` in place of the engine that has ended or was killed, and
+    /// waits until it listens, where the other one did. No relay is between it and the source.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn resume_receive(&mut self, with: &[&str]) {
+        self.start_receive_again(with);
+        let line = self.receive.wait_said("waiting for its source at ");
+        line.rsplit(' ')
+            .next()
+            .unwrap()
+            .clone_into(&mut self.listens);
+    }
+
+    /// The same without waiting.
+    pub fn start_receive_again(&mut self, with: &[&str]) {
+        let mut receive = self.trip.hikkoshi(false);
+        receive.args(["receive", "--resume", "--listen", &self.listens, "--qmp"]);
+        receive.arg(self.destination.qmp_path());
+        receive.arg("--journal").arg(&self.journals[1]);
+        receive.arg("--json").arg(&self.accounts[1]);
+        receive.args(with);
+        if self.trip.is_plaintext() {
+            receive.arg("--plaintext");
+        }
+        self.receive = Program::start("receive --resume", receive);
+    }
+
+    /// From now on the destination listens, and the source comes, there.
+    pub fn meet_at(&mut self, address: &str) {
+        address.clone_into(&mut self.listens);
+    }
+
+    /// Starts `hikkoshi migrate --resume` in place of the engine that has ended or was killed.
+    pub fn resume_migrate(&mut self, with: &[&str]) {
+        let mut migrate = self.trip.hikkoshi(true);
+        migrate.args(["migrate", "--resume", &self.listens, "--qmp"]);
+        migrate.arg(self.source.qmp_path());
+        migrate.arg("--journal").arg(&self.journals[0]);
+        migrate.arg("--json").arg(&self.accounts[0]);
+        migrate.args(with);
+        if self.trip.is_plaintext() {
+            migrate.arg("--plaintext");
+        }
+        self.migrate = Program::start("migrate --resume", migrate);
+    }
+
+    /// Where both engines keep their journals, the source's first.
+    pub fn journal_folders(&self) -> &[PathBuf; 2] {
+        &self.journals
+    }
+
+    /// Journals that are there.
+    ///
+    /// # Panics
+    /// When a folder cannot be read.
+    pub fn journals(&self) -> Vec<String> {
+        let [source, destination] = &self.journals;
+        let mut found = journals_in(source);
+        if destination != source {
+            found.extend(journals_in(destination));
+        }
+        found
+    }
+
+    /// Which engines have a journal, the source's first.
+    ///
+    /// # Panics
+    /// When a folder cannot be read.
+    pub fn have_journals(&self) -> [bool; 2] {
+        let journals = self.journals();
+        [("source", &self.source), ("destination", &self.destination)].map(|(side, vm)| {
+            let name = format!("{side}-{}-", vm.pid());
+            journals.iter().any(|file| file.starts_with(&name))
+        })
+    }
+
+    /// The source's QEMU.
+    pub fn source(&self) -> &Arc<Vm> {
+        &self.source
+    }
+
+    /// Whether an engine has ended because the guest has all of its pages.
+    pub fn has_ended_well(&mut self) -> bool {
+        [&mut self.migrate, &mut self.receive]
+            .into_iter()
+            .any(|engine| engine.has_ended() && engine.wait().code == Some(0))
+    }
+
+    /// Waits until the engine of that side has said so many lines with `part` in them; whether it
+    /// has. It never will when the migration is over before, as [`Attempt::see_out`] then shows.
+    ///
+    /// # Panics
+    /// When an engine ends otherwise, or it has not in a long time.
+    pub fn has_said(&mut self, side: Side, part: &str, times: usize) -> bool {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let mut over = false;
+            for engine in [&mut self.migrate, &mut self.receive] {
+                if engine.has_ended() {
+                    // With this all that it has said is known.
+                    engine.wait().assert(0, &[]);
+                    over = true;
+                }
+            }
+            let engine = match side {
+                Side::Source => &self.migrate,
+                Side::Destination => &self.receive,
+            };
+            if engine.times_said(part) >= times {
+                return true;
+            }
+            if over {
+                return false;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{side:?}: not {part:?} {times} times; migrate: {}; receive: {}",
+                self.migrate.said(),
+                self.receive.said()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Ends a migration of which an engine knows already that it is over, wherever the other one
+    /// is: both are killed, and what their journals lead to is that the guest has all of its pages.
+    ///
+    /// # Panics
+    /// When it is not over.
+    pub fn see_out(&mut self) {
+        self.migrate.kill();
+        self.receive.kill();
+        let [source, destination] = self.have_journals();
+        if destination {
+            self.resume_receive(&[]);
+        }
+        if source {
+            self.resume_migrate(&[]);
+            self.migrate.wait().assert(0, &[]);
+        }
+        if destination {
+            if !source {
+                // Its source does not come any more. It stays if it lacks a page.
+                self.receive.interrupt();
+            }
+            self.receive.wait().assert(0, &[]);
+        }
+        assert_eq!(self.have_journals(), [false; 2]);
+        for account in &self.accounts {
+            // One that was killed may have written half of it.
+            let _ = std::fs::remove_file(account);
         }
     }
 
     /// Tries once more with the same destination, and no relay.
     pub fn migrate_again(&mut self, source: &Vm) {
         let mut migrate = Command::new(hikkoshi());
-        self.trip.migrate(&mut migrate, &self.listens, source);
+        self.trip
+            .migrate(&mut migrate, &self.listens, source, &self.journals[0]);
         migrate.arg("--json").arg(&self.accounts[0]);
         self.migrate = Program::start("migrate", migrate);
     }
@@ -442,4 +670,11 @@ pub struct Arrived {
     pub before: Traces,
     pub(crate) lines: usize,
     _relay: Option<Relay>,
+}
+
+/// Journals in that folder.
+fn journals_in(folder: &Path) -> Vec<String> {
+    let files = std::fs::read_dir(folder).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.ends_with(".json")).collect()
 }

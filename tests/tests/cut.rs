@@ -1,12 +1,9 @@
-//! Links that break at every step. Up to commit the source's guest runs on, and can be moved
-//! later; from commit on nobody runs it unless everything has arrived, and both sides say so.
+//! Links that break at every step up to commit, and at the very end. Up to commit the source's guest
+//! runs on, and can be moved later; what comes after it is told in `recovery.rs`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use Kind::*;
-use hikkoshi_tests::{
-    Guest, Harm, Kind, Moment, Scene, Trip, Via, busy, eventually, goes_on_as_advised,
-    harmed_at_each, tell,
-};
+use hikkoshi_tests::{Guest, Harm, Kind, Moment, Scene, Trip, Via, busy, harmed_at_each};
 
 /// A destination that let a source in which then went away takes the next one.
 #[test]
@@ -120,101 +117,6 @@ fn at_each_step_of_hybrid() {
     cut_at_each("hybrid", Via::Unix, moments);
 }
 
-/// The source has said *commit*, or would at once: nobody can tell which side may run it, so
-/// nobody does. What the messages advise brings it back.
-fn cut_at_commit(mode: &'static str) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    // Not right after *Ready*: the commit may slip through before the cut.
-    let moment = Moment::before(Commit);
-    let (ends, arrived) = guest.set_out(&Trip::by(mode).cut(moment)).wait();
-    ends.assert_destination(3, &["has never run here", "nothing of it is lost"]);
-    ends.assert_source(3, &["nothing of it is lost", "'cont'"]);
-    goes_on_as_advised(&guest, &arrived, &format!("{mode}, cut {moment}"));
-    guest.travel(&Trip::by(mode));
-}
-
-#[test]
-fn at_commit_in_precopy() {
-    cut_at_commit("precopy");
-}
-
-#[test]
-fn at_commit_in_hybrid() {
-    cut_at_commit("hybrid");
-}
-
-#[test]
-fn at_commit_in_postcopy() {
-    cut_at_commit("postcopy");
-}
-
-/// The commit has arrived: the destination has the guest, and the source never runs it again.
-fn cut_after_commit(mode: &'static str, moment: Moment) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let (ends, arrived) = guest.set_out(&Trip::by(mode).cut(moment)).wait();
-    assert_ne!(guest.vm().status().unwrap(), "running");
-    match ends.codes() {
-        [Some(0), Some(0)] => {
-            guest.arrive(&ends, arrived, "running");
-        }
-        // All of it has arrived: the destination runs it, and only the source cannot know.
-        [Some(3), Some(0)] => {
-            ends.assert_source(3, &["nothing of it is lost"]);
-            ends.assert_destination(0, &["the source could not be told"]);
-            tell(format!("{mode}, cut {moment}: it runs at the destination"));
-            guest.is_now_in(arrived.destination);
-            guest.is_sound();
-        }
-        _ => {
-            assert_ne!(mode, "precopy", "everything had arrived: {ends:?}");
-            ends.assert_source(3, &["nothing of it is lost"]);
-            ends.assert_destination(
-                3,
-                &["has run here and stands still now", "nothing of it is lost"],
-            );
-            // QEMU itself may want a missing page before it is through with `cont`.
-            let said = &ends.receive.said;
-            assert!(
-                said.contains("the guest runs here now")
-                    || said.contains("resuming the guest at the destination"),
-                "{ends:?}"
-            );
-            tell(format!(
-                "{mode}, cut {moment}: nobody runs it, and both say so"
-            ));
-            // Whatever waits for its answer need not any longer.
-            arrived.destination.kill();
-        }
-    }
-}
-
-#[test]
-fn after_commit_in_precopy() {
-    cut_after_commit("precopy", Moment::after(Commit));
-}
-
-#[test]
-fn after_commit_in_hybrid() {
-    cut_after_commit("hybrid", Moment::after(Commit));
-}
-
-#[test]
-fn after_commit_in_postcopy() {
-    cut_after_commit("postcopy", Moment::after(Commit));
-}
-
-#[test]
-fn before_the_source_hears_that_the_guest_runs() {
-    cut_after_commit("postcopy", Moment::before(Resumed));
-}
-
-#[test]
-fn in_the_middle_of_postcopy() {
-    cut_after_commit("postcopy", Moment::after(Pages).nth(500));
-}
-
 /// All pages are there, and the last word is lost: nothing is, and the guest runs.
 #[test]
 fn before_the_last_word() {
@@ -223,17 +125,14 @@ fn before_the_last_word() {
     let trip = Trip::by("hybrid").cut(Moment::before(Goodbye));
     let (ends, arrived) = guest.set_out(&trip).wait();
     guest.arrive(&ends, arrived, "running");
-    let (ends, arrived) = guest
-        .set_out(&Trip::by("postcopy").cut(Moment::before(Complete)))
-        .wait();
+    let mut attempt = guest.set_out(&Trip::by("postcopy").cut(Moment::before(Complete)));
     // The source cannot know; the destination does.
-    ends.assert_source(3, &["nothing of it is lost"]);
-    ends.assert_destination(0, &[]);
-    eventually("it runs there", || {
-        let status = arrived.destination.status().unwrap();
-        (status == "running").then_some(()).ok_or(status)
-    });
-    assert_ne!(guest.vm().status().unwrap(), "running");
-    guest.is_now_in(arrived.destination);
-    guest.is_sound();
+    attempt.receive.wait().assert(0, &["could not be told so"]);
+    let ended = attempt.migrate.wait();
+    ended.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
+    // It can be told later.
+    attempt.resume_receive(&[]);
+    attempt.resume_migrate(&[]);
+    let (ends, arrived) = attempt.wait();
+    guest.arrive_after_all(&ends, arrived, "cut before Complete");
 }

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use Kind::*;
+use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
     Guest, Harm, Kind, LONG, Moment, Program, Scene, Trip, Via, assert_not_running, busy,
-    eventually, goes_on_as_advised, harmed_at_each, hikkoshi, tell,
+    eventually, harmed_at_each, hikkoshi, tell,
 };
 use std::process::Command;
 
@@ -61,22 +62,6 @@ fn the_source_engine_in_hybrid() {
     source_engine("hybrid", Via::Unix, moments);
 }
 
-/// Its commit is on the way and it is killed: nobody may run the guest, not even its guard.
-#[test]
-fn the_source_engine_at_commit() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let trip = Trip::by("hybrid").hold(Moment::before(Commit));
-    let mut attempt = guest.set_out(&trip);
-    attempt.wait_held();
-    attempt.migrate.kill();
-    attempt.relay().cut();
-    let (ends, arrived) = attempt.wait();
-    ends.assert_destination(3, &["has never run here", "nothing of it is lost"]);
-    goes_on_as_advised(&guest, &arrived, "hybrid, source engine killed at commit");
-    guest.travel(&Trip::by("hybrid"));
-}
-
 /// Kills `hikkoshi receive` at each moment.
 #[test]
 fn the_destination_engine() {
@@ -116,8 +101,8 @@ fn the_destination_qemu() {
     harmed_at_each(Harm::DestinationQemuKilled, Via::Tcp, steps);
 }
 
-/// With the destination's QEMU gone after *ready*, the source has handed over in good faith: its
-/// guest is paused, whole, and its owner can let it go on.
+/// The destination's QEMU is gone after *ready*, and the source has handed over in good faith: it
+/// hears that the guest never ran there, and takes it back.
 #[test]
 fn the_destination_qemu_after_ready() {
     let scene = Scene::new();
@@ -128,11 +113,32 @@ fn the_destination_qemu_after_ready() {
         attempt.destination.kill();
         attempt.relay().let_go();
         let (ends, arrived) = attempt.wait();
-        ends.assert_source(3, &["nothing of it is lost", "'cont'"]);
-        ends.assert_destination(3, &[]);
+        ends.assert_source(1, &["never ran the guest", "runs on at the source"]);
+        ends.assert_destination(1, &["the guest stays at the source"]);
         let what = format!("{mode}, destination QEMU killed before Commit");
-        goes_on_as_advised(&guest, &arrived, &what);
+        guest.stay(arrived, &what);
     }
+    guest.travel(&Trip::by("hybrid"));
+}
+
+/// The same with its engine killed, too: a new one tells the source.
+#[test]
+fn all_of_the_destination_after_ready() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy());
+    let mut attempt = guest.set_out(&Trip::by("hybrid").hold(Moment::before(Commit)));
+    attempt.wait_held();
+    attempt.receive.kill();
+    attempt.destination.kill();
+    attempt.relay().cut();
+    let ended = attempt.migrate.wait();
+    ended.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
+    attempt.resume_receive(&[]);
+    attempt.resume_migrate(&[]);
+    let (ends, arrived) = attempt.wait();
+    ends.assert_source(1, &["never ran the guest", "runs on at the source"]);
+    ends.assert_destination(1, &["the guest stays at the source"]);
+    guest.stay(arrived, "all of the destination killed before Commit");
     guest.travel(&Trip::by("hybrid"));
 }
 
@@ -226,4 +232,55 @@ fn the_source_qemu_in_postcopy() {
     guest.is_now_in(arrived.destination);
     guest.is_sound();
     guest.travel(&Trip::by("precopy"));
+}
+
+/// The same when it is asked to end, and does it in order: it lets go of its devices and its memory,
+/// and the RAM file stays as it was. From then on the guest asks for every page that it works with,
+/// and checks it; what it did not ask for comes in the end. The source's engine stays, or is killed
+/// and another one goes on.
+fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
+    let scene = Scene::new();
+    // It gets round to its pages so slowly that most of them are missing when its source has gone.
+    let workload = Workload::verify(64).rate(100).option("every_ms", 200);
+    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    let trip = Trip::by("postcopy")
+        .via(Via::Tcp)
+        .with(&["--background-delay", "3600000", "--read-ahead=off"])
+        .with(&["--retry-for", "1h"])
+        .receive_with(&["--retry-for", "1h"]);
+    let mut attempt = guest.set_out(&trip);
+    attempt.receive.wait_said("the guest runs here now");
+    // Its answer may be lost with it.
+    let _ = guest.vm().qmp().execute("quit", serde_json::json!({}));
+    let ended = guest.vm().wait_exit(LONG).unwrap();
+    assert!(ended.success(), "{ended}");
+    if with_engine {
+        attempt.migrate.kill();
+        let on = ["--background-delay", "3600000"];
+        attempt.resume_migrate(&on);
+        attempt.migrate.wait_said("the destination is there again");
+    }
+    let verdict = attempt.destination.sweep(LONG).unwrap();
+    assert!(verdict.ok && verdict.pages == 64 * 256, "{verdict:?}");
+    assert!(!attempt.migrate.has_ended() && !attempt.receive.has_ended());
+    attempt.migrate.kill();
+    attempt.resume_migrate(&["--background-delay", "0"]);
+    let (ends, arrived) = attempt.wait();
+    let [Some(here), Some(there)] = &ends.accounts else {
+        panic!("an account is missing: {ends:?}");
+    };
+    assert!(here.pages.background > 0, "{here:?}");
+    assert!(there.request_latency_us.count > 0, "{there:?}");
+    guest.arrive_after_all(&ends, arrived, "source QEMU has quit");
+    guest.travel(&Trip::by("precopy"));
+}
+
+#[test]
+fn the_source_qemu_asked_to_quit_in_postcopy() {
+    the_source_qemu_quits_in_postcopy(false);
+}
+
+#[test]
+fn the_source_qemu_asked_to_quit_in_postcopy_and_its_engine_killed() {
+    the_source_qemu_quits_in_postcopy(true);
 }

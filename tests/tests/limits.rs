@@ -44,8 +44,10 @@ fn precopy_that_does_not_converge_says_so_and_obeys() {
             "1",
             "--max-rounds",
             "3",
+            // So little that the guest writes more in a round than goes in the downtime, however
+            // seldom it has its turn.
             "--bandwidth",
-            "300M",
+            "60M",
             "--when-stalled",
             choice,
         ])

@@ -14,7 +14,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
 
+/// Of a guest that was looked at.
 const UNTOUCHED: &str = "the guest runs on at the source; nothing was changed";
+
+/// Of one that was not.
+const UNCHANGED: &str = "nothing was changed";
 
 fn quiet() -> VmConfig {
     VmConfig::new().workload(Workload::verify(16).rate(5000).option("every_ms", 200))
@@ -116,7 +120,7 @@ fn sockets_that_are_no_qmp_or_busy() {
     refused(
         &["migrate", "unix:/nowhere", "--qmp", busy],
         1,
-        &["no greeting", "one client at a time", UNTOUCHED],
+        &["no greeting", "one client at a time", UNCHANGED],
     );
     drop(holder);
     guest.is_sound();
@@ -299,7 +303,7 @@ fn missing_privileges() {
         &[
             "connecting to the QMP socket",
             "Permission denied",
-            UNTOUCHED,
+            UNCHANGED,
         ],
     );
 
@@ -538,7 +542,7 @@ fn two_sources_at_once() {
     second.args(["migrate", "unix:/nowhere", "--qmp"]);
     second.arg(guest.vm().qmp_path());
     let ended = Program::start("second", second).wait();
-    ended.assert(1, &["one client at a time", UNTOUCHED]);
+    ended.assert(1, &["one client at a time", UNCHANGED]);
     attempt.relay().let_go();
     let (ends, arrived) = attempt.wait();
     guest.arrive(&ends, arrived, "running");

@@ -1,0 +1,318 @@
+//! Drills: the same post-copy is interrupted again and again, at random moments, and has to be gone
+//! on with each time. What came of it makes the table of `docs/reliability.md`.
+//!
+//! Moments are parts of what post-copy has to bring: a moment of 0.4 has come when two fifths of the
+//! pages that the guest has at the source are at the destination. They come from a seed that is told, and that
+//! `HIKKOSHI_SEED` gives again. `HIKKOSHI_DRILLS` names a file for the table.
+
+use crate::{Attempt, Guest, LONG, Trip, tell};
+use hikkoshi_lab::{Report, Vm};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The last moment: some pages have to be missing still when the engines are killed.
+const LAST: f64 = 0.9;
+
+/// How often to look for a moment.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Trips that a drill may take: a machine that is slow in the wrong place may be through with one
+/// before all of its moments have come, or between a moment and what was to be done at it.
+const MOST_TRIPS: u32 = 8;
+
+/// Numbers that look random (SplitMix64, by Steele, Lea and Flood).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The next number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// One of `0..below`.
+    pub fn below(&mut self, below: u64) -> u64 {
+        self.number() % below.max(1)
+    }
+
+    /// A part of `whole`.
+    pub fn part_of(&mut self, whole: Duration) -> Duration {
+        whole.mul_f64(self.part())
+    }
+
+    #[allow(clippy::cast_precision_loss)] // 53 bits
+    fn part(&mut self) -> f64 {
+        (self.number() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// One interruption, and what it was like.
+#[derive(Clone, Debug)]
+struct Interruption {
+    /// What was done.
+    how: String,
+    /// The part of the pages that had arrived.
+    at: f64,
+    /// Until both engines worked together again.
+    outage: Duration,
+    /// The longest that the guest itself noticed, until it was well again.
+    waited: Duration,
+}
+
+/// What is done again and again.
+#[derive(Debug)]
+pub struct Drill {
+    what: &'static str,
+    random: Random,
+    done: Vec<Interruption>,
+}
+
+impl Drill {
+    /// Nothing done yet.
+    pub fn new(what: &'static str) -> Self {
+        // Each drill has numbers of its own, whichever others are run.
+        let own = what.bytes().fold(seed(), |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        tell(format!("{what}: HIKKOSHI_SEED={}", seed()));
+        Self {
+            what,
+            random: Random(own),
+            done: Vec::new(),
+        }
+    }
+
+    /// Where its moments come from.
+    pub fn random(&mut self) -> &mut Random {
+        &mut self.random
+    }
+
+    /// Moves the guest as often as it takes to interrupt it `times` times in all, up to `at_once`
+    /// times on the way of each trip. `each` interrupts it, does what it takes to go on, and
+    /// returns when both engines work together again, with a word for what it did; or with none
+    /// when the migration was over before it could be interrupted. That moment was missed, and
+    /// another one comes in its place. The guest must be sound after each trip.
+    ///
+    /// # Panics
+    /// When anything is not as it should be.
+    pub fn interrupt(
+        &mut self,
+        guest: &mut Guest<'_>,
+        (times, at_once): (usize, usize),
+        mut trip: impl FnMut(u32) -> Trip,
+        mut each: impl FnMut(&mut Attempt, &mut Random) -> Option<String>,
+    ) {
+        let wanted = self.done.len() + times;
+        for number in 0..MOST_TRIPS {
+            let left = wanted - self.done.len();
+            if left == 0 {
+                return;
+            }
+            self.travel(guest, left.min(at_once), &trip(number), &mut each);
+        }
+        panic!("{}: {} of {wanted} moments", self.what, self.done.len());
+    }
+
+    fn travel(
+        &mut self,
+        guest: &mut Guest<'_>,
+        times: usize,
+        trip: &Trip,
+        each: &mut impl FnMut(&mut Attempt, &mut Random) -> Option<String>,
+    ) {
+        let mut moments: Vec<_> = (0..times).map(|_| self.random.part() * LAST).collect();
+        moments.sort_by(f64::total_cmp);
+        let mut attempt = guest.set_out(trip);
+        attempt.receive.wait_said("the guest runs here now");
+        // What was there before is no part of it.
+        let before = held(&attempt.destination);
+        let to_come = held(guest.vm()) - before;
+        let mut missed = false;
+        for moment in moments {
+            let Some(at) = attempt.wait_arrived((before, to_come), moment) else {
+                break;
+            };
+            let lines = guest.vm().console().len();
+            let began = Instant::now();
+            let Some(how) = each(&mut attempt, &mut self.random) else {
+                missed = true;
+                break;
+            };
+            let outage = began.elapsed();
+            let waited = well_again(&attempt.destination, lines);
+            tell(format!(
+                "{}: {how} at {:.0} %: outage {:.0} ms, the guest waited {:.0} ms",
+                self.what,
+                at * 100.0,
+                ms(outage),
+                ms(waited)
+            ));
+            self.done.push(Interruption {
+                how,
+                at,
+                outage,
+                waited,
+            });
+        }
+        let journals = attempt.journal_folders().clone();
+        if missed {
+            tell(format!("{}: over before it was interrupted", self.what));
+            attempt.see_out();
+            let (_, arrived) = attempt.wait();
+            guest.is_there(arrived, self.what);
+        } else {
+            let (ends, arrived) = attempt.wait();
+            guest.arrive_after_all(&ends, arrived, self.what);
+        }
+        for folder in journals {
+            let left: Vec<_> = std::fs::read_dir(&folder)
+                .unwrap()
+                .map(|file| file.unwrap().file_name())
+                .collect();
+            assert!(left.is_empty(), "journals left: {left:?}");
+        }
+    }
+
+    /// Adds it to the table.
+    ///
+    /// # Panics
+    /// When the file for the table cannot be written.
+    pub fn finish(self) {
+        let table = {
+            let mut all = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+            all.insert(self.what, self.done);
+            render(&all)
+        };
+        if let Some(path) = std::env::var_os("HIKKOSHI_DRILLS") {
+            std::fs::write(path, table).unwrap();
+        }
+    }
+}
+
+/// What all drills of this process came to.
+static DONE: Mutex<BTreeMap<&'static str, Vec<Interruption>>> = Mutex::new(BTreeMap::new());
+
+/// Where all random numbers begin.
+fn seed() -> u64 {
+    static SEED: OnceLock<u64> = OnceLock::new();
+    *SEED.get_or_init(|| match std::env::var("HIKKOSHI_SEED") {
+        Ok(text) => text.parse().expect("HIKKOSHI_SEED is a number"),
+        Err(_) => SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(1, |now| u64::from(now.subsec_nanos()) ^ now.as_secs()),
+    })
+}
+
+impl Attempt {
+    /// Waits until that part of what is to come has come to what was there before, by what the
+    /// destination's RAM files hold, and gives the part found; `None` when an engine has ended by
+    /// then.
+    fn wait_arrived(&mut self, (before, to_come): (f64, f64), part: f64) -> Option<f64> {
+        let deadline = Instant::now() + LONG;
+        loop {
+            if self.migrate.has_ended() || self.receive.has_ended() {
+                return None;
+            }
+            let now = (held(&self.destination) - before) / to_come;
+            if now >= part {
+                return Some(now);
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{now} of the pages have come, not {part}; migrate: {}; receive: {}",
+                self.migrate.said(),
+                self.receive.said()
+            );
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// What its RAM files hold, in blocks: holes of tmpfs are pages that are not there.
+#[allow(clippy::cast_precision_loss)]
+fn held(vm: &Vm) -> f64 {
+    let blocks = |path| std::fs::metadata(path).unwrap().blocks();
+    vm.ram_files().iter().map(blocks).sum::<u64>() as f64
+}
+
+/// Waits until the guest has told twice, from now on, how it is, and gives the longest time since
+/// console line `first` in which it did not get on: in an access to a page, or between two of its
+/// lines beyond the time that it lets pass. All by its own clock.
+fn well_again(vm: &Vm, first: usize) -> Duration {
+    let mut told = 0;
+    let (mut spans, mut touch_us) = (Vec::new(), 0.0f64);
+    let now = vm.console().len();
+    vm.wait_report("work after an interruption", now, LONG, |report| {
+        told += u32::from(matches!(report, Report::Verify(_)));
+        (told == 2).then_some(())
+    })
+    .unwrap();
+    for line in vm.console().since(first) {
+        if let Report::Verify(verify) = &line.report
+            && *line.vm == *vm.name()
+        {
+            spans.push(verify.span_ms);
+            touch_us = touch_us.max(verify.latency.max_us);
+        }
+    }
+    let longest = spans.iter().max().copied().unwrap_or(0);
+    let usual = spans.iter().min().copied().unwrap_or(0);
+    Duration::from_millis(longest - usual).max(Duration::from_secs_f64(touch_us / 1e6))
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn median_and_max(times: impl Iterator<Item = Duration>) -> (f64, f64) {
+    let mut times: Vec<_> = times.map(ms).collect();
+    times.sort_by(f64::total_cmp);
+    let median = times.get(times.len() / 2).copied().unwrap_or(0.0);
+    (median, times.last().copied().unwrap_or(0.0))
+}
+
+/// The table, and behind it each interruption.
+fn render(all: &BTreeMap<&str, Vec<Interruption>>) -> String {
+    let mut text = format!("HIKKOSHI_SEED={}\n\n", seed());
+    // Writing to a String cannot fail.
+    text.push_str(
+        "| what was done | times | lost | outage, median | max | guest waited, median | max |\n\
+         |---|--:|--:|--:|--:|--:|--:|\n",
+    );
+    for (what, done) in all {
+        let outage = median_and_max(done.iter().map(|one| one.outage));
+        let waited = median_and_max(done.iter().map(|one| one.waited));
+        let _ = writeln!(
+            text,
+            "| {what} | {} | nothing | {:.0} ms | {:.0} ms | {:.0} ms | {:.0} ms |",
+            done.len(),
+            outage.0,
+            outage.1,
+            waited.0,
+            waited.1
+        );
+    }
+    text.push_str(
+        "\n| what | how | pages arrived | outage | guest waited |\n|---|---|--:|--:|--:|\n",
+    );
+    for (what, done) in all {
+        for one in done {
+            let _ = writeln!(
+                text,
+                "| {what} | {} | {:.0} % | {:.0} ms | {:.0} ms |",
+                one.how,
+                one.at * 100.0,
+                ms(one.outage),
+                ms(one.waited)
+            );
+        }
+    }
+    text
+}

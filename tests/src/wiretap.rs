@@ -1,0 +1,115 @@
+//! Somebody who listens on the line.
+
+use hikkoshi_lab::Namespace;
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketType, recv, socket, sockopt};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Every protocol, in network order (`ETH_P_ALL`, `linux/if_ether.h`).
+const ALL: u32 = 3 << 8;
+
+/// Words of a page's filling that have to follow each other: by chance they do not.
+const ENOUGH: usize = 8;
+
+/// Copies every packet in a namespace, and looks for the guest's memory in it.
+#[derive(Debug)]
+pub struct Wiretap {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Heard>,
+}
+
+/// What came by.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Heard {
+    /// In all packets, headers included.
+    pub bytes: u64,
+    /// Packets in which a page that the guest has stamped can be read.
+    pub pages: u64,
+}
+
+impl Wiretap {
+    /// Begins to listen.
+    ///
+    /// # Panics
+    /// When the kernel does not allow it.
+    pub fn start(host: &Namespace) -> Self {
+        let open = || {
+            let all = NonZeroU32::new(ALL).map(Protocol::from_raw);
+            let tap = socket(AddressFamily::PACKET, SocketType::RAW, all).unwrap();
+            sockopt::set_socket_timeout(
+                &tap,
+                sockopt::Timeout::Recv,
+                Some(Duration::from_millis(50)),
+            )
+            .unwrap();
+            sockopt::set_socket_recv_buffer_size_force(&tap, 64 << 20).unwrap();
+            tap
+        };
+        let tap = host.run(open).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut heard = Heard::default();
+            // Larger than any packet, segments that the card would cut included.
+            let mut packet = vec![0; 256 << 10];
+            loop {
+                match recv(&tap, &mut *packet, RecvFlags::empty()) {
+                    Ok((len, _)) => {
+                        heard.bytes += len as u64;
+                        heard.pages += u64::from(shows_a_page(&packet[..len]));
+                    }
+                    Err(_) if stopped.load(Ordering::Acquire) => return heard,
+                    Err(_) => {}
+                }
+            }
+        });
+        Self { stop, thread }
+    }
+
+    /// What was heard until now.
+    ///
+    /// # Panics
+    /// When the listening thread did.
+    pub fn finish(self) -> Heard {
+        self.stop.store(true, Ordering::Release);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Whether the filling of a page (`guest/workload/src/page.rs`) is in there, at whatever place:
+/// little words, each larger than the one before by the same odd step.
+fn shows_a_page(packet: &[u8]) -> bool {
+    let word = |at: usize| {
+        let bytes = packet.get(at..at + 8)?;
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+    };
+    let step = |at: usize| Some(word(at + 8)?.wrapping_sub(word(at)?));
+    (0..packet.len()).any(|at| {
+        step(at).is_some_and(|first| {
+            first % 2 == 1 && (1..ENOUGH).all(|nth| step(at + 8 * nth) == Some(first))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filling_is_found_wherever_it_is() {
+        let filling: Vec<u8> = (0..40_u64)
+            .flat_map(|n| (77 + n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes())
+            .collect();
+        for before in [0, 1, 13] {
+            let mut packet = vec![5; before];
+            packet.extend_from_slice(&filling);
+            assert!(shows_a_page(&packet));
+        }
+        for nothing in [&[][..], &[0; 4096], &filling[..40]] {
+            assert!(!shows_a_page(nothing));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The destination has everything, and its engine is killed before, while or after it lets go of the
+//! guest.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use Kind::*;
+use hikkoshi_lab::{Report, VmConfig, Workload};
+use hikkoshi_tests::{Drill, Guest, Kind, LONG, Moment, Scene, Traces, Trip, Via, busy};
+use std::time::Duration;
+
+/// The guest goes on touching memory that it has never touched before: holes of the RAM file, which
+/// nobody sends. They are zeros as soon as the engine is there again, whether its source comes or
+/// not.
+#[test]
+fn killed_when_all_is_there() {
+    let scene = Scene::new();
+    let workload = Workload::verify(32).rate(10_000).option("every_ms", 200);
+    let config = VmConfig::new().workload(workload.grow(4, 100));
+    let mut guest = Guest::boot(&scene, config);
+    let trip = Trip::by("postcopy").via(Via::Tcp);
+    let mut attempt = guest.set_out(&trip.hold(Moment::before(Complete)));
+    attempt.wait_held();
+    attempt.receive.kill();
+    attempt.relay().cut();
+    attempt.migrate.wait().assert(3, &["othing of it is lost"]);
+    attempt.resume_receive(&[]);
+    let there = &attempt.destination;
+    let mut before = None;
+    there
+        .wait_report("more memory", there.console().len(), LONG, |report| {
+            let Report::Verify(verify) = report else {
+                return None;
+            };
+            let more = verify.pages > *before.get_or_insert(verify.pages);
+            more.then_some(())
+        })
+        .unwrap();
+    attempt.resume_migrate(&[]);
+    let (ends, arrived) = attempt.wait();
+    guest.arrive_after_all(&ends, arrived, "destination killed when all was there");
+}
+
+/// It is killed within milliseconds of the last word, while it makes QEMU let go of the memory.
+#[test]
+fn killed_while_letting_go() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy());
+    let mut drill = Drill::new("destination engine killed at the last word");
+    for round in 0..8 {
+        let trip = Trip::by(["postcopy", "hybrid"][round % 2]).via(Via::Tcp);
+        let mut attempt = guest.set_out(&trip.hold(Moment::after(Goodbye)));
+        attempt.wait_held();
+        std::thread::sleep(drill.random().part_of(Duration::from_millis(12)));
+        attempt.receive.kill();
+        attempt.relay().let_go();
+        attempt.migrate.wait().assert(0, &[]);
+        let name = format!("destination-{}-", attempt.destination.pid());
+        if attempt
+            .journals()
+            .iter()
+            .any(|file| file.starts_with(&name))
+        {
+            attempt.resume_receive(&[]);
+            // Its source does not come any more.
+            attempt.receive.interrupt();
+            attempt.receive.wait().assert(0, &["could not be told so"]);
+        }
+        let (_, arrived) = attempt.wait();
+        let traces = Traces::of(&arrived.destination);
+        assert!(traces.are_free_of_userfaults(), "{traces:?}");
+        guest.is_now_in(arrived.destination);
+        guest.is_sound();
+    }
+}

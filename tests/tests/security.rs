@@ -1,0 +1,377 @@
+//! What goes over a network is for the two sides only, and only the two sides meet.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{Link, Ram, Vm, VmConfig, Workload};
+use hikkoshi_tests::{
+    Account, Attempt, Authority, Ended, Guest, Kind, Moment, Program, Scene, Trip, Via, Wiretap,
+    address_in, eventually, free_huge_pages, hikkoshi, own_address, refused, tell,
+};
+use std::fs;
+use std::process::Command;
+
+/// Bytes that have been heard at least, when a guest was moved.
+const A_GUEST: u64 = 20 << 20;
+
+fn busy() -> VmConfig {
+    VmConfig::new().workload(Workload::verify(48).rate(8000).option("every_ms", 200))
+}
+
+/// Moves a guest over a network whose every packet is looked at.
+fn listened_to(scene: &Scene, trip: Trip, via: Via) -> u64 {
+    let line = Link::new(None).unwrap();
+    let config = busy().namespace(line.source());
+    let mut guest = Guest::boot(scene, config);
+    let tap = Wiretap::start(line.destination());
+    guest.travel(&trip.via(via).between(line.source(), line.destination()));
+    let heard = tap.finish();
+    tell(format!("{heard:?}"));
+    assert!(heard.bytes > A_GUEST, "{heard:?}");
+    heard.pages
+}
+
+fn there() -> String {
+    format!("{}:7200", Link::DESTINATION)
+}
+
+#[test]
+fn by_invitation_nobody_reads_along() {
+    let scene = Scene::new();
+    let heard = listened_to(&scene, Trip::by("hybrid"), Via::Invitation(there()));
+    assert_eq!(heard, 0);
+}
+
+#[test]
+fn postcopy_by_invitation_on_several_links() {
+    let scene = Scene::new();
+    let trip = Trip::by("postcopy").with(&["--links", "3"]);
+    assert_eq!(listened_to(&scene, trip, Via::Invitation(there())), 0);
+}
+
+#[test]
+fn with_an_authority_nobody_reads_along() {
+    let scene = Scene::new();
+    let authority = Authority::new(scene.folder());
+    let source = authority.issue("source.example");
+    let destination = authority.issue(Link::DESTINATION);
+    let trip = Trip::by("hybrid")
+        .with(&arguments(&source))
+        .receive_with(&arguments(&destination));
+    assert_eq!(listened_to(&scene, trip, Via::Tls(there())), 0);
+}
+
+/// So the others would have noticed.
+#[test]
+fn in_plain_text_everybody_does() {
+    let scene = Scene::new();
+    let heard = listened_to(&scene, Trip::by("hybrid"), Via::Address(there()));
+    assert!(heard > 100, "{heard}");
+}
+
+/// Both engines are killed in post-copy, and new ones go on by what the journals say: no
+/// invitation, no certificate is given again.
+fn killed_and_taken_up(scene: &Scene, trip: Trip) {
+    let mut guest = Guest::boot(scene, busy());
+    // Nothing is pushed: it stays in post-copy for as long as that takes.
+    let trip = trip.with(&["--background-delay", "3600000"]);
+    let mut attempt = guest.set_out(&trip);
+    attempt.receive.wait_said("the guest runs here now");
+    attempt.migrate.kill();
+    attempt.receive.kill();
+    attempt
+        .migrate
+        .wait_said("'hikkoshi migrate' was interrupted");
+    assert_eq!(attempt.journals().len(), 2, "one a side");
+    for side in ["receive", "migrate"] {
+        let journal = attempt.journal_folders()[0].to_str().unwrap();
+        let plainly = [side, "--resume", "--journal", journal, "--plaintext"];
+        let parts = [
+            "this migration began with encryption",
+            "leave --plaintext out",
+        ];
+        refused(&plainly, 2, &parts);
+    }
+    assert_eq!(attempt.journals().len(), 2);
+    attempt.resume_receive(&[]);
+    attempt.resume_migrate(&["--background-delay", "0"]);
+    let (ends, arrived) = attempt.wait();
+    guest.arrive_after_all(&ends, arrived, "killed on both sides");
+}
+
+#[test]
+fn an_invitation_is_not_needed_again() {
+    let scene = Scene::new();
+    let trip = Trip::by("postcopy").via(Via::Invitation(own_address()));
+    killed_and_taken_up(&scene, trip.receive_with(&["--invite"]));
+}
+
+#[test]
+fn certificates_are_not_given_again() {
+    let scene = Scene::new();
+    let authority = Authority::new(scene.folder());
+    let source = authority.issue("source.example");
+    let address = own_address();
+    let (host, _) = address.split_once(':').unwrap();
+    let destination = authority.issue(host);
+    let trip = Trip::by("postcopy")
+        .via(Via::Tls(address))
+        .with(&arguments(&source))
+        .receive_with(&arguments(&destination));
+    killed_and_taken_up(&scene, trip);
+}
+
+fn arguments(files: &[String; 6]) -> [&str; 6] {
+    files.each_ref().map(String::as_str)
+}
+
+/// `hikkoshi receive` with its QEMU, where it listens, and the invitation if it shows one.
+struct Waiting<'a> {
+    receive: Program,
+    address: String,
+    source: &'a Vm,
+    _destination: Vm,
+}
+
+impl<'a> Waiting<'a> {
+    /// For the guest in `source`, which is to be refused.
+    fn start(scene: &Scene, guest: &'a Guest<'_>, more: &[&str]) -> Self {
+        Self::start_at(&own_address(), scene, guest, more)
+    }
+
+    fn start_at(address: &str, scene: &Scene, guest: &'a Guest<'_>, more: &[&str]) -> Self {
+        let config = guest.config().clone().incoming();
+        let destination = config.start(scene.lab(), "there").unwrap();
+        let mut command = Command::new(hikkoshi());
+        command.args(["receive", "--listen", address, "--qmp"]);
+        command.arg(destination.qmp_path()).args(more);
+        let receive = Program::start("receive", command);
+        let line = receive.wait_said("waiting for a guest at ");
+        let address = address_in(&line).to_owned();
+        Self {
+            receive,
+            address,
+            source: guest.vm(),
+            _destination: destination,
+        }
+    }
+
+    fn invitation(&self) -> String {
+        self.receive.wait_printed("hikkoshi1:")
+    }
+
+    /// `hikkoshi migrate` with these arguments is refused, and the destination stays.
+    fn refuses(&mut self, arguments: &[&str], code: i32, parts: &[&str]) -> Ended {
+        let qmp = self.source.qmp_path().to_str().unwrap();
+        let mut all = vec!["migrate", "--qmp", qmp];
+        all.extend(arguments);
+        let ended = refused(&all, code, parts);
+        assert!(!self.receive.has_ended(), "{}", self.receive.said());
+        assert_eq!(self.source.status().unwrap(), "running");
+        ended
+    }
+}
+
+#[test]
+fn who_is_not_invited_is_refused_and_told_why() {
+    let scene = Scene::new();
+    let guest = Guest::boot(&scene, busy());
+    let mut waiting = Waiting::start(&scene, &guest, &["--invite"]);
+    let good = waiting.invitation();
+    let (keys, address) = good.split_once('@').unwrap();
+    let (fingerprint, secret) = keys.split_once('.').unwrap();
+    let other = |text: &str| {
+        let last = if text.ends_with('A') { 'Q' } else { 'A' };
+        format!("{}{last}", &text[..text.len() - 1])
+    };
+    let first = if keys.as_bytes()[10] == b'A' {
+        'B'
+    } else {
+        'A'
+    };
+    let wrong_key = format!("hikkoshi1:{first}{}.{secret}@{address}", &fingerprint[11..]);
+    waiting.refuses(
+        &["--to", &wrong_key],
+        1,
+        &["does not have the key of the invitation"],
+    );
+    let wrong_secret = format!("{fingerprint}.{}@{address}", other(secret));
+    waiting.refuses(
+        &["--to", &wrong_secret],
+        1,
+        &["does not know the secret in the invitation"],
+    );
+    // Not at all.
+    let plain = waiting.address.clone();
+    waiting.refuses(&[&plain], 1, &["wants TLS", "--to"]);
+    // Cut short: not even tried, and not repeated.
+    let cut = &good[..good.len() / 2];
+    let ended = waiting.refuses(&["--to", cut], 2, &["the invitation is damaged"]);
+    assert!(!ended.said.contains(&cut[12..]), "{ended:?}");
+    waiting.refuses(&["--to", "-"], 2, &["this is no invitation"]);
+    let said = waiting.receive.said();
+    assert!(
+        said.contains("turned away") && !said.contains(secret),
+        "{said}"
+    );
+    guest.is_sound();
+}
+
+/// While the guest of one source is on its way, another source has the same invitation.
+#[test]
+fn an_invitation_is_not_used_twice() {
+    let (scene, elsewhere) = (Scene::new(), Scene::new());
+    let guest = Guest::boot(&scene, busy());
+    let second = Guest::boot(&elsewhere, busy());
+    let mut waiting = Waiting::start(&elsewhere, &second, &["--invite"]);
+    let invitation = waiting.invitation();
+    let mut first = Command::new(hikkoshi());
+    first.args([
+        "migrate",
+        "--mode",
+        "precopy",
+        "--bandwidth",
+        "1M",
+        "--to",
+        "-",
+        "--qmp",
+    ]);
+    first.arg(guest.vm().qmp_path());
+    let mut first = Program::start_told("migrate", first, &invitation);
+    waiting.receive.wait_said("a guest arrives from ");
+    let used = ["used already"];
+    waiting.refuses(&["--to", &invitation], 1, &used);
+    assert!(!first.has_ended(), "{}", first.said());
+    first.interrupt();
+    assert_eq!(first.wait().code, Some(1));
+    assert_eq!(guest.vm().status().unwrap(), "running");
+    guest.is_sound();
+    second.is_sound();
+}
+
+#[test]
+fn one_with_tls_and_one_without_say_so() {
+    let scene = Scene::new();
+    let guest = Guest::boot(&scene, busy());
+    let mut plain = Waiting::start(&scene, &guest, &[]);
+    let authority = Authority::new(scene.folder());
+    let source = authority.issue("source.example");
+    let mut with = vec![plain.address.clone()];
+    with.extend(source.iter().cloned());
+    let with: Vec<&str> = with.iter().map(String::as_str).collect();
+    plain.refuses(&with, 1, &["Both sides must use TLS, or both --plaintext"]);
+    guest.is_sound();
+}
+
+#[test]
+fn certificates_that_are_not_good_enough() {
+    let scene = Scene::new();
+    let guest = Guest::boot(&scene, busy());
+    let [ours, theirs] = ["ours", "theirs"].map(|name| {
+        let folder = scene.folder().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        Authority::new(folder)
+    });
+    let address = own_address();
+    let (host, _) = address.split_once(':').unwrap();
+    let destination = ours.issue(host);
+    let mut waiting = Waiting::start_at(&address, &scene, &guest, &arguments(&destination));
+    let mut refuses = |files: &[String; 6], code, parts: &[&str]| {
+        let mut all = vec![address.as_str()];
+        all.extend(arguments(files));
+        waiting.refuses(&all, code, parts);
+    };
+    refuses(
+        &theirs.issue("source.example"),
+        1,
+        &["certificate is not accepted"],
+    );
+    refuses(
+        &ours.expired("source.example"),
+        1,
+        &["does not accept this side", "Expired"],
+    );
+    // Ours, but their authority's name in it: the source trusts, and is not trusted.
+    let mut mixed = theirs.issue("source.example");
+    mixed[1].clone_from(&ours.issue("x.example")[1]);
+    refuses(&mixed, 1, &["does not accept this side"]);
+    let mut missing = ours.issue("source.example");
+    missing[3] = "/nowhere/there".to_owned();
+    refuses(&missing, 2, &["/nowhere/there", "certificate"]);
+    missing.swap(3, 5);
+    refuses(&missing, 2, &["there is no certificate in"]);
+    guest.is_sound();
+}
+
+#[test]
+fn beyond_this_machine_nothing_is_sent_in_plain_text_unasked() {
+    let parts = ["is beyond this machine", "--to INVITATION", "--plaintext"];
+    refused(
+        &["migrate", "192.0.2.1:7000", "--qmp", "/nowhere"],
+        2,
+        &parts,
+    );
+}
+
+/// The threads of `pid` whose names begin with one of `names`: that each is there, and has given up
+/// its capabilities and most system calls.
+fn confined(pid: u32, names: &[&str]) -> Result<(), String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| error.to_string())?;
+    // A thread that ends meanwhile is not of interest.
+    let threads: Vec<String> = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
+        .collect();
+    for name in names {
+        // proc_pid_status(5)
+        let named = format!("Name:\t{name}");
+        let mut these = threads
+            .iter()
+            .filter(|status| status.starts_with(&named))
+            .peekable();
+        these.peek().ok_or(format!("no {name}"))?;
+        let given_up = ["CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"];
+        if let Some(free) = these.find(|status| !given_up.iter().all(|fact| status.contains(fact)))
+        {
+            return Err(free.clone());
+        }
+    }
+    Ok(())
+}
+
+/// In the middle of post-copy all threads that read what the other side sends are confined; the
+/// guest arrives all the same.
+fn moved_by_confined_threads(guest: &mut Guest<'_>, trip: Trip) -> [Account; 2] {
+    // Without an acknowledgement the window stays full, and background in the middle.
+    let attempt: Attempt = guest.set_out(&trip.hold(Moment::before(Kind::Ack)));
+    attempt.wait_held();
+    eventually("confined", || {
+        let source = ["src-control", "src-urgent", "src-push-"];
+        confined(attempt.migrate.pid(), &source)?;
+        let destination = ["dst-control", "dst-urgent", "dst-back-"];
+        confined(attempt.receive.pid(), &destination)
+    });
+    attempt.relay().let_go();
+    let (ends, arrived) = attempt.wait();
+    guest.arrive(&ends, arrived, "running");
+    ends.accounts.map(Option::unwrap)
+}
+
+#[test]
+fn confined_threads_assemble_huge_pages() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy().ram(Ram::Huge { mib: 256 }));
+    let trip = Trip::by("postcopy").with(&["--links", "2"]);
+    let [source, _] = moved_by_confined_threads(&mut guest, trip);
+    assert!(source.pages.urgent > 0 && source.pages.background > 0);
+}
+
+#[test]
+fn huge_pages_are_rebuilt_beside_confined_threads() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy());
+    let trip = Trip::by("postcopy").receive_with(&["--collapse=2G"]);
+    let before = free_huge_pages();
+    let [_, there] = moved_by_confined_threads(&mut guest, trip);
+    let collapse = there.collapse.unwrap();
+    assert!(collapse.tried > 0, "{collapse:?}");
+    collapse.assert_rebuilt(before);
+}
