@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -38,9 +40,9 @@ pub enum Fate {
     Pass,
     /// All links break before it.
     CutBefore,
-    /// All links break after it.
+    /// All links break after it: nothing that it leads to passes any more.
     CutAfter,
-    /// Half of it arrives, then all links break.
+    /// Half of it arrives, then all links break, as after `CutAfter`.
     Tear,
     /// The link it is on breaks before it.
     CutLink,
@@ -64,9 +66,34 @@ impl fmt::Debug for Relay {
 }
 
 struct Shared {
-    streams: Mutex<Vec<UnixStream>>,
+    links: Mutex<Vec<Arc<Link>>>,
     policy: Box<Policy>,
     limits: Limits,
+}
+
+/// A connection on both sides of the relay.
+struct Link {
+    near: UnixStream,
+    far: UnixStream,
+    role: Role,
+    /// Nothing passes any more.
+    over: AtomicBool,
+}
+
+impl Link {
+    /// The ends to read from and to write to.
+    fn ends(&self, towards: Towards) -> (&UnixStream, &UnixStream) {
+        match towards {
+            Towards::Destination => (&self.near, &self.far),
+            Towards::Source => (&self.far, &self.near),
+        }
+    }
+
+    fn close(&self) {
+        for end in [&self.near, &self.far] {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 impl Relay {
@@ -82,7 +109,7 @@ impl Relay {
             panic!("unix sockets only")
         };
         let shared = Arc::new(Shared {
-            streams: Mutex::default(),
+            links: Mutex::default(),
             policy: Box::new(policy),
             limits,
         });
@@ -103,7 +130,7 @@ impl Relay {
     }
 
     pub fn cut(&self) {
-        self.shared.cut();
+        self.shared.stop().iter().for_each(|link| link.close());
     }
 }
 
@@ -116,44 +143,49 @@ impl Drop for Relay {
 }
 
 impl Shared {
-    fn cut(&self) {
-        for stream in self.streams.lock().unwrap().iter() {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
+    /// Lets nothing pass on the links of now, and gives them.
+    fn stop(&self) -> Vec<Arc<Link>> {
+        let links = std::mem::take(&mut *self.links.lock().unwrap());
+        for link in &links {
+            link.over.store(true, Ordering::SeqCst);
         }
+        links
     }
 
     fn link(self: &Arc<Self>, near: UnixStream, far: UnixStream) {
-        let ends = [near.try_clone().unwrap(), far.try_clone().unwrap()];
-        self.streams.lock().unwrap().extend(ends);
-        let (near2, far2) = (near.try_clone().unwrap(), far.try_clone().unwrap());
         let this = Arc::clone(self);
         thread::spawn(move || {
-            let mut near = near;
             let mut hello = [0; HELLO_LEN];
-            if near.read_exact(&mut hello).is_err() {
+            if (&near).read_exact(&mut hello).is_err() || (&far).write_all(&hello).is_err() {
                 return;
             }
-            let role = Hello::decode(&hello).unwrap().role;
-            if (&far).write_all(&hello).is_err() {
-                return;
-            }
-            let back = Arc::clone(&this);
+            let link = Arc::new(Link {
+                near,
+                far,
+                role: Hello::decode(&hello).unwrap().role,
+                over: AtomicBool::new(false),
+            });
+            this.links.lock().unwrap().push(Arc::clone(&link));
+            let (back, backwards) = (Arc::clone(&this), Arc::clone(&link));
             thread::spawn(move || {
                 let mut hello = [0; HELLO_LEN + CHALLENGE_LEN];
-                if (&far2).read_exact(&mut hello).is_ok() && (&near2).write_all(&hello).is_ok() {
-                    back.pump(role, Towards::Source, &far2, &near2);
-                }
-                let _ = near2.shutdown(std::net::Shutdown::Both);
+                back.carry(&backwards, Towards::Source, &mut hello);
             });
-            let mut challenge = [0; CHALLENGE_LEN];
-            if near.read_exact(&mut challenge).is_ok() && (&far).write_all(&challenge).is_ok() {
-                this.pump(role, Towards::Destination, &near, &far);
-            }
-            let _ = far.shutdown(std::net::Shutdown::Both);
+            this.carry(&link, Towards::Destination, &mut [0; CHALLENGE_LEN]);
         });
     }
 
-    fn pump(&self, role: Role, towards: Towards, mut from: &UnixStream, mut to: &UnixStream) {
+    /// Carries what comes one way, first `greeting`, until the link ends.
+    fn carry(&self, link: &Link, towards: Towards, greeting: &mut [u8]) {
+        let (mut from, mut to) = link.ends(towards);
+        if from.read_exact(greeting).is_ok() && to.write_all(greeting).is_ok() {
+            self.pump(link, towards);
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    }
+
+    fn pump(&self, link: &Link, towards: Towards) {
+        let (mut from, mut to) = link.ends(towards);
         loop {
             let mut message = vec![0; HEADER_LEN];
             if from.read_exact(&mut message).is_err() {
@@ -179,33 +211,32 @@ impl Shared {
             let name: String = name.chars().take_while(|c| c.is_alphanumeric()).collect();
             message.extend(body);
             let passing = Passing {
-                role,
+                role: link.role,
                 towards,
                 frame,
                 name,
                 said,
             };
-            match (self.policy)(&passing) {
-                Fate::Pass => {
-                    if to.write_all(&message).is_err() {
-                        return;
-                    }
-                }
-                Fate::Swallow => {}
-                Fate::CutBefore => return self.cut(),
-                Fate::CutAfter => {
-                    let _ = to.write_all(&message);
-                    return self.cut();
-                }
-                Fate::Tear => {
-                    let _ = to.write_all(&message[..message.len() / 2]);
-                    return self.cut();
-                }
-                Fate::CutLink => {
-                    let _ = from.shutdown(std::net::Shutdown::Both);
-                    let _ = to.shutdown(std::net::Shutdown::Both);
-                    return;
-                }
+            let fate = (self.policy)(&passing);
+            if link.over.load(Ordering::SeqCst) {
+                return;
+            }
+            let passes = match fate {
+                Fate::Pass | Fate::CutAfter => &message[..],
+                Fate::Tear => &message[..message.len() / 2],
+                Fate::CutBefore | Fate::CutLink | Fate::Swallow => &[],
+            };
+            let cut = match fate {
+                Fate::Pass | Fate::Swallow | Fate::CutLink => Vec::new(),
+                Fate::CutBefore | Fate::CutAfter | Fate::Tear => self.stop(),
+            };
+            let passed = to.write_all(passes);
+            cut.iter().for_each(|link| link.close());
+            if fate == Fate::CutLink {
+                link.close();
+            }
+            if passed.is_err() || !matches!(fate, Fate::Pass | Fate::Swallow) {
+                return;
             }
         }
     }
