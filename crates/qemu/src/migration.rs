@@ -178,8 +178,21 @@ pub(crate) fn settle(client: &mut Client) -> Result<MigrationInfo, QmpError> {
     }
 }
 
-/// How long a guest may take to run after `cont`.
+/// How long a guest may take to run after `cont`, and QEMU to come to rest.
 const RUNS: Duration = Duration::from_secs(10);
+
+/// The run state after a migration that is over: QEMU says that it is a moment
+/// before it leaves `finish-migrate`, and refuses `cont` until then.
+pub(crate) fn state_at_rest(client: &mut Client) -> Result<RunState, QmpError> {
+    let deadline = Instant::now() + RUNS;
+    loop {
+        let state = run_state(client)?;
+        if state.status != "finish-migrate" || Instant::now() > deadline {
+            return Ok(state);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
 
 /// Makes a guest run again that a migration of ours stopped. Gives the run
 /// state in the end.

@@ -525,13 +525,14 @@ impl QemuSource {
         let doing = "the end of the migration";
         let status =
             migration::wait_status(client, doing, COMPLETE, MigrationStatus::is_over, |_| {})?;
-        match status {
-            Some(_) => Ok(()),
-            None => Err(QmpError::TimedOut {
+        if status.is_none() {
+            return Err(QmpError::TimedOut {
                 doing: doing.to_owned(),
                 after: COMPLETE,
-            }),
+            });
         }
+        // Whoever is told that this is over may want to do something with QEMU.
+        migration::state_at_rest(client).map(drop)
     }
 
     fn resume_guest(&mut self) -> Result<(), ResumeError> {
@@ -626,7 +627,7 @@ pub(crate) fn resume(
 ) -> Result<String, ResumeError> {
     migration::settle(client)?;
     if !ran {
-        return Ok(migration::run_state(client)?.status);
+        return Ok(migration::state_at_rest(client)?.status);
     }
     let state = migration::run_again(client)?;
     // "paused" is its owner's doing, not ours.
