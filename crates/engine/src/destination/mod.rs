@@ -96,6 +96,7 @@ pub fn receive(
     options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
+    listener.expect(None);
     listening(listener, |door| accept(guest, door, options, watch))
 }
 
