@@ -40,6 +40,18 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
     let cancel = setup.destination_cancel.clone();
     let done = Arc::clone(done);
     let after_commit = matches!(name, "Commit" | "Resumed");
+    if (name, fate) == ("Switch", Fate::CutAfter) {
+        // Loading takes longer than both sides take to notice the cut.
+        let source = Arc::clone(&setup.source.script);
+        setup.destination.script.at("load_device_state", move || {
+            while source.count("resume") == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            // Not one long sleep: the whole machine may stand still for a while.
+            (0..300).for_each(|_| thread::sleep(Duration::from_millis(1)));
+            Ok(())
+        });
+    }
     let switched = AtomicBool::new(false);
     setup.relay(move |passing: &Passing| {
         if passing.name == "Switch" {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use hikkoshi_pages::PAGE_SIZE;
@@ -77,7 +77,7 @@ struct Inner {
     damage: Mutex<Vec<String>>,
 }
 
-pub struct Machine(Arc<Inner>);
+pub struct Machine(Arc<Inner>, Vec<JoinHandle<()>>);
 
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,14 +109,15 @@ impl Machine {
                 _ => inner.write(source, page, 1),
             }
         }
-        for cpu in 0..CPUS {
+        let start = |cpu| {
             let inner = Arc::clone(&inner);
             thread::Builder::new()
                 .name(format!("cpu{cpu}"))
                 .spawn(move || inner.cpu(cpu))
-                .unwrap();
-        }
-        Self(inner)
+                .unwrap()
+        };
+        let cpus = (0..CPUS).map(start).collect();
+        Self(inner, cpus)
     }
 
     pub fn memory(&self, side: Side) -> &Arc<Memory> {
@@ -212,10 +213,18 @@ impl Machine {
 /// Ends the processors, though it does not wait for one that waits for a page.
 impl Drop for Machine {
     fn drop(&mut self) {
-        if let Ok(mut state) = self.0.state.lock() {
+        let idle = self.0.state.lock().is_ok_and(|mut state| {
             state.over = true;
-        }
+            state.busy == 0
+        });
         self.0.changed.notify_all();
+        if idle {
+            // They have a share in its memory, and the next machine may need the
+            // huge pages.
+            for cpu in self.1.drain(..) {
+                let _ = cpu.join();
+            }
+        }
     }
 }
 

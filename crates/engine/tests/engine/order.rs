@@ -66,7 +66,7 @@ fn scan(read_ahead: ReadAhead, links: u16) -> Account {
                     let there = || ram.next_data(next).unwrap().is_some();
                     // (A machine leaves every fourth stretch untouched.)
                     if read_ahead != ReadAhead::Off && (page + 1) / 64 % 4 != 0 {
-                        let _ = (0..10).any(|_| {
+                        let _ = (0..40).any(|_| {
                             thread::sleep(Duration::from_millis(1));
                             there()
                         });

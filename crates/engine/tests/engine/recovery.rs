@@ -24,22 +24,30 @@ fn links_that_break_again_and_again() {
         let mut setup = Setup::new(mode);
         setup.options.retry_for = LONG;
         setup.receive_options.retry_for = LONG;
+        // On a busy machine it may not have written anything since it was copied,
+        // and then next to nothing comes after the commit.
+        let machine = Arc::clone(&setup.machine);
+        setup.source.script.at("pause", move || {
+            machine.work(200);
+            Ok(())
+        });
         let (frames, broken) = (AtomicU32::new(0), Arc::new(AtomicU32::new(0)));
         let breaks = Arc::clone(&broken);
         setup.relay(move |passing: &Passing| {
             if passing.name == "Commit" {
                 frames.store(1, Ordering::Relaxed);
             }
-            // From the commit on, at a frame that is another one each time.
+            // From the commit on, at every eleventh frame, in each way in turn.
             let count = frames.load(Ordering::Relaxed);
-            if count == 0 || breaks.load(Ordering::Relaxed) == 6 {
+            // (Two links may break at once.)
+            if count == 0 || breaks.load(Ordering::Relaxed) >= 6 {
                 return Fate::Pass;
             }
             frames.store(count + 1, Ordering::Relaxed);
             if count.is_multiple_of(11) {
-                breaks.fetch_add(1, Ordering::Relaxed);
+                let nth = breaks.fetch_add(1, Ordering::Relaxed) as usize;
                 frames.store(1, Ordering::Relaxed);
-                return [Fate::CutBefore, Fate::Tear, Fate::CutAfter][count as usize / 11 % 3];
+                return [Fate::CutBefore, Fate::Tear, Fate::CutAfter][nth % 3];
             }
             Fate::Pass
         });

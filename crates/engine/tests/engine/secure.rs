@@ -97,14 +97,18 @@ fn whole(done: Done, at: u64) {
     }
 }
 
-/// Bytes that a migration takes on all links.
+/// Bytes that a migration takes on all links: the least of some, for one that is
+/// held up in its first round takes a line for slow, and may need many rounds.
 fn length(mode: Mode) -> u64 {
-    let wire = Wire::new(Harm::Cut, u64::MAX);
-    let mut setup = Setup::new(mode);
-    setup.tls = Some(invited());
-    setup.wire = Some(wire.clone());
-    setup.run().moved(true);
-    wire.carried()
+    let lengths = (0..3).map(|_| {
+        let wire = Wire::new(Harm::Cut, u64::MAX);
+        let mut setup = Setup::new(mode);
+        setup.tls = Some(invited());
+        setup.wire = Some(wire.clone());
+        setup.run().moved(true);
+        wire.carried()
+    });
+    lengths.min().unwrap()
 }
 
 #[test]

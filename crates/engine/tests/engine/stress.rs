@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use hikkoshi_engine::{Mode, SourceOptions};
 use hikkoshi_pages::RamLayout;
@@ -16,6 +17,9 @@ use crate::relay::{Fate, Passing, Towards};
 use crate::run::Setup;
 
 const READERS: u64 = 8;
+
+/// Pages that they have read together before the guest may run.
+const READ_BEFORE: u64 = 240;
 
 /// Moves a guest while threads at the destination read all over its memory,
 /// and counts the pages that arrive after the switch. Gives the pages by link:
@@ -60,23 +64,34 @@ fn race_with(
         }
         Fate::Pass
     });
+    // Something is owed and can be asked for, however fast the copying was.
+    let machine = Arc::clone(&setup.machine);
+    setup.source.script.at("pause", move || {
+        machine.work(1500);
+        Ok(())
+    });
     let machine = Arc::clone(&setup.machine);
     let readers = Arc::new(Mutex::new(Vec::new()));
     let started = Arc::clone(&readers);
     // Some read before the guest runs, when the background still waits; some
     // go on while it pushes.
     setup.destination.script.at("load_device_state", move || {
+        let read = Arc::new(AtomicU64::new(0));
         let threads = (0..READERS).map(|reader| {
-            let machine = Arc::clone(&machine);
+            let (machine, read) = (Arc::clone(&machine), Arc::clone(&read));
             thread::spawn(move || {
                 let memory = machine.memory(Side::Destination);
                 let mut random = Random::new(1000 + reader);
                 for _ in 0..300 {
                     memory.load(random.below(memory.layout().pages()));
+                    read.fetch_add(1, Ordering::Relaxed);
                 }
             })
         });
         started.lock().unwrap().extend(threads);
+        while read.load(Ordering::Relaxed) < READ_BEFORE {
+            thread::sleep(Duration::from_millis(1));
+        }
         Ok(())
     });
     let done = setup.run();

@@ -141,7 +141,7 @@ fn nothing_is_acknowledged_once_the_guest_stands_still() {
         let (mut control, background) = accept_precopy(destination);
         let machine = Arc::clone(&destination.machine);
         thread::spawn(move || swallow(background, || machine.runs().is_some()));
-        hear_until(&mut control, "DeviceStateChunk");
+        // The source may lose patience before it has said anything.
         while control.0.control::<hikkoshi_wire::ToDestination>().is_ok() {}
     });
     runs_on(came, TOO_SLOW, true);
@@ -158,7 +158,8 @@ fn the_device_state_is_read_a_little_at_a_time() {
             if mode == Mode::Postcopy {
                 let _urgent = destination.link(hikkoshi_wire::Role::Urgent);
                 hear_until(&mut control, "DiscardEnd");
-                control.1.control(&ToSource::Discarded).unwrap();
+                // The source may have lost patience meanwhile.
+                let _ = control.1.control(&ToSource::Discarded);
             }
             let mut little = [0; 4096];
             loop {

@@ -18,7 +18,7 @@ use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
 use crate::run::{Notices, open, watchdog};
 
-use super::{listen, machine};
+use super::{listen, machine, moved_next};
 
 /// Nobody at the door keeps a real source out for long.
 #[test]
@@ -86,13 +86,8 @@ fn the_door_is_not_blocked() {
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
         };
-        migrate(
-            &mut source,
-            &listener.address().clone().into(),
-            &SourceOptions::default(),
-            &watch,
-        )
-        .unwrap();
+        let remote = listener.address().clone().into();
+        moved_next(&mut source, &remote, &watch).unwrap();
         receiving.join().unwrap().unwrap();
     });
     machine.check(Side::Destination);

@@ -78,8 +78,17 @@ impl Stage<'_> {
 
     /// Hears *ready*, commits, and hears that the guest runs.
     fn commit(&mut self) {
+        self.ready();
+        self.hand_over();
+    }
+
+    /// Hears *ready*: what was needed for loading is installed.
+    fn ready(&mut self) {
         let ready: ToSource = self.source.control.0.control().unwrap();
         assert_eq!(ready, ToSource::Ready);
+    }
+
+    fn hand_over(&mut self) {
         self.machine.stop(Side::Source, Duration::from_secs(20));
         self.source.say(&ToDestination::Commit);
         let resumed: ToSource = self.source.control.0.control().unwrap();
@@ -382,8 +391,11 @@ fn huge_pages_that_there_is_no_room_for_are_waited_for() {
                 stage.urgent_in_pieces(range);
                 here.push(range);
             }
+            // No sooner: as long as the source has everything, no room for one of
+            // these would end the move.
+            stage.ready();
             let others = pool.use_up();
-            stage.commit();
+            stage.hand_over();
             thread::spawn(move || {
                 // Time to find that there is no room. Too little of it would
                 // make this a lesser test, but no failure.

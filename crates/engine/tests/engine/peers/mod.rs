@@ -12,11 +12,16 @@ mod strangers;
 mod tls;
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
-use hikkoshi_engine::link::{Address, Listener};
+use hikkoshi_engine::link::{Address, HandshakeError, Listener, Remote};
+use hikkoshi_engine::source::SourceFailure;
+use hikkoshi_engine::{Account, MigrateError, SourceOptions, Watch, migrate};
 use hikkoshi_pages::RamLayout;
 use tempfile::TempDir;
 
+use crate::guests::TestSource;
 use crate::machine::{Machine, Side};
 use crate::memory::Memory;
 
@@ -30,4 +35,23 @@ fn machine(source: &RamLayout, destination: &RamLayout) -> Arc<Machine> {
     let machine = Arc::new(Machine::new(&memories[0], &memories[1]));
     machine.run(Side::Source);
     machine
+}
+
+/// Moves `source` right after somebody else was left there, who may see that a
+/// moment before the door is open to the next one.
+fn moved_next(
+    source: &mut TestSource,
+    remote: &Remote,
+    watch: &Watch,
+) -> Result<Account, MigrateError> {
+    loop {
+        let moved = migrate(source, remote, &SourceOptions::default(), watch);
+        match moved.as_ref().map_err(|error| &error.cause) {
+            Err(SourceFailure::Connect {
+                cause: HandshakeError::Closed,
+                ..
+            }) => thread::sleep(Duration::from_millis(10)),
+            _ => return moved,
+        }
+    }
 }

@@ -502,7 +502,10 @@ fn only_links_that_belong_are_let_in() {
             );
         }
         // A second link of a kind is let in, for it knows the number, and left
-        // alone.
+        // alone: once all links have come. (Before, it would be a new beginning.)
+        source.say(&ToDestination::DiscardEnd);
+        let answer: ToSource = source.control.0.control().unwrap();
+        assert_eq!(answer, ToSource::Discarded);
         let second = open(&address.clone().into(), &hello(Role::Control, source.id)).unwrap();
         let limits = Limits { pages: 1 };
         let (_, mut writer) = split(&Arc::new(second), limits, &Cancel::new()).unwrap();

@@ -18,7 +18,7 @@ use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
 use crate::run::{Notices, open, watchdog};
 
-use super::machine;
+use super::{machine, moved_next};
 
 /// A record of as many bytes as its header can say: TLS allows a quarter.
 const OVERSIZED: [u8; 5] = [23, 3, 3, 0xff, 0xff];
@@ -132,7 +132,7 @@ fn who_does_not_speak_tls_at_a_door_that_wants_it() {
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
         };
-        migrate(&mut source, &remote, &SourceOptions::default(), &watch).unwrap();
+        moved_next(&mut source, &remote, &watch).unwrap();
         receiving.join().unwrap().unwrap();
     });
     machine.check(Side::Destination);
