@@ -88,7 +88,7 @@ pub enum Kind {
 pub enum When {
     /// It came, and does not go further.
     Before,
-    /// It has been passed on, nothing behind it.
+    /// It has been passed on, nothing behind it; nor an answer to it.
     After,
 }
 
@@ -145,7 +145,9 @@ pub enum Then {
     Cut,
     /// Every link ends at once, and new ones come about.
     Interrupt,
-    /// Nothing more goes that way on that link, and no link ends, until [`Relay::let_go`].
+    /// Nothing more goes that way on that link, and no link ends, until [`Relay::let_go`]. After a
+    /// message nothing goes the other way on that link either: its answer would bring the
+    /// migration on before the test has done what it is to do.
     Hold,
 }
 
@@ -171,11 +173,23 @@ struct State {
     seen: HashMap<Kind, u32>,
     reached: bool,
     holding: bool,
+    /// The link on which nothing goes either way as long as something is held.
+    held: Option<u32>,
     let_go: bool,
     cut: bool,
     /// How often all links were ended for new ones.
     interruptions: u32,
+    /// Links that have come about.
+    links: u32,
     ends: Vec<Socket>,
+}
+
+/// One of the links.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    number: u32,
+    /// Interruptions before it.
+    since: u32,
 }
 
 #[derive(Debug)]
@@ -291,29 +305,41 @@ impl Drop for Relay {
     }
 }
 
+impl State {
+    fn cut(&mut self) {
+        self.cut = true;
+        // Shut down, not closed: what was passed on before still arrives.
+        for end in &self.ends {
+            end.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn interrupt(&mut self) {
+        self.interruptions += 1;
+        // What was held goes nowhere any more.
+        self.holding = false;
+        for end in self.ends.drain(..) {
+            end.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn holds(&self) -> bool {
+        self.holding && !self.let_go && !self.cut
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn cut(&self) {
-        let mut state = self.lock();
-        state.cut = true;
-        // Shut down, not closed: what was passed on before still arrives.
-        for end in &state.ends {
-            end.shutdown(Shutdown::Both);
-        }
+        self.lock().cut();
         self.changed.notify_all();
     }
 
     fn interrupt(&self) {
-        let mut state = self.lock();
-        state.interruptions += 1;
-        // What was held goes nowhere any more.
-        state.holding = false;
-        for end in state.ends.drain(..) {
-            end.shutdown(Shutdown::Both);
-        }
+        self.lock().interrupt();
         self.changed.notify_all();
     }
 
@@ -340,21 +366,26 @@ impl Shared {
         let mut state = self.lock();
         state.ends.push(source.try_clone()?);
         state.ends.push(destination.try_clone()?);
-        let since = state.interruptions;
+        state.links += 1;
+        let link = Link {
+            number: state.links,
+            since: state.interruptions,
+        };
         drop(state);
         let back = (destination.try_clone()?, source.try_clone()?);
         for (from, to, to_destination) in [(source, destination, true), (back.0, back.1, false)] {
             let shared = Arc::clone(self);
             std::thread::spawn(move || {
                 // A link that ends is what both engines must cope with.
-                let over = shared.pass(&from, &to, to_destination, since);
+                let over = shared.pass(&from, &to, to_destination, link);
                 // Nor does a link's end go on before what is held: what an engine says last, and
                 // where, is known to its peer before the end of its other links.
                 shared.wait_let_go();
                 to.shutdown(Shutdown::Write);
-                // One that cannot be passed on any more is not read any more either.
+                // One that cannot be passed on any more is not read any more either. It still gets
+                // what comes the other way: an engine's last word may be on its way there.
                 if over.is_err_and(|error| error.kind() != io::ErrorKind::UnexpectedEof) {
-                    from.shutdown(Shutdown::Both);
+                    from.shutdown(Shutdown::Read);
                 }
             });
         }
@@ -366,7 +397,7 @@ impl Shared {
         from: &Socket,
         mut to: &Socket,
         to_destination: bool,
-        since: u32,
+        link: Link,
     ) -> io::Result<()> {
         let mut hello = [0; HELLO_LEN];
         from.read_exact(&mut hello)?;
@@ -379,12 +410,12 @@ impl Shared {
         };
         let mut challenge = [0; CHALLENGE_LEN];
         if to_destination {
-            self.message(kind, to, &hello, since)?;
+            self.message(kind, to, &hello, link)?;
             from.read_exact(&mut challenge)?;
             to.write_all(&challenge)?;
         } else {
             from.read_exact(&mut challenge)?;
-            self.message(kind, to, &[&hello[..], &challenge].concat(), since)?;
+            self.message(kind, to, &[&hello[..], &challenge].concat(), link)?;
         }
         loop {
             let mut bytes = vec![0; HEADER_LEN];
@@ -402,11 +433,11 @@ impl Shared {
                 Frame::Control { .. } if to_destination => from_source(&bytes[HEADER_LEN..]),
                 Frame::Control { .. } => from_destination(&bytes[HEADER_LEN..]),
             };
-            self.message(kind, to, &bytes, since)?;
+            self.message(kind, to, &bytes, link)?;
         }
     }
 
-    fn message(&self, kind: Kind, mut to: &Socket, bytes: &[u8], since: u32) -> io::Result<()> {
+    fn message(&self, kind: Kind, mut to: &Socket, bytes: &[u8], link: Link) -> io::Result<()> {
         let mut state = self.lock();
         let seen = state.seen.entry(kind).or_default();
         *seen += 1;
@@ -421,36 +452,47 @@ impl Shared {
                 .map(|(_, then)| then)
         };
         if let Some(then) = due(When::Before) {
-            self.act(then)?;
+            self.act(self.lock(), then, None)?;
         }
-        let state = self.lock();
-        if state.cut || state.interruptions != since {
+        let mut state = self.lock();
+        while state.holds() && state.held == Some(link.number) {
+            state = self.wait(state);
+        }
+        if state.cut || state.interruptions != link.since {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        drop(state);
+        let Some(then) = due(When::After) else {
+            drop(state);
+            return to.write_all(bytes);
+        };
+        // In one go: whoever gets it may answer before this thread has its next turn, and that
+        // answer would pass.
         to.write_all(bytes)?;
-        if let Some(then) = due(When::After) {
-            self.act(then)?;
-        }
-        Ok(())
+        self.act(state, then, Some(link.number))
     }
 
-    fn act(&self, then: Then) -> io::Result<()> {
-        let mut state = self.lock();
+    /// Does it, and lets others do something only then. Nothing goes either way on the link
+    /// `held`, if something is held.
+    fn act(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        then: Then,
+        held: Option<u32>,
+    ) -> io::Result<()> {
         state.reached = true;
-        self.changed.notify_all();
-        if then == Then::Cut {
-            drop(state);
-            self.cut();
-            return Err(io::ErrorKind::BrokenPipe.into());
+        match then {
+            Then::Cut => state.cut(),
+            Then::Interrupt => state.interrupt(),
+            Then::Hold => {
+                state.holding = true;
+                state.held = held;
+            }
         }
-        if then == Then::Interrupt {
-            drop(state);
-            self.interrupt();
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        state.holding = true;
         drop(state);
+        self.changed.notify_all();
+        if then != Then::Hold {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         self.wait_let_go();
         Ok(())
     }
@@ -458,12 +500,15 @@ impl Shared {
     /// Waits for the end of the holding, if something is held.
     fn wait_let_go(&self) {
         let mut state = self.lock();
-        while state.holding && !state.let_go && !state.cut {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+        while state.holds() {
+            state = self.wait(state);
         }
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

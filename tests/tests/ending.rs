@@ -14,7 +14,8 @@ use std::time::Duration;
 fn killed_when_all_is_there() {
     let scene = Scene::new();
     let workload = Workload::verify(32).rate(10_000).option("every_ms", 200);
-    let config = VmConfig::new().workload(workload.grow(4, 100));
+    // A MiB a second is seen soon enough, and the end is far however long it takes until then.
+    let config = VmConfig::new().workload(workload.grow(1, 120));
     let mut guest = Guest::boot(&scene, config);
     let trip = Trip::by("postcopy").via(Via::Tcp);
     let mut attempt = guest.set_out(&trip.hold(Moment::before(Complete)));
