@@ -207,9 +207,10 @@ fn no_signal_is_lost_or_doubled() {
     static SHARED: AtomicPtr<common::Shared> = AtomicPtr::new(std::ptr::null_mut());
     extern "C" fn count(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         let shared = unsafe { &*SHARED.load(Ordering::SeqCst) };
-        shared.add(0, 1);
         let value = unsafe { (*info).si_value().sival_ptr }.addr() as u64;
         shared.add(1, value);
+        // Last: the test looks at both numbers as soon as this one is right.
+        shared.add(0, 1);
     }
     let target = Target::spawn(|shared| {
         SHARED.store(std::ptr::from_ref(shared).cast_mut(), Ordering::SeqCst);

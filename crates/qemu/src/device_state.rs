@@ -324,8 +324,11 @@ mod tests {
                     writer.join().unwrap().unwrap();
                 } else {
                     drop(intake);
-                    let error = writer.join().unwrap().unwrap_err();
-                    assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+                    let kind = writer.join().unwrap().unwrap_err().kind();
+                    // The end of writing, or what comes right after it: our end is closed with
+                    // bytes in it that nobody has read.
+                    let ends = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+                    assert!(ends.contains(&kind), "{kind}");
                 }
             }
         }

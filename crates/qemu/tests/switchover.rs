@@ -91,7 +91,11 @@ fn a_running_guest_moves_and_leaves_nothing_changed() {
             source.release().unwrap();
             drop((source, destination));
             assert_eq!(to.state(), "running");
-            assert_eq!(from.state(), "postmigrate", "never runs again by itself");
+            assert_eq!(
+                from.state_at_rest(),
+                "postmigrate",
+                "never runs again by itself"
+            );
             assert_eq!(from.traces(), before_from);
             assert_eq!(to.traces(), before_to);
         }
@@ -120,7 +124,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
                 source.save_device_state(&mut io::sink()).unwrap();
             }
             source.resume().unwrap();
-            assert_eq!(from.state(), brought_back);
+            assert_eq!(from.state_at_rest(), brought_back);
             assert_eq!(source.is_stuck(), program.is_old());
             if program.is_old() {
                 from.execute("cont", json!({}));
@@ -133,7 +137,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         source.pause().unwrap();
         source.save_device_state(&mut io::sink()).unwrap();
         drop(source);
-        assert_eq!(from.state(), "postmigrate");
+        assert_eq!(from.state_at_rest(), "postmigrate");
         from.execute("cont", json!({}));
         from.execute("stop", json!({}));
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
@@ -148,7 +152,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         destination.release().unwrap();
         source.release().unwrap();
         drop((source, destination));
-        assert_eq!(from.state(), "postmigrate", "it has moved");
+        assert_eq!(from.state_at_rest(), "postmigrate", "it has moved");
         assert_eq!(to.state(), "paused");
         to.execute("cont", json!({}));
         assert_eq!(to.state(), "running");
@@ -215,7 +219,7 @@ fn the_source_resumes_from_wherever_it_was() {
         guest.pause().unwrap();
         guest.save_device_state(&mut io::sink()).unwrap();
         drop(guest);
-        assert_eq!(from.state(), "postmigrate");
+        assert_eq!(from.state_at_rest(), "postmigrate");
         assert_eq!(from.traces(), before);
     });
 }
@@ -376,12 +380,16 @@ fn qemu_dies_at_every_step_of_the_source() {
     });
 }
 
+fn signal(pid: u32, signal: rustix::process::Signal) {
+    let number = i32::try_from(pid).ok();
+    let process = number.and_then(rustix::process::Pid::from_raw).unwrap();
+    rustix::process::kill_process(process, signal).unwrap();
+}
+
 /// Kills a process when called.
 fn nix_kill(pid: u32) -> impl Fn() {
     move || {
-        let number = i32::try_from(pid).ok();
-        let process = number.and_then(rustix::process::Pid::from_raw).unwrap();
-        rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+        signal(pid, rustix::process::Signal::KILL);
         // Dead means that its sockets are closed, not only that it was told.
         support::eventually("the end of QEMU", || {
             std::fs::read_to_string(format!("/proc/{pid}/stat"))
@@ -602,9 +610,17 @@ fn loading_gives_up_when_asked() {
         let cancel = Cancel::new();
         destination.give_up_when(cancel.clone());
         destination.prepare().unwrap();
+        // It does not answer: otherwise it could be through with the load before anybody looks
+        // whether to give up.
+        signal(to.pid(), rustix::process::Signal::STOP);
+        support::eventually("QEMU to stand still", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", to.pid()));
+            stat.unwrap().contains(") T")
+        });
         cancel.cancel();
         let error = destination.load_device_state(state).unwrap_err();
         assert!(error.to_string().contains("as asked"), "{error}");
+        signal(to.pid(), rustix::process::Signal::CONT);
         destination.release().unwrap();
     });
 }

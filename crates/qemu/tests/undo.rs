@@ -157,6 +157,7 @@ fn an_owner_who_resumed_it_first_is_no_error() {
             if step == "paused" {
                 qemu.execute("migrate_cancel", json!({}));
             } else {
+                assert_eq!(qemu.state_at_rest(), "postmigrate");
                 qemu.execute("cont", json!({}));
             }
             support::eventually("its owner resumed it", || qemu.state() == "running");
@@ -213,6 +214,7 @@ fn a_run_after_a_killed_one_without_undo() {
         let untouched = qemu.traces();
         // Killed when the guest was stopped; its owner resumes it by hand.
         kill_at(&qemu, "saved");
+        assert_eq!(qemu.state_at_rest(), "postmigrate");
         qemu.execute("cont", json!({}));
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
         source.start_dirty_log().unwrap();

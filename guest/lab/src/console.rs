@@ -154,15 +154,17 @@ impl Console {
 mod tests {
     use super::*;
 
+    /// Only ends a test that hangs.
+    const LONG: Duration = Duration::from_secs(60);
+
     #[test]
     fn lines_of_two_machines_come_together_and_can_be_waited_for() {
         let console = Console::new();
         console
             .follow("source", &b"idle: ok t=1.0 span_ms=1000 beat=1\r\n"[..])
             .unwrap();
-        let second = Duration::from_secs(10);
         console
-            .wait_for("the first beat", 0, second, |line| {
+            .wait_for("the first beat", 0, LONG, |line| {
                 (&*line.vm == "source").then_some(())
             })
             .unwrap();
@@ -174,7 +176,7 @@ mod tests {
             )
             .unwrap();
         let beat = console
-            .wait_for("the second beat", from, second, |line| match &line.report {
+            .wait_for("the second beat", from, LONG, |line| match &line.report {
                 Report::Idle(idle) => Some(idle.beat),
                 _ => None,
             })
@@ -187,10 +189,7 @@ mod tests {
     fn waiting_in_vain_shows_what_was_seen() {
         let console = Console::new();
         console.follow("source", &b"Kernel panic\n"[..]).unwrap();
-        let second = Duration::from_secs(10);
-        console
-            .wait_for("anything", 0, second, |_| Some(()))
-            .unwrap();
+        console.wait_for("anything", 0, LONG, |_| Some(())).unwrap();
         let error = console
             .wait_for("a verdict", 0, Duration::from_millis(1), |_| None::<()>)
             .unwrap_err();

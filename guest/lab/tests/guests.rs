@@ -13,6 +13,9 @@ use std::time::Duration;
 const PAGE: usize = 4096;
 /// Only ends a test that hangs.
 const LONG: Duration = Duration::from_secs(60);
+/// Accesses a second that leave a guest idle most of the time. Stopped in the middle of an access to
+/// the very page that is then damaged, it would find another damage, or none.
+const UNHURRIED: u64 = 2000;
 
 /// Boots, works a moment, and has every page checked.
 fn boots_and_is_sound(version: QemuVersion, ram: Ram) {
@@ -85,19 +88,18 @@ fn the_older_board_and_four_processors_work_too() {
         .start(&lab, "guest")
         .unwrap();
     assert_eq!(vm.wait_ready().unwrap().cpus, 4);
-    let dirty = vm
-        .wait_report("a line", 0, LONG, |report| match report {
-            Report::Dirty(dirty) => Some(dirty.clone()),
-            _ => None,
-        })
+    // A line is printed while the threads count on: each may be one access further with one
+    // number than with the other, and by many where the thread that prints was put off between
+    // the two. That happens to a line now and then, not to every one.
+    let agree = |report: &Report| match report {
+        Report::Dirty(dirty) => {
+            let counted = dirty.latency.histogram.count();
+            (counted.abs_diff(dirty.latency.accesses) <= 4).then_some(())
+        }
+        _ => None,
+    };
+    vm.wait_report("a line whose numbers agree", 0, LONG, agree)
         .unwrap();
-    // The line is printed while the threads count on: each may be one access further with one
-    // number than with the other.
-    let counted = dirty.latency.histogram.count();
-    assert!(
-        counted.abs_diff(dirty.latency.accesses) <= 4,
-        "{counted}: {dirty:?}"
-    );
     let wanted = Verdict {
         ok: true,
         pages: 64 * 256,
@@ -165,7 +167,7 @@ fn verdict_after(vm: &Vm) -> (Verdict, Vec<String>) {
 #[test]
 fn one_flipped_byte_in_the_ram_file_is_noticed_with_its_address() {
     let lab = Lab::new().unwrap();
-    let vm = stopped_guest(&lab, Workload::verify(32));
+    let vm = stopped_guest(&lab, Workload::verify(32).rate(UNHURRIED));
     let number = 1234;
     let (file, at, bytes) = find_page(&vm.ram_files()[0], |w| is_verify_page(w, number));
     file.write_all_at(&[!bytes[3000]], at + 3000).unwrap();
@@ -183,7 +185,7 @@ fn one_flipped_byte_in_the_ram_file_is_noticed_with_its_address() {
 #[test]
 fn a_page_that_never_came_is_noticed_even_if_it_is_never_written_again() {
     let lab = Lab::new().unwrap();
-    let vm = stopped_guest(&lab, Workload::verify(32));
+    let vm = stopped_guest(&lab, Workload::verify(32).rate(UNHURRIED));
     // The last tenth is only read.
     let number = 32 * 256 - 7;
     let (file, at, _) = find_page(&vm.ram_files()[0], |w| is_verify_page(w, number));
@@ -201,11 +203,14 @@ fn a_page_from_the_past_is_noticed() {
     let lab = Lab::new().unwrap();
     let vm = stopped_guest(
         &lab,
-        Workload::verify(8).option("clean", 0).option("zero", 0),
+        Workload::verify(8)
+            .option("clean", 0)
+            .option("zero", 0)
+            .rate(UNHURRIED),
     );
     let (file, at, old) = find_page(&vm.ram_files()[0], |w| is_verify_page(w, 77));
     vm.cont().unwrap();
-    // Until every page has been written again: 2,048 pages, some hundred thousand a second.
+    // Until the page has been written again: it is one of 2,048.
     let mut new = old.clone();
     for _ in 0..1000 {
         vm.wait_sign_of_life(LONG).unwrap();

@@ -213,8 +213,21 @@ impl Qemu {
             .to_owned()
     }
 
+    /// As [`Self::state`], once QEMU's own migration is altogether over: that it is completed, or
+    /// has failed, QEMU says a moment before it is in the state that comes after, and closes what
+    /// it wrote to.
+    pub fn state_at_rest(&self) -> String {
+        let mut state = String::new();
+        eventually("the end of QEMU's migration", || {
+            state = self.state();
+            state != "finish-migrate"
+        });
+        state
+    }
+
     /// Everything about QEMU that a migration may change and must put back.
     pub fn traces(&self) -> Traces {
+        self.state_at_rest();
         let mut client = self.client();
         Traces {
             capabilities: client
