@@ -70,8 +70,7 @@ fn heard(mut stream: impl Read) -> Vec<u8> {
     }
 }
 
-/// One after the other, each in its own way; then a real source, by the same
-/// invitation.
+/// Some, each in its own way; then a real source, by the same invitation.
 #[test]
 fn who_does_not_speak_tls_at_a_door_that_wants_it() {
     let _watchdog = watchdog();
@@ -93,16 +92,17 @@ fn who_does_not_speak_tls_at_a_door_that_wants_it() {
         observer: Arc::<Notices>::clone(&notices),
         journal: Arc::new(Unrecorded),
     };
+    let knock = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(remote.address.to_string()).unwrap();
+        stream.write_all(bytes).unwrap();
+        heard(stream)
+    };
+    let whole = greeting(&client);
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let options = DestinationOptions::default();
             receive(&mut guest, &listener, &options, &watch)
         });
-        let knock = |bytes: &[u8]| {
-            let mut stream = TcpStream::connect(remote.address.to_string()).unwrap();
-            stream.write_all(bytes).unwrap();
-            heard(stream)
-        };
         // In plain text: it hears that TLS is wanted, and no greeting.
         let alert = knock(&greeted(9).encode());
         assert!(alert.starts_with(&[21, 3]), "{alert:?}");
@@ -111,10 +111,8 @@ fn who_does_not_speak_tls_at_a_door_that_wants_it() {
         assert!(error.contains("wants TLS"), "{error}");
         // Nothing beyond the first half of a handshake, and the first half of
         // its first message: they have their time, and are left.
-        let whole = greeting(&client);
-        let answer = knock(&whole);
-        assert!(answer.starts_with(&[22, 3]), "{answer:?}");
-        assert!(!knock(&whole[..whole.len() / 2]).starts_with(&[22]));
+        let first_half = scope.spawn(|| knock(&whole));
+        let half_of_that = scope.spawn(|| knock(&whole[..whole.len() / 2]));
         // Too long a record, before the handshake and in it.
         assert!(knock(&OVERSIZED).is_empty());
         let answer = knock(&[&whole[..], &OVERSIZED].concat());
@@ -127,6 +125,9 @@ fn who_does_not_speak_tls_at_a_door_that_wants_it() {
         let invited = open(&remote, &greeted(9)).unwrap();
         (&invited).write_all(&[23, 3, 3, 1, 0, 7]).unwrap();
         heard(&invited);
+        let answer = first_half.join().unwrap();
+        assert!(answer.starts_with(&[22, 3]), "{answer:?}");
+        assert!(!half_of_that.join().unwrap().starts_with(&[22]));
         let watch = Watch {
             cancel: Cancel::new(),
             observer: Arc::<Notices>::clone(&notices),
@@ -184,10 +185,12 @@ fn a_destination_that_does_not_speak_tls_to_its_end() {
     let text = says(b"hikkoshi");
     assert!(text.contains("the peer does not speak TLS"), "{text}");
     // Nothing, and half a record.
-    for bytes in [&b""[..], &[22, 3, 3, 1, 0, 2]] {
-        let text = says(bytes);
-        assert!(text.contains("does not finish the TLS handshake"), "{text}");
-    }
+    thread::scope(|scope| {
+        let all = [&b""[..], &[22, 3, 3, 1, 0, 2]].map(|bytes| scope.spawn(move || says(bytes)));
+        for text in all.map(|one| one.join().unwrap()) {
+            assert!(text.contains("does not finish the TLS handshake"), "{text}");
+        }
+    });
     let text = says(&OVERSIZED);
     assert!(text.contains("the TLS handshake failed"), "{text}");
     // A proper handshake, the source is let in, and then nothing of use.
