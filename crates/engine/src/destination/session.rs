@@ -165,6 +165,11 @@ impl Session {
             // last link was answered, only this thread has not got it yet.
             if self.early.is_none() {
                 match self.channel.events.try_recv() {
+                    Ok(failed) if failed.is_serious() => {
+                        // Not the links' end, whatever becomes of them: kept.
+                        self.early = Some(failed);
+                        return Err(DestinationFailure::link(doing)(LinkError::Closed));
+                    }
                     Ok(Event::Failed(failure)) => return Err(failure),
                     Ok(Event::Said(ToDestination::Cancel { reason })) => {
                         return Err(DestinationFailure::CalledOff(reason));
@@ -288,7 +293,7 @@ impl Session {
     /// links.
     pub(super) fn end(mut self, receivers: Vec<JoinHandle<()>>) -> (Channel, Option<Event>) {
         self.hang_up();
-        let mut left = None;
+        let mut left = self.early.take().filter(Event::is_serious);
         let threads = receivers.into_iter().chain(self.listener.take());
         for thread in threads {
             // Its last words may have to wait for room.

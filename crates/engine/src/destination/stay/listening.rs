@@ -222,6 +222,6 @@ impl Stay<'_> {
             faulting.installer().interrupt(false);
         }
         self.link = Link::Down(channel);
-        self.state.serious = serious;
+        self.state.serious = self.state.serious.take().or(serious);
     }
 }
