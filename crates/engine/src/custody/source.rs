@@ -96,12 +96,18 @@ pub enum SourceAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Source {
     stage: SourceStage,
+    /// It was heard that the guest runs there. (Not that it will: that is what
+    /// [`SourceEvent::Connected`] tells.)
+    resumed: bool,
 }
 
 impl Source {
     /// A source in `stage`: [`SourceStage::Keeps`], or as recorded.
     pub fn new(stage: SourceStage) -> Self {
-        Self { stage }
+        Self {
+            stage,
+            resumed: false,
+        }
     }
 
     /// How far it is.
@@ -135,6 +141,8 @@ impl Source {
                 (Done, &[Record(Done), Close, End])
             }
             (Committed, Connected(There::Ready)) => (Committed, &[Commit]),
+            // Whoever has run it cannot have declined: it would run twice.
+            (Gone, Declined | Connected(There::Declined)) if self.resumed => (Gone, &[Wait]),
             // Also one that has said that it would run it, and could not.
             (Committed | Gone, Declined | Connected(There::Declined)) => {
                 (Keeps, &[Record(Keeps), Resume, CallOff, Close, End])
@@ -149,6 +157,7 @@ impl Source {
 
             (Done, _) => (Done, &[Close, End]),
         };
+        self.resumed |= self.stage == Committed && event == Resumed;
         self.stage = stage;
         actions
     }

@@ -19,6 +19,8 @@ struct SourceHost {
     runs: bool,
     /// *Commit* was sent, and not declined since.
     given_away: bool,
+    /// This engine has heard, after *commit*, that it runs there.
+    resumed: bool,
 }
 
 /// What one side says to the other.
@@ -35,11 +37,13 @@ impl SourceHost {
             machine: Source::new(SourceStage::Keeps),
             runs: true,
             given_away: false,
+            resumed: false,
         }
     }
 
     fn restart(&mut self, says: &mut Vec<Word>) {
         self.machine = Source::new(self.recorded);
+        self.resumed = false;
         self.hear(SourceEvent::Restarted, true, says);
     }
 
@@ -55,9 +59,12 @@ impl SourceHost {
             event,
             SourceEvent::Declined | SourceEvent::Connected(DestinationStage::Declined)
         ) && matches!(self.recorded, SourceStage::Committed | SourceStage::Gone)
+            && !self.resumed
         {
             self.given_away = false;
         }
+        let committed = self.recorded == SourceStage::Committed;
+        self.resumed |= committed && event == SourceEvent::Resumed;
         // Whoever gives up answers for it that it does not run there.
         if event == SourceEvent::GivenUp {
             self.given_away = false;
@@ -67,6 +74,7 @@ impl SourceHost {
                 SourceAction::Record(stage) => {
                     if !records {
                         self.machine = Source::new(self.recorded);
+                        self.resumed = false;
                         return;
                     }
                     let place = |stage| SourceStage::ALL.iter().position(|&one| one == stage);
