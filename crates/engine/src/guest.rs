@@ -93,10 +93,17 @@ pub trait SourceGuest: Send {
     /// its owner had paused stays paused.
     fn resume(&mut self) -> Result<(), GuestError>;
 
+    /// Fails if the guest runs, though it was handed over, or may have been: what
+    /// it does is no part of what the destination gets. Called before a migration
+    /// that another engine has begun is gone on with.
+    fn stands_still(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+
     /// Leaves everything in the guest's process as it is: the guest was handed
-    /// over, and nobody knows yet whether it will come back. Another engine will
-    /// go on from there, with an adapter of its own. Called instead of
-    /// [`release`](Self::release).
+    /// over, and may come back, or the destination needs more of its memory.
+    /// Another engine will go on from there, with an adapter of its own. Called
+    /// instead of [`release`](Self::release).
     fn leave(&mut self) {}
 
     /// Gives back everything that was taken from the guest's process.

@@ -518,6 +518,7 @@ impl QemuSource {
     /// not come back.
     fn finish_save(&mut self) -> Result<(), QmpError> {
         let Some(intake) = self.intake.take() else {
+            self.warn_of_a_paused_copy();
             return Ok(());
         };
         intake.finish();
@@ -533,6 +534,24 @@ impl QemuSource {
         }
         // Whoever is told that this is over may want to do something with QEMU.
         migration::state_at_rest(client).map(drop)
+    }
+
+    /// A guest that its owner had paused is so again when the engine that saved
+    /// it was killed in the middle: to QEMU it is one like any other.
+    fn warn_of_a_paused_copy(&mut self) {
+        if self.undo.stopped != Some(false) || self.has_ended() {
+            return;
+        }
+        let pid = self.pid();
+        if let Ok(Ok(state)) = self.monitor().map(migration::run_state)
+            && state.status == "paused"
+        {
+            tracing::warn!(
+                "the guest is at the destination, and QEMU (process {pid}) still calls the copy \
+                 that is left here 'paused': end that QEMU before anybody lets it go on ('cont'), \
+                 or there are two"
+            );
+        }
     }
 
     fn resume_guest(&mut self) -> Result<(), ResumeError> {
@@ -642,6 +661,22 @@ pub(crate) fn resume(
     Ok(state.status)
 }
 
+/// The guest runs where it was handed over.
+#[derive(Debug, Error)]
+#[error(
+    "the guest runs at the source, though it was handed over, or may have been: somebody has let it \
+     go on. Nothing more of it is sent. If the destination has never run it, give the migration up \
+     (--give-up); if it has, stop it here at once (QMP command 'stop'): pages that it has written \
+     since do not belong to the guest there, which has to be started anew from its disks if it \
+     lacks any of them"
+)]
+struct RunsOn;
+
+fn unasked(error: &dyn std::error::Error) -> Result<(), GuestError> {
+    tracing::warn!(%error, "asking QEMU whether the guest stands still at the source; it should");
+    Ok(())
+}
+
 /// Forgets our descriptor in QEMU. That there is none is fine: `migrate` takes
 /// it.
 pub(crate) fn close_descriptor(client: &mut crate::qmp::Client) -> Result<(), QmpError> {
@@ -674,6 +709,22 @@ impl SourceGuest for QemuSource {
 
     fn resume(&mut self) -> Result<(), GuestError> {
         self.resume_guest().map_err(GuestError::new)
+    }
+
+    fn stands_still(&mut self) -> Result<(), GuestError> {
+        if self.has_ended() {
+            return Ok(());
+        }
+        let state = match self.monitor().map(migration::run_state) {
+            Ok(Ok(state)) => state,
+            // Its memory is all that is needed.
+            Ok(Err(error)) => return unasked(&error),
+            Err(error) => return unasked(&error),
+        };
+        if state.running {
+            return Err(GuestError::new(RunsOn));
+        }
+        Ok(())
     }
 
     fn leave(&mut self) {

@@ -703,3 +703,33 @@ fn a_qemu_that_ends_after_the_hand_over_does_not_empty_its_ram_file() {
         }
     });
 }
+
+/// Somebody may let a guest go on that was handed over: what it does is no part of
+/// what the destination gets.
+#[test]
+fn a_handed_over_guest_that_goes_on_is_noticed() {
+    with_each(|program| {
+        let qemu = source(program, "");
+        let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
+        save(&mut engine);
+        let notes = engine.notes();
+        engine.leave();
+        drop(engine);
+        let taken_up = || QemuSource::take_up(&notes).unwrap().unwrap();
+        let mut again = taken_up();
+        again.stands_still().unwrap();
+        again.leave();
+        drop(again);
+        assert_eq!(qemu.state_at_rest(), "postmigrate");
+        qemu.execute("cont", json!({}));
+        let mut again = taken_up();
+        let error = again.stands_still().unwrap_err().to_string();
+        assert!(
+            error.contains("the guest runs at the source") && error.contains("--give-up"),
+            "{error}"
+        );
+        again.leave();
+        drop(again);
+        assert_eq!(qemu.state(), "running");
+    });
+}

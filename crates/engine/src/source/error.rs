@@ -91,6 +91,14 @@ pub enum SourceFailure {
         /// What went wrong.
         cause: LinkError,
     },
+    /// The links failed, and could not be made again in the time that there was.
+    #[error("{lost}; since then: {since}")]
+    LostForGood {
+        /// What ended them.
+        lost: Box<SourceFailure>,
+        /// Why the last attempt came to nothing.
+        since: Box<SourceFailure>,
+    },
     /// The guest's adapter failed.
     #[error("{0}")]
     Guest(#[from] GuestError),

@@ -18,7 +18,7 @@ use super::keeper::Keeper;
 use super::order::Order;
 use super::owed::Owed;
 use super::pusher::Pushers;
-use super::session::{Session, unexpected};
+use super::session::{Session, nothing_unsent, unexpected};
 use super::switchover::Answering;
 use super::urgent::UrgentThread;
 use crate::custody::{DestinationStage, SourceAction, SourceEvent, SourceStage};
@@ -169,7 +169,7 @@ impl Handover<'_> {
                 let lost = self.serve().err()?;
                 Some(Step::Next(Heard::bad(SourceEvent::Lost, lost)))
             }
-            SourceAction::Wait => match self.reconnect(cause.take(), restarted) {
+            SourceAction::Wait => match self.reconnect(cause.take().map(disbelieved), restarted) {
                 Ok(event @ SourceEvent::Connected(DestinationStage::Declined)) => {
                     let declined = SourceFailure::Declined("it said so when asked again".into());
                     Some(Step::Next(Heard::bad(event, declined)))
@@ -249,7 +249,12 @@ impl Handover<'_> {
                     let failed = SourceFailure::Destination(reason);
                     return Ok(Heard::bad(SourceEvent::Failed, failed));
                 }
-                ToSource::Perished { reason } => return Err(self.lost(reason)),
+                ToSource::Perished { reason } if gone => return Err(self.lost(reason)),
+                // It was never said to run there: all of it is still here.
+                ToSource::Perished { reason } => {
+                    let failed = SourceFailure::Destination(reason);
+                    return Ok(Heard::bad(SourceEvent::Failed, failed));
+                }
                 ToSource::Measured { faults } => self.measured(handed, faults),
                 ToSource::Complete { requests } => return Ok(self.complete(handed, requests)),
                 // It crossed the commit, which the destination will obey.
@@ -267,21 +272,12 @@ impl Handover<'_> {
     }
 
     fn complete(&self, handed: &mut Handed, requests: RequestSummary) -> Heard {
-        // Pages that have not left can not have arrived.
-        match self.owed.count() {
-            0 => {
+        match nothing_unsent(DOING, self.owed.count()) {
+            Ok(()) => {
                 handed.requests.request_latency_us = requests.into();
                 SourceEvent::Complete.into()
             }
-            left => Heard::bad(
-                SourceEvent::Lost,
-                SourceFailure::Link {
-                    doing: DOING,
-                    cause: LinkError::Protocol(format!(
-                        "it says that it has everything, but {left} pages have not been sent"
-                    )),
-                },
-            ),
+            Err(odd) => Heard::bad(SourceEvent::Lost, odd),
         }
     }
 
@@ -311,6 +307,7 @@ impl Handover<'_> {
             ));
         }
         self.shared.progress.begin(Phase::Connecting, 0, 0);
+        let mut told = String::new();
         loop {
             self.pause();
             let failure = match self.connect() {
@@ -323,9 +320,21 @@ impl Handover<'_> {
                 }
                 Err(failure) => failure,
             };
-            tracing::debug!(%failure, "taking the migration up again");
             if self.shared.cancel.is_cancelled() || Instant::now() >= deadline {
-                return Err(self.left(if restarted { failure } else { lost }));
+                return Err(self.left(if restarted {
+                    failure
+                } else {
+                    SourceFailure::LostForGood {
+                        lost: Box::new(lost),
+                        since: Box::new(failure),
+                    }
+                }));
+            }
+            // Not only in the end: it may be something to be seen to.
+            let text = failure.to_string();
+            if text != told {
+                self.shared.observer.notice(&format!("not yet: {text}"));
+                told = text;
             }
         }
     }
@@ -437,6 +446,19 @@ impl Handover<'_> {
             &*self.shared.observer,
             bytes.precopy + bytes.urgent + bytes.background,
         );
+    }
+}
+
+/// The machine does not act on every *declined*.
+fn disbelieved(cause: SourceFailure) -> SourceFailure {
+    match cause {
+        SourceFailure::Declined(reason) => SourceFailure::Link {
+            doing: DOING,
+            cause: LinkError::Protocol(format!(
+                "it says that it never ran the guest, after it had said that it runs there: {reason}"
+            )),
+        },
+        cause => cause,
     }
 }
 

@@ -149,6 +149,16 @@ pub fn resume_migrate(
     };
     let keeper = Keeper::new(record, Arc::clone(&watch.journal));
     led(guest, &options, watch, keeper, |shared, guest, keeper| {
+        let outcome = match keeper.stage() {
+            SourceStage::Committed => Some(Outcome::Paused),
+            SourceStage::Gone => Some(Outcome::AtDestination),
+            SourceStage::Keeps | SourceStage::Done => None,
+        };
+        if let Some(outcome) = outcome {
+            guest
+                .stands_still()
+                .map_err(|error| MigrateError::new(error.into(), outcome))?;
+        }
         let handover = Handover {
             shared,
             guest,
@@ -230,11 +240,12 @@ fn led(
     let outcome = result.as_ref().err().map(|error| error.outcome);
     let stays = match outcome {
         Some(Outcome::Stopped) => true,
-        Some(Outcome::Lost) => false,
-        _ => keeper.stage() == SourceStage::Committed,
+        None | Some(Outcome::Lost) => false,
+        Some(_) => matches!(keeper.stage(), SourceStage::Committed | SourceStage::Gone),
     };
     let released = if stays {
-        // It may come back yet.
+        // It may come back yet, or its pages are needed: its process is to go on
+        // doing nothing that would change them.
         guest.leave();
         Ok(())
     } else {

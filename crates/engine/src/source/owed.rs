@@ -64,9 +64,22 @@ impl Owed {
         self.pages.count()
     }
 
-    /// Nothing is owed any more.
-    pub(super) fn clear(&self) {
+    /// Nothing is owed any more; gives what was. Nobody else may claim
+    /// meanwhile.
+    pub(super) fn take(&self) -> PageBitmap {
+        let all = PageBitmap::empty(self.pages.pages());
+        for run in self.runs() {
+            all.set_range(run);
+        }
         self.pages.clear_range(self.pages.all());
+        all
+    }
+
+    /// Owes all of it again.
+    pub(super) fn put_back(&self, pages: &PageBitmap) {
+        for run in pages.runs(pages.all()) {
+            self.pages.set_range(run);
+        }
     }
 
     /// All that is owed, in order.
@@ -342,8 +355,14 @@ mod tests {
             let runs: Vec<_> = owed.runs().collect();
             let expected: Vec<_> = expected.iter().map(|&(a, b)| range(a, b)).collect();
             assert_eq!(runs, expected);
-            owed.clear();
-            assert_eq!(owed.count(), 0);
+            let before = owed.take();
+            assert_eq!(
+                (owed.count(), before.runs(before.all()).collect()),
+                (0, runs)
+            );
+            before.clear_range(range(0, 50));
+            owed.put_back(&before);
+            assert!(owed.runs().eq(before.runs(before.all())));
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hikkoshi_pages::{PageRange, RamLayout};
+use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 use hikkoshi_wire::{
     GuestDescription, Limits, MigrationId, PageRanges, Role, ToDestination, ToSource,
 };
@@ -152,6 +152,9 @@ impl Session {
         let destination = with_host_pages(shared.ram.layout(), &host_pages)
             .ok_or_else(|| unexpected(doing, &host_pages))?;
         let mut links = 0;
+        if there == DestinationStage::Whole {
+            nothing_unsent(doing, owed.count())?;
+        }
         if matches!(there, DestinationStage::Ready | DestinationStage::Runs) {
             take_missing(shared, &mut reader, &destination, owed)?;
             for ranges in PageRanges::batches(owed.runs()) {
@@ -489,31 +492,62 @@ fn take_missing(
     destination: &RamLayout,
     owed: &Owed,
 ) -> Result<(), SourceFailure> {
-    let doing = "hearing what the destination lacks";
+    let unsent = owed.take();
+    let taken = hear_missing(shared, reader, destination, owed, &unsent)
+        .and_then(|()| nothing_unsent(MISSING, unsent.count()));
+    if taken.is_err() {
+        owed.put_back(&unsent);
+    }
+    taken
+}
+
+const MISSING: &str = "hearing what the destination lacks";
+
+/// Hears what is missing and adds it to what is owed; takes it out of `unsent`.
+fn hear_missing(
+    shared: &Move,
+    reader: &mut LinkReader,
+    destination: &RamLayout,
+    owed: &Owed,
+    unsent: &PageBitmap,
+) -> Result<(), SourceFailure> {
     let limits = Limits {
         pages: destination.pages(),
     };
-    owed.clear();
     let mut known = PageRange::EMPTY;
     let mut missing = 0u64;
     loop {
-        match reader.control().map_err(SourceFailure::link(doing))? {
+        match reader.control().map_err(SourceFailure::link(MISSING))? {
             ToSource::Missing { ranges } => {
                 let ranges = ranges
                     .within(&limits)
-                    .map_err(|error| unexpected(doing, &error.to_string()))?;
+                    .map_err(|error| unexpected(MISSING, &error.to_string()))?;
                 for &range in ranges {
                     if destination.round_out(range) != range {
-                        return Err(unexpected(doing, &range));
+                        return Err(unexpected(MISSING, &range));
                     }
                     missing = missing.saturating_add(range.len());
+                    unsent.clear_range(range);
                     owed.add_missing(&shared.ram, destination, range, &mut known)?;
                 }
             }
             ToSource::MissingEnd { pages } if pages == missing => return Ok(()),
-            other => return Err(unexpected(doing, &other)),
+            other => return Err(unexpected(MISSING, &other)),
         }
     }
+}
+
+/// Pages that have not left cannot have arrived. (An engine that took the
+/// migration up does not know of any.)
+pub(super) fn nothing_unsent(doing: &'static str, pages: u64) -> Result<(), SourceFailure> {
+    if pages == 0 {
+        return Ok(());
+    }
+    let text = format!("it says that it has everything, but {pages} pages have not been sent");
+    Err(SourceFailure::Link {
+        doing,
+        cause: LinkError::Protocol(text),
+    })
 }
 
 pub(super) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> SourceFailure {

@@ -161,6 +161,10 @@ impl SourceGuest for TestSource {
         Ok(())
     }
 
+    fn stands_still(&mut self) -> Result<(), GuestError> {
+        self.script.call("stands_still")
+    }
+
     fn leave(&mut self) {
         let _ = self.script.call("leave");
     }

@@ -319,6 +319,27 @@ fn a_wish_that_was_answered_is_over() {
     );
 }
 
+/// Somebody has let it run at the source meanwhile: nothing of that is sent.
+#[test]
+fn a_guest_that_runs_where_it_was_handed_over() {
+    for (fate, outcome) in [
+        (Fate::CutBefore, Outcome::Paused),
+        (Fate::CutAfter, Outcome::AtDestination),
+    ] {
+        let mut setup = Setup::new(Mode::Postcopy);
+        setup.relay(move |passing: &Passing| match passing.name.as_str() {
+            "Resumed" => fate,
+            _ => Fate::Pass,
+        });
+        let done = setup.run();
+        done.left();
+        let error = done.taken_up_though_it_runs();
+        assert_eq!(error.outcome, outcome);
+        assert_eq!(error.to_string(), "stands_still does not work");
+        done.taken_up("once it stands still");
+    }
+}
+
 /// One side is given up, or both.
 #[test]
 fn what_is_given_up_is_over() {

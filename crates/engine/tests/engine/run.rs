@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hikkoshi_engine::custody::{DestinationRecord, Journal, SourceRecord, SourceStage};
 use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
-use hikkoshi_engine::link::{self, HandshakeError, Listener, Remote, Stream};
+use hikkoshi_engine::link::{self, Address, HandshakeError, Listener, Remote, Stream};
 use hikkoshi_engine::{
     Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, Outcome, ReceiveError,
     ReceiveWatch, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
@@ -445,6 +445,27 @@ impl Done {
         give_up_migrate(&mut guest, record, &self.watch())
     }
 
+    /// A new engine for the source, whose guest turns out to run.
+    #[track_caller]
+    pub fn taken_up_though_it_runs(&self) -> MigrateError {
+        let mut source = TestSource::new(&self.machine, true, self.device_bytes);
+        source.script.fail("stands_still");
+        let record = self.source_journal.last().unwrap();
+        // Nobody is asked.
+        let nowhere: Address = "unix:/nowhere/at/all".parse().unwrap();
+        let options = SourceOptions::default();
+        let result = resume_migrate(
+            &mut source,
+            record,
+            &nowhere.into(),
+            &options,
+            &self.watch(),
+        );
+        assert_eq!(source.script.calls(), ["stands_still", "leave"]);
+        assert!(!self.source_journal.is_closed());
+        result.unwrap_err()
+    }
+
     /// New engines go on from what the others have recorded, with adapters of
     /// their own: all of it gets there, and is undamaged.
     #[track_caller]
@@ -509,7 +530,8 @@ impl Done {
         machine.work(500);
         machine.check(Side::Destination);
         assert_eq!(source.script.count("resume"), 0);
-        assert_eq!(source.script.calls(), ["release"], "{what}");
+        let calls = source.script.calls();
+        assert_eq!(calls, ["stands_still", "release"], "{what}");
         assert_eq!(destination.script.count("release"), 1, "{what}");
         assert!(self.source_journal.is_closed() && self.destination_journal.is_closed());
     }

@@ -11,7 +11,9 @@ use hikkoshi_engine::{
     Account, Cancel, MigrateError, Mode, Outcome, SourceOptions, Watch, migrate,
 };
 use hikkoshi_pages::{Page, PageRange};
-use hikkoshi_wire::{Frame, Limits, RequestSummary, Role, ToDestination, ToSource};
+use hikkoshi_wire::{
+    DestinationStage, Frame, Limits, RequestSummary, Role, ToDestination, ToSource,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_now};
 
 use crate::guests::{Script, TestSource};
@@ -61,6 +63,24 @@ impl Destination<'_> {
             matches!(poll_now(&mut poll, Some(&now)), Ok(1))
         };
         self.streams.iter().any(ended)
+    }
+
+    /// Ends all links of now.
+    fn hang_up(&mut self) {
+        for stream in self.streams.drain(..) {
+            stream.shutdown();
+        }
+    }
+
+    /// The control link of a source that comes again; none when it does not.
+    fn asked_again(&mut self) -> Option<Ends> {
+        let link = self.incoming.recv().ok()?;
+        assert_eq!(link.role, Role::Control);
+        let stream = Arc::new(link.stream);
+        let mut control = split(&stream, self.limits, &Cancel::new()).unwrap();
+        let here: ToDestination = control.0.control().ok()?;
+        assert!(matches!(here, ToDestination::Here { .. }), "{here:?}");
+        Some(control)
     }
 
     pub(super) fn background(&mut self) -> Ends {
@@ -190,7 +210,15 @@ fn migrated_from(
         result
     });
     let calls = source.script.calls();
-    assert_eq!(calls.last(), Some(&"release"));
+    let may_be_needed = result.as_ref().is_err_and(|error| {
+        let outcome = error.outcome;
+        matches!(
+            outcome,
+            Outcome::Paused | Outcome::AtDestination | Outcome::Stopped
+        )
+    });
+    let last = if may_be_needed { "leave" } else { "release" };
+    assert_eq!(calls.last(), Some(&last), "{result:?}");
     (result, machine, calls)
 }
 
@@ -429,17 +457,24 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     machine.check(Side::Source);
 }
 
-/// Its machine has ended with the guest: that is no link to be made again.
+/// Hears and says what comes before the guest runs there; gives the control link.
+fn until_it_runs(destination: &mut Destination<'_>) -> (Ends, Ends, Ends) {
+    let (mut control, background, urgent) = destination.accept();
+    hear_until(&mut control, "DiscardEnd");
+    control.1.control(&ToSource::Discarded).unwrap();
+    hear_until(&mut control, "Switch");
+    control.1.control(&ToSource::Ready).unwrap();
+    hear_until(&mut control, "Commit");
+    (control, background, urgent)
+}
+
+/// Its machine has ended with the guest: that is no link to be made again, if
+/// the guest has run there.
 #[test]
 fn a_destination_in_which_the_guest_has_ended() {
     for heard_to_run in [true, false] {
         let (result, machine, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
-            let (mut control, _background, _urgent) = destination.accept();
-            hear_until(&mut control, "DiscardEnd");
-            control.1.control(&ToSource::Discarded).unwrap();
-            hear_until(&mut control, "Switch");
-            control.1.control(&ToSource::Ready).unwrap();
-            hear_until(&mut control, "Commit");
+            let (mut control, _background, _urgent) = until_it_runs(destination);
             if heard_to_run {
                 control.1.control(&ToSource::Resumed).unwrap();
             }
@@ -447,23 +482,74 @@ fn a_destination_in_which_the_guest_has_ended() {
             control.1.control(&ToSource::Perished { reason }).unwrap();
         });
         let error = result.unwrap_err();
-        assert_eq!(error.outcome, Outcome::Lost);
         let text = error.to_string();
-        assert_eq!(text, "the guest has ended at the destination: a power cut");
+        if heard_to_run {
+            assert_eq!(error.outcome, Outcome::Lost);
+            assert_eq!(text, "the guest has ended at the destination: a power cut");
+        } else {
+            assert_eq!(error.outcome, Outcome::Paused);
+            assert_eq!(text, "the destination failed: a power cut");
+        }
         // Nobody decides for its owner to run what is left of it.
         assert_eq!(machine.runs(), None);
+    }
+}
+
+/// It has said that it runs the guest, and then that it never will.
+#[test]
+fn a_destination_that_declines_a_running_guest() {
+    let declined = || ToSource::Declined {
+        reason: "it is mine".into(),
+    };
+    let options = SourceOptions {
+        mode: Mode::Postcopy,
+        ..SourceOptions::default()
+    };
+    let asked = SourceOptions {
+        retry_for: Duration::from_secs(2),
+        ..options.clone()
+    };
+    let never = Cancel::new();
+    let told = migrated_with(&options, &never, |destination| {
+        let (mut control, _background, _urgent) = until_it_runs(destination);
+        control.1.control(&ToSource::Resumed).unwrap();
+        control.1.control(&declined()).unwrap();
+    });
+    let answered = migrated_with(&asked, &never, |destination| {
+        let mut ends = until_it_runs(destination);
+        ends.0.1.control(&ToSource::Resumed).unwrap();
+        destination.hang_up();
+        while let Some(mut control) = destination.asked_again() {
+            let _ = control.1.control(&place(DestinationStage::Declined));
+            while control.0.control::<ToDestination>().is_ok() {}
+        }
+    });
+    for (result, machine, calls) in [told, answered] {
+        let error = result.unwrap_err();
+        assert_eq!(error.outcome, Outcome::AtDestination, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("after it had said that it runs there"),
+            "{text}"
+        );
+        assert!(!calls.contains(&"resume"));
+        assert_eq!(machine.runs(), None);
+        machine.check(Side::Source);
+    }
+}
+
+fn place(stage: DestinationStage) -> ToSource {
+    ToSource::Where {
+        stage,
+        host_pages: vec![SMALL, SMALL],
+        background_links: 1,
     }
 }
 
 #[test]
 fn a_destination_that_claims_to_have_everything() {
     let (result, machine, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
-        let (mut control, _background, _urgent) = destination.accept();
-        hear_until(&mut control, "DiscardEnd");
-        control.1.control(&ToSource::Discarded).unwrap();
-        hear_until(&mut control, "Switch");
-        control.1.control(&ToSource::Ready).unwrap();
-        hear_until(&mut control, "Commit");
+        let (mut control, _background, _urgent) = until_it_runs(destination);
         control.1.control(&ToSource::Resumed).unwrap();
         let requests = RequestSummary::default();
         control.1.control(&ToSource::Complete { requests }).unwrap();
@@ -480,6 +566,44 @@ fn a_destination_that_claims_to_have_everything() {
     assert!(!calls.contains(&"resume"));
     assert_eq!(machine.runs(), None);
     machine.check(Side::Source);
+}
+
+/// On a new connection it says that it lacks nothing, though what it lacks was
+/// never sent.
+#[test]
+fn a_destination_that_claims_to_have_everything_when_it_is_asked_again() {
+    let nothing_missing = [
+        place(DestinationStage::Runs),
+        ToSource::MissingEnd { pages: 0 },
+    ];
+    for words in [&[place(DestinationStage::Whole)][..], &nothing_missing] {
+        let options = SourceOptions {
+            mode: Mode::Postcopy,
+            retry_for: Duration::from_secs(2),
+            ..SourceOptions::default()
+        };
+        let (result, machine, calls) = migrated_with(&options, &Cancel::new(), |destination| {
+            let mut ends = until_it_runs(destination);
+            ends.0.1.control(&ToSource::Resumed).unwrap();
+            destination.hang_up();
+            while let Some(mut control) = destination.asked_again() {
+                for word in words {
+                    let _ = control.1.control(word);
+                }
+                while control.0.control::<ToDestination>().is_ok() {}
+            }
+        });
+        let error = result.unwrap_err();
+        assert_eq!(error.outcome, Outcome::AtDestination, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("it says that it has everything, but "),
+            "{text}"
+        );
+        assert!(!calls.contains(&"resume"));
+        assert_eq!(machine.runs(), None);
+        machine.check(Side::Source);
+    }
 }
 
 /// Hears of the switch: how many pages are owed.
