@@ -78,7 +78,9 @@ pub enum TakeUpError {
     /// The RAM file of a QEMU that is gone.
     #[error(
         "QEMU's process {pid} has ended, and the file of its guest's memory \"{id}\", {}, is gone \
-         with it ({source}): nothing of the guest is left here", path.display()
+         with it ({source}), seen from here. If that QEMU had a mount namespace of its own (a \
+         container's), look there for the file before anything is given up; otherwise nothing of \
+         the guest is left", path.display()
     )]
     NothingLeft {
         /// QEMU's process.

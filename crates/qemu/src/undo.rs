@@ -21,11 +21,13 @@ use hikkoshi_faults::{GiveBackError, close_remote};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::alone::OccupyError;
 use crate::attach::is_dirty_log;
 use crate::monitor;
-use crate::place::Place;
+use crate::place::{Place, TakeUpError};
 use crate::process::{self, ProcessError};
 use crate::qmp::{Client, ConnectError, QmpError};
+use crate::ramfile::Access;
 use crate::settings::{self, Settings};
 use crate::source::{ResumeError, TURN, close_descriptor, resume};
 use crate::view::LookError;
@@ -101,6 +103,9 @@ pub enum UndoError {
         /// The one there.
         found: u32,
     },
+    /// Another engine has the guest.
+    #[error("undoing an interrupted migration: {0}; left alone")]
+    Occupied(#[from] OccupyError),
     /// The guest.
     #[error("undoing an interrupted migration: {0}")]
     Resume(#[from] ResumeError),
@@ -128,6 +133,16 @@ pub enum UndoError {
 pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
     let Some(process) = place.process()? else {
         return Ok(Undone::Gone);
+    };
+    // Another engine may have begun anew, with another journal.
+    let _alone = match place.open_ram(Some(&process), Access::Read) {
+        Ok(ram) => Some(ram),
+        Err(TakeUpError::Occupied(error)) => return Err(error.into()),
+        // Without the memory nobody can do more than this.
+        Err(error) => {
+            tracing::warn!(%error, "keeping other engines away from the guest");
+            None
+        }
     };
     let mut client = None;
     let never = Cancel::new();

@@ -167,6 +167,21 @@ fn an_owner_who_resumed_it_first_is_no_error() {
     });
 }
 
+/// By its own journal, it may be about to hand the guest over.
+#[test]
+fn another_engine_has_the_guest_by_now() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "");
+        let (place, record) = kill_at(&qemu, "logging");
+        let another = QemuSource::attach(&qemu.qmp()).unwrap();
+        let error = undo(&place, &record).unwrap_err();
+        assert!(matches!(error, UndoError::Occupied(_)), "{error}");
+        assert!(error.to_string().contains("another hikkoshi is at work"));
+        drop(another);
+        assert_eq!(undo(&place, &record).unwrap(), state("running"));
+    });
+}
+
 #[test]
 fn the_wrong_qemu_and_none_at_all() {
     with_each(|program| {
