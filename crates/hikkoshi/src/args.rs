@@ -63,7 +63,8 @@ pub struct Common {
 
     /// Do not go on with it: tells what that means, and does it once
     /// --other-side-is-lost confirms it. At the source the guest runs on as it was
-    /// when it was stopped; at the destination it ends
+    /// when it was stopped, which it must not on disks of a later moment; at the
+    /// destination it ends
     #[arg(long, requires = "resume")]
     pub give_up: bool,
 

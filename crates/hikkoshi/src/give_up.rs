@@ -11,34 +11,29 @@ use hikkoshi_engine::custody::{DestinationStage, SourceStage};
 use hikkoshi_engine::{
     Cancel, DestinationGuest, Outcome, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
 };
-use hikkoshi_qemu::{Departed, Noted, QemuDestination, QemuSource};
+use hikkoshi_qemu::{Departed, QemuDestination, QemuSource};
 
 use crate::args::{Common, Migrate, Receive};
 use crate::exit::{Exit, Status};
-use crate::journal::{DestinationEntry, DestinationJournal, SourceEntry, SourceJournal};
-use crate::security::{self, Door};
+use crate::journal::{DestinationEntry, Kept, SourceEntry};
 use crate::{progress, resume, say};
 
 /// At the source.
 pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (page, mut entry) = resume::find::<SourceEntry>(&args.common, file)?;
+    let (page, entry) = resume::find::<SourceEntry>(&args.common, file)?;
     let stage = entry.engine.stage;
-    confirmed(&args.common, at_source(stage))?;
+    confirmed(&args.common, at_source(stage).as_deref())?;
     let cannot = |error: &dyn std::fmt::Display| Exit::new(Status::Paused, error);
-    let args = &args.after(&entry.options, &entry.address)?;
-    let remote = security::remote_again(args, &entry.address, entry.security.take())?;
     let taken = QemuSource::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
     let Some(mut guest) = taken else {
         let what = "giving up: the source's QEMU has ended, and no guest is here to run on";
         return Err(cannot(&what));
     };
-    let engine = entry.engine;
-    let (chosen, written) = (entry.options, Some(engine.clone()));
-    let journal = SourceJournal::new(page, remote, chosen, entry.qemu, written);
+    let engine = entry.engine.clone();
     let watch = Watch {
         cancel,
         observer: progress::observer(args.common.progress),
-        journal: Arc::new(journal),
+        journal: Arc::new(Kept::new(page, entry)),
     };
     if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
         let next = match error.outcome {
@@ -59,51 +54,49 @@ pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Sta
 }
 
 /// What giving up means at the source, where it is not harmless.
-fn at_source(stage: SourceStage) -> Option<&'static str> {
+fn at_source(stage: SourceStage) -> Option<String> {
     match stage {
         SourceStage::Keeps | SourceStage::Done => None,
-        SourceStage::Committed => Some(
+        SourceStage::Committed => Some(format!(
             "the guest would run on here, as it was when it was stopped. That is right ONLY if the \
              destination never ran it and never will, or has lost it (its QEMU has ended): \
-             otherwise there are two of it. Whatever it may have done there is lost",
-        ),
-        SourceStage::Gone => Some(
+             otherwise there are two of it. Whatever it may have done there is lost. And if it has \
+             run there, {DISKS}"
+        )),
+        SourceStage::Gone => Some(format!(
             "the destination has run the guest. It would run on here as it was when it was \
              stopped: a moment of the past, and whatever it has done since is lost. That is right \
-             ONLY if its guest there is lost (its QEMU has ended): otherwise there are two of it",
-        ),
+             ONLY if its guest there is lost (its QEMU has ended): otherwise there are two of it. \
+             And {DISKS}"
+        )),
     }
 }
 
+/// What a guest that goes on from the past does to its disks.
+const DISKS: &str = "its disks are of a later moment than this memory, which would destroy what is \
+                     on them: it may run on ONLY without disks, or with disks brought back to the \
+                     moment when it was stopped (a snapshot). Otherwise end this QEMU, and boot \
+                     the guest anew from its disks";
+
 /// At the destination.
 pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (page, mut entry) = resume::find::<DestinationEntry>(&args.common, file)?;
+    let (page, entry) = resume::find::<DestinationEntry>(&args.common, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.place.pid);
     confirmed(&args.common, at_destination(stage))?;
     let cannot = |error: &dyn std::fmt::Display| Exit::new(Status::Paused, error);
     let taken = QemuDestination::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
-    let (mut guest, noted): (Box<dyn DestinationGuest>, _) = match taken {
-        Some(guest) => {
-            let noted = guest.noted();
-            (Box::new(guest), noted)
-        }
-        None => (
-            Box::new(Departed::new(&entry.qemu).map_err(|error| cannot(&error))?),
-            Noted::new(entry.qemu.clone()),
-        ),
+    let mut guest: Box<dyn DestinationGuest> = match taken {
+        Some(guest) => Box::new(guest),
+        None => Box::new(Departed::new(&entry.qemu).map_err(|error| cannot(&error))?),
     };
-    let args = &args.after(&entry.options, &entry.address)?;
-    let listen = resume::address(&entry.address)?;
-    let door = Door::again(args, &listen, entry.security.take())?;
     let again = resume::command::<DestinationEntry>(page.path());
-    let (tls, chosen) = (door.tls().cloned(), entry.options);
-    let journal = DestinationJournal::new(page, &listen, chosen, tls, noted);
+    let engine = entry.engine.clone();
     let watch = ReceiveWatch {
         cancel,
         observer: progress::observer(args.common.progress),
-        journal: Arc::new(journal),
+        journal: Arc::new(Kept::new(page, entry)),
     };
-    give_up_receive(&mut *guest, entry.engine, &watch)
+    give_up_receive(&mut *guest, engine, &watch)
         .map_err(|error| cannot(&error).with("it can be tried again"))?;
     let what = "the migration is given up";
     Err(match stage {

@@ -8,6 +8,7 @@
 //! lock. What somebody else could have written is not read (`trust.rs`): it says
 //! which process to look into.
 
+use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -66,34 +67,45 @@ pub struct DestinationEntry {
 }
 
 /// One of the two.
-pub trait Entry: Serialize + DeserializeOwned {
+pub trait Entry: fmt::Debug + Send + Serialize + DeserializeOwned {
     /// The side, for file names.
     const SIDE: &'static str;
     /// What goes on with it.
     const COMMAND: &'static str;
+    /// What the engine has in it.
+    type Record: Clone;
     fn form(&self) -> u32;
     fn place(&self) -> &Place;
+    fn engine(&mut self) -> &mut Self::Record;
 }
 
 impl Entry for SourceEntry {
     const SIDE: &'static str = "source";
     const COMMAND: &'static str = "migrate";
+    type Record = SourceRecord;
     fn form(&self) -> u32 {
         self.form
     }
     fn place(&self) -> &Place {
         &self.qemu.place
+    }
+    fn engine(&mut self) -> &mut SourceRecord {
+        &mut self.engine
     }
 }
 
 impl Entry for DestinationEntry {
     const SIDE: &'static str = "destination";
     const COMMAND: &'static str = "receive";
+    type Record = DestinationRecord;
     fn form(&self) -> u32 {
         self.form
     }
     fn place(&self) -> &Place {
         &self.qemu.place
+    }
+    fn engine(&mut self) -> &mut DestinationRecord {
+        &mut self.engine
     }
 }
 
@@ -502,6 +514,33 @@ impl Journal<DestinationRecord> for DestinationJournal {
             engine: record.clone(),
             qemu: self.qemu.get(),
         })
+    }
+
+    fn close(&self) {
+        self.page.remove();
+    }
+}
+
+/// Keeps a journal as it was read, all but the engine's part: for whoever makes no
+/// links, and needs nothing that protects them.
+#[derive(Debug)]
+pub struct Kept<E> {
+    page: Page,
+    entry: Mutex<E>,
+}
+
+impl<E: Entry> Kept<E> {
+    pub fn new(page: Page, entry: E) -> Self {
+        let entry = Mutex::new(entry);
+        Self { page, entry }
+    }
+}
+
+impl<E: Entry> Journal<E::Record> for Kept<E> {
+    fn record(&self, record: &E::Record) -> io::Result<()> {
+        let mut entry = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
+        *entry.engine() = record.clone();
+        self.page.write(&*entry)
     }
 
     fn close(&self) {

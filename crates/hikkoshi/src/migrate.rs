@@ -244,7 +244,9 @@ fn told(
         ),
         (None, Outcome::Lost) => {
             "the guest is lost: it had run at the destination, and unless it was shut down there, \
-             what it did since is lost with it; what is here is a moment of the past"
+             what it did since is lost with it. What is here is a moment of the past, and must not \
+             be continued on disks of a later one: end this QEMU, and boot the guest anew from its \
+             disks"
                 .to_owned()
         }
         (None, Outcome::AtDestination) => format!(

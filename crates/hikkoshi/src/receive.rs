@@ -197,11 +197,14 @@ fn has_run(stage: DestinationStage) -> bool {
 }
 
 const LOST: &str = "the guest is lost: it had run in that QEMU, and unless it was shut down, what it \
-                    did since is lost with it; what the source has is a moment of the past";
+                    did since is lost with it. What the source has is a moment of the past, and \
+                    must not be continued on disks of a later one: end its QEMU there, and boot \
+                    the guest anew from its disks";
 
 const PERHAPS: &str = "the guest was made to run in it, and may have run or not: if it has, what it \
-                       did is lost, and what the source has is a moment of the past. Its owner \
-                       decides: hikkoshi migrate --resume --give-up at the source says how";
+                       did is lost, and what the source has is a moment of the past, which must \
+                       not be continued on disks of a later one. Its owner decides: hikkoshi \
+                       migrate --resume --give-up at the source says how";
 
 const WAS_WHOLE: &str = "it had all of the guest by then: nothing is lost by the migration, and \
                          nothing of it is needed at the source any more, which could not be told \
