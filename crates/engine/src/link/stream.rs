@@ -390,6 +390,7 @@ fn await_answer(socket: &Socket, stop: &Cancel) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
     use std::thread;
 
     #[test]
@@ -417,5 +418,24 @@ mod tests {
         assert_ne!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         assert!(error.to_string().contains("stopped"), "{error}");
         stopping.join().unwrap();
+    }
+
+    /// The name led to this machine when that was looked at.
+    #[test]
+    fn what_must_not_leave_this_machine_does_not() {
+        let here = |address: &str| Remote {
+            only_here: true,
+            ..address.parse::<Address>().unwrap().into()
+        };
+        // Whoever tries to connect hears that it is to stop, or what the network says.
+        let error = Stream::connect(&here("192.0.2.1:9"), &Cancel::at_once()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "its name leads to 192.0.2.1:9 now, beyond this machine, and encryption was not asked \
+             for"
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        Stream::connect(&here(&address), &Cancel::new()).unwrap();
     }
 }

@@ -50,14 +50,16 @@ pub enum SecureError {
     /// The peer's certificate is not good enough.
     #[error(
         "the peer's certificate is not accepted: {0}; it must be signed by an authority in the \
-         file given with --tls-ca, be valid now, and name the host that is connected to"
+         file given with --tls-ca, be valid now, and name the host that is connected to; if it has \
+         extended key usages, a source's needs clientAuth, a destination's serverAuth"
     )]
     Certificate(Box<rustls::Error>),
     /// The peer does not accept this side.
     #[error(
         "the peer does not accept this side ({0:?}): where an authority vouches for both, this \
          side's certificate must be signed by the one that the peer was given with --tls-ca, and \
-         be valid now; a destination that invites must be connected to with --to"
+         be valid now; if it has extended key usages, a source's needs clientAuth, a destination's \
+         serverAuth; a destination that invites must be connected to with --to"
     )]
     Refused(rustls::AlertDescription),
     /// The handshake failed otherwise.

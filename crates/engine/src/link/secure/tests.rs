@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+};
 
 use super::keys::PLAIN;
 use super::*;
@@ -297,13 +299,22 @@ impl Authority {
     }
 
     fn issue(&self, name: &str) -> Certificates {
-        self.issue_until(name, 4096)
+        self.issue_with(name, |_| {})
     }
 
     fn issue_until(&self, name: &str, year: i32) -> Certificates {
+        let end = rcgen::date_time_ymd(year, 1, 1);
+        self.issue_with(name, |params| params.not_after = end)
+    }
+
+    fn issue_for(&self, name: &str, uses: &[ExtendedKeyUsagePurpose]) -> Certificates {
+        self.issue_with(name, |params| params.extended_key_usages = uses.to_vec())
+    }
+
+    fn issue_with(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Certificates {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
-        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        change(&mut params);
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let (crt, pem) = (format!("{name}.crt"), format!("{name}.key"));
         std::fs::write(self.path(&crt), certificate.pem()).unwrap();
@@ -357,6 +368,42 @@ fn certificates_of_the_past_are_not_accepted() {
     let (near, far) = refused(&TlsClient::certified(old, "dst.example").unwrap(), &server);
     assert!(near.to_string().contains("Expired"), "{near}");
     assert!(far.to_string().contains("expired"), "{far}");
+}
+
+#[test]
+fn certificates_are_good_for_what_they_allow() {
+    use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    let ours = Authority::new();
+    let source = |uses: &[_]| {
+        let certificates = ours.issue_for("src.example", uses);
+        TlsClient::certified(certificates, "dst.example").unwrap()
+    };
+    let destination =
+        |uses: &[_]| TlsServer::certified(ours.issue_for("dst.example", uses)).unwrap();
+    let both = [ClientAuth, ServerAuth];
+    for (from, to) in [
+        (&[ClientAuth][..], &[ServerAuth][..]),
+        (&both, &both),
+        // They say nothing of it.
+        (&[], &[]),
+    ] {
+        let (near, far, _) = meet(&source(from), &destination(to));
+        assert!(near.is_ok() && far.is_ok(), "{from:?} {to:?}");
+    }
+    let (near, far) = refused(&source(&[ServerAuth]), &destination(&both));
+    assert!(matches!(near, SecureError::Refused(_)), "{near}");
+    assert!(matches!(far, SecureError::Certificate(_)), "{far}");
+    for error in [near, far] {
+        let text = error.to_string();
+        assert!(text.contains("a source's needs clientAuth"), "{text}");
+    }
+    let (near, far) = refused(&source(&both), &destination(&[ClientAuth]));
+    assert!(matches!(near, SecureError::Certificate(_)), "{near}");
+    assert!(matches!(far, SecureError::Refused(_)), "{far}");
+    for error in [near, far] {
+        let text = error.to_string();
+        assert!(text.contains("a destination's serverAuth"), "{text}");
+    }
 }
 
 #[test]
