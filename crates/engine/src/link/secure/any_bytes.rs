@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustls::ConnectionTrafficSecrets;
 use rustls::crypto::cipher::{AeadKey, Iv};
+use rustls::pki_types::CertificateDer;
 
 use super::handshake::{accept, connect};
 use super::keys::{ALERT, Common, DATA, HANDSHAKE, Key, PLAIN, Renew, TAG};
 use super::open::{EMPTY, LONGEST};
+use super::verify::fingerprint;
 use super::{Invitation, InvitationError, Opener, Patience, SecureError, TlsClient, TlsServer};
 use crate::cancel::Cancel;
 use crate::link::Address;
@@ -295,6 +297,15 @@ fn read(sent: &[u8], piece: usize) -> (Vec<u8>, End) {
     }
 }
 
+/// A certificate, as it is shown by somebody of whom nothing is known yet.
+pub fn certificate(bytes: &[u8]) {
+    let shown = CertificateDer::from(bytes);
+    if let Ok(key) = fingerprint(&shown) {
+        // Whose key it is depends on nothing else.
+        assert_eq!(fingerprint(&shown).ok(), Some(key));
+    }
+}
+
 /// An invitation's text: what is taken for one means the same when it is shown
 /// again, and what is not is not repeated.
 pub fn invitation(bytes: &[u8]) {
@@ -321,16 +332,25 @@ pub fn invitation(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::secure::identity::Identity;
     use proptest::prelude::*;
 
     /// What a fuzz target is called, and what it does.
     type Target = (&'static str, fn(&[u8]));
 
-    const TARGETS: [Target; 3] = [
+    const TARGETS: [Target; 4] = [
         ("tls_handshake", tls_handshake),
         ("tls_records", tls_records),
         ("invitation", invitation),
+        ("certificate", certificate),
     ];
+
+    /// A real one.
+    static CERTIFICATE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let (certificate, _) = Identity::generate().unwrap().certificate().unwrap();
+        assert!(fingerprint(&certificate).is_ok());
+        certificate.to_vec()
+    });
 
     fn shown() -> String {
         let address = "host.example:7000".parse().unwrap();
@@ -399,6 +419,20 @@ mod tests {
                 bytes.extend((0..amount).map(|at| what ^ at));
             }
             tls_records(&bytes);
+        }
+
+        #[test]
+        fn so_is_a_damaged_certificate(
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = CERTIFICATE.clone();
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            bytes.truncate(1 + cut.index(2 * bytes.len()));
+            certificate(&bytes);
         }
 
         #[test]
