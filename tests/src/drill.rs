@@ -19,6 +19,9 @@ const LAST: f64 = 0.9;
 /// How often to look for a moment.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// What links are: plain text, or TLS.
+const LINKS: [&str; 2] = ["plain", "TLS"];
+
 /// Trips that a drill may take: a machine that is slow in the wrong place may be through with one
 /// before all of its moments have come, or between a moment and what was to be done at it.
 const MOST_TRIPS: u32 = 8;
@@ -58,6 +61,8 @@ impl Random {
 struct Interruption {
     /// What was done.
     how: String,
+    /// What the links were: plain text, or TLS.
+    links: &'static str,
     /// The part of the pages that had arrived.
     at: f64,
     /// Until both engines worked together again.
@@ -129,6 +134,7 @@ impl Drill {
     ) {
         let mut moments: Vec<_> = (0..times).map(|_| self.random.part() * LAST).collect();
         moments.sort_by(f64::total_cmp);
+        let links = LINKS[usize::from(trip.is_encrypted())];
         let mut attempt = guest.set_out(trip);
         attempt.receive.wait_said("the guest runs here now");
         // What was there before is no part of it.
@@ -148,7 +154,7 @@ impl Drill {
             let outage = began.elapsed();
             let waited = well_again(&attempt.destination, lines);
             tell(format!(
-                "{}: {how} at {:.0} %: outage {:.0} ms, the guest waited {:.0} ms",
+                "{}, {links}: {how} at {:.0} %: outage {:.0} ms, the guest waited {:.0} ms",
                 self.what,
                 at * 100.0,
                 ms(outage),
@@ -156,6 +162,7 @@ impl Drill {
             ));
             self.done.push(Interruption {
                 how,
+                links,
                 at,
                 outage,
                 waited,
@@ -283,16 +290,19 @@ fn render(all: &BTreeMap<&str, Vec<Interruption>>) -> String {
     let mut text = format!("HIKKOSHI_SEED={}\n\n", seed());
     // Writing to a String cannot fail.
     text.push_str(
-        "| what was done | times | lost | outage, median | max | guest waited, median | max |\n\
-         |---|--:|--:|--:|--:|--:|--:|\n",
+        "| what was done | links | times | lost | outage, median | max | guest waited, median | \
+         max |\n\
+         |---|---|--:|--:|--:|--:|--:|--:|\n",
     );
-    for (what, done) in all {
-        let outage = median_and_max(done.iter().map(|one| one.outage));
-        let waited = median_and_max(done.iter().map(|one| one.waited));
+    let rows = all.iter().flat_map(|row| LINKS.map(|links| (row, links)));
+    for ((what, done), links) in rows {
+        let done = done.iter().filter(|one| one.links == links);
+        let outage = median_and_max(done.clone().map(|one| one.outage));
+        let waited = median_and_max(done.clone().map(|one| one.waited));
         let _ = writeln!(
             text,
-            "| {what} | {} | nothing | {:.0} ms | {:.0} ms | {:.0} ms | {:.0} ms |",
-            done.len(),
+            "| {what} | {links} | {} | nothing | {:.0} ms | {:.0} ms | {:.0} ms | {:.0} ms |",
+            done.count(),
             outage.0,
             outage.1,
             waited.0,
@@ -300,13 +310,15 @@ fn render(all: &BTreeMap<&str, Vec<Interruption>>) -> String {
         );
     }
     text.push_str(
-        "\n| what | how | pages arrived | outage | guest waited |\n|---|---|--:|--:|--:|\n",
+        "\n| what | links | how | pages arrived | outage | guest waited |\n\
+         |---|---|---|--:|--:|--:|\n",
     );
     for (what, done) in all {
         for one in done {
             let _ = writeln!(
                 text,
-                "| {what} | {} | {:.0} % | {:.0} ms | {:.0} ms |",
+                "| {what} | {} | {} | {:.0} % | {:.0} ms | {:.0} ms |",
+                one.links,
                 one.how,
                 one.at * 100.0,
                 ms(one.outage),

@@ -16,8 +16,9 @@
 //!
 //! A [`Wiretap`] sees every packet between two hosts; an [`Authority`] vouches for them.
 //!
-//! A [`Relay`] stands between the two engines, understands what they say to one another, and at a
-//! chosen [`Moment`] cuts every link, or holds its breath until the test has killed somebody.
+//! A [`Relay`] stands between the two engines, understands what they say to one another (unless it
+//! is encrypted), and at a chosen [`Moment`] cuts every link, or holds its breath until the test
+//! has killed somebody.
 //!
 //! A [`Drill`] interrupts the same migration again and again at random moments, and keeps count of
 //! how long the guest waited.

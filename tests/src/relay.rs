@@ -1,4 +1,5 @@
-//! Between the two engines: passes everything on, until a chosen moment.
+//! Between the two engines: passes everything on, until a chosen moment. What is encrypted it cannot
+//! read, and knows no moments in it.
 
 use crate::own_address;
 use hikkoshi_wire::{
@@ -162,6 +163,8 @@ pub struct Relay {
 #[derive(Debug)]
 struct Shared {
     destination: String,
+    /// Nobody but the engines can read what passes by.
+    sealed: bool,
     plan: Option<(Moment, Then)>,
     slow: Option<(Kind, Duration)>,
     state: Mutex<State>,
@@ -206,16 +209,18 @@ enum Door {
 impl Relay {
     /// Listens at a unix socket (`at`) or at a TCP address of its own, and passes links on to
     /// `destination`, an address as `hikkoshi` takes it. Messages of the kind in `slow` take so
-    /// much longer each, one after another.
+    /// much longer each, one after another. Links that are encrypted (`sealed`) have neither.
     ///
     /// # Panics
-    /// When it cannot listen.
+    /// When it cannot listen, or would have to look into what is sealed.
     pub fn start(
         at: Option<&Path>,
         destination: &str,
+        sealed: bool,
         plan: Option<(Moment, Then)>,
         slow: Option<(Kind, Duration)>,
     ) -> Self {
+        assert!(!sealed || plan.is_none() && slow.is_none());
         let (door, address) = match at {
             Some(path) => (
                 Door::Unix(UnixListener::bind(path).unwrap()),
@@ -229,6 +234,7 @@ impl Relay {
         };
         let shared = Arc::new(Shared {
             destination: destination.to_owned(),
+            sealed,
             plan,
             slow,
             state: Mutex::default(),
@@ -394,11 +400,14 @@ impl Shared {
 
     fn pass(
         &self,
-        from: &Socket,
+        mut from: &Socket,
         mut to: &Socket,
         to_destination: bool,
         link: Link,
     ) -> io::Result<()> {
+        if self.sealed {
+            return io::copy(&mut from, &mut to).map(drop);
+        }
         let mut hello = [0; HELLO_LEN];
         from.read_exact(&mut hello)?;
         let role = Hello::decode(&hello).map_err(io::Error::other)?.role;
@@ -573,11 +582,13 @@ impl Socket {
             Self::Unix(stream) => stream.shutdown(how),
         };
     }
+}
 
-    fn read_exact(&self, buffer: &mut [u8]) -> io::Result<()> {
+impl Read for &Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => (&*stream).read_exact(buffer),
-            Self::Unix(stream) => (&*stream).read_exact(buffer),
+            Socket::Tcp(stream) => (&*stream).read(buffer),
+            Socket::Unix(stream) => (&*stream).read(buffer),
         }
     }
 }

@@ -25,9 +25,9 @@ pub enum Via {
     Tcp,
     /// TCP between two network namespaces, to that address, in plain text.
     Address(String),
-    /// The same with TLS, by the invitation that the destination shows.
+    /// That address, with TLS by the invitation that the destination shows.
     Invitation(String),
-    /// The same with TLS, by certificates that the other arguments name.
+    /// That address, with TLS by certificates that the other arguments name.
     Tls(String),
 }
 
@@ -236,6 +236,11 @@ impl Trip {
         matches!(self.via, Via::Address(_))
     }
 
+    /// Whether its links are TLS.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        matches!(self.via, Via::Invitation(_) | Via::Tls(_))
+    }
+
     /// `hikkoshi`'s arguments at the source, but for the account.
     fn migrate(&self, command: &mut Command, address: &str, source: &Vm, journal: &Path) {
         command.args(["migrate", "--mode", self.mode]);
@@ -377,17 +382,21 @@ impl Attempt {
         };
         let line = receive.wait_said("waiting for a guest at ");
         let listens = address_in(&line);
-        let invitation = match trip.via {
-            Via::Invitation(_) => receive.wait_printed("hikkoshi1:"),
-            _ => String::new(),
-        };
 
         let relay = trip.relay.then(|| {
             let door = at("relay");
             let door = (trip.via == Via::Unix).then_some(door.as_path());
-            Relay::start(door, listens, trip.plan, trip.slow)
+            Relay::start(door, listens, trip.is_encrypted(), trip.plan, trip.slow)
         });
         let address = relay.as_ref().map_or(listens, |relay| relay.address());
+        let mut invitation = String::new();
+        if let Via::Invitation(_) = trip.via {
+            invitation = receive.wait_printed("hikkoshi1:");
+            if relay.is_some() {
+                let (keys, _) = invitation.split_once('@').unwrap();
+                invitation = format!("{keys}@{address}");
+            }
+        }
         let watcher = Watcher::start(source, &destination);
         let lines = source.console().len();
         let mut migrate = trip.hikkoshi(true);

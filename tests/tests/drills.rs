@@ -1,5 +1,6 @@
 //! Fault drills: at random moments of post-copy links are cut, engines are killed, one or both, and
 //! the source's QEMU, too. Each time it is gone on, and in the end the guest has all of its pages.
+//! Half of it is done to links in plain text, half to TLS.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{Link, Ram, Shape, VmConfig, Workload};
@@ -23,6 +24,19 @@ const AGAIN: &str = "the destination is there again";
 fn wanderer() -> VmConfig {
     let workload = Workload::verify(96).rate(500).option("every_ms", 50);
     VmConfig::new().workload(workload)
+}
+
+/// Every other trip goes over TLS, as between hosts by default; the others over these links.
+fn by_turns(trip: Trip, number: u32, plain: Via) -> Trip {
+    if number.is_multiple_of(2) {
+        return trip.via(plain);
+    }
+    let address = match plain {
+        Via::Address(address) => address,
+        _ => own_address(),
+    };
+    trip.via(Via::Invitation(address))
+        .receive_with(&["--invite"])
 }
 
 /// Who is killed.
@@ -119,18 +133,16 @@ fn killed(what: &'static str, who: Who) {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, wanderer());
     let mut drill = Drill::new(what);
-    let patient = |_| {
-        Trip::by("postcopy")
-            .via(Via::Unix)
-            .with(&SLOWLY)
-            .with(&PATIENT)
-            .receive_with(&PATIENT)
+    let patient = |number| {
+        let trip = Trip::by("postcopy").with(&SLOWLY);
+        let trip = trip.with(&PATIENT).receive_with(&PATIENT);
+        by_turns(trip, number, Via::Unix)
     };
-    drill.interrupt(&mut guest, (10, 10), patient, |attempt, random| {
+    drill.interrupt(&mut guest, (10, 5), patient, |attempt, random| {
         who.replaced(attempt, random)
     });
-    let impatient = |_| Trip::by("postcopy").via(Via::Tcp).with(&SLOWLY);
-    drill.interrupt(&mut guest, (10, 10), impatient, |attempt, random| {
+    let impatient = |number| by_turns(Trip::by("postcopy").with(&SLOWLY), number, Via::Tcp);
+    drill.interrupt(&mut guest, (10, 5), impatient, |attempt, random| {
         who.elsewhere(attempt, random)
     });
     drill.finish();
@@ -215,15 +227,15 @@ fn links_cut() {
         };
         let address = Via::Address(format!("{address}:7100"));
         let stalls = patient.clone().with(&STALL).receive_with(&STALL);
-        stalls.via(address).between(from, to)
+        by_turns(stalls, number, address).between(from, to)
     };
     let mut turn = [Cut::Down, Cut::Dropped, Cut::Reset].into_iter().cycle();
     drill.interrupt(&mut guest, (15, 8), across, |attempt, _| {
         turn.next().unwrap().done(&mut link, attempt)
     });
     // A relay that closes all of them.
-    let closed = |_| patient.clone().via(Via::Tcp).relayed();
-    drill.interrupt(&mut guest, (5, 5), closed, |attempt, _| {
+    let closed = |number| by_turns(patient.clone(), number, Via::Tcp).relayed();
+    drill.interrupt(&mut guest, (5, 3), closed, |attempt, _| {
         let together = attempt.migrate.times_said(AGAIN);
         attempt.relay().interrupt();
         attempt
@@ -246,15 +258,16 @@ fn engines_killed_with_huge_pages() {
     let link = Link::new(Some(slow)).unwrap();
     let mut guest = Guest::boot(&scene, wanderer());
     let mut drill = Drill::new("engines killed, huge pages");
-    let trip = |_| {
-        Trip::by("postcopy")
-            .via(Via::Address(format!("{}:7100", Link::DESTINATION)))
+    let trip = |number| {
+        let trip = Trip::by("postcopy")
             .between(link.source(), link.destination())
             .to_like(wanderer().ram(Ram::Huge { mib: 256 }))
             .with(&PATIENT)
-            .receive_with(&PATIENT)
+            .receive_with(&PATIENT);
+        let address = Via::Address(format!("{}:7100", Link::DESTINATION));
+        by_turns(trip, number, address)
     };
-    drill.interrupt(&mut guest, (6, 6), trip, |attempt, random| {
+    drill.interrupt(&mut guest, (6, 3), trip, |attempt, random| {
         let all = [Who::Source, Who::Destination, Who::Both];
         let who = all[usize::try_from(random.below(3)).unwrap()];
         let how = who.replaced(attempt, random)?;
@@ -269,9 +282,10 @@ fn source_qemu_killed() {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, wanderer());
     let mut drill = Drill::new("source QEMU killed");
-    let trip = |_| Trip::by("postcopy").with(&SLOWLY).receive_with(&PATIENT);
+    let trip = Trip::by("postcopy").with(&SLOWLY).receive_with(&PATIENT);
     let mut with_engine = false;
-    for _ in 0..4 {
+    for round in 0..4 {
+        let trip = |_| by_turns(trip.clone(), round / 2, Via::Unix);
         drill.interrupt(&mut guest, (1, 1), trip, |attempt, _| {
             attempt.source().kill();
             attempt.source().wait_exit(LONG).unwrap();

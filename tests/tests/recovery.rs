@@ -4,9 +4,11 @@
 
 use Kind::*;
 use hikkoshi_tests::{
-    Attempt, Guest, Kind, LONG, Moment, Program, Scene, Trip, Via, assert_not_running, busy,
+    Attempt, Ended, Guest, Kind, LONG, Moment, Program, Scene, Trip, Via, assert_not_running, busy,
     hikkoshi, refused_command,
 };
+use serde_json::json;
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 /// Who goes.
@@ -35,13 +37,15 @@ fn interrupted(guest: &mut Guest<'_>, trip: Trip, who: Who, at: Moment) {
         guest.vm().wait_exit(LONG).unwrap();
     }
     attempt.relay().cut();
-    go_on(&mut attempt);
+    have_left(&mut attempt);
+    attempt.resume_receive(&[]);
+    attempt.resume_migrate(&[]);
     let (ends, arrived) = attempt.wait();
     guest.arrive_after_all(&ends, arrived, &what);
 }
 
-/// Starts both engines anew. Those that were not killed have left, and said how to go on.
-fn go_on(attempt: &mut Attempt) {
+/// Both engines have ended: those that were not killed have left, and said how to go on.
+fn have_left(attempt: &mut Attempt) -> [Ended; 2] {
     let receive = attempt.receive.wait();
     if receive.code.is_some() {
         receive.assert(3, &["nothing of it is lost", "hikkoshi receive --resume="]);
@@ -51,8 +55,7 @@ fn go_on(attempt: &mut Attempt) {
         migrate.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
     }
     assert_eq!(attempt.journals().len(), 2, "one a side");
-    attempt.resume_receive(&[]);
-    attempt.resume_migrate(&[]);
+    [migrate, receive]
 }
 
 /// At each of these moments, one after the other, the guest going to and fro.
@@ -117,11 +120,58 @@ fn precopy_at_commit() {
     each("precopy", Via::Unix, steps);
 }
 
-/// The source's engine and its QEMU are killed: the RAM file is enough.
+/// The source's engine and its QEMU are killed: the RAM file is enough, even if nobody there has
+/// heard yet that the guest runs at the destination.
 #[test]
 fn a_source_of_which_only_the_memory_is_left() {
-    let step = (Who::SourceAndQemu, Moment::after(Pages).nth(400));
-    each("postcopy", Via::Tcp, [step]);
+    let steps = [
+        (Who::SourceAndQemu, Moment::after(Commit)),
+        (Who::SourceAndQemu, Moment::before(Resumed)),
+        (Who::SourceAndQemu, Moment::after(Pages).nth(400)),
+    ];
+    each("postcopy", Via::Tcp, steps);
+}
+
+/// A QEMU that would empty its RAM file when it ends in order does not as long as it can be gone on
+/// from there, though no engine is there any more when it is asked to end.
+#[test]
+fn a_source_qemu_that_ends_after_both_engines() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy());
+    let discard = json!({ "path": "/objects/ram", "property": "discard-data", "value": true });
+    guest.vm().qmp().execute("qom-set", discard).unwrap();
+    // Background comes when the source has heard that the guest runs there, and takes its time.
+    let trip = Trip::by("postcopy")
+        .via(Via::Tcp)
+        .with(&["--bandwidth", "16M"])
+        .hold(Moment::before(Ack));
+    let mut attempt = guest.set_out(&trip);
+    attempt.wait_held();
+    attempt.relay().cut();
+    let [migrate, _] = have_left(&mut attempt);
+    let runs_there = ["the guest runs at the destination: never continue it"];
+    migrate.assert(3, &runs_there);
+    // Nor does one more engine, which finds nobody, have it emptied.
+    attempt.resume_migrate(&[]);
+    attempt.migrate.wait().assert(3, &runs_there);
+    let held = || {
+        std::fs::metadata(&guest.vm().ram_files()[0])
+            .unwrap()
+            .blocks()
+    };
+    let before = held();
+    // Its answer may be lost with it.
+    let _ = guest.vm().qmp().execute("quit", json!({}));
+    let ended = guest.vm().wait_exit(LONG).unwrap();
+    assert!(ended.success(), "{ended}");
+    assert_eq!(held(), before, "what the RAM file has");
+    attempt.resume_receive(&[]);
+    attempt.resume_migrate(&["--bandwidth", "1G"]);
+    let (ends, arrived) = attempt.wait();
+    let account = ends.accounts[0].as_ref().unwrap();
+    assert!(account.pages.background > 0, "{account:?}");
+    guest.arrive_after_all(&ends, arrived, "source QEMU has quit after both engines");
+    guest.travel(&Trip::by("precopy"));
 }
 
 /// The links break again and again, and both engines go on by themselves.
