@@ -518,7 +518,15 @@ impl QemuSource {
     /// not come back.
     fn finish_save(&mut self) -> Result<(), QmpError> {
         let Some(intake) = self.intake.take() else {
-            self.warn_of_a_paused_copy();
+            if let Err(error) = self.end_a_paused_copy() {
+                let pid = self.pid();
+                tracing::warn!(
+                    %error,
+                    "the guest is at the destination, and QEMU (process {pid}) still calls the \
+                     copy that is left here 'paused': end that QEMU before anybody lets it go on \
+                     ('cont'), or there are two"
+                );
+            }
             return Ok(());
         };
         intake.finish();
@@ -537,21 +545,19 @@ impl QemuSource {
     }
 
     /// A guest that its owner had paused is so again when the engine that saved
-    /// it was killed in the middle: to QEMU it is one like any other.
-    fn warn_of_a_paused_copy(&mut self) {
+    /// it was killed in the middle, with its disks opened again. It is at the
+    /// destination: it is saved once more, to the end, and nobody reads that.
+    fn end_a_paused_copy(&mut self) -> Result<(), EndError> {
         if self.undo.stopped != Some(false) || self.has_ended() {
-            return;
+            return Ok(());
         }
-        let pid = self.pid();
-        if let Ok(Ok(state)) = self.monitor().map(migration::run_state)
-            && state.status == "paused"
-        {
-            tracing::warn!(
-                "the guest is at the destination, and QEMU (process {pid}) still calls the copy \
-                 that is left here 'paused': end that QEMU before anybody lets it go on ('cont'), \
-                 or there are two"
-            );
+        let client = self.monitor()?;
+        if migration::state_at_rest(client)?.status != "paused" {
+            return Ok(());
         }
+        // The settings are still those of the engine before.
+        self.stop_with(&Settings::default(), true)?;
+        Ok(self.save(&mut io::sink())?)
     }
 
     fn resume_guest(&mut self) -> Result<(), ResumeError> {
@@ -659,6 +665,16 @@ pub(crate) fn resume(
         crate::announce::announce(client);
     }
     Ok(state.status)
+}
+
+/// A copy that is left could not be brought to its end.
+#[derive(Debug, Error)]
+#[error(transparent)]
+enum EndError {
+    Connect(#[from] ConnectError),
+    Qmp(#[from] QmpError),
+    Pause(#[from] PauseError),
+    Save(#[from] SaveError),
 }
 
 /// The guest runs where it was handed over.

@@ -733,3 +733,31 @@ fn a_handed_over_guest_that_goes_on_is_noticed() {
         assert_eq!(qemu.state(), "running");
     });
 }
+
+/// A guest that its owner had paused is `paused` again when the engine that saved it is gone before
+/// its end, which another engine that comes to the end puts right.
+#[test]
+fn a_paused_copy_is_not_left_as_a_guest_like_any_other() {
+    with_each(|program| {
+        let qemu = source(program, "");
+        qemu.execute("stop", json!({}));
+        let before = qemu.traces();
+        let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
+        engine.pause().unwrap();
+        engine.save_device_state(&mut io::sink()).unwrap();
+        let notes = engine.notes();
+        engine.leave();
+        drop(engine);
+        let left = match program.is_old() {
+            true => "postmigrate",
+            false => "paused",
+        };
+        assert_eq!(qemu.state_at_rest(), left);
+        let mut again = QemuSource::take_up(&notes).unwrap().unwrap();
+        again.stands_still().unwrap();
+        again.release().unwrap();
+        drop(again);
+        assert_eq!(qemu.state_at_rest(), "postmigrate");
+        assert_eq!(qemu.traces(), before);
+    });
+}
