@@ -157,7 +157,8 @@ impl Source {
 
             (Done, _) => (Done, &[Close, End]),
         };
-        self.resumed |= self.stage == Committed && event == Resumed;
+        let resumed = self.resumed || (self.stage == Committed && event == Resumed);
+        self.resumed = stage == Gone && resumed;
         self.stage = stage;
         actions
     }

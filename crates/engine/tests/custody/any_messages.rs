@@ -85,6 +85,8 @@ impl SourceHost {
                         self.recorded
                     );
                     self.recorded = stage;
+                    // Of this hand-over: another one begins anew.
+                    self.resumed &= stage == SourceStage::Gone;
                 }
                 SourceAction::Commit => {
                     assert_eq!(self.recorded, SourceStage::Committed, "{event:?}");
