@@ -47,12 +47,14 @@ impl Error for GuestError {
 /// A running guest that is to be moved away.
 ///
 /// The engine calls the methods in this order: [`start_dirty_log`] (not in
-/// post-copy without pre-copy rounds), [`pause`], [`save_device_state`], then
+/// post-copy without pre-copy rounds), [`drain`] any number of times, [`pause`],
+/// [`save_device_state`], then
 /// either [`resume`] (the migration failed) or nothing (it succeeded), and
 /// [`release`] last, or [`leave`] where the migration is to be taken up again.
 /// An adapter for that hears [`resume`] at most, and then one of these two.
 ///
 /// [`start_dirty_log`]: SourceGuest::start_dirty_log
+/// [`drain`]: SourceGuest::drain
 /// [`pause`]: SourceGuest::pause
 /// [`save_device_state`]: SourceGuest::save_device_state
 /// [`resume`]: SourceGuest::resume
@@ -71,12 +73,28 @@ pub trait SourceGuest: Send {
 
     /// Starts to log writes to the guest's memory.
     ///
-    /// From the return of this call on, no write is missed. May be called
-    /// once; the log ends with [`release`](Self::release).
+    /// From the return of this call on, no write by a processor is missed. May
+    /// be called once; the log ends with [`release`](Self::release).
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError>;
 
+    /// Whether devices write to the guest's memory in a way that the dirty log
+    /// sees when a page is pinned, but not when the data lands. Asked once, after
+    /// [`start_dirty_log`](Self::start_dirty_log). If so, the engine calls
+    /// [`drain`](Self::drain) after it has taken the log of some pages and before
+    /// it copies them. [`DirtyLog`] has the reason.
+    fn needs_drain(&self) -> bool;
+
+    /// Waits until every device write that was under way when this was called
+    /// has landed. The processors run on; new device requests wait until the
+    /// drain is over. Ends early, with an error, once `cancel` is set.
+    ///
+    /// A paused guest has no device writes under way: [`pause`](Self::pause)
+    /// drains as well.
+    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError>;
+
     /// Stops the guest, with everything for saving its device state set up
-    /// beforehand; gives the instant at which it stopped.
+    /// beforehand; gives the instant at which it stopped. Device writes under way
+    /// have landed when this returns.
     ///
     /// On an error the guest runs on (or stays as its owner left it).
     fn pause(&mut self) -> Result<Instant, GuestError>;

@@ -13,6 +13,8 @@
 // The other tests use the rest of these.
 #![allow(dead_code)]
 
+#[path = "engine/device.rs"]
+mod device;
 #[path = "engine/guests.rs"]
 mod guests;
 #[path = "engine/machine.rs"]

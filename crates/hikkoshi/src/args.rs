@@ -386,6 +386,11 @@ pub struct Migrate {
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=3_600_000))]
     pub background_delay: u64,
 
+    /// Do not drain the guest's disks in pre-copy rounds. LOSES MEMORY of guests
+    /// with direct I/O; for tests and measurements only
+    #[arg(long, hide = true)]
+    pub no_drain: bool,
+
     /// Post-copy: spin instead of sleeping while waiting for page requests;
     /// costs a processor
     #[arg(long)]
@@ -449,6 +454,7 @@ impl Migrate {
             max_rounds: self.max_rounds,
             when_stalled: self.when_stalled.into(),
             links: self.links.unwrap_or_else(SourceOptions::default_links),
+            drain: !self.no_drain,
             background_delay: Duration::from_millis(self.background_delay),
             read_ahead: self.read_ahead,
             hot_first: !self.no_hot_first,

@@ -77,6 +77,7 @@ mod attach;
 mod backend;
 mod destination;
 mod device_state;
+mod drain;
 mod hugetmpfs;
 mod maps;
 mod migration;
@@ -103,6 +104,7 @@ pub use destination::{
     CatchError, DestinationNotes, GiveUpError, LoadError, Noted, PrepareError, QemuDestination,
     RunError,
 };
+pub use drain::DrainError;
 pub use monitor::MonitorError;
 pub use place::{MemoryPlace, Place, TakeUpError};
 pub use preflight::{OLDEST, Refusal};

@@ -69,6 +69,14 @@ impl SourceGuest for Remains {
         self.cannot("tracking the guest's writes")
     }
 
+    fn needs_drain(&self) -> bool {
+        false
+    }
+
+    fn drain(&mut self, _: &Cancel) -> Result<(), GuestError> {
+        self.cannot("draining the guest's disks")
+    }
+
     fn pause(&mut self) -> Result<Instant, GuestError> {
         self.cannot("stopping the guest")
     }

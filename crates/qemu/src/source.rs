@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use crate::attach::{AttachError, Attached, attach, is_dirty_log};
 use crate::device_state::{self, Intake, Until};
+use crate::drain;
 use crate::migration::{self, MigrationStatus};
 use crate::monitor::{self, MonitorError, Patience, attached};
 use crate::place::{Place, TakeUpError};
@@ -59,6 +60,9 @@ pub enum StartLogError {
     /// The tracker.
     #[error("tracking the guest's writes: {0}")]
     Start(#[from] StartError),
+    /// QEMU could not be asked about its disks.
+    #[error("tracking the guest's writes: finding out how its disks are opened: {0}")]
+    Disks(#[from] QmpError),
     /// It runs already.
     #[error("tracking the guest's writes: it is being done already")]
     Twice,
@@ -217,6 +221,8 @@ pub struct QemuSource {
     stage: Stage,
     intake: Option<Intake>,
     log: Option<Arc<PagemapLog>>,
+    /// Whether disks write to memory behind the log.
+    direct_io: bool,
     userfault: Option<ForeignUserfault>,
     place: Place,
     undo: UndoRecord,
@@ -254,6 +260,7 @@ impl QemuSource {
             stage: Stage::Free,
             intake: None,
             log: None,
+            direct_io: false,
             userfault: None,
             place,
             undo: UndoRecord::default(),
@@ -308,6 +315,7 @@ impl QemuSource {
             stage: Stage::Saved,
             intake: None,
             log: None,
+            direct_io: false,
             userfault: None,
             place: place.clone(),
             undo: notes.undo.clone(),
@@ -370,6 +378,7 @@ impl QemuSource {
             return Err(StartLogError::Twice);
         }
         hikkoshi_dirty::support()?;
+        self.direct_io = drain::has_direct_io(attached(&mut self.client)?)?;
         let userfault = ForeignUserfault::take_from(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
         let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
         // On an error the userfaultfd is given back by being dropped.
@@ -713,6 +722,15 @@ impl SourceGuest for QemuSource {
 
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
         self.start_log().map_err(GuestError::new)
+    }
+
+    fn needs_drain(&self) -> bool {
+        self.direct_io
+    }
+
+    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError> {
+        let client = attached(&mut self.client).map_err(GuestError::new)?;
+        drain::drain(client, cancel).map_err(GuestError::new)
     }
 
     fn pause(&mut self) -> Result<Instant, GuestError> {

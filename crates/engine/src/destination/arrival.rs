@@ -153,6 +153,7 @@ fn stay_on(
         postcopy,
         pages: sink.counters.pages(pages),
         bytes: sink.counters.bytes(),
+        drains: None,
         requests: stayed.requests,
         collapse,
     })

@@ -1,11 +1,13 @@
-//! Pre-copy on one link: a chunk's log is taken, and what it says is sent.
+//! Pre-copy on one link: what a chunk's dirty log says is sent.
 
 use std::sync::Arc;
 
 use hikkoshi_pages::PageRange;
 
 use super::Move;
-use super::crew::Round;
+use super::chunks::chunk;
+use super::collect::Collector;
+use super::crew::{Batch, Work};
 use super::error::SourceFailure;
 use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
@@ -20,12 +22,9 @@ const PIECE: usize = 256;
 pub(super) struct ChunkSender {
     shared: Move,
     link: BackgroundSender,
-    /// Learns which pages are written often.
-    owed: Arc<Owed>,
+    collector: Collector,
     reader: PieceReader,
     runs: Vec<PageRange>,
-    /// The last run of data that was seen in the RAM files.
-    data: PageRange,
 }
 
 impl ChunkSender {
@@ -33,10 +32,9 @@ impl ChunkSender {
         Self {
             shared: shared.clone(),
             link,
-            owed: Arc::clone(owed),
+            collector: Collector::new(shared, owed),
             reader: PieceReader::new(PIECE),
             runs: Vec::new(),
-            data: PageRange::EMPTY,
         }
     }
 
@@ -44,23 +42,43 @@ impl ChunkSender {
         self.link
     }
 
-    /// Sends chunks of `round` until there are no more, and waits until they
-    /// have arrived.
-    pub(super) fn round(&mut self, round: &Round) -> Result<(), SourceFailure> {
-        // Data found in a former round may be a hole by now (a balloon), and
-        // only the first round looks for data.
-        self.data = PageRange::EMPTY;
-        while let Some(chunk) = round.next(self.shared.ram.layout()) {
+    /// Sends chunks of `batch` until there are no more. If it is the round's
+    /// last batch, waits until all that this link carried has arrived.
+    pub(super) fn batch(&mut self, batch: &Batch) -> Result<(), SourceFailure> {
+        self.collector.begin();
+        while let Some(number) = batch.next() {
             self.shared.check()?;
             let before = self.link.sent();
-            self.chunk(chunk, round)?;
+            match batch.work() {
+                Work::Log { log, first } => {
+                    let Some(chunk) = chunk(self.shared.ram.layout(), number) else {
+                        break;
+                    };
+                    // Taken right before the chunk is sent, the log is never
+                    // stale, and a page that is dirtied again before its turn
+                    // is sent once.
+                    let mut runs = std::mem::take(&mut self.runs);
+                    runs.clear();
+                    let sent = self
+                        .collector
+                        .collect(&**log, *first, chunk, &mut runs)
+                        .and_then(|()| self.send(&runs));
+                    self.runs = runs;
+                    sent?;
+                }
+                Work::Drained(chunks) => {
+                    let runs = usize::try_from(number).ok().and_then(|n| chunks.get(n));
+                    let Some(runs) = runs else { break };
+                    self.send(runs)?;
+                }
+            }
             let counters = &self.shared.counters;
             Counters::add(&counters.precopy_bytes, self.link.sent() - before);
             self.shared
                 .progress
                 .tell(&*self.shared.observer, counters.bytes().precopy);
         }
-        if round.has_failed() {
+        if batch.has_failed() || !batch.is_last() {
             return Ok(());
         }
         self.link
@@ -70,55 +88,11 @@ impl ChunkSender {
             ))
     }
 
-    /// The log is taken right before the chunk is sent: it is never stale, and
-    /// a page that is dirtied again before its turn is sent once.
-    fn chunk(&mut self, chunk: PageRange, round: &Round) -> Result<(), SourceFailure> {
-        let mut runs = std::mem::take(&mut self.runs);
-        runs.clear();
-        let taken = round.log.take(chunk, &mut |run| {
-            self.owed.written(run);
-            runs.push(run);
-        });
-        let sent = taken.map_err(SourceFailure::from).and_then(|()| {
-            if round.first {
-                runs.clear();
-                self.find_data(chunk, &mut runs)?;
-                let data: u64 = runs.iter().map(|r| r.len()).sum();
-                Counters::add(&self.shared.counters.zero, chunk.len() - data);
-                self.shared.progress.done(chunk.len() - data);
-            }
-            runs.iter().try_for_each(|&run| self.send(run))
-        });
-        self.runs = runs;
-        sent
+    fn send(&mut self, runs: &[PageRange]) -> Result<(), SourceFailure> {
+        runs.iter().try_for_each(|&run| self.send_run(run))
     }
 
-    /// Collects the parts of `chunk` that the RAM file has data for.
-    ///
-    /// A hole that is written after this look is in the dirty log, which was
-    /// taken before. So holes are looked for anew in every chunk; what was
-    /// data once may be taken for data later.
-    fn find_data(
-        &mut self,
-        chunk: PageRange,
-        runs: &mut Vec<PageRange>,
-    ) -> Result<(), SourceFailure> {
-        let mut rest = chunk;
-        while !rest.is_empty() {
-            if !self.data.contains(rest.start()) {
-                match self.shared.ram.data_run(rest)? {
-                    Some(run) => self.data = run,
-                    None => return Ok(()),
-                }
-            }
-            let data = self.data.intersect(rest);
-            runs.push(data);
-            rest = PageRange::new(data.end(), rest.end());
-        }
-        Ok(())
-    }
-
-    fn send(&mut self, run: PageRange) -> Result<(), SourceFailure> {
+    fn send_run(&mut self, run: PageRange) -> Result<(), SourceFailure> {
         let (shared, link) = (&self.shared, &mut self.link);
         self.reader.pieces(&shared.ram, run, |piece| {
             let (pages, result) = match piece {

@@ -2,14 +2,17 @@
 //!
 //! One thread leads ([`migrate`]): it connects (`session.rs`), leads the
 //! pre-copy rounds (`precopy.rs`), which a thread for each background link does
-//! (`crew.rs`), the switchover (`switchover.rs`) and what comes after it
+//! (`crew.rs`; `drained.rs` where devices have to be drained), the switchover (`switchover.rs`) and what comes after it
 //! (`handover.rs`), which the machine in `custody` decides (`keeper.rs`). In
 //! post-copy every link has a thread that sends pages: `urgent.rs` answers
 //! requests, `pusher.rs` pushes the rest. Who sends a page is settled by claiming it in one bitmap
 //! (`owed.rs`); what goes first, by hints that nobody waits for (`order/`).
 
 mod chunk;
+mod chunks;
+mod collect;
 mod crew;
+mod drained;
 mod error;
 mod handover;
 mod keeper;
@@ -279,6 +282,7 @@ fn led(
                 postcopy,
                 pages: shared.counters.pages(shared.ram.layout().pages()),
                 bytes: shared.counters.bytes(),
+                drains: shared.counters.drains(),
                 requests: Requests {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
                     ..handed.requests
@@ -357,13 +361,13 @@ fn approach(
     } else {
         let log = guest.start_dirty_log()?;
         let crew = Crew::start(shared, links, &session.background, owed)?;
-        let mut precopy = Precopy::new(shared, Arc::clone(&log), crew);
-        let verdict = precopy.run(options);
+        let mut precopy = Precopy::new(shared, Arc::clone(&log), crew, owed);
+        let verdict = precopy.run(guest, options);
         *rounds = precopy.rounds();
         match verdict? {
             Verdict::Converged => {
                 *rounds += 1;
-                Rest::Precopy(precopy)
+                Rest::Precopy(Box::new(precopy))
             }
             Verdict::SwitchNow => Rest::Hybrid(log, precopy.disband()?),
         }

@@ -55,6 +55,10 @@ pub struct SourceOptions {
     /// [`MAX_LINKS`](crate::MAX_LINKS). Each has a
     /// connection and a thread of its own at either side.
     pub links: u16,
+    /// Whether devices are drained between taking the dirty log and copying, for
+    /// a guest that needs it. Off only for tests and for measuring what it costs:
+    /// without it, memory that disks write is lost.
+    pub drain: bool,
     /// In post-copy, how long after the switch pages that nobody asked for are
     /// held back, those that are read ahead excepted. For measuring.
     pub background_delay: Duration,
@@ -97,6 +101,7 @@ impl Default for SourceOptions {
             max_rounds: 30,
             when_stalled: WhenStalled::GoOn,
             links: Self::default_links(),
+            drain: true,
             background_delay: Duration::ZERO,
             read_ahead: ReadAhead::Adaptive,
             hot_first: true,

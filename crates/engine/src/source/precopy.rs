@@ -1,7 +1,8 @@
 //! Pre-copy: memory follows the guest's writes while it runs.
 //!
 //! The rounds are led from here and done by a worker for each link (`crew.rs`,
-//! `chunk.rs`), the last one with the guest stopped as well. Rates are those of
+//! `chunk.rs`), the last one with the guest stopped as well. Where devices write
+//! behind the dirty log they are drained in between (`drained.rs`). Rates are those of
 //! all links together, up to the moment when all of a round has arrived.
 
 use std::sync::Arc;
@@ -9,9 +10,12 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::DirtyLog;
 
-use super::crew::{Crew, Round};
+use super::crew::{Batch, Crew};
+use super::drained::DrainedRounds;
 use super::error::SourceFailure;
+use super::owed::Owed;
 use super::{Move, SourceOptions, WhenStalled};
+use crate::guest::SourceGuest;
 use crate::link::BackgroundSender;
 use crate::stats::{Mode, Phase};
 
@@ -43,17 +47,19 @@ pub(super) struct Precopy {
     shared: Move,
     log: Arc<dyn DirtyLog>,
     crew: Crew,
+    owed: Arc<Owed>,
     rounds: u32,
     /// Bytes a second, over the last round that was large enough to tell.
     rate: f64,
 }
 
 impl Precopy {
-    pub(super) fn new(shared: &Move, log: Arc<dyn DirtyLog>, crew: Crew) -> Self {
+    pub(super) fn new(shared: &Move, log: Arc<dyn DirtyLog>, crew: Crew, owed: &Arc<Owed>) -> Self {
         Self {
             shared: shared.clone(),
             log,
             crew,
+            owed: Arc::clone(owed),
             rounds: 0,
             rate: 0.0,
         }
@@ -61,8 +67,13 @@ impl Precopy {
 
     /// Sends rounds until the rest fits the downtime or `options` says to
     /// switch.
-    pub(super) fn run(&mut self, options: &SourceOptions) -> Result<Verdict, SourceFailure> {
+    pub(super) fn run(
+        &mut self,
+        guest: &mut dyn SourceGuest,
+        options: &SourceOptions,
+    ) -> Result<Verdict, SourceFailure> {
         let all = self.shared.ram.layout().all();
+        let mut drained = self.drained_rounds(guest, options);
         let mut warned = false;
         let mut expected = all.len();
         for round in 1.. {
@@ -70,7 +81,10 @@ impl Precopy {
             self.rounds = round;
             let begun = Instant::now();
             let sent = self.sent();
-            self.round(round == 1)?;
+            match &mut drained {
+                Some(drained) => drained.round(&self.crew, guest, round == 1)?,
+                None => self.round(round == 1)?,
+            }
             self.measure(self.sent() - sent, begun.elapsed());
             self.shared.check()?;
 
@@ -103,13 +117,32 @@ impl Precopy {
         unreachable!("a u32 of rounds takes centuries");
     }
 
+    /// What does the rounds, if the guest's devices have to be drained in them.
+    fn drained_rounds(
+        &self,
+        guest: &dyn SourceGuest,
+        options: &SourceOptions,
+    ) -> Option<DrainedRounds> {
+        if !guest.needs_drain() {
+            return None;
+        }
+        if !options.drain {
+            self.shared.observer.notice(
+                "the guest's devices are not drained, though they write to its memory behind the \
+                 dirty log: pages will be lost",
+            );
+            return None;
+        }
+        Some(DrainedRounds::new(&self.shared, &self.log, &self.owed))
+    }
+
     /// Rounds begun so far.
     pub(super) fn rounds(&self) -> u32 {
         self.rounds
     }
 
     /// Sends what the log holds, once, with the guest stopped: after it, the
-    /// destination has everything.
+    /// destination has everything. Device writes have landed: pausing drains.
     pub(super) fn last_round(&self) -> Result<(), SourceFailure> {
         self.round(false)
     }
@@ -122,7 +155,7 @@ impl Precopy {
 
     /// One pass over all memory.
     fn round(&self, first: bool) -> Result<(), SourceFailure> {
-        self.crew.round(Round::new(Arc::clone(&self.log), first))
+        self.crew.run(Batch::round(Arc::clone(&self.log), first))
     }
 
     /// Bytes sent so far, on all links.

@@ -53,7 +53,7 @@ const FEW_DISCARDS: usize = 1000;
 #[derive(Debug)]
 pub(super) enum Rest {
     /// With the guest stopped.
-    Precopy(Precopy),
+    Precopy(Box<Precopy>),
     /// After the switch; what the log holds is owed. The links are empty.
     Hybrid(Arc<dyn DirtyLog>, Vec<BackgroundSender>),
     /// After the switch; everything is owed.

@@ -95,6 +95,18 @@ pub struct Bytes {
     pub device_state: u64,
 }
 
+/// How often the guest's devices were drained in pre-copy, and how long that
+/// took. Its disk requests wait meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Drains {
+    /// Number of drains.
+    pub count: u64,
+    /// Time in all of them, in milliseconds.
+    pub total_ms: f64,
+    /// The longest one, in milliseconds.
+    pub max_ms: f64,
+}
+
 /// What a finished migration cost. The command line writes it as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct Account {
@@ -115,6 +127,9 @@ pub struct Account {
     pub pages: Pages,
     /// Bytes by kind.
     pub bytes: Bytes,
+    /// Drains of the guest's devices, where it needed them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drains: Option<Drains>,
     /// What was measured of the guest's faults.
     #[serde(flatten)]
     pub requests: Requests,

@@ -1,8 +1,9 @@
 //! Counters that several threads add to.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
-use super::{Bytes, Pages};
+use super::{Bytes, Drains, Pages};
 
 /// Pages and bytes so far. Each field has one or more writers and is only
 /// ever added to; readers want no more than a recent value, so `Relaxed` is
@@ -27,6 +28,12 @@ pub struct Counters {
     pub device_state_bytes: AtomicU64,
     /// See [`Requests::requests_under_way`](super::Requests::requests_under_way).
     pub requests_under_way: AtomicU64,
+    /// See [`Drains::count`].
+    drains: AtomicU64,
+    /// Nanoseconds in all drains.
+    drain_total: AtomicU64,
+    /// Nanoseconds in the longest drain.
+    drain_max: AtomicU64,
 }
 
 impl Counters {
@@ -57,6 +64,26 @@ impl Counters {
             background: self.background.load(Relaxed),
             guest,
         }
+    }
+
+    /// Adds a drain that took so long.
+    pub fn add_drain(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.drains.fetch_add(1, Relaxed);
+        self.drain_total.fetch_add(nanos, Relaxed);
+        self.drain_max.fetch_max(nanos, Relaxed);
+    }
+
+    /// The drains; `None` if there were none.
+    pub fn drains(&self) -> Option<Drains> {
+        let millis =
+            |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Relaxed)).as_secs_f64() * 1e3;
+        let count = self.drains.load(Relaxed);
+        (count > 0).then(|| Drains {
+            count,
+            total_ms: millis(&self.drain_total),
+            max_ms: millis(&self.drain_max),
+        })
     }
 
     /// Requests that had nothing left to send.

@@ -16,6 +16,7 @@ use hikkoshi_faults::{Features, HostAddr, Process, Userfault};
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::GuestDescription;
 
+use crate::device::DirectDevice;
 use crate::machine::{Machine, Random, Side};
 
 type Hook = Box<dyn FnMut() -> Result<(), GuestError> + Send>;
@@ -97,6 +98,8 @@ pub struct TestSource {
     ram: Arc<RamFiles>,
     pub device_bytes: usize,
     pub ended: Arc<AtomicBool>,
+    /// What writes to its memory behind the dirty log.
+    pub device: Option<DirectDevice>,
     log: Option<Arc<dyn DirtyLog>>,
 }
 
@@ -110,6 +113,7 @@ impl TestSource {
             ram: memory.ram(),
             device_bytes,
             ended: Arc::default(),
+            device: None,
             log: None,
         }
     }
@@ -138,9 +142,28 @@ impl SourceGuest for TestSource {
         Ok(log)
     }
 
+    fn needs_drain(&self) -> bool {
+        self.device.is_some()
+    }
+
+    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError> {
+        self.script.call("drain")?;
+        if cancel.is_cancelled() {
+            return Err(GuestError::new("the drain was cancelled"));
+        }
+        if let Some(device) = &mut self.device {
+            device.land();
+            device.submit();
+        }
+        Ok(())
+    }
+
     fn pause(&mut self) -> Result<Instant, GuestError> {
         self.script.call("pause")?;
         self.machine.stop(Side::Source, Duration::from_secs(20));
+        if let Some(device) = &mut self.device {
+            device.land();
+        }
         Ok(Instant::now())
     }
 

@@ -73,6 +73,8 @@ struct Inner {
     /// What the processors remember: each page's generation. Page `p` belongs
     /// to processor `p % CPUS`.
     generations: Vec<AtomicU64>,
+    /// Pages at the end that processors leave to devices.
+    device_pages: u64,
     steps: AtomicU64,
     damage: Mutex<Vec<String>>,
 }
@@ -91,6 +93,15 @@ impl Machine {
     /// A stopped machine whose memory at the source holds what a machine's
     /// does: content, zeros, and much that was never touched.
     pub fn new(source: &Arc<Memory>, destination: &Arc<Memory>) -> Self {
+        Self::with_device_pages(source, destination, 0)
+    }
+
+    /// The same; processors leave so many pages at the end to devices.
+    pub fn with_device_pages(
+        source: &Arc<Memory>,
+        destination: &Arc<Memory>,
+        device_pages: u64,
+    ) -> Self {
         let pages = source.layout().pages();
         let inner = Arc::new(Inner {
             source: Arc::clone(source),
@@ -98,6 +109,7 @@ impl Machine {
             state: Mutex::default(),
             changed: Condvar::new(),
             generations: (0..pages).map(|_| AtomicU64::new(0)).collect(),
+            device_pages,
             steps: AtomicU64::new(0),
             damage: Mutex::default(),
         });
@@ -122,6 +134,27 @@ impl Machine {
 
     pub fn memory(&self, side: Side) -> &Arc<Memory> {
         self.0.memory(side)
+    }
+
+    /// A device has written `page` in this generation.
+    pub fn written_by_device(&self, page: u64, generation: u64) {
+        self.0.generations[page as usize].store(generation, Ordering::Release);
+    }
+
+    /// Pages at `side` that are not what was written last.
+    pub fn wrong_pages(&self, side: Side) -> Vec<u64> {
+        let memory = self.0.memory(side);
+        let ram = memory.ram();
+        let mut content = [0; PAGE_SIZE];
+        let pages = memory.layout().all().iter();
+        pages
+            .filter(|&page| {
+                ram.read(hikkoshi_pages::PageRange::one(page), &mut content)
+                    .unwrap();
+                content != self.expected(page.index())
+            })
+            .map(hikkoshi_pages::Page::index)
+            .collect()
     }
 
     /// Lets it run at `side`.
@@ -263,7 +296,7 @@ impl Inner {
 
     /// One instruction: looks at a page, and perhaps writes it anew.
     fn step(&self, cpu: u64, side: Side, random: &mut Random) {
-        let pages = self.generations.len() as u64;
+        let pages = self.generations.len() as u64 - self.device_pages;
         // Half of them where many others were: some pages are hotter.
         let bound = if random.below(2) == 0 {
             pages

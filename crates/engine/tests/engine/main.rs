@@ -11,6 +11,8 @@
 
 mod confined;
 mod destinations;
+mod device;
+mod direct_io;
 mod failures;
 mod guests;
 mod held;

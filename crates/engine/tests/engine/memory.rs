@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hikkoshi_engine::{RamFile, RamFiles};
@@ -98,6 +99,21 @@ impl Memory {
         map.as_volatile_slice()
             .write_slice(content, offset)
             .unwrap();
+    }
+
+    /// Pins a page for a device that will write to it: the kernel marks it
+    /// written, and its content stays.
+    pub fn pin(&self, page: u64) {
+        let first = &self.load(page)[..1];
+        let (map, offset) = self.place(page);
+        map.as_volatile_slice().write_slice(first, offset).unwrap();
+    }
+
+    /// Writes a page as a device does that has it pinned: past the page tables.
+    pub fn write_behind(&self, page: u64, content: &Content) {
+        let (block, offset) = self.layout.locate(Page::new(page)).unwrap();
+        let (file, start) = &self.files[block];
+        file.write_all_at(content, start + offset).unwrap();
     }
 
     fn place(&self, page: u64) -> (&MmapRegion, usize) {

@@ -20,6 +20,7 @@ use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{Hello, Limits};
 use tempfile::TempDir;
 
+use crate::device::DirectDevice;
 use crate::guests::{Script, TestDestination, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, Memory, SMALL, layout};
@@ -163,8 +164,21 @@ impl Setup {
     }
 
     pub fn with(mode: Mode, source: &RamLayout, destination: &RamLayout, running: bool) -> Self {
-        let memories = [source, destination].map(|layout| Arc::new(Memory::new(layout)));
-        let machine = Arc::new(Machine::new(&memories[0], &memories[1]));
+        Self::with_device(mode, [source, destination], running, 0)
+    }
+
+    /// A running guest with a device that writes by direct I/O into so many
+    /// pages at the end of its memory.
+    pub fn with_direct_io(mode: Mode, layout: &RamLayout, pages: u64) -> Self {
+        let mut setup = Self::with_device(mode, [layout; 2], true, pages);
+        setup.source.device = Some(DirectDevice::new(&setup.machine, pages));
+        setup
+    }
+
+    fn with_device(mode: Mode, layouts: [&RamLayout; 2], running: bool, device_pages: u64) -> Self {
+        let [source, destination] = layouts.map(|layout| Arc::new(Memory::new(layout)));
+        let machine = Machine::with_device_pages(&source, &destination, device_pages);
+        let machine = Arc::new(machine);
         if running {
             machine.run(Side::Source);
             machine.work(100);
