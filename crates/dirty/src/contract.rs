@@ -25,6 +25,12 @@ pub trait Guest: Debug {
     fn start_writing(&self);
     /// Stops them and waits until they have.
     fn stop_writing(&self);
+    /// Makes a device of the guest pin a page that it will write to, as a direct disk read does when
+    /// it is submitted, and waits until it has.
+    fn pin(&self, page: Page);
+    /// Makes the device write a value into the page that it has pinned and let go of it, and waits
+    /// until it has.
+    fn land(&self, value: u64);
     /// What is in a page, read as a migration reads it: not through the guest.
     fn read(&self, page: Page) -> u64;
 }
@@ -45,6 +51,7 @@ pub fn check(guest: &dyn Guest, log: &dyn DirtyLog) {
     runs_are_maximal_ascending_and_clipped(guest, log);
     any_cutting_gives_the_same(guest, log);
     memory_first_touched_while_tracking_is_reported(guest, log);
+    a_pinned_page_is_reported_before_its_data_lands(guest, log);
     ranges_beyond_the_layout_are_clipped(guest, log);
     nothing_written_is_missed(guest, log);
     a_stopped_log_says_so(guest, log);
@@ -222,6 +229,33 @@ fn memory_first_touched_while_tracking_is_reported(guest: &dyn Guest, log: &dyn 
     assert!(fresh.len() > 4, "the guest is too small for this test");
     write_all(guest, &fresh);
     assert_eq!(take(log, all), granules(guest, &fresh, all));
+}
+
+/// That the data has landed may go unseen: see [`DirtyLog`]. So a page has to be reported when it is
+/// pinned, and copying it after a take and a drain has to be enough.
+fn a_pinned_page_is_reported_before_its_data_lands(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    for (number, page) in (1..).zip(places(guest)) {
+        guest.pin(Page::new(page));
+        assert_eq!(
+            take(log, all),
+            granules(guest, &[page], all),
+            "page {page} was pinned by a device"
+        );
+        // The drain, and the copy.
+        guest.land(number);
+        assert_eq!(guest.read(Page::new(page)), number, "page {page}");
+        take(log, all);
+        // The next request is a new one.
+        guest.pin(Page::new(page));
+        assert_eq!(
+            take(log, all),
+            granules(guest, &[page], all),
+            "page {page} was pinned once more"
+        );
+        guest.land(number + 1);
+        take(log, all);
+    }
 }
 
 fn ranges_beyond_the_layout_are_clipped(guest: &dyn Guest, log: &dyn DirtyLog) {

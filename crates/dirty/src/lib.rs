@@ -17,6 +17,9 @@
 //!
 //! # What it sees, and what it does not
 //!
+//! No log sees the data of a direct disk read land: only that its pages were pinned, earlier. Such
+//! guests have to be drained between take and copy, see [`DirtyLog`].
+//!
 //! `PagemapLog` sees writes through the page tables of the tracked process: its vCPUs, under TCG or
 //! KVM, its own threads, and kernel work on its behalf such as vhost. It does not see other processes
 //! that map the same file (vhost-user), writes to the file itself, nor devices that write to memory

@@ -9,11 +9,23 @@ use thiserror::Error;
 
 /// A record of which pages were written. What every implementation promises is written down as
 /// tests in [`contract`](crate::contract).
+///
+/// # What a log cannot see
+///
+/// A device that writes to memory by itself (DMA) does so through pages that the kernel has pinned
+/// for it, and touches no page table. A direct disk read (`O_DIRECT`, `cache=none`) pins its pages
+/// when it is submitted. The log reports them as written *then*, and need not report anything when
+/// the data lands. So a page may still change after it was taken, without being dirty again.
+///
+/// Where a guest has such devices, **take, then drain, then copy**: wait between the two until every
+/// device write that was under way has landed. What was pinned before the take has landed after the
+/// drain; what is pinned after the take is reported anew. Pages pinned before the log was started
+/// are covered as well, if every page is copied once after such a drain.
 pub trait DirtyLog: Send + Sync + Debug {
     /// Reports the dirty pages of `range` and makes them clean: calls `dirty` with each maximal
     /// run, ascending, clipped to `range` (and to the layout).
     ///
-    /// Copy a page only after it was reported. A write that comes while this runs is reported now or
+    /// Copy a page only after it was reported, and drained where devices write (see above). A write that comes while this runs is reported now or
     /// by a later take, or by both. Several threads may take at once; each page goes to one of them.
     ///
     /// # Errors

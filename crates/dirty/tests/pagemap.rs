@@ -10,6 +10,8 @@
 
 #[path = "../../faults/tests/common/mod.rs"]
 mod common;
+#[path = "common/device.rs"]
+mod device;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -17,7 +19,9 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use common::{HugePages, Shared, Target, map_shared, memory_file};
-use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, contract};
+use device::Device;
+use hikkoshi_dirty::contract::{self, Guest as _};
+use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError};
 use hikkoshi_faults::{Features, ForeignUserfault, HostAddr, leftovers};
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
 
@@ -37,6 +41,8 @@ const ADDRESSES: usize = 16;
 
 const WRITE: u64 = 1;
 const TOUCH: u64 = 2;
+const PIN: u64 = 3;
+const LAND: u64 = 4;
 
 /// A second process with RAM blocks.
 #[derive(Debug)]
@@ -134,6 +140,12 @@ impl contract::Guest for Process {
         shared.set(WRITING, 0);
         common::eventually("the writers to stop", || shared.get(WRITERS) == 0);
     }
+    fn pin(&self, page: Page) {
+        self.command(PIN, page, 0);
+    }
+    fn land(&self, value: u64) {
+        self.command(LAND, Page::new(0), value);
+    }
     fn read(&self, page: Page) -> u64 {
         let (block, offset) = self.layout.locate(page).unwrap();
         let mut bytes = [0; 8];
@@ -190,6 +202,7 @@ fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -
             }
         });
     }
+    let mut device = Device::new();
     for done in 1u64.. {
         shared.set(DONE, done);
         while shared.get(COMMAND) < done {
@@ -199,6 +212,8 @@ fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -
         match shared.get(KIND) {
             WRITE => unsafe { at.write_volatile(shared.get(VALUE)) },
             TOUCH => drop(unsafe { at.read_volatile() }),
+            PIN => device.pin(at.cast()),
+            LAND => device.land(shared.get(VALUE)),
             _ => return 1,
         }
     }
@@ -228,6 +243,39 @@ fn hugetlb_keeps_the_contract() {
     let log = process.start(&taken);
     contract::check(&process, &log);
     taken.give_back().unwrap();
+}
+
+/// Why pages are drained between take and copy. If this fails because the data is reported, the
+/// kernel has learnt to report it, and drains may not be needed any more.
+#[test]
+fn data_that_lands_in_a_pinned_page_is_not_reported() {
+    let process = Process::new(&[(4 * MIB, SMALL)]);
+    let (early, late) = (Page::new(3), Page::new(700));
+    process.pin(early);
+    let taken = process.take_userfault();
+    let log = process.start(&taken);
+    let all = process.layout.all();
+    let take = || {
+        let mut found = Vec::new();
+        log.take(all, &mut |run: PageRange| found.extend(run.iter()))
+            .unwrap();
+        found
+    };
+    // Pinned before the log was started.
+    assert_eq!(take(), []);
+    let copy = process.read(early);
+    process.land(77);
+    assert_eq!(take(), []);
+    assert_ne!(process.read(early), copy, "copied too early");
+    assert_eq!(process.read(early), 77);
+    // Pinned before it was taken.
+    process.pin(late);
+    assert_eq!(take(), [late]);
+    let copy = process.read(late);
+    process.land(78);
+    assert_eq!(take(), []);
+    assert_ne!(process.read(late), copy, "copied too early");
+    assert_eq!(process.read(late), 78);
 }
 
 /// Two that take at once: every page goes to one of them.
