@@ -267,7 +267,7 @@ fn what_is_given_up() {
             attempt
                 .receive
                 .wait()
-                .assert(3, &["the guest has ended here"]);
+                .assert(4, &["the guest has ended here"]);
             attempt.destination.wait_exit(LONG).unwrap();
         } else {
             attempt.start_receive_again(&["--give-up"]);

@@ -287,14 +287,14 @@ fn said_plainly(attempt: &mut Attempt, with_engine: bool) {
         attempt.start_receive_again(&[]);
     } else {
         migrate = attempt.migrate.wait();
-        migrate.assert(3, &["the guest has ended at the destination", lost]);
+        migrate.assert(4, &["the guest has ended at the destination", lost]);
         assert!(
             !migrate.said.contains("nothing of it is lost"),
             "{migrate:?}"
         );
     }
     let receive = attempt.receive.wait();
-    receive.assert(3, &["has ended", lost]);
+    receive.assert(4, &["has ended", lost]);
     tell(receive.said.lines().last().unwrap_or_default());
 }
 

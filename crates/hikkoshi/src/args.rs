@@ -20,14 +20,15 @@ use hikkoshi_engine::{
 
 use crate::exit::{Exit, Status};
 use crate::journal;
+use crate::reason::Reason;
 use crate::security::{Security, To};
 
 /// Moves a running virtual machine to another host.
 ///
 /// Exit status: 0 the guest runs at the destination and every page is there;
-/// 1 it still runs at the source; 2 bad usage; 3 it is on its way and nothing of
-/// it is lost: --resume goes on (or, and then that is said, it ended with the
-/// destination's QEMU). HIKKOSHI_LOG=debug tells more.
+/// 1 it still runs at the source; 2 bad usage; 3 it was handed over, and that is
+/// not finished: nothing of it is lost, and --resume continues; 4 the guest is
+/// lost: the destination's QEMU ended in post-copy. HIKKOSHI_LOG=debug tells more.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub struct Args {
@@ -46,6 +47,18 @@ pub enum Command {
     /// Watch over a migration's source (started by `migrate`).
     #[command(hide = true)]
     Guard(Guard),
+}
+
+impl Command {
+    /// Whether standard error is read by a program.
+    pub fn tells_programs(&self) -> bool {
+        let common = match self {
+            Self::Receive(receive) => &receive.common,
+            Self::Migrate(migrate) => &migrate.common,
+            Self::Demo(_) | Self::Guard(_) => return false,
+        };
+        common.progress == ProgressKind::Json
+    }
 }
 
 /// What both sides have.
@@ -157,7 +170,7 @@ impl Args {
         let command = Self::command().args_override_self(true);
         let args = Self::read(command, words).map_err(|error| {
             let what = "reading the journal: the options in it do not go together with those given";
-            Exit::new(Status::Usage, format!("{what}: {error}"))
+            Exit::new(Status::Usage, Reason::Usage, format!("{what}: {error}"))
         })?;
         Ok(args.command)
     }
@@ -275,7 +288,7 @@ impl Receive {
     pub fn listen(&self) -> Result<&Address, Exit> {
         self.listen.as_ref().ok_or_else(|| {
             // Clap asks for it.
-            Exit::new(Status::Usage, "--listen ADDR is missing")
+            Exit::new(Status::Usage, Reason::Usage, "--listen ADDR is missing")
         })
     }
 
@@ -294,7 +307,11 @@ impl Receive {
                 },
                 ..merged
             }),
-            _ => Err(Exit::new(Status::Usage, "this is no destination's journal")),
+            _ => Err(Exit::new(
+                Status::Usage,
+                Reason::Usage,
+                "this is no destination's journal",
+            )),
         }
     }
 
@@ -440,7 +457,11 @@ impl Migrate {
                 },
                 ..merged
             }),
-            _ => Err(Exit::new(Status::Usage, "this is no source's journal")),
+            _ => Err(Exit::new(
+                Status::Usage,
+                Reason::Usage,
+                "this is no source's journal",
+            )),
         }
     }
 

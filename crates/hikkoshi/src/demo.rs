@@ -12,6 +12,7 @@ use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Worklo
 use crate::args::Demo;
 use crate::exit::{Exit, Status};
 use crate::migrate::require_dirty_log;
+use crate::reason::Reason;
 
 /// How long the guest works before and after the move, so that there is
 /// something to see.
@@ -45,12 +46,18 @@ pub fn run(args: &Demo) -> Result<Status, Exit> {
         .ok_or_else(|| {
             Exit::new(
                 Status::Usage,
+                Reason::Usage,
                 format!("QEMU {} was not set up; there are 7.2 and 10.0", args.qemu),
             )
         })?;
     require_dirty_log(args.mode)?;
-    show(args, version)
-        .map_err(|error| Exit::new(Status::AtSource, format!("the demo failed: {error}")))
+    show(args, version).map_err(|error| {
+        Exit::new(
+            Status::AtSource,
+            Reason::Demo,
+            format!("the demo failed: {error}"),
+        )
+    })
 }
 
 fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
@@ -103,7 +110,7 @@ fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
     Ok(if verdict.ok {
         Status::Moved
     } else {
-        Status::Paused
+        Status::Lost
     })
 }
 

@@ -1,10 +1,13 @@
-//! How the program ends: the exit codes are a contract.
+//! How the program ends: the exit statuses are a contract, and so is what
+//! programs read about the end (`docs/json.md`).
 
 use std::fmt;
 use std::process::ExitCode;
 
 use hikkoshi_engine::Outcome;
+use serde::Serialize;
 
+use crate::reason::{Holder, Reason};
 use crate::say;
 
 /// Where the guest is when the program ends.
@@ -16,33 +19,53 @@ pub enum Status {
     AtSource,
     /// 2: nothing was tried.
     Usage,
-    /// 3: it is on its way, and nothing of it is lost: it stands still, or runs
-    /// at the destination and lacks pages. Or, and then that is said, the
-    /// destination's QEMU ended in post-copy, and the guest with it.
+    /// 3: it was handed over, or may have been, and that is not finished: it is
+    /// paused, or runs at the destination and lacks pages. Nothing of it is lost.
     Paused,
+    /// 4: it is lost: it ran at the destination, and its QEMU there ended before
+    /// every page had arrived.
+    Lost,
+}
+
+impl Status {
+    /// The program's exit status.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Moved => 0,
+            Self::AtSource => 1,
+            Self::Usage => 2,
+            Self::Paused => 3,
+            Self::Lost => 4,
+        }
+    }
+
+    /// Who has the guest, where no more is known than this.
+    const fn holder(self) -> Holder {
+        match self {
+            Self::Moved => Holder::Destination,
+            Self::AtSource => Holder::Source,
+            Self::Usage => Holder::Unknown,
+            Self::Paused => Holder::Undecided,
+            Self::Lost => Holder::Nobody,
+        }
+    }
 }
 
 impl From<Outcome> for Status {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::AtSource => Self::AtSource,
-            Outcome::Paused
-            | Outcome::AtDestination
-            | Outcome::Stopped
-            | Outcome::Declined
-            | Outcome::Lost => Self::Paused,
+            Outcome::Paused | Outcome::AtDestination | Outcome::Stopped | Outcome::Declined => {
+                Self::Paused
+            }
+            Outcome::Lost => Self::Lost,
         }
     }
 }
 
 impl From<Status> for ExitCode {
     fn from(status: Status) -> Self {
-        Self::from(match status {
-            Status::Moved => 0,
-            Status::AtSource => 1,
-            Status::Usage => 2,
-            Status::Paused => 3,
-        })
+        Self::from(status.code())
     }
 }
 
@@ -50,17 +73,24 @@ impl From<Status> for ExitCode {
 #[derive(Debug)]
 pub struct Exit {
     status: Status,
+    reason: Reason,
+    holder: Holder,
     what: String,
     next: Option<String>,
+    resume: Option<String>,
 }
 
 impl Exit {
-    /// Ends with `status` because of `why`.
-    pub fn new(status: Status, why: impl fmt::Display) -> Self {
+    /// Ends with `status` for `reason`; `why` says it to a person. Who has the
+    /// guest follows from the status, unless [`held_by`](Self::held_by) says more.
+    pub fn new(status: Status, reason: Reason, why: impl fmt::Display) -> Self {
         Self {
             status,
+            reason,
+            holder: status.holder(),
             what: why.to_string(),
             next: None,
+            resume: None,
         }
     }
 
@@ -71,12 +101,71 @@ impl Exit {
         self
     }
 
+    /// Adds who has the guest.
+    #[must_use]
+    pub fn held_by(mut self, holder: Holder) -> Self {
+        self.holder = holder;
+        self
+    }
+
+    /// Adds the command that resumes the migration, or settles it, on this side.
+    #[must_use]
+    pub fn resumed_by(mut self, command: impl Into<String>) -> Self {
+        self.resume = Some(command.into());
+        self
+    }
+
+    /// Where the guest is.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
     /// Tells the person.
-    pub fn say(self) -> Status {
+    pub fn say(&self) {
         say::to_stderr(&format!("hikkoshi: {}", self.what));
-        if let Some(next) = self.next {
+        if let Some(next) = &self.next {
             say::to_stderr(&format!("hikkoshi: {next}"));
         }
-        self.status
+    }
+}
+
+/// The end of a run, for programs.
+#[derive(Debug, Serialize)]
+pub struct End<'a> {
+    /// The exit status of the program.
+    exit_status: u8,
+    reason: Reason,
+    /// Who has the guest.
+    guest: Holder,
+    /// What happened, for a person.
+    message: &'a str,
+    /// Where the guest is and what to do, for a person.
+    next: Option<&'a str>,
+    /// The command that resumes the migration on this side.
+    resume: Option<&'a str>,
+}
+
+impl End<'_> {
+    /// The guest was moved.
+    pub const MOVED: End<'static> = End {
+        exit_status: Status::Moved.code(),
+        reason: Reason::Moved,
+        guest: Status::Moved.holder(),
+        message: "the guest runs at the destination",
+        next: None,
+        resume: None,
+    };
+}
+
+impl<'a> From<&'a Exit> for End<'a> {
+    fn from(exit: &'a Exit) -> Self {
+        Self {
+            exit_status: exit.status.code(),
+            reason: exit.reason,
+            guest: exit.holder,
+            message: &exit.what,
+            next: exit.next.as_deref(),
+            resume: exit.resume.as_deref(),
+        }
     }
 }

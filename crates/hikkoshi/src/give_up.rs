@@ -16,18 +16,23 @@ use hikkoshi_qemu::{Departed, QemuDestination, QemuSource};
 use crate::args::{Common, Migrate, Receive};
 use crate::exit::{Exit, Status};
 use crate::journal::{DestinationEntry, Kept, SourceEntry};
+use crate::reason::Reason;
 use crate::{progress, resume, say};
 
 /// At the source.
 pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
     let (page, entry) = resume::find::<SourceEntry>(&args.common, file)?;
     let stage = entry.engine.stage;
+    let again = resume::command::<SourceEntry>(page.path());
     confirmed(&args.common, at_source(stage).as_deref())?;
-    let cannot = |error: &dyn std::fmt::Display| Exit::new(Status::Paused, error);
-    let taken = QemuSource::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
+    let cannot = |reason, error: &dyn std::fmt::Display| {
+        Exit::new(Status::Paused, reason, error).resumed_by(&again)
+    };
+    let taken =
+        QemuSource::take_up(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     let Some(mut guest) = taken else {
         let what = "giving up: the source's QEMU has ended, and no guest is here to run on";
-        return Err(cannot(&what));
+        return Err(cannot(Reason::QemuEnded, &what));
     };
     let engine = entry.engine.clone();
     let watch = Watch {
@@ -43,14 +48,15 @@ pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Sta
             }
             _ => "nothing was changed",
         };
-        return Err(cannot(&error).with(next));
+        let reason = Reason::from(&error.cause);
+        return Err(cannot(reason, &error).with(next));
     }
     if stage == SourceStage::Done {
         say::to_stdout("the guest runs at the destination, and all of it is there\n");
         return Ok(Status::Moved);
     }
     let what = "the migration is given up";
-    Err(Exit::new(Status::AtSource, what).with("the guest runs on at the source"))
+    Err(Exit::new(Status::AtSource, Reason::GivenUp, what).with("the guest runs on at the source"))
 }
 
 /// What giving up means at the source, where it is not harmless.
@@ -83,21 +89,25 @@ pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Resul
     let (page, entry) = resume::find::<DestinationEntry>(&args.common, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.place.pid);
     confirmed(&args.common, at_destination(stage))?;
-    let cannot = |error: &dyn std::fmt::Display| Exit::new(Status::Paused, error);
-    let taken = QemuDestination::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
+    let again = resume::command::<DestinationEntry>(page.path());
+    let cannot = |reason, error: &dyn std::fmt::Display| {
+        Exit::new(Status::Paused, reason, error).resumed_by(&again)
+    };
+    let not_attached = |error: &dyn std::fmt::Display| cannot(Reason::NotAttached, error);
+    let taken = QemuDestination::take_up(&entry.qemu).map_err(|error| not_attached(&error))?;
     let mut guest: Box<dyn DestinationGuest> = match taken {
         Some(guest) => Box::new(guest),
-        None => Box::new(Departed::new(&entry.qemu).map_err(|error| cannot(&error))?),
+        None => Box::new(Departed::new(&entry.qemu).map_err(|error| not_attached(&error))?),
     };
-    let again = resume::command::<DestinationEntry>(page.path());
     let engine = entry.engine.clone();
     let watch = ReceiveWatch {
         cancel,
         observer: progress::observer(args.common.progress),
         journal: Arc::new(Kept::new(page, entry)),
     };
-    give_up_receive(&mut *guest, engine, &watch)
-        .map_err(|error| cannot(&error).with("it can be tried again"))?;
+    give_up_receive(&mut *guest, engine, &watch).map_err(|error| {
+        cannot(Reason::from(&error.cause), &error).with("it can be tried again")
+    })?;
     let what = "the migration is given up";
     Err(match stage {
         DestinationStage::Whole => {
@@ -106,14 +116,17 @@ pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Resul
             );
             return Ok(Status::Moved);
         }
-        DestinationStage::Ready => Exit::new(Status::AtSource, what).with(format!(
-            "the guest has not run here and never will: end this QEMU. Its source takes it back \
-             when it hears that: {again} waits for it"
-        )),
+        DestinationStage::Ready => Exit::new(Status::AtSource, Reason::GivenUp, what)
+            .with(format!(
+                "the guest has not run here and never will: end this QEMU. Its source takes it \
+                 back when it hears that: {again} waits for it"
+            ))
+            .resumed_by(again),
         DestinationStage::Arriving | DestinationStage::Declined => {
-            Exit::new(Status::AtSource, what).with("the guest has not run here and never will")
+            Exit::new(Status::AtSource, Reason::GivenUp, what)
+                .with("the guest has not run here and never will")
         }
-        DestinationStage::Runs => Exit::new(Status::Paused, what).with(format!(
+        DestinationStage::Runs => Exit::new(Status::Lost, Reason::GivenUp, what).with(format!(
             "the guest has ended here with its QEMU (process {pid})"
         )),
     })
@@ -143,7 +156,7 @@ fn confirmed(common: &Common, consequence: Option<&str>) -> Result<(), Exit> {
         Some(consequence) if !common.other_side_is_lost => {
             let what = format!("giving up: {consequence}");
             let next = "nothing was done. If that is meant: --give-up --other-side-is-lost";
-            Err(Exit::new(Status::Usage, what).with(next))
+            Err(Exit::new(Status::Usage, Reason::ConfirmationNeeded, what).with(next))
         }
         _ => Ok(()),
     }

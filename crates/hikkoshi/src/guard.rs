@@ -29,6 +29,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::args::Guard as Args;
 use crate::exit::{Exit, Status};
 use crate::journal::{Page, SourceEntry};
+use crate::reason::Reason;
 use crate::{resume, say};
 
 const READY: &str = "ready";
@@ -163,11 +164,13 @@ impl Drop for Guard {
 pub fn run(args: &Args) -> Result<Status, Exit> {
     let fail = |doing: &str, error: &dyn std::fmt::Display| {
         let what = format!("guard: {doing}: {error}");
-        Exit::new(Status::Paused, what).with(format!(
-            "the guest may be stopped at the source. Once that is mended, this lets it run again, \
-             or goes on if it was handed over: {}",
-            resume::command::<SourceEntry>(&args.journal)
-        ))
+        let again = resume::command::<SourceEntry>(&args.journal);
+        Exit::new(Status::Paused, Reason::Interrupted, what)
+            .with(format!(
+                "the guest may be stopped at the source. Once that is mended, this lets it run \
+                 again, or goes on if it was handed over: {again}"
+            ))
+            .resumed_by(again)
     };
     // A parent that does not hear the answer is gone, which the next read
     // tells.

@@ -12,6 +12,7 @@ mod guard;
 mod journal;
 mod migrate;
 mod progress;
+mod reason;
 mod receive;
 mod report;
 mod resume;
@@ -21,7 +22,7 @@ mod signals;
 mod trust;
 
 use args::{Args, Command};
-use exit::Exit;
+use exit::{End, Status};
 
 fn main() -> std::process::ExitCode {
     // Clap itself ends with status 2 on bad usage.
@@ -36,11 +37,21 @@ fn main() -> std::process::ExitCode {
         // Its complaint about a closed standard error would be a panic.
         .log_internal_errors(false)
         .init();
-    let exit = match args.command {
+    let json = args.command.tells_programs();
+    let ended = match args.command {
         Command::Receive(args) => receive::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Guard(args) => guard::run(&args),
     };
-    exit.unwrap_or_else(Exit::say).into()
+    let end = match &ended {
+        Ok(_) => End::MOVED,
+        Err(exit) => End::from(exit),
+    };
+    match &ended {
+        Ok(Status::Moved) | Err(_) if json => progress::end(&end),
+        Ok(_) => {}
+        Err(exit) => exit.say(),
+    }
+    ended.unwrap_or_else(|exit| exit.status()).into()
 }

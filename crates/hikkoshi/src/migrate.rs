@@ -16,6 +16,7 @@ use crate::args::{Common, Migrate};
 use crate::exit::{Exit, Status};
 use crate::guard::Guard;
 use crate::journal::{self, Page, SourceEntry, SourceJournal};
+use crate::reason::{Holder, Reason};
 use crate::signals::{self, TooLate};
 use crate::{give_up, progress, report, resume, say, security};
 
@@ -38,14 +39,17 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     let folder = journal::folder(args.common.journal.as_deref());
     refuse_unfinished(&folder, qmp)?;
     let untouched =
-        |error: &dyn std::fmt::Display| Exit::new(Status::AtSource, error).with(UNTOUCHED);
+        |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error).with(UNTOUCHED);
     let mut attached = QemuSource::attach(qmp).map_err(|error| not_attached(&error))?;
     if args.mode != Mode::Precopy {
-        attached.check_postcopy().map_err(|e| untouched(&e))?;
+        attached
+            .check_postcopy()
+            .map_err(|e| untouched(Reason::Unsupported, &e))?;
     }
     // After attaching: without the right to trace the probe fails, too.
     require_dirty_log(args.mode)?;
-    let keeping = |error: io::Error| untouched(&format!("keeping a journal: {error}"));
+    let keeping =
+        |error: io::Error| untouched(Reason::Journal, &format!("keeping a journal: {error}"));
     let page = Page::of::<SourceEntry>(&folder, &attached.notes().place).map_err(keeping)?;
     // By its process: the socket may have had another name then.
     if let Some(entry) = page.read::<SourceEntry>().map_err(keeping)?
@@ -54,8 +58,10 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         return Err(unfinished(&entry, page.path()));
     }
     // What lives on behind it is let go before it: it waits for the journal.
-    let _guard = Guard::start(page.path())
-        .map_err(|error| untouched(&format!("starting the guard process: {error}")))?;
+    let _guard = Guard::start(page.path()).map_err(|error| {
+        let what = format!("starting the guard process: {error}");
+        untouched(Reason::System, &what)
+    })?;
     let mut guest = attached;
     let chosen = args.common.chosen.clone();
     let journal = SourceJournal::new(page, remote.clone(), chosen, guest.notes(), None);
@@ -78,14 +84,16 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     let moved = migrate(&mut guest, remote, &args.options(), &watch);
     too_late.end();
     let status = told(args, moved, journal.path(), |outcome| match outcome {
-        Outcome::AtSource | Outcome::Stopped if guest.has_ended() => Some(ENDED),
-        Outcome::AtSource if guest.is_stuck() => Some(
+        Outcome::AtSource | Outcome::Stopped if guest.has_ended() => Some((Holder::Nobody, ENDED)),
+        Outcome::AtSource if guest.is_stuck() => Some((
+            Holder::Source,
             "the guest is paused at the source, as it was; but this old QEMU calls that \
              'postmigrate' now, and does not move it again before it has run (QMP command 'cont')",
-        ),
-        Outcome::AtSource if !guest.describe().running => {
-            Some("the guest is paused at the source, as it was")
-        }
+        )),
+        Outcome::AtSource if !guest.describe().running => Some((
+            Holder::Source,
+            "the guest is paused at the source, as it was",
+        )),
         _ => None,
     });
     // Before the guard, which looks into the journal.
@@ -105,7 +113,7 @@ fn not_attached(error: &AttachError) -> Exit {
     } else {
         "nothing was changed"
     };
-    Exit::new(status, error).with(next)
+    Exit::new(status, Reason::NotAttached, error).with(next)
 }
 
 /// A guest whose last migration is not over is none to be moved, whatever QEMU
@@ -113,7 +121,7 @@ fn not_attached(error: &AttachError) -> Exit {
 fn refuse_unfinished(folder: &Path, qmp: &Path) -> Result<(), Exit> {
     let looking = |error: &dyn Display| {
         let what = format!("looking for an earlier migration of this guest: {error}");
-        Exit::new(Status::AtSource, what).with("nothing was changed")
+        Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
     };
     if journal::is_hidden(folder) {
         // Who may not look there may not look into QEMU either: that is said then.
@@ -126,7 +134,8 @@ fn refuse_unfinished(folder: &Path, qmp: &Path) -> Result<(), Exit> {
         }
         // Who is at work on it, or undoes it, may be done soon.
         let page = Page::lock(&path).map_err(|error| {
-            Exit::new(Status::Paused, error).with("nothing was changed by this one")
+            Exit::new(Status::Paused, Reason::Unfinished, error)
+                .with("nothing was changed by this one")
         })?;
         if let Some(entry) = page.read::<SourceEntry>().map_err(|e| looking(&e))? {
             return Err(unfinished(&entry, &path));
@@ -141,10 +150,15 @@ fn unfinished(entry: &SourceEntry, path: &Path) -> Exit {
         let what = "an earlier migration of this guest was interrupted before it was handed over, \
                     and nobody has let it run again since";
         let next = format!("let it run again, and then move it anew: {again}");
-        return Exit::new(Status::Paused, what).with(next);
+        return Exit::new(Status::Paused, Reason::Unfinished, what)
+            .with(next)
+            .held_by(Holder::Source)
+            .resumed_by(again);
     }
     let what = "this guest has been handed over already, and that migration is not over";
-    Exit::new(Status::Paused, what).with(format!("go on with it: {again}"))
+    Exit::new(Status::Paused, Reason::Unfinished, what)
+        .with(format!("go on with it: {again}"))
+        .resumed_by(again)
 }
 
 /// Whether an earlier migration was of this guest cannot be found out.
@@ -154,7 +168,7 @@ fn unknown(error: &dyn Display, path: &Path) -> Exit {
          that file only if you know that it was not",
         path.display()
     );
-    Exit::new(Status::Paused, error).with(next)
+    Exit::new(Status::Paused, Reason::Journal, error).with(next)
 }
 
 /// Goes on with a migration.
@@ -167,24 +181,28 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     }
     let args = &args.after(&entry.options, &entry.address)?;
     let remote = security::remote_again(args, &entry.address, entry.security.take())?;
-    let cannot = |error: &dyn Display| resume::cannot::<SourceEntry>(error, page.path());
-    let taken = QemuSource::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
+    let cannot =
+        |reason, error: &dyn Display| resume::cannot::<SourceEntry>(reason, error, page.path());
+    let taken =
+        QemuSource::take_up(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     // A guest that comes back must not be left stopped if this engine is killed.
     let guard = taken.is_some().then(|| Guard::start(page.path()));
-    let _guard = guard
-        .transpose()
-        .map_err(|error| cannot(&format!("starting the guard process: {error}")))?;
+    let _guard = guard.transpose().map_err(|error| {
+        let what = format!("starting the guard process: {error}");
+        cannot(Reason::System, &what)
+    })?;
     let mut guest: Box<dyn SourceGuest> = match taken {
         Some(guest) => Box::new(guest),
         None if entry.engine.stage == SourceStage::Keeps => {
             page.remove();
-            return Err(Exit::new(
-                Status::AtSource,
-                "the guest was never handed over, and the source's QEMU has ended: the guest has \
-                 ended with it",
-            ));
+            let what = "the guest was never handed over, and the source's QEMU has ended: the \
+                        guest has ended with it";
+            let exit = Exit::new(Status::AtSource, Reason::QemuEnded, what);
+            return Err(exit.held_by(Holder::Nobody));
         }
-        None => Box::new(Remains::open(&entry.qemu).map_err(|error| cannot(&error))?),
+        None => {
+            Box::new(Remains::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?)
+        }
     };
     let (engine, chosen) = (entry.engine, args.common.chosen.clone());
     let written = Some(engine.clone());
@@ -200,7 +218,7 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     let moved = resume_migrate(&mut *guest, engine, &remote, &args.options(), &watch);
     let ended = guest.has_ended();
     let status = told(args, moved, journal.path(), |outcome| match outcome {
-        Outcome::AtSource | Outcome::Stopped if ended => Some(ENDED),
+        Outcome::AtSource | Outcome::Stopped if ended => Some((Holder::Nobody, ENDED)),
         _ => None,
     });
     // Before the guard, which looks into the journal.
@@ -208,12 +226,13 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     status
 }
 
-/// Tells what came of it. `special` knows what to say in some cases.
+/// Tells what came of it. `special` knows who has the guest and what to say in some
+/// cases.
 fn told(
     args: &Migrate,
     moved: Result<Account, MigrateError>,
     journal: &Path,
-    special: impl Fn(Outcome) -> Option<&'static str>,
+    special: impl Fn(Outcome) -> Option<(Holder, &'static str)>,
 ) -> Result<Status, Exit> {
     let error = match moved {
         Ok(account) => {
@@ -222,25 +241,27 @@ fn told(
         }
         Err(error) => error,
     };
+    let again = resume::command::<SourceEntry>(journal);
+    let mut holder = Holder::from(error.outcome);
     let next = match (special(error.outcome), error.outcome) {
-        (Some(next), _) => next.to_owned(),
-        (None, Outcome::AtSource) if !error.aftermath.is_empty() => format!(
-            "the guest runs on at the source. To have the rest put back in QEMU: {}",
-            resume::command::<SourceEntry>(journal)
-        ),
+        (Some((known, next)), _) => {
+            holder = known;
+            next.to_owned()
+        }
+        (None, Outcome::AtSource) if !error.aftermath.is_empty() => {
+            format!("the guest runs on at the source. To have the rest put back in QEMU: {again}")
+        }
         (None, Outcome::AtSource) => "the guest runs on at the source".to_owned(),
         // A destination's word, which is none of a source.
         (None, Outcome::Stopped | Outcome::Declined) => format!(
-            "the guest is the source's, and paused. Nothing of it is lost. To let it go on: {}; or \
-             the QMP command 'cont'",
-            resume::command::<SourceEntry>(journal)
+            "the guest is the source's, and paused. Nothing of it is lost. To let it go on: \
+             {again}; or the QMP command 'cont'"
         ),
         (None, Outcome::Paused) => format!(
             "the guest is paused here, and may run at the destination already: never continue it \
              by hand. Nothing of it is lost. {} To go on, start 'hikkoshi receive --resume' at the \
-             destination, if none waits there, and here: {}",
+             destination, if none waits there, and here: {again}",
             resume::GIVE_UP,
-            resume::command::<SourceEntry>(journal)
         ),
         (None, Outcome::Lost) => {
             "the guest is lost: it had run at the destination, and unless it was shut down there, \
@@ -252,12 +273,24 @@ fn told(
         (None, Outcome::AtDestination) => format!(
             "the guest runs at the destination: never continue it here. Pages that it lacks are \
              here still, and nothing of it is lost as long as its QEMU lives there. {} To go on, \
-             start 'hikkoshi receive --resume' at the destination, if none waits there, and here: {}",
+             start 'hikkoshi receive --resume' at the destination, if none waits there, and here: \
+             {again}",
             resume::GIVE_UP,
-            resume::command::<SourceEntry>(journal)
         ),
     };
-    Err(Exit::new(error.outcome.into(), error).with(next))
+    let reason = match (holder, error.outcome) {
+        (Holder::Nobody, Outcome::AtSource | Outcome::Stopped) => Reason::QemuEnded,
+        _ => Reason::from(&error.cause),
+    };
+    let exit = Exit::new(error.outcome.into(), reason, &error)
+        .with(next)
+        .held_by(holder);
+    // A journal that is left is what there is to resume.
+    Err(match error.outcome {
+        Outcome::Lost => exit,
+        Outcome::AtSource if error.aftermath.is_empty() => exit,
+        _ => exit.resumed_by(again),
+    })
 }
 
 /// Keeps the journal, and sees to it that who wants to stop later is told that
@@ -289,7 +322,7 @@ pub fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
         return Ok(());
     }
     hikkoshi_dirty::support().map_err(|error| {
-        Exit::new(Status::AtSource, error)
+        Exit::new(Status::AtSource, Reason::Unsupported, error)
             .with("the guest runs on at the source; --mode postcopy needs no dirty log")
     })
 }
@@ -304,6 +337,7 @@ pub fn finish(account: &hikkoshi_engine::Account, common: &Common, what: &str) -
             // The move itself is done; the status must say so.
             Exit::new(
                 Status::Moved,
+                Reason::AccountNotWritten,
                 format!(
                     "{what}, but writing the account to {}: {error}",
                     path.display()

@@ -9,6 +9,7 @@ use hikkoshi_engine::stats::{Phase, Progress, Silent};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::ProgressKind;
+use crate::exit::End;
 use crate::report::{mib, seconds};
 use crate::say::to_stderr;
 
@@ -120,6 +121,11 @@ impl Observer for Json {
     fn notice(&self, text: &str) {
         to_stderr(&serde_json::json!({ "notice": text }).to_string());
     }
+}
+
+/// The last line: `{"end":{…}}`.
+pub fn end(end: &End<'_>) {
+    to_stderr(&serde_json::json!({ "end": end }).to_string());
 }
 
 fn say(text: &str) {

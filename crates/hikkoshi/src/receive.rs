@@ -15,6 +15,7 @@ use crate::args::Receive;
 use crate::exit::{Exit, Status};
 use crate::journal::{self, DestinationEntry, DestinationJournal, Page};
 use crate::migrate::finish;
+use crate::reason::{Holder, Reason};
 use crate::security::Door;
 use crate::{give_up, progress, resume, signals};
 
@@ -34,18 +35,20 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     let qmp = resume::qmp(&args.common)?;
     let folder = journal::folder(args.common.journal.as_deref());
     refuse_taken_in(&folder, qmp)?;
-    let at_source = |error: &dyn std::fmt::Display| Exit::new(Status::AtSource, error);
-    let mut guest = QemuDestination::attach(qmp).map_err(|error| at_source(&error))?;
+    let at_source = |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error);
+    let mut guest =
+        QemuDestination::attach(qmp).map_err(|error| at_source(Reason::NotAttached, &error))?;
     guest.give_up_when(cancel.clone());
     guest
         .cancel_when_gone(cancel.clone())
-        .map_err(|error| at_source(&format!("watching QEMU: {error}")))?;
-    let keeping = |error| at_source(&format!("keeping a journal: {error}"));
+        .map_err(|error| at_source(Reason::System, &format!("watching QEMU: {error}")))?;
+    let keeping = |error| at_source(Reason::Journal, &format!("keeping a journal: {error}"));
     let page =
         Page::of::<DestinationEntry>(&folder, &guest.noted().get().place).map_err(keeping)?;
     // By its process: the socket may have had another name then.
     if let Some(entry) = page.read::<DestinationEntry>().map_err(keeping)?
-        && resume::may_live(&entry.qemu.place).map_err(|error| at_source(&error))?
+        && resume::may_live(&entry.qemu.place)
+            .map_err(|error| at_source(Reason::Journal, &error))?
     {
         return Err(taken_in(page.path()));
     }
@@ -73,7 +76,7 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     {
         // A wait that no signal has ended.
         let what = "waiting for a guest: this QEMU has ended, and can take none in";
-        return Err(Exit::new(Status::AtSource, what).with(AT_SOURCE));
+        return Err(Exit::new(Status::AtSource, Reason::QemuEnded, what).with(AT_SOURCE));
     }
     told(args, result, journal.path(), guest.has_ended())
 }
@@ -84,7 +87,7 @@ const AT_SOURCE: &str = "the guest stays at the source; start this QEMU anew bef
 fn refuse_taken_in(folder: &Path, qmp: &Path) -> Result<(), Exit> {
     let looking = |error: &dyn Display| {
         let what = format!("looking for an earlier migration into this QEMU: {error}");
-        Exit::new(Status::AtSource, what).with("nothing was changed")
+        Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
     };
     if journal::is_hidden(folder) {
         // Who may not look there may not look into QEMU either: that is said then.
@@ -108,18 +111,19 @@ fn refuse_taken_in(folder: &Path, qmp: &Path) -> Result<(), Exit> {
 
 fn taken_in(journal: &Path) -> Exit {
     let what = "this QEMU was to have a guest already, and that migration is not over";
-    let next = format!(
-        "go on with it: {}",
-        resume::command::<DestinationEntry>(journal)
-    );
-    Exit::new(Status::Paused, what).with(next)
+    let again = resume::command::<DestinationEntry>(journal);
+    Exit::new(Status::Paused, Reason::Unfinished, what)
+        .with(format!("go on with it: {again}"))
+        .resumed_by(again)
 }
 
 /// Goes on with a guest.
 fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
     let (page, mut entry) = resume::find::<DestinationEntry>(&args.common, file)?;
     let args = &args.after(&entry.options, &entry.address)?;
-    let cannot = |error: &dyn Display| resume::cannot::<DestinationEntry>(error, page.path());
+    let cannot = |error: &dyn Display| {
+        resume::cannot::<DestinationEntry>(Reason::NotAttached, error, page.path())
+    };
     let pid = entry.qemu.place.pid;
     let taken = QemuDestination::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
     let (mut guest, noted): (Box<dyn DestinationGuest>, _) = match taken {
@@ -127,7 +131,7 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
             if awaits_pages(&entry.engine) {
                 guest.check_userfault().map_err(|error| {
                     let path = page.path().display();
-                    Exit::new(Status::Paused, error).with(format!(
+                    Exit::new(Status::Paused, Reason::Memory, error).with(format!(
                         "nothing was changed, and the journal, {path}, is as it was"
                     ))
                 })?;
@@ -137,11 +141,10 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
         }
         None if has_run(entry.engine.stage) => {
             let what = format!("the destination's QEMU (process {pid}) has ended");
-            let lost = perished(&entry.engine);
             let path = page.path().display();
-            return Err(Exit::new(Status::Paused, what).with(format!(
-                "{lost}. The journal, {path}, is left for you to look at, and to be removed"
-            )));
+            let left =
+                format!("The journal, {path}, is left for you to look at, and to be removed");
+            return Err(perished(&entry.engine, what, &left));
         }
         // Its source needs to know that it never ran here.
         None => {
@@ -212,12 +215,20 @@ const WAS_WHOLE: &str = "it had all of the guest by then: nothing is lost by the
 
 /// What became of a guest whose QEMU has ended before its source was told that
 /// all is well.
-fn perished(record: &DestinationRecord) -> &'static str {
-    match record.stage {
-        DestinationStage::Whole => WAS_WHOLE,
-        _ if !record.started => PERHAPS,
-        _ => LOST,
-    }
+fn perished(record: &DestinationRecord, what: String, left: &str) -> Exit {
+    let (status, reason, holder, next) = match record.stage {
+        DestinationStage::Whole => (Status::Paused, Reason::QemuEnded, Holder::Nobody, WAS_WHOLE),
+        _ if !record.started => (
+            Status::Paused,
+            Reason::QemuEnded,
+            Holder::Undecided,
+            PERHAPS,
+        ),
+        _ => (Status::Lost, Reason::GuestLost, Holder::Nobody, LOST),
+    };
+    Exit::new(status, reason, what)
+        .with(format!("{next}. {left}"))
+        .held_by(holder)
 }
 
 /// Tells what came of it.
@@ -242,33 +253,44 @@ fn told(
         }
         Err(error) => error,
     };
-    let next = match error.outcome {
+    let outcome = match error.outcome {
+        Outcome::AtDestination if ended => Outcome::Lost,
+        outcome => outcome,
+    };
+    let again = resume::command::<DestinationEntry>(journal);
+    let next = match outcome {
         // A source's word, which is none of a destination.
         Outcome::AtSource | Outcome::Stopped => AT_SOURCE.to_owned(),
         Outcome::Declined => format!(
             "the guest has not run here and never will, and its source may not have heard that: \
              until it has, the guest stands still there. Unless 'hikkoshi migrate' says that the \
-             guest runs on at the source, go on here with: {} and there with: hikkoshi migrate \
-             --resume",
-            resume::command::<DestinationEntry>(journal)
+             guest runs on at the source, go on here with: {again} and there with: hikkoshi \
+             migrate --resume"
         ),
-        Outcome::AtDestination if ended => LOST.to_owned(),
-        // Only a source is told that by its peer.
         Outcome::Lost => LOST.to_owned(),
         Outcome::Paused if ended => PERHAPS.to_owned(),
         Outcome::Paused => format!(
             "as far as is known the guest has not run here, and nothing of it is lost: keep both \
              QEMU processes. {} Unless 'hikkoshi migrate' says that the guest runs on at the source \
-             (then end this QEMU), go on here with: {}",
+             (then end this QEMU), go on here with: {again}",
             resume::GIVE_UP,
-            resume::command::<DestinationEntry>(journal)
         ),
         Outcome::AtDestination => format!(
             "the guest runs here with the pages that it has, and waits where it needs others, \
              which are still at the source; nothing of it is lost: never continue it there. To go \
-             on, run 'hikkoshi migrate --resume' at the source after this here: {}",
-            resume::command::<DestinationEntry>(journal)
+             on, run 'hikkoshi migrate --resume' at the source after this here: {again}"
         ),
     };
-    Err(Exit::new(error.outcome.into(), error).with(next))
+    let reason = match outcome {
+        Outcome::Lost => Reason::GuestLost,
+        _ if ended => Reason::QemuEnded,
+        _ => Reason::from(&error.cause),
+    };
+    let exit = Exit::new(outcome.into(), reason, error)
+        .with(next)
+        .held_by(outcome.into());
+    Err(match outcome {
+        Outcome::AtSource | Outcome::Stopped | Outcome::Lost => exit,
+        Outcome::Paused | Outcome::AtDestination | Outcome::Declined => exit.resumed_by(again),
+    })
 }

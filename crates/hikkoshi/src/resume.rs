@@ -8,12 +8,13 @@ use hikkoshi_qemu::{LookError, Place};
 use crate::args::Common;
 use crate::exit::{Exit, Status};
 use crate::journal::{self, Entry, Page};
+use crate::reason::Reason;
 
 /// The QMP socket.
 pub fn qmp(common: &Common) -> Result<&Path, Exit> {
     common.qmp.as_deref().ok_or_else(|| {
         // Clap asks for it.
-        Exit::new(Status::Usage, "--qmp PATH is missing")
+        Exit::new(Status::Usage, Reason::Usage, "--qmp PATH is missing")
     })
 }
 
@@ -21,7 +22,7 @@ pub fn qmp(common: &Common) -> Result<&Path, Exit> {
 pub fn address(written: &str) -> Result<Address, Exit> {
     written.parse().map_err(|error| {
         let what = format!("reading the journal: '{written}': {error}");
-        Exit::new(Status::Usage, what)
+        Exit::new(Status::Usage, Reason::Journal, what)
     })
 }
 
@@ -29,7 +30,11 @@ pub fn address(written: &str) -> Result<Address, Exit> {
 /// `--journal` lead to.
 pub fn find<E: Entry>(common: &Common, file: Option<&Path>) -> Result<(Page, E), Exit> {
     let cannot = |error: &dyn std::fmt::Display| {
-        Exit::new(Status::Usage, format!("reading the journal: {error}"))
+        Exit::new(
+            Status::Usage,
+            Reason::Journal,
+            format!("reading the journal: {error}"),
+        )
     };
     let path = match file {
         Some(path) => path.to_owned(),
@@ -38,6 +43,7 @@ pub fn find<E: Entry>(common: &Common, file: Option<&Path>) -> Result<(Page, E),
     if !path.exists() {
         return Err(Exit::new(
             Status::Usage,
+            Reason::NoJournal,
             format!(
                 "there is no journal at {}: that migration is over, or had not begun to hand its \
                  guest over",
@@ -57,6 +63,7 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
     let found = journal::find::<E>(&folder, common.qmp.as_deref()).map_err(|error| {
         Exit::new(
             Status::Usage,
+            Reason::Journal,
             format!("looking for a migration to go on with: {error}"),
         )
     })?;
@@ -68,6 +75,7 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
     match &found[..] {
         [] => Err(Exit::new(
             Status::Usage,
+            Reason::NoJournal,
             format!(
                 "there is no {} in {} to go on with: it is over, or had not begun to hand its guest \
                  over",
@@ -87,7 +95,7 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
             });
             let all = all.collect::<Vec<_>>().join(", ");
             let what = format!("there are several to go on with: {all}");
-            Err(Exit::new(Status::Usage, what).with("name one of them"))
+            Err(Exit::new(Status::Usage, Reason::JournalAmbiguous, what).with("name one of them"))
         }
     }
 }
@@ -107,11 +115,13 @@ pub const GIVE_UP: &str = "(If the other side is lost for good, --give-up with t
                            says what that means.)";
 
 /// It cannot be gone on with now.
-pub fn cannot<E: Entry>(error: &dyn std::fmt::Display, journal: &Path) -> Exit {
-    Exit::new(Status::Paused, error).with(format!(
-        "nothing was changed, and the journal is as it was. Once that is mended: {}",
-        command::<E>(journal)
-    ))
+pub fn cannot<E: Entry>(reason: Reason, error: &dyn std::fmt::Display, journal: &Path) -> Exit {
+    let again = command::<E>(journal);
+    let next =
+        format!("nothing was changed, and the journal is as it was. Once that is mended: {again}");
+    Exit::new(Status::Paused, reason, error)
+        .with(next)
+        .resumed_by(again)
 }
 
 /// The command that goes on with what `journal` tells of: what else it takes is

@@ -15,6 +15,7 @@ use hikkoshi_engine::link::{Address, Listener, Remote};
 
 use crate::args::{Migrate, Receive};
 use crate::exit::{Exit, Status};
+use crate::reason::Reason;
 use crate::{journal, resume, say};
 
 /// The longest line that is looked at for an invitation, bytes.
@@ -50,7 +51,7 @@ impl Security {
                 let [ca, cert, key] = [ca, cert, key].map(|path| journal::absolute(path));
                 Certificates::read(&ca, &cert, &key)
                     .map(Some)
-                    .map_err(usage)
+                    .map_err(credentials)
             }
             _ => Ok(None),
         }
@@ -104,12 +105,12 @@ impl fmt::Debug for To {
 impl To {
     fn invitation(&self) -> Result<Invitation, Exit> {
         if self.0 != "-" {
-            return self.0.parse().map_err(usage);
+            return self.0.parse().map_err(credentials);
         }
         let mut line = String::new();
         let read = io::stdin().lock().take(LONGEST).read_line(&mut line);
-        read.map_err(|e| usage(format!("reading the invitation from standard input: {e}")))?;
-        line.parse().map_err(usage)
+        read.map_err(|e| credentials(format!("reading the invitation from standard input: {e}")))?;
+        line.parse().map_err(credentials)
     }
 }
 
@@ -118,7 +119,7 @@ pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
     if let Some(to) = &args.to {
         let invitation = to.invitation()?;
         return Ok(Remote {
-            tls: Some(TlsClient::invited(&invitation).map_err(usage)?),
+            tls: Some(TlsClient::invited(&invitation).map_err(credentials)?),
             ..invitation.address().clone().into()
         });
     }
@@ -128,7 +129,7 @@ pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
     let security = &args.common.security;
     if let Some(certificates) = security.certificates()? {
         let host = address.host().unwrap_or("localhost");
-        let tls = Some(TlsClient::certified(certificates, host).map_err(usage)?);
+        let tls = Some(TlsClient::certified(certificates, host).map_err(credentials)?);
         return Ok(Remote {
             tls,
             ..address.into()
@@ -140,7 +141,7 @@ pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
             ..address.into()
         });
     }
-    Err(usage(beyond(&address)).with(
+    Err(unencrypted(beyond(&address)).with(
         "give the invitation that 'hikkoshi receive' shows (--to INVITATION, without an address), \
          or certificates (--tls-ca, --tls-cert, --tls-key); on a network that you trust, say \
          --plaintext on both sides",
@@ -178,7 +179,7 @@ pub fn remote_again(
                 Some(certificates) => TlsClient::certified(certificates, host),
                 None => recorded.client(),
             };
-            Some(client.map_err(usage)?)
+            Some(client.map_err(credentials)?)
         }
     };
     Ok(Remote {
@@ -200,7 +201,7 @@ fn plaintext_again(security: &Security, address: &Address) -> Result<(), Exit> {
         "this migration began without encryption, and {address} is beyond this machine: anybody on \
          the way could read and change the guest's memory"
     );
-    Err(usage(what).with("on a network that you trust, say --plaintext on both sides"))
+    Err(unencrypted(what).with("on a network that you trust, say --plaintext on both sides"))
 }
 
 /// The other side expects encryption.
@@ -230,7 +231,7 @@ impl Door {
         if let Some(certificates) = security.certificates()? {
             return TlsServer::certified(certificates)
                 .map(Self::Authority)
-                .map_err(usage);
+                .map_err(credentials);
         }
         let aloud = security.plaintext;
         let invite = args.invite || args.advertise.is_some();
@@ -238,7 +239,9 @@ impl Door {
         if security.plaintext || (local && !invite) {
             return Ok(Self::Plaintext { aloud });
         }
-        TlsServer::inviting().map(Self::Invitation).map_err(usage)
+        TlsServer::inviting()
+            .map(Self::Invitation)
+            .map_err(credentials)
     }
 
     /// For a migration that is taken up again: `recorded` is how its links were
@@ -259,7 +262,7 @@ impl Door {
             Some(certificates) => TlsServer::certified(certificates),
             None => recorded.server(),
         };
-        server.map(Self::Known).map_err(usage)
+        server.map(Self::Known).map_err(credentials)
     }
 
     /// What protects the links.
@@ -274,8 +277,10 @@ impl Door {
 
     /// Begins to listen.
     pub fn bind(&self, listen: &Address) -> Result<Listener, Exit> {
-        let listener = Listener::bind(listen)
-            .map_err(|error| usage(format!("listening at {listen}: {error}")))?;
+        let listener = Listener::bind(listen).map_err(|error| {
+            let what = format!("listening at {listen}: {error}");
+            Exit::new(Status::Usage, Reason::CannotListen, what)
+        })?;
         if let Some(server) = self.tls() {
             return Ok(listener.with_tls(server.clone()));
         }
@@ -284,7 +289,7 @@ impl Door {
         if local || matches!(self, Self::Plaintext { aloud: true }) {
             return Ok(listener);
         }
-        Err(usage(beyond(listener.address())))
+        Err(unencrypted(beyond(listener.address())))
     }
 
     /// Says where it is listened; shows an invitation, where that is how sources
@@ -348,7 +353,16 @@ fn reachable(bound: &Address) -> Result<Address, Exit> {
 }
 
 fn usage(why: impl fmt::Display) -> Exit {
-    Exit::new(Status::Usage, why)
+    Exit::new(Status::Usage, Reason::Usage, why)
+}
+
+fn credentials(why: impl fmt::Display) -> Exit {
+    Exit::new(Status::Usage, Reason::Credentials, why)
+}
+
+/// Whatever was said to that address, or listened to there, others could read.
+fn unencrypted(why: impl fmt::Display) -> Exit {
+    Exit::new(Status::Usage, Reason::EncryptionNeeded, why)
 }
 
 #[cfg(test)]

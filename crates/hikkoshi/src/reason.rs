@@ -1,0 +1,158 @@
+//! Why a run ended, and who has the guest then, as codes for programs.
+//!
+//! `docs/json.md` lists them for their readers. They are a contract: a code keeps
+//! its meaning, and new ones may be added.
+
+use hikkoshi_engine::Outcome;
+use hikkoshi_engine::destination::DestinationFailure;
+use hikkoshi_engine::link::LinkError;
+use hikkoshi_engine::source::SourceFailure;
+use serde::{Serialize, Serializer};
+
+/// Defines [`Reason`] with its codes and what they mean to a program's author.
+macro_rules! reasons {
+    ($($name:ident $code:literal $meaning:literal,)*) => {
+        /// Why a run ended.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Reason {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl Reason {
+            /// The code, in the words of `docs/json.md`.
+            pub const fn code(self) -> &'static str {
+                match self {
+                    $(Self::$name => $code,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    Moved "moved" "The guest was moved.",
+    Usage "usage" "The command line, or an environment variable, cannot be used as it is.",
+    Credentials "credentials" "An invitation, certificate or key cannot be used.",
+    EncryptionNeeded "encryption_needed" "The address is on another machine, and neither encryption nor `--plaintext` was asked for.",
+    CannotListen "cannot_listen" "The address given to `--listen` cannot be listened at.",
+    ConfirmationNeeded "confirmation_needed" "`--give-up` needs `--other-side-is-lost` here.",
+    NoJournal "no_journal" "There is no journal of an unfinished migration to resume.",
+    JournalAmbiguous "journal_ambiguous" "There are several journals to resume from. Name one.",
+    Journal "journal" "A journal cannot be read or written.",
+    Unfinished "unfinished" "An earlier migration of this guest, or into this QEMU, is not finished.",
+    NotAttached "not_attached" "QEMU cannot be accessed, or its guest cannot be moved as it is.",
+    Unsupported "unsupported" "This machine's kernel, or this guest, cannot do what was asked for.",
+    System "system" "The system refused something that hikkoshi needs: a thread, a process, a signal handler.",
+    Connect "connect" "The source could not connect to the destination.",
+    Refused "refused" "The destination refused the guest.",
+    Link "link" "A link between the hosts failed or timed out.",
+    Protocol "protocol" "The other side said something that it must not say.",
+    Qemu "qemu" "QEMU failed or refused to do something.",
+    QemuEnded "qemu_ended" "This side's QEMU has ended.",
+    Memory "memory" "The guest's memory could not be read, written or filled.",
+    DirtyLog "dirty_log" "The dirty log failed.",
+    DeviceState "device_state" "The device state arrived damaged.",
+    NotConverging "not_converging" "Pre-copy does not converge, and `--when-stalled stop` was given.",
+    PeerFailed "peer_failed" "The other side failed. Its message is in `message`.",
+    PeerCancelled "peer_cancelled" "The other side was cancelled.",
+    Cancelled "cancelled" "A signal cancelled this side.",
+    Interrupted "interrupted" "An earlier hikkoshi was killed before the guest was handed over.",
+    Declined "declined" "The destination never ran the guest and never will.",
+    GuestLost "guest_lost" "The destination's QEMU ended in post-copy, and the guest with it.",
+    GivenUp "given_up" "The migration was given up with `--give-up`.",
+    AccountNotWritten "account_not_written" "The guest was moved, but the account could not be written.",
+    Demo "demo" "The demonstration failed.",
+}
+
+impl Reason {
+    fn of_link(error: &LinkError) -> Self {
+        match error {
+            LinkError::Closed | LinkError::Io(_) | LinkError::TooSlow => Self::Link,
+            LinkError::Malformed(_) | LinkError::Control(_) | LinkError::Protocol(_) => {
+                Self::Protocol
+            }
+            LinkError::Stopped => Self::Cancelled,
+        }
+    }
+}
+
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.code())
+    }
+}
+
+/// Who has the guest: who runs it, or may let it run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Holder {
+    /// The source. It runs there, or `next` says why not.
+    Source,
+    /// The destination, which may lack pages of it if the status is 3.
+    Destination,
+    /// One of the two, and this side does not know which: resume decides.
+    Undecided,
+    /// Nobody: it has ended.
+    Nobody,
+    /// This run did not find out.
+    Unknown,
+}
+
+impl From<Outcome> for Holder {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::AtSource | Outcome::Stopped | Outcome::Declined => Self::Source,
+            Outcome::Paused => Self::Undecided,
+            Outcome::AtDestination => Self::Destination,
+            Outcome::Lost => Self::Nobody,
+        }
+    }
+}
+
+impl From<&SourceFailure> for Reason {
+    fn from(failure: &SourceFailure) -> Self {
+        match failure {
+            SourceFailure::Connect { .. } => Self::Connect,
+            SourceFailure::Refused(_) => Self::Refused,
+            SourceFailure::Link { cause, .. } => Self::of_link(cause),
+            // What ended the links; why they were not made again is in the message.
+            SourceFailure::LostForGood { lost, .. } => Self::from(&**lost),
+            SourceFailure::Guest(_) => Self::Qemu,
+            SourceFailure::Ram(_) => Self::Memory,
+            SourceFailure::DirtyLog(_) => Self::DirtyLog,
+            SourceFailure::Destination(_) => Self::PeerFailed,
+            SourceFailure::Cancelled => Self::Cancelled,
+            SourceFailure::CancelledThere(_) => Self::PeerCancelled,
+            SourceFailure::NotConverging { .. } => Self::NotConverging,
+            SourceFailure::Declined(_) => Self::Declined,
+            SourceFailure::Perished(_) => Self::GuestLost,
+            SourceFailure::Interrupted => Self::Interrupted,
+            SourceFailure::Journal(_) => Self::Journal,
+            SourceFailure::Thread(_) | SourceFailure::ThreadDied => Self::System,
+        }
+    }
+}
+
+impl From<&DestinationFailure> for Reason {
+    fn from(failure: &DestinationFailure) -> Self {
+        match failure {
+            DestinationFailure::Link { cause, .. } => Self::of_link(cause),
+            DestinationFailure::Guest(_) => Self::Qemu,
+            DestinationFailure::Ram { .. }
+            | DestinationFailure::Drop { .. }
+            | DestinationFailure::Staging { .. }
+            | DestinationFailure::Install(_)
+            | DestinationFailure::Presence(_)
+            | DestinationFailure::Faults(_)
+            | DestinationFailure::Register(_) => Self::Memory,
+            DestinationFailure::ProcessGone => Self::QemuEnded,
+            DestinationFailure::DeviceState(_) => Self::DeviceState,
+            DestinationFailure::Cancelled => Self::Cancelled,
+            DestinationFailure::CalledOff(_) => Self::PeerCancelled,
+            DestinationFailure::Interrupted => Self::Interrupted,
+            DestinationFailure::Journal(_) => Self::Journal,
+            DestinationFailure::Listen(_) => Self::CannotListen,
+            DestinationFailure::Thread(_) | DestinationFailure::ThreadDied => Self::System,
+        }
+    }
+}
