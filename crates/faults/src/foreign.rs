@@ -188,16 +188,7 @@ impl ForeignUserfault {
     /// When the process has no such descriptor, or it is no userfaultfd, or we may not trace the
     /// process.
     pub fn adopt(process: &Arc<Process>, number: i32) -> Result<Self, TakeError> {
-        let pid = process.pid();
-        match process.describe_descriptor(number) {
-            Ok((link, _)) if is_userfault(&link) => Self::copied(process, number, None),
-            Ok(_) => Err(TakeError::NotUserfault { pid, number }),
-            Err(source) => Err(TakeError::Copy {
-                pid,
-                number,
-                source,
-            }),
-        }
+        Self::copied(process, number, None)
     }
 
     fn copied(
@@ -213,6 +204,11 @@ impl ForeignUserfault {
                 number,
                 source,
             })?;
+        // Our copy, which the process cannot exchange any more.
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        if !link.is_ok_and(|link| is_userfault(&link)) {
+            return Err(TakeError::NotUserfault { pid, number });
+        }
         let userfault = Userfault::from_fd(fd).of_process(Arc::clone(process));
         if let Some(features) = handshake {
             userfault
