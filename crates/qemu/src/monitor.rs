@@ -74,7 +74,13 @@ fn connect(
     let begun = Instant::now();
     loop {
         let error = match Client::connect(qmp, LISTEN) {
-            Ok(client) => return Ok(client),
+            // Whoever may write to the socket's folder can put another one there.
+            Ok(client) if client.peer() == Some(process.pid()) => return Ok(client),
+            Ok(client) => ConnectError::AnotherProcess {
+                path: qmp.to_owned(),
+                expected: process.pid(),
+                found: client.peer().unwrap_or_default(),
+            },
             Err(error) => error,
         };
         let patience = if error.is_silence() {
@@ -92,6 +98,7 @@ fn connect(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
     use std::sync::Arc;
     use std::thread;
@@ -126,6 +133,44 @@ mod tests {
         assert!(first.join().unwrap().is_silence());
         give_up.cancel();
         assert!(try_it().join().unwrap().is_silence());
+    }
+
+    #[test]
+    fn another_process_behind_the_socket_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 10}, "package": ""}, "capabilities": []}}"#;
+            writeln!(stream, "{greeting}").unwrap();
+            let mut heard = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                heard.push(line.unwrap());
+                let _ = writeln!(stream, r#"{{"return": {{}}, "id": {}}}"#, heard.len());
+            }
+            heard
+        });
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .unwrap();
+        let process = Process::open(child.id()).unwrap();
+        let hurry = Patience {
+            trouble: Duration::ZERO,
+            silence: Duration::ZERO,
+        };
+        let error = connect(&path, &process, hurry, &Cancel::new()).unwrap_err();
+        let own = std::process::id();
+        let is_it = matches!(error, ConnectError::AnotherProcess { expected, found, .. }
+            if (expected, found) == (child.id(), own));
+        assert!(is_it, "{error}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // No more than that it may talk.
+        let heard = server.join().unwrap();
+        assert_eq!(heard.len(), 1, "{heard:?}");
+        assert!(heard[0].contains("qmp_capabilities"), "{heard:?}");
     }
 
     #[test]

@@ -57,7 +57,12 @@ pub enum ProcessError {
 /// Holds the process that listens on the client's socket.
 pub(crate) fn find(client: &Client) -> Result<Arc<Process>, ProcessError> {
     let pid = client.peer().ok_or(ProcessError::NoPeer)?;
-    hold(pid)?.ok_or(ProcessError::Gone { pid })
+    let process = hold(pid)?.ok_or(ProcessError::Gone { pid })?;
+    // Its number can be another process's only if it had ended.
+    if client.peer_has_ended() {
+        return Err(ProcessError::Gone { pid });
+    }
+    Ok(process)
 }
 
 /// Holds the process `pid`; `None` when there is certainly none. Whatever else

@@ -149,15 +149,11 @@ pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
     let client = match monitor::reach(&mut client, &place.qmp, &process, TURN, &never) {
         Ok(client) => client,
         Err(_) if !process.is_alive() => return Ok(Undone::Gone),
+        Err(ConnectError::AnotherProcess {
+            expected, found, ..
+        }) => return Err(UndoError::AnotherQemu { expected, found }),
         Err(error) => return Err(error.into()),
     };
-    let found = client.peer().ok_or(ProcessError::NoPeer)?;
-    if found != process.pid() {
-        return Err(UndoError::AnotherQemu {
-            expected: process.pid(),
-            found,
-        });
-    }
     let guest = undo_stop(client, record);
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);

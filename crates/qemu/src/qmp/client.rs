@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::Cancel;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials, sockopt::PeerPidfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -30,6 +30,12 @@ const MAX_EVENTS: usize = 1024;
 
 /// Longest stretch without a look at the cancel flag.
 const SLICE: Duration = Duration::from_millis(50);
+
+/// Without waiting.
+const NOW: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
 
 /// Bytes read from the socket at once.
 const READ: usize = 64 << 10;
@@ -115,6 +121,23 @@ impl Client {
         u32::try_from(credentials.pid())
             .ok()
             .filter(|pid| *pid != 0)
+    }
+
+    /// Whether the process of [`peer`](Self::peer) has ended: then its number may
+    /// be another process's by now. `false` where the kernel cannot tell (before
+    /// Linux 6.5).
+    ///
+    /// A process that was started by the peer can have the socket still, and
+    /// answer. So ask after the process was held by its number.
+    pub fn peer_has_ended(&self) -> bool {
+        match getsockopt(&self.stream, PeerPidfd) {
+            Ok(pidfd) => {
+                // A pidfd becomes readable when its process has ended.
+                let mut set = [PollFd::new(&pidfd, PollFlags::IN)];
+                matches!(poll(&mut set, Some(&NOW)), Ok(1..))
+            }
+            Err(error) => error != nix::errno::Errno::ENOPROTOOPT,
+        }
     }
 
     /// Makes every wait end early, with [`QmpError::Cancelled`], once this flag

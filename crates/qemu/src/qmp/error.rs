@@ -40,6 +40,19 @@ pub enum ConnectError {
         /// What was wrong with the first line.
         what: String,
     },
+    /// Another process listens there than the one that is meant.
+    #[error(
+        "connecting to the QMP socket {}: process {found} listens there now, not QEMU's process \
+         {expected}; nothing was asked of it", path.display()
+    )]
+    AnotherProcess {
+        /// The socket.
+        path: PathBuf,
+        /// Who should.
+        expected: u32,
+        /// Who does; 0 if the kernel does not say.
+        found: u32,
+    },
     /// The session broke before it began.
     #[error("opening the QMP session on {}: {source}", path.display())]
     Session {
@@ -56,7 +69,7 @@ impl ConnectError {
         match self {
             Self::NoGreeting { .. } => true,
             Self::Session { source, .. } => matches!(source, QmpError::TimedOut { .. }),
-            Self::Connect { .. } | Self::NotQmp { .. } => false,
+            Self::Connect { .. } | Self::NotQmp { .. } | Self::AnotherProcess { .. } => false,
         }
     }
 }

@@ -107,6 +107,7 @@ fn events_between_a_command_and_its_answer_are_kept() {
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     assert_eq!(client.version(), Version::new(7, 2, 22));
     assert_eq!(client.peer(), Some(std::process::id()));
+    assert!(!client.peer_has_ended());
     assert_eq!(client.execute("migrate", json!({})).unwrap(), json!({}));
     let answer = client.execute("query-migrate", json!({})).unwrap();
     assert_eq!(answer["status"], "active");
@@ -331,4 +332,45 @@ fn waiting_ends_when_asked() {
     canceller.join().unwrap();
     drop(client);
     server.end();
+}
+
+const LISTEN: &str = "HIKKOSHI_TEST_LISTEN";
+
+/// Another process: a copy of this program that greets whoever connects, and ends.
+#[test]
+fn a_listener_that_ends() {
+    let Some(path) = std::env::var_os(LISTEN) else {
+        return;
+    };
+    let listener = UnixListener::bind(path).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let reader = BufReader::new(stream.try_clone().unwrap());
+    let mut session = Session { stream, reader };
+    session.say(GREETING);
+    let (_, id) = session.hear();
+    session.answer(id, json!({}));
+}
+
+/// Its number may be another process's then, while something that it has started
+/// answers by the same socket.
+#[test]
+fn a_peer_that_has_ended_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("qmp");
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "qmp::tests::a_listener_that_ends"])
+        .env(LISTEN, &path)
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + LONG;
+    let client = loop {
+        match Client::connect(&path, LONG) {
+            Ok(client) => break client,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert_eq!(client.peer(), Some(child.id()));
+    child.wait().unwrap();
+    assert!(client.peer_has_ended());
 }
