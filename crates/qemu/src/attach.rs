@@ -17,7 +17,7 @@ use crate::preflight::{self, Refusal, Side};
 use crate::process::{self, ProcessError};
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::ram::{self, RamError};
-use crate::ramfile::Access;
+use crate::reopen::Access;
 
 /// How long to wait for QEMU's greeting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

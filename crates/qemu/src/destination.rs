@@ -24,7 +24,7 @@ use crate::place::{Place, TakeUpError};
 use crate::preflight::Side;
 use crate::process;
 use crate::qmp::{COMMAND_TIMEOUT, Client, ConnectError, QmpError, Version};
-use crate::ramfile::Access;
+use crate::reopen::Access;
 use crate::settings::{self, Settings};
 use crate::source::close_descriptor;
 use crate::vcpus::{self, Vcpu};

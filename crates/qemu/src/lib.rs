@@ -90,6 +90,7 @@ pub mod qmp;
 mod ram;
 mod ramfile;
 mod remains;
+mod reopen;
 mod room;
 mod settings;
 mod source;

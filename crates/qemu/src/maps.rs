@@ -14,6 +14,9 @@ pub(crate) struct Mapping {
     pub(crate) start: u64,
     /// Address after the last.
     pub(crate) end: u64,
+    /// Address after the last of the first mapping in it, which is what
+    /// `/proc/PID/map_files` goes by.
+    pub(crate) first_end: u64,
     /// Where in the file it begins, in bytes.
     pub(crate) offset: u64,
     /// The file's device number, as `stat` gives it.
@@ -22,6 +25,10 @@ pub(crate) struct Mapping {
     pub(crate) inode: u64,
     /// Whether writes go to the file.
     pub(crate) shared: bool,
+    /// Whether the process may write there. Shared and writable together prove
+    /// that it opened the file for writing: otherwise `mmap` and `mprotect`
+    /// refuse that (mmap(2), `EACCES`).
+    pub(crate) writable: bool,
     /// The file's path as the kernel knows it, without the mark below.
     pub(crate) path: String,
     /// Whether the path has been removed since.
@@ -67,7 +74,8 @@ pub(crate) fn read(maps: impl Read) -> io::Result<Vec<Mapping>> {
 fn continues(last: &Mapping, next: &Mapping) -> bool {
     last.end == next.start
         && last.offset.checked_add(last.bytes()) == Some(next.offset)
-        && (last.device, last.inode, last.shared) == (next.device, next.inode, next.shared)
+        && (last.device, last.inode) == (next.device, next.inode)
+        && (last.shared, last.writable) == (next.shared, next.writable)
         && last.path == next.path
 }
 
@@ -104,10 +112,12 @@ fn parse(line: &str) -> Option<Mapping> {
     Some(Mapping {
         start,
         end,
+        first_end: end,
         offset: hex(offset)?,
         device,
         inode,
         shared: permissions.as_bytes().get(3) == Some(&b's'),
+        writable: permissions.as_bytes().get(1) == Some(&b'w'),
         path: unescape(path),
         deleted,
     })
@@ -155,6 +165,20 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         assert_eq!(shared[1].bytes(), 2 << 30);
         assert_eq!(shared[2].path, "/dev/shm/car ol-a");
         assert_eq!(shared[2].bytes(), 2 << 30, "two mappings are one stretch");
+    }
+
+    #[test]
+    fn what_may_not_be_written_is_a_stretch_of_its_own() {
+        let lines = "\
+1000-2000 rw-s 00000000 00:1b 7 /a
+2000-3000 r--s 00001000 00:1b 7 /a
+3000-4000 rw-s 00002000 00:1b 7 /a
+4000-5000 rw-s 00003000 00:1b 7 /a
+";
+        let found = read(lines.as_bytes()).unwrap();
+        let written: Vec<_> = found.iter().map(|mapping| mapping.writable).collect();
+        assert_eq!(written, [true, false, true]);
+        assert_eq!((found[2].first_end, found[2].end), (0x4000, 0x5000));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! program finds it again without asking QEMU, which may be unable to answer
 //! (it waits for a page) or gone.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::alone::{self, OccupyError};
 use crate::attach::Attached;
 use crate::process::{self, ProcessError};
-use crate::ramfile::{self, Access};
+use crate::reopen::{self, Access, Stretch};
 use crate::view::{LookError, View};
 
 /// A QEMU and its guest's memory.
@@ -205,18 +205,20 @@ impl Place {
             .iter()
             .zip(&self.memory)
             .map(|(block, memory)| {
-                let file = memory.open(process, access).map_err(|source| {
-                    let (id, path) = (block.id.clone(), memory.path.clone());
-                    match process {
-                        Some(_) => TakeUpError::Open { id, path, source },
-                        None => TakeUpError::NothingLeft {
-                            pid: self.pid,
-                            id,
-                            path,
-                            source,
-                        },
-                    }
-                })?;
+                let file = memory
+                    .open(block.bytes, process, access)
+                    .map_err(|source| {
+                        let (id, path) = (block.id.clone(), memory.path.clone());
+                        match process {
+                            Some(_) => TakeUpError::Open { id, path, source },
+                            None => TakeUpError::NothingLeft {
+                                pid: self.pid,
+                                id,
+                                path,
+                                source,
+                            },
+                        }
+                    })?;
                 Ok(RamFile::new(file, memory.offset))
             })
             .collect::<Result<Vec<_>, TakeUpError>>()?;
@@ -265,9 +267,24 @@ impl MemoryPlace {
         })
     }
 
-    fn open(&self, process: Option<&Process>, access: Access) -> io::Result<File> {
-        let is_it =
-            |metadata: &Metadata| (metadata.dev(), metadata.ino()) == (self.device, self.inode);
-        ramfile::open_one(&self.path, process, access, is_it)
+    /// `bytes` of the file: by way of the process, or by its path if that has
+    /// ended.
+    pub(crate) fn open(
+        &self,
+        bytes: u64,
+        process: Option<&Process>,
+        access: Access,
+    ) -> io::Result<File> {
+        let stretch = Stretch {
+            device: self.device,
+            inode: self.inode,
+            offset: self.offset,
+            bytes,
+            address: self.address,
+        };
+        match process {
+            Some(process) => reopen::mapped(process, &stretch, access),
+            None => reopen::at_path(&self.path, &stretch, access),
+        }
     }
 }

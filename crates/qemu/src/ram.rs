@@ -6,7 +6,7 @@
 //! | the backends, their sizes, sharing, paths | QMP: `qom-list /objects`, `qom-get` |
 //! | guest addresses | `info mtree -f -o` by QMP (see `mtree.rs`) |
 //! | host addresses | `/proc/PID/maps` |
-//! | the files | their path in QEMU's root, checked by device and inode; if it is gone, QEMU's own descriptor |
+//! | the files | QEMU's own mappings, see `reopen.rs`; the path that QEMU gives only says which of them |
 //!
 //! With `x-ignore-shared` QEMU leaves out every shared block from its stream
 //! and believes that we bring it. So a shared block that we cannot bring, or
@@ -26,7 +26,8 @@ use crate::backend::{self, Backend};
 use crate::mtree;
 use crate::process::{self, ProcessError};
 use crate::qmp::{Client, QmpError};
-use crate::ramfile::{self, Access, Found};
+use crate::ramfile::{self, Found};
+use crate::reopen::Access;
 use crate::room::{self, RoomError};
 
 /// The guest's memory cannot be moved, or could not be found.
@@ -84,6 +85,20 @@ pub enum RamError {
         pid: u32,
         /// Its name.
         name: String,
+    },
+    /// Mapped for reading only.
+    #[error(
+        "the guest's memory \"{id}\" ({path}) is mapped by process {pid} for reading only, though \
+         it says that the guest can write there: this is not how QEMU maps a guest's memory, and \
+         no file is opened for a process that may not write to it itself"
+    )]
+    NotWritable {
+        /// The backend.
+        id: String,
+        /// Its file.
+        path: String,
+        /// The process behind the QMP socket.
+        pid: u32,
     },
     /// In it more than once.
     #[error("the guest's memory \"{id}\" ({path}) is mapped {mappings} times by QEMU, not once")]

@@ -1,7 +1,6 @@
 //! From a memory backend to the opened file and its place in QEMU's memory.
 
 use std::fs::{File, Metadata};
-use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -10,15 +9,7 @@ use hikkoshi_faults::Process;
 use crate::backend::Backend;
 use crate::maps::Mapping;
 use crate::ram::RamError;
-
-/// What we need to do with the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// At the source.
-    Read,
-    /// At the destination.
-    Write,
-}
+use crate::reopen::{self, Access, Stretch};
 
 /// A backend's file, found and opened.
 #[derive(Debug)]
@@ -46,19 +37,27 @@ pub(crate) fn find(
     access: Access,
 ) -> Result<Found, RamError> {
     let given = backend.path.as_deref().unwrap_or_default();
-    let place = from_outside(process, given);
-    let metadata = std::fs::metadata(&place).ok();
+    // Only looked at: it says which of QEMU's mappings is meant, nothing more.
+    let metadata = std::fs::metadata(from_outside(process, given)).ok();
     let mut candidates: Vec<(&Mapping, u64)> = mappings
         .iter()
         .filter(|mapping| mapping.shared && is_of(mapping, backend, given, metadata.as_ref()))
         .filter_map(|mapping| Some((mapping, mapping.address_of(backend.offset, backend.bytes)?)))
         .collect();
-    let Some((mapping, address)) = candidates.pop() else {
+    if candidates.is_empty() {
         return Err(RamError::NotMapped {
             id: backend.id.clone(),
             path: given.to_owned(),
             pid: process.pid(),
             name: crate::process::name(process),
+        });
+    }
+    candidates.retain(|(mapping, _)| mapping.writable);
+    let Some((mapping, address)) = candidates.pop() else {
+        return Err(RamError::NotWritable {
+            id: backend.id.clone(),
+            path: given.to_owned(),
+            pid: process.pid(),
         });
     };
     if !candidates.is_empty() {
@@ -68,16 +67,19 @@ pub(crate) fn find(
             mappings: candidates.len() + 1,
         });
     }
-    let file = open(process, mapping, &place, access).map_err(|source| RamError::Open {
-        id: backend.id.clone(),
-        path: mapping.path.clone(),
-        source,
-    })?;
     let cannot = |source| RamError::Open {
         id: backend.id.clone(),
         path: mapping.path.clone(),
         source,
     };
+    let stretch = Stretch {
+        device: mapping.device,
+        inode: mapping.inode,
+        offset: backend.offset,
+        bytes: backend.bytes,
+        address,
+    };
+    let file = reopen::mapped(process, &stretch, access).map_err(cannot)?;
     let metadata = file.metadata().map_err(cannot)?;
     let system = rustix::fs::fstatfs(&file).map_err(|errno| cannot(errno.into()))?;
     let kind: i64 = system.f_type;
@@ -157,48 +159,8 @@ fn is_made_by_qemu(name: &str, id: &str) -> bool {
     random.len() == 6 && (region == id || region == format!("_objects_{id}"))
 }
 
-/// Opens the very file that is mapped: by its path if that still leads there,
-/// else through QEMU's own descriptor, which works for removed files too.
-fn open(process: &Process, mapping: &Mapping, place: &Path, access: Access) -> io::Result<File> {
-    open_one(place, Some(process), access, |metadata| {
-        (metadata.dev(), metadata.ino()) == (mapping.device, mapping.inode)
-    })
-}
-
-/// Opens a file that is known by its metadata: at `place`, or else one that
-/// `process` has open.
-pub(crate) fn open_one(
-    place: &Path,
-    process: Option<&Process>,
-    access: Access,
-    is_it: impl Fn(&Metadata) -> bool,
-) -> io::Result<File> {
-    let try_open = |path: &Path| -> io::Result<Option<File>> {
-        let file = File::options()
-            .read(true)
-            .write(access == Access::Write)
-            .open(path)?;
-        let same = is_it(&file.metadata()?);
-        Ok(same.then_some(file))
-    };
-    let by_path = match try_open(place) {
-        Ok(Some(file)) => return Ok(file),
-        Ok(None) => io::Error::from(io::ErrorKind::NotFound),
-        Err(error) => error,
-    };
-    let Some(process) = process else {
-        return Err(by_path);
-    };
-    for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid()))? {
-        let path = entry?.path();
-        if std::fs::metadata(&path).is_ok_and(|metadata| is_it(&metadata))
-            && let Some(file) = try_open(&path)?
-        {
-            return Ok(file);
-        }
-    }
-    Err(by_path)
-}
+#[cfg(test)]
+mod hostile;
 
 #[cfg(test)]
 mod tests {

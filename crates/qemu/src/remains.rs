@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::destination::DestinationNotes;
 use crate::place::TakeUpError;
-use crate::ramfile::Access;
+use crate::reopen::Access;
 use crate::source::SourceNotes;
 
 /// Something that only a QEMU can do.

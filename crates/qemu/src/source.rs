@@ -24,7 +24,7 @@ use crate::place::{Place, TakeUpError};
 use crate::preflight::{self, Refusal, Side};
 use crate::process;
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::ramfile::Access;
+use crate::reopen::Access;
 use crate::settings::{self, Settings};
 use crate::undo::{Journal, UndoRecord};
 

@@ -27,7 +27,7 @@ use crate::monitor;
 use crate::place::{Place, TakeUpError};
 use crate::process::{self, ProcessError};
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::ramfile::Access;
+use crate::reopen::Access;
 use crate::settings::{self, Settings};
 use crate::source::{ResumeError, TURN, close_descriptor, resume};
 use crate::view::LookError;

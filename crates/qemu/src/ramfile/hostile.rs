@@ -1,0 +1,221 @@
+//! A process that is not the QEMU that it seems to be: it maps other people's
+//! files, and changes what is at a path after it was looked at.
+
+use std::fs::{File, Metadata};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use hikkoshi_faults::Process;
+use rustix::fs::Mode;
+use vm_memory::{FileOffset, MmapRegion};
+
+use super::find;
+use crate::backend::Backend;
+use crate::place::MemoryPlace;
+use crate::ram::RamError;
+use crate::reopen::Access;
+
+const PATH: &str = "HIKKOSHI_TEST_HOSTILE_PATH";
+const READ_ONLY: &str = "HIKKOSHI_TEST_HOSTILE_READ_ONLY";
+const BYTES: u64 = 1 << 20;
+
+/// The other process: a copy of this program that maps a file, says so, and
+/// waits for its end.
+#[test]
+fn another_process() {
+    let Some(path) = std::env::var_os(PATH) else {
+        return;
+    };
+    let write = std::env::var_os(READ_ONLY).is_none();
+    let file = File::options().read(true).write(write).open(path).unwrap();
+    let access = if write {
+        libc_prot::READ | libc_prot::WRITE
+    } else {
+        libc_prot::READ
+    };
+    let length = usize::try_from(BYTES).unwrap();
+    let file = Some(FileOffset::new(file, 0));
+    let mapped = MmapRegion::<()>::build(file, length, access, libc_prot::SHARED).unwrap();
+    println!("\nMAPPED");
+    io::copy(&mut io::stdin(), &mut io::sink()).unwrap();
+    drop(mapped);
+}
+
+/// `sys/mman.h`, the same everywhere on Linux.
+mod libc_prot {
+    pub(super) const READ: i32 = 1;
+    pub(super) const WRITE: i32 = 2;
+    pub(super) const SHARED: i32 = 1;
+}
+
+/// It, as we see it.
+struct Other {
+    child: Child,
+    process: Process,
+}
+
+impl Other {
+    fn maps(path: &Path, read_only: bool) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "ramfile::hostile::another_process"])
+            .arg("--nocapture")
+            .env(PATH, path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        if read_only {
+            command.env(READ_ONLY, "1");
+        }
+        let mut child = command.spawn().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(said.map(Result::unwrap).any(|line| line == "MAPPED"));
+        let process = Process::open(child.id()).unwrap();
+        Self { child, process }
+    }
+
+    /// As if QEMU had said that the memory is at `path`.
+    fn find(&self, path: &Path, access: Access) -> Result<super::Found, RamError> {
+        let mappings = crate::process::mappings(&self.process).unwrap();
+        let backend = Backend {
+            id: "ram".into(),
+            kind: "memory-backend-file".into(),
+            bytes: BYTES,
+            share: true,
+            reserve: true,
+            readonly: false,
+            path: Some(path.to_str().unwrap().into()),
+            offset: 0,
+        };
+        find(&self.process, &mappings, &backend, access)
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// On tmpfs, with a file `ram` in it.
+fn folder() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = folder.path().join("ram");
+    File::create(&path).unwrap().set_len(BYTES).unwrap();
+    (folder, path)
+}
+
+fn numbers(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+fn put_fifo(path: &Path) {
+    rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
+}
+
+/// What `does` says, unless it waits for ever.
+fn soon<T: Send>(what: &str, does: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        scope.spawn(move || sender.send(does()));
+        receiver
+            .recv_timeout(Duration::from_secs(60))
+            .unwrap_or_else(|error| {
+                eprintln!("{what}: {error}");
+                // The thread cannot be ended, and would be waited for.
+                std::process::abort()
+            })
+    })
+}
+
+#[test]
+fn what_a_process_may_only_read_is_not_opened_for_it() {
+    let (_folder, path) = folder();
+    let other = Other::maps(&path, true);
+    for access in [Access::Write, Access::Read] {
+        let error = other.find(&path, access).unwrap_err();
+        assert!(matches!(error, RamError::NotWritable { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_path_that_leads_elsewhere_now_is_not_opened() {
+    let (folder, path) = folder();
+    let victim = folder.path().join("victim");
+    File::create(&victim).unwrap().set_len(BYTES).unwrap();
+    let mapped = numbers(&std::fs::metadata(&path).unwrap());
+    let other = Other::maps(&path, false);
+    let fifo = folder.path().join("fifo");
+    put_fifo(&fifo);
+    for target in [&victim, &fifo] {
+        std::fs::remove_file(&path).unwrap();
+        symlink(target, &path).unwrap();
+        for access in [Access::Read, Access::Write] {
+            let found = soon("finding what is mapped", || other.find(&path, access));
+            assert_eq!(numbers(&found.unwrap().metadata), mapped);
+        }
+    }
+    std::fs::remove_file(&path).unwrap();
+    put_fifo(&path);
+    for access in [Access::Read, Access::Write] {
+        let found = soon("finding what is mapped", || other.find(&path, access));
+        assert_eq!(numbers(&found.unwrap().metadata), mapped);
+    }
+}
+
+#[test]
+fn what_was_noted_is_opened_only_while_it_is_mapped_for_writing() {
+    let (_folder, path) = folder();
+    let other = Other::maps(&path, false);
+    let found = other.find(&path, Access::Write).unwrap();
+    let open = |other: &Other| {
+        // As a journal names it, wherever this process has it.
+        let mappings = crate::process::mappings(&other.process).unwrap();
+        let is_it = |m: &&crate::maps::Mapping| m.inode == found.metadata.ino();
+        let place = MemoryPlace {
+            path: path.clone(),
+            device: found.metadata.dev(),
+            inode: found.metadata.ino(),
+            offset: 0,
+            address: mappings.iter().find(is_it).unwrap().start,
+        };
+        place.open(BYTES, Some(&other.process), Access::Write)
+    };
+    let opened = open(&other).unwrap().metadata().unwrap();
+    assert_eq!(numbers(&opened), numbers(&found.metadata));
+    let error = open(&Other::maps(&path, true)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+}
+
+#[test]
+fn of_a_process_that_has_ended_only_the_file_at_the_path_itself_is_opened() {
+    let (folder, path) = folder();
+    let metadata = std::fs::metadata(&path).unwrap();
+    let place = MemoryPlace {
+        path: path.clone(),
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        offset: 0,
+        address: 0,
+    };
+    let open = || {
+        soon("opening what was noted", || {
+            place.open(BYTES, None, Access::Read)
+        })
+    };
+    assert_eq!(
+        numbers(&open().unwrap().metadata().unwrap()),
+        numbers(&metadata)
+    );
+    let moved = folder.path().join("moved");
+    std::fs::rename(&path, &moved).unwrap();
+    symlink(&moved, &path).unwrap();
+    open().unwrap_err();
+    std::fs::remove_file(&path).unwrap();
+    put_fifo(&path);
+    open().unwrap_err();
+}
