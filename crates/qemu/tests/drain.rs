@@ -1,0 +1,91 @@
+//! Draining the disks of real QEMUs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // What QEMU said.
+
+mod support;
+
+use std::process::Command;
+
+use hikkoshi_engine::{Cancel, SourceGuest};
+use hikkoshi_qemu::QemuSource;
+use serde_json::json;
+use support::{Qemu, with_each};
+
+/// An image on a file system that can do direct I/O, and the option for a disk on it.
+fn disk(cache: &str) -> (tempfile::NamedTempFile, String) {
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let path = image.path().display();
+    let option = format!("-drive file={path},format=raw,if=virtio,cache={cache}");
+    (image, option)
+}
+
+#[test]
+fn only_direct_io_needs_drains() {
+    with_each(|program| {
+        for (cache, needed) in [
+            ("none", true),
+            ("directsync", true),
+            ("writeback", false),
+            ("writethrough", false),
+        ] {
+            let (_image, option) = disk(cache);
+            let qemu = Qemu::usual(program, &option);
+            let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+            let _log = source.start_dirty_log().unwrap();
+            assert_eq!(source.needs_drain(), needed, "cache={cache}");
+        }
+        let qemu = Qemu::usual(program, "");
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let _log = source.start_dirty_log().unwrap();
+        assert!(!source.needs_drain(), "no disk");
+    });
+}
+
+#[test]
+fn a_drained_guest_runs_on() {
+    with_each(|program| {
+        let (_image, option) = disk("none");
+        let qemu = Qemu::usual(program, &option);
+        let before = qemu.traces();
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let log = source.start_dirty_log().unwrap();
+        for _ in 0..10 {
+            source.drain(&Cancel::new()).unwrap();
+        }
+        assert_eq!(qemu.state(), "running");
+        source.release().unwrap();
+        drop((source, log));
+        assert_eq!(qemu.traces(), before);
+    });
+}
+
+/// A drain waits for storage, which may not answer.
+#[test]
+fn a_drain_can_be_cancelled() {
+    with_each(|program| {
+        let (_image, option) = disk("none");
+        let qemu = Qemu::usual(program, &option);
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let _log = source.start_dirty_log().unwrap();
+        let signal = |name: &str| {
+            let pid = qemu.pid().to_string();
+            let status = Command::new("kill").args(["-s", name, &pid]).status();
+            assert!(status.unwrap().success());
+        };
+        signal("STOP");
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let error = source.drain(&cancel).unwrap_err().to_string();
+        signal("CONT");
+        assert!(
+            error.starts_with("draining the guest's disks: ")
+                && error.contains("gave up waiting for transaction, as asked"),
+            "{error}"
+        );
+        // The late answer is nobody's; the next drain works.
+        source.drain(&Cancel::new()).unwrap();
+        assert_eq!(qemu.execute("query-status", json!({}))["status"], "running");
+    });
+}
