@@ -4,6 +4,7 @@
 #   build/qemu-7.2, build/qemu-10.0   the distribution's QEMU and its backport, side by side
 #   build/kernel                      the distribution's kernel and the modules the test guest loads
 #   build/busybox                     the distribution's static busybox
+#   build/qemu-img                    the distribution's qemu-img, for the test guests' disks
 #   build/bochs                       the distribution's Bochs, which the second-stage tables run on
 #
 # and, when asked for by name (`setup.sh apache bpftrace`), what only the benchmarks need:
@@ -31,6 +32,8 @@ source "$here/lib/machine.sh"
 source "$here/lib/apt.sh"
 # shellcheck source=lib/qemu.sh
 source "$here/lib/qemu.sh"
+# shellcheck source=lib/qemu-img.sh
+source "$here/lib/qemu-img.sh"
 # shellcheck source=lib/kernel.sh
 source "$here/lib/kernel.sh"
 # shellcheck source=lib/bochs.sh
@@ -51,6 +54,7 @@ flock 9
 # shellcheck disable=SC2154 # set by check_machine
 setup_qemu 7.2 "$codename"
 setup_qemu 10.0 "$codename-backports"
+setup_qemu_img
 setup_kernel
 setup_busybox
 setup_bochs

@@ -30,6 +30,7 @@ missing_tools() {
         /usr/bin/cpio:cpio \
         /usr/bin/flock:util-linux \
         /usr/bin/unshare:util-linux \
+        /usr/sbin/mkfs.ext4:e2fsprogs \
         /usr/sbin/ip:iproute2 \
         /usr/sbin/tc:iproute2 \
         /usr/bin/ss:iproute2; do

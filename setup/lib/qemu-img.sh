@@ -1,0 +1,42 @@
+# qemu-img, for the test guests' disks: qcow2 images are made and checked with it.
+
+setup_qemu_img() {
+    local folder=$build/qemu-img
+    # Asked, not only believed: a library that was there at set-up may have gone since.
+    if [[ -e $folder/.done ]] && "$folder/run" --version >/dev/null 2>&1; then return 0; fi
+    prepare_private_apt
+    say "qemu-img from $codename"
+    rm -rf "$folder"
+
+    local needed
+    needed=$(closure qemu-utils "$codename" qemu-utils)
+    [[ -n $needed ]] || fail "apt finds no way to install qemu-utils from $codename" \
+        "apt says: $(tail -n 1 "$private_apt/resolve.log")"
+    local wanted=() name package_version
+    while read -r name package_version; do
+        case $name in
+        qemu-utils) ;;
+        # The C library belongs to the machine's loader and cannot be mixed with another.
+        libc6 | libc-bin) continue ;;
+        lib*) ! machine_has "$name" "$package_version" || continue ;;
+        *) continue ;;
+        esac
+        wanted+=("$name=$package_version")
+    done <<<"$needed"
+
+    fetch_and_unpack "$folder/root" "${wanted[@]}"
+    rm -rf "$folder"/root/usr/share/{doc,man,lintian,bug}
+    cat >"$folder/run" <<'RUN'
+#!/bin/sh
+# Becomes this folder's qemu-img, with the libraries that were unpacked with it.
+root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
+LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH
+exec "$root/usr/bin/qemu-img" "$@"
+RUN
+    chmod +x "$folder/run"
+    local answer
+    answer=$("$folder/run" --version 2>&1 | head -n 1) || true
+    [[ $answer == "qemu-img version"* ]] || fail "qemu-img was unpacked but does not run" "$answer"
+    printf '%s\n' "$answer" >"$folder/.done"
+}
