@@ -6,7 +6,7 @@ STATIC_TARGET := x86_64-unknown-linux-gnu
 WORKLOAD := $(BUILD)/workload/$(STATIC_TARGET)/release/hikkoshi-workload
 INITRAMFS := $(BUILD)/initramfs.cpio
 WEB_INITRAMFS := $(BUILD)/initramfs-web.cpio
-WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs) guest/workload/Cargo.toml Cargo.toml Cargo.lock
+WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs guest/workload/src/*/*.rs) guest/workload/Cargo.toml Cargo.toml Cargo.lock
 FUZZ_SECONDS ?= 60
 # How many targets run at once.
 FUZZ_JOBS ?= 1

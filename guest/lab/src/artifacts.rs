@@ -67,6 +67,18 @@ pub fn web_initramfs() -> Result<PathBuf, LabError> {
     present("the web guest's initramfs", "initramfs-web.cpio")
 }
 
+/// The program that makes and checks disk images.
+pub(crate) fn qemu_img() -> Result<PathBuf, LabError> {
+    present("qemu-img", "qemu-img/run")
+}
+
+/// Where disk images are made: in the build folder, which is on a disk. Direct I/O needs one.
+pub(crate) fn disks() -> Result<PathBuf, LabError> {
+    // Any of the things that are there shows which folder it is.
+    let kernel = present("the guest's kernel", "kernel")?;
+    Ok(kernel.with_file_name("disks"))
+}
+
 /// Says where the build folder is.
 const BUILD: &str = "HIKKOSHI_BUILD";
 

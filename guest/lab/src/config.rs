@@ -1,6 +1,6 @@
 //! What a machine is like.
 
-use crate::{Console, Namespace, QemuVersion, Ram, Workload};
+use crate::{Console, Disk, Namespace, QemuVersion, Ram, Throttle, Workload};
 use std::path::PathBuf;
 
 /// A machine type that both QEMU versions know, so that a guest can move between them.
@@ -29,6 +29,8 @@ pub struct VmConfig {
     pub(crate) incoming: bool,
     pub(crate) initramfs: Option<PathBuf>,
     pub(crate) nic: Option<Nic>,
+    pub(crate) disks: Vec<Disk>,
+    pub(crate) throttle: Option<Throttle>,
     pub(crate) namespace: Option<Namespace>,
     pub(crate) console: Option<Console>,
     pub(crate) extra: Vec<String>,
@@ -46,6 +48,8 @@ impl Default for VmConfig {
             incoming: false,
             initramfs: None,
             nic: None,
+            disks: Vec::new(),
+            throttle: None,
             namespace: None,
             console: None,
             extra: Vec::new(),
@@ -119,6 +123,25 @@ impl VmConfig {
     #[must_use]
     pub fn nic(mut self, nic: Nic) -> Self {
         self.nic = Some(nic);
+        self
+    }
+
+    /// One more disk: the guest calls them `/dev/vda`, `/dev/vdb` and so on.
+    #[must_use]
+    pub fn disk(mut self, disk: Disk) -> Self {
+        self.disks.push(disk);
+        self
+    }
+
+    /// The disks.
+    pub fn disks(&self) -> &[Disk] {
+        &self.disks
+    }
+
+    /// Slows down what QEMU reads from disks.
+    #[must_use]
+    pub fn throttle(mut self, throttle: &Throttle) -> Self {
+        self.throttle = Some(throttle.clone());
         self
     }
 

@@ -88,6 +88,22 @@ pub enum LabError {
         /// QEMU's reason.
         reason: String,
     },
+    /// A disk does not hold what it should.
+    #[error("the disk image {path} is damaged: {how}")]
+    DamagedDisk {
+        /// The image, or what was taken out of it.
+        path: PathBuf,
+        /// What is wrong with it.
+        how: String,
+    },
+    /// This host cannot slow a disk down.
+    #[error("the disk cannot be slowed down for QEMU: {reason}; {remedy}")]
+    NoThrottle {
+        /// Why not.
+        reason: String,
+        /// What would help.
+        remedy: String,
+    },
     /// The kernel would not reserve that many huge pages.
     #[error(
         "{wanted} huge pages of {mib} MiB were wanted and {got} were to be had; free some memory or use a smaller guest"

@@ -7,6 +7,8 @@
 //! A [`Link`] is two network namespaces with a shaped line between them; a [`GuestNetwork`] is a
 //! switch with two hosts and a client, for a guest that serves through its own migration.
 //!
+//! A [`Disk`] has a [`DiskImage`] whose pages each hold their own number; a [`Throttle`] makes it slow.
+//!
 //! Everything is undone on drop, when a test panics too: processes killed, RAM files and mounts and
 //! namespaces removed, huge pages given back. What a killed test left behind is removed by the next
 //! [`Lab`].
@@ -40,8 +42,10 @@
 mod artifacts;
 mod config;
 mod console;
+mod disk;
 mod error;
 mod huge;
+mod image;
 mod mount;
 pub mod net;
 mod qemu_migration;
@@ -50,23 +54,27 @@ mod ram;
 mod report;
 mod scratch;
 mod spawn;
+mod throttle;
 mod vm;
 mod workload;
 
 pub use artifacts::{QemuVersion, initramfs, kernel, web_initramfs};
 pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
 pub use console::{Console, Line};
+pub use disk::{Aio, Cache, Disk};
 pub use error::LabError;
 pub use huge::{HugePageSize, HugePages};
+pub use image::{DiskContent, DiskFormat, DiskImage, DiskState};
 pub use mount::Mount;
 pub use net::{GuestNetwork, Link, Namespace, Shape};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::Ram;
 pub use report::{
-    Dirty, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned, Serve, Slow,
-    Verdict, Verify,
+    Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned, Serve,
+    Slow, Verdict, Verify,
 };
 pub use scratch::Lab;
+pub use throttle::Throttle;
 pub use vm::Vm;
 pub use workload::{Pattern, Workload};

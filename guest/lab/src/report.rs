@@ -15,6 +15,8 @@ pub enum Report {
     Idle(Idle),
     /// A line of `serve`.
     Serve(Serve),
+    /// What was done with the disk.
+    Disk(DiskWork),
     /// A line of `scan`.
     Scan(Scan),
     /// The scan is through.
@@ -98,6 +100,29 @@ pub struct Serve {
     pub open: u64,
     /// Lines answered so far.
     pub lines: u64,
+}
+
+/// An interval of the disk's work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiskWork {
+    /// Whether no page was bad so far.
+    pub ok: bool,
+    /// Seconds since the workload began, by the guest's clock.
+    pub t: f64,
+    /// Length of the interval by the guest's clock, ms.
+    pub span_ms: u64,
+    /// Direct reads.
+    pub reads: u64,
+    /// Direct writes.
+    pub writes: u64,
+    /// What was read, KiB.
+    pub read_kib: u64,
+    /// What was written, KiB.
+    pub written_kib: u64,
+    /// Files made.
+    pub files: u64,
+    /// How often all of the memory that the disk is read into was checked.
+    pub passes: u64,
 }
 
 /// An interval of `scan`.
@@ -341,6 +366,17 @@ impl Report {
                 open: fields.get("open")?,
                 lines: fields.get("lines")?,
             }),
+            "disk" => Self::Disk(DiskWork {
+                ok: ok?,
+                t: fields.get("t")?,
+                span_ms: fields.get("span_ms")?,
+                reads: fields.get("reads")?,
+                writes: fields.get("writes")?,
+                read_kib: fields.get("read_kib")?,
+                written_kib: fields.get("written_kib")?,
+                files: fields.get("files")?,
+                passes: fields.get("passes")?,
+            }),
             "scan" => Self::Scan(Scan {
                 ok: ok?,
                 t: fields.get("t")?,
@@ -423,6 +459,16 @@ mod tests {
         let none = Report::parse("slow: ok count=0 sum_us=0 fine=-");
         assert_eq!(none, Report::Slow(Slow::default()));
         assert_eq!(Report::parse("slow: ok count=1 sum_us=2"), Report::Other);
+    }
+
+    #[test]
+    fn the_disks_work_is_read() {
+        let line = "disk: ok t=1.003 span_ms=1003 bad=0 reads=41 writes=2 read_kib=5248 written_kib=256 files=1 passes=3";
+        let Report::Disk(work) = Report::parse(line) else {
+            panic!("not read");
+        };
+        assert_eq!((work.reads, work.written_kib, work.passes), (41, 256, 3));
+        assert_eq!(Report::parse(&line[..90]), Report::Other);
     }
 
     #[test]

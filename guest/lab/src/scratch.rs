@@ -4,7 +4,7 @@ use crate::LabError;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 /// Where RAM files go unless said otherwise: tmpfs on every Linux.
 pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
@@ -21,6 +21,8 @@ struct Scratch {
     /// `hikkoshi-lab-PID-N`.
     name: String,
     folder: PathBuf,
+    /// The folder for disk images, once there is one.
+    disks: Mutex<Option<PathBuf>>,
 }
 
 impl Lab {
@@ -39,12 +41,33 @@ impl Lab {
         );
         let folder = std::env::temp_dir().join(&name);
         fs::create_dir(&folder).map_err(LabError::file("creating the folder", &folder))?;
-        Ok(Self(Arc::new(Scratch { name, folder })))
+        Ok(Self(Arc::new(Scratch {
+            name,
+            folder,
+            disks: Mutex::new(None),
+        })))
     }
 
     /// The folder, for anything else that a test makes. Its path is short enough for sockets.
     pub fn folder(&self) -> &Path {
         &self.0.folder
+    }
+
+    /// Its name, which no other lab has: `hikkoshi-lab-PID-N`.
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The folder for disk images, on the build folder's file system.
+    pub(crate) fn disk_folder(&self) -> Result<PathBuf, LabError> {
+        static SWEPT: Once = Once::new();
+        let disks = crate::artifacts::disks()?;
+        SWEPT.call_once(|| sweep_disks(&disks));
+        let folder = disks.join(&self.0.name);
+        fs::create_dir_all(&folder).map_err(LabError::file("creating the folder", &folder))?;
+        let mut known = self.0.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Some(folder.clone());
+        Ok(folder)
     }
 
     /// Where the RAM file `name` goes in `directory`; no other lab has the same.
@@ -56,6 +79,22 @@ impl Lab {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
+        let disks = self.disks.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(disks) = disks {
+            let _ = fs::remove_dir_all(disks);
+        }
+    }
+}
+
+/// The same for disk images and the groups of processes that read them slowly.
+fn sweep_disks(disks: &Path) {
+    for folder in left_behind(disks, PREFIX) {
+        let _ = fs::remove_dir_all(folder);
+    }
+    if let Ok(groups) = crate::throttle::controller() {
+        for group in left_behind(&groups, PREFIX) {
+            let _ = fs::remove_dir(group);
+        }
     }
 }
 

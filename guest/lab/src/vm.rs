@@ -2,8 +2,8 @@
 
 use crate::ram::PreparedRam;
 use crate::{
-    Console, Lab, LabError, Namespace, Qmp, Ready, Report, Slow, Verdict, VmConfig, initramfs,
-    kernel, spawn,
+    Console, Disk, Lab, LabError, Namespace, Qmp, Ready, Report, Slow, Throttle, Verdict, VmConfig,
+    initramfs, kernel, spawn,
 };
 use serde_json::json;
 use std::fs::{self, File};
@@ -40,6 +40,8 @@ pub struct Vm {
     input: Mutex<UnixStream>,
     // After the process in `drop`: its memory is removed when it is gone.
     ram: PreparedRam,
+    _disks: Vec<Disk>,
+    _throttle: Option<Throttle>,
     _namespace: Option<Namespace>,
     _lab: Lab,
 }
@@ -99,6 +101,9 @@ impl VmConfig {
                     &format!("virtio-net-pci,netdev=net0,mac={},romfile=", nic.mac),
                 ]);
         }
+        for (number, disk) in self.disks.iter().enumerate() {
+            command.args(disk.arguments(number));
+        }
         if self.incoming {
             command.args(["-incoming", "defer"]);
         }
@@ -111,11 +116,16 @@ impl VmConfig {
             namespace.enter(&mut command);
         }
 
+        let child = spawn::spawn(command)?;
+        let pid = child.id();
         let mut starting = Starting {
             name,
             stderr: &stderr_path,
-            child: Some(spawn::spawn(command)?),
+            child: Some(child),
         };
+        if let Some(throttle) = &self.throttle {
+            throttle.take(pid)?;
+        }
         let output = starting.accept(&console_listener, "its console")?;
         let monitor = starting.accept(&harness_listener, "its monitor")?;
         let input = output
@@ -144,6 +154,8 @@ impl VmConfig {
             console,
             input: Mutex::new(input),
             ram,
+            _disks: self.disks.clone(),
+            _throttle: self.throttle.clone(),
             _namespace: self.namespace.clone(),
             _lab: lab.clone(),
         })
@@ -335,6 +347,17 @@ impl Vm {
     /// When QEMU refuses.
     pub fn cont(&self) -> Result<(), LabError> {
         self.qmp.execute("cont", json!({})).map(drop)
+    }
+
+    /// Has QEMU end by itself: what its disks still have to write is written.
+    ///
+    /// # Errors
+    /// When it refuses, or does not end within `timeout`.
+    pub fn quit(&self, timeout: Duration) -> Result<ExitStatus, LabError> {
+        // QEMU may be gone before its answer has come.
+        let refused = self.qmp.execute("quit", json!({})).err();
+        self.wait_exit(timeout)
+            .map_err(|error| refused.unwrap_or(error))
     }
 
     /// Kills QEMU, as a power cut would.

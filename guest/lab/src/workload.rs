@@ -109,6 +109,28 @@ impl Workload {
         self.option("grow", mib_per_second).option("grow_max", max)
     }
 
+    /// Mounts the first disk's file system (`DiskContent::FileSystem`), makes and reads files there,
+    /// and now and then reads or writes pages of its file `blocks` by direct I/O: so little that
+    /// what else the guest does is hardly slower.
+    #[must_use]
+    pub fn and_file_system(self) -> Self {
+        self.option("mount", "/dev/vda")
+            .option("tree", "/disk/tree")
+            .option("disk", "/disk/blocks")
+            .option("disk_threads", 2)
+            .option("disk_chunk_kib", 16)
+            .option("disk_mib", 2)
+            .option("disk_write", 50)
+            .option("disk_rate", 40)
+    }
+
+    /// Six threads read random chunks of 128 KiB of the first disk (`DiskContent::Blocks`) by direct
+    /// I/O into `mib` MiB, as fast as it goes, and all of that memory is checked over and over.
+    #[must_use]
+    pub fn and_direct_reads(self, mib: u64) -> Self {
+        self.option("disk", "/dev/vda").option("disk_mib", mib)
+    }
+
     /// Any other option of guest/README.md, without its `hk.`.
     #[must_use]
     pub fn option(mut self, name: &str, value: impl std::fmt::Display) -> Self {

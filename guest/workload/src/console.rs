@@ -5,6 +5,7 @@
 
 use crate::clock::Clock;
 use crate::dirty::Dirty;
+use crate::disk::Disk;
 use crate::files;
 use crate::fine::{Fine, Snapshot};
 use crate::options::{Memory, Options};
@@ -92,6 +93,7 @@ struct Bench {
     clock: Clock,
     orders: Arc<Orders>,
     counters: Vec<Arc<Counters>>,
+    disk: Disk,
     before: Totals,
     slow_before: Snapshot,
     bad: u64,
@@ -111,6 +113,7 @@ impl Bench {
             clock,
             orders: Arc::default(),
             counters: Vec::new(),
+            disk: Disk::default(),
             before: Totals::default(),
             slow_before: Snapshot::take(std::iter::empty()),
             bad: 0,
@@ -139,6 +142,7 @@ impl Bench {
             };
             worker::start(setting, work)?;
         }
+        bench.disk = Disk::start(options, clock, &bench.orders, events)?;
         Ok(bench)
     }
 
@@ -231,7 +235,7 @@ impl Bench {
         while self.waiting == 0 && self.sweeps_wanted > 0 {
             self.sweeps_wanted -= 1;
             self.swept_pages = 0;
-            self.waiting = self.counters.len();
+            self.waiting = self.counters.len() + self.disk.sweepers();
             self.orders.sweeps.fetch_add(1, Ordering::Relaxed);
             if self.waiting == 0 {
                 self.say_verdict();
@@ -324,6 +328,9 @@ impl Bench {
             Memory::Scan => say(&format!(
                 "scan: {state} {time} accesses={accesses} {latency}"
             )),
+        }
+        if let Some(done) = self.disk.since_last() {
+            say(&format!("disk: {state} {time} bad={} {done}", self.bad));
         }
         if let Some(served) = served {
             say(&format!(

@@ -15,6 +15,7 @@
 //! thorough: every byte of every page follows from its number and generation ([`page`]), and which
 //! generation is due is remembered elsewhere. [`scan`] reads such pages once, from start to end,
 //! when it is told to begin. In [`together`] all workers read the same such page at once. [`files`] are for a web server's clients to check.
+//! A [`disk`] of such pages is read and written by direct I/O beside any of these.
 //!
 //! **Time** is the guest's: while the guest is stopped its clock stands, so a switchover's downtime
 //! does not show in these numbers, but every fault that is taken while it runs does.
@@ -26,10 +27,10 @@
 mod clock;
 mod console;
 mod dirty;
+mod disk;
 mod files;
 mod fine;
 mod options;
-mod page;
 mod physical;
 mod pick;
 mod region;
@@ -41,6 +42,7 @@ mod together;
 mod verify;
 mod worker;
 
+use hikkoshi_workload::page;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,6 +1,7 @@
 //! The options, as they stand on the kernel command line: `hk.NAME=VALUE`.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// In which order a worker visits its pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,8 +29,35 @@ pub(crate) enum Memory {
     Together,
 }
 
-/// Everything that can be chosen.
+/// How the disk is used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct DiskUse {
+    /// Threads, each with one read or write under way.
+    pub(crate) threads: usize,
+    /// Pages in a read or write.
+    pub(crate) chunk_pages: usize,
+    /// Memory that the disk is read into, MiB.
+    pub(crate) mib: usize,
+    /// Of a hundred accesses, how many write.
+    pub(crate) write_percent: u64,
+    /// Accesses a second over all threads; 0 = as fast as it goes.
+    pub(crate) rate: u64,
+}
+
+impl Default for DiskUse {
+    fn default() -> Self {
+        Self {
+            threads: 6,
+            chunk_pages: 32,
+            mib: 300,
+            write_percent: 0,
+            rate: 0,
+        }
+    }
+}
+
+/// Everything that can be chosen.
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Options {
     pub(crate) memory: Memory,
     /// Answer on a TCP port as well.
@@ -60,6 +88,14 @@ pub(crate) struct Options {
     pub(crate) file_bytes: usize,
     /// TCP port of `serve`.
     pub(crate) port: u16,
+    /// The block device or file that is read and written by direct I/O.
+    pub(crate) disk: Option<PathBuf>,
+    /// What is done with it.
+    pub(crate) disk_use: DiskUse,
+    /// A folder in which files are made, renamed, read and removed.
+    pub(crate) tree: Option<PathBuf>,
+    /// Milliseconds from one such file to the next.
+    pub(crate) tree_ms: u64,
     /// Start of the random numbers.
     pub(crate) seed: u64,
 }
@@ -83,6 +119,10 @@ impl Default for Options {
             files: 0,
             file_bytes: 102_400,
             port: 7000,
+            disk: None,
+            disk_use: DiskUse::default(),
+            tree: None,
+            tree_ms: 500,
             seed: 1,
         }
     }
@@ -178,11 +218,29 @@ impl Options {
             }
             "port" => self.port = within(value, 1, u16::MAX)?,
             "seed" => self.seed = within(value, 0, u64::MAX)?,
-            // Read by /init, which sets the address before this program starts.
-            "net" => {}
+            "disk" => self.disk = Some(path(value)?),
+            "disk_threads" => self.disk_use.threads = within(value, 1, 64)?,
+            "disk_chunk_kib" => {
+                let kib = within(value, 4, 1 << 10)?;
+                self.disk_use.chunk_pages = kib / 4;
+            }
+            "disk_mib" => self.disk_use.mib = within(value, 1, 1 << 20)?,
+            "disk_write" => self.disk_use.write_percent = within(value, 0, 100)?,
+            "disk_rate" => self.disk_use.rate = within(value, 0, 1 << 20)?,
+            "tree" => self.tree = Some(path(value)?),
+            "tree_ms" => self.tree_ms = within(value, 1, 1 << 20)?,
+            // Read by /init, before this program starts.
+            "net" | "mount" => {}
             _ => return Err("there is no such option; guest/README.md lists them"),
         }
         Ok(())
+    }
+}
+
+fn path(value: &str) -> Result<PathBuf, &'static str> {
+    match value.starts_with('/') {
+        true => Ok(value.into()),
+        false => Err("a path from / is wanted"),
     }
 }
 
@@ -222,6 +280,7 @@ mod tests {
             "hk.workload=dirt",
             "hk.nope=1",
             "hk.write=101",
+            "hk.disk=vda",
         ] {
             let message = Options::parse([word]).unwrap_err().to_string();
             assert!(message.contains(word), "{message}");

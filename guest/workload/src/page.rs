@@ -8,9 +8,9 @@
 use std::fmt;
 
 /// Bytes in a page.
-pub(crate) const PAGE_SIZE: usize = 4096;
+pub const PAGE_SIZE: usize = 4096;
 /// Eight-byte words in a page.
-pub(crate) const WORDS: usize = PAGE_SIZE / 8;
+pub const WORDS: usize = PAGE_SIZE / 8;
 
 const NUMBER: usize = 0;
 const GENERATION: usize = 1;
@@ -18,11 +18,11 @@ const CHECKSUM: usize = 2;
 const FILLING: usize = 3;
 
 /// A page as words.
-pub(crate) type Words = [u64; WORDS];
+pub type Words = [u64; WORDS];
 
 /// What a page may look like over time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Always full of content.
     Filled,
     /// All zero bytes in even generations, full of content in odd ones.
@@ -37,30 +37,36 @@ impl Kind {
 
 /// A page that does not hold what it should.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct BadPage {
+pub struct BadPage {
     /// The page's number.
-    pub(crate) page: usize,
+    pub page: usize,
     /// The generation it should be of.
-    pub(crate) generation: u32,
+    pub generation: u32,
     /// What is wrong with it.
-    pub(crate) fault: Fault,
+    pub fault: Fault,
     /// The first word that differs.
-    pub(crate) word: usize,
+    pub word: usize,
     /// What that word held.
-    pub(crate) held: u64,
+    pub held: u64,
     /// What it should hold.
-    pub(crate) wanted: u64,
+    pub wanted: u64,
 }
 
 /// The kinds of damage that can be told apart.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// All zero bytes where there should be content: the page never came.
     Zero,
     /// A whole, good page of an earlier or later generation.
-    Stale { generation: u64 },
+    Stale {
+        /// The generation that it is of.
+        generation: u64,
+    },
     /// A whole, good page, but another one.
-    Swapped { page: u64 },
+    Swapped {
+        /// The number of the page that it is.
+        page: u64,
+    },
     /// A page that is neither: torn between generations, or with wrong bytes.
     Corrupt,
     /// Content where there should be zero bytes only.
@@ -87,16 +93,18 @@ fn mix(mut x: u64) -> u64 {
 
 /// The filling's first word and the step from each to the next: one addition a word, since the
 /// guest's processor may be an emulated one.
-pub(crate) fn filling(page: u64, generation: u64) -> (u64, u64) {
+pub fn filling(page: u64, generation: u64) -> (u64, u64) {
     let first = mix(page.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(generation));
     (first, mix(first) | 1)
 }
 
-pub(crate) fn fold(sum: u64, word: u64) -> u64 {
+/// Adds a word to a checksum.
+pub fn fold(sum: u64, word: u64) -> u64 {
     (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3)
 }
 
-pub(crate) const SUM_START: u64 = 0xcbf2_9ce4_8422_2325;
+/// The checksum of nothing.
+pub const SUM_START: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn checksum(words: &Words) -> u64 {
     let head = fold(fold(SUM_START, words[NUMBER]), words[GENERATION]);
@@ -104,7 +112,7 @@ fn checksum(words: &Words) -> u64 {
 }
 
 /// Fills a page with what it holds in `generation`.
-pub(crate) fn write(words: &mut Words, page: usize, generation: u32, kind: Kind) {
+pub fn write(words: &mut Words, page: usize, generation: u32, kind: Kind) {
     if kind.is_zero_at(generation) {
         words.fill(0);
         return;
@@ -122,13 +130,25 @@ pub(crate) fn write(words: &mut Words, page: usize, generation: u32, kind: Kind)
     words[CHECKSUM] = sum;
 }
 
+/// The number and the generation of a page that is whole, whichever it is; `None` for a page that is
+/// torn or was never written.
+pub fn identify(words: &Words) -> Option<(u64, u64)> {
+    let (page, generation) = (words[NUMBER], words[GENERATION]);
+    let (mut wanted, step) = filling(page, generation);
+    for &word in &words[FILLING..] {
+        if word != wanted {
+            return None;
+        }
+        wanted = wanted.wrapping_add(step);
+    }
+    (words[CHECKSUM] == checksum(words)).then_some((page, generation))
+}
+
 /// Checks every byte of a page against what it should hold in `generation`.
-pub(crate) fn check(
-    words: &Words,
-    page: usize,
-    generation: u32,
-    kind: Kind,
-) -> Result<(), Box<BadPage>> {
+///
+/// # Errors
+/// When a byte differs, with what the page looks like instead.
+pub fn check(words: &Words, page: usize, generation: u32, kind: Kind) -> Result<(), Box<BadPage>> {
     let bad = |fault, word, held, wanted| {
         Err(Box::new(BadPage {
             page,
@@ -210,6 +230,15 @@ mod tests {
         for (page, generation) in [(0, 0), (0, 1), (1, 0), (7, 4_000_000_000), (1 << 40, 3)] {
             check(&page_of(page, generation), page, generation, Kind::Filled).unwrap();
         }
+    }
+
+    #[test]
+    fn a_whole_page_is_identified_and_no_other_one_is() {
+        assert_eq!(identify(&page_of(5, 9)), Some((5, 9)));
+        assert_eq!(identify(&[0; WORDS]), None);
+        let mut torn = page_of(5, 9);
+        torn[256..].copy_from_slice(&page_of(5, 8)[256..]);
+        assert_eq!(identify(&torn), None);
     }
 
     #[test]

@@ -137,6 +137,14 @@ impl Share {
         // which no other share has; `&mut self` keeps this share's own uses apart.
         unsafe { &mut *self.address(index) }
     }
+
+    /// All of a contiguous share ([`Region::split`]), for reading a file into it.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        assert!(self.step == 1 && self.len > 0, "a contiguous share");
+        // SAFETY: the pages of such a share follow one another in the mapping, no other share has
+        // them, every byte is initialised, and `&mut self` keeps this share's own uses apart.
+        unsafe { std::slice::from_raw_parts_mut(self.address(0).cast(), self.len * PAGE_SIZE) }
+    }
 }
 
 /// A region that nobody writes any more.
@@ -183,6 +191,17 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn the_bytes_of_a_share_are_its_pages() {
+        let mut parts: Vec<_> = Region::resident(4).unwrap().split(2).collect();
+        parts[1].page(1)[0] = 7;
+        let bytes = parts[1].bytes();
+        assert_eq!((bytes.len(), bytes[PAGE_SIZE]), (2 * PAGE_SIZE, 7));
+        bytes[0] = 9;
+        assert_eq!(parts[1].page(0)[0], 9);
+        assert!(parts[0].bytes().iter().all(|&byte| byte == 0));
     }
 
     #[test]

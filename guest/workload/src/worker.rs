@@ -119,14 +119,15 @@ fn tell(setting: &Setting, findings: &mut Vec<String>) {
 
 /// Keeps to a rate, by sleeping in steps long enough to be worth a system call.
 #[derive(Debug)]
-struct Pace {
+pub(crate) struct Pace {
     clock: Clock,
     interval: u64,
     next: u64,
 }
 
 impl Pace {
-    fn new(clock: Clock, rate: u64) -> Self {
+    /// So many a second; 0 = as fast as it goes.
+    pub(crate) fn new(clock: Clock, rate: u64) -> Self {
         let interval = clock.ticks_per_second().checked_div(rate).unwrap_or(0);
         Self {
             clock,
@@ -135,7 +136,8 @@ impl Pace {
         }
     }
 
-    fn wait(&mut self) {
+    /// Waits until the next one is due.
+    pub(crate) fn wait(&mut self) {
         if self.interval == 0 {
             return;
         }

@@ -1,0 +1,318 @@
+//! Disk images: made for one test, and checked when it is over.
+
+use crate::artifacts::qemu_img;
+use crate::{Lab, LabError, spawn};
+use hikkoshi_workload::page::{self, Kind, PAGE_SIZE, WORDS, Words};
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The image's format.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DiskFormat {
+    /// The disk's bytes, one after the other.
+    Raw,
+    /// QEMU's own, with tables that say where each cluster is.
+    Qcow2,
+}
+
+impl DiskFormat {
+    /// As QEMU takes it.
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
+}
+
+/// What a disk holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DiskContent {
+    /// Pages that each hold their own number, `mib` MiB of them.
+    Blocks {
+        /// Its size.
+        mib: u64,
+    },
+    /// An ext4 file system of `mib` MiB, with a file `blocks` of `blocks_mib` MiB of such pages.
+    FileSystem {
+        /// The disk's size.
+        mib: u64,
+        /// The file's size; well below the disk's.
+        blocks_mib: u64,
+    },
+}
+
+/// What a check found in an image that is sound.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct DiskState {
+    /// Numbered pages.
+    pub pages: u64,
+    /// Those of them that the guest has written.
+    pub written: u64,
+}
+
+/// A disk image on the build folder's file system, removed on drop.
+#[derive(Debug)]
+pub struct DiskImage {
+    path: PathBuf,
+    format: DiskFormat,
+    content: DiskContent,
+    /// Keeps the folder that it is in.
+    _lab: Lab,
+}
+
+impl DiskImage {
+    /// Makes an image; `name` must be new among its lab's.
+    ///
+    /// # Errors
+    /// When there is no room for it, or a tool that makes it is missing or fails.
+    pub fn new(
+        lab: &Lab,
+        name: &str,
+        format: DiskFormat,
+        content: DiskContent,
+    ) -> Result<Self, LabError> {
+        let folder = lab.disk_folder()?;
+        let image = Self {
+            path: folder.join(format!("{name}.{}", format.option())),
+            format,
+            content,
+            _lab: lab.clone(),
+        };
+        let raw = match format {
+            DiskFormat::Raw => image.path.clone(),
+            DiskFormat::Qcow2 => folder.join(format!("{name}.new")),
+        };
+        match content {
+            DiskContent::Blocks { mib } => write_blocks(&raw, mib)?,
+            DiskContent::FileSystem { mib, blocks_mib } => make_file_system(&raw, mib, blocks_mib)?,
+        }
+        if format == DiskFormat::Qcow2 {
+            let mut convert = Command::new(qemu_img()?);
+            convert.args(["convert", "-f", "raw", "-O", "qcow2"]);
+            spawn::run(convert.arg(&raw).arg(&image.path))?;
+            remove(&raw)?;
+        }
+        Ok(image)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its format.
+    pub fn format(&self) -> DiskFormat {
+        self.format
+    }
+
+    /// What it was made to hold.
+    pub fn content(&self) -> DiskContent {
+        self.content
+    }
+
+    /// Checks the image's own structures, its file system, and that each numbered page is whole and
+    /// in its place. No QEMU may use it: wait for its end first.
+    ///
+    /// # Errors
+    /// When something is damaged, with what a tool says about it.
+    pub fn check(&self) -> Result<DiskState, LabError> {
+        let copy = self.path.with_extension("checked");
+        let mut tool = Command::new(qemu_img()?);
+        if self.format == DiskFormat::Qcow2 {
+            let mut check = Command::new(qemu_img()?);
+            spawn::run(check.args(["check", "-f", "qcow2"]).arg(&self.path))?;
+        }
+        tool.args(["convert", "-f", self.format.option(), "-O", "raw"]);
+        spawn::run(tool.arg(&self.path).arg(&copy))?;
+        let blocks = match self.content {
+            DiskContent::Blocks { .. } => copy.clone(),
+            DiskContent::FileSystem { .. } => {
+                check_file_system(&copy)?;
+                let blocks = self.path.with_extension("blocks");
+                let dump = format!("dump /blocks {}", blocks.display());
+                spawn::run(Command::new("debugfs").args(["-R", &dump]).arg(&copy))?;
+                remove(&copy)?;
+                blocks
+            }
+        };
+        let state = check_blocks(&blocks)?;
+        remove(&blocks)?;
+        let (DiskContent::Blocks { mib }
+        | DiskContent::FileSystem {
+            blocks_mib: mib, ..
+        }) = self.content;
+        if state.pages != mib * 256 {
+            return Err(self.damaged(format!(
+                "it holds {} pages, and was made with {}",
+                state.pages,
+                mib * 256
+            )));
+        }
+        Ok(state)
+    }
+
+    fn damaged(&self, how: String) -> LabError {
+        LabError::DamagedDisk {
+            path: self.path.clone(),
+            how,
+        }
+    }
+}
+
+impl Drop for DiskImage {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn remove(path: &Path) -> Result<(), LabError> {
+    fs::remove_file(path).map_err(LabError::file("removing", path))
+}
+
+fn write_blocks(path: &Path, mib: u64) -> Result<(), LabError> {
+    let written = || -> std::io::Result<()> {
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        let mut words: Words = [0; WORDS];
+        for number in 0..usize::try_from(mib * 256).unwrap_or(usize::MAX) {
+            page::write(&mut words, number, 0, Kind::Filled);
+            for word in &words {
+                file.write_all(&word.to_le_bytes())?;
+            }
+        }
+        file.flush()
+    };
+    written().map_err(LabError::file("filling", path))
+}
+
+fn check_blocks(path: &Path) -> Result<DiskState, LabError> {
+    let file = File::open(path).map_err(LabError::file("reading", path))?;
+    let mut file = BufReader::with_capacity(1 << 20, file);
+    let mut state = DiskState {
+        pages: 0,
+        written: 0,
+    };
+    let (mut bytes, mut words) = ([0; PAGE_SIZE], [0; WORDS]);
+    while let Ok(()) = file.read_exact(&mut bytes) {
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = bytes.try_into().map_or(0, u64::from_le_bytes);
+        }
+        match page::identify(&words) {
+            Some((number, generation)) if number == state.pages => {
+                state.written += u64::from(generation > 0);
+            }
+            other => {
+                return Err(LabError::DamagedDisk {
+                    path: path.to_owned(),
+                    how: format!(
+                        "page {} holds {}",
+                        state.pages,
+                        match other {
+                            Some((number, generation)) =>
+                                format!("page {number} of generation {generation}"),
+                            None => "no whole page".to_owned(),
+                        }
+                    ),
+                });
+            }
+        }
+        state.pages += 1;
+    }
+    Ok(state)
+}
+
+fn make_file_system(path: &Path, mib: u64, blocks_mib: u64) -> Result<(), LabError> {
+    let root = path.with_extension("root");
+    fs::create_dir_all(&root).map_err(LabError::file("creating", &root))?;
+    write_blocks(&root.join("blocks"), blocks_mib)?;
+    let mut make = Command::new("mkfs.ext4");
+    make.args(["-q", "-F", "-d"]).arg(&root).arg(path);
+    spawn::run(make.arg(format!("{mib}m")))?;
+    fs::remove_dir_all(&root).map_err(LabError::file("removing", &root))
+}
+
+/// A machine that ends without unmounting leaves a journal to be replayed, and files that were
+/// being removed: `-p` does that and refuses anything else. After it nothing may be left to mend.
+fn check_file_system(path: &Path) -> Result<(), LabError> {
+    let mut replay = Command::new("e2fsck");
+    let output = replay.arg("-fp").arg(path).output();
+    let output = output.map_err(|source| LabError::Start {
+        program: "e2fsck".to_owned(),
+        source,
+    })?;
+    // 0: nothing to do; 1: done (e2fsck(8)).
+    if !matches!(output.status.code(), Some(0 | 1)) {
+        return Err(LabError::DamagedDisk {
+            path: path.to_owned(),
+            how: format!(
+                "e2fsck -fp says: {}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            ),
+        });
+    }
+    spawn::run(Command::new("e2fsck").arg("-fn").arg(path)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn what_was_made_is_sound_in_either_format() {
+        let lab = Lab::new().unwrap();
+        for format in [DiskFormat::Raw, DiskFormat::Qcow2] {
+            let image = DiskImage::new(&lab, "blocks", format, DiskContent::Blocks { mib: 2 });
+            let state = image.unwrap().check().unwrap();
+            assert_eq!((state.pages, state.written), (512, 0));
+            let content = DiskContent::FileSystem {
+                mib: 16,
+                blocks_mib: 2,
+            };
+            let image = DiskImage::new(&lab, "tree", format, content).unwrap();
+            assert_eq!(image.check().unwrap().pages, 512);
+        }
+        let left: Vec<_> = fs::read_dir(lab.disk_folder().unwrap()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn damage_is_found_and_named() {
+        let lab = Lab::new().unwrap();
+        let content = DiskContent::Blocks { mib: 1 };
+        let image = DiskImage::new(&lab, "blocks", DiskFormat::Raw, content).unwrap();
+        let file = File::options().write(true).open(image.path()).unwrap();
+        let mut words = [0; WORDS];
+        page::write(&mut words, 7, 3, Kind::Filled);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        file.write_all_at(&bytes, 7 * PAGE_SIZE as u64).unwrap();
+        assert_eq!(image.check().unwrap().written, 1);
+        file.write_all_at(&bytes, 9 * PAGE_SIZE as u64).unwrap();
+        let error = image.check().unwrap_err().to_string();
+        assert!(
+            error.contains("page 9 holds page 7 of generation 3"),
+            "{error}"
+        );
+        file.write_all_at(&[1; 8], 9 * PAGE_SIZE as u64).unwrap();
+        let error = image.check().unwrap_err().to_string();
+        assert!(error.contains("page 9 holds no whole page"), "{error}");
+    }
+
+    #[test]
+    fn a_damaged_file_system_is_found() {
+        let lab = Lab::new().unwrap();
+        let content = DiskContent::FileSystem {
+            mib: 16,
+            blocks_mib: 2,
+        };
+        let image = DiskImage::new(&lab, "tree", DiskFormat::Raw, content).unwrap();
+        // Every block of the first group's bitmaps and inode table.
+        let file = File::options().write(true).open(image.path()).unwrap();
+        file.write_all_at(&vec![0xa5; 64 << 10], 8 << 10).unwrap();
+        let error = image.check().unwrap_err().to_string();
+        assert!(error.contains("e2fsck"), "{error}");
+    }
+}

@@ -1,0 +1,145 @@
+//! A slow disk: the kernel's blkio controller (cgroup v1) holds back a process's reads *after* they
+//! were submitted, when the guest's pages are pinned already. QEMU's own limits hold them back
+//! before that.
+
+use crate::{Lab, LabError};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a group may take to be empty after its last process was waited for.
+const EMPTY: Duration = Duration::from_secs(5);
+
+/// A limit on what processes read from the disk that the lab's images are on. Cheap to clone; the
+/// limit goes with the last clone.
+#[derive(Clone, Debug)]
+pub struct Throttle(Arc<Group>);
+
+#[derive(Debug)]
+struct Group {
+    folder: PathBuf,
+    device: String,
+}
+
+impl Throttle {
+    /// A limit of so many bytes a second.
+    ///
+    /// # Errors
+    /// [`LabError::NoThrottle`] when this host has no such controller, or its disk is none that the
+    /// controller knows; otherwise when the kernel refuses.
+    pub fn new(lab: &Lab, read_bytes_per_second: u64) -> Result<Self, LabError> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let device = device_of(&lab.disk_folder()?)?;
+        let root = controller()?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = root.join(format!("{}-{number}", lab.name()));
+        fs::create_dir(&folder).map_err(LabError::file("creating the cgroup", &folder))?;
+        let throttle = Self(Arc::new(Group { folder, device }));
+        throttle.set(read_bytes_per_second)?;
+        Ok(throttle)
+    }
+
+    /// Another limit from now on; 0: none.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set(&self, read_bytes_per_second: u64) -> Result<(), LabError> {
+        let line = format!("{} {read_bytes_per_second}", self.0.device);
+        self.write("blkio.throttle.read_bps_device", &line)
+    }
+
+    /// Puts a process below the limit, with all of its threads.
+    pub(crate) fn take(&self, pid: u32) -> Result<(), LabError> {
+        self.write("cgroup.procs", &pid.to_string())
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), LabError> {
+        let path = self.0.folder.join(name);
+        fs::write(&path, text).map_err(LabError::file("writing", path))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + EMPTY;
+        while fs::remove_dir(&self.folder).is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Where the controller is mounted.
+pub(crate) fn controller() -> Result<PathBuf, LabError> {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let found = mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (path, kind, options) = (words.next()?, words.next()?, words.next()?);
+        let is_it = kind == "cgroup" && options.split(',').any(|option| option == "blkio");
+        is_it.then(|| PathBuf::from(path))
+    });
+    found.ok_or_else(|| LabError::NoThrottle {
+        reason: "no cgroup v1 hierarchy with the blkio controller is mounted".to_owned(),
+        remedy:
+            "boot with `systemd.unified_cgroup_hierarchy=0`, or, if cgroup v2 does not use it, \
+                 mount -t cgroup -o blkio none /some/folder"
+                .to_owned(),
+    })
+}
+
+/// The whole disk below a folder, as `MAJOR:MINOR`.
+fn device_of(folder: &Path) -> Result<String, LabError> {
+    let number = fs::metadata(folder)
+        .map_err(LabError::file("looking at", folder))?
+        .dev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let entry = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let none = || LabError::NoThrottle {
+        reason: format!(
+            "{} is on no block device (its file system is device {major}:{minor})",
+            folder.display()
+        ),
+        remedy: "build in a folder of a disk's own file system: not tmpfs, overlay or btrfs"
+            .to_owned(),
+    };
+    let entry = entry.canonicalize().map_err(|_| none())?;
+    // The controller knows whole disks only.
+    let disk = match entry.join("partition").exists() {
+        true => entry.parent().ok_or_else(none)?.to_owned(),
+        false => entry,
+    };
+    let number = fs::read_to_string(disk.join("dev")).map_err(|_| none())?;
+    Ok(number.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_group_comes_with_its_limit_and_goes_without_its_processes() {
+        let lab = Lab::new().unwrap();
+        let throttle = match Throttle::new(&lab, 1_000_000) {
+            Err(LabError::NoThrottle { reason, .. }) if std::env::var_os("CI").is_none() => {
+                println!("NOT TESTED: {reason}");
+                return;
+            }
+            other => other.unwrap(),
+        };
+        let folder = throttle.0.folder.clone();
+        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        assert!(read("blkio.throttle.read_bps_device").contains(" 1000000"));
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        throttle.take(child.id()).unwrap();
+        assert_eq!(read("cgroup.procs").trim(), child.id().to_string());
+        throttle.set(0).unwrap();
+        assert_eq!(read("blkio.throttle.read_bps_device"), "");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop(throttle);
+        assert!(!folder.exists());
+    }
+}

@@ -1,0 +1,62 @@
+//! Threads that read and write the disk.
+
+use super::arena::Arena;
+use super::store::Store;
+use super::{Common, Counters};
+use crate::options::DiskUse;
+use crate::pick::Random;
+use crate::worker::Pace;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Starts a thread with one read or write under way at a time.
+pub(super) fn start(
+    number: usize,
+    usage: DiskUse,
+    store: &Arc<Store>,
+    arena: &Arc<Arena>,
+    common: Common,
+) -> io::Result<()> {
+    let (store, arena) = (Arc::clone(store), Arc::clone(arena));
+    std::thread::Builder::new()
+        .name(format!("disk-{number}"))
+        .spawn(move || run(number, usage, &store, &arena, &common))
+        .map(drop)
+}
+
+fn run(number: usize, usage: DiskUse, store: &Store, arena: &Arena, common: &Common) {
+    let mut random = Random::new(common.seed.wrapping_mul(1000).wrapping_add(number as u64));
+    let rate = match usage.rate {
+        0 => 0,
+        rate => (rate / usage.threads as u64).max(1),
+    };
+    let mut pace = Pace::new(common.clock, rate);
+    let mut findings = Vec::new();
+    while !common.is_stopped() {
+        pace.wait();
+        let mut slot = arena.free_slot(&mut random);
+        // What went stale meanwhile would be overwritten, and never be seen.
+        slot.check("before the next", &mut findings);
+        let mut chunk = store.free_chunk(&mut random);
+        let pages = usage.chunk_pages as u64;
+        if random.percent(usage.write_percent) {
+            chunk.write(&mut slot, &mut findings);
+            count(&common.counters, true, pages);
+        } else {
+            chunk.read(&mut slot, &mut findings);
+            count(&common.counters, false, pages);
+        }
+        drop((slot, chunk));
+        common.tell(&mut findings);
+    }
+}
+
+fn count(counters: &Counters, write: bool, pages: u64) {
+    let (times, all) = match write {
+        true => (&counters.writes, &counters.written_pages),
+        false => (&counters.reads, &counters.read_pages),
+    };
+    times.fetch_add(1, Relaxed);
+    all.fetch_add(pages, Relaxed);
+}

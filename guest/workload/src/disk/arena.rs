@@ -1,0 +1,198 @@
+//! The memory that the disk is read into.
+
+use crate::page::{self, Fault, Kind, PAGE_SIZE};
+use crate::pick::Random;
+use crate::region::{Region, Share};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What a slot holds: a chunk of the disk.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Held {
+    /// The number of its first page on the disk.
+    pub(super) first: usize,
+    pub(super) generation: u32,
+}
+
+/// Memory for one chunk.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) memory: Share,
+    held: Option<Held>,
+    /// What it held before: what a page that has gone stale holds.
+    before: Option<Held>,
+}
+
+impl Slot {
+    /// Notes that another chunk is here now; `None`: nothing that could be checked.
+    pub(super) fn now_holds(&mut self, held: Option<Held>) {
+        self.before = self.held.or(self.before);
+        self.held = held;
+    }
+
+    /// Fills the memory with a chunk.
+    pub(super) fn fill(&mut self, held: Held) {
+        for index in 0..self.memory.len() {
+            let page = self.memory.page(index);
+            page::write(page, held.first + index, held.generation, Kind::Filled);
+        }
+        self.now_holds(Some(held));
+    }
+
+    /// Checks every byte, and describes each page that is bad and puts it right. `when` says what
+    /// came before the look.
+    pub(super) fn check(&mut self, when: &str, findings: &mut Vec<String>) {
+        let Some(held) = self.held else {
+            return;
+        };
+        for index in 0..self.memory.len() {
+            let number = held.first + index;
+            let page = self.memory.page(index);
+            if let Err(bad) = page::check(page, number, held.generation, Kind::Filled) {
+                page::write(page, number, held.generation, Kind::Filled);
+                let fault = self.fault(index, bad.fault);
+                let address = self.memory.address(index) as usize;
+                let physical = crate::physical::address_of(address)
+                    .map_or_else(|| "unknown".to_owned(), |address| format!("{address:#x}"));
+                findings.push(format!(
+                    "disk page={number} {when} address={address:#x} physical={physical} fault={fault} word={} held={:#x} wanted={:#x} wanted_generation={}",
+                    bad.word, bad.held, bad.wanted, held.generation
+                ));
+            }
+        }
+    }
+
+    /// A good page that was read here before is called stale.
+    fn fault(&self, index: usize, fault: Fault) -> String {
+        match (fault, self.before) {
+            (Fault::Swapped { page }, Some(before)) if page == (before.first + index) as u64 => {
+                format!("stale held_page={page}")
+            }
+            (Fault::Swapped { page }, _) => format!("swapped held_page={page}"),
+            (Fault::Stale { generation }, _) => format!("stale held_generation={generation}"),
+            _ => fault.to_string(),
+        }
+    }
+}
+
+/// All slots.
+#[derive(Debug)]
+pub(super) struct Arena {
+    slots: Vec<Mutex<Slot>>,
+}
+
+impl Arena {
+    /// `mib` MiB for chunks of so many pages.
+    pub(super) fn new(mib: usize, chunk_pages: usize) -> io::Result<Self> {
+        let slots = (mib << 20) / PAGE_SIZE / chunk_pages;
+        let region = Region::resident(slots * chunk_pages)?;
+        let slots = region.split(slots).map(|memory| {
+            Mutex::new(Slot {
+                memory,
+                held: None,
+                before: None,
+            })
+        });
+        Ok(Self {
+            slots: slots.collect(),
+        })
+    }
+
+    /// So many threads and the checker each keep a slot for a while.
+    pub(super) fn has_room_for(&self, threads: usize) -> io::Result<()> {
+        match self.slots.len() > threads {
+            true => Ok(()),
+            false => Err(io::Error::other(format!(
+                "hk.disk_mib: {} chunks are too few for {threads} threads",
+                self.slots.len()
+            ))),
+        }
+    }
+
+    /// How many slots.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// A slot that nobody uses now.
+    pub(super) fn free_slot(&self, random: &mut Random) -> MutexGuard<'_, Slot> {
+        loop {
+            if let Ok(slot) = self.slots[random.below(self.slots.len())].try_lock() {
+                return slot;
+            }
+        }
+    }
+
+    /// That slot, when nobody uses it any more.
+    pub(super) fn slot(&self, number: usize) -> MutexGuard<'_, Slot> {
+        self.slots[number]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(slot: &mut Slot) -> Vec<String> {
+        let mut findings = Vec::new();
+        slot.check("later", &mut findings);
+        findings
+    }
+
+    #[test]
+    fn what_landed_is_good_and_what_is_older_is_stale_once() {
+        let arena = Arena::new(1, 4).unwrap();
+        assert_eq!(arena.len(), 64);
+        let mut slot = arena.slot(3);
+        assert!(check(&mut slot).is_empty(), "nothing was read yet");
+        let [old, new] = [8, 40].map(|first| Held {
+            first,
+            generation: 0,
+        });
+        slot.fill(old);
+        let stale = *slot.memory.page(2);
+        slot.fill(new);
+        assert!(check(&mut slot).is_empty());
+        *slot.memory.page(2) = stale;
+        let findings = check(&mut slot);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(
+            findings[0].contains("disk page=42 ")
+                && findings[0].contains("fault=stale held_page=10"),
+            "{findings:?}"
+        );
+        assert!(check(&mut slot).is_empty(), "told once");
+    }
+
+    #[test]
+    fn a_torn_page_and_an_older_generation_are_told_apart() {
+        let arena = Arena::new(1, 4).unwrap();
+        let mut slot = arena.slot(0);
+        let held = |generation| Held {
+            first: 4,
+            generation,
+        };
+        slot.fill(held(1));
+        let old = *slot.memory.page(0);
+        slot.fill(held(2));
+        *slot.memory.page(0) = old;
+        assert!(check(&mut slot)[0].contains("fault=stale held_generation=1"));
+        slot.memory.page(0)[256..].copy_from_slice(&old[256..]);
+        assert!(check(&mut slot)[0].contains("fault=corrupt"));
+        slot.memory.page(3).fill(0);
+        assert!(check(&mut slot)[0].contains("fault=zero"));
+    }
+
+    #[test]
+    fn a_slot_in_use_is_not_free() {
+        let arena = Arena::new(1, 128).unwrap();
+        let _used = arena.slot(0);
+        let mut random = Random::new(1);
+        for _ in 0..50 {
+            arena.free_slot(&mut random).now_holds(None);
+        }
+        assert!(arena.has_room_for(2).is_err());
+    }
+}
