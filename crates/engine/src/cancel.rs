@@ -10,7 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// nothing to go back to, and the engine says so and goes on; once it has
 /// said so, it looks at the flag anew.
 #[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+pub struct Cancel {
+    flag: Arc<AtomicBool>,
+    /// Cancelled with these, too.
+    parent: Option<Arc<Cancel>>,
+}
 
 impl Cancel {
     /// A flag that is not set.
@@ -26,23 +30,49 @@ impl Cancel {
         cancel
     }
 
+    /// A flag for one step: it is set when this one is, and can be set by
+    /// itself.
+    #[must_use]
+    pub fn child(&self) -> Self {
+        Self {
+            flag: Arc::default(),
+            parent: Some(Arc::new(self.clone())),
+        }
+    }
+
     /// Asks to stop.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Release);
+        self.flag.store(true, Ordering::Release);
     }
 
     /// Whether somebody has asked; that is forgotten then.
     pub(crate) fn take(&self) -> bool {
-        self.0.swap(false, Ordering::AcqRel)
+        self.flag.swap(false, Ordering::AcqRel)
     }
 
     /// Whether somebody asked.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.flag.load(Ordering::Acquire)
+            || self.parent.as_ref().is_some_and(|it| it.is_cancelled())
     }
 
     /// The flag itself, for signal handlers.
     pub fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.flag)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_cancelled_with_its_parent_and_by_itself() {
+        let all = Cancel::new();
+        let [one, other] = [all.child(), all.child()];
+        one.cancel();
+        assert!(one.is_cancelled() && !other.is_cancelled() && !all.is_cancelled());
+        all.cancel();
+        assert!(other.is_cancelled() && other.child().is_cancelled());
     }
 }

@@ -102,7 +102,15 @@ pub trait SourceGuest: Send {
     /// Saves the paused guest's device state into `sink`.
     ///
     /// May dirty guest memory: the last [`DirtyLog::take`] comes afterwards.
-    fn save_device_state(&mut self, sink: &mut dyn Write) -> Result<(), GuestError>;
+    ///
+    /// Ends soon, with an error, once `give_up` is set: the migration was
+    /// cancelled, or the guest has been paused for too long. It must be possible
+    /// to [`resume`](Self::resume) the guest then.
+    fn save_device_state(
+        &mut self,
+        sink: &mut dyn Write,
+        give_up: &Cancel,
+    ) -> Result<(), GuestError>;
 
     /// Lets a paused guest run again as if nothing had happened.
     ///

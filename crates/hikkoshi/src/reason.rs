@@ -117,7 +117,7 @@ impl From<&SourceFailure> for Reason {
             SourceFailure::Link { cause, .. } => Self::of_link(cause),
             // What ended the links; why they were not made again is in the message.
             SourceFailure::LostForGood { lost, .. } => Self::from(&**lost),
-            SourceFailure::Guest(_) => Self::Qemu,
+            SourceFailure::Guest(_) | SourceFailure::PausedTooLong { .. } => Self::Qemu,
             SourceFailure::Ram(_) => Self::Memory,
             SourceFailure::DirtyLog(_) => Self::DirtyLog,
             SourceFailure::Destination(_) => Self::PeerFailed,

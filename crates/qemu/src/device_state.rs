@@ -22,9 +22,11 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use hikkoshi_engine::Cancel;
 use hikkoshi_wire::MAX_DEVICE_STATE;
 
 use crate::qmp::{Client, QmpError};
@@ -34,6 +36,9 @@ pub(crate) const NAME: &str = "hikkoshi";
 
 /// Bytes read at once.
 const CHUNK: usize = 256 << 10;
+
+/// Longest wait for a piece without a look at whether it is still wanted.
+const SLICE: Duration = Duration::from_millis(20);
 
 /// Gives QEMU one end of a new socket, by the name of [`NAME`].
 pub(crate) fn open(client: &mut Client, until: Until) -> Result<UnixStream, QmpError> {
@@ -123,9 +128,16 @@ impl Intake {
         let _ = self.finish.send(());
     }
 
-    /// The next piece; `None` at the end.
-    pub(crate) fn next(&self) -> Option<io::Result<Vec<u8>>> {
-        self.chunks.recv().ok()
+    /// The next piece; `Some(None)` at the end. `None` once `give_up` is set.
+    pub(crate) fn next(&self, give_up: &Cancel) -> Option<Option<io::Result<Vec<u8>>>> {
+        loop {
+            match self.chunks.recv_timeout(SLICE) {
+                Ok(piece) => return Some(Some(piece)),
+                Err(RecvTimeoutError::Disconnected) => return Some(None),
+                Err(RecvTimeoutError::Timeout) if give_up.is_cancelled() => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 }
 
@@ -274,7 +286,7 @@ mod tests {
         theirs.write_all(&sent).unwrap();
         drop(theirs);
         let mut got = Vec::new();
-        while let Some(chunk) = intake.next() {
+        while let Some(chunk) = intake.next(&Cancel::new()).unwrap() {
             got.extend(chunk.unwrap());
         }
         assert!(got == sent);
@@ -299,7 +311,7 @@ mod tests {
     }
 
     fn take_all(intake: &Intake) -> Vec<u8> {
-        std::iter::from_fn(|| intake.next())
+        std::iter::from_fn(|| intake.next(&Cancel::new()).unwrap())
             .flat_map(|piece| piece.unwrap())
             .collect()
     }
@@ -357,6 +369,23 @@ mod tests {
     }
 
     #[test]
+    fn a_writer_that_stops_is_not_waited_for_when_told_so() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"half of it").unwrap();
+        let intake = Intake::start(ours, Until::End).unwrap();
+        let give_up = Cancel::new();
+        let piece = intake.next(&give_up).unwrap().unwrap().unwrap();
+        assert_eq!(piece, b"half of it");
+        let when = give_up.clone();
+        std::thread::spawn(move || when.cancel());
+        assert!(intake.next(&give_up).is_none());
+        // What has come is given all the same.
+        theirs.write_all(b"the rest").unwrap();
+        drop(theirs);
+        assert!(take_all(&intake) == b"the rest");
+    }
+
+    #[test]
     fn an_endless_state_is_cut_off() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let intake = Intake::start(ours, Until::End).unwrap();
@@ -368,7 +397,7 @@ mod tests {
         });
         let mut total = 0;
         let error = loop {
-            match intake.next().unwrap() {
+            match intake.next(&Cancel::new()).unwrap().unwrap() {
                 Ok(chunk) => total += chunk.len() as u64,
                 Err(error) => break error,
             }

@@ -81,7 +81,7 @@ impl SourceGuest for Remains {
         self.cannot("stopping the guest")
     }
 
-    fn save_device_state(&mut self, _: &mut dyn Write) -> Result<(), GuestError> {
+    fn save_device_state(&mut self, _: &mut dyn Write, _: &Cancel) -> Result<(), GuestError> {
         self.cannot("saving the device state")
     }
 

@@ -113,6 +113,15 @@ pub enum SaveError {
     /// What QEMU wrote could not be read.
     #[error("saving the device state: reading what QEMU writes: {0}")]
     Read(io::Error),
+    /// It was to be given up before its end.
+    #[error(
+        "saving the device state: QEMU has written {bytes} bytes of it so far, and was given no \
+         more time"
+    )]
+    GivenUp {
+        /// How much there was.
+        bytes: u64,
+    },
     /// It could not be passed on.
     #[error("saving the device state: passing it on: {0}")]
     Sink(io::Error),
@@ -467,7 +476,16 @@ impl QemuSource {
         }
     }
 
-    fn save(&mut self, sink: &mut dyn Write) -> Result<(), SaveError> {
+    /// Once `give_up` is set it ends with an error. QEMU is left as it is then:
+    /// [`resume`](Self::resume_guest) ends its save.
+    fn save(&mut self, sink: &mut dyn Write, give_up: &Cancel) -> Result<(), SaveError> {
+        attached(&mut self.client)?.set_cancel(Some(give_up.clone()));
+        let saved = self.save_until(sink, give_up);
+        attached(&mut self.client)?.set_cancel(None);
+        saved
+    }
+
+    fn save_until(&mut self, sink: &mut dyn Write, give_up: &Cancel) -> Result<(), SaveError> {
         if self.stage != Stage::Pausing {
             return Err(SaveError::NotPaused);
         }
@@ -488,7 +506,7 @@ impl QemuSource {
         // breaks a save that is still going on.
         let intake = self.intake.take().ok_or(SaveError::NotPaused)?;
         let mut bytes = 0u64;
-        while let Some(piece) = intake.next() {
+        while let Some(piece) = intake.next(give_up).ok_or(SaveError::GivenUp { bytes })? {
             let piece = piece.map_err(SaveError::Read)?;
             sink.write_all(&piece).map_err(SaveError::Sink)?;
             bytes += piece.len() as u64;
@@ -566,7 +584,7 @@ impl QemuSource {
         }
         // The settings are still those of the engine before.
         self.stop_with(&Settings::default(), true)?;
-        Ok(self.save(&mut io::sink())?)
+        Ok(self.save(&mut io::sink(), &Cancel::new())?)
     }
 
     fn resume_guest(&mut self) -> Result<(), ResumeError> {
@@ -737,8 +755,12 @@ impl SourceGuest for QemuSource {
         self.stop_guest().map_err(GuestError::new)
     }
 
-    fn save_device_state(&mut self, sink: &mut dyn Write) -> Result<(), GuestError> {
-        self.save(sink).map_err(GuestError::new)
+    fn save_device_state(
+        &mut self,
+        sink: &mut dyn Write,
+        give_up: &Cancel,
+    ) -> Result<(), GuestError> {
+        self.save(sink, give_up).map_err(GuestError::new)
     }
 
     fn resume(&mut self) -> Result<(), GuestError> {

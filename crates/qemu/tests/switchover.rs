@@ -46,7 +46,9 @@ fn save(source: &mut QemuSource) -> Vec<u8> {
     let paused = Instant::now();
     assert!(stopped >= asked && stopped <= paused);
     let mut state = Vec::new();
-    source.save_device_state(&mut state).unwrap();
+    source
+        .save_device_state(&mut state, &Cancel::new())
+        .unwrap();
     eprintln!(
         "   migrate to stop {:?}, stop to pre-switchover {:?}, save {:?}, {} bytes",
         stopped - asked,
@@ -121,7 +123,9 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         for saves in [false, true] {
             source.pause().unwrap();
             if saves {
-                source.save_device_state(&mut io::sink()).unwrap();
+                source
+                    .save_device_state(&mut io::sink(), &Cancel::new())
+                    .unwrap();
             }
             source.resume().unwrap();
             assert_eq!(from.state_at_rest(), brought_back);
@@ -135,7 +139,9 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         // Dropped without a word when saved: it may run elsewhere.
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
         source.pause().unwrap();
-        source.save_device_state(&mut io::sink()).unwrap();
+        source
+            .save_device_state(&mut io::sink(), &Cancel::new())
+            .unwrap();
         drop(source);
         assert_eq!(from.state_at_rest(), "postmigrate");
         from.execute("cont", json!({}));
@@ -194,7 +200,9 @@ fn the_source_resumes_from_wherever_it_was() {
         for round in 0..3 {
             guest.pause().unwrap();
             if round == 2 {
-                guest.save_device_state(&mut io::sink()).unwrap();
+                guest
+                    .save_device_state(&mut io::sink(), &Cancel::new())
+                    .unwrap();
             }
             guest.resume().unwrap();
             guest.resume().unwrap();
@@ -202,10 +210,24 @@ fn the_source_resumes_from_wherever_it_was() {
         // A sink that fails, at once and half-way.
         for after in [0, 1] {
             guest.pause().unwrap();
-            let error = guest.save_device_state(&mut Failing(after)).unwrap_err();
+            let error = guest
+                .save_device_state(&mut Failing(after), &Cancel::new())
+                .unwrap_err();
             assert!(error.to_string().contains("the link broke"), "{error}");
             guest.resume().unwrap();
         }
+        // A QEMU that does not do it, and no more time.
+        guest.pause().unwrap();
+        signal(from.pid(), rustix::process::Signal::STOP);
+        let give_up = Cancel::new();
+        let flag = give_up.clone();
+        std::thread::spawn(move || flag.cancel());
+        let error = guest
+            .save_device_state(&mut io::sink(), &give_up)
+            .unwrap_err();
+        assert!(error.to_string().contains("as asked"), "{error}");
+        signal(from.pid(), rustix::process::Signal::CONT);
+        guest.resume().unwrap();
         drop(guest);
         assert_eq!(from.state(), "running");
         assert_eq!(from.traces(), before);
@@ -217,7 +239,9 @@ fn the_source_resumes_from_wherever_it_was() {
         // Dropped without a word when saved: it may run elsewhere.
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         guest.pause().unwrap();
-        guest.save_device_state(&mut io::sink()).unwrap();
+        guest
+            .save_device_state(&mut io::sink(), &Cancel::new())
+            .unwrap();
         drop(guest);
         assert_eq!(from.state_at_rest(), "postmigrate");
         assert_eq!(from.traces(), before);
@@ -260,7 +284,9 @@ fn settings_of_the_owner_are_put_back() {
         let before = from.traces();
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         guest.pause().unwrap();
-        guest.save_device_state(&mut io::sink()).unwrap();
+        guest
+            .save_device_state(&mut io::sink(), &Cancel::new())
+            .unwrap();
         guest.resume().unwrap();
         drop(guest);
         assert_eq!(from.traces(), before);
@@ -363,7 +389,7 @@ fn qemu_dies_at_every_step_of_the_source() {
             if step == 1 {
                 pid();
             }
-            let saved = guest.save_device_state(&mut io::sink());
+            let saved = guest.save_device_state(&mut io::sink(), &Cancel::new());
             assert_eq!(saved.is_err(), step < 2, "{saved:?}");
             if step == 2 {
                 pid();
@@ -413,7 +439,9 @@ fn the_dirty_log_sees_qemus_writes_and_goes_away() {
         // Saving and resuming in between does not disturb it; and loading a
         // part of memory is QEMU's own write.
         guest.pause().unwrap();
-        guest.save_device_state(&mut io::sink()).unwrap();
+        guest
+            .save_device_state(&mut io::sink(), &Cancel::new())
+            .unwrap();
         guest.resume().unwrap();
         guest.release().unwrap();
         guest.release().unwrap();
@@ -744,7 +772,9 @@ fn a_paused_copy_is_not_left_as_a_guest_like_any_other() {
         let before = qemu.traces();
         let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
         engine.pause().unwrap();
-        engine.save_device_state(&mut io::sink()).unwrap();
+        engine
+            .save_device_state(&mut io::sink(), &Cancel::new())
+            .unwrap();
         let notes = engine.notes();
         engine.leave();
         drop(engine);

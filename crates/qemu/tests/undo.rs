@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use hikkoshi_engine::SourceGuest;
+use hikkoshi_engine::{Cancel, SourceGuest};
 use hikkoshi_qemu::{Place, QemuSource, SourceNotes, UndoError, UndoRecord, Undone, undo};
 use serde_json::json;
 use support::{Qemu, with_each};
@@ -44,7 +44,9 @@ fn engine() {
         match at {
             "logging" => log = Some(source.start_dirty_log().unwrap()),
             "paused" => drop(source.pause().unwrap()),
-            "saved" => source.save_device_state(&mut io::sink()).unwrap(),
+            "saved" => source
+                .save_device_state(&mut io::sink(), &Cancel::new())
+                .unwrap(),
             _ => {}
         }
         if at == step {
@@ -234,7 +236,9 @@ fn a_run_after_a_killed_one_without_undo() {
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
         source.start_dirty_log().unwrap();
         source.pause().unwrap();
-        source.save_device_state(&mut io::sink()).unwrap();
+        source
+            .save_device_state(&mut io::sink(), &Cancel::new())
+            .unwrap();
         source.resume().unwrap();
         drop(source);
         assert_eq!(qemu.state(), "running");

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use hikkoshi_dirty::DirtyError;
 use thiserror::Error;
@@ -102,6 +103,18 @@ pub enum SourceFailure {
     /// The guest's adapter failed.
     #[error("{0}")]
     Guest(#[from] GuestError),
+    /// The guest was paused for as long as it may be, and its device state was
+    /// not saved.
+    #[error(
+        "the guest was paused for {} s, and could not be handed over in that time: {why}",
+        limit.as_secs_f64()
+    )]
+    PausedTooLong {
+        /// How long it may be paused.
+        limit: Duration,
+        /// What was waited for.
+        why: GuestError,
+    },
     /// Guest memory could not be read.
     #[error("reading the guest's memory: {0}")]
     Ram(#[from] io::Error),

@@ -1,9 +1,11 @@
-//! For how long the guest stands still at most.
+//! For how long the guest is paused at most.
 //!
 //! Between the pause and *ready* this side waits for the destination in many
 //! places: for room in a socket, for acknowledgements, for an answer. A peer
-//! that does everything, but a byte at a time, passes each of them. So one
-//! deadline is over all of it, and ends all links when it has passed.
+//! that does everything, but a byte at a time, passes each of them. It waits for
+//! the guest's monitor, too, which saves the device state. So one deadline is
+//! over all of it: when it has passed, all links are ended, and the save is told
+//! to give up.
 
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -11,9 +13,10 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use crate::cancel::Cancel;
 use crate::link::Stream;
 
-/// A deadline that ends links, unless it is met.
+/// A deadline that ends links and sets a flag, unless it is met.
 #[derive(Debug)]
 pub(super) struct Deadline {
     /// Whether it was met: who says so first is right.
@@ -23,11 +26,15 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// Begins to wait for `limit`.
+    /// Begins to wait for `limit`; sets `passes` when it has passed.
     ///
     /// # Errors
     /// When there is no room for a thread.
-    pub(super) fn start(streams: &[Arc<Stream>], limit: Duration) -> io::Result<Self> {
+    pub(super) fn start(
+        streams: &[Arc<Stream>],
+        passes: Cancel,
+        limit: Duration,
+    ) -> io::Result<Self> {
         let streams = streams.to_vec();
         let met = Arc::new(OnceLock::new());
         let passed = Arc::clone(&met);
@@ -37,6 +44,7 @@ impl Deadline {
             .spawn(move || {
                 let over = waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
                 if over && passed.set(false).is_ok() {
+                    passes.cancel();
                     streams.iter().for_each(|stream| stream.shutdown());
                 }
             })?;
@@ -61,12 +69,16 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let streams = [Arc::new(Stream::Unix(ours))];
         let day = Duration::from_secs(86_400);
-        assert!(Deadline::start(&streams, day).unwrap().met());
+        let passes = Cancel::new();
+        let start = |limit| Deadline::start(&streams, passes.clone(), limit).unwrap();
+        assert!(start(day).met());
         theirs.set_nonblocking(true).unwrap();
         assert!(theirs.read(&mut [0]).is_err(), "ended");
+        assert!(!passes.is_cancelled());
         theirs.set_nonblocking(false).unwrap();
-        let deadline = Deadline::start(&streams, Duration::ZERO).unwrap();
+        let deadline = start(Duration::ZERO);
         assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
+        assert!(passes.is_cancelled());
         assert!(!deadline.met());
     }
 }

@@ -36,6 +36,7 @@ use super::patience::Deadline;
 use super::precopy::Precopy;
 use super::session::{EMPTYING, Session, Stage};
 use super::urgent::UrgentThread;
+use crate::cancel::Cancel;
 use crate::guest::SourceGuest;
 use crate::link::{BackgroundSender, LinkError};
 use crate::stats::{Counters, Phase};
@@ -142,16 +143,26 @@ pub(super) fn switch(
 ) -> Result<Switched, SourceFailure> {
     shared.progress.begin(Phase::Switchover, 0, 0);
     let limit = shared.options.max_downtime + shared.options.patience;
-    let deadline = Deadline::start(&session.streams, limit).map_err(SourceFailure::Thread)?;
-    let prepared = prepare(shared, guest, session, rest, owed);
+    let give_up = shared.cancel.child();
+    let deadline = Deadline::start(&session.streams, give_up.clone(), limit);
+    let deadline = deadline.map_err(SourceFailure::Thread)?;
+    let prepared = prepare(shared, guest, session, rest, owed, &give_up);
     if !deadline.met() {
         // What failed then failed for this.
-        return Err(SourceFailure::Link {
-            doing: "handing the guest over",
-            cause: LinkError::TooSlow,
+        return Err(match prepared {
+            Err(SourceFailure::Guest(why)) => SourceFailure::PausedTooLong { limit, why },
+            _ => SourceFailure::Link {
+                doing: "handing the guest over",
+                cause: LinkError::TooSlow,
+            },
         });
     }
-    let switched = prepared?;
+    let switched = match prepared {
+        Err(SourceFailure::Guest(_)) if shared.cancel.is_cancelled() => {
+            return Err(SourceFailure::Cancelled);
+        }
+        prepared => prepared?,
+    };
     // The last moment to call it off.
     shared.check()?;
     Ok(switched)
@@ -164,6 +175,7 @@ fn prepare(
     session: &mut Session,
     rest: Rest,
     owed: &Arc<Owed>,
+    give_up: &Cancel,
 ) -> Result<Switched, SourceFailure> {
     shared.check()?;
     let postcopy = rest.is_postcopy();
@@ -173,7 +185,7 @@ fn prepare(
     // Stale pages are dropped while the device state is saved; what saving it
     // dirties comes after it.
     announce_stopped(shared, session, &rest, owed)?;
-    let digest = send_device_state(guest, session)?;
+    let digest = send_device_state(guest, session, give_up)?;
     since_pause("device state sent");
     shared.check()?;
     Counters::add(&shared.counters.device_state_bytes, digest.bytes());
@@ -240,6 +252,7 @@ fn announce_stopped(
 fn send_device_state(
     guest: &mut dyn SourceGuest,
     session: &mut Session,
+    give_up: &Cancel,
 ) -> Result<DeviceStateDigest, SourceFailure> {
     let mut sink = StateSink {
         session,
@@ -247,13 +260,14 @@ fn send_device_state(
         chunk: Vec::with_capacity(MAX_DEVICE_CHUNK),
         failure: None,
     };
-    let saved = guest.save_device_state(&mut sink);
-    let flushed = sink.flush();
+    let saved = guest.save_device_state(&mut sink, give_up);
+    let saved = saved.map_err(SourceFailure::Guest);
+    // Of a state that is not whole the rest is of no use.
+    let sent = saved.and_then(|()| sink.flush().map_err(SourceFailure::Ram));
     if let Some(failure) = sink.failure {
         return Err(failure);
     }
-    saved?;
-    flushed?;
+    sent?;
     Ok(sink.digest)
 }
 

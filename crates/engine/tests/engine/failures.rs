@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use hikkoshi_engine::custody::{DestinationStage, SourceStage};
 use hikkoshi_engine::{GuestError, Mode, Outcome};
@@ -55,6 +56,40 @@ fn before_the_commit_the_source_runs_on() {
         assert_eq!(done.machine.starts(Side::Source), 1 + u32::from(stopped));
         assert_eq!(done.source_calls.count("resume"), 1);
         assert_eq!(done.destination_calls.count("release"), 1);
+        assert_eq!(done.commits, 0);
+    }
+}
+
+/// A monitor that stops in the middle of saving the device state.
+#[test]
+fn a_save_that_stalls_is_given_up_and_the_source_runs_on() {
+    for (mode, cancel) in [
+        (Mode::Precopy, true),
+        (Mode::Precopy, false),
+        (Mode::Postcopy, true),
+        (Mode::Hybrid, false),
+    ] {
+        let mut setup = Setup::new(mode);
+        setup.source.save_stalls = true;
+        if cancel {
+            let flag = setup.source_cancel.clone();
+            let cancels = move || {
+                flag.cancel();
+                Ok(())
+            };
+            let script = &setup.source.script;
+            script.at("save_device_state half-way", cancels);
+        } else {
+            setup.options.max_downtime = Duration::from_millis(20);
+            setup.options.patience = Duration::from_secs(1);
+        }
+        let done = setup.run();
+        let (source, _) = done.at_source();
+        let why = "the guest was paused for 1.02 s, and could not be handed over in that time: \
+                   save_device_state was given up";
+        assert_eq!(source, if cancel { "cancelled" } else { why });
+        assert_eq!(done.machine.starts(Side::Source), 2);
+        assert_eq!(done.source_calls.count("resume"), 1);
         assert_eq!(done.commits, 0);
     }
 }

@@ -100,6 +100,9 @@ pub struct TestSource {
     pub ended: Arc<AtomicBool>,
     /// What writes to its memory behind the dirty log.
     pub device: Option<DirectDevice>,
+    /// Saving the device state goes half-way, and then waits to be told to give
+    /// up.
+    pub save_stalls: bool,
     log: Option<Arc<dyn DirtyLog>>,
 }
 
@@ -114,6 +117,7 @@ impl TestSource {
             device_bytes,
             ended: Arc::default(),
             device: None,
+            save_stalls: false,
             log: None,
         }
     }
@@ -167,12 +171,22 @@ impl SourceGuest for TestSource {
         Ok(Instant::now())
     }
 
-    fn save_device_state(&mut self, sink: &mut dyn Write) -> Result<(), GuestError> {
+    fn save_device_state(
+        &mut self,
+        sink: &mut dyn Write,
+        give_up: &Cancel,
+    ) -> Result<(), GuestError> {
         self.script.call("save_device_state")?;
         let state = device_state(self.device_bytes);
         let (first, rest) = state.split_at(state.len() / 3);
         sink.write_all(first).map_err(GuestError::new)?;
         self.script.call("save_device_state half-way")?;
+        if self.save_stalls {
+            while !give_up.is_cancelled() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return Err(GuestError::new("save_device_state was given up"));
+        }
         sink.write_all(rest).map_err(GuestError::new)
     }
 
