@@ -8,7 +8,7 @@ use hikkoshi_tests::{
 };
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -150,6 +150,15 @@ fn a_destination_that_is_not_there() {
     for address in [scene.nowhere(), port] {
         refused(&["migrate", &address, "--qmp", &qmp], 1, &why);
     }
+    // An upgrade has replaced the program's file since it was started: the guard process is started
+    // all the same.
+    let copy = scene.folder().join("hikkoshi");
+    std::fs::copy(hikkoshi(), &copy).unwrap();
+    let program = std::fs::File::open(&copy).unwrap();
+    std::fs::remove_file(&copy).unwrap();
+    let mut replaced = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    replaced.args(["migrate", &scene.nowhere(), "--qmp", &qmp]);
+    refused_command(replaced, 1, &why);
     // Too long for a name: refused without asking anybody on a network.
     let unknown = format!("{}.invalid:7000", "a".repeat(64));
     refused(

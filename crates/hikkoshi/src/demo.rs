@@ -121,7 +121,7 @@ fn move_guest(
     destination: &Vm,
 ) -> Result<(ExitStatus, ExitStatus), DemoError> {
     let mut receive = Running::spawn(
-        hikkoshi(destination.qmp_path(), "receive")?
+        hikkoshi(destination.qmp_path(), "receive")
             .args(["--listen", "127.0.0.1:0", "--progress", "json"])
             .stdout(Stdio::null())
             .stderr(Stdio::piped()),
@@ -134,7 +134,7 @@ fn move_guest(
         "$ hikkoshi migrate {address} --qmp source.qmp --mode {}",
         args.mode
     ));
-    let mut migrate = Running::spawn(hikkoshi(source.qmp_path(), "migrate")?.args([
+    let mut migrate = Running::spawn(hikkoshi(source.qmp_path(), "migrate").args([
         &address,
         "--mode",
         args.mode.name(),
@@ -165,9 +165,8 @@ impl Drop for Running {
 }
 
 /// This program, with a subcommand.
-fn hikkoshi(qmp: &Path, subcommand: &str) -> Result<Command, DemoError> {
-    let program = std::env::current_exe().map_err(failed("finding"))?;
-    let mut command = Command::new(program);
+fn hikkoshi(qmp: &Path, subcommand: &str) -> Command {
+    let mut command = crate::this_program::command();
     command
         .arg(subcommand)
         .arg("--qmp")
@@ -176,7 +175,7 @@ fn hikkoshi(qmp: &Path, subcommand: &str) -> Result<Command, DemoError> {
         .arg("--journal")
         .arg(qmp.with_file_name("journal"))
         .stdin(Stdio::null());
-    Ok(command)
+    command
 }
 
 fn failed(doing: &'static str) -> impl FnOnce(std::io::Error) -> DemoError {

@@ -30,7 +30,7 @@ use crate::args::Guard as Args;
 use crate::exit::{Exit, Status};
 use crate::journal::{Page, SourceEntry};
 use crate::reason::Reason;
-use crate::{resume, say};
+use crate::{resume, say, this_program};
 
 const READY: &str = "ready";
 
@@ -62,7 +62,7 @@ impl Guard {
     /// Starts a guard that undoes what `journal` tells of when this process
     /// ends.
     pub fn start(journal: &Path) -> io::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = this_program::command();
         command.arg("guard").arg("--journal").arg(journal);
         Self::spawn(&mut command, PATIENCE)
     }

@@ -19,6 +19,7 @@ mod resume;
 mod say;
 mod security;
 mod signals;
+mod this_program;
 mod trust;
 
 use args::{Args, Command};
