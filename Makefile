@@ -77,6 +77,12 @@ drills: guest ## cut, kill and starve migrations on purpose: the table of docs/r
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test drills --test shortage --test ending
 	@cat $(BUILD)/drills.md
 
+# A selection of it is part of test-guests.
+.PHONY: direct-io
+direct-io: guest ## move guests that read their disk by direct I/O, by every mode and from every way of reading
+	cargo build --locked --release --package hikkoshi
+	cargo test --locked --package hikkoshi-tests --test direct_io -- --include-ignored
+
 # What only computes, for the time in which the tests of the crates mostly wait: it stands back
 # behind them.
 .PHONY: test-beside

@@ -1,0 +1,215 @@
+//! Guests that read their disk by direct I/O while they are moved.
+//!
+//! The device writes such data into guest memory when it lands, long after the page was marked
+//! written, on a disk that is slow enough. Six threads of the guest read; one more checks all that
+//! was read, over and over (guest/README.md).
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{
+    Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, LabError, Ram, Report, Throttle,
+    VmConfig, Workload,
+};
+use hikkoshi_tests::{Guest, LONG, Scene, Trip, tell};
+
+/// What the guest reads its disk into, MiB.
+const ARENA_MIB: u64 = 300;
+/// The disk's size, MiB.
+const DISK_MIB: u64 = 128;
+/// So slow that a read is under way for 40 ms.
+const BYTES_PER_SECOND: u64 = 20_000_000;
+/// Moves without draining after which a stale page must have been found. By a hybrid move dozens
+/// are, by a pre-copy more.
+const MOST_MOVES: u32 = 8;
+
+/// A limit for the disk, or none where the host has no means for it: then nothing can be shown, and
+/// a run of CI fails.
+fn slow_disk(scene: &Scene) -> Option<Throttle> {
+    match Throttle::new(scene.lab(), BYTES_PER_SECOND) {
+        Ok(throttle) => Some(throttle),
+        Err(error @ LabError::NoThrottle { .. }) => {
+            assert!(
+                std::env::var_os("CI").is_none_or(|ci| ci != "true"),
+                "{error}"
+            );
+            tell(format!("NOT TESTED: {error}"));
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Hosts for one guest: all the same, but for how they read its disk.
+struct Hosts {
+    config: VmConfig,
+    disk: Disk,
+    throttle: Throttle,
+}
+
+impl Hosts {
+    fn new(scene: &Scene, throttle: &Throttle, format: DiskFormat) -> Self {
+        let content = DiskContent::Blocks { mib: DISK_MIB };
+        let disk = DiskImage::new(scene.lab(), "disk", format, content).unwrap();
+        let workload = Workload::idle()
+            .option("every_ms", 200)
+            .and_direct_reads(ARENA_MIB);
+        Self {
+            config: VmConfig::new()
+                .cpus(2)
+                .ram(Ram::shared(512))
+                .workload(workload)
+                .throttle(throttle),
+            disk: Disk::new(disk),
+            throttle: throttle.clone(),
+        }
+    }
+
+    fn with(&self, change: impl FnOnce(Disk) -> Disk) -> VmConfig {
+        self.config.clone().disk(change(self.disk.clone()))
+    }
+
+    /// Boots the guest there, and waits until it has read so much that next to all of its arena has
+    /// been used; only then the disk is slow.
+    fn boot<'a>(&self, scene: &'a Scene, config: VmConfig) -> Guest<'a> {
+        self.throttle.set(0).unwrap();
+        let guest = Guest::boot(scene, config);
+        let mut kib = 0;
+        let full = |report: &Report| {
+            if let Report::Disk(work) = report {
+                kib += work.read_kib;
+            }
+            (kib >= 2 * ARENA_MIB * 1024).then_some(())
+        };
+        let vm = guest.vm();
+        vm.wait_report("the arena to be full", 0, LONG, full)
+            .unwrap();
+        self.throttle.set(BYTES_PER_SECOND).unwrap();
+        guest
+    }
+}
+
+/// Boots a guest, and moves it by these modes from and to these ways of reading, the first being
+/// where it boots; no page may be stale, ever.
+fn no_stale_page(format: DiskFormat, first: Aio, moves: &[(&'static str, Aio)]) {
+    let scene = Scene::new();
+    let Some(throttle) = slow_disk(&scene) else {
+        return;
+    };
+    let hosts = Hosts::new(&scene, &throttle, format);
+    // In a thread of its own with one format, in QEMU's main loop with the other.
+    let with = |aio| {
+        hosts.with(|disk| match format {
+            DiskFormat::Raw => disk.aio(aio),
+            DiskFormat::Qcow2 => disk.aio(aio).iothread(),
+        })
+    };
+    let mut guest = hosts.boot(&scene, with(first));
+    let mut from = first;
+    for &(mode, to) in moves {
+        tell(format!(
+            "{mode} from aio={} to aio={}, {}",
+            from.option(),
+            to.option(),
+            format.option()
+        ));
+        guest.travel(&Trip::by(mode).to_like(with(to)));
+        from = to;
+    }
+    guest.vm().quit(LONG).unwrap();
+    hosts.disk.image().check().unwrap();
+}
+
+#[test]
+fn direct_reads_of_a_raw_disk_in_each_mode() {
+    use Aio::{IoUring, Native, Threads};
+    let moves = [
+        ("hybrid", Native),
+        ("precopy", IoUring),
+        ("postcopy", Threads),
+    ];
+    no_stale_page(DiskFormat::Raw, Threads, &moves);
+}
+
+#[test]
+fn direct_reads_of_a_qcow2_disk_with_an_iothread() {
+    use Aio::{IoUring, Native, Threads};
+    let moves = [("precopy", IoUring), ("hybrid", Threads)];
+    no_stale_page(DiskFormat::Qcow2, Native, &moves);
+}
+
+/// Every mode from every way of reading, and some of them again.
+fn everything(format: DiskFormat) {
+    let modes = ["hybrid", "precopy", "postcopy", "hybrid"];
+    let mut at = Aio::ALL.iter().cycle();
+    let first = *at.next().unwrap();
+    let moves: Vec<_> = modes
+        .into_iter()
+        .flat_map(|mode| [mode; Aio::ALL.len()])
+        .map(|mode| (mode, *at.next().unwrap()))
+        .collect();
+    no_stale_page(format, first, &moves);
+}
+
+#[test]
+#[ignore = "twelve moves: `make direct-io`"]
+fn every_mode_from_every_way_of_reading_a_raw_disk() {
+    everything(DiskFormat::Raw);
+}
+
+#[test]
+#[ignore = "twelve moves: `make direct-io`"]
+fn every_mode_from_every_way_of_reading_a_qcow2_disk() {
+    everything(DiskFormat::Qcow2);
+}
+
+/// Through the host's page cache the data is copied into guest memory by a processor, which the
+/// log sees.
+#[test]
+#[ignore = "part of `make direct-io`"]
+fn a_disk_with_cache_writeback_needs_no_draining() {
+    let scene = Scene::new();
+    let Some(throttle) = slow_disk(&scene) else {
+        return;
+    };
+    let hosts = Hosts::new(&scene, &throttle, DiskFormat::Raw);
+    let config = hosts.with(|disk| disk.aio(Aio::Threads).cache(Cache::Writeback));
+    let mut guest = hosts.boot(&scene, config);
+    for mode in ["hybrid", "precopy"] {
+        guest.travel(&Trip::by(mode).with(&["--no-drain"]));
+    }
+}
+
+/// Otherwise the tests above would show nothing.
+#[test]
+fn without_draining_pages_are_stale() {
+    let scene = Scene::new();
+    let Some(throttle) = slow_disk(&scene) else {
+        return;
+    };
+    let hosts = Hosts::new(&scene, &throttle, DiskFormat::Raw);
+    let mut guest = hosts.boot(&scene, hosts.with(|disk| disk));
+    for (number, mode) in (1..=MOST_MOVES).zip(["precopy", "hybrid"].into_iter().cycle()) {
+        let trip = Trip::by(mode).with(&["--no-drain"]);
+        let (ends, arrived) = guest.set_out(&trip).wait();
+        ends.assert_source(0, &[]);
+        ends.assert_destination(0, &[]);
+        guest.is_now_in(arrived.destination);
+        let verdict = guest.vm().sweep(LONG).unwrap();
+        tell(format!(
+            "{mode} without draining: {} stale pages",
+            verdict.bad
+        ));
+        if verdict.bad > 0 {
+            // What the slot held before, or what memory holds that was never read into.
+            let lost = |report: &Report| match report {
+                Report::Bad(finding) => ["fault=stale", "fault=zero"]
+                    .iter()
+                    .any(|fault| finding.contains(fault)),
+                _ => false,
+            };
+            let lines = guest.vm().console().lines();
+            assert!(lines.iter().any(|line| lost(&line.report)), "{lines:?}");
+            return;
+        }
+        assert!(number < MOST_MOVES, "no stale page in {number} moves");
+    }
+}
