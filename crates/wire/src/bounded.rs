@@ -36,6 +36,21 @@ impl Name {
     }
 }
 
+/// A [`Name`] that is kept many times over, in as little memory as it takes.
+pub(crate) struct Label;
+
+impl Label {
+    pub(crate) fn serialize<S: Serializer>(name: &str, serializer: S) -> Result<S::Ok, S::Error> {
+        Name::serialize(name, serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Box<str>, D::Error> {
+        Name::deserialize(deserializer).map(String::into_boxed_str)
+    }
+}
+
 /// Characters that a terminal or a log would take for something else than text:
 /// control characters, line and paragraph separators, and those that change or
 /// hide the direction of what follows (Unicode's `Bidi_Control`).

@@ -9,8 +9,9 @@ use crate::description::{BlockDescription, GuestDescription, GuestRangeDescripti
 impl GuestDescription {
     /// Whether this guest (the source's) can go on in `destination`.
     ///
-    /// Everything that the guest could notice must be the same: machine, CPUs,
-    /// and each RAM block's size and guest addresses. The blocks must come in
+    /// Everything that the guest could notice must be the same: machine, number
+    /// of CPUs, and each RAM block's size and guest addresses. (What the CPUs are
+    /// is in [`Processors`](crate::Processors).) The blocks must come in
     /// the same order, for a page's number depends on it. The hypervisor must
     /// be the same program but may be another version: the versioned machine
     /// type is its promise of compatibility. Host pages may differ, and
@@ -33,7 +34,6 @@ impl GuestDescription {
             });
         }
         same("machine type", &self.machine, &destination.machine)?;
-        same("CPU model", &self.cpu_model, &destination.cpu_model)?;
         if self.cpus != destination.cpus {
             return Err(Mismatch::Setting {
                 what: "number of virtual CPUs",
@@ -337,11 +337,6 @@ mod tests {
             text(|guest| guest.machine = "pc-q35-10.0".into()),
             "the machine type is \"pc-q35-7.2\" at the source but \"pc-q35-10.0\" at the \
              destination; start the destination with the source's setting"
-        );
-        assert_eq!(
-            text(|guest| guest.cpu_model = "max".into()),
-            "the CPU model is \"qemu64\" at the source but \"max\" at the destination; start the \
-             destination with the source's setting"
         );
         assert_eq!(
             text(|guest| guest.cpus = 4),

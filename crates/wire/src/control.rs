@@ -19,11 +19,11 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 11;
+    const COUNT: u32 = 12;
 }
 
 impl ControlMessage for ToSource {
-    const COUNT: u32 = 14;
+    const COUNT: u32 = 15;
 }
 
 mod sealed {

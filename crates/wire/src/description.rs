@@ -20,7 +20,8 @@ pub struct GuestDescription {
     pub architecture: String,
     /// Number of virtual CPUs.
     pub cpus: u32,
-    /// The model of the virtual CPUs.
+    /// The model of the virtual CPUs, for a person: what it means is in
+    /// [`Processors`](crate::Processors).
     #[serde(with = "Name")]
     pub cpu_model: String,
     /// Who runs it: a name, a space, a version, as in `QEMU 10.0.2`.

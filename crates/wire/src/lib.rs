@@ -42,8 +42,10 @@
 //!
 //! ```text
 //!     source                                      destination
+//!       | Processors: what the guest was given          |
 //!       | Begin: the guest's description, the mode      |
 //!       |---------------------------------------------->|  compatible_with()
+//!       |                       Differs, if that is allowed
 //!       |                                Accept / Refuse|
 //!       |<----------------------------------------------|
 //!       |  pre-copy: pages and zero marks on the background links
@@ -125,7 +127,17 @@
 //! The hello never changes. Messages change by appending only: a new message
 //! goes to the end of its enum, a changed one is a new one, and either is sent
 //! only under the version or capability that brought it. `fuzz/seeds/stream`
-//! keeps each message as version 1 encodes it, and a test compares.
+//! keeps each message as the version that brought it encodes it, and a test
+//! compares.
+//!
+//! | version | brought |
+//! | --- | --- |
+//! | 1 | everything else |
+//! | 2 | [`Processors`](ToDestination::Processors) before `Begin`, [`Differs`](ToSource::Differs) |
+//!
+//! Version 1 is still understood, so that a migration under way can be taken up
+//! again when one side has been updated. A migration is begun only with
+//! [`Versions::TO_BEGIN`] or later.
 //!
 //! # What is missing
 //!
@@ -147,6 +159,7 @@ mod hello;
 mod id;
 mod messages;
 mod negotiate;
+mod processors;
 mod ranges;
 mod summary;
 
@@ -167,5 +180,10 @@ pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
 pub use id::MigrationId;
 pub use messages::{DestinationStage, MAX_LINKS, Mode, SourceStage, ToDestination, ToSource};
 pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
+pub use processors::{
+    CpuidRegister, CpuidWord, MAX_CPUID_WORDS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS,
+    MAX_PROCESSORS, Place, Processor, ProcessorDifferences, ProcessorKind, ProcessorSetting,
+    Processors, Topology,
+};
 pub use ranges::{MAX_RANGES, OutsideLayout, PageRanges};
 pub use summary::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};

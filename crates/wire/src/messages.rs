@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounded::{Bytes, List, Reason};
 use crate::description::GuestDescription;
 use crate::device::MAX_DEVICE_CHUNK;
+use crate::processors::Processors;
 use crate::ranges::PageRanges;
 use crate::summary::{FaultMeasures, RequestSummary};
 
@@ -108,6 +109,16 @@ pub enum ToDestination {
         /// Number of background links that the source will open, and the urgent
         /// link besides; 0 for none of either, when nothing is owed.
         background_links: u16,
+    },
+    /// What the guest was given for processors: right before
+    /// [`Begin`](Self::Begin). From version 2 on.
+    Processors {
+        /// The guest's.
+        processors: Processors,
+        /// Whether the guest may be moved to processors that it can tell from
+        /// these. The destination then says what is different
+        /// ([`Differs`](ToSource::Differs)) instead of refusing.
+        allow_mismatch: bool,
     },
 }
 
@@ -226,5 +237,13 @@ pub enum ToSource {
         /// How, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
         #[serde(with = "Reason")]
         reason: String,
+    },
+    /// The guest will find other processors here, and the source allowed that:
+    /// once, right before [`Accept`](Self::Accept). From version 2 on.
+    Differs {
+        /// What is different, for a person; cut at
+        /// [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        #[serde(with = "Reason")]
+        what: String,
     },
 }

@@ -14,7 +14,11 @@ pub struct Versions {
 
 impl Versions {
     /// What this build understands.
-    pub const SUPPORTED: Self = Self { min: 1, max: 1 };
+    pub const SUPPORTED: Self = Self { min: 1, max: 2 };
+
+    /// The first version in which a migration may be begun: since then a source
+    /// says what processors its guest has.
+    pub const TO_BEGIN: u16 = 2;
 
     /// From `min` to `max`, both included; `None` if `min` is 0 or above `max`.
     #[must_use]

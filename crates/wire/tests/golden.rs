@@ -1,4 +1,4 @@
-//! Every message as version 1 encodes it, kept in `fuzz/seeds/stream`: two
+//! Every message as the version that brought it encodes it, kept in `fuzz/seeds/stream`: two
 //! builds that differ here cannot talk to each other.
 //!
 //! After adding a message, `HIKKOSHI_WRITE_SEEDS=1 cargo test -p hikkoshi-wire
@@ -16,9 +16,10 @@ use std::path::Path;
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    BlockDescription, Capabilities, ControlMessage, DestinationStage, FaultMeasures, Frame,
-    GuestDescription, GuestRangeDescription, Hello, MigrationId, Mode, PageRanges, RequestSummary,
-    Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Versions,
+    BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord, DestinationStage,
+    FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello, MigrationId, Mode,
+    PageRanges, Place, Processor, ProcessorKind, ProcessorSetting, Processors, RequestSummary,
+    Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
     control_frame,
 };
 
@@ -91,7 +92,58 @@ fn to_destination() -> Vec<ToDestination> {
             pages: 524_801,
             background_links: 2,
         },
+        ToDestination::Processors {
+            processors: processors(),
+            allow_mismatch: true,
+        },
     ]
+}
+
+fn processors() -> Processors {
+    let word = |leaf, register, bits| CpuidWord {
+        leaf,
+        subleaf: 1,
+        register,
+        bits,
+    };
+    let setting = |name: &str, value: &str| ProcessorSetting {
+        name: name.into(),
+        value: value.into(),
+    };
+    Processors {
+        accelerator: "kvm".into(),
+        tsc_scaling: true,
+        topology: Topology {
+            sockets: 2,
+            dies: 1,
+            modules: 3,
+            cores: 4,
+            threads: 5,
+            most: 120,
+        },
+        kinds: vec![ProcessorKind {
+            features: vec![
+                word(7, CpuidRegister::Ebx, 0x218d_07a9),
+                word(0x8000_0001, CpuidRegister::Edx, 0x2193_fbfd),
+            ],
+            filtered: vec![word(1, CpuidRegister::Ecx, 1 << 20)],
+            settings: vec![setting("model-id", "QEMU TCG CPU"), setting("pmu", "on")],
+        }],
+        processors: vec![Processor {
+            index: 300,
+            kind: 0,
+            apic_id: 0x8000,
+            tsc_hz: 2_596_120_000,
+            place: Place {
+                socket: 1,
+                die: 0,
+                module: 2,
+                core: 3,
+                thread: 4,
+                node: Some(1),
+            },
+        }],
+    }
 }
 
 fn summary(us: u64) -> RequestSummary {
@@ -158,6 +210,9 @@ fn to_source() -> Vec<ToSource> {
         ToSource::MissingEnd { pages: 524_801 },
         ToSource::Declined { reason: reason() },
         ToSource::Perished { reason: reason() },
+        ToSource::Differs {
+            what: "the destination's processors lack sse4.2, avx2".into(),
+        },
     ]
 }
 
@@ -176,6 +231,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::Here { .. } => "to-destination-here",
         ToDestination::Owed { .. } => "to-destination-owed",
         ToDestination::OwedEnd { .. } => "to-destination-owed-end",
+        ToDestination::Processors { .. } => "to-destination-processors",
     }
 }
 
@@ -195,6 +251,7 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::MissingEnd { .. } => "to-source-missing-end",
         ToSource::Declined { .. } => "to-source-declined",
         ToSource::Perished { .. } => "to-source-perished",
+        ToSource::Differs { .. } => "to-source-differs",
     }
 }
 
@@ -268,6 +325,6 @@ fn each_message_has_its_number_and_its_place_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..11).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..14).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..12).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..15).collect::<Vec<u8>>());
 }

@@ -155,12 +155,25 @@ fn the_most_costly_messages_are_affordable() {
         let block = ("", 1u64, 1u64, vec![piece; pieces]);
         forge(0, (a, b, c, d, e, f, vec![block; 1024], 0u32, true, 1u16))
     };
+    let word = (1u32, 0u32, 0u32, 1u32);
+    let processors = |kinds: usize, words: usize, settings: usize, processors: usize| {
+        let words = vec![word; words];
+        let kind = (words.clone(), words, vec![("", ""); settings]);
+        let processor = (0u32, 0u16, 0u32, 0u64, [0u32; 5], None::<u32>);
+        let lists = (vec![kind; kinds], vec![processor; processors]);
+        forge(11, ("", true, [1u32; 6], lists, true))
+    };
     // Just beyond a power of two, where a growing list has the most to spare.
     for payload in [
         blocks(0),
         blocks(1),
         blocks(5),
         blocks(65),
+        processors(33, 0, 0, 0),
+        processors(33, 65, 0, 0),
+        processors(33, 0, 257, 0),
+        processors(1, 0, 257, 0),
+        processors(0, 0, 0, 2049),
         forge(1, vec![(0u64, 1u64); 32_768]),
         forge(1, vec![(0u64, 1u64); 16_385]),
         forge(3, vec![0u8; 512 << 10]),

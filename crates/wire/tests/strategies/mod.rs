@@ -2,10 +2,11 @@
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    BlockDescription, Capabilities, DestinationStage, FaultMeasures, Frame, GuestDescription,
-    GuestRangeDescription, Hello, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
-    Message, MigrationId, Mode, PageRanges, RequestSummary, Role, SourceStage, StageSummary,
-    ThreadFaults, ToDestination, ToSource, Versions,
+    BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage, FaultMeasures,
+    Frame, GuestDescription, GuestRangeDescription, Hello, MAX_PAGES_PER_FRAME,
+    MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message, MigrationId, Mode, PageRanges, Place,
+    Processor, ProcessorKind, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
+    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -98,6 +99,83 @@ pub fn description() -> impl Strategy<Value = GuestDescription> {
         )
 }
 
+pub fn processors() -> impl Strategy<Value = Processors> {
+    let register = prop_oneof![
+        Just(CpuidRegister::Eax),
+        Just(CpuidRegister::Ebx),
+        Just(CpuidRegister::Ecx),
+        Just(CpuidRegister::Edx)
+    ];
+    let word = (any::<u32>(), any::<u32>(), register, any::<u32>()).prop_map(
+        |(leaf, subleaf, register, bits)| CpuidWord {
+            leaf,
+            subleaf,
+            register,
+            bits,
+        },
+    );
+    let words = || prop::collection::vec(word.clone(), 0..4);
+    let setting = (text(), text()).prop_map(|(name, value)| ProcessorSetting {
+        name: name.into(),
+        value: value.into(),
+    });
+    let kind = (words(), words(), prop::collection::vec(setting, 0..4)).prop_map(
+        |(features, filtered, settings)| ProcessorKind {
+            features,
+            filtered,
+            settings,
+        },
+    );
+    let place = (any::<[u32; 5]>(), any::<Option<u32>>()).prop_map(
+        |([socket, die, module, core, thread], node)| Place {
+            socket,
+            die,
+            module,
+            core,
+            thread,
+            node,
+        },
+    );
+    let processor = (
+        any::<u32>(),
+        any::<u16>(),
+        any::<u32>(),
+        any::<u64>(),
+        place,
+    )
+        .prop_map(|(index, kind, apic_id, tsc_hz, place)| Processor {
+            index,
+            kind,
+            apic_id,
+            tsc_hz,
+            place,
+        });
+    (
+        text(),
+        any::<bool>(),
+        any::<[u32; 6]>(),
+        prop::collection::vec(kind, 0..3),
+        prop::collection::vec(processor, 0..4),
+    )
+        .prop_map(|(accelerator, tsc_scaling, topology, kinds, processors)| {
+            let [sockets, dies, modules, cores, threads, most] = topology;
+            Processors {
+                accelerator: accelerator.into(),
+                tsc_scaling,
+                topology: Topology {
+                    sockets,
+                    dies,
+                    modules,
+                    cores,
+                    threads,
+                    most,
+                },
+                kinds,
+                processors,
+            }
+        })
+}
+
 pub fn ranges() -> impl Strategy<Value = PageRanges> {
     prop::collection::vec((0..200u64, 1..200u64), 1..60).prop_map(|pairs| {
         let mut end = 0;
@@ -162,6 +240,12 @@ pub fn to_destination() -> impl Strategy<Value = ToDestination> {
             ToDestination::OwedEnd {
                 pages,
                 background_links,
+            }
+        }),
+        (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
+            ToDestination::Processors {
+                processors,
+                allow_mismatch,
             }
         }),
     ]
@@ -241,6 +325,7 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
         any::<u64>().prop_map(|pages| ToSource::MissingEnd { pages }),
         text().prop_map(|reason| ToSource::Declined { reason }),
         text().prop_map(|reason| ToSource::Perished { reason }),
+        text().prop_map(|what| ToSource::Differs { what }),
     ]
 }
 
