@@ -27,7 +27,11 @@ pub enum Kind {
     /// The destination's greeting on whichever link.
     Greeting,
     /// Source.
+    Processors,
+    /// Source.
     Begin,
+    /// Destination.
+    Differs,
     /// Destination.
     Accept,
     /// Destination.
@@ -534,6 +538,7 @@ fn from_source(payload: &[u8]) -> Kind {
         ToDestination::Here { .. } => Kind::Here,
         ToDestination::Owed { .. } => Kind::Owed,
         ToDestination::OwedEnd { .. } => Kind::OwedEnd,
+        ToDestination::Processors { .. } => Kind::Processors,
     }
 }
 
@@ -553,6 +558,7 @@ fn from_destination(payload: &[u8]) -> Kind {
         ToSource::MissingEnd { .. } => Kind::MissingEnd,
         ToSource::Declined { .. } => Kind::Declined,
         ToSource::Perished { .. } => Kind::Perished,
+        ToSource::Differs { .. } => Kind::Differs,
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_faults::{Process, Userfault};
-use hikkoshi_wire::GuestDescription;
+use hikkoshi_wire::{GuestDescription, Processors};
 
 use crate::cancel::Cancel;
 use crate::ram::RamFiles;
@@ -67,6 +67,12 @@ pub trait SourceGuest: Send {
     /// once that was called; a guest that its owner paused stays paused at the
     /// destination.
     fn describe(&self) -> &GuestDescription;
+
+    /// What the guest was given for processors. An adapter whose guests have
+    /// the same ones everywhere need not say.
+    fn processors(&self) -> Processors {
+        Processors::default()
+    }
 
     /// The guest's memory, for reading.
     fn ram(&self) -> Arc<RamFiles>;
@@ -165,6 +171,12 @@ pub struct ThreadName {
 pub trait DestinationGuest: Send {
     /// The machine as it is here, to be compared with the source's.
     fn describe(&self) -> &GuestDescription;
+
+    /// The processors that a guest would have here; see
+    /// [`SourceGuest::processors`].
+    fn processors(&self) -> Processors {
+        Processors::default()
+    }
 
     /// The machine's memory, for filling.
     fn ram(&self) -> Arc<RamFiles>;

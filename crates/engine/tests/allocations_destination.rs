@@ -175,7 +175,8 @@ fn allocations(
             let id = MigrationId::from_bytes([7; 16]);
             let mut streams = Vec::new();
             let mut link = |role| {
-                let stream = Arc::new(open(&remote, &hello(role, id), &Cancel::new()).unwrap());
+                let (stream, _) = open(&remote, &hello(role, id), &Cancel::new()).unwrap();
+                let stream = Arc::new(stream);
                 streams.push(Arc::clone(&stream));
                 split(&stream, limits, &Cancel::new()).unwrap()
             };
@@ -186,6 +187,11 @@ fn allocations(
                 may_postcopy: true,
                 background_links: 1,
             };
+            let processors = ToDestination::Processors {
+                processors: hikkoshi_wire::Processors::default(),
+                allow_mismatch: false,
+            };
+            control.1.control(&processors).unwrap();
             control.1.control(&begin).unwrap();
             let answered: ToSource = control.0.control().unwrap();
             assert!(matches!(answered, ToSource::Accept { .. }), "{answered:?}");

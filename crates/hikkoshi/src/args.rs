@@ -356,6 +356,13 @@ pub struct Migrate {
     #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub max_downtime: u64,
 
+    /// Move the guest although its processors would be others at the
+    /// destination: differences are told, and not refused. A program in the guest
+    /// that uses a feature which is missing there is ended. Other accelerators
+    /// (KVM, TCG), numbers of processors and APIC IDs are refused all the same
+    #[arg(long)]
+    pub allow_cpu_mismatch: bool,
+
     /// Ceiling on background traffic in bytes a second (suffixes K, M, G);
     /// pages that the guest waits for are never held back
     #[arg(long, value_name = "BYTES_PER_S", value_parser = parse_bytes)]
@@ -474,6 +481,7 @@ impl Migrate {
             precopy_rounds: self.rounds,
             max_rounds: self.max_rounds,
             when_stalled: self.when_stalled.into(),
+            allow_cpu_mismatch: self.allow_cpu_mismatch,
             links: self.links.unwrap_or_else(SourceOptions::default_links),
             drain: !self.no_drain,
             background_delay: Duration::from_millis(self.background_delay),

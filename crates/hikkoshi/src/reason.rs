@@ -113,7 +113,7 @@ impl From<&SourceFailure> for Reason {
     fn from(failure: &SourceFailure) -> Self {
         match failure {
             SourceFailure::Connect { .. } => Self::Connect,
-            SourceFailure::Refused(_) => Self::Refused,
+            SourceFailure::Refused(_) | SourceFailure::OlderDestination => Self::Refused,
             SourceFailure::Link { cause, .. } => Self::of_link(cause),
             // What ended the links; why they were not made again is in the message.
             SourceFailure::LostForGood { lost, .. } => Self::from(&**lost),

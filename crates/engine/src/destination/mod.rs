@@ -32,6 +32,7 @@ mod options;
 mod outstanding;
 mod postcopy;
 mod presence;
+mod processors;
 mod receiver;
 mod room;
 mod session;
@@ -193,7 +194,7 @@ fn accept(
         door.listener.admit(&link);
         let peer = link.peer.clone();
         let over = || door.listener.expect(None);
-        match offer::hear(guest, link, &watch.cancel, options, over) {
+        match offer::hear(guest, link, options, watch, over) {
             Ok(offered) => {
                 watch
                     .observer

@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use hikkoshi_faults::Userfault;
 use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, ToDestination, ToSource};
 
+use super::ReceiveWatch;
 use super::memory::Memory;
 use super::options::DestinationOptions;
+use super::processors;
 use super::staging::Size;
 use crate::cancel::Cancel;
 use crate::guest::DestinationGuest;
@@ -44,8 +46,8 @@ pub(super) struct Offered {
 pub(super) fn hear(
     guest: &mut dyn DestinationGuest,
     link: Incoming,
-    cancel: &Cancel,
     options: &DestinationOptions,
+    watch: &ReceiveWatch,
     over: impl FnOnce(),
 ) -> Result<Offered, String> {
     let limits = Limits {
@@ -60,52 +62,69 @@ pub(super) fn hear(
     let stream = Arc::new(link.stream);
     let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
     // Until the commit, cancelling ends whatever is blocked on the link.
-    reader.set_stop(cancel.clone());
-    writer.set_stop(cancel.clone());
+    reader.set_stop(watch.cancel.clone());
+    writer.set_stop(watch.cancel.clone());
     reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
     writer.set_patience(Some(options.patience));
-    let (description, mode, may_postcopy, background_links) =
-        match reader.control().map_err(text)? {
-            ToDestination::Begin {
-                description,
-                mode,
-                may_postcopy,
-                background_links,
-            } => (description, mode, may_postcopy, background_links),
-            ToDestination::Here { .. } => {
-                let reason = "it goes on with a migration that is not known here: start \
-                              'hikkoshi receive --resume' for it";
-                over();
-                let refusal = ToSource::Refuse {
-                    reason: reason.into(),
-                };
-                if let Err(error) = writer.control(&refusal) {
-                    tracing::debug!(%error, "the source does not hear the refusal");
-                }
-                return Err(reason.into());
-            }
-            _ => return Err("it does not begin with an offer of a guest".into()),
+    let refuse = |reason: String| {
+        // Before the source hears of it: it may try again at once.
+        over();
+        let refusal = ToSource::Refuse {
+            reason: reason.clone(),
         };
+        if let Err(error) = writer.control(&refusal) {
+            tracing::debug!(%error, "the source does not hear the refusal");
+        }
+        Err(reason)
+    };
+    let mut first = reader.control().map_err(text)?;
+    let mut processors = None;
+    if let ToDestination::Processors {
+        processors: theirs,
+        allow_mismatch,
+    } = first
+    {
+        processors = Some((theirs, allow_mismatch));
+        first = reader.control().map_err(text)?;
+    }
+    let (description, mode, may_postcopy, background_links) = match first {
+        ToDestination::Begin {
+            description,
+            mode,
+            may_postcopy,
+            background_links,
+        } => (description, mode, may_postcopy, background_links),
+        ToDestination::Here { .. } => {
+            return refuse(
+                "it goes on with a migration that is not known here: start 'hikkoshi receive \
+                 --resume' for it"
+                    .into(),
+            );
+        }
+        _ => return Err("it does not begin with an offer of a guest".into()),
+    };
     let ready = description
         .compatible_with(guest.describe())
         .map_err(text)
-        .and_then(|()| check_links(background_links))
-        .and_then(|()| make_ready(guest, may_postcopy, background_links));
-    let (memory, userfault) = match ready {
+        .and_then(|()| processors::compare(processors, &guest.processors()))
+        .and_then(|differences| {
+            check_links(background_links)?;
+            let ready = make_ready(guest, may_postcopy, background_links)?;
+            Ok((ready, differences))
+        });
+    let ((memory, userfault), differences) = match ready {
         Ok(ready) => ready,
-        Err(reason) => {
-            let reason = give_back(guest, reason);
-            // Before the source hears of it: it may try again at once.
-            over();
-            let refusal = ToSource::Refuse {
-                reason: reason.clone(),
-            };
-            if let Err(error) = writer.control(&refusal) {
-                tracing::debug!(%error, "the source does not hear the refusal");
-            }
-            return Err(reason);
-        }
+        Err(reason) => return refuse(give_back(guest, reason)),
     };
+    if let Some(what) = differences {
+        watch.observer.notice(&format!(
+            "the guest had other processors at the source, and the source allows that: {what}"
+        ));
+        let differs = ToSource::Differs { what };
+        if let Err(error) = writer.control(&differs) {
+            return Err(give_back(guest, error.to_string()));
+        }
+    }
     let ram = guest.ram();
     let host_pages = ram.layout().blocks().map(|(block, _)| block.host_page);
     let accept = ToSource::Accept {

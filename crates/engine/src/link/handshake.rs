@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_wire::{
-    CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role,
-    Versions, negotiate,
+    Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,
+    NegotiationError, Role, Versions, negotiate,
 };
 use thiserror::Error;
 
@@ -77,11 +77,16 @@ pub fn hello(role: Role, id: MigrationId) -> Hello {
     }
 }
 
-/// Connects to `remote` and says `ours`; the peer must answer in kind.
+/// Connects to `remote` and says `ours`; the peer must answer in kind. Gives the
+/// connection, and what both sides understand.
 ///
 /// # Errors
 /// See [`HandshakeError`]. One of them soon after `stop` was set.
-pub fn open(remote: &Remote, ours: &Hello, stop: &Cancel) -> Result<Stream, HandshakeError> {
+pub fn open(
+    remote: &Remote,
+    ours: &Hello,
+    stop: &Cancel,
+) -> Result<(Stream, Agreed), HandshakeError> {
     let stream = Stream::connect(remote, stop).map_err(HandshakeError::Connect)?;
     let greet = || {
         confine();
@@ -103,7 +108,7 @@ fn greet(
     tls: Option<&TlsClient>,
     ours: &Hello,
     stop: &Cancel,
-) -> Result<Stream, HandshakeError> {
+) -> Result<(Stream, Agreed), HandshakeError> {
     let patience = patience(stop);
     if let Some(client) = tls {
         stream = stream.secure_client(client, patience)?;
@@ -115,12 +120,12 @@ fn greet(
         said => said?,
     }
     let theirs = speech.hear(patience)?;
-    negotiate(ours, &theirs)?;
+    let agreed = negotiate(ours, &theirs)?;
     let mut challenge = [0; CHALLENGE_LEN];
     speech.read(&mut challenge, patience)?;
     speech.write(&challenge, patience)?;
     speech.end();
-    Ok(stream)
+    Ok((stream, agreed))
 }
 
 fn patience(stop: &Cancel) -> Patience<'_> {

@@ -84,6 +84,12 @@ pub enum SourceFailure {
     /// The destination will not have this guest.
     #[error("the destination refuses the guest: {0}")]
     Refused(String),
+    /// The destination cannot compare processors.
+    #[error(
+        "offering the guest to the destination: hikkoshi there is older and cannot tell whether \
+         its processors are the guest's; update it"
+    )]
+    OlderDestination,
     /// A link failed.
     #[error("{doing}: {cause}")]
     Link {

@@ -315,8 +315,14 @@ fn run(
         .begin()
         .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
-    let (mut session, links) =
-        Session::open(shared, remote, keeper.id(), guest.describe()).map_err(at_source)?;
+    let (mut session, links) = Session::open(
+        shared,
+        remote,
+        keeper.id(),
+        guest.describe(),
+        guest.processors(),
+    )
+    .map_err(at_source)?;
     let options = &shared.options;
     let heat = options.hot_first && options.mode != Mode::Postcopy && options.may_postcopy();
     let owed = Arc::new(Owed::none(shared.ram.layout().pages(), heat));

@@ -51,6 +51,9 @@ pub struct SourceOptions {
     pub max_rounds: u32,
     /// What to do then.
     pub when_stalled: WhenStalled,
+    /// Whether the guest may be moved to processors that it can tell from those
+    /// that it has.
+    pub allow_cpu_mismatch: bool,
     /// Background links, in pre-copy and in post-copy: 1 to
     /// [`MAX_LINKS`](crate::MAX_LINKS). Each has a
     /// connection and a thread of its own at either side.
@@ -100,6 +103,7 @@ impl Default for SourceOptions {
             precopy_rounds: 1,
             max_rounds: 30,
             when_stalled: WhenStalled::GoOn,
+            allow_cpu_mismatch: false,
             links: Self::default_links(),
             drain: true,
             background_delay: Duration::ZERO,

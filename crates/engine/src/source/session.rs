@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 use hikkoshi_wire::{
-    GuestDescription, Limits, MigrationId, PageRanges, Role, ToDestination, ToSource,
+    Agreed, GuestDescription, Limits, MigrationId, PageRanges, Processors, Role, ToDestination,
+    ToSource, Versions,
 };
 
 use super::Move;
@@ -91,23 +92,45 @@ impl Session {
         remote: &Remote,
         id: MigrationId,
         description: &GuestDescription,
+        processors: Processors,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let options = &shared.options;
         let door = Door { shared, remote, id };
         let links = options.links.max(1);
         let doing = "offering the guest to the destination";
-        let (stream, mut reader, mut control) = door.control()?;
+        let ((stream, mut reader, mut control), agreed) = door.control()?;
+        if agreed.version < Versions::TO_BEGIN {
+            return Err(SourceFailure::OlderDestination);
+        }
         control.set_patience(Some(options.patience));
-        control
-            .control(&ToDestination::Begin {
+        let offer = [
+            ToDestination::Processors {
+                processors,
+                allow_mismatch: options.allow_cpu_mismatch,
+            },
+            ToDestination::Begin {
                 description: description.clone(),
                 mode: options.mode.into(),
                 may_postcopy: options.may_postcopy(),
                 background_links: links,
-            })
-            .map_err(SourceFailure::link(doing))?;
+            },
+        ];
+        for message in &offer {
+            control
+                .control(message)
+                .map_err(SourceFailure::link(doing))?;
+        }
         reader.set_deadline(Some(Instant::now() + EMPTYING));
-        let host_pages = match reader.control().map_err(SourceFailure::link(doing))? {
+        let mut answer = reader.control().map_err(SourceFailure::link(doing))?;
+        if let ToSource::Differs { what } = &answer
+            && options.allow_cpu_mismatch
+        {
+            shared.observer.notice(&format!(
+                "the guest will find other processors at the destination: {what}"
+            ));
+            answer = reader.control().map_err(SourceFailure::link(doing))?;
+        }
+        let host_pages = match answer {
             ToSource::Accept { host_pages } => host_pages,
             ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
             other => return Err(unexpected(doing, &other)),
@@ -132,7 +155,7 @@ impl Session {
     ) -> Result<(Self, Vec<BackgroundSender>, DestinationStage), SourceFailure> {
         let doing = "taking the migration up again";
         let door = Door { shared, remote, id };
-        let (stream, mut reader, mut control) = door.control()?;
+        let ((stream, mut reader, mut control), _) = door.control()?;
         let here = ToDestination::Here {
             stage: stage.into(),
         };
@@ -445,7 +468,7 @@ struct Others {
 
 impl Door<'_> {
     /// The one place that makes connections.
-    fn dial(&self, role: Role) -> Result<Ends, SourceFailure> {
+    fn dial(&self, role: Role) -> Result<(Ends, Agreed), SourceFailure> {
         self.shared.check()?;
         let connect = |cause| SourceFailure::Connect {
             address: self.remote.address.to_string(),
@@ -453,7 +476,8 @@ impl Door<'_> {
         };
         let options = &self.shared.options;
         let hello = hello(role, self.id);
-        let stream = open(self.remote, &hello, &self.shared.cancel).or_else(|cause| {
+        let opened = open(self.remote, &hello, &self.shared.cancel);
+        let (stream, agreed) = opened.or_else(|cause| {
             self.shared.check()?;
             Err(connect(cause))
         })?;
@@ -467,20 +491,22 @@ impl Door<'_> {
             let ends = split(&stream, limits, &self.shared.cancel)?;
             Ok((stream, ends))
         };
-        split(stream).map_err(|error| connect(HandshakeError::Io(error)))
+        let ends = split(stream).map_err(|error| connect(HandshakeError::Io(error)))?;
+        Ok((ends, agreed))
     }
 
-    fn control(&self) -> Result<Control, SourceFailure> {
-        let (stream, (reader, writer)) = self.dial(Role::Control)?;
-        Ok((stream, reader, writer))
+    fn control(&self) -> Result<(Control, Agreed), SourceFailure> {
+        let ((stream, (reader, writer)), agreed) = self.dial(Role::Control)?;
+        Ok(((stream, reader, writer), agreed))
     }
 
     fn others(&self, links: u16, urgent: bool) -> Result<Others, SourceFailure> {
+        let dial = |role| self.dial(role).map(|(ends, _)| ends);
         Ok(Others {
             background: (0..links)
-                .map(|index| self.dial(Role::Background { index }))
+                .map(|index| dial(Role::Background { index }))
                 .collect::<Result<_, _>>()?,
-            urgent: urgent.then(|| self.dial(Role::Urgent)).transpose()?,
+            urgent: urgent.then(|| dial(Role::Urgent)).transpose()?,
         })
     }
 }

@@ -14,7 +14,7 @@ use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, SourceGuest, ThreadName};
 use hikkoshi_faults::{Features, HostAddr, Process, Userfault};
 use hikkoshi_pages::PageRange;
-use hikkoshi_wire::GuestDescription;
+use hikkoshi_wire::{GuestDescription, Processors};
 
 use crate::device::DirectDevice;
 use crate::machine::{Machine, Random, Side};
@@ -93,6 +93,7 @@ fn description(memory: &crate::memory::Memory, running: bool) -> GuestDescriptio
 #[derive(Debug)]
 pub struct TestSource {
     pub description: GuestDescription,
+    pub processors: Processors,
     pub script: Arc<Script>,
     machine: Arc<Machine>,
     ram: Arc<RamFiles>,
@@ -111,6 +112,7 @@ impl TestSource {
         let memory = machine.memory(Side::Source);
         Self {
             description: description(memory, running),
+            processors: Processors::default(),
             script: Arc::default(),
             machine: Arc::clone(machine),
             ram: memory.ram(),
@@ -126,6 +128,10 @@ impl TestSource {
 impl SourceGuest for TestSource {
     fn describe(&self) -> &GuestDescription {
         &self.description
+    }
+
+    fn processors(&self) -> Processors {
+        self.processors.clone()
     }
 
     fn ram(&self) -> Arc<RamFiles> {
@@ -253,6 +259,7 @@ impl DirtyLog for ScriptedLog {
 #[derive(Debug)]
 pub struct TestDestination {
     pub description: GuestDescription,
+    pub processors: Processors,
     pub script: Arc<Script>,
     machine: Arc<Machine>,
     ram: Arc<RamFiles>,
@@ -275,6 +282,7 @@ impl TestDestination {
         let memory = machine.memory(Side::Destination);
         Self {
             description: description(memory, false),
+            processors: Processors::default(),
             script: Arc::default(),
             machine: Arc::clone(machine),
             ram: memory.ram(),
@@ -312,6 +320,10 @@ impl TestDestination {
 impl DestinationGuest for TestDestination {
     fn describe(&self) -> &GuestDescription {
         &self.description
+    }
+
+    fn processors(&self) -> Processors {
+        self.processors.clone()
     }
 
     fn ram(&self) -> Arc<RamFiles> {

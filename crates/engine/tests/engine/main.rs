@@ -22,6 +22,7 @@ mod memory;
 mod modes;
 mod order;
 mod peers;
+mod processors;
 mod recovery;
 mod relay;
 mod run;

@@ -564,5 +564,6 @@ impl Done {
 
 /// Connects to `remote` and says `hello`, however long that takes.
 pub fn open(remote: &Remote, hello: &Hello) -> Result<Stream, HandshakeError> {
-    link::open(remote, hello, &Cancel::new())
+    let opened = link::open(remote, hello, &Cancel::new());
+    opened.map(|(stream, _)| stream)
 }

@@ -90,6 +90,9 @@ impl Destination<'_> {
     /// The control link, with the offer heard.
     pub(super) fn control(&mut self) -> Ends {
         let mut control = self.link(Role::Control);
+        let first: ToDestination = control.0.control().unwrap();
+        let is_first = matches!(first, ToDestination::Processors { .. });
+        assert!(is_first, "{first:?}");
         let offer: ToDestination = control.0.control().unwrap();
         assert!(matches!(offer, ToDestination::Begin { .. }), "{offer:?}");
         control

@@ -11,7 +11,7 @@ use hikkoshi_engine::{Cancel, DestinationOptions, Outcome, ReceiveError, Receive
 use hikkoshi_pages::{MAX_GUEST_RANGES, PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_wire::{
     DeviceStateDigest, Frame, GuestDescription, GuestRangeDescription, Limits, MAX_DEVICE_CHUNK,
-    MAX_LINKS, MigrationId, PageRanges, Role, ToDestination, ToSource, encode_control,
+    MAX_LINKS, MigrationId, PageRanges, Processors, Role, ToDestination, ToSource, encode_control,
 };
 
 use crate::guests::{TestDestination, device_state};
@@ -43,6 +43,14 @@ fn begin(description: &GuestDescription, may_postcopy: bool) -> ToDestination {
     }
 }
 
+/// What comes before [`begin`].
+fn processors() -> ToDestination {
+    ToDestination::Processors {
+        processors: Processors::default(),
+        allow_mismatch: false,
+    }
+}
+
 impl Source {
     pub(super) fn connect(
         address: &Address,
@@ -58,6 +66,7 @@ impl Source {
             split(&stream, limits, &Cancel::new()).unwrap()
         };
         let mut control = link(Role::Control);
+        control.1.control(&processors()).unwrap();
         control
             .1
             .control(&begin(description, may_postcopy))
@@ -281,6 +290,7 @@ fn as_many_background_links_as_offered() {
         for (attempt, links) in [0, MAX_LINKS + 1, u16::MAX].into_iter().enumerate() {
             let id = MigrationId::from_bytes([u8::try_from(attempt).unwrap(); 16]);
             let mut control = link(Role::Control, id);
+            control.1.control(&processors()).unwrap();
             control.1.control(&offer(links)).unwrap();
             let ToSource::Refuse { reason } = control.0.control().unwrap() else {
                 panic!("{links} links accepted")
@@ -292,6 +302,7 @@ fn as_many_background_links_as_offered() {
         }
         let id = MigrationId::from_bytes(ID);
         let mut control = link(Role::Control, id);
+        control.1.control(&processors()).unwrap();
         control.1.control(&offer(MAX_LINKS)).unwrap();
         let answer: ToSource = control.0.control().unwrap();
         assert!(matches!(answer, ToSource::Accept { .. }), "{answer:?}");
