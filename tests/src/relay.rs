@@ -86,6 +86,8 @@ pub enum Kind {
     Declined,
     /// Destination.
     Perished,
+    /// Destination.
+    ShutDown,
 }
 
 /// Before or after it is passed on.
@@ -559,6 +561,7 @@ fn from_destination(payload: &[u8]) -> Kind {
         ToSource::Declined { .. } => Kind::Declined,
         ToSource::Perished { .. } => Kind::Perished,
         ToSource::Differs { .. } => Kind::Differs,
+        ToSource::ShutDown => Kind::ShutDown,
     }
 }
 

@@ -212,6 +212,17 @@ pub trait DestinationGuest: Send {
         false
     }
 
+    /// The guest runs here, and pages of it may be missing: from now on the machine
+    /// is listened to, for why it ends. Must not wait for the machine.
+    fn attend(&mut self) {}
+
+    /// Whether a machine that [has ended](Self::has_ended) did so because the guest
+    /// has shut itself down, as far as that was heard since
+    /// [`attend`](Self::attend).
+    fn has_shut_down(&mut self) -> bool {
+        false
+    }
+
     /// Ends the machine's process, and the guest with it, for good: its migration
     /// was given up, and pages that it lacks will never come.
     fn kill(&mut self) -> Result<(), GuestError>;

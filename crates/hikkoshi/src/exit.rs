@@ -5,6 +5,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use hikkoshi_engine::Outcome;
+use hikkoshi_engine::stats::GuestState;
 use serde::Serialize;
 
 use crate::reason::{Holder, Reason};
@@ -15,6 +16,8 @@ use crate::say;
 pub enum Status {
     /// 0: it runs at the destination and every page is there.
     Moved,
+    /// 0, too: it was handed over, and has shut itself down at the destination.
+    ShutDown,
     /// 1: it still runs at the source.
     AtSource,
     /// 2: nothing was tried.
@@ -31,11 +34,19 @@ impl Status {
     /// The program's exit status.
     pub const fn code(self) -> u8 {
         match self {
-            Self::Moved => 0,
+            Self::Moved | Self::ShutDown => 0,
             Self::AtSource => 1,
             Self::Usage => 2,
             Self::Paused => 3,
             Self::Lost => 4,
+        }
+    }
+
+    /// Of a guest that was moved.
+    pub fn of(guest: GuestState) -> Self {
+        match guest {
+            GuestState::Running | GuestState::Paused => Self::Moved,
+            GuestState::ShutDown => Self::ShutDown,
         }
     }
 
@@ -46,7 +57,7 @@ impl Status {
             Self::AtSource => Holder::Source,
             Self::Usage => Holder::Unknown,
             Self::Paused => Holder::Undecided,
-            Self::Lost => Holder::Nobody,
+            Self::Lost | Self::ShutDown => Holder::Nobody,
         }
     }
 }
@@ -151,7 +162,17 @@ impl End<'_> {
         exit_status: Status::Moved.code(),
         reason: Reason::Moved,
         guest: Status::Moved.holder(),
-        message: "the guest runs at the destination",
+        message: "the guest is at the destination",
+        next: None,
+        resume: None,
+    };
+
+    /// The guest was handed over, and has shut itself down since.
+    pub const SHUT_DOWN: End<'static> = End {
+        exit_status: Status::ShutDown.code(),
+        reason: Reason::ShutDown,
+        guest: Status::ShutDown.holder(),
+        message: "the guest has shut itself down at the destination",
         next: None,
         resume: None,
     };

@@ -46,11 +46,12 @@ fn main() -> std::process::ExitCode {
         Command::Guard(args) => guard::run(&args),
     };
     let end = match &ended {
+        Ok(Status::ShutDown) => End::SHUT_DOWN,
         Ok(_) => End::MOVED,
         Err(exit) => End::from(exit),
     };
     match &ended {
-        Ok(Status::Moved) | Err(_) if json => progress::end(&end),
+        Ok(Status::Moved | Status::ShutDown) | Err(_) if json => progress::end(&end),
         Ok(_) => {}
         Err(exit) => exit.say(),
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use hikkoshi_engine::custody::{Journal, SourceRecord, SourceStage};
 use hikkoshi_engine::link::Remote;
+use hikkoshi_engine::stats::GuestState;
 use hikkoshi_engine::{
     Account, Cancel, MigrateError, Mode, Outcome, SourceGuest, Watch, migrate, resume_migrate,
 };
@@ -236,8 +237,16 @@ fn told(
 ) -> Result<Status, Exit> {
     let error = match moved {
         Ok(account) => {
-            finish(&account, &args.common, "the guest runs at the destination")?;
-            return Ok(Status::Moved);
+            let what = match account.guest_state {
+                GuestState::Running => "the guest runs at the destination",
+                GuestState::Paused => "the guest is at the destination, paused as it was",
+                GuestState::ShutDown => {
+                    "the guest has shut itself down at the destination: it needs nothing more from \
+                     here, and must not be continued here"
+                }
+            };
+            finish(&account, &args.common, what)?;
+            return Ok(Status::of(account.guest_state));
         }
         Err(error) => error,
     };

@@ -31,6 +31,7 @@ macro_rules! reasons {
 
 reasons! {
     Moved "moved" "The guest was moved.",
+    ShutDown "shut_down" "The guest was handed over, and has shut itself down at the destination.",
     Usage "usage" "The command line, or an environment variable, cannot be used as it is.",
     Credentials "credentials" "An invitation, certificate or key cannot be used.",
     EncryptionNeeded "encryption_needed" "The address is on another machine, and neither encryption nor `--plaintext` was asked for.",

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hikkoshi_engine::custody::{DestinationRecord, DestinationStage};
 use hikkoshi_engine::destination::DestinationFailure;
+use hikkoshi_engine::stats::GuestState;
 use hikkoshi_engine::{
     Account, Cancel, DestinationGuest, Outcome, ReceiveError, ReceiveWatch, receive, resume_receive,
 };
@@ -139,14 +140,15 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
             let noted = guest.noted();
             (Box::new(guest), noted)
         }
-        None if has_run(entry.engine.stage) => {
+        None if entry.engine.stage == DestinationStage::Runs => {
             let what = format!("the destination's QEMU (process {pid}) has ended");
             let path = page.path().display();
             let left =
                 format!("The journal, {path}, is left for you to look at, and to be removed");
             return Err(perished(&entry.engine, what, &left));
         }
-        // Its source needs to know that it never ran here.
+        // Its source needs to know that it never ran here, or that nothing is needed
+        // of it any more.
         None => {
             let departed = Departed::new(&entry.qemu).map_err(|error| cannot(&error))?;
             (Box::new(departed), Noted::new(entry.qemu.clone()))
@@ -164,6 +166,9 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     let observer = progress::observer(args.common.progress);
     args.common.security.warn(&*observer);
     let what = match entry.engine.stage {
+        DestinationStage::Whole if guest.has_ended() => {
+            "the guest has run here and needs nothing more of its source; its QEMU has ended since"
+        }
         _ if guest.has_ended() => "the guest has never run here, and its QEMU has ended",
         DestinationStage::Ready => "the guest is paused here",
         DestinationStage::Runs => "the guest runs here with the pages that it has",
@@ -195,10 +200,6 @@ fn awaits_pages(record: &DestinationRecord) -> bool {
     lives && record.postcopy
 }
 
-fn has_run(stage: DestinationStage) -> bool {
-    matches!(stage, DestinationStage::Runs | DestinationStage::Whole)
-}
-
 const LOST: &str = "the guest is lost: it had run in that QEMU, and unless it was shut down, what it \
                     did since is lost with it. What the source has is a moment of the past, and \
                     must not be continued on disks of a later one: end its QEMU there, and boot \
@@ -209,22 +210,18 @@ const PERHAPS: &str = "the guest was made to run in it, and may have run or not:
                        not be continued on disks of a later one. Its owner decides: hikkoshi \
                        migrate --resume --give-up at the source says how";
 
-const WAS_WHOLE: &str = "it had all of the guest by then: nothing is lost by the migration, and \
-                         nothing of it is needed at the source any more, which could not be told \
-                         so: end its QEMU";
-
 /// What became of a guest whose QEMU has ended before its source was told that
 /// all is well.
 fn perished(record: &DestinationRecord, what: String, left: &str) -> Exit {
-    let (status, reason, holder, next) = match record.stage {
-        DestinationStage::Whole => (Status::Paused, Reason::QemuEnded, Holder::Nobody, WAS_WHOLE),
-        _ if !record.started => (
+    let (status, reason, holder, next) = if record.started {
+        (Status::Lost, Reason::GuestLost, Holder::Nobody, LOST)
+    } else {
+        (
             Status::Paused,
             Reason::QemuEnded,
             Holder::Undecided,
             PERHAPS,
-        ),
-        _ => (Status::Lost, Reason::GuestLost, Holder::Nobody, LOST),
+        )
     };
     Exit::new(status, reason, what)
         .with(format!("{next}. {left}"))
@@ -240,7 +237,12 @@ fn told(
 ) -> Result<Status, Exit> {
     let error = match result {
         Ok(account) => {
-            finish(&account, &args.common, "the guest runs here")?;
+            let what = match account.guest_state {
+                GuestState::Running => "the guest runs here",
+                GuestState::Paused => "the guest is here, paused as it was",
+                GuestState::ShutDown => "the guest has run here and has shut itself down",
+            };
+            finish(&account, &args.common, what)?;
             if journal.exists() {
                 progress::observer(args.common.progress).notice(&format!(
                     "whether the source knows that is not known: do not continue the guest \
@@ -249,7 +251,7 @@ fn told(
                     resume::command::<DestinationEntry>(journal)
                 ));
             }
-            return Ok(Status::Moved);
+            return Ok(Status::of(account.guest_state));
         }
         Err(error) => error,
     };

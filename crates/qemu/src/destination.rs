@@ -17,6 +17,7 @@ use thiserror::Error;
 use crate::announce;
 use crate::attach::{AttachError, attach};
 use crate::device_state::{self, Feed, Until};
+use crate::ending::EndListener;
 use crate::hugetmpfs;
 use crate::migration::{self, MigrationStatus};
 use crate::monitor::{self, ENDLESS, MonitorError, Patience, attached};
@@ -248,6 +249,8 @@ pub struct QemuDestination {
     /// Which thread runs which virtual processor.
     vcpus: Vec<Vcpu>,
     vigil: Option<Vigil>,
+    /// While the guest runs here and pages may be missing.
+    listener: Option<EndListener>,
 }
 
 impl QemuDestination {
@@ -280,6 +283,7 @@ impl QemuDestination {
             cancel: None,
             vcpus: Vec::new(),
             vigil: None,
+            listener: None,
         })
     }
 
@@ -327,6 +331,7 @@ impl QemuDestination {
             cancel: None,
             vcpus: Vec::new(),
             vigil: None,
+            listener: None,
         }))
     }
 
@@ -504,6 +509,7 @@ impl QemuDestination {
         if !running {
             return Ok(Instant::now());
         }
+        self.stop_listening();
         let patience = Patience {
             trouble: UNREACHABLE,
             silence: ENDLESS,
@@ -523,7 +529,15 @@ impl QemuDestination {
         Ok(at)
     }
 
+    /// QEMU has one monitor for us: it is taken back from who listens to it.
+    fn stop_listening(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            self.client = listener.stop();
+        }
+    }
+
     fn restore_settings(&mut self) -> Result<(), MonitorError> {
+        self.stop_listening();
         let patience = Patience {
             trouble: COMMAND_TIMEOUT,
             silence: COMMAND_TIMEOUT,
@@ -630,6 +644,25 @@ impl DestinationGuest for QemuDestination {
 
     fn never_ran(&self) -> bool {
         self.never_ran
+    }
+
+    fn attend(&mut self) {
+        if self.listener.is_some() {
+            return;
+        }
+        let (qmp, process) = (self.place.qmp.clone(), Arc::clone(&self.process));
+        match EndListener::start(self.client.take(), qmp, process) {
+            Ok(listener) => self.listener = Some(listener),
+            Err(error) => tracing::warn!(
+                %error,
+                "listening to QEMU: a guest that shuts itself down will look like one that is lost"
+            ),
+        }
+    }
+
+    fn has_shut_down(&mut self) -> bool {
+        let listener = self.listener.as_ref();
+        listener.is_some_and(EndListener::has_shut_down)
     }
 
     fn kill(&mut self) -> Result<(), GuestError> {

@@ -78,6 +78,7 @@ mod backend;
 mod destination;
 mod device_state;
 mod drain;
+mod ending;
 mod hugetmpfs;
 mod maps;
 mod migration;

@@ -23,7 +23,7 @@ impl ControlMessage for ToDestination {
 }
 
 impl ControlMessage for ToSource {
-    const COUNT: u32 = 15;
+    const COUNT: u32 = 16;
 }
 
 mod sealed {

@@ -246,4 +246,8 @@ pub enum ToSource {
         #[serde(with = "Reason")]
         what: String,
     },
+    /// The guest has run here and has ended itself (it powered off): pages that
+    /// had not arrived are not needed any more, and the source is not either. Only to
+    /// a source with [`Capabilities::SHUT_DOWN`](crate::Capabilities::SHUT_DOWN).
+    ShutDown,
 }

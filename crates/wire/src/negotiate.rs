@@ -76,8 +76,12 @@ impl Capabilities {
     /// [`Perished`]: crate::ToSource::Perished
     pub const RECOVERY: Self = Self(1 << 2);
 
+    /// The source understands [`ShutDown`](crate::ToSource::ShutDown).
+    pub const SHUT_DOWN: Self = Self(1 << 3);
+
     /// Everything this build knows of.
-    pub const KNOWN: Self = Self(Self::POSTCOPY.0 | Self::MEASURES.0 | Self::RECOVERY.0);
+    pub const KNOWN: Self =
+        Self(Self::POSTCOPY.0 | Self::MEASURES.0 | Self::RECOVERY.0 | Self::SHUT_DOWN.0);
 
     /// These bits, known or not.
     #[must_use]

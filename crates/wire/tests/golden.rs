@@ -213,6 +213,7 @@ fn to_source() -> Vec<ToSource> {
         ToSource::Differs {
             what: "the destination's processors lack sse4.2, avx2".into(),
         },
+        ToSource::ShutDown,
     ]
 }
 
@@ -252,6 +253,7 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::Declined { .. } => "to-source-declined",
         ToSource::Perished { .. } => "to-source-perished",
         ToSource::Differs { .. } => "to-source-differs",
+        ToSource::ShutDown => "to-source-shut-down",
     }
 }
 
@@ -326,5 +328,5 @@ fn each_message_has_its_number_and_its_place_in_the_list() {
         payloads.map(|payload| payload[0]).collect()
     }
     assert_eq!(numbers(&to_destination()), (0..12).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..15).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..16).collect::<Vec<u8>>());
 }

@@ -16,7 +16,8 @@ pub enum DestinationStage {
     Ready,
     /// The guest is the destination's; pages may be missing.
     Runs,
-    /// The guest is the destination's, and all of it is here.
+    /// The guest is the destination's, and nothing of it is needed from the
+    /// source: all of it is here, or it has ended itself here.
     Whole,
     /// The guest was never run here and never will be.
     Declined,
@@ -46,6 +47,8 @@ pub enum DestinationEvent {
     CalledOff,
     /// No page is missing any more.
     AllHere,
+    /// The guest has run here and has ended itself (it powered off).
+    ShutDown,
     /// The source has heard that everything is here.
     Goodbye,
     /// A link was lost, or the source says what it should not.
@@ -65,12 +68,13 @@ pub enum DestinationEvent {
 
 impl DestinationEvent {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Restarted,
         Self::Loaded,
         Self::Commit,
         Self::CalledOff,
         Self::AllHere,
+        Self::ShutDown,
         Self::Goodbye,
         Self::Lost,
         Self::Broken,
@@ -97,6 +101,8 @@ pub enum DestinationAction {
     SayResumed,
     /// Say *complete*.
     SayComplete,
+    /// Say *shut down*.
+    SayShutDown,
     /// Say *declined*, as well as that can be.
     SayDeclined,
     /// Ask the source to call it off.
@@ -142,11 +148,11 @@ impl Destination {
     pub fn on(&mut self, event: DestinationEvent) -> &'static [DestinationAction] {
         use DestinationAction::{
             AskToCancel, Close, Drop, End, Kill, Record, Run, SayComplete, SayDeclined, SayReady,
-            SayResumed, SayWhere, Wait,
+            SayResumed, SayShutDown, SayWhere, Wait,
         };
         use DestinationEvent::{
             AllHere, Broken, CalledOff, Cancelled, Commit, Connected, GivenUp, Goodbye, Loaded,
-            Lost, NeverRan, Restarted,
+            Lost, NeverRan, Restarted, ShutDown,
         };
         use DestinationStage::{Arriving, Declined, Ready, Runs, Whole};
         use SourceStage as There;
@@ -168,6 +174,9 @@ impl Destination {
             (Ready, Connected(There::Committed)) => (Ready, &[SayWhere(Ready)]),
 
             (Runs, AllHere) => (Whole, &[Record(Whole), SayComplete]),
+            // A guest that has ended itself needs no more pages: its source may
+            // let go of them.
+            (Runs, ShutDown) => (Whole, &[Record(Whole), SayShutDown]),
             (Runs, Connected(There::Committed | There::Gone)) => (Runs, &[SayWhere(Runs)]),
             (Runs, Restarted) => (Runs, &[Run, Wait]),
             // It was told so before, and the answer was lost.
@@ -182,7 +191,7 @@ impl Destination {
             (Whole, Restarted) => (Whole, &[Run, Wait]),
             (Whole, Goodbye | GivenUp) => (Whole, &[Close, End]),
             // What becomes of it now is its own matter.
-            (Whole, Broken | NeverRan) => (Whole, &[]),
+            (Whole, Broken | NeverRan | ShutDown) => (Whole, &[]),
             // Too late: it is nobody else's any more.
             (Runs | Whole, Cancelled) => (self.stage, &[]),
             (Ready | Runs | Whole, _) => (self.stage, &[Wait]),

@@ -34,6 +34,9 @@ pub enum SourceEvent {
     Resumed,
     /// The destination has every page.
     Complete,
+    /// The destination has run the guest, which has ended itself there: no page
+    /// is needed any more.
+    ShutDown,
     /// The destination says that something went wrong there, but not that it
     /// has declined.
     Failed,
@@ -52,11 +55,12 @@ pub enum SourceEvent {
 
 impl SourceEvent {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Restarted,
         Self::Ready,
         Self::Resumed,
         Self::Complete,
+        Self::ShutDown,
         Self::Failed,
         Self::Declined,
         Self::Lost,
@@ -126,7 +130,7 @@ impl Source {
         use SourceAction::{CallOff, Close, Commit, End, Record, Resume, Serve, Wait};
         use SourceEvent::{
             Cancelled, Complete, Connected, Declined, Failed, GivenUp, Lost, Ready, Restarted,
-            Resumed,
+            Resumed, ShutDown,
         };
         use SourceStage::{Committed, Done, Gone, Keeps};
         let (stage, actions): (_, &'static [SourceAction]) = match (self.stage, event) {
@@ -137,7 +141,7 @@ impl Source {
             (Keeps, _) => (Keeps, &[Resume, CallOff, Close, End]),
 
             (Committed, Resumed | Connected(There::Runs)) => (Gone, &[Record(Gone), Serve]),
-            (Committed | Gone, Complete | Connected(There::Whole)) => {
+            (Committed | Gone, Complete | ShutDown | Connected(There::Whole)) => {
                 (Done, &[Record(Done), Close, End])
             }
             (Committed, Connected(There::Ready)) => (Committed, &[Commit]),

@@ -27,7 +27,7 @@ use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkError};
 use crate::outages::Outages;
 use crate::source::Outcome;
-use crate::stats::{Account, Counters, Phase};
+use crate::stats::{Account, Counters, GuestState, Phase};
 
 /// Takes the offered guest in.
 pub(super) fn run(
@@ -139,14 +139,17 @@ fn stay_on(
 ) -> Result<Account, ReceiveError> {
     let (watch, options, sink) = (stay.watch, stay.options, Arc::clone(&stay.sink));
     let (mode, postcopy) = (stay.keeper.record.mode, stay.keeper.record.postcopy);
+    let running = stay.keeper.record.running;
     let pages = stay.ram.layout().pages();
     let stayed = stay.go(guest, first)?;
     let total = begun.elapsed();
     let collapse = options
         .collapse
+        .filter(|_| !stayed.shut_down)
         .map(|rate| collapse::run(guest, rate, options.priority, watch));
     Ok(Account {
         mode,
+        guest_state: GuestState::new(running, stayed.shut_down),
         total_ms: total.as_secs_f64() * 1e3,
         downtime_ms: stayed.downtime.as_secs_f64() * 1e3,
         rounds: 0,

@@ -29,7 +29,7 @@ use super::session::{Channel, Event, Session};
 use super::{DestinationOptions, ReceiveWatch};
 use crate::custody::{DestinationAction, DestinationEvent, DestinationStage};
 use crate::guest::DestinationGuest;
-use crate::link::{Incoming, TICK};
+use crate::link::{Incoming, LinkError, TICK};
 use crate::outages::Outages;
 use crate::ram::RamFiles;
 use crate::stats::Requests;
@@ -78,6 +78,8 @@ pub(super) struct State {
     declined: Option<DestinationFailure>,
     /// That the guest's process is gone was dealt with.
     ended: bool,
+    /// The guest has shut itself down here.
+    shut_down: bool,
     downtime: Duration,
     /// What the source was told about requests.
     requests: Option<Requests>,
@@ -135,6 +137,8 @@ enum NotRun {
 pub(super) struct Stayed {
     pub(super) downtime: Duration,
     pub(super) requests: Requests,
+    /// The guest has shut itself down here.
+    pub(super) shut_down: bool,
 }
 
 impl<'a> Stay<'a> {
@@ -156,6 +160,16 @@ impl<'a> Stay<'a> {
                     DestinationEvent::Broken,
                     Some(DestinationFailure::ProcessGone),
                 );
+            }
+            if event == DestinationEvent::Broken
+                && self.keeper.stage() == DestinationStage::Runs
+                && guest.has_shut_down()
+            {
+                self.state.shut_down = true;
+                self.watch
+                    .observer
+                    .notice("the guest has shut itself down here");
+                (event, cause) = (DestinationEvent::ShutDown, None);
             }
             let actions = match self.keeper.on(event) {
                 Ok(actions) => actions,
@@ -249,6 +263,7 @@ impl<'a> Stay<'a> {
                 self.say_complete();
                 Ok(())
             }
+            DestinationAction::SayShutDown => self.say_shut_down(),
             DestinationAction::SayDeclined => {
                 self.say_declined(cause.take());
                 Ok(())
@@ -310,6 +325,22 @@ impl<'a> Stay<'a> {
         line.session.part(&complete);
         self.state.requests = Some(requests);
         self.await_last_word();
+    }
+
+    /// Says that the guest has shut itself down. A source that does not know that
+    /// word hears on its next connection that nothing is needed of it.
+    fn say_shut_down(&mut self) -> Result<(), DestinationFailure> {
+        if !self.capabilities.contains(Capabilities::SHUT_DOWN) {
+            return Err(DestinationFailure::Link {
+                doing: "telling the source that the guest has shut itself down",
+                cause: LinkError::Closed,
+            });
+        }
+        if let Link::Up(line) = &mut self.link {
+            line.session.part(&ToSource::ShutDown);
+        }
+        self.await_last_word();
+        Ok(())
     }
 
     /// Says that the guest was never run here and never will be. The source has

@@ -48,6 +48,8 @@ pub(super) struct Handed {
     /// For how long nobody ran.
     pub(super) downtime: Duration,
     pub(super) requests: Requests,
+    /// The guest has shut itself down there.
+    pub(super) shut_down: bool,
 }
 
 /// Connections to a destination, and the threads that work on them.
@@ -254,6 +256,10 @@ impl Handover<'_> {
                 ToSource::Perished { reason } => {
                     let failed = SourceFailure::Destination(reason);
                     return Ok(Heard::bad(SourceEvent::Failed, failed));
+                }
+                ToSource::ShutDown => {
+                    handed.shut_down = true;
+                    return Ok(SourceEvent::ShutDown.into());
                 }
                 ToSource::Measured { faults } => self.measured(handed, faults),
                 ToSource::Complete { requests } => return Ok(self.complete(handed, requests)),

@@ -44,7 +44,7 @@ use crate::guest::SourceGuest;
 use crate::link::{BackgroundSender, HandshakeError, Remote, Urgency};
 use crate::outages::Outages;
 use crate::ram::RamFiles;
-use crate::stats::{Account, Counters, Mode, Observer, Phase, Requests, Tracker};
+use crate::stats::{Account, Counters, GuestState, Mode, Observer, Phase, Requests, Tracker};
 use crew::Crew;
 use handover::{Handed, Handover, Line};
 use keeper::Keeper;
@@ -276,6 +276,7 @@ fn led(
             }
             Ok(Account {
                 mode: options.mode,
+                guest_state: GuestState::new(guest.describe().running, handed.shut_down),
                 total_ms: begun.elapsed().as_secs_f64() * 1e3,
                 downtime_ms: handed.downtime.as_secs_f64() * 1e3,
                 rounds,

@@ -407,6 +407,7 @@ impl Session {
                     last @ (ToSource::Failed { .. }
                     | ToSource::Declined { .. }
                     | ToSource::Perished { .. }
+                    | ToSource::ShutDown
                     | ToSource::Cancel { .. }
                     | ToSource::Resumed
                     | ToSource::Measured { .. }

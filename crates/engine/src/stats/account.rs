@@ -107,11 +107,37 @@ pub struct Drains {
     pub max_ms: f64,
 }
 
+/// How a guest is where it was moved to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestState {
+    /// It runs.
+    Running,
+    /// It is paused, as its owner had paused it at the source.
+    Paused,
+    /// It has run there, and has shut itself down before all of its pages had
+    /// arrived: it needs none any more.
+    ShutDown,
+}
+
+impl GuestState {
+    /// Of a guest that was to run there, or not.
+    pub(crate) fn new(running: bool, shut_down: bool) -> Self {
+        match (shut_down, running) {
+            (true, _) => Self::ShutDown,
+            (false, true) => Self::Running,
+            (false, false) => Self::Paused,
+        }
+    }
+}
+
 /// What a finished migration cost. The command line writes it as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct Account {
     /// How the guest was moved, as asked for.
     pub mode: Mode,
+    /// How it is there.
+    pub guest_state: GuestState,
     /// From the connection to the last page received, in milliseconds.
     pub total_ms: f64,
     /// From the guest's stop at the source until the source heard that it

@@ -159,8 +159,13 @@ impl DestinationHost {
     fn hear(&mut self, event: DestinationEvent, records: bool, says: &mut Vec<Word>) {
         use DestinationStage::{Arriving, Declined, Ready, Runs, Whole};
         // A dropped guest is not loaded again, and what was forgotten is not taken
-        // up; that it never ran is said of none that did.
-        let never = event == DestinationEvent::NeverRan && self.ran;
+        // up; that it never ran is said of none that did, nor that it has shut itself
+        // down of one that did not.
+        let never = match event {
+            DestinationEvent::NeverRan => self.ran,
+            DestinationEvent::ShutDown => !self.ran,
+            _ => false,
+        };
         if (event == DestinationEvent::Loaded && self.dropped) || self.closed || never {
             return;
         }
@@ -200,6 +205,10 @@ impl DestinationHost {
                 DestinationAction::SayComplete => {
                     assert_eq!(self.recorded, Whole, "{event:?}");
                     says.push(Word::ToSource(SourceEvent::Complete));
+                }
+                DestinationAction::SayShutDown => {
+                    assert!(self.recorded == Whole && self.ran, "{event:?}");
+                    says.push(Word::ToSource(SourceEvent::ShutDown));
                 }
                 DestinationAction::SayDeclined => {
                     assert!(

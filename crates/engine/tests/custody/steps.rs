@@ -60,6 +60,8 @@ pub enum Step {
     MayRun(bool),
     /// The destination's guest ends, with its memory.
     GuestEnds,
+    /// The destination's guest, which runs, shuts itself down.
+    GuestShutsDown,
     /// The destination sees that.
     SeesTheEnd,
     /// Somebody at the source wants it stopped.
@@ -144,6 +146,9 @@ fn faults(world: &World, steps: &mut Vec<Step>) {
     let whole = [Some(world.destination.stage), machine].contains(&Some(DestinationStage::Whole));
     if world.destination.guest != Guest::Absent && !whole {
         steps.push(Step::GuestEnds);
+        if world.destination.guest == Guest::Running {
+            steps.push(Step::GuestShutsDown);
+        }
     }
 }
 
@@ -394,7 +399,23 @@ pub fn take(world: &mut World, step: Step) {
             world.destination.ended = true;
             world.destination.ram = [None; PAGES];
         }
-        Step::SeesTheEnd => world.tell_destination(DestinationEvent::Broken),
+        Step::GuestShutsDown => {
+            world.faults -= 1;
+            world.destination.guest = Guest::Absent;
+            world.destination.ended = true;
+            // Who is not there to hear it takes it for lost.
+            world.destination.shut_down = world.destination.engine.is_some();
+            world.destination.ram = [None; PAGES];
+        }
+        Step::SeesTheEnd => {
+            let runs = world.destination.engine.as_ref();
+            let runs = runs.is_some_and(|e| e.machine.stage() == DestinationStage::Runs);
+            world.tell_destination(if world.destination.shut_down && runs {
+                DestinationEvent::ShutDown
+            } else {
+                DestinationEvent::Broken
+            });
+        }
         Step::CancelSource => {
             world.cancelled = true;
             world.tell_source(SourceEvent::Cancelled);
@@ -456,6 +477,10 @@ fn source_ends(world: &mut World) {
 /// Also whoever has come and was not met is let go.
 fn destination_ends(world: &mut World) {
     world.destination.engine = None;
+    if world.destination.stage != DestinationStage::Whole {
+        // Nobody knows any more.
+        world.destination.shut_down = false;
+    }
     for link in &mut world.links {
         link.destination_holds = false;
         link.to_destination.clear();
@@ -643,6 +668,11 @@ fn destination_does(world: &mut World) {
             }
             say_to_source(world, ToSource::Ready);
         }
+        DestinationAction::Run
+            if world.destination.ended && engine.machine.stage() == DestinationStage::Whole =>
+        {
+            engine.settled = true;
+        }
         DestinationAction::Run if world.destination.ended => {
             // Whether it ran before that is not known.
             say_to_source(world, ToSource::Failed);
@@ -665,6 +695,7 @@ fn destination_does(world: &mut World) {
             all_here(world);
         }
         DestinationAction::SayComplete => say_to_source(world, ToSource::Complete),
+        DestinationAction::SayShutDown => say_to_source(world, ToSource::ShutDown),
         DestinationAction::SayDeclined => say_to_source(world, ToSource::Declined),
         DestinationAction::AskToCancel => say_to_source(world, ToSource::Cancel),
         DestinationAction::SayWhere(stage) => {
@@ -748,6 +779,7 @@ fn source_hears(world: &mut World) {
         ToSource::Ready => SourceEvent::Ready,
         ToSource::Resumed => SourceEvent::Resumed,
         ToSource::Complete => SourceEvent::Complete,
+        ToSource::ShutDown => SourceEvent::ShutDown,
         ToSource::Declined => SourceEvent::Declined,
         ToSource::Failed => SourceEvent::Failed,
         ToSource::Cancel if world.source.stage == SourceStage::Keeps => SourceEvent::Cancelled,

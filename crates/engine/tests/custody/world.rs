@@ -79,6 +79,7 @@ pub enum ToSource {
     Ready,
     Resumed,
     Complete,
+    ShutDown,
     Declined,
     Failed,
     Cancel,
@@ -164,6 +165,8 @@ pub struct DestinationHost {
     pub guest: Guest,
     /// The guest's process has ended, and its memory with it.
     pub ended: bool,
+    /// It has ended because the guest, which ran there, wanted that.
+    pub shut_down: bool,
     pub ram: [Option<u8>; PAGES],
     pub engine: Option<DestinationEngine>,
 }
@@ -210,6 +213,7 @@ impl World {
                 closed: false,
                 guest: Guest::Absent,
                 ended: false,
+                shut_down: false,
                 ram: [None; PAGES],
                 engine: Some(DestinationEngine::new(DestinationStage::Arriving)),
             },
@@ -238,7 +242,8 @@ impl World {
         let destination = &self.destination;
         match destination.stage {
             DestinationStage::Declined => destination.closed && self.given_up_there,
-            DestinationStage::Runs => destination.ended,
+            // Of one that has shut itself down somebody there will tell.
+            DestinationStage::Runs => destination.ended && !destination.shut_down,
             _ => false,
         }
     }
@@ -279,6 +284,12 @@ impl World {
                 break;
             };
             steps::take(&mut world, step);
+        }
+        if world.destination.shut_down && world.destination.stage == DestinationStage::Whole {
+            // It has ended as it wanted, and its source has heard that, unless
+            // somebody gave that up.
+            let told = world.source.stage == SourceStage::Done || world.given_up_there;
+            return told && world.source.guest != Guest::Running;
         }
         match (world.source.guest, world.destination.guest) {
             (Guest::Running, Guest::Absent | Guest::Paused) => world.source.ram == world.truth,

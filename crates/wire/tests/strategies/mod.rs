@@ -326,6 +326,7 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
         text().prop_map(|reason| ToSource::Declined { reason }),
         text().prop_map(|reason| ToSource::Perished { reason }),
         text().prop_map(|what| ToSource::Differs { what }),
+        Just(ToSource::ShutDown),
     ]
 }
 

@@ -45,10 +45,14 @@ impl Stay<'_> {
     ) -> Result<Stayed, ReceiveError> {
         match self.keeper.stage() {
             DestinationStage::Whole => {
-                self.watch.observer.notice(
-                    "the guest runs here and everything of it is here, but the source could not be \
-                     told so: see that it is not resumed there",
-                );
+                let what = if self.state.shut_down {
+                    "the guest has shut itself down here"
+                } else {
+                    "the guest runs here and everything of it is here"
+                };
+                self.watch.observer.notice(&format!(
+                    "{what}, but the source could not be told so: see that it is not resumed there"
+                ));
                 Ok(self.stayed(guest))
             }
             DestinationStage::Arriving => Err(ReceiveError {
@@ -74,6 +78,7 @@ impl Stay<'_> {
         Stayed {
             downtime: self.state.downtime,
             requests,
+            shut_down: self.state.shut_down,
         }
     }
 

@@ -190,6 +190,9 @@ impl Stay<'_> {
         if !patience.is_zero() {
             let guest = match stage {
                 DestinationStage::Runs => "the guest runs on here with the pages that it has",
+                DestinationStage::Whole if self.state.shut_down => {
+                    "the guest has shut itself down here"
+                }
                 DestinationStage::Whole => "the guest runs here, and all of it is here",
                 DestinationStage::Declined => {
                     "the guest was not run here, and the source may not know that yet"

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{LOOK, NotRun, Seen, Stay};
 use crate::cancel::Cancel;
-use crate::custody::{DestinationAction, DestinationEvent};
+use crate::custody::{DestinationAction, DestinationEvent, DestinationStage};
 use crate::destination::error::DestinationFailure;
 use crate::guest::DestinationGuest;
 
@@ -13,8 +13,9 @@ impl Stay<'_> {
     /// Makes the guest run, and sees to the links meanwhile: whoever makes it
     /// run may wait for a page.
     pub(super) fn run(&mut self, guest: &mut dyn DestinationGuest) -> Result<(), NotRun> {
-        if self.keeper.record.started {
+        if self.keeper.record.started || guest.has_ended() && self.is_whole() {
             self.state.settled = true;
+            guest.attend();
             return Ok(());
         }
         let running = self.keeper.record.running;
@@ -46,12 +47,17 @@ impl Stay<'_> {
         match (resumed, over) {
             (Ok(resumed), over) => {
                 self.runs(running, resumed);
+                guest.attend();
                 over.map_or(Ok(()), |over| Err(NotRun::PerhapsLater(over)))
             }
             (Err(_), Some(over)) => Err(NotRun::PerhapsLater(over)),
             (Err(failure), None) if guest.never_ran() => Err(NotRun::ForSure(failure)),
             (Err(failure), None) => Err(NotRun::PerhapsLater(failure)),
         }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.keeper.stage() == DestinationStage::Whole
     }
 
     fn runs(&mut self, running: bool, resumed: Instant) {

@@ -1,0 +1,160 @@
+//! Listens for why QEMU ends while a guest that has arrived lacks pages.
+//!
+//! A guest that powers itself off ends its QEMU (unless that was started with
+//! `-no-shutdown`). From outside that looks like a QEMU that was killed; only the
+//! event `SHUTDOWN` tells the two apart. QEMU sends it before it exits, and what it
+//! has sent can be read after its end.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use hikkoshi_engine::Cancel;
+use hikkoshi_faults::Process;
+use serde_json::Value;
+
+use crate::monitor::{self, ENDLESS, Patience};
+use crate::qmp::{Client, Event, QmpError};
+
+/// How long the last events of a QEMU that has ended may take to be read: they are
+/// in the socket already.
+const READ_OUT: Duration = Duration::from_secs(5);
+
+/// Between two looks whether they have been.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A thread that reads QEMU's events. Ends on drop.
+#[derive(Debug)]
+pub(crate) struct EndListener {
+    thread: Option<JoinHandle<Option<Client>>>,
+    stop: Cancel,
+    shut_down: Arc<AtomicBool>,
+}
+
+impl EndListener {
+    /// Begins to listen, with the monitor that there is, or one of its own: QEMU
+    /// may wait for a page, and answer later.
+    pub(crate) fn start(
+        client: Option<Client>,
+        qmp: PathBuf,
+        process: Arc<Process>,
+    ) -> io::Result<Self> {
+        let stop = Cancel::new();
+        let shut_down = Arc::new(AtomicBool::new(false));
+        let (stopped, heard) = (stop.clone(), Arc::clone(&shut_down));
+        let thread = thread::Builder::new()
+            .name("qemu-events".to_owned())
+            .spawn(move || listen(client, &qmp, &process, &stopped, &heard))?;
+        Ok(Self {
+            thread: Some(thread),
+            stop,
+            shut_down,
+        })
+    }
+
+    /// Ends it, and gives the monitor back if there is one.
+    pub(crate) fn stop(mut self) -> Option<Client> {
+        self.join()
+    }
+
+    /// Whether a QEMU that has ended did so because its guest wanted that.
+    pub(crate) fn has_shut_down(&self) -> bool {
+        let deadline = Instant::now() + READ_OUT;
+        let reads = |thread: &JoinHandle<_>| !thread.is_finished();
+        while self.thread.as_ref().is_some_and(reads) && Instant::now() < deadline {
+            thread::sleep(LOOK);
+        }
+        self.shut_down.load(Ordering::Acquire)
+    }
+
+    fn join(&mut self) -> Option<Client> {
+        self.stop.cancel();
+        // A panic was reported by the panic hook; a new monitor will do.
+        self.thread.take()?.join().ok().flatten()
+    }
+}
+
+impl Drop for EndListener {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+fn listen(
+    client: Option<Client>,
+    qmp: &std::path::Path,
+    process: &Process,
+    stop: &Cancel,
+    shut_down: &AtomicBool,
+) -> Option<Client> {
+    let mut slot = client;
+    let patience = Patience {
+        trouble: ENDLESS,
+        silence: ENDLESS,
+    };
+    match monitor::reach(&mut slot, qmp, process, patience, stop) {
+        Ok(client) => client.set_cancel(Some(stop.clone())),
+        Err(error) => {
+            tracing::debug!(%error, "QEMU's events are not heard");
+            return None;
+        }
+    }
+    let mut client = slot?;
+    loop {
+        let deadline = Instant::now() + ENDLESS;
+        match client.wait_event("the guest's end", deadline, wish) {
+            Ok(Some(wish)) => shut_down.store(wish, Ordering::Release),
+            Ok(None) => {}
+            Err(QmpError::Cancelled { .. }) => {
+                client.set_cancel(None);
+                return Some(client);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no more events from QEMU");
+                return None;
+            }
+        }
+    }
+}
+
+/// What an event says about whether the guest wants QEMU to end: when it has powered
+/// off, or restarts where that is to end QEMU (`-no-reboot`). Who tells QEMU to quit
+/// later, as a manager does with a QEMU that was started with `-no-shutdown`, changes
+/// nothing about that; whoever has the guest run again does.
+fn wish(event: &Event) -> Option<bool> {
+    match event.name.as_str() {
+        "SHUTDOWN" => {
+            (event.data.get("guest").and_then(Value::as_bool) == Some(true)).then_some(true)
+        }
+        "RESUME" | "RESET" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn event(name: &str, data: Value) -> Event {
+        Event {
+            name: name.to_owned(),
+            data,
+            at: Instant::now(),
+        }
+    }
+
+    #[test]
+    fn only_the_guests_own_wish_counts() {
+        let guest = json!({ "guest": true, "reason": "guest-shutdown" });
+        assert_eq!(wish(&event("SHUTDOWN", guest)), Some(true));
+        let host = json!({ "guest": false, "reason": "host-qmp-quit" });
+        assert_eq!(wish(&event("SHUTDOWN", host)), None);
+        assert_eq!(wish(&event("SHUTDOWN", Value::Null)), None);
+        assert_eq!(wish(&event("STOP", Value::Null)), None);
+        assert_eq!(wish(&event("RESUME", Value::Null)), Some(false));
+    }
+}
