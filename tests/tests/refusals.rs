@@ -6,6 +6,7 @@ use hikkoshi_tests::{
     Guest, Kind, Lack, Moment, Program, Scene, Traces, Trip, hikkoshi, refused, refused_command,
     tell,
 };
+use serde_json::json;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -83,6 +84,25 @@ fn a_device_of_another_process() {
     ];
     let guest = at_all(&scene, quiet().arguments(device));
     source_refused(&guest, 1, &["cryptodev-vhost-user", "unplug it"]);
+}
+
+#[test]
+fn a_block_job_that_is_running() {
+    let scene = Scene::new();
+    let guest = at_all(&scene, quiet());
+    let qmp = guest.vm().qmp();
+    for node in ["from", "to"] {
+        let disk = json!({ "driver": "null-co", "node-name": node, "size": 1 << 30 });
+        qmp.execute("blockdev-add", disk).unwrap();
+    }
+    let backup = json!({ "job-id": "bk", "device": "from", "target": "to", "sync": "full",
+                         "speed": 1 });
+    qmp.execute("blockdev-backup", backup).unwrap();
+    source_refused(
+        &guest,
+        1,
+        &["block job 'bk' (backup) is running", "wait for it"],
+    );
 }
 
 #[test]

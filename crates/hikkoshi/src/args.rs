@@ -15,8 +15,10 @@ use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_engine::link::Address;
 use hikkoshi_engine::link::secure::Invitation;
 use hikkoshi_engine::{
-    DestinationOptions, MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions, WhenStalled,
+    DestinationOptions, MAX_LINKS, Mode, Observer, Priority, ReadAhead, SourceOptions, WhenStalled,
 };
+
+use hikkoshi_qemu::Allowed;
 
 use crate::exit::{Exit, Status};
 use crate::journal;
@@ -95,6 +97,12 @@ pub struct Common {
     /// makes up for as much time without
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration)]
     pub retry_for: Duration,
+
+    /// Move a guest although it has a device, network backend or block driver
+    /// that this version does not know. Pages that it writes past QEMU's page
+    /// tables are lost; may be said several times
+    #[arg(long, value_name = "TYPE")]
+    pub allow_device: Vec<String>,
 
     /// How long a link may stall before it counts as lost
     #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = parse_stall)]
@@ -198,6 +206,21 @@ fn chosen(command: &clap::Command, matches: &ArgMatches) -> Vec<String> {
 }
 
 impl Common {
+    /// The types of devices that the user vouches for.
+    pub fn allowed(&self) -> Allowed {
+        Allowed::new(self.allow_device.iter().cloned())
+    }
+
+    /// Says what `--allow-device` means.
+    pub fn warn_of_devices(&self, observer: &dyn Observer) {
+        for kind in &self.allow_device {
+            observer.notice(&format!(
+                "--allow-device {kind}: whether such a device writes to the guest's memory in a \
+                 way that hikkoshi does not see is not checked; if it does, the guest loses pages"
+            ));
+        }
+    }
+
     /// As told now, with what `merged` has from before.
     fn merged(&self, merged: Self, plaintext: bool) -> Self {
         Self {
@@ -216,6 +239,7 @@ impl Common {
             },
             retry_for: merged.retry_for,
             stall_timeout: merged.stall_timeout,
+            allow_device: merged.allow_device,
             chosen: merged.chosen,
         }
     }

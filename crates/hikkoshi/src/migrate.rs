@@ -41,12 +41,11 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     refuse_unfinished(&folder, qmp)?;
     let untouched =
         |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error).with(UNTOUCHED);
-    let mut attached = QemuSource::attach(qmp).map_err(|error| not_attached(&error))?;
-    if args.mode != Mode::Precopy {
-        attached
-            .check_postcopy()
-            .map_err(|e| untouched(Reason::Unsupported, &e))?;
-    }
+    let mut attached = QemuSource::attach_allowing(qmp, &args.common.allowed())
+        .map_err(|error| not_attached(&error))?;
+    attached
+        .check_mode(args.mode)
+        .map_err(|e| untouched(Reason::Unsupported, &e))?;
     // After attaching: without the right to trace the probe fails, too.
     require_dirty_log(args.mode)?;
     let keeping =
@@ -73,6 +72,7 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         .map_err(keeping)?;
     let observer = progress::observer(args.common.progress);
     args.common.security.warn(&*observer);
+    args.common.warn_of_devices(&*observer);
     let too_late = Arc::new(TooLate::new(cancel.clone(), observer));
     let watch = Watch {
         cancel,

@@ -37,8 +37,8 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     let folder = journal::folder(args.common.journal.as_deref());
     refuse_taken_in(&folder, qmp)?;
     let at_source = |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error);
-    let mut guest =
-        QemuDestination::attach(qmp).map_err(|error| at_source(Reason::NotAttached, &error))?;
+    let mut guest = QemuDestination::attach_allowing(qmp, &args.common.allowed())
+        .map_err(|error| at_source(Reason::NotAttached, &error))?;
     guest.give_up_when(cancel.clone());
     guest
         .cancel_when_gone(cancel.clone())
@@ -63,6 +63,7 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     ));
     let observer = progress::observer(args.common.progress);
     args.common.security.warn(&*observer);
+    args.common.warn_of_devices(&*observer);
     door.open(args, &listener, &*observer)?;
     let watch = ReceiveWatch {
         cancel,

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::alone::{self, OccupyError};
 use crate::backend::property;
 use crate::migration;
-use crate::preflight::{self, Refusal, Side};
+use crate::preflight::{self, Allowed, Refusal, Side};
 use crate::process::{self, ProcessError};
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::ram::{self, RamError};
@@ -106,9 +106,9 @@ impl AttachError {
 
 /// Gets hold of the QEMU whose QMP socket is at `path`, and checks everything
 /// that can be checked without changing anything.
-pub(crate) fn attach(path: &Path, side: Side) -> Result<Attached, AttachError> {
+pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attached, AttachError> {
     let mut client = Client::connect(path, CONNECT_TIMEOUT)?;
-    preflight::check(&mut client, side)?;
+    preflight::check(&mut client, side, allowed)?;
     let process = process::find(&client)?;
     let access = match side {
         Side::Source => Access::Read,

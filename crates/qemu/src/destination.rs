@@ -22,7 +22,7 @@ use crate::hugetmpfs;
 use crate::migration::{self, MigrationStatus};
 use crate::monitor::{self, ENDLESS, MonitorError, Patience, attached};
 use crate::place::{Place, TakeUpError};
-use crate::preflight::Side;
+use crate::preflight::{Allowed, Side};
 use crate::process;
 use crate::qmp::{COMMAND_TIMEOUT, Client, ConnectError, QmpError, Version};
 use crate::reopen::Access;
@@ -261,7 +261,16 @@ impl QemuDestination {
     ///
     /// See [`AttachError`]; QEMU has not been touched then.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
-        let qemu = attach(qmp, Side::Destination)?;
+        Self::attach_allowing(qmp, &Allowed::default())
+    }
+
+    /// Like [`attach`](Self::attach), with devices that hikkoshi does not know.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]; QEMU has not been touched then.
+    pub fn attach_allowing(qmp: &Path, allowed: &Allowed) -> Result<Self, AttachError> {
+        let qemu = attach(qmp, Side::Destination, allowed)?;
         let place = Place::of(qmp, &qemu)?;
         Ok(Self {
             client: Some(qemu.client),

@@ -1,4 +1,4 @@
-//! Draining the guest's block devices, and whether they need it.
+//! Draining the guest's block devices. Whether they need it: `preflight/block.rs`.
 //!
 //! A block node that is open with `cache.direct` reads by DMA into guest memory
 //! whose pages were pinned when the request was submitted: the kernel's dirty
@@ -6,7 +6,7 @@
 //! through the page tables of QEMU's process, and is seen.
 
 use hikkoshi_engine::Cancel;
-use serde_json::{Value, json};
+use serde_json::json;
 use thiserror::Error;
 
 use crate::qmp::{Client, QmpError};
@@ -23,20 +23,6 @@ pub enum DrainError {
     Qmp(#[from] QmpError),
 }
 
-/// Whether a block node is open for direct I/O.
-pub(crate) fn has_direct_io(client: &mut Client) -> Result<bool, QmpError> {
-    let nodes = client.execute("query-named-block-nodes", json!({ "flat": true }))?;
-    let nodes = nodes
-        .as_array()
-        .ok_or_else(|| QmpError::garbage("query-named-block-nodes", "not a list"))?;
-    Ok(nodes.iter().any(is_direct))
-}
-
-/// A node that does not say is taken for one that is.
-fn is_direct(node: &Value) -> bool {
-    node.pointer("/cache/direct").and_then(Value::as_bool) != Some(false)
-}
-
 /// Waits until no block request is under way; the processors run on.
 ///
 /// An empty `transaction` drains all block devices before it does nothing
@@ -48,17 +34,4 @@ pub(crate) fn drain(client: &mut Client, cancel: &Cancel) -> Result<(), DrainErr
     client.set_cancel(None);
     drained?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn direct_nodes() {
-        let node = |direct| json!({ "drv": "file", "cache": { "direct": direct } });
-        assert!(is_direct(&node(true)));
-        assert!(!is_direct(&node(false)));
-        assert!(is_direct(&json!({ "drv": "file" })));
-    }
 }

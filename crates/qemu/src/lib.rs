@@ -109,7 +109,7 @@ pub use destination::{
 pub use drain::DrainError;
 pub use monitor::MonitorError;
 pub use place::{MemoryPlace, Place, TakeUpError};
-pub use preflight::{OLDEST, Refusal};
+pub use preflight::{Allowed, OLDEST, Refusal};
 pub use process::ProcessError;
 pub use ram::RamError;
 pub use remains::{Departed, GoneError, Remains};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, UnsupportedKernel};
-use hikkoshi_engine::{Cancel, GuestError, RamFiles, SourceGuest};
+use hikkoshi_engine::{Cancel, GuestError, Mode, RamFiles, SourceGuest};
 use hikkoshi_faults::{
     Features, ForeignUserfault, GiveBackError, HostAddr, Process, TakeError, close_remote,
 };
@@ -21,7 +21,7 @@ use crate::drain;
 use crate::migration::{self, MigrationStatus};
 use crate::monitor::{self, MonitorError, Patience, attached};
 use crate::place::{Place, TakeUpError};
-use crate::preflight::{self, Refusal, Side};
+use crate::preflight::{self, Allowed, Refusal, Side, UnderWay};
 use crate::process;
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::reopen::Access;
@@ -237,6 +237,9 @@ pub struct QemuSource {
     undo: UndoRecord,
     journal: Journal,
     stuck: bool,
+    /// How the guest is to travel, once that is known.
+    mode: Option<Mode>,
+    allowed: Allowed,
     /// Nothing is given back: another engine goes on.
     left: bool,
 }
@@ -249,7 +252,16 @@ impl QemuSource {
     ///
     /// See [`AttachError`]; the guest has not been touched then.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
-        let qemu = attach(qmp, Side::Source)?;
+        Self::attach_allowing(qmp, &Allowed::default())
+    }
+
+    /// Like [`attach`](Self::attach), with devices that hikkoshi does not know.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]; the guest has not been touched then.
+    pub fn attach_allowing(qmp: &Path, allowed: &Allowed) -> Result<Self, AttachError> {
+        let qemu = attach(qmp, Side::Source, allowed)?;
         let place = Place::of(qmp, &qemu)?;
         let Attached {
             client,
@@ -275,18 +287,23 @@ impl QemuSource {
             undo: UndoRecord::default(),
             journal: Journal::default(),
             stuck: false,
+            mode: None,
+            allowed: allowed.clone(),
             left: false,
         })
     }
 
-    /// Checks what stands in the way of post-copy only.
+    /// Checks whether the guest can be moved by this mode: pre-copy rounds and
+    /// post-copy each have their own limits. Looked at again right before the
+    /// guest is paused.
     ///
     /// # Errors
     ///
     /// See [`AttachError`]; the guest has not been touched.
-    pub fn check_postcopy(&mut self) -> Result<(), AttachError> {
+    pub fn check_mode(&mut self, mode: Mode) -> Result<(), AttachError> {
+        self.mode = Some(mode);
         match &mut self.client {
-            Some(client) => Ok(preflight::check_postcopy(client)?),
+            Some(client) => Ok(preflight::check_mode(client, mode, &self.allowed)?),
             None => Ok(()),
         }
     }
@@ -330,6 +347,8 @@ impl QemuSource {
             undo: notes.undo.clone(),
             journal: Journal::default(),
             stuck: false,
+            mode: None,
+            allowed: Allowed::default(),
             left: false,
         }))
     }
@@ -387,7 +406,7 @@ impl QemuSource {
             return Err(StartLogError::Twice);
         }
         hikkoshi_dirty::support()?;
-        self.direct_io = drain::has_direct_io(attached(&mut self.client)?)?;
+        self.direct_io = preflight::has_direct_io(attached(&mut self.client)?)?;
         let userfault = ForeignUserfault::take_from(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
         let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
         // On an error the userfaultfd is given back by being dropped.
@@ -412,6 +431,12 @@ impl QemuSource {
             }
             .into());
         }
+        let under_way = UnderWay {
+            mode: self.mode,
+            rounds: self.log.is_some(),
+            drained: self.direct_io,
+        };
+        preflight::check_again(client, under_way, &self.allowed)?;
         // Its owner may have paused or resumed it since we attached.
         self.qemu.description.running = state.running;
         let (before, after) = settings::plan(client, Side::Source)?;

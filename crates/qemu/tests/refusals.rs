@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use hikkoshi_engine::{DestinationGuest, SourceGuest};
+use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AttachError, QemuDestination, QemuSource, RamError, Refusal};
 use serde_json::json;
@@ -189,7 +189,7 @@ fn a_guest_that_gives_memory_back_all_the_time() {
             let balloon = format!("-device virtio-balloon-pci,id=b,{property}=on{more}");
             let qemu = Qemu::usual(program, &format!("-object iothread,id=io0 {balloon}"));
             let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
-            let error = source.check_postcopy().unwrap_err();
+            let error = source.check_mode(Mode::Hybrid).unwrap_err();
             let text = error.to_string();
             assert!(text.contains("/machine/peripheral/b"), "{text}");
             assert!(text.contains(property), "{text}");
@@ -198,7 +198,7 @@ fn a_guest_that_gives_memory_back_all_the_time() {
         }
         let qemu = Qemu::usual(program, "-device virtio-balloon-pci,id=b");
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
-        source.check_postcopy().unwrap();
+        source.check_mode(Mode::Hybrid).unwrap();
     });
 }
 

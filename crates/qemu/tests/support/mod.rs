@@ -134,13 +134,34 @@ impl Qemu {
         Self::start(program, ram, &all)
     }
 
+    /// The same with this accelerator, if this machine has it.
+    pub fn usual_under(program: &Program, accelerator: &str, more: &str) -> Option<Self> {
+        if accelerator == "kvm" && File::options().write(true).open("/dev/kvm").is_err() {
+            return None;
+        }
+        let ram = RamPath::new();
+        let mut all = usual(32, &ram);
+        all.extend(options(more));
+        let accelerator = ["-accel".to_owned(), accelerator.to_owned()];
+        Some(Self::start_under(program, &accelerator, ram, &all))
+    }
+
     /// Starts QEMU with just these options (and a QMP socket).
     pub fn start(program: &Program, ram: RamPath, options: &[String]) -> Self {
+        Self::start_under(program, &accelerators(), ram, options)
+    }
+
+    fn start_under(
+        program: &Program,
+        accelerators: &[String],
+        ram: RamPath,
+        options: &[String],
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let errors = File::create(folder.path().join("stderr")).unwrap();
         let child = Command::new(&program.run)
             .args(["-display", "none", "-nodefaults", "-no-user-config"])
-            .args(accelerators())
+            .args(accelerators)
             .arg("-qmp")
             .arg(socket(&folder, "qmp"))
             .arg("-qmp")

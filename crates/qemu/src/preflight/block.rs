@@ -1,0 +1,162 @@
+//! Which block drivers write the guest's memory, and how.
+//!
+//! A read of a guest with `cache=none` is direct I/O: the kernel pins the
+//! guest's pages and the disk's controller writes into them. The dirty log sees
+//! the pinning, but not the write. Whoever takes the log therefore drains the
+//! disks between taking and reading pages ([`Disks::direct`]). That covers the
+//! drivers that read files and host devices by system calls, with whatever
+//! format and filter is above them. Network drivers in user space copy with
+//! QEMU's threads; they need no drain.
+//!
+//! Others never read a byte by a system call on QEMU's buffers: they give the
+//! guest's memory to a device or another process once, for as long as the disk is
+//! there. Every page is pinned or mapped then from the beginning; nothing is seen
+//! in rounds, and at a destination there are no absent pages for post-copy. No
+//! mode copes with these.
+
+use serde_json::{Value, json};
+
+use super::Refusal;
+use super::devices::Writes;
+use crate::qmp::{Client, QmpError};
+
+const DMA: &str = "a device of the host writes into the guest's memory by itself, all of which is \
+     pinned for that: what it writes cannot be seen, so pages would be lost in any mode";
+const OTHER_PROCESS: &str = "another process writes into the guest's memory for it, which cannot be \
+     seen, so pages would be lost in any mode";
+const FIXED: &str = "it registers all of the guest's memory with io_uring, which pins it: what the \
+     disk writes cannot be seen, so pages would be lost in any mode";
+
+/// How a block driver (`drv` of `query-named-block-nodes`) writes memory.
+pub(crate) fn of_driver(driver: &str) -> Writes {
+    match driver {
+        "nvme" | "nvme-io_uring" | "virtio-blk-vhost-vdpa" | "virtio-blk-vfio-pci" => {
+            Writes::Refused(DMA)
+        }
+        "virtio-blk-vhost-user" => Writes::Refused(OTHER_PROCESS),
+        "io_uring" => Writes::Refused(FIXED),
+        _ if DRIVERS.iter().any(|list| list.contains(&driver)) => Writes::Seen,
+        _ => Writes::Unknown,
+    }
+}
+
+const DRIVERS: [&[&str]; 4] = [
+    // By system calls on QEMU's own buffers.
+    &["file", "host_cdrom", "host_device"],
+    // Over a network, by QEMU's threads.
+    &[
+        "ftp", "ftps", "gluster", "http", "https", "iscsi", "nbd", "nfs", "rbd", "ssh",
+    ],
+    // Image formats: what they read goes through others.
+    &[
+        "bochs",
+        "cloop",
+        "dmg",
+        "luks",
+        "parallels",
+        "qcow",
+        "qcow2",
+        "qed",
+        "raw",
+        "vdi",
+        "vhdx",
+        "vmdk",
+        "vpc",
+        "vvfat",
+    ],
+    // Filters, and drivers for tests.
+    &[
+        "backup-top",
+        "blkdebug",
+        "blklogwrites",
+        "blkreplay",
+        "blkverify",
+        "commit_top",
+        "compress",
+        "copy-before-write",
+        "copy-on-read",
+        "mirror_top",
+        "null-aio",
+        "null-co",
+        "preallocate",
+        "quorum",
+        "replication",
+        "snapshot-access",
+        "throttle",
+    ],
+];
+
+/// A block node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) driver: String,
+    pub(crate) file: String,
+    pub(crate) direct: bool,
+}
+
+/// Every block node of this QEMU.
+pub(crate) fn nodes(client: &mut Client) -> Result<Vec<Node>, QmpError> {
+    let answer = client.execute("query-named-block-nodes", json!({ "flat": true }))?;
+    let rows = answer
+        .as_array()
+        .ok_or_else(|| QmpError::garbage("query-named-block-nodes", "not a list"))?;
+    rows.iter().map(node).collect()
+}
+
+/// A node of which this cannot be read is not one to be skipped.
+fn node(row: &Value) -> Result<Node, QmpError> {
+    let text = |key| row.get(key).and_then(Value::as_str).map(str::to_owned);
+    let direct = row
+        .get("cache")
+        .and_then(|cache| cache.get("direct"))
+        .and_then(Value::as_bool);
+    match (text("drv"), direct) {
+        (Some(driver), Some(direct)) => Ok(Node {
+            name: text("node-name").unwrap_or_default(),
+            driver,
+            file: text("file").unwrap_or_default(),
+            direct,
+        }),
+        _ => Err(QmpError::garbage(
+            "query-named-block-nodes",
+            row.to_string(),
+        )),
+    }
+}
+
+/// What iSCSI over RDMA is called in a node's file name.
+const ISER: &str = "iser";
+
+/// Checks all nodes. Gives the first that is opened for direct I/O, if any.
+pub(crate) fn check(
+    nodes: &[Node],
+    is_allowed: impl Fn(&str) -> bool,
+) -> Result<Option<&Node>, Refusal> {
+    for node in nodes {
+        let iser = node.driver == "iscsi" && node.file.contains(ISER);
+        let writes = match of_driver(&node.driver) {
+            Writes::Seen if iser => Writes::Refused(DMA),
+            writes => writes,
+        };
+        match writes {
+            Writes::Seen => {}
+            // None is of this kind.
+            Writes::Refused(why) | Writes::UntilPause(why) => {
+                return Err(Refusal::Disk {
+                    node: node.name.clone(),
+                    driver: node.driver.clone(),
+                    why,
+                });
+            }
+            Writes::Unknown if is_allowed(&node.driver) => {}
+            Writes::Unknown => {
+                return Err(Refusal::Unknown {
+                    path: format!("the disk with the block node {}", node.name),
+                    kind: node.driver.clone(),
+                });
+            }
+        }
+    }
+    Ok(nodes.iter().find(|node| node.direct))
+}

@@ -1,0 +1,291 @@
+//! Everything of a QEMU that may write the guest's memory, looked at in one go:
+//! before a move, and again right before the guest is paused.
+
+use serde_json::{Value, json};
+
+use super::devices::{self, Writes};
+use super::tree::{self, Object};
+use super::{Refusal, block, nested, network};
+use crate::backend;
+use crate::qmp::{Client, QmpError};
+
+/// Types of devices, objects, network backends and block drivers that hikkoshi
+/// does not know and that its user vouches for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allowed(Vec<String>);
+
+impl Allowed {
+    /// These types, as a refusal names them.
+    pub fn new(types: impl IntoIterator<Item = String>) -> Self {
+        Self(types.into_iter().collect())
+    }
+
+    fn contains(&self, kind: &str) -> bool {
+        self.0.iter().any(|allowed| allowed == kind)
+    }
+}
+
+/// What was found. (What stands in the way of every mode is an error.)
+#[derive(Debug)]
+pub(crate) struct Survey {
+    /// Why pre-copy rounds would lose pages, even with drained disks.
+    pub(crate) rounds: Option<Refusal>,
+    /// The first disk that is opened for direct I/O: rounds have to drain.
+    pub(crate) direct: Option<block::Node>,
+}
+
+/// Looks at all of it.
+pub(crate) fn survey(client: &mut Client, allowed: &Allowed) -> Result<Survey, Refusal> {
+    let mut rounds = None;
+    for object in objects(client)? {
+        let found = look_at(client, &object, allowed)?;
+        rounds = rounds.or(found);
+    }
+    for peer in network::peers(client)? {
+        let object = Object {
+            path: peer.name,
+            kind: peer.kind,
+        };
+        match devices::of_network(&object.kind) {
+            Writes::Seen => {}
+            Writes::Refused(why) | Writes::UntilPause(why) => {
+                return Err(Refusal::Device {
+                    path: object.path,
+                    kind: format!("{} network backend", object.kind),
+                    why,
+                });
+            }
+            Writes::Unknown => unknown(object, allowed)?,
+        }
+    }
+    let nodes = block::nodes(client)?;
+    let direct = block::check(&nodes, |driver| allowed.contains(driver))?.cloned();
+    if rounds.is_none() {
+        rounds = nested::feature(client)?.map(|feature| Refusal::Nested { feature });
+    }
+    Ok(Survey { rounds, direct })
+}
+
+/// The machine's devices, and the objects beside it.
+fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
+    let mut objects = tree::objects(client)?;
+    objects.retain(|object| !devices::is_no_device(&object.kind));
+    if objects
+        .iter()
+        .any(|object| devices::of_type(&object.kind) == Writes::Unknown)
+    {
+        // Not every object of a machine is a device. Asked for only when it
+        // matters: QEMU loads all of its modules to answer.
+        let types = client.execute("qom-list-types", json!({ "implements": "device" }))?;
+        let types = types
+            .as_array()
+            .ok_or_else(|| QmpError::garbage("qom-list-types", "not a list"))?;
+        let is_device = |kind: &str| {
+            let mut names = types.iter().filter_map(|row| row.get("name")?.as_str());
+            names.any(|name| name == kind)
+        };
+        objects.retain(|object| {
+            devices::of_type(&object.kind) != Writes::Unknown || is_device(&object.kind)
+        });
+    }
+    for (name, kind) in backend::children(client, "/objects")? {
+        let path = format!("/objects/{name}");
+        objects.push(Object { path, kind });
+    }
+    Ok(objects)
+}
+
+/// What of one of them stands in the way of rounds.
+fn look_at(
+    client: &mut Client,
+    object: &Object,
+    allowed: &Allowed,
+) -> Result<Option<Refusal>, Refusal> {
+    let Object { path, kind } = object;
+    let for_rounds = |why| Refusal::Rounds {
+        path: path.clone(),
+        kind: kind.clone(),
+        why,
+    };
+    match devices::of_type(kind) {
+        Writes::Seen if passes_scsi_on(client, object)? => Ok(Some(for_rounds(devices::SG_IO))),
+        Writes::Seen => Ok(None),
+        Writes::UntilPause(why) => Ok(Some(for_rounds(why))),
+        Writes::Refused(why) => Err(Refusal::Device {
+            path: path.clone(),
+            kind: kind.clone(),
+            why,
+        }),
+        Writes::Unknown => unknown(object.clone(), allowed).map(|()| None),
+    }
+}
+
+/// Whether this is a virtio disk that lets the guest send SCSI commands to the
+/// host's device (`scsi=on`; before QEMU 9.1).
+fn passes_scsi_on(client: &mut Client, object: &Object) -> Result<bool, QmpError> {
+    if !object.kind.starts_with("virtio-blk") {
+        return Ok(false);
+    }
+    Ok(backend::property(client, &object.path, "scsi")? == Some(Value::Bool(true)))
+}
+
+fn unknown(object: Object, allowed: &Allowed) -> Result<(), Refusal> {
+    let Object { path, kind } = object;
+    if !allowed.contains(&kind) {
+        return Err(Refusal::Unknown { path, kind });
+    }
+    tracing::debug!(path, kind, "not known, but allowed on the command line");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Surveys a QEMU that no release is like: it says `answers` to commands, and
+    /// otherwise that of a small machine.
+    fn survey_of(answers: &[(&str, Value)], allowed: &[&str]) -> Result<Survey, Refusal> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let answers: Vec<_> = answers
+            .iter()
+            .map(|(command, answer)| ((*command).to_owned(), answer.clone()))
+            .collect();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let greeting = json!({ "QMP": { "version": { "qemu":
+                { "major": 99, "minor": 0, "micro": 0 } }, "capabilities": [] } });
+            writeln!(stream, "{greeting}").unwrap();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let said: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let human = said["arguments"]["command-line"].as_str();
+                let command = human.or(said["execute"].as_str()).unwrap();
+                let own = answers.iter().find(|(name, _)| name == command);
+                let answer = own.map_or_else(|| usual(command), |(_, answer)| answer.clone());
+                let answer = json!({ "return": answer, "id": said["id"] });
+                writeln!(stream, "{answer}").unwrap();
+            }
+        });
+        let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
+        let allowed = Allowed::new(allowed.iter().map(|&kind| kind.to_owned()));
+        let found = survey(&mut client, &allowed);
+        drop(client);
+        server.join().unwrap();
+        found
+    }
+
+    fn usual(command: &str) -> Value {
+        match command {
+            "info qom-tree" => tree("VGA"),
+            "info network" => json!(""),
+            "qom-list-types" => json!([{ "name": "vga-of-the-future" }, { "name": "VGA" }]),
+            "query-kvm" => json!({ "enabled": true, "present": true }),
+            "query-cpus-fast" => json!([{ "qom-path": "/machine/cpu" }]),
+            "qom-get" => json!(false),
+            _ => json!([]),
+        }
+    }
+
+    fn tree(kind: &str) -> Value {
+        let text = "/machine (pc-machine)\r\n  /peripheral (container)\r\n    /d (";
+        json!(format!("{text}{kind})\r\n"))
+    }
+
+    fn node(driver: &str, file: &str, direct: bool) -> Value {
+        json!([{ "node-name": "n", "drv": driver, "file": file, "cache": { "direct": direct } }])
+    }
+
+    #[test]
+    fn a_device_that_is_not_known_is_refused_unless_it_is_vouched_for() {
+        let future = [("info qom-tree", tree("vga-of-the-future"))];
+        let text = survey_of(&future, &[]).unwrap_err().to_string();
+        for part in [
+            "/machine/peripheral/d",
+            "vga-of-the-future",
+            "does not know",
+            "--allow-device vga-of-the-future",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        survey_of(&future, &["another"]).unwrap_err();
+        survey_of(&future, &["vga-of-the-future"]).unwrap();
+        // An object that is no device writes nothing.
+        let part = [("info qom-tree", tree("timer-of-the-future"))];
+        survey_of(&part, &[]).unwrap();
+        let object = json!([{ "name": "o", "type": "child<object-of-the-future>" }]);
+        let text = survey_of(&[("qom-list", object)], &[]).unwrap_err();
+        assert!(text.to_string().contains("/objects/o"), "{text}");
+    }
+
+    #[test]
+    fn backends_and_drivers_that_are_not_known() {
+        let network = [("info network", json!("n0: index=0,type=passt,x=y\r\n"))];
+        let text = survey_of(&network, &[]).unwrap_err().to_string();
+        assert!(text.contains("n0 is of the type passt"), "{text}");
+        survey_of(&network, &["passt"]).unwrap();
+        let disk = [("query-named-block-nodes", node("zfs", "/dev/x", false))];
+        let text = survey_of(&disk, &[]).unwrap_err().to_string();
+        assert!(text.contains("node n is of the type zfs"), "{text}");
+        survey_of(&disk, &["zfs"]).unwrap();
+    }
+
+    #[test]
+    fn disks_that_devices_and_other_processes_read() {
+        for (driver, file) in [
+            ("nvme", "nvme://0000:01:00.0/1"),
+            ("nvme-io_uring", "/dev/ng0n1"),
+            ("io_uring", "/dev/nvme0n1"),
+            ("virtio-blk-vhost-user", "/run/backend"),
+            ("virtio-blk-vhost-vdpa", "/dev/vhost-vdpa-0"),
+            ("virtio-blk-vfio-pci", "/sys/bus/pci/devices/0"),
+            (
+                "iscsi",
+                "json:{\"transport\": \"iser\", \"driver\": \"iscsi\"}",
+            ),
+        ] {
+            let disk = [("query-named-block-nodes", node(driver, file, false))];
+            let text = survey_of(&disk, &[driver]).unwrap_err().to_string();
+            assert!(
+                text.contains("in any mode") && text.contains(driver),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn direct_nodes_are_told() {
+        for (driver, direct) in [("file", true), ("host_device", true), ("iscsi", false)] {
+            let disk = [(
+                "query-named-block-nodes",
+                node(driver, "iqn.2025:x", direct),
+            )];
+            let survey = survey_of(&disk, &[]).unwrap();
+            assert!(survey.rounds.is_none());
+            assert_eq!(survey.direct.is_some(), direct);
+        }
+        // One that does not say is not taken for one that is not.
+        let odd = json!([{ "node-name": "n", "drv": "file" }]);
+        survey_of(&[("query-named-block-nodes", odd)], &[]).unwrap_err();
+    }
+
+    #[test]
+    fn devices_that_only_postcopy_copes_with() {
+        for kind in ["scsi-block", "scsi-generic", "vhost-scsi-pci"] {
+            let rounds = survey_of(&[("info qom-tree", tree(kind))], &[])
+                .unwrap()
+                .rounds;
+            let text = rounds.unwrap().to_string();
+            assert!(
+                text.contains(kind) && text.contains("--mode postcopy"),
+                "{text}"
+            );
+        }
+        let nested = survey_of(&[("qom-get", json!(true))], &[]).unwrap().rounds;
+        assert!(matches!(nested, Some(Refusal::Nested { feature: "vmx" })));
+    }
+}
