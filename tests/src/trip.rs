@@ -1,7 +1,7 @@
 //! One attempt to move a guest, with everything that takes part in it.
 
 use crate::{
-    Account, Ended, Kind, LONG, Lack, Moment, Program, Relay, Scene, Then, Traces, Watcher,
+    Account, Ended, Kind, LONG, Lack, Moment, Program, Relay, Scene, Schema, Then, Traces, Watcher,
     eventually, hikkoshi, own_address,
 };
 use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
@@ -649,7 +649,9 @@ impl Attempt {
         self.watcher.finish();
         let accounts = self.accounts.map(|path| {
             let text = std::fs::read_to_string(path).ok()?;
-            Some(Account::read(&text))
+            let written = Schema::published().assert("file", &text);
+            // Why there is none.
+            written["error"].is_null().then(|| Account::read(&text))
         });
         let ends = Ends {
             migrate,

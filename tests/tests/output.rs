@@ -2,7 +2,11 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Account, Guest, Scene, Trip, refused};
+use hikkoshi_tests::{
+    Account, Ended, Guest, Program, Scene, Schema, Trip, hikkoshi, refused, refused_command,
+};
+use std::path::Path;
+use std::process::Command;
 
 #[test]
 fn json_on_standard_output_is_alone_there() {
@@ -12,6 +16,7 @@ fn json_on_standard_output_is_alone_there() {
     let (ends, arrived) = guest.set_out(&Trip::by("hybrid").json_printed()).wait();
     ends.assert_source(0, &[]);
     Account::read(&ends.migrate.printed).check("hybrid", 256);
+    Schema::published().assert("file", &ends.migrate.printed);
     assert_eq!(arrived.destination.status().unwrap(), "running");
     guest.is_now_in(arrived.destination);
     // An account that cannot be written does not change where the guest is.
@@ -40,6 +45,105 @@ fn progress_for_programs_is_json_line_by_line() {
         progress += u32::from(value["progress"]["done_pages"].is_u64());
     }
     assert!(progress > 0);
+    let end = Schema::published().end_of(&ends.migrate.said);
+    assert_eq!(end["exit_status"], 0);
+    assert_eq!(end["reason"], "moved");
+    assert_eq!(end["guest"], "destination");
+}
+
+/// Runs `hikkoshi` with these words, and more.
+fn run(words: &str, more: &[&str], log: &str) -> Ended {
+    let mut command = Command::new(hikkoshi());
+    command.args(words.split_whitespace()).args(more);
+    Program::start("hikkoshi", {
+        command.env("HIKKOSHI_LOG", log);
+        command
+    })
+    .wait()
+}
+
+/// Whatever goes wrong, and however early: a program reads JSON.
+#[test]
+fn failures_are_json_for_programs() {
+    let scene = Scene::new();
+    let schema = Schema::published();
+    let file = scene.folder().join("account.json");
+    let named = file.to_str().unwrap();
+    for (words, status, reason, guest) in [
+        ("migrate", 2, "usage", "unknown"),
+        ("receive --collapse=much", 2, "usage", "unknown"),
+        (
+            "migrate --qmp /nowhere unix:/nowhere",
+            1,
+            "not_attached",
+            "source",
+        ),
+        (
+            "migrate --qmp /nowhere 10.1.2.3:7000",
+            2,
+            "encryption_needed",
+            "unknown",
+        ),
+        (
+            "migrate --qmp /nowhere --to nonsense",
+            2,
+            "credentials",
+            "unknown",
+        ),
+        (
+            "migrate --resume=/nowhere/journal.json",
+            2,
+            "no_journal",
+            "unknown",
+        ),
+        (
+            "receive --qmp /nowhere --listen unix:/nowhere",
+            1,
+            "not_attached",
+            "source",
+        ),
+    ] {
+        let is_that = |end: &serde_json::Value| {
+            assert_eq!(end["exit_status"], status, "{words}: {end}");
+            assert_eq!(end["reason"], reason, "{words}: {end}");
+            assert_eq!(end["guest"], guest, "{words}: {end}");
+        };
+        let ended = run(words, &["--progress", "json", "--json", named], "trace");
+        assert_eq!(ended.code, Some(status), "{ended:?}");
+        is_that(&schema.end_of(&ended.said));
+        assert_eq!(ended.printed, "");
+        is_that(&error_in(&schema, &file));
+        // A person reads the same as text, and a program that asked for nothing but the account.
+        let ended = run(words, &["--json", "-"], "trace");
+        assert_eq!(ended.code, Some(status), "{ended:?}");
+        is_that(&schema.assert("file", &ended.printed)["error"]);
+        assert!(
+            !ended.said.contains('\u{1b}'),
+            "no terminal, no colours: {ended:?}"
+        );
+        if reason != "usage" {
+            let ours = |line: &str| line.starts_with("hikkoshi: ");
+            assert!(ended.said.lines().all(ours), "{}", ended.said);
+        }
+    }
+}
+
+fn error_in(schema: &Schema, file: &Path) -> serde_json::Value {
+    let text = std::fs::read_to_string(file).unwrap();
+    std::fs::remove_file(file).unwrap();
+    schema.assert("file", &text)["error"].take()
+}
+
+/// A filter that shows nothing, because its words are wrong, is no filter.
+#[test]
+fn an_unknown_log_filter_is_refused() {
+    for filter in ["verbose", "qemu=debug", "debug,hikkoshi_qemu"] {
+        let mut command = Command::new(hikkoshi());
+        command.args(["receive", "--qmp", "/nowhere", "--listen", "unix:/nowhere"]);
+        command.env("HIKKOSHI_LOG", filter);
+        let allowed = ["HIKKOSHI_LOG", "debug or trace", "hikkoshi_qemu=debug"];
+        refused_command(command, 2, &allowed);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use Kind::*;
 use hikkoshi_lab::Mount;
 use hikkoshi_tests::{
-    Attempt, Guest, Kind, LONG, Moment, Scene, Trip, Via, assert_not_running, busy, tell,
+    Attempt, Guest, Kind, LONG, Moment, Scene, Schema, Trip, Via, assert_not_running, busy, tell,
 };
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::process::Signal;
@@ -261,6 +261,7 @@ fn destination_qemu_killed(with_engine: bool) {
     guest.stay(arrived, "destination QEMU killed in pre-copy");
 
     let trip = Trip::by("postcopy").via(Via::Tcp).with(&SLOWLY);
+    let trip = trip.with(&["--progress", "json"]);
     let mut attempt = guest.set_out(&trip.hold(Moment::after(Resumed)));
     attempt.wait_held();
     if with_engine {
@@ -288,6 +289,11 @@ fn said_plainly(attempt: &mut Attempt, with_engine: bool) {
     } else {
         migrate = attempt.migrate.wait();
         migrate.assert(4, &["the guest has ended at the destination", lost]);
+        let end = Schema::published().end_of(&migrate.said);
+        assert_eq!(end["exit_status"], 4, "{end}");
+        assert_eq!(end["reason"], "guest_lost", "{end}");
+        assert_eq!(end["guest"], "nobody", "{end}");
+        assert!(end["resume"].is_null(), "{end}");
         assert!(
             !migrate.said.contains("nothing of it is lost"),
             "{migrate:?}"

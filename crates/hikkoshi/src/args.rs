@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::num::{NonZeroU16, NonZeroU64};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::TypedValueParser;
@@ -30,7 +30,8 @@ use crate::security::{Security, To};
 /// Exit status: 0 the guest runs at the destination and every page is there;
 /// 1 it still runs at the source; 2 bad usage; 3 it was handed over, and that is
 /// not finished: nothing of it is lost, and --resume continues; 4 the guest is
-/// lost: the destination's QEMU ended in post-copy. HIKKOSHI_LOG=debug tells more.
+/// lost: the destination's QEMU ended in post-copy. HIKKOSHI_LOG=debug (off, error,
+/// warn, info, debug, trace; hikkoshi_qemu=debug for one crate) tells more.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub struct Args {
@@ -52,14 +53,32 @@ pub enum Command {
 }
 
 impl Command {
+    fn common(&self) -> Option<&Common> {
+        match self {
+            Self::Receive(receive) => Some(&receive.common),
+            Self::Migrate(migrate) => Some(&migrate.common),
+            Self::Demo(_) | Self::Guard(_) => None,
+        }
+    }
+
+    /// Whether it is one side of a migration.
+    pub fn moves(&self) -> bool {
+        self.common().is_some()
+    }
+
     /// Whether standard error is read by a program.
-    pub fn tells_programs(&self) -> bool {
-        let common = match self {
-            Self::Receive(receive) => &receive.common,
-            Self::Migrate(migrate) => &migrate.common,
-            Self::Demo(_) | Self::Guard(_) => return false,
-        };
-        common.progress == ProgressKind::Json
+    pub fn in_json(&self) -> bool {
+        match self {
+            Self::Guard(guard) => guard.json,
+            _ => self
+                .common()
+                .is_some_and(|common| common.progress == ProgressKind::Json),
+        }
+    }
+
+    /// The file of `--json`.
+    pub fn account(&self) -> Option<&Path> {
+        self.common()?.json.as_deref()
     }
 }
 
@@ -108,14 +127,15 @@ pub struct Common {
     #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = parse_stall)]
     pub stall_timeout: Duration,
 
-    /// Write the account as JSON to FILE ("-": standard output)
+    /// Write one JSON object to FILE at the end ("-": standard output, and then an
+    /// invitation goes to standard error): the account, or "error" with the reason
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
     #[command(flatten)]
     pub security: Security,
 
-    /// How to tell how it goes
+    /// What to write on standard error while it runs
     #[arg(long, value_enum, default_value_t = ProgressKind::Auto)]
     pub progress: ProgressKind,
 
@@ -145,9 +165,9 @@ const NOT_CHOSEN: [&str; 15] = [
 ];
 
 impl Args {
-    /// The program's own; a wrong one ends it.
-    pub fn of_this_run() -> Self {
-        Self::read(Self::command(), std::env::args_os()).unwrap_or_else(|error| error.exit())
+    /// The program's own.
+    pub fn of_this_run() -> Result<Self, clap::Error> {
+        Self::read(Self::command(), std::env::args_os())
     }
 
     fn read(
@@ -256,7 +276,7 @@ fn still(before: &[String], same_address: bool) -> Vec<String> {
 pub enum ProgressKind {
     /// A bar on a terminal, otherwise a line every few seconds
     Auto,
-    /// One JSON object a line on standard error
+    /// One JSON object a line; the last one says how it ended
     Json,
     /// Nothing
     None,
@@ -268,7 +288,8 @@ pub struct Receive {
     #[arg(long, value_name = "ADDR", required_unless_present = "resume")]
     pub listen: Option<Address>,
 
-    /// Encrypt and show an invitation on this machine's own addresses, too
+    /// Encrypt and show an invitation on this machine's own addresses, too. It is
+    /// a line on standard output (on standard error with --json -)
     #[arg(long, conflicts_with_all = ["plaintext", "tls_ca", "resume"])]
     pub invite: bool,
 
@@ -566,6 +587,10 @@ pub struct Guard {
     /// Where it is written down how far the migration is
     #[arg(long, value_name = "FILE")]
     pub journal: PathBuf,
+
+    /// Write JSON to standard error
+    #[arg(long)]
+    pub json: bool,
 }
 
 fn parse_mode(text: &str) -> Result<Mode, String> {

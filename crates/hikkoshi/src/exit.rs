@@ -9,7 +9,6 @@ use hikkoshi_engine::stats::GuestState;
 use serde::Serialize;
 
 use crate::reason::{Holder, Reason};
-use crate::say;
 
 /// Where the guest is when the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,12 +130,9 @@ impl Exit {
         self.status
     }
 
-    /// Tells the person.
-    pub fn say(&self) {
-        say::to_stderr(&format!("hikkoshi: {}", self.what));
-        if let Some(next) = &self.next {
-            say::to_stderr(&format!("hikkoshi: {next}"));
-        }
+    /// Whether the guest was moved all the same.
+    pub fn reason(&self) -> Reason {
+        self.reason
     }
 }
 
@@ -149,9 +145,9 @@ pub struct End<'a> {
     /// Who has the guest.
     guest: Holder,
     /// What happened, for a person.
-    message: &'a str,
+    pub message: &'a str,
     /// Where the guest is and what to do, for a person.
-    next: Option<&'a str>,
+    pub next: Option<&'a str>,
     /// The command that resumes the migration on this side.
     resume: Option<&'a str>,
 }

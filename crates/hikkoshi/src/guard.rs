@@ -29,7 +29,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::args::Guard as Args;
 use crate::exit::{Exit, Status};
 use crate::journal::{Page, SourceEntry};
-use crate::reason::Reason;
+use crate::reason::{Holder, Reason};
 use crate::{resume, say, this_program};
 
 const READY: &str = "ready";
@@ -64,6 +64,9 @@ impl Guard {
     pub fn start(journal: &Path) -> io::Result<Self> {
         let mut command = this_program::command();
         command.arg("guard").arg("--journal").arg(journal);
+        if say::is_json() {
+            command.arg("--json");
+        }
         Self::spawn(&mut command, PATIENCE)
     }
 
@@ -192,10 +195,7 @@ pub fn run(args: &Args) -> Result<Status, Exit> {
     };
     if entry.engine.stage != SourceStage::Keeps {
         if killed {
-            say::to_stderr(&format!(
-                "hikkoshi: {KILLED}: {}",
-                handed_over(&args.journal)
-            ));
+            return Err(handed_over(&args.journal));
         }
         return Ok(Status::Paused);
     }
@@ -210,30 +210,38 @@ pub fn run(args: &Args) -> Result<Status, Exit> {
     if runs || !stopped || matches!(undone, Undone::Gone) {
         page.remove();
     }
-    let what = match undone {
-        Undone::Gone => "the source's QEMU has ended, and the guest with it".to_owned(),
-        Undone::Source { state } if state == "running" => {
-            "the guest runs on at the source".to_owned()
-        }
-        Undone::Source { state } if stopped => format!(
-            "the guest is at the source, where QEMU says: {state}. To let it run on: {}",
-            resume::command::<SourceEntry>(&args.journal)
-        ),
-        Undone::Source { state } => format!("the guest is at the source, where QEMU says: {state}"),
+    let ended = |what: &str| {
+        let what = format!("{KILLED}: {what}");
+        Exit::new(Status::AtSource, Reason::Interrupted, what)
     };
-    say::to_stderr(&format!("hikkoshi: {KILLED}: {what}"));
-    Ok(Status::AtSource)
+    Err(match undone {
+        Undone::Gone => ended(GONE).held_by(Holder::Nobody),
+        Undone::Source { state } if state == "running" => ended("the guest runs on at the source"),
+        Undone::Source { state } if stopped => {
+            let again = resume::command::<SourceEntry>(&args.journal);
+            ended(&format!(
+                "the guest is at the source, where QEMU says: {state}. To let it run on: {again}"
+            ))
+            .resumed_by(again)
+        }
+        Undone::Source { state } => ended(&format!(
+            "the guest is at the source, where QEMU says: {state}"
+        )),
+    })
 }
+
+const GONE: &str = "the source's QEMU has ended, and the guest with it";
 
 const KILLED: &str = "'hikkoshi migrate' was interrupted";
 
-fn handed_over(journal: &Path) -> String {
-    format!(
-        "the guest was handed over, or may have been: never continue it here by hand. Nothing of it \
-         is lost. To go on, start 'hikkoshi receive --resume' at the destination, if none waits \
-         there, and here: {}",
-        resume::command::<SourceEntry>(journal)
-    )
+fn handed_over(journal: &Path) -> Exit {
+    let again = resume::command::<SourceEntry>(journal);
+    let what = format!(
+        "{KILLED}: the guest was handed over, or may have been: never continue it here by hand. \
+         Nothing of it is lost. To go on, start 'hikkoshi receive --resume' at the destination, if \
+         none waits there, and here: {again}"
+    );
+    Exit::new(Status::Paused, Reason::Interrupted, what).resumed_by(again)
 }
 
 /// Waits for the end of the other program; tells whether it was killed.

@@ -9,9 +9,8 @@ use hikkoshi_engine::stats::{Phase, Progress, Silent};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::ProgressKind;
-use crate::exit::End;
 use crate::report::{mib, seconds};
-use crate::say::to_stderr;
+use crate::say;
 
 /// How often a line is written where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
@@ -73,7 +72,7 @@ impl Observer for Bar {
     }
 
     fn notice(&self, text: &str) {
-        self.0.suspend(|| say(text));
+        self.0.suspend(|| say::notice(text));
     }
 }
 
@@ -95,7 +94,7 @@ impl Observer for Lines {
         }
         *last = Some(Instant::now());
         drop(last);
-        say(&format!(
+        say::notice(&format!(
             "{}: {} of {} pages, {}",
             name(progress),
             progress.done_pages,
@@ -105,7 +104,7 @@ impl Observer for Lines {
     }
 
     fn notice(&self, text: &str) {
-        say(text);
+        say::notice(text);
     }
 }
 
@@ -115,19 +114,10 @@ struct Json;
 
 impl Observer for Json {
     fn progress(&self, progress: &Progress) {
-        to_stderr(&serde_json::json!({ "progress": progress }).to_string());
+        say::object("progress", progress);
     }
 
     fn notice(&self, text: &str) {
-        to_stderr(&serde_json::json!({ "notice": text }).to_string());
+        say::notice(text);
     }
-}
-
-/// The last line: `{"end":{…}}`.
-pub fn end(end: &End<'_>) {
-    to_stderr(&serde_json::json!({ "end": end }).to_string());
-}
-
-fn say(text: &str) {
-    to_stderr(&format!("hikkoshi: {text}"));
 }

@@ -25,6 +25,10 @@ macro_rules! reasons {
                     $(Self::$name => $code,)*
                 }
             }
+
+            /// All codes with what they mean.
+            #[cfg(test)]
+            const ALL: &[(&str, &str)] = &[$(($code, $meaning),)*];
         }
     };
 }
@@ -155,5 +159,31 @@ impl From<&DestinationFailure> for Reason {
             DestinationFailure::Listen(_) => Self::CannotListen,
             DestinationFailure::Thread(_) | DestinationFailure::ThreadDied => Self::System,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCUMENT: &str = include_str!("../../../docs/json.md");
+    const SCHEMA: &str = include_str!("../../../docs/json.schema.json");
+
+    #[test]
+    fn every_reason_is_documented() {
+        let table: String = Reason::ALL
+            .iter()
+            .map(|(code, meaning)| format!("| `{code}` | {meaning} |\n"))
+            .collect();
+        assert!(
+            DOCUMENT.contains(&table),
+            "docs/json.md must have:\n{table}"
+        );
+        let codes: Vec<_> = Reason::ALL.iter().map(|(code, _)| *code).collect();
+        let schema: serde_json::Value = serde_json::from_str(SCHEMA).unwrap();
+        assert_eq!(
+            schema["$defs"]["end"]["properties"]["reason"]["enum"],
+            serde_json::json!(codes)
+        );
     }
 }

@@ -7,6 +7,11 @@ use std::time::Duration;
 
 use hikkoshi_engine::Account;
 use hikkoshi_engine::stats::{CollapseAccount, LatencySummary, Requests};
+use serde::Serialize;
+
+use crate::exit::{End, Exit};
+use crate::reason::Reason;
+use crate::say;
 
 /// Threads whose faults are shown to a person; the JSON has all.
 const FAULTING_SHOWN: usize = 8;
@@ -169,9 +174,30 @@ pub fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// Writes the account as one JSON object; "-" is standard output.
+/// Writes the account of a migration that succeeded to `path`.
 pub fn write_json(account: &Account, path: &Path) -> io::Result<()> {
-    let mut json = serde_json::to_vec(account).map_err(io::Error::other)?;
+    write_object(account, path)
+}
+
+/// Writes `{"error":{…}}` to `path`, so that a program finds an object there
+/// however the run ended.
+pub fn write_failure(exit: &Exit, path: &Path) {
+    // That it cannot be written was what went wrong.
+    if exit.reason() == Reason::AccountNotWritten {
+        return;
+    }
+    let error = serde_json::json!({ "error": End::from(exit) });
+    if let Err(error) = write_object(&error, path) {
+        say::notice(&format!(
+            "writing to {} why this run ended: {error}",
+            path.display()
+        ));
+    }
+}
+
+/// Writes one JSON object on one line; "-" is standard output.
+fn write_object(object: &impl Serialize, path: &Path) -> io::Result<()> {
+    let mut json = serde_json::to_vec(object).map_err(io::Error::other)?;
     json.push(b'\n');
     if path == Path::new("-") {
         io::stdout().write_all(&json)

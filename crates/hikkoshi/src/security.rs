@@ -329,7 +329,7 @@ impl Door {
 fn show(invitation: &Invitation, args: &Receive) {
     if args.common.json.as_deref() == Some("-".as_ref()) {
         // Standard output is for the account.
-        say::to_stderr(&invitation.to_string());
+        say::invitation(&invitation.to_string());
     } else {
         say::to_stdout(&format!("{invitation}\n"));
     }
