@@ -1,12 +1,13 @@
 //! A guest that is moved about and asked how it is.
 
+use crate::disk::{check_disks, with_disk};
 use crate::trip::Arrived;
 use crate::{Account, Attempt, Ends, LONG, Scene, Traces, Trip, eventually, tell};
 use hikkoshi_lab::{Report, Vm, VmConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A guest, wherever it is.
+/// A guest, wherever it is. On drop its machine ends, and its disks are checked.
 #[derive(Debug)]
 pub struct Guest<'a> {
     scene: &'a Scene,
@@ -16,11 +17,19 @@ pub struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// Boots it and waits until its workload is at work.
+    /// Boots it, with a disk, and waits until its workload is at work.
     ///
     /// # Panics
     /// When it does not get there.
     pub fn boot(scene: &'a Scene, config: VmConfig) -> Self {
+        Self::boot_as_it_is(scene, with_disk(scene, config))
+    }
+
+    /// The same without a disk, unless its configuration names one.
+    ///
+    /// # Panics
+    /// When it does not get there.
+    pub fn boot_as_it_is(scene: &'a Scene, config: VmConfig) -> Self {
         let guest = Self::start(scene, config);
         guest.vm.wait_ready().unwrap();
         guest.works();
@@ -239,6 +248,15 @@ impl<'a> Guest<'a> {
     /// Goes on in that machine, to which it was brought by hand.
     pub fn is_now_in(&mut self, vm: Arc<Vm>) {
         self.vm = vm;
+    }
+}
+
+impl Drop for Guest<'_> {
+    fn drop(&mut self) {
+        // A test that has failed says enough.
+        if !std::thread::panicking() {
+            check_disks(&self.vm, &self.config);
+        }
     }
 }
 

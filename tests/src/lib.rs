@@ -16,6 +16,9 @@
 //!
 //! A [`Wiretap`] sees every packet between two hosts; an [`Authority`] vouches for them.
 //!
+//! Each guest that is booted has a disk with a file system, which it works with by direct I/O; when
+//! its test is over, image, file system and pages are checked ([`Guest`]).
+//!
 //! A [`Relay`] stands between the two engines, understands what they say to one another (unless it
 //! is encrypted), and at a chosen [`Moment`] cuts every link, or holds its breath until the test
 //! has killed somebody.
@@ -38,6 +41,7 @@
 
 mod account;
 mod authority;
+mod disk;
 mod drill;
 mod guest;
 mod harm;

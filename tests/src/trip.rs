@@ -1,5 +1,6 @@
 //! One attempt to move a guest, with everything that takes part in it.
 
+use crate::disk::with_disk_of;
 use crate::{
     Account, Ended, Kind, LONG, Lack, Moment, Program, Relay, Scene, Schema, Then, Traces, Watcher,
     eventually, hikkoshi, own_address,
@@ -340,7 +341,10 @@ impl Attempt {
         trip: &Trip,
         number: u32,
     ) -> Self {
-        let mut config = trip.destination.clone().unwrap_or_else(|| config.clone());
+        let mut config = match &trip.destination {
+            Some(there) => with_disk_of(config, there.clone()),
+            None => config.clone(),
+        };
         if let Some(version) = trip.version {
             config = config.version(version);
         }

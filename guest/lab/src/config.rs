@@ -133,6 +133,14 @@ impl VmConfig {
         self
     }
 
+    /// A first disk with a file system, which the guest works with
+    /// ([`Workload::and_file_system`]).
+    #[must_use]
+    pub fn file_system(mut self, disk: Disk) -> Self {
+        self.workload = self.workload.and_file_system();
+        self.disk(disk)
+    }
+
     /// The disks.
     pub fn disks(&self) -> &[Disk] {
         &self.disks

@@ -171,6 +171,8 @@ pub struct Verdict {
     pub pages: u64,
     /// Bad pages found so far.
     pub bad: u64,
+    /// Pages checked in memory that a disk was read into, on the disk, and of files.
+    pub disk_pages: u64,
 }
 
 /// How long memory accesses took. Times are in microseconds.
@@ -398,6 +400,7 @@ impl Report {
                 ok: ok?,
                 pages: fields.get("pages")?,
                 bad: fields.get("bad")?,
+                disk_pages: fields.get("disk_pages")?,
             }),
             "BAD" => Self::Bad(rest.to_owned()),
             "failed" => Self::Failed(rest.to_owned()),
@@ -425,11 +428,12 @@ mod tests {
         assert_eq!(verify.latency.histogram.below_us(0.99), Some(1));
         assert_eq!(verify.latency.histogram.below_us(1.0), Some(256));
         assert_eq!(
-            Report::parse("verdict: BAD pages=7 bad=2"),
+            Report::parse("verdict: BAD pages=7 bad=2 disk_pages=0"),
             Report::Verdict(Verdict {
                 ok: false,
                 pages: 7,
-                bad: 2
+                bad: 2,
+                disk_pages: 0
             })
         );
     }

@@ -104,6 +104,7 @@ fn the_older_board_and_four_processors_work_too() {
         ok: true,
         pages: 64 * 256,
         bad: 0,
+        disk_pages: 0,
     };
     assert_eq!(vm.sweep(LONG).unwrap(), wanted);
 }

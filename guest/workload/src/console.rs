@@ -295,8 +295,10 @@ impl Bench {
     fn say_verdict(&self) {
         let word = self.verdict().word();
         say(&format!(
-            "verdict: {word} pages={} bad={}",
-            self.swept_pages, self.bad
+            "verdict: {word} pages={} bad={} disk_pages={}",
+            self.swept_pages,
+            self.bad,
+            self.disk.swept_pages(),
         ));
     }
 

@@ -39,6 +39,8 @@ struct Counters {
     written_pages: AtomicU64,
     files: AtomicU64,
     passes: AtomicU64,
+    /// Pages checked by sweeps.
+    swept: AtomicU64,
 }
 
 /// Both as the first thread knows them: the disk and the tree, if there are any.
@@ -92,7 +94,9 @@ impl Sweeps {
         self.0 = wanted;
         let pages = check(findings);
         common.tell(findings);
-        let _ = common.events.send(Event::Swept { pages });
+        common.counters.swept.fetch_add(pages as u64, Relaxed);
+        // Pages of the workers' region only.
+        let _ = common.events.send(Event::Swept { pages: 0 });
     }
 }
 
@@ -137,6 +141,11 @@ impl Disk {
     /// How many threads answer a sweep.
     pub(crate) fn sweepers(&self) -> usize {
         self.sweepers
+    }
+
+    /// How many pages the sweep that is over has checked.
+    pub(crate) fn swept_pages(&self) -> u64 {
+        self.counters.swept.swap(0, Relaxed)
     }
 
     /// What was done since the last time, as `reads=… writes=… …`; `None` without a disk.

@@ -1,0 +1,73 @@
+//! The disk that each guest has: an ext4 file system on a qcow2 image, read and written by direct
+//! I/O while the guest is moved. Source and destination have the same image with file locking on, so
+//! QEMU has to hand it over with the guest, and back.
+
+use crate::Scene;
+use hikkoshi_lab::{Disk, DiskContent, DiskFormat, DiskImage, Vm, VmConfig};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// Small: what is written is a few pages a second.
+const CONTENT: DiskContent = DiskContent::FileSystem {
+    mib: 24,
+    blocks_mib: 4,
+};
+/// How long a QEMU may take to end in order. One whose main loop waits for a page of a broken
+/// post-copy never does.
+const END: Duration = Duration::from_secs(20);
+
+/// A machine with a disk, and a guest that works with it, unless it has one already.
+pub(crate) fn with_disk(scene: &Scene, config: VmConfig) -> VmConfig {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    if !config.disks().is_empty() {
+        return config;
+    }
+    let name = format!("guest{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    let image = DiskImage::new(scene.lab(), &name, DiskFormat::Qcow2, CONTENT).unwrap();
+    config.file_system(Disk::new(image))
+}
+
+/// A destination for a guest of `source`, with the same disk.
+pub(crate) fn with_disk_of(source: &VmConfig, config: VmConfig) -> VmConfig {
+    match source.disks() {
+        [disk] if config.disks().is_empty() => config.file_system(disk.clone()),
+        _ => config,
+    }
+}
+
+/// Ends the machine that has the guest, and checks what is on its disks.
+///
+/// # Panics
+/// When a disk is damaged.
+pub(crate) fn check_disks(vm: &Arc<Vm>, config: &VmConfig) {
+    if config.disks().is_empty() {
+        return;
+    }
+    let in_order = has_ended_in_order(vm);
+    for disk in config.disks() {
+        let state = match in_order {
+            true => disk.image().check(),
+            false => disk.image().check_after_kill(),
+        };
+        state.unwrap();
+    }
+}
+
+/// Whether it had the guest, and has ended by itself. One that cannot is killed.
+fn has_ended_in_order(vm: &Arc<Vm>) -> bool {
+    if vm.exit_status().is_some() {
+        return false;
+    }
+    let (sender, ended) = channel();
+    let asked = Arc::clone(vm);
+    std::thread::spawn(move || {
+        let status = asked.status();
+        let had_it = matches!(status.as_deref(), Ok("running" | "paused"));
+        let _ = sender.send(had_it && asked.quit(END).is_ok());
+    });
+    let in_order = ended.recv_timeout(END) == Ok(true);
+    vm.kill();
+    in_order
+}
