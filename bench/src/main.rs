@@ -23,6 +23,7 @@
 
 mod args;
 mod client;
+mod disk;
 mod error;
 mod hikkoshi;
 mod latency;

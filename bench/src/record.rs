@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::args::Args;
 use crate::client::Span;
+use crate::disk::DiskOutcome;
 use crate::error::BenchError;
 use crate::latency::Accesses;
 use crate::machine::Machine;
@@ -57,6 +58,8 @@ pub struct Run {
     pub throughput: Option<f64>,
     /// The scan.
     pub scan: Option<ScanOutcome>,
+    /// The disk.
+    pub disk: Option<DiskOutcome>,
     /// The clients of the web server.
     pub web: Option<WebOutcome>,
     /// What it looked like over time.
@@ -125,6 +128,7 @@ impl Run {
             slow: None,
             throughput: None,
             scan: None,
+            disk: None,
             web: None,
             series: Series::default(),
             account: Value::Null,
@@ -184,6 +188,18 @@ impl fmt::Display for Run {
                 f,
                 " {seconds:.2} s, {rate:.0} pages/s, the processor ran {:.2}",
                 scan.ran
+            )?;
+        }
+        if let Some(disk) = &self.disk {
+            let mb = |rate: Option<f64>| rate.unwrap_or(0.0) / 1e6;
+            write!(
+                f,
+                ", disk {:.1} then {:.1} MB/s, {} drains of {:.1} ms in all, {} bad pages",
+                mb(disk.before),
+                mb(disk.during),
+                disk.drains.unwrap_or(0),
+                disk.drains_ms.unwrap_or(0.0),
+                disk.bad_pages
             )?;
         }
         if let Some(web) = &self.web {

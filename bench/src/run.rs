@@ -15,12 +15,12 @@ use crate::error::BenchError;
 use crate::hikkoshi::{Moving, Setting};
 use crate::latency;
 use crate::line::Line;
-use crate::plan::{Case, Kind, Load};
+use crate::plan::{Case, DISK_ARENA_MIB, Kind, Load, Variant};
 use crate::qemu;
 use crate::quiet::Meter;
 use crate::record::{Run, Series};
 use crate::watch::{self, Sent};
-use crate::{scan, web};
+use crate::{disk, scan, web};
 
 /// How long the guest works before it is moved.
 const WARM_UP: Duration = Duration::from_millis(1500);
@@ -65,6 +65,13 @@ impl Stage {
         let config = VmConfig::new()
             .ram(case.load.ram())
             .workload(case.load.workload());
+        let (config, throttle) = match case.load.disk_bytes_per_second() {
+            Some(rate) => {
+                let (config, throttle) = disk::attach(&lab, config, rate)?;
+                (config, Some(throttle))
+            }
+            None => (config, None),
+        };
         let congestion = args.congestion.as_deref();
         let (network, line, config) = if case.load.kind() == Kind::Web {
             let network = GuestNetwork::new()?;
@@ -86,6 +93,12 @@ impl Stage {
             .start(&lab, DESTINATION)?;
         source.wait_ready()?;
         source.wait_sign_of_life(LONG)?;
+        if let (Some(throttle), Some(rate)) = (&throttle, case.load.disk_bytes_per_second()) {
+            // All of the memory that the disk is read into has been used before it counts.
+            throttle.set(0)?;
+            wait_read(&source, 2 * DISK_ARENA_MIB * 1024)?;
+            throttle.set(rate)?;
+        }
         Ok(Self {
             lab,
             line,
@@ -167,6 +180,19 @@ impl Stage {
     }
 }
 
+/// Waits until the guest has read so much of its disk, KiB.
+fn wait_read(vm: &Vm, kib: u64) -> Result<(), BenchError> {
+    let mut read = 0;
+    let first = vm.console().len();
+    vm.wait_report("its disk to be read", first, LONG, |report| {
+        if let Report::Disk(work) = report {
+            read += work.read_kib;
+        }
+        (read >= kib).then_some(())
+    })?;
+    Ok(())
+}
+
 /// Measures a case once. A failure is a result, too.
 pub fn run(case: &Case, program: &Path, round: u32, args: &Args) -> Run {
     let mut run = Run::new(case, round);
@@ -226,6 +252,13 @@ fn moved(
             false => (moved.started, stop.at),
         };
         run.throughput = watch::throughput(&sent, from, until);
+        if case.load.disk_bytes_per_second().is_some() {
+            run.disk = Some(disk::DiskOutcome {
+                before: disk::read_rate(&lines, "source", working, moved.started),
+                during: disk::read_rate(&lines, "source", moved.started, stop.at),
+                ..disk::drains(&moved.account)
+            });
+        }
         run.series = Series {
             ended: watch::seconds_between(resume.at, moved.ended),
             accesses: latency::series(&lines, resume.at),
@@ -233,7 +266,11 @@ fn moved(
         };
     }
     let verdict = home.sweep(LONG)?;
-    if !verdict.ok {
+    if let Some(disk) = &mut run.disk {
+        disk.bad_pages = verdict.bad;
+    }
+    // What is lost without draining is a number, too.
+    if !verdict.ok && case.variant != Variant::NoDrain {
         return Err(BenchError::BadPages(verdict.bad));
     }
     Ok(())

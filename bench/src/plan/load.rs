@@ -26,6 +26,13 @@ const SCAN_THREADS: u32 = 4;
 /// What the sequential reader reads, MiB.
 const SEQUENTIAL_MIB: u64 = 400;
 
+/// What the guest with the disk reads it into, MiB.
+pub const DISK_ARENA_MIB: u64 = 300;
+/// What its processor writes to, MiB.
+const DISK_WRITTEN_MIB: u64 = 64;
+/// Pages that its processor writes a second.
+const DISK_WRITES: u64 = 2000;
+
 /// Files that the web server has.
 pub const WEB_FILES: u64 = 5_000;
 /// Bytes in each.
@@ -52,6 +59,10 @@ pub enum Load {
     Sequential,
     /// The same with four threads, each of which reads 200 MB.
     Scan,
+    /// Reads a disk by direct I/O that gives 20 MB/s.
+    Disk20,
+    /// The same with 100 MB/s.
+    Disk100,
     /// Serves files over the network.
     Web,
 }
@@ -98,6 +109,9 @@ impl Load {
             Self::Scan => {
                 Workload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS)).threads(SCAN_THREADS)
             }
+            Self::Disk20 | Self::Disk100 => Workload::dirty(DISK_WRITTEN_MIB)
+                .rate(DISK_WRITES)
+                .and_direct_reads(DISK_ARENA_MIB),
             Self::Web => Workload::idle()
                 .option("files", WEB_FILES)
                 .option("file_bytes", WEB_FILE_BYTES),
@@ -105,6 +119,15 @@ impl Load {
         workload
             .option("slow_us", self.slow_us())
             .option("every_ms", REPORT_MS)
+    }
+
+    /// What its disk gives, if it has one.
+    pub fn disk_bytes_per_second(self) -> Option<u64> {
+        match self {
+            Self::Disk20 => Some(20_000_000),
+            Self::Disk100 => Some(100_000_000),
+            _ => None,
+        }
     }
 
     /// From where on an access counts as slow, µs.
@@ -135,6 +158,8 @@ impl Load {
             Self::Fill => "fill",
             Self::Sequential => "sequential",
             Self::Scan => "scan",
+            Self::Disk20 => "disk20",
+            Self::Disk100 => "disk100",
             Self::Web => "web",
         }
     }
@@ -154,6 +179,10 @@ impl Load {
             Self::Scan => {
                 format!("scan: {SCAN_THREADS} threads read {SCAN_PART_MIB} MiB each, no background")
             }
+            Self::Disk20 | Self::Disk100 => format!(
+                "a disk of {} MB/s, cache=none, read by six threads into {DISK_ARENA_MIB} MiB",
+                self.disk_bytes_per_second().unwrap_or(0) / 1_000_000
+            ),
             Self::Web => format!("web: {WEB_FILES} files of {WEB_FILE_BYTES} bytes"),
         }
     }

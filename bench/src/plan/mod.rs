@@ -10,7 +10,8 @@ use std::fmt;
 
 pub use line::LineKind;
 pub use load::{
-    Kind, Load, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES, WORKING_SET_MIB,
+    DISK_ARENA_MIB, Kind, Load, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES,
+    WORKING_SET_MIB,
 };
 pub use system::System;
 pub use variant::Variant;
@@ -107,7 +108,8 @@ fn all() -> Vec<Case> {
         QemuPreempt,
     };
     use Variant::{
-        Links, NoBound, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll, ReadAhead8, Tls,
+        Links, NoBound, NoDrain, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll,
+        ReadAhead8, Tls,
     };
     const UNSHAPED: LineKind = LineKind::Loopback;
     const TEN: LineKind = LineKind::Gbit(10);
@@ -206,6 +208,14 @@ fn all() -> Vec<Case> {
         let links = links.map(|variant| (system, variant));
         add(ONE_A_FLOW, Load::Fill, 3, &links);
     }
+    for load in [Load::Disk20, Load::Disk100] {
+        let precopy = [
+            (HikkoshiPrecopy, Plain),
+            (HikkoshiPrecopy, NoDrain),
+            (QemuPrecopy, Plain),
+        ];
+        add(TEN, load, 3, &precopy);
+    }
     let servers = [HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPrecopy];
     add(ONE, Load::Web, 1, &servers.map(|system| (system, Plain)));
     cases
@@ -299,6 +309,7 @@ mod tests {
             ["--read-ahead", "off"]
         );
         assert_eq!(Variant::Poll.receive_words(), ["--poll"]);
+        assert_eq!(Variant::NoDrain.migrate_words(), ["--no-drain"]);
         assert!(Variant::Tls.is_encrypted() && !Variant::Plain.is_encrypted());
     }
 }

@@ -26,6 +26,8 @@ pub enum Variant {
     NoPriority,
     /// Encrypted, by invitation.
     Tls,
+    /// The guest's disks are not drained in pre-copy: loses memory.
+    NoDrain,
 }
 
 impl Variant {
@@ -46,6 +48,7 @@ impl Variant {
             Self::Links(links) => return vec!["--links".to_owned(), links.to_string()],
             Self::Poll => &["--poll"],
             Self::NoPriority => &["--no-priority"],
+            Self::NoDrain => &["--no-drain"],
         };
         words.iter().map(|&word| word.to_owned()).collect()
     }
@@ -74,6 +77,7 @@ impl fmt::Display for Variant {
             Self::Poll => f.write_str("poll"),
             Self::NoPriority => f.write_str("no-priority"),
             Self::Tls => f.write_str("tls"),
+            Self::NoDrain => f.write_str("no-drain"),
         }
     }
 }

@@ -30,6 +30,7 @@ pub fn sheets(runs: &[Run]) -> Vec<Sheet> {
         match first.case.load {
             Load::Fill => {}
             load if load.kind() == Kind::Scan => sheets.push(scans(group)),
+            load if load.disk_bytes_per_second().is_some() => sheets.push(disks(group)),
             load if load.kind() == Kind::Web => sheets.push(web(group, runs)),
             _ => sheets.extend(moves(group)),
         }
@@ -167,7 +168,10 @@ fn ratios(ours: &Row, theirs: &Row) -> Vec<String> {
 
 /// What a policy is worth: hikkoshi with one thing otherwise, beside the same without.
 fn policies(group: &[&Row]) -> Option<Sheet> {
-    let moved = |row: &&&Row| row.case.load.kind() == Kind::Move && row.case.load != Load::Fill;
+    let moved = |row: &&&Row| {
+        let load = row.case.load;
+        load.kind() == Kind::Move && load != Load::Fill && load.disk_bytes_per_second().is_none()
+    };
     let variants: Vec<_> = group
         .iter()
         .filter(moved)
@@ -255,6 +259,52 @@ fn scans(group: &[&Row]) -> Sheet {
         title: title(group),
         words: false,
         head: vec!["system", "s", "pages/s", "x", "processor ran", "others"],
+        lines,
+    }
+}
+
+/// A disk that is read by direct I/O during the move.
+fn disks(group: &[&Row]) -> Sheet {
+    let lines = group
+        .iter()
+        .map(|row| {
+            let [before, during] = row.disk;
+            let [drains, drains_ms, longest] = row.drains;
+            vec![
+                name(row),
+                number(row.downtime_ms, 1),
+                number(row.total_ms.map(|ms| ms / 1e3), 2),
+                number(row.bytes.map(|bytes| bytes / 1e6), 0),
+                number(row.rounds, 0),
+                number(before.map(|rate| rate / 1e6), 1),
+                number(during.map(|rate| rate / 1e6), 1),
+                number(drains, 0),
+                number(drains_ms, 1),
+                number(longest, 1),
+                number(row.bad_pages, 0),
+                number(row.cpu_seconds, 1),
+                number(row.others_cores, 2),
+            ]
+        })
+        .collect();
+    Sheet {
+        title: title(group),
+        words: false,
+        head: vec![
+            "system",
+            "downtime ms",
+            "total s",
+            "MB",
+            "rounds",
+            "disk MB/s before",
+            "during",
+            "drains",
+            "ms in all",
+            "longest ms",
+            "pages lost",
+            "cpu s",
+            "others",
+        ],
         lines,
     }
 }
@@ -394,6 +444,23 @@ pub(crate) mod tests {
         let text = sheets[1].text();
         assert!(text.contains("hikkoshi-hybrid/no-follow"), "{text}");
         assert!(text.contains("1.50x"), "{text}");
+    }
+
+    #[test]
+    fn a_disks_table_has_what_it_gave_and_what_was_lost() {
+        let mut lost = run(System::HikkoshiPrecopy, Load::Disk20, 20.0, 1000.0);
+        lost.case.variant = Variant::NoDrain;
+        lost.disk = Some(crate::disk::DiskOutcome {
+            before: Some(20e6),
+            during: Some(19.5e6),
+            bad_pages: 192,
+            ..Default::default()
+        });
+        let sheets = sheets(&[lost]);
+        assert_eq!(sheets.len(), 1, "it is no policy");
+        let text = sheets[0].text();
+        assert!(text.contains("hikkoshi-precopy/no-drain"), "{text}");
+        assert!(text.contains(" 19.5 ") && text.contains(" 192 "), "{text}");
     }
 
     #[test]

@@ -58,6 +58,12 @@ pub struct Row {
     pub scan_pages: Option<f64>,
     /// Of its time, how much the virtual processor ran.
     pub scan_ran: Option<f64>,
+    /// Bytes that the guest read of its disk a second, before the move and during it.
+    pub disk: [Option<f64>; 2],
+    /// Drains: how many, and ms in all and in the longest.
+    pub drains: [Option<f64>; 3],
+    /// Pages lost.
+    pub bad_pages: Option<f64>,
     /// Processor seconds.
     pub cpu_seconds: Option<f64>,
     /// Processors that others kept busy.
@@ -128,6 +134,16 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         scan_ms: of(&|run| run.scan.as_ref().map(|scan| scan.ms)),
         scan_pages: of(&|run| run.scan.as_ref().map(|scan| scan.pages_per_second())),
         scan_ran: of(&|run| run.scan.as_ref().map(|scan| scan.ran)),
+        disk: [
+            of(&|run| run.disk.as_ref()?.before),
+            of(&|run| run.disk.as_ref()?.during),
+        ],
+        drains: [
+            of(&|run| run.disk.as_ref()?.drains.map(|count| count as f64)),
+            of(&|run| run.disk.as_ref()?.drains_ms),
+            of(&|run| run.disk.as_ref()?.longest_drain_ms),
+        ],
+        bad_pages: of(&|run| Some(run.disk.as_ref()?.bad_pages as f64)),
         cpu_seconds: of(&|run| Some(run.cpu_seconds)),
         others_cores: of(&|run| Some(run.others_cores)),
     })
