@@ -232,6 +232,15 @@ impl<'a> Guest<'a> {
                 (lines == 2).then_some(())
             })
             .unwrap();
+        if !self.config.disks().is_empty() {
+            let work = |report: &Report| match report {
+                Report::Disk(work) => (work.reads + work.writes > 0).then_some(()),
+                _ => None,
+            };
+            self.vm
+                .wait_report("work with its disk", first, LONG, work)
+                .unwrap();
+        }
     }
 
     /// Its memory, MiB, by its RAM files.
