@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hikkoshi_engine::RamFiles;
 use hikkoshi_faults::{Features, GiveBackError, Leftover, Process, close_remote};
-use hikkoshi_wire::GuestDescription;
+use hikkoshi_wire::{GuestDescription, Processors};
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -15,6 +15,7 @@ use crate::backend::property;
 use crate::migration;
 use crate::preflight::{self, Allowed, Refusal, Side};
 use crate::process::{self, ProcessError};
+use crate::processors;
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::ram::{self, RamError};
 use crate::reopen::Access;
@@ -85,6 +86,7 @@ pub(crate) struct Attached {
     /// Where each block begins in the process, in layout order.
     pub(crate) addresses: Vec<u64>,
     pub(crate) description: GuestDescription,
+    pub(crate) processors: Processors,
 }
 
 impl AttachError {
@@ -127,6 +129,7 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
         }
     }
     let description = describe(&mut client, &ram.files)?;
+    let processors = processors::read(&mut client)?;
     tracing::info!(
         pid = process.pid(),
         hypervisor = description.hypervisor,
@@ -141,6 +144,7 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
         ram: Arc::new(ram.files),
         addresses: ram.addresses,
         description,
+        processors,
     })
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, ThreadName};
 use hikkoshi_faults::{Features, ForeignUserfault, GiveBackError, Process, TakeError, Userfault};
 use hikkoshi_pages::PAGE_BYTES;
-use hikkoshi_wire::GuestDescription;
+use hikkoshi_wire::{GuestDescription, Processors};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
@@ -236,6 +236,8 @@ pub struct QemuDestination {
     process: Arc<Process>,
     ram: Arc<RamFiles>,
     place: Place,
+    /// As they were when this was attached.
+    processors: Processors,
     noted: Noted,
     settings: Settings,
     /// For the device state: our end, QEMU has the other already.
@@ -277,6 +279,7 @@ impl QemuDestination {
             taken_up: false,
             process: qemu.process,
             ram: qemu.ram,
+            processors: qemu.processors,
             noted: Noted::new(DestinationNotes {
                 place: place.clone(),
                 settings: Settings::default(),
@@ -330,6 +333,8 @@ impl QemuDestination {
             process,
             ram: Arc::new(ram),
             place: place.clone(),
+            // They were compared before the guest was moved.
+            processors: Processors::default(),
             noted: Noted::new(notes.clone()),
             settings: notes.settings.clone(),
             socket: None,
@@ -628,6 +633,10 @@ fn has_never_run(client: &mut Client) -> bool {
 impl DestinationGuest for QemuDestination {
     fn describe(&self) -> &GuestDescription {
         &self.place.description
+    }
+
+    fn processors(&self) -> Processors {
+        self.processors.clone()
     }
 
     fn ram(&self) -> Arc<RamFiles> {

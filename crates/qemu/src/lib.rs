@@ -87,6 +87,7 @@ mod mtree;
 mod place;
 mod preflight;
 mod process;
+mod processors;
 pub mod qmp;
 mod ram;
 mod ramfile;

@@ -10,7 +10,7 @@ use hikkoshi_engine::{Cancel, GuestError, Mode, RamFiles, SourceGuest};
 use hikkoshi_faults::{
     Features, ForeignUserfault, GiveBackError, HostAddr, Process, TakeError, close_remote,
 };
-use hikkoshi_wire::GuestDescription;
+use hikkoshi_wire::{GuestDescription, Processors};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
@@ -218,6 +218,8 @@ struct Held {
     /// Where each block begins in the process, in layout order.
     addresses: Vec<u64>,
     description: GuestDescription,
+    /// As they were when this was attached.
+    processors: Processors,
 }
 
 /// A running QEMU guest that is to be moved away; see [`SourceGuest`].
@@ -269,6 +271,7 @@ impl QemuSource {
             ram,
             addresses,
             description,
+            processors,
         } = qemu;
         Ok(Self {
             client: Some(client),
@@ -277,6 +280,7 @@ impl QemuSource {
                 ram,
                 addresses,
                 description,
+                processors,
             },
             stage: Stage::Free,
             intake: None,
@@ -337,6 +341,8 @@ impl QemuSource {
                 ram: Arc::new(ram),
                 addresses: place.addresses(),
                 description: place.description.clone(),
+                // They were compared before the guest was moved.
+                processors: Processors::default(),
             },
             stage: Stage::Saved,
             intake: None,
@@ -757,6 +763,10 @@ pub(crate) fn close_descriptor(client: &mut crate::qmp::Client) -> Result<(), Qm
 impl SourceGuest for QemuSource {
     fn describe(&self) -> &GuestDescription {
         &self.qemu.description
+    }
+
+    fn processors(&self) -> Processors {
+        self.qemu.processors.clone()
     }
 
     fn ram(&self) -> Arc<RamFiles> {

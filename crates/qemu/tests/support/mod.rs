@@ -39,10 +39,10 @@ pub fn aloud(text: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Runs a test once for each QEMU version.
+/// Runs a test once for each QEMU version, and says under which accelerator.
 pub fn with_each(test: impl Fn(&Program)) {
     for (label, run) in versions() {
-        eprintln!("-- QEMU {label}");
+        aloud(&format!("QEMU {label}, accelerator {}", accelerator()));
         test(&Program { label, run });
     }
 }
@@ -98,12 +98,13 @@ pub struct Qemu {
     paths: Vec<RamPath>,
 }
 
-/// KVM if it is there, unless `HIKKOSHI_TEST_ACCEL` says otherwise.
-fn accelerators() -> Vec<String> {
-    match std::env::var("HIKKOSHI_TEST_ACCEL") {
-        Ok(one) => vec!["-accel".into(), one],
-        Err(_) => options("-accel kvm -accel tcg"),
-    }
+/// What runs the guests: `kvm` if it is there, unless `HIKKOSHI_TEST_ACCEL` names
+/// another. QEMU gets no choice: a test must know what it has shown.
+pub fn accelerator() -> String {
+    std::env::var("HIKKOSHI_TEST_ACCEL").unwrap_or_else(|_| {
+        let kvm = File::options().read(true).write(true).open("/dev/kvm");
+        if kvm.is_ok() { "kvm" } else { "tcg" }.to_owned()
+    })
 }
 
 fn socket(folder: &TempDir, name: &str) -> String {
@@ -142,26 +143,20 @@ impl Qemu {
         let ram = RamPath::new();
         let mut all = usual(32, &ram);
         all.extend(options(more));
-        let accelerator = ["-accel".to_owned(), accelerator.to_owned()];
-        Some(Self::start_under(program, &accelerator, ram, &all))
+        Some(Self::start_under(program, accelerator, ram, &all))
     }
 
     /// Starts QEMU with just these options (and a QMP socket).
     pub fn start(program: &Program, ram: RamPath, options: &[String]) -> Self {
-        Self::start_under(program, &accelerators(), ram, options)
+        Self::start_under(program, &accelerator(), ram, options)
     }
 
-    fn start_under(
-        program: &Program,
-        accelerators: &[String],
-        ram: RamPath,
-        options: &[String],
-    ) -> Self {
+    fn start_under(program: &Program, accelerator: &str, ram: RamPath, options: &[String]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let errors = File::create(folder.path().join("stderr")).unwrap();
         let child = Command::new(&program.run)
             .args(["-display", "none", "-nodefaults", "-no-user-config"])
-            .args(accelerators)
+            .args(["-accel", accelerator])
             .arg("-qmp")
             .arg(socket(&folder, "qmp"))
             .arg("-qmp")
@@ -192,6 +187,13 @@ impl Qemu {
             std::thread::sleep(Duration::from_millis(10));
         }
         qemu.pid = qemu.client().peer().unwrap();
+        // Whoever gave it options may have given another one.
+        let kvm = qemu.execute("query-kvm", json!({}));
+        assert_eq!(
+            kvm["enabled"].as_bool(),
+            Some(accelerator.starts_with("kvm")),
+            "QEMU does not run its guest under {accelerator}: {kvm}"
+        );
         qemu
     }
 
