@@ -23,12 +23,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::custody::SourceStage;
-use hikkoshi_qemu::Undone;
+use hikkoshi_qemu::{UndoError, Undone};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::args::Guard as Args;
 use crate::exit::{Exit, Status};
-use crate::journal::{Page, SourceEntry};
+use crate::journal::{LockHolder, Page, SourceEntry};
 use crate::reason::{Holder, Reason};
 use crate::{resume, say, this_program};
 
@@ -199,17 +199,14 @@ pub fn run(args: &Args) -> Result<Status, Exit> {
         }
         return Ok(Status::Paused);
     }
-    let undone = hikkoshi_qemu::undo(&entry.qemu.place, &entry.qemu.undo).map_err(|error| {
+    page.mark(LockHolder::Guard);
+    let undone = bring_back(&page, &entry).map_err(|error| {
         fail(
             "bringing the guest back after its migration was interrupted",
             &error,
         )
     })?;
     let stopped = entry.qemu.undo.stopped == Some(true);
-    let runs = matches!(&undone, Undone::Source { state } if state == "running");
-    if runs || !stopped || matches!(undone, Undone::Gone) {
-        page.remove();
-    }
     let ended = |what: &str| {
         let what = format!("{KILLED}: {what}");
         Exit::new(Status::AtSource, Reason::Interrupted, what)
@@ -231,6 +228,28 @@ pub fn run(args: &Args) -> Result<Status, Exit> {
 }
 
 const GONE: &str = "the source's QEMU has ended, and the guest with it";
+
+/// Lets a guest run again whose migration was interrupted before it was handed over,
+/// and takes back what was taken from QEMU. The journal is removed if that is all.
+///
+/// # Errors
+/// See [`UndoError`]; the journal stays.
+pub fn bring_back(page: &Page, entry: &SourceEntry) -> Result<Undone, UndoError> {
+    let undone = hikkoshi_qemu::undo(&entry.qemu.place, &entry.qemu.undo)?;
+    let stopped = entry.qemu.undo.stopped == Some(true);
+    if !stopped || is_over(&undone) {
+        page.remove();
+    }
+    Ok(undone)
+}
+
+/// Whether nothing is left to be done for the guest.
+pub fn is_over(undone: &Undone) -> bool {
+    match undone {
+        Undone::Gone => true,
+        Undone::Source { state } => state == "running",
+    }
+}
 
 const KILLED: &str = "'hikkoshi migrate' was interrupted";
 

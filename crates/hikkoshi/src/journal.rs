@@ -38,6 +38,13 @@ const LONGEST: u64 = 16 << 20;
 /// How long whoever has the lock may take to let it go.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a guard may take: it waits for QEMU's monitor, which has to notice first
+/// that the engine before has gone.
+const GUARD_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a guard writes into the lock that it holds.
+const GUARD: &str = "guard";
+
 /// A source's journal.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SourceEntry {
@@ -135,6 +142,25 @@ pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
+/// Who has a journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockHolder {
+    /// Somebody who moves the guest: that may take long.
+    Engine,
+    /// A guard, which brings the guest back and ends.
+    Guard,
+}
+
+/// How long to wait for the one who has it.
+fn patience(path: &Path) -> Duration {
+    let name = path.with_extension("lock");
+    let longest = u64::try_from(GUARD.len()).unwrap_or(u64::MAX);
+    match trust::open(&name).and_then(|file| trust::text(file, longest)) {
+        Ok(text) if text == GUARD.as_bytes() => GUARD_PATIENCE,
+        _ => PATIENCE,
+    }
+}
+
 /// A journal file, which nobody else works with.
 #[derive(Debug)]
 pub struct Page {
@@ -160,11 +186,11 @@ impl Page {
         if let Some(folder) = path.parent() {
             trust::folder(folder)?;
         }
-        let deadline = Instant::now() + PATIENCE;
+        let begun = Instant::now();
         let lock = loop {
             match Self::try_lock(&path) {
                 Ok(Some(lock)) => break lock,
-                Ok(None) if Instant::now() < deadline => {
+                Ok(None) if begun.elapsed() < patience(&path) => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 Ok(None) => {
@@ -177,7 +203,22 @@ impl Page {
                 Err(error) => return Err(about(&path, &error)),
             }
         };
-        Ok(Self { path, lock })
+        let page = Self { path, lock };
+        page.mark(LockHolder::Engine);
+        Ok(page)
+    }
+
+    /// Tells those who wait for this page who has it.
+    pub fn mark(&self, holder: LockHolder) {
+        let text = match holder {
+            LockHolder::Engine => "",
+            LockHolder::Guard => GUARD,
+        };
+        // Without it they only wait less long.
+        let written = self.lock.set_len(0);
+        if let Err(error) = written.and_then(|()| (&self.lock).write_all(text.as_bytes())) {
+            tracing::debug!(%error, "marking a lock");
+        }
     }
 
     /// `None` while somebody else has it.

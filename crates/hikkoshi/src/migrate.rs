@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hikkoshi_engine::custody::{Journal, SourceRecord, SourceStage};
 use hikkoshi_engine::link::Remote;
-use hikkoshi_engine::stats::GuestState;
+use hikkoshi_engine::stats::{GuestState, Observer};
 use hikkoshi_engine::{
     Account, Cancel, MigrateError, Mode, Outcome, SourceGuest, Watch, migrate, resume_migrate,
 };
@@ -15,7 +15,7 @@ use hikkoshi_qemu::{AttachError, QemuSource, Remains};
 
 use crate::args::{Common, Migrate};
 use crate::exit::{Exit, Status};
-use crate::guard::Guard;
+use crate::guard::{self, Guard};
 use crate::journal::{self, Page, SourceEntry, SourceJournal};
 use crate::reason::{Holder, Reason};
 use crate::signals::{self, TooLate};
@@ -38,7 +38,8 @@ pub fn run(args: &Migrate) -> Result<Status, Exit> {
 fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit> {
     let qmp = resume::qmp(&args.common)?;
     let folder = journal::folder(args.common.journal.as_deref());
-    refuse_unfinished(&folder, qmp)?;
+    let observer = progress::observer(args.common.progress);
+    refuse_unfinished(&folder, qmp, &*observer)?;
     let untouched =
         |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error).with(UNTOUCHED);
     let mut attached = QemuSource::attach_allowing(qmp, &args.common.allowed())
@@ -70,7 +71,6 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     guest
         .on_undo_record(move |record| undoing.undo(record))
         .map_err(keeping)?;
-    let observer = progress::observer(args.common.progress);
     args.common.security.warn(&*observer);
     args.common.warn_of_devices(&*observer);
     let too_late = Arc::new(TooLate::new(cancel.clone(), observer));
@@ -119,7 +119,7 @@ fn not_attached(error: &AttachError) -> Exit {
 
 /// A guest whose last migration is not over is none to be moved, whatever QEMU
 /// calls its state.
-fn refuse_unfinished(folder: &Path, qmp: &Path) -> Result<(), Exit> {
+fn refuse_unfinished(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Result<(), Exit> {
     let looking = |error: &dyn Display| {
         let what = format!("looking for an earlier migration of this guest: {error}");
         Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
@@ -130,7 +130,9 @@ fn refuse_unfinished(folder: &Path, qmp: &Path) -> Result<(), Exit> {
     }
     let found = journal::find::<SourceEntry>(folder, Some(qmp)).map_err(|e| looking(&e))?;
     for (path, entry) in found {
-        if !resume::may_live(&entry.qemu.place).map_err(|error| unknown(&error, &path))? {
+        if !resume::may_live(&entry.qemu.place).map_err(|error| unknown(&error, &path))?
+            || !resume::may_listen(qmp, &entry.qemu.place)
+        {
             continue;
         }
         // Who is at work on it, or undoes it, may be done soon.
@@ -139,17 +141,47 @@ fn refuse_unfinished(folder: &Path, qmp: &Path) -> Result<(), Exit> {
                 .with("nothing was changed by this one")
         })?;
         if let Some(entry) = page.read::<SourceEntry>().map_err(|e| looking(&e))? {
-            return Err(unfinished(&entry, &path));
+            undo_interrupted(&page, &entry, observer)?;
         }
     }
     Ok(())
+}
+
+/// A migration whose engine and guard were both killed before the guest was handed
+/// over is undone: nobody else will do that.
+fn undo_interrupted(page: &Page, entry: &SourceEntry, observer: &dyn Observer) -> Result<(), Exit> {
+    if entry.engine.stage != SourceStage::Keeps {
+        return Err(unfinished(entry, page.path()));
+    }
+    let stopped = entry.qemu.undo.stopped == Some(true);
+    match guard::bring_back(page, entry) {
+        Ok(undone) if !stopped || guard::is_over(&undone) => {
+            observer.notice(
+                "an earlier migration of this guest was interrupted before it was handed over: \
+                 what it had changed in QEMU is undone",
+            );
+            Ok(())
+        }
+        Ok(_) => Err(unfinished(entry, page.path())),
+        Err(error) => {
+            let again = resume::command::<SourceEntry>(page.path());
+            let next = format!(
+                "an earlier migration of this guest was interrupted before it was handed over, and \
+                 could not be undone: the guest may be stopped. Once that is mended: {again}"
+            );
+            Err(Exit::new(Status::Paused, Reason::Unfinished, error)
+                .with(next)
+                .held_by(Holder::Source)
+                .resumed_by(again))
+        }
+    }
 }
 
 fn unfinished(entry: &SourceEntry, path: &Path) -> Exit {
     let again = resume::command::<SourceEntry>(path);
     if entry.engine.stage == SourceStage::Keeps {
         let what = "an earlier migration of this guest was interrupted before it was handed over, \
-                    and nobody has let it run again since";
+                    and it does not run again";
         let next = format!("let it run again, and then move it anew: {again}");
         return Exit::new(Status::Paused, Reason::Unfinished, what)
             .with(next)

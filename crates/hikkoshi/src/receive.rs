@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use hikkoshi_engine::custody::{DestinationRecord, DestinationStage};
 use hikkoshi_engine::destination::DestinationFailure;
+use hikkoshi_engine::source::SOURCE_ENDED;
 use hikkoshi_engine::stats::GuestState;
 use hikkoshi_engine::{
     Account, Cancel, DestinationGuest, Outcome, ReceiveError, ReceiveWatch, receive, resume_receive,
 };
-use hikkoshi_qemu::{Departed, LookError, Noted, QemuDestination};
+use hikkoshi_qemu::{AttachError, Departed, LookError, Noted, QemuDestination, Refusal};
 
 use crate::args::Receive;
 use crate::exit::{Exit, Status};
@@ -38,7 +39,7 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     refuse_taken_in(&folder, qmp)?;
     let at_source = |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error);
     let mut guest = QemuDestination::attach_allowing(qmp, &args.common.allowed())
-        .map_err(|error| at_source(Reason::NotAttached, &error))?;
+        .map_err(|error| not_attached(&error))?;
     guest.give_up_when(cancel.clone());
     guest
         .cancel_when_gone(cancel.clone())
@@ -51,7 +52,7 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
         && resume::may_live(&entry.qemu.place)
             .map_err(|error| at_source(Reason::Journal, &error))?
     {
-        return Err(taken_in(page.path()));
+        return Err(taken_in(page.path(), entry.engine.stage));
     }
     let listener = door.bind(listen)?.with_priority(args.options().priority);
     let journal = Arc::new(DestinationJournal::new(
@@ -80,10 +81,28 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
         let what = "waiting for a guest: this QEMU has ended, and can take none in";
         return Err(Exit::new(Status::AtSource, Reason::QemuEnded, what).with(AT_SOURCE));
     }
-    told(args, result, journal.path(), guest.has_ended())
+    let is_unused = guest.is_unused();
+    told(args, result, journal.path(), guest.has_ended(), is_unused)
 }
 
 const AT_SOURCE: &str = "the guest stays at the source; start this QEMU anew before the next try";
+
+/// Where a guest is that was not taken in, and whether this QEMU can take one in later.
+fn at_source(cause: &DestinationFailure, is_unused: bool) -> String {
+    let source = match cause {
+        // Its source has said why.
+        DestinationFailure::CalledOff(why) if why.contains(SOURCE_ENDED) => {
+            "the guest was not taken in here"
+        }
+        _ => "the guest stays at the source",
+    };
+    let here = if is_unused {
+        "nothing was loaded into this QEMU: it can take a guest in as it is"
+    } else {
+        "start this QEMU anew before the next try"
+    };
+    format!("{source}; {here}")
+}
 
 /// A QEMU that has a guest takes in none.
 fn refuse_taken_in(folder: &Path, qmp: &Path) -> Result<(), Exit> {
@@ -97,26 +116,55 @@ fn refuse_taken_in(folder: &Path, qmp: &Path) -> Result<(), Exit> {
     }
     let found = journal::find::<DestinationEntry>(folder, Some(qmp)).map_err(|e| looking(&e))?;
     for (path, entry) in found {
-        let over = entry.engine.stage == DestinationStage::Whole;
         let unknown = |error: LookError| {
             let journal = path.display();
             looking(&format!(
                 "{error} (as {journal} tells; remove it if it is of no use)"
             ))
         };
-        if !over && resume::may_live(&entry.qemu.place).map_err(unknown)? {
-            return Err(taken_in(&path));
+        if resume::may_live(&entry.qemu.place).map_err(unknown)?
+            && resume::may_listen(qmp, &entry.qemu.place)
+        {
+            return Err(taken_in(&path, entry.engine.stage));
         }
     }
     Ok(())
 }
 
-fn taken_in(journal: &Path) -> Exit {
-    let what = "this QEMU was to have a guest already, and that migration is not over";
+/// This QEMU has a guest, or was to have one, by a migration that is not finished.
+fn taken_in(journal: &Path, stage: DestinationStage) -> Exit {
     let again = resume::command::<DestinationEntry>(journal);
+    let (what, next) = match stage {
+        DestinationStage::Whole => (
+            "this QEMU has a guest already, with all of its pages; but whether its source knows \
+             that is not known",
+            format!("to tell it: {again}. For another guest, start another QEMU"),
+        ),
+        _ => (
+            "this QEMU was to have a guest already, and that migration is not over",
+            format!("go on with it: {again}"),
+        ),
+    };
+    let holder = match stage {
+        DestinationStage::Runs | DestinationStage::Whole => Holder::Destination,
+        DestinationStage::Declined => Holder::Source,
+        DestinationStage::Arriving | DestinationStage::Ready => Holder::Undecided,
+    };
     Exit::new(Status::Paused, Reason::Unfinished, what)
-        .with(format!("go on with it: {again}"))
+        .with(next)
+        .held_by(holder)
         .resumed_by(again)
+}
+
+/// What is known of a QEMU that cannot take a guest in. The source was not asked.
+fn not_attached(error: &AttachError) -> Exit {
+    match error {
+        AttachError::Refused(Refusal::NotWaiting { .. }) => {
+            Exit::new(Status::Usage, Reason::NotAttached, error)
+                .with("nothing was changed, here or at the source")
+        }
+        error => Exit::new(Status::AtSource, Reason::NotAttached, error),
+    }
 }
 
 /// Goes on with a guest.
@@ -189,7 +237,7 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
         &args.options(),
         &watch,
     );
-    told(args, result, journal.path(), guest.has_ended())
+    told(args, result, journal.path(), guest.has_ended(), false)
 }
 
 /// Whether pages of it may be missing.
@@ -202,8 +250,9 @@ fn awaits_pages(record: &DestinationRecord) -> bool {
 }
 
 const LOST: &str = "the guest is lost: it had run in that QEMU, and unless it was shut down, what it \
-                    did since is lost with it. What the source has is a moment of the past, and \
-                    must not be continued on disks of a later one: end its QEMU there, and boot \
+                    did since is lost with it. What the source has of it, in a QEMU that is \
+                    paused since ('hikkoshi migrate --resume' there names its process), is a \
+                    moment of the past, and must not be continued on disks of a later one. Boot \
                     the guest anew from its disks";
 
 const PERHAPS: &str = "the guest was made to run in it, and may have run or not: if it has, what it \
@@ -235,6 +284,7 @@ fn told(
     result: Result<Account, ReceiveError>,
     journal: &Path,
     ended: bool,
+    is_unused: bool,
 ) -> Result<Status, Exit> {
     let error = match result {
         Ok(account) => {
@@ -263,7 +313,7 @@ fn told(
     let again = resume::command::<DestinationEntry>(journal);
     let next = match outcome {
         // A source's word, which is none of a destination.
-        Outcome::AtSource | Outcome::Stopped => AT_SOURCE.to_owned(),
+        Outcome::AtSource | Outcome::Stopped => at_source(&error.cause, is_unused),
         Outcome::Declined => format!(
             "the guest has not run here and never will, and its source may not have heard that: \
              until it has, the guest stands still there. Unless 'hikkoshi migrate' says that the \

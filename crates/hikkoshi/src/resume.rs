@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use hikkoshi_engine::link::Address;
-use hikkoshi_qemu::{LookError, Place};
+use hikkoshi_qemu::{GuestThere, Listener, LookError, Place};
 
 use crate::args::Common;
 use crate::exit::{Exit, Status};
-use crate::journal::{self, Entry, Page};
-use crate::reason::Reason;
+use crate::journal::{self, Entry, Page, SourceEntry};
+use crate::reason::{Holder, Reason};
 
 /// The QMP socket.
 pub fn qmp(common: &Common) -> Result<&Path, Exit> {
@@ -41,20 +41,18 @@ pub fn find<E: Entry>(common: &Common, file: Option<&Path>) -> Result<(Page, E),
         None => search::<E>(common)?,
     };
     if !path.exists() {
-        return Err(Exit::new(
-            Status::Usage,
-            Reason::NoJournal,
-            format!(
-                "there is no journal at {}: that migration is over, or had not begun to hand its \
-                 guest over",
-                path.display()
-            ),
+        return Err(nothing::<E>(
+            common,
+            &format!("there is no journal at {}", path.display()),
         ));
     }
     let page = Page::lock(&path).map_err(|error| cannot(&error))?;
     match page.read().map_err(|error| cannot(&error))? {
         Some(entry) => Ok((page, entry)),
-        None => Err(cannot(&"it has just been removed: the migration is over")),
+        None => {
+            let what = format!("the journal at {} has just been removed", path.display());
+            Err(nothing::<E>(common, &what))
+        }
     }
 }
 
@@ -67,24 +65,28 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
             format!("looking for a migration to go on with: {error}"),
         )
     })?;
+    let found = match &common.qmp {
+        None => found,
+        Some(qmp) => found
+            .into_iter()
+            .filter(|(_, entry)| may_listen(qmp, entry.place()))
+            .collect(),
+    };
     // Those whose QEMU has ended are only to be looked at, unless there are no
     // others.
     let lives = |(_, entry): &(PathBuf, E)| may_live(entry.place()).unwrap_or(true);
     let (living, dead): (Vec<_>, Vec<_>) = found.into_iter().partition(lives);
     let found = if living.is_empty() { dead } else { living };
     match &found[..] {
-        [] => Err(Exit::new(
-            Status::Usage,
-            Reason::NoJournal,
-            format!(
-                "there is no {} in {} to go on with: it is over, or had not begun to hand its guest \
-                 over",
+        [] => {
+            let what = format!(
+                "there is no journal of an unfinished migration ({}) in {}",
                 E::SIDE,
                 folder.display()
-            ),
-        )),
-        // The newest of one socket is meant; of several, one must be named.
-        [(path, _), ..] if found.len() == 1 || common.qmp.is_some() => Ok(path.clone()),
+            );
+            Err(nothing::<E>(common, &what))
+        }
+        [(path, _)] => Ok(path.clone()),
         _ => {
             let all = found.iter().map(|(path, entry)| {
                 format!(
@@ -97,6 +99,110 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
             let what = format!("there are several to go on with: {all}");
             Err(Exit::new(Status::Usage, Reason::JournalAmbiguous, what).with("name one of them"))
         }
+    }
+}
+
+/// Whether the QEMU that a journal names may be the one behind the socket `qmp`: it
+/// has to be the process that listens there now. Where nobody listens it may be any
+/// that has ended.
+pub fn may_listen(qmp: &Path, place: &Place) -> bool {
+    let listener = match Listener::at(qmp) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::debug!(%error, "looking who listens at the QMP socket");
+            return true;
+        }
+    };
+    match listener {
+        Listener::Process(pid) => pid == place.pid && may_live(place).unwrap_or(true),
+        // It cannot be seen from here, or does not answer: it lives.
+        Listener::Unknown => may_live(place).unwrap_or(true),
+        Listener::Nobody => true,
+    }
+}
+
+/// There is nothing to resume: says who has the guest, as far as QEMU tells.
+fn nothing<E: Entry>(common: &Common, what: &str) -> Exit {
+    let asked = match &common.qmp {
+        Some(qmp) => GuestThere::ask(qmp),
+        None => Err("which QEMU is meant was not said: name it with --qmp".to_owned()),
+    };
+    let there = match asked {
+        Ok(there) => there,
+        Err(why) => {
+            let next = format!(
+                "whether the guest was handed over cannot be told from here ({why}). Nothing was \
+                 changed"
+            );
+            return Exit::new(Status::Usage, Reason::NoJournal, what).with(next);
+        }
+    };
+    let (status, holder, next) = if E::COMMAND == SourceEntry::COMMAND {
+        source_there(&there)
+    } else {
+        destination_there(&there)
+    };
+    Exit::new(status, Reason::NoJournal, what)
+        .with(next)
+        .held_by(holder)
+}
+
+/// Who has the guest of a source that has no journal.
+fn source_there(there: &GuestThere) -> (Status, Holder, String) {
+    let state = &there.state;
+    match state.as_str() {
+        _ if there.running => (
+            Status::AtSource,
+            Holder::Source,
+            "the guest runs here: nothing is left to be resumed".to_owned(),
+        ),
+        "paused" | "prelaunch" | "suspended" | "io-error" | "debug" | "guest-panicked"
+        | "internal-error" | "shutdown" | "watchdog" => (
+            Status::AtSource,
+            Holder::Source,
+            format!("the guest is here (its state is {state}): nothing is left to be resumed"),
+        ),
+        _ => (
+            Status::Paused,
+            Holder::Unknown,
+            format!(
+                "QEMU's state is {state}: its guest was moved or saved before, by hikkoshi or by \
+                 another program. Never continue it here unless you know that it runs nowhere \
+                 else; 'query-status' at the destination's QEMU says whether it runs there. If a \
+                 journal was kept elsewhere, name its folder with --journal"
+            ),
+        ),
+    }
+}
+
+/// Who has the guest of a destination that has no journal.
+fn destination_there(there: &GuestThere) -> (Status, Holder, String) {
+    let state = &there.state;
+    if there.lacks_pages {
+        let next = "the guest was handed over to this QEMU, and pages of it are missing: its \
+                    journal is elsewhere. Name its folder with --journal";
+        return (Status::Paused, Holder::Destination, next.to_owned());
+    }
+    match state.as_str() {
+        "inmigrate" => (
+            Status::AtSource,
+            Holder::Source,
+            "this QEMU waits for a guest: none was handed over to it".to_owned(),
+        ),
+        _ if there.running => (
+            Status::Moved,
+            Holder::Destination,
+            "the guest runs here, with all of its pages: nothing is left to be resumed".to_owned(),
+        ),
+        _ => (
+            Status::Paused,
+            Holder::Unknown,
+            format!(
+                "QEMU's state is {state}, and no page of it is missing: either its guest arrived \
+                 paused, or its migration was called off before it ran here. 'hikkoshi migrate \
+                 --resume' at the source says which"
+            ),
+        ),
     }
 }
 

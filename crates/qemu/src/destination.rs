@@ -243,6 +243,8 @@ pub struct QemuDestination {
     /// For the device state: our end, QEMU has the other already.
     socket: Option<UnixStream>,
     userfault: Option<ForeignUserfault>,
+    /// A guest was on its way here, at least.
+    prepared: bool,
     loading: bool,
     loaded: bool,
     /// QEMU refused to run the guest that was loaded here, and never did.
@@ -289,6 +291,7 @@ impl QemuDestination {
             settings: Settings::default(),
             socket: None,
             userfault: None,
+            prepared: false,
             loading: false,
             loaded: false,
             never_ran: false,
@@ -339,6 +342,7 @@ impl QemuDestination {
             settings: notes.settings.clone(),
             socket: None,
             userfault,
+            prepared: true,
             loading: true,
             loaded: true,
             never_ran: false,
@@ -376,12 +380,20 @@ impl QemuDestination {
         !self.process.is_alive()
     }
 
+    /// Whether it can take another guest in as it is: nothing has arrived here. (Pages
+    /// that were left by another guest would not be dropped where the next one has
+    /// none.)
+    pub fn is_unused(&self) -> bool {
+        !self.prepared && !self.has_ended()
+    }
+
     /// The number of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
     fn ready(&mut self) -> Result<(), PrepareError> {
+        self.prepared = true;
         if let Some(vigil) = &self.vigil {
             vigil.look_away();
         }

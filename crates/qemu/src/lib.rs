@@ -73,6 +73,7 @@ mod announce;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod any_bytes;
+mod asked;
 mod attach;
 mod backend;
 mod destination;
@@ -102,6 +103,7 @@ mod view;
 mod vigil;
 
 pub use alone::OccupyError;
+pub use asked::{GuestThere, Listener};
 pub use attach::AttachError;
 pub use destination::{
     CatchError, DestinationNotes, GiveUpError, LoadError, Noted, PrepareError, QemuDestination,

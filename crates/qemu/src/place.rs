@@ -110,8 +110,8 @@ pub enum TakeUpError {
     #[error(
         "QEMU's process {pid} has ended, but process {user} ({name}) has the file of its guest's \
          memory \"{id}\", {}, mapped and may have overwritten it: the pages that the destination \
-         lacks are not sent from there. If it is a QEMU that was started anew on the same file, \
-         they are lost; if it has certainly only read, end it and go on", path.display()
+         lacks are not sent from there. If that process is a QEMU that was started on the same file \
+         since, it has a guest of its own, and the pages are lost: leave it alone", path.display()
     )]
     Reused {
         /// QEMU's process.

@@ -422,7 +422,8 @@ impl Handover<'_> {
     fn take_back(&mut self, cause: SourceFailure) -> MigrateError {
         let resumed = self.guest.resume();
         if let Some(mut line) = self.line.take() {
-            line.session.call_off(called_off(&cause));
+            line.session
+                .call_off(called_off(&cause, self.guest.has_ended()));
             line.end();
         }
         taken_back(cause, resumed, self.guest.has_ended())
@@ -489,9 +490,14 @@ pub(super) fn taken_back(
     }
 }
 
+/// What a destination is told, and tells, when the source's machine has ended.
+pub const SOURCE_ENDED: &str = "the source's virtual machine has ended, and the guest with it";
+
 /// What the destination is told about a migration that comes to nothing.
-pub(super) fn called_off(cause: &SourceFailure) -> String {
+/// Of a machine that `ended` nothing else matters.
+pub(super) fn called_off(cause: &SourceFailure, ended: bool) -> String {
     match cause {
+        _ if ended => SOURCE_ENDED.to_owned(),
         SourceFailure::Cancelled => "cancelled at the source".to_owned(),
         cause => format!("the source failed: {cause}"),
     }

@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use error::{MigrateError, Outcome, SourceFailure};
+pub use handover::SOURCE_ENDED;
 pub use options::{ReadAhead, SourceOptions, WhenStalled};
 
 use hikkoshi_wire::MigrationId;
@@ -392,7 +393,7 @@ fn call_off(
 ) -> MigrateError {
     let resumed = guest.resume();
     let cause = session.explain(cause);
-    session.call_off(handover::called_off(&cause));
+    session.call_off(handover::called_off(&cause, guest.has_ended()));
     handover::taken_back(cause, resumed, guest.has_ended())
 }
 

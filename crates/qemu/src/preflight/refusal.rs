@@ -61,8 +61,8 @@ pub enum Refusal {
     },
     /// The destination does not wait for a guest.
     #[error(
-        "QEMU does not wait for a guest (its state is {state}): start it with -incoming defer, and \
-         afresh for each attempt"
+        "this QEMU does not wait for a guest: its state is {state}, so it may have one already. Leave \
+         it alone if so; a guest is taken in by a QEMU of its own, started with -incoming defer"
     )]
     NotWaiting {
         /// QEMU's name for its state.

@@ -16,7 +16,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// `connect` on a Unix socket blocks for as long as the listener's queue is
 /// full, and QEMU's has room for one: so non-blocking, and again until
 /// `deadline`, when the error is [`io::ErrorKind::WouldBlock`].
-pub(super) fn connect(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+pub(crate) fn connect(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     loop {
         let socket = rustix::net::socket_with(

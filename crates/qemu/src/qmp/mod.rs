@@ -29,6 +29,7 @@ pub(crate) mod fuzzing {
 }
 
 pub use client::{COMMAND_TIMEOUT, Client};
+pub(crate) use connect::connect;
 pub use error::{ConnectError, QmpError};
 pub use lines::MAX_LINE;
 pub use message::{Event, Version};

@@ -1,0 +1,218 @@
+//! Journals tell of one QEMU process, and what is said about a migration that is over, or was
+//! interrupted, is so.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use Kind::*;
+use hikkoshi_lab::Vm;
+use hikkoshi_tests::{Ended, Guest, Kind, LONG, Moment, Program, Scene, Trip, Via, busy, hikkoshi};
+use std::path::Path;
+use std::process::Command;
+
+/// Starts `hikkoshi` with these words, for that QEMU and with journals in that folder, and waits
+/// for its end.
+fn run(words: &[&str], qmp: &Path, journal: &Path) -> Ended {
+    let mut command = Command::new(hikkoshi());
+    command.args(words).arg("--qmp").arg(qmp);
+    command.arg("--journal").arg(journal);
+    Program::start(words[0], command).wait()
+}
+
+/// The processes that a program has started.
+fn children(pid: u32) -> Vec<i32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = std::fs::read_to_string(path).unwrap();
+    text.split_whitespace()
+        .map(|n| n.parse().unwrap())
+        .collect()
+}
+
+fn is_running(vm: &Vm) {
+    assert_eq!(vm.status().unwrap(), "running", "{}", vm.name());
+}
+
+/// A new `hikkoshi migrate` comes right after another one was killed in pre-copy: it waits for its
+/// guard, or undoes by itself if that was killed, too.
+#[test]
+fn a_migration_right_after_one_that_was_killed() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy());
+    let journal = scene.folder().join("journal");
+    for guarded in [true, false, true, false] {
+        let moment = Moment::after(Pages).nth(20);
+        let mut attempt = guest.set_out(&Trip::by("precopy").hold(moment));
+        attempt.wait_held();
+        if !guarded {
+            for child in children(attempt.migrate.pid()) {
+                let pid = rustix::process::Pid::from_raw(child).unwrap();
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            }
+        }
+        attempt.migrate.kill();
+        // It finds nobody at that address: that is all it says.
+        let again = run(
+            &["migrate", &scene.nowhere()],
+            guest.vm().qmp_path(),
+            &journal,
+        );
+        again.assert(
+            1,
+            &["connecting to the destination", "runs on at the source"],
+        );
+        is_running(guest.vm());
+        attempt.relay().cut();
+        let (_, arrived) = attempt.wait();
+        arrived.destination.kill();
+        let left = std::fs::read_dir(&journal).unwrap().count();
+        assert_eq!(left, 0, "no journal, and no lock beside it");
+    }
+    guest.travel(&Trip::by("hybrid"));
+}
+
+/// A guest is moved by post-copy, and both of its QEMUs are gone. Others are at their sockets now:
+/// the journals do not tell of them.
+#[test]
+fn other_qemus_at_the_same_sockets() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy());
+    let moment = Moment::after(Pages).nth(300);
+    let trip = Trip::by("postcopy").via(Via::Tcp).hold(moment);
+    let mut attempt = guest.set_out(&trip);
+    attempt.wait_held();
+    attempt.receive.kill();
+    attempt.migrate.kill();
+    attempt.relay().cut();
+    let journal = scene.folder().join("journal");
+    for vm in [guest.vm(), &attempt.destination] {
+        vm.kill();
+        vm.wait_exit(LONG).unwrap();
+        // Where the laboratory listened for it; the next one has the same name.
+        for what in ["console", "harness"] {
+            let path = scene.folder().join(format!("{}.{what}", vm.name()));
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    assert_eq!(attempt.journals().len(), 2);
+    let other = busy().start(scene.lab(), guest.vm().name()).unwrap();
+    let empty = busy()
+        .incoming()
+        .start(scene.lab(), attempt.destination.name());
+    let empty = empty.unwrap();
+    let resumed = run(&["migrate", "--resume"], other.qmp_path(), &journal);
+    resumed.assert(
+        1,
+        &[
+            "no journal of an unfinished migration",
+            "the guest runs here",
+        ],
+    );
+    is_running(&other);
+    let resumed = run(&["receive", "--resume"], empty.qmp_path(), &journal);
+    resumed.assert(1, &["waits for a guest", "none was handed over to it"]);
+    // Nobody is told to end a QEMU.
+    for side in ["migrate", "receive"] {
+        let dead = journal_of(&journal, side);
+        let mut command = Command::new(hikkoshi());
+        command
+            .arg(side)
+            .arg(format!("--resume={}", dead.display()));
+        let ended = Program::start(side, command).wait();
+        assert!(matches!(ended.code, Some(3 | 4)), "{ended:?}");
+        for advice in ["end its QEMU", "end this QEMU", "end it"] {
+            assert!(!ended.said.contains(advice), "{ended:?}");
+        }
+    }
+    // Nor is the other guest taken for the one that had moved.
+    let away = run(&["migrate", &scene.nowhere()], other.qmp_path(), &journal);
+    away.assert(1, &["connecting to the destination"]);
+    is_running(&other);
+}
+
+fn journal_of(folder: &Path, side: &str) -> std::path::PathBuf {
+    let prefix = match side {
+        "migrate" => "source-",
+        _ => "destination-",
+    };
+    let files = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().path());
+    let ours = |path: &std::path::PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with(prefix) && name.ends_with(".json")
+    };
+    files.into_iter().find(ours).unwrap()
+}
+
+/// What there is to resume where nothing is, and where a guest is that has moved.
+#[test]
+fn nothing_to_resume() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy());
+    let journal = scene.folder().join("journal");
+    std::fs::create_dir(&journal).unwrap();
+    let source = std::sync::Arc::clone(guest.vm());
+    let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
+    resumed.assert(1, &["the guest runs here"]);
+    source.stop().unwrap();
+    let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
+    resumed.assert(1, &["the guest is here (its state is paused)"]);
+    source.cont().unwrap();
+    guest.travel(&Trip::by("hybrid"));
+    let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
+    resumed.assert(3, &["postmigrate", "Never continue it here"]);
+    let resumed = run(&["receive", "--resume"], guest.vm().qmp_path(), &journal);
+    resumed.assert(0, &["the guest runs here, with all of its pages"]);
+    // A second guest is not taken in by a QEMU that has one.
+    let second = run(
+        &["receive", "--listen", &scene.nowhere()],
+        guest.vm().qmp_path(),
+        &journal,
+    );
+    second.assert(
+        2,
+        &[
+            "its state is running",
+            "Leave it alone",
+            "nothing was changed",
+        ],
+    );
+    assert!(!second.said.contains("runs at the source"), "{second:?}");
+    is_running(guest.vm());
+}
+
+/// A QEMU that nothing has come to takes a guest in at the next try; one that got a part of a guest
+/// does not, and a source's QEMU that has ended has no guest.
+#[test]
+fn a_destination_after_a_try_that_failed() {
+    let scene = Scene::new();
+    let vm = busy().incoming().start(scene.lab(), "there").unwrap();
+    for _ in 0..2 {
+        let mut receive = Command::new(hikkoshi());
+        receive.args(["receive", "--listen", &scene.nowhere(), "--qmp"]);
+        receive.arg(vm.qmp_path());
+        let mut receive = Program::start("receive", receive);
+        receive.wait_said("waiting for a guest at ");
+        receive.interrupt();
+        let what = [
+            "the guest stays at the source",
+            "it can take a guest in as it is",
+        ];
+        receive.wait().assert(1, &what);
+    }
+    let mut guest = Guest::boot(&scene, busy());
+    let hold = Trip::by("precopy").hold(Moment::after(Pages).nth(20));
+    let attempt = guest.set_out(&hold);
+    attempt.wait_held();
+    guest.vm().kill();
+    guest.vm().wait_exit(LONG).unwrap();
+    attempt.relay().let_go();
+    let (ends, _) = attempt.wait();
+    ends.assert_source(1, &["the source's QEMU has ended, and the guest with it"]);
+    ends.assert_destination(
+        1,
+        &["the guest was not taken in here", "start this QEMU anew"],
+    );
+    assert!(
+        !ends.receive.said.contains("stays at the source"),
+        "{ends:?}"
+    );
+}
