@@ -283,7 +283,7 @@ fn a_destination_that_does_not_wait_for_a_guest() {
     let qmp = guest.vm().qmp_path().to_str().unwrap();
     let receive = ["receive", "--listen", &scene.nowhere(), "--qmp", qmp];
     let before = Traces::of(guest.vm());
-    refused(&receive, 1, &["-incoming defer"]);
+    refused(&receive, 2, &["-incoming defer"]);
     before.assert_same(guest.vm());
     assert_eq!(guest.vm().status().unwrap(), "running");
     // And one that waits is no source.

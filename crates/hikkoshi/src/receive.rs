@@ -159,8 +159,8 @@ fn taken_in(journal: &Path, stage: DestinationStage) -> Exit {
 /// What is known of a QEMU that cannot take a guest in. The source was not asked.
 fn not_attached(error: &AttachError) -> Exit {
     match error {
-        AttachError::Refused(Refusal::NotWaiting { .. }) => {
-            Exit::new(Status::Usage, Reason::NotAttached, error)
+        AttachError::Refused(refusal @ Refusal::NotWaiting { .. }) => {
+            Exit::new(Status::Usage, Reason::NotAttached, refusal)
                 .with("nothing was changed, here or at the source")
         }
         error => Exit::new(Status::AtSource, Reason::NotAttached, error),
