@@ -1,5 +1,7 @@
 //! Certificates of an authority that both sides trust.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rustls::RootCertStore;
@@ -8,6 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
 
 use super::credentials::Files;
+use super::suitable::Unsuitable;
 
 /// One side's certificate and key, and whom it trusts.
 #[derive(Debug)]
@@ -32,12 +35,37 @@ pub enum CertificatesError {
         source: pem::Error,
     },
     /// A PEM file without what is needed.
-    #[error("there is no {what} in {}", path.display())]
+    #[error("there is no {what} in {}; it must be a PEM file that holds one", path.display())]
     Empty {
         /// What it should hold.
         what: &'static str,
         /// Which file.
         path: PathBuf,
+    },
+    /// A private key for which a passphrase is needed.
+    #[error(
+        "the private key in {} is encrypted, and hikkoshi does not ask for passphrases: decrypt it \
+         into a file that only this user can read ('umask 077; openssl pkey -in {} -out KEY')",
+        path.display(), path.display()
+    )]
+    Encrypted {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The other side would not accept this side's certificate.
+    #[error("the certificate in {0}")]
+    Unsuitable(#[from] Unsuitable),
+    /// Certificate and key are not of one pair.
+    #[error(
+        "the private key in {} does not belong to the certificate in {}: the first certificate in \
+         that file must be this side's own, made for this key",
+        key.display(), cert.display()
+    )]
+    OtherKey {
+        /// The key's file.
+        key: PathBuf,
+        /// The certificate's file.
+        cert: PathBuf,
     },
     /// An authority's certificate that makes no sense.
     #[error("the authority's certificate in {}: {source}", path.display())]
@@ -47,7 +75,7 @@ pub enum CertificatesError {
         /// Why not.
         source: rustls::Error,
     },
-    /// Certificate and key do not fit each other, or cannot be used.
+    /// Certificate or key cannot be used.
     #[error("using the certificate and its key: {0}")]
     Unusable(String),
 }
@@ -55,6 +83,17 @@ pub enum CertificatesError {
 impl CertificatesError {
     pub(super) fn unusable(error: impl std::fmt::Display) -> Self {
         Self::Unusable(error.to_string())
+    }
+
+    /// Why certificate and key of these files are not taken.
+    pub(super) fn pair(error: rustls::Error, files: &Files) -> Self {
+        match error {
+            rustls::Error::InconsistentKeys(_) => Self::OtherKey {
+                key: files.key.clone(),
+                cert: files.cert.clone(),
+            },
+            error => Self::unusable(error),
+        }
     }
 }
 
@@ -76,11 +115,7 @@ impl Certificates {
         }
         let chain = certificates("certificate", cert)?;
         let read = PrivateKeyDer::from_pem_file(key);
-        let key_der = read.map_err(|source| CertificatesError::Read {
-            what: "private key",
-            path: key.to_owned(),
-            source,
-        })?;
+        let key_der = read.map_err(|source| unreadable_key(key, source))?;
         // Whoever comes back after a restart may stand elsewhere.
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         Ok(Self {
@@ -94,6 +129,33 @@ impl Certificates {
             },
         })
     }
+}
+
+/// Why there is no private key to be had from a file.
+fn unreadable_key(path: &Path, source: pem::Error) -> CertificatesError {
+    let (what, path) = ("private key", path.to_owned());
+    if is_encrypted(&path) {
+        return CertificatesError::Encrypted { path };
+    }
+    match source {
+        pem::Error::NoItemsFound => CertificatesError::Empty { what, path },
+        source => CertificatesError::Read { what, path, source },
+    }
+}
+
+/// Whether a file says that the key in it is encrypted, in PKCS #8's way (RFC 7468,
+/// section 11) or in the older one (RFC 1421, section 4.6.1.1).
+fn is_encrypted(path: &Path) -> bool {
+    /// Enough for any key's first lines.
+    const LOOKED_AT: u64 = 64 << 10;
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text);
+    let marks = [
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----",
+        "Proc-Type: 4,ENCRYPTED",
+    ];
+    read.is_ok() && text.lines().any(|line| marks.contains(&line.trim()))
 }
 
 fn certificates(

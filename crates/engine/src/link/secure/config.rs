@@ -17,6 +17,7 @@ use super::certificates::{Certificates, CertificatesError};
 use super::credentials::{Destination, DestinationCredentials, Files, Source, SourceCredentials};
 use super::identity::Identity;
 use super::invitation::{Fingerprint, Invitation, Proof, Secret};
+use super::suitable::{self, Side};
 use super::verify::{AnyKey, Pinned};
 use crate::link::Address;
 
@@ -140,8 +141,14 @@ impl TlsServer {
     /// With an authority's certificate; clients must have one, too.
     ///
     /// # Errors
-    /// When the certificate cannot be used.
+    /// When the certificate cannot be used: it has expired, say.
     pub fn certified(certificates: Certificates) -> Result<Self, CertificatesError> {
+        suitable::check(&certificates, &provider(), Side::Destination)?;
+        Self::showing(certificates)
+    }
+
+    /// The same, whatever others think of the certificate.
+    pub(super) fn showing(certificates: Certificates) -> Result<Self, CertificatesError> {
         let Certificates {
             roots,
             chain,
@@ -156,7 +163,7 @@ impl TlsServer {
             .map_err(CertificatesError::unusable)?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key)
-            .map_err(CertificatesError::unusable)?;
+            .map_err(|error| CertificatesError::pair(error, &files))?;
         Ok(Self {
             config: finish_server(config),
             known_by: ServerSide::Authority(files),
@@ -272,8 +279,18 @@ impl TlsClient {
     /// To a destination whose certificate names `host`, with one of our own.
     ///
     /// # Errors
-    /// When the certificate cannot be used, or `host` is no name or address.
+    /// When the certificate cannot be used (it has expired, say), or `host` is no
+    /// name or address.
     pub fn certified(certificates: Certificates, host: &str) -> Result<Self, CertificatesError> {
+        suitable::check(&certificates, &provider(), Side::Source)?;
+        Self::showing(certificates, host)
+    }
+
+    /// The same, whatever others think of the certificate.
+    pub(super) fn showing(
+        certificates: Certificates,
+        host: &str,
+    ) -> Result<Self, CertificatesError> {
         let Certificates {
             roots,
             chain,
@@ -285,7 +302,7 @@ impl TlsClient {
             .map_err(CertificatesError::unusable)?
             .with_root_certificates(roots)
             .with_client_auth_cert(chain, key)
-            .map_err(CertificatesError::unusable)?;
+            .map_err(|error| CertificatesError::pair(error, &files))?;
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| CertificatesError::unusable(format!("'{host}': {error}")))?;
         Ok(Self {

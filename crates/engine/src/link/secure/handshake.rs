@@ -8,7 +8,7 @@ use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::pki_types::CertificateDer;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
-use rustls::{CertificateError, ExtractedSecrets, InvalidMessage};
+use rustls::{AlertDescription, CertificateError, ExtractedSecrets, InvalidMessage};
 use thiserror::Error;
 
 use super::admission::Verdict;
@@ -17,6 +17,7 @@ use super::invitation::{Fingerprint, PROOF, Proof};
 use super::keys::{Common, HEADER, Key, Renew};
 use super::open::{Alert, LONGEST, Opener};
 use super::seal::Sealer;
+use super::suitable::{Utc, now, readable};
 use super::verify::fingerprint;
 use crate::cancel::Cancel;
 
@@ -49,27 +50,41 @@ pub enum SecureError {
     WrongKey,
     /// The peer's certificate is not good enough.
     #[error(
-        "the peer's certificate is not accepted: {0}; it must be signed by an authority in the \
+        "the peer's certificate is not accepted: {}; it must be signed by an authority in the \
          file given with --tls-ca, be valid now, and name the host that is connected to; if it has \
-         extended key usages, a source's needs clientAuth, a destination's serverAuth"
+         extended key usages, a source's needs clientAuth, a destination's serverAuth",
+        readable(.0)
     )]
     Certificate(Box<rustls::Error>),
     /// The peer does not accept this side.
     #[error(
-        "the peer does not accept this side ({0:?}): where an authority vouches for both, this \
+        "the peer does not accept this side ({0:?}; this host's clock says {clock}): where an authority vouches for both, this \
          side's certificate must be signed by the one that the peer was given with --tls-ca, and \
          be valid now; if it has extended key usages, a source's needs clientAuth, a destination's \
-         serverAuth; a destination that invites must be connected to with --to"
+         serverAuth; a destination that invites must be connected to with --to", clock = Utc(now())
     )]
     Refused(rustls::AlertDescription),
     /// The handshake failed otherwise.
     #[error("the TLS handshake failed: {0}")]
     Tls(Box<rustls::Error>),
     /// The source does not know the secret.
-    #[error("the source was not invited: it does not know the secret of the invitation")]
+    #[error(
+        "the source does not know the secret of the invitation that is shown here: it was given \
+         another invitation, or a damaged copy of this one; or it is a stranger"
+    )]
     NotInvited,
+    /// The source knows another destination's key.
+    #[error(
+        "the source was given the invitation of another 'hikkoshi receive' (an earlier one, \
+         perhaps): give it the one that is shown here"
+    )]
+    InvitedElsewhere,
     /// The source knows the secret of an invitation that another one has used.
-    #[error("the invitation was used by another source already")]
+    #[error(
+        "another source has used this invitation already, and it is good for one migration: if it \
+         is not the one that was meant, end this 'hikkoshi receive', start it again, and hand out \
+         the new invitation"
+    )]
     Used,
     /// The destination says that this source was not invited.
     #[error(
@@ -199,7 +214,14 @@ pub(in crate::link) fn accept<S: Read + Write>(
     patience: Patience<'_>,
 ) -> Result<(Opener, Sealer, Option<Fingerprint>), SecureError> {
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
-    let (mut opener, mut sealer, certificate) = shake_hands(connection, socket, patience)?;
+    let shaken = shake_hands(connection, socket, patience);
+    let (mut opener, mut sealer, certificate) = shaken.map_err(|error| match error {
+        // It looks at nothing but the key (`verify.rs`).
+        SecureError::Refused(AlertDescription::AccessDenied) if server.invites() => {
+            SecureError::InvitedElsewhere
+        }
+        error => error,
+    })?;
     if !server.invites() {
         return Ok((opener, sealer, None));
     }

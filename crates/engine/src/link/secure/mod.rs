@@ -35,6 +35,7 @@ mod invitation;
 mod keys;
 mod open;
 mod seal;
+mod suitable;
 mod verify;
 
 #[cfg(test)]
@@ -45,6 +46,7 @@ pub use config::{TlsClient, TlsServer};
 pub use credentials::{DestinationCredentials, SourceCredentials};
 pub use handshake::{Patience, SecureError};
 pub use invitation::{Fingerprint, Invitation, InvitationError};
+pub use suitable::{Unsuitable, Validity};
 
 pub(super) use handshake::{accept, connect, receive, send};
 pub(crate) use open::Opener;

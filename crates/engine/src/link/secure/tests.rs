@@ -244,7 +244,7 @@ fn another_destination_and_another_secret_are_told_apart() {
     let (near, far) = refused(&TlsClient::invited(&invitation(&other)).unwrap(), &server);
     assert!(matches!(near, SecureError::WrongKey), "{near}");
     // It hears why.
-    assert!(matches!(far, SecureError::Refused(_)), "{far}");
+    assert!(matches!(far, SecureError::InvitedElsewhere), "{far}");
     let mut mixed = invitation(&server);
     mixed.secret = invitation(&other).secret;
     let (near, far) = refused(&TlsClient::invited(&mixed).unwrap(), &server);
@@ -360,14 +360,16 @@ fn an_authority_vouches_for_both() {
 #[test]
 fn certificates_of_the_past_are_not_accepted() {
     let ours = Authority::new();
-    let server = TlsServer::certified(ours.issue_until("dst.example", 2001)).unwrap();
+    let server = TlsServer::showing(ours.issue_until("dst.example", 2001)).unwrap();
     let (near, _) = refused(&certified(&ours, "dst.example"), &server);
-    assert!(near.to_string().contains("expired"), "{near}");
+    let expired = "it expired on 2001-01-01 00:00:00 UTC (this host's clock says 2";
+    assert!(near.to_string().contains(expired), "{near}");
     let server = TlsServer::certified(ours.issue("dst.example")).unwrap();
     let old = ours.issue_until("src.example", 2001);
-    let (near, far) = refused(&TlsClient::certified(old, "dst.example").unwrap(), &server);
-    assert!(near.to_string().contains("Expired"), "{near}");
-    assert!(far.to_string().contains("expired"), "{far}");
+    let (near, far) = refused(&TlsClient::showing(old, "dst.example").unwrap(), &server);
+    let theirs = "CertificateExpired; this host's clock says 2";
+    assert!(near.to_string().contains(theirs), "{near}");
+    assert!(far.to_string().contains(expired), "{far}");
 }
 
 #[test]
@@ -376,10 +378,9 @@ fn certificates_are_good_for_what_they_allow() {
     let ours = Authority::new();
     let source = |uses: &[_]| {
         let certificates = ours.issue_for("src.example", uses);
-        TlsClient::certified(certificates, "dst.example").unwrap()
+        TlsClient::showing(certificates, "dst.example").unwrap()
     };
-    let destination =
-        |uses: &[_]| TlsServer::certified(ours.issue_for("dst.example", uses)).unwrap();
+    let destination = |uses: &[_]| TlsServer::showing(ours.issue_for("dst.example", uses)).unwrap();
     let both = [ClientAuth, ServerAuth];
     for (from, to) in [
         (&[ClientAuth][..], &[ServerAuth][..]),
@@ -418,6 +419,108 @@ fn one_with_certificates_and_one_that_invites_do_not_get_on() {
     assert!(matches!(near, SecureError::WrongKey), "{near}");
 }
 
+/// Before any connection: by either side.
+#[test]
+fn unsuitable_certificates_are_not_used() {
+    use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    let ours = Authority::new();
+    let here = |certificates: Certificates| {
+        let error = TlsClient::certified(certificates, "dst.example").unwrap_err();
+        error.to_string()
+    };
+    let there = |certificates: Certificates| {
+        let error = TlsServer::certified(certificates).unwrap_err();
+        error.to_string()
+    };
+    let path = |name: &str| ours.path(name);
+    let shown = path("a.example.crt").display().to_string();
+    let clock = |text: &str| {
+        let (_, said) = text.split_once("this host's clock says ").unwrap();
+        said.get(..4).unwrap().parse::<u32>().unwrap() > 2020 && said.ends_with(" UTC)")
+    };
+    for told in [
+        here(ours.issue_until("a.example", 2001)),
+        there(ours.issue_until("a.example", 2001)),
+    ] {
+        let expired =
+            format!("the certificate in {shown}: it expired on 2001-01-01 00:00:00 UTC (");
+        assert!(told.starts_with(&expired) && clock(&told), "{told}");
+    }
+    let early = |params: &mut CertificateParams| {
+        params.not_before = rcgen::date_time_ymd(3000, 2, 3);
+        params.not_after = rcgen::date_time_ymd(4000, 1, 1);
+    };
+    let told = here(ours.issue_with("a.example", early));
+    let wanted =
+        format!("the certificate in {shown}: it is valid only from 3000-02-03 00:00:00 UTC (");
+    assert!(told.starts_with(&wanted) && clock(&told), "{told}");
+    // For something else.
+    let told = here(ours.issue_for("a.example", &[ServerAuth]));
+    assert!(
+        told.contains("have to contain clientAuth for a source"),
+        "{told}"
+    );
+    let told = there(ours.issue_for("a.example", &[ClientAuth]));
+    assert!(
+        told.contains("have to contain serverAuth for a destination"),
+        "{told}"
+    );
+    // What 'openssl x509 -req' makes.
+    std::fs::write(path("v1.crt"), VERSION_1).unwrap();
+    let read = || Certificates::read(&path("ca"), &path("v1.crt"), &path("a.example.key"));
+    for told in [here(read().unwrap()), there(read().unwrap())] {
+        assert!(
+            told.contains("v1.crt: this is an X.509 version 1 certificate"),
+            "{told}"
+        );
+        assert!(told.contains("subjectAltName"), "{told}");
+    }
+    // Another authority's: the other side may have been given that one.
+    let theirs = Authority::new();
+    std::fs::copy(theirs.path("ca"), path("theirs")).unwrap();
+    ours.issue("a.example");
+    let read = || {
+        Certificates::read(
+            &path("theirs"),
+            &path("a.example.crt"),
+            &path("a.example.key"),
+        )
+    };
+    assert!(TlsClient::certified(read().unwrap(), "dst.example").is_ok());
+    assert!(TlsServer::certified(read().unwrap()).is_ok());
+    // A passphrase would be needed.
+    for (name, lines) in [
+        (
+            "pkcs8",
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIHs\n-----END ENCRYPTED PRIVATE KEY-----\n",
+        ),
+        (
+            "older",
+            "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,49\n\nxFF/\n\
+             -----END RSA PRIVATE KEY-----\n",
+        ),
+    ] {
+        std::fs::write(path(name), lines).unwrap();
+        let read = Certificates::read(&path("ca"), &path("a.example.crt"), &path(name));
+        let told = read.unwrap_err().to_string();
+        assert!(
+            told.contains("is encrypted") && told.contains("openssl pkey -in"),
+            "{told}"
+        );
+    }
+}
+
+/// `openssl x509 -req` with neither `-extfile` nor `-copy_extensions` (OpenSSL 3.0).
+const VERSION_1: &str = "-----BEGIN CERTIFICATE-----
+MIIBGDCBvwIUFr+SIPaxPf3I1lqec+RGk+SuHLowCgYIKoZIzj0EAwIwDTELMAkG
+A1UEAwwCY2EwIBcNMjYxMTIyMjA0ODAyWhgPMjEyNjEwMjkyMDQ4MDJaMA8xDTAL
+BgNVBAMMBGhvc3QwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASQXf6/b/Uo8ZCM
+wNDxamkOi35TVm+CZeTmj6xxczjRrV35MBcXjJxOJSpADMjRZe3S7Bz8CHjrzNju
+WT7qjZhTMAoGCCqGSM49BAMCA0gAMEUCIGROtAQ8PdAypqT7kEcZb90ICi6/pN0C
+DAuOTVTqoSDbAiEA6TRjloJt2RKIryrWeJ9fnNVEmNsChnWMaliO+e3yOo8=
+-----END CERTIFICATE-----
+";
+
 #[test]
 fn unreadable_certificates_are_named() {
     let ours = Authority::new();
@@ -455,7 +558,14 @@ fn unreadable_certificates_are_named() {
     other.issue("other.example");
     std::fs::copy(other.path("other.example.key"), path("other.key")).unwrap();
     let text = read("ca", crt, "other.key");
-    assert!(text.contains("certificate and its key"), "{text}");
+    assert!(
+        text.contains("does not belong to the certificate in"),
+        "{text}"
+    );
+    assert!(
+        text.contains("other.key") && text.contains(crt),
+        "both files: {text}"
+    );
     assert!(Path::new(&path(crt)).exists());
 }
 
