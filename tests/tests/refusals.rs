@@ -164,12 +164,17 @@ fn a_destination_that_is_not_there() {
     // Bound, so that it is nobody else's, and nobody listens.
     let (_bound, port) = closed_port();
     let why = [
-        "does 'hikkoshi receive' run there?",
+        "there is no such socket: does 'hikkoshi receive' run there?",
         "the guest runs on at the source",
     ];
-    for address in [scene.nowhere(), port] {
-        refused(&["migrate", &address, "--qmp", &qmp], 1, &why);
-    }
+    refused(&["migrate", &scene.nowhere(), "--qmp", &qmp], 1, &why);
+    let closed = [
+        &port,
+        "Connection refused",
+        "does 'hikkoshi receive' run there, and listen on this port?",
+        "the guest runs on at the source",
+    ];
+    refused(&["migrate", &port, "--qmp", &qmp], 1, &closed);
     // An upgrade has replaced the program's file since it was started: the guard process is started
     // all the same.
     let copy = scene.folder().join("hikkoshi");
@@ -184,7 +189,7 @@ fn a_destination_that_is_not_there() {
     refused(
         &["migrate", &unknown, "--qmp", &qmp],
         2,
-        &["cannot look up", &unknown],
+        &["cannot look up the host", "getent hosts aaaa"],
     );
     before.assert_same(guest.vm());
 

@@ -23,9 +23,12 @@ pub struct AddressError(String);
 
 /// Why a host's name could not be turned into an address.
 #[derive(Debug, Error)]
-#[error("cannot look up '{address}': {cause}")]
+#[error(
+    "cannot look up the host '{host}': {cause}; is the name right, and does this machine's name \
+     service know it ('getent hosts {host}')?"
+)]
 pub struct ResolveError {
-    address: String,
+    host: String,
     cause: std::io::Error,
 }
 
@@ -67,7 +70,7 @@ impl Address {
             return Ok(Vec::new());
         };
         let wrap = |cause| ResolveError {
-            address: text.clone(),
+            host: self.host().unwrap_or(text).to_owned(),
             cause,
         };
         let found: Vec<_> = text.to_socket_addrs().map_err(wrap)?.collect();
@@ -118,6 +121,20 @@ mod tests {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("HOST:PORT"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_host_that_cannot_be_looked_up_is_named() {
+        // Too long for a name: nobody on a network is asked.
+        let host = format!("{}.invalid", "a".repeat(64));
+        let address: Address = format!("{host}:7000").parse().unwrap();
+        let error = address.resolve().unwrap_err().to_string();
+        let said = format!("cannot look up the host '{host}': ");
+        assert!(error.starts_with(&said), "{error}");
+        assert!(
+            error.ends_with(&format!("('getent hosts {host}')?")),
+            "{error}"
+        );
     }
 
     #[test]

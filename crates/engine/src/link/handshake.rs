@@ -12,6 +12,7 @@ use hikkoshi_wire::{
 use thiserror::Error;
 
 use super::secure::{self, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer};
+use super::unreached;
 use super::{Incoming, Mark, Remote, Stream};
 use crate::cancel::Cancel;
 use crate::confine::confine;
@@ -23,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 pub enum HandshakeError {
     /// The connection failed.
-    #[error("{0}; does 'hikkoshi receive' run there?")]
+    #[error("{0}{advice}", advice = unreached::advice(.0))]
     Connect(io::Error),
     /// The connection failed after it was made.
     #[error("{0}")]

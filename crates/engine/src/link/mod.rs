@@ -22,6 +22,7 @@ mod remote;
 pub mod secure;
 mod spin;
 mod stream;
+mod unreached;
 mod urgency;
 mod window;
 mod writer;

@@ -1,0 +1,44 @@
+//! What to look at when nobody answers at an address.
+
+use std::io::{self, ErrorKind};
+
+/// What a person should check after a connection attempt failed with `error`:
+/// empty, if the error says enough, or begins with "; ".
+pub(super) fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => {
+            "; does 'hikkoshi receive' run there, and listen on this port? A firewall can refuse \
+             connections, too"
+        }
+        ErrorKind::TimedOut => {
+            "; does 'hikkoshi receive' run there, or does a firewall drop what is sent to this port?"
+        }
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
+            "; is the address right, is there a route to it, and does a firewall reject it?"
+        }
+        ErrorKind::NotFound => "; there is no such socket: does 'hikkoshi receive' run there?",
+        ErrorKind::PermissionDenied => {
+            "; this user may not connect to it: run as the user who runs 'hikkoshi receive', or as \
+             root, and see whether a firewall prohibits it"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::HandshakeError;
+
+    #[test]
+    fn closed_and_filtered_ports_are_told_apart() {
+        let said = |kind: ErrorKind| HandshakeError::Connect(kind.into()).to_string();
+        assert!(said(ErrorKind::ConnectionRefused).contains("listen on this port?"));
+        assert!(said(ErrorKind::TimedOut).contains("or does a firewall drop"));
+        assert!(said(ErrorKind::NetworkUnreachable).contains("is there a route"));
+        assert!(said(ErrorKind::NotFound).contains("no such socket"));
+        let other = io::Error::other("the name leads elsewhere");
+        let other = HandshakeError::Connect(other).to_string();
+        assert_eq!(other, "the name leads elsewhere");
+    }
+}
