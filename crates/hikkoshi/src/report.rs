@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hikkoshi_engine::Account;
 use hikkoshi_engine::stats::{CollapseAccount, LatencySummary, Requests};
+use hikkoshi_wire::text;
 use serde::Serialize;
 
 use crate::exit::{End, Exit};
@@ -200,7 +201,9 @@ fn write_object(object: &impl Serialize, path: &Path) -> io::Result<()> {
     let mut json = serde_json::to_vec(object).map_err(io::Error::other)?;
     json.push(b'\n');
     if path == Path::new("-") {
-        io::stdout().write_all(&json)
+        // A terminal, perhaps: in JSON, too, text is all that is sent there.
+        let json = String::from_utf8_lossy(&json);
+        io::stdout().write_all(text::lines(&json).as_bytes())
     } else {
         std::fs::write(path, json)
     }

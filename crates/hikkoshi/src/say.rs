@@ -7,10 +7,15 @@
 //! `println!` and `eprintln!` panic if the reader has gone. A guest that is being
 //! moved must not be lost because a terminal was closed, so errors of writing are
 //! ignored here.
+//!
+//! What is written contains words of others: of a peer, of QEMU, names of files and
+//! processes. Here is where they leave the program, and here they become text: no
+//! escape sequence reaches a terminal, and no line is made up in a log.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hikkoshi_wire::text;
 use serde::Serialize;
 
 use crate::exit::{End, Exit};
@@ -71,12 +76,13 @@ pub fn object(name: &str, value: &impl Serialize) {
 /// Writes a line to standard error, if anybody reads it.
 pub fn line(line: &str) {
     // In one piece: several threads and the guard process write there.
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    let line = format!("{}\n", text::one_line(line));
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Writes text to standard output, if anybody reads it.
 pub fn to_stdout(text: &str) {
     let mut stdout = std::io::stdout();
-    let _ = stdout.write_all(text.as_bytes());
+    let _ = stdout.write_all(text::lines(text).as_bytes());
     let _ = stdout.flush();
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use hikkoshi_wire::text::one_line;
 use serde_json::{Value, json};
 
 use crate::qmp::{Client, Event, QmpError};
@@ -72,11 +73,11 @@ pub(crate) fn query(client: &mut Client) -> Result<MigrationInfo, QmpError> {
     let blocked = answer.get("blocked-reasons").and_then(Value::as_array);
     Ok(MigrationInfo {
         status: MigrationStatus::parse(text("status").unwrap_or("none")),
-        error: text("error-desc").map(str::to_owned),
+        error: text("error-desc").map(|said| one_line(said).into_owned()),
         blocked: blocked
             .into_iter()
             .flatten()
-            .filter_map(|reason| reason.as_str().map(str::to_owned))
+            .filter_map(|reason| reason.as_str().map(|said| one_line(said).into_owned()))
             .collect(),
     })
 }

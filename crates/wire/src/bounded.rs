@@ -10,6 +10,8 @@ use std::marker::PhantomData;
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 use serde::ser::{self, Serialize, Serializer};
 
+use crate::text;
+
 /// Longest text in a message, in bytes: a name, a version, a reason.
 pub const MAX_TEXT: usize = 4096;
 
@@ -29,7 +31,7 @@ impl Name {
         deserializer: D,
     ) -> Result<String, D::Error> {
         let name = deserializer.deserialize_str(TextVisitor)?;
-        if name.chars().any(is_not_text) {
+        if !name.chars().all(text::is_text) {
             return Err(de::Error::custom("a name with control characters"));
         }
         Ok(name)
@@ -51,21 +53,9 @@ impl Label {
     }
 }
 
-/// Characters that a terminal or a log would take for something else than text:
-/// control characters, line and paragraph separators, and those that change or
-/// hide the direction of what follows (Unicode's `Bidi_Control`).
-fn is_not_text(character: char) -> bool {
-    let directs = matches!(
-        character,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-    );
-    directs || character.is_control() || matches!(character, '\u{2028}' | '\u{2029}')
-}
-
 /// A text for people: one that is too long is cut when it is sent, so that a
 /// long reason is never the cause of another failure. It is shown to them as it
-/// is, so that of a peer's text only text is taken in: line ends and tabs
-/// become blanks, other control characters question marks.
+/// is, so that of a peer's text only text is taken in ([`text::one_line`]).
 pub(crate) struct Reason;
 
 impl Reason {
@@ -81,12 +71,7 @@ impl Reason {
         deserializer: D,
     ) -> Result<String, D::Error> {
         let text = deserializer.deserialize_str(TextVisitor)?;
-        let shown = |character: char| match character {
-            '\n' | '\r' | '\t' => ' ',
-            other if is_not_text(other) => '?',
-            other => other,
-        };
-        Ok(text.chars().map(shown).collect())
+        Ok(text::one_line(&text).into_owned())
     }
 }
 

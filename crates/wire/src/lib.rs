@@ -162,6 +162,7 @@ mod negotiate;
 mod processors;
 mod ranges;
 mod summary;
+pub mod text;
 
 pub use bounded::MAX_TEXT;
 pub use compatible::{Mismatch, Names};

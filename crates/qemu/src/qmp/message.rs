@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
+use hikkoshi_wire::text::one_line;
 use serde_json::{Map, Value};
 
 /// QEMU's version, from its greeting. Ordered.
@@ -104,11 +105,8 @@ impl Message {
         }
         if let Some(Value::Object(error)) = object.get("error") {
             let text = |key| {
-                error
-                    .get(key)
-                    .and_then(Value::as_str)
-                    .unwrap_or("(no description)")
-                    .to_owned()
+                let said = error.get(key).and_then(Value::as_str);
+                one_line(said.unwrap_or("(no description)")).into_owned()
             };
             return Ok(Self::Error {
                 id,
@@ -182,6 +180,20 @@ mod tests {
                 assert_eq!(id, Some(4));
                 assert_eq!(class, "GenericError");
                 assert_eq!(description, "Migration is not finalized yet");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_error_is_text_only() {
+        let line = br#"{"error": {"class": "\u0007", "desc": "a\n\u001b[2Jb\u009b31m"}}"#;
+        match Message::parse(line).unwrap() {
+            Message::Error {
+                class, description, ..
+            } => {
+                assert_eq!(class, "?");
+                assert_eq!(description, "a ?[2Jb?31m");
             }
             other => panic!("{other:?}"),
         }
