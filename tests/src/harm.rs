@@ -88,11 +88,17 @@ impl Harm {
         let at_source = "the guest runs on at the source";
         match self {
             Self::SourceKilled => assert_eq!(ends.migrate.code, None, "killed"),
+            // Not which of the calls on its process has failed for that.
+            Self::DestinationQemuKilled => {
+                let ended = ["virtual machine (process ", ") has ended"];
+                ends.assert_source(1, &[at_source, ended[0], ended[1]]);
+                ends.assert_destination(1, &ended);
+            }
             _ => ends.assert_source(1, &[at_source]),
         }
         match (self, moment.kind) {
             (Self::DestinationKilled, _) => assert_eq!(ends.receive.code, None, "killed"),
-            (Self::DestinationQemuKilled, _) => ends.assert_destination(1, &[]),
+            (Self::DestinationQemuKilled, _) => {}
             // From its word on that it is ready the destination cannot know.
             (_, Kind::Ready) => ends.assert_destination(3, &["nothing of it is lost"]),
             // It may have come to that word before it saw the end of its links.

@@ -59,6 +59,22 @@ impl Process {
         !matches!(poll(&mut set, Some(&now)), Ok(1..))
     }
 
+    /// Whether it has ended, or is about to and has no memory any more: what is done to its memory
+    /// fails then.
+    #[must_use]
+    pub fn has_lost_memory(&self) -> bool {
+        let sizes = || std::fs::read_to_string(self.thread_folder()?.join("statm"));
+        let lost = match sizes() {
+            // proc_pid_statm(5): all of them are 0 of a task without memory.
+            Ok(sizes) => sizes.starts_with("0 "),
+            Err(error) => {
+                let gone = [Some(Errno::SRCH), Some(Errno::NOENT)];
+                gone.contains(&Errno::from_io_error(&error))
+            }
+        };
+        lost || !self.is_alive()
+    }
+
     /// Kills it (`SIGKILL`), and waits until it is gone, for a while.
     ///
     /// # Errors
@@ -219,10 +235,16 @@ mod tests {
             .unwrap();
         let process = Process::open(child.id()).unwrap();
         assert!(process.is_alive());
+        assert!(!process.has_lost_memory());
         assert!(process.open_proc("maps").is_ok());
         child.kill().unwrap();
+        // Not waited for: a zombie.
+        while process.is_alive() {
+            std::thread::yield_now();
+        }
+        assert!(process.has_lost_memory());
         child.wait().unwrap();
-        assert!(!process.is_alive());
+        assert!(!process.is_alive() && process.has_lost_memory());
         let error = process.open_proc("maps").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
     }

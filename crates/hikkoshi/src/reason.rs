@@ -150,7 +150,7 @@ impl From<&DestinationFailure> for Reason {
             | DestinationFailure::Presence(_)
             | DestinationFailure::Faults(_)
             | DestinationFailure::Register(_) => Self::Memory,
-            DestinationFailure::ProcessGone => Self::QemuEnded,
+            DestinationFailure::ProcessGone(_) => Self::QemuEnded,
             DestinationFailure::DeviceState(_) => Self::DeviceState,
             DestinationFailure::Cancelled => Self::Cancelled,
             DestinationFailure::CalledOff(_) => Self::PeerCancelled,

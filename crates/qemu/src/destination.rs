@@ -377,7 +377,7 @@ impl QemuDestination {
 
     /// Whether QEMU is gone.
     pub fn has_ended(&self) -> bool {
-        !self.process.is_alive()
+        self.process.has_lost_memory()
     }
 
     /// Whether it can take another guest in as it is: nothing has arrived here. (Pages

@@ -55,6 +55,7 @@ impl Arrival<'_> {
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> ReceiveError {
+        let cause = cause.seen(guest);
         self.session.part(&parting(&cause));
         self.let_memory_go();
         self.session.end(self.receivers);

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::installer::InstallError;
 use super::presence::PresenceError;
-use crate::guest::GuestError;
+use crate::guest::{DestinationGuest, GuestError};
 use crate::link::LinkError;
 use crate::source::Outcome;
 
@@ -85,9 +85,13 @@ pub enum DestinationFailure {
     /// Faults could not be asked for.
     #[error("{0}")]
     Register(#[from] RangeError),
-    /// The machine's process ended.
-    #[error("the destination's virtual machine has ended; the guest's memory there went with it")]
-    ProcessGone,
+    /// The machine's process ended; its number, where that is known.
+    #[error(
+        "the destination's virtual machine{} has ended, and what it had of the guest's memory with \
+         it; its log, or its standard error, may say why",
+        .0.map_or_else(String::new, |pid| format!(" (process {pid})"))
+    )]
+    ProcessGone(Option<u32>),
     /// The device state is not what the source sent.
     #[error("the device state arrived damaged: {0}")]
     DeviceState(String),
@@ -138,8 +142,33 @@ impl DestinationFailure {
     pub(super) fn is_end_of_guest(&self) -> bool {
         matches!(
             self,
-            Self::ProcessGone | Self::Install(InstallError::Copy(CopyError::ProcessGone { .. }))
+            Self::ProcessGone(_) | Self::Install(InstallError::Copy(CopyError::ProcessGone { .. }))
         )
+    }
+
+    /// The same, with the reason if that is plain to see: whatever is done to the
+    /// machine fails when its process has ended.
+    pub(super) fn seen(self, guest: &dyn DestinationGuest) -> Self {
+        let by_machine = matches!(
+            self,
+            Self::Guest(_)
+                | Self::Ram { .. }
+                | Self::Drop { .. }
+                | Self::Install(_)
+                | Self::Presence(_)
+                | Self::Faults(_)
+                | Self::Register(_)
+                | Self::ProcessGone(None)
+        );
+        if by_machine && guest.has_ended() {
+            return Self::gone(guest);
+        }
+        self
+    }
+
+    /// That the machine has ended.
+    pub(super) fn gone(guest: &dyn DestinationGuest) -> Self {
+        Self::ProcessGone(guest.memory_place().map(|(process, _)| process.pid()))
     }
 
     /// A message that has no business here.

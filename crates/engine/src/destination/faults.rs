@@ -132,7 +132,7 @@ impl FaultThread {
             }
             match self.next()? {
                 Ready::Stopped => return Ok(()),
-                Ready::ProcessGone => return Err(DestinationFailure::ProcessGone),
+                Ready::ProcessGone => return Err(DestinationFailure::ProcessGone(None)),
                 Ready::TimedOut => continue,
                 Ready::Also => {
                     installer.news().heard();

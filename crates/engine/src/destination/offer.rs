@@ -7,6 +7,7 @@ use hikkoshi_faults::Userfault;
 use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, ToDestination, ToSource};
 
 use super::ReceiveWatch;
+use super::error::DestinationFailure;
 use super::memory::Memory;
 use super::options::DestinationOptions;
 use super::processors;
@@ -111,6 +112,12 @@ pub(super) fn hear(
             check_links(background_links)?;
             let ready = make_ready(guest, may_postcopy, background_links)?;
             Ok((ready, differences))
+        })
+        .map_err(|reason| {
+            if guest.has_ended() {
+                return DestinationFailure::gone(guest).to_string();
+            }
+            reason
         });
     let ((memory, userfault), differences) = match ready {
         Ok(ready) => ready,

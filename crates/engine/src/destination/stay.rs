@@ -158,7 +158,7 @@ impl<'a> Stay<'a> {
                 // It never ran here: the source shall take it back.
                 (event, cause) = (
                     DestinationEvent::Broken,
-                    Some(DestinationFailure::ProcessGone),
+                    Some(DestinationFailure::gone(guest)),
                 );
             }
             if event == DestinationEvent::Broken
@@ -234,7 +234,7 @@ impl<'a> Stay<'a> {
             }
             if !self.state.ended && guest.has_ended() {
                 self.state.ended = true;
-                let gone = DestinationFailure::ProcessGone;
+                let gone = DestinationFailure::gone(guest);
                 return Ok((DestinationEvent::Broken, Some(gone)));
             }
             let bytes = self.sink.counters.bytes();

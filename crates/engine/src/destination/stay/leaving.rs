@@ -31,7 +31,7 @@ impl Stay<'_> {
                 Err(ReceiveError { cause, outcome })
             }
             DestinationStage::Ready | DestinationStage::Runs => {
-                let cause = cause.unwrap_or(DestinationFailure::ProcessGone);
+                let cause = cause.unwrap_or_else(|| DestinationFailure::gone(guest));
                 Err(self.leave(guest, cause))
             }
         }
@@ -114,6 +114,7 @@ impl Stay<'_> {
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> ReceiveError {
+        let cause = cause.seen(guest);
         let outcome = match self.keeper.stage() {
             DestinationStage::Ready => Outcome::Paused,
             DestinationStage::Runs if !self.keeper.record.started => Outcome::Paused,

@@ -87,7 +87,7 @@ impl Stay<'_> {
             let mut lost = None;
             for action in actions {
                 if *action == DestinationAction::End {
-                    return Err(cause.unwrap_or(DestinationFailure::ProcessGone));
+                    return Err(cause.unwrap_or(DestinationFailure::ProcessGone(None)));
                 }
                 lost = self.act(*action, &mut cause).err();
                 if lost.is_some() {
