@@ -68,6 +68,7 @@ pub struct Trip {
     receive_with: Vec<String>,
     receive_without: Option<Lack>,
     journals: [Option<PathBuf>; 2],
+    retry_by_default: bool,
 }
 
 impl Trip {
@@ -161,6 +162,13 @@ impl Trip {
         self
     }
 
+    /// With engines that retry for as long as they do by default.
+    #[must_use]
+    pub fn retry_by_default(mut self) -> Self {
+        self.retry_by_default = true;
+        self
+    }
+
     /// With a relay that does nothing unasked.
     #[must_use]
     pub fn relayed(mut self) -> Self {
@@ -242,6 +250,17 @@ impl Trip {
         matches!(self.via, Via::Invitation(_) | Via::Tls(_))
     }
 
+    /// Tests look at what comes of a lost link, so that engines leave at once unless they are told
+    /// not to. In pre-copy that is the default.
+    fn retries(&self, given: &[String]) -> &'static [&'static str] {
+        let told = given.iter().any(|a| a.starts_with("--retry-for"));
+        if told || self.mode == "precopy" || self.retry_by_default {
+            &[]
+        } else {
+            &["--retry-for", "0"]
+        }
+    }
+
     /// `hikkoshi`'s arguments at the source, but for the account.
     fn migrate(&self, command: &mut Command, address: &str, source: &Vm, journal: &Path) {
         command.args(["migrate", "--mode", self.mode]);
@@ -254,6 +273,7 @@ impl Trip {
         command.arg(source.qmp_path());
         command.arg("--journal").arg(journal);
         command.args(&self.arguments);
+        command.args(self.retries(&self.arguments));
         if !self.arguments.iter().any(|a| a == "--max-downtime") {
             command.args(["--max-downtime", PATIENT]);
         }
@@ -377,6 +397,7 @@ impl Attempt {
             .map(|own| own.unwrap_or(common.clone()));
         receive.arg("--journal").arg(&journals[1]);
         receive.args(&trip.receive_with);
+        receive.args(trip.retries(&trip.receive_with));
         if plaintext {
             receive.arg("--plaintext");
         }

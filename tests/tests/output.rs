@@ -5,8 +5,9 @@ use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
     Account, Ended, Guest, Program, Scene, Schema, Trip, hikkoshi, refused, refused_command,
 };
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 #[test]
 fn json_on_standard_output_is_alone_there() {
@@ -144,6 +145,49 @@ fn an_unknown_log_filter_is_refused() {
         let allowed = ["HIKKOSHI_LOG", "debug or trace", "hikkoshi_qemu=debug"];
         refused_command(command, 2, &allowed);
     }
+}
+
+/// Somebody who waits in vain is told so, and the QEMU is not used up by that.
+#[test]
+fn a_source_that_does_not_come() {
+    let scene = Scene::new();
+    let schema = Schema::published();
+    let vm = VmConfig::new()
+        .incoming()
+        .start(scene.lab(), "waits")
+        .unwrap();
+    let receive = || {
+        let mut command = Command::new(hikkoshi());
+        command.args(["receive", "--listen", "127.0.0.1:0", "--invite", "--qmp"]);
+        command.arg(vm.qmp_path());
+        command.args(["--progress", "json", "--journal"]);
+        command.arg(scene.folder().join("journal"));
+        command.stdin(Stdio::null());
+        command
+    };
+    let ends_for = |command: &mut Command, reason: &str| {
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let end = schema.end_of(&said);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(end["reason"], reason, "{end}");
+        assert_eq!(end["guest"], "source", "{end}");
+    };
+    // Nobody reads /dev/null, and nobody expects that.
+    let soon = ["--wait-for", "1s"];
+    ends_for(receive().args(soon).stdout(Stdio::null()), "no_source");
+    let file = std::fs::File::create(scene.folder().join("printed")).unwrap();
+    ends_for(receive().args(soon).stdout(file), "no_source");
+    // The other end of a pipeline fails before it has connected.
+    let (reader, writer) = std::io::pipe().unwrap();
+    let waiting = std::thread::spawn(move || {
+        let mut line = String::new();
+        BufReader::new(reader).read_line(&mut line).unwrap();
+        line
+    });
+    ends_for(receive().stdout(writer), "reader_gone");
+    assert!(waiting.join().unwrap().starts_with("hikkoshi1:"));
+    assert_eq!(vm.status().unwrap(), "inmigrate");
 }
 
 #[test]

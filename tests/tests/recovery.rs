@@ -185,11 +185,14 @@ fn links_that_break_are_made_again() {
         Moment::before(Resumed),
         Moment::after(Pages).nth(300),
     ] {
-        let trip = Trip::by("postcopy")
-            .via(Via::Tcp)
-            .with(&["--retry-for", "200"])
-            .receive_with(&["--retry-for", "200"])
-            .interrupt(at);
+        let trip = Trip::by("postcopy").via(Via::Tcp).interrupt(at);
+        // Nobody has to ask for it.
+        let trip = if at == Moment::after(Commit) {
+            trip.retry_by_default()
+        } else {
+            trip.with(&["--retry-for", "200"])
+                .receive_with(&["--retry-for", "200"])
+        };
         let attempt = guest.set_out(&trip);
         let (ends, arrived) = attempt.wait();
         ends.assert_source(0, &["othing is lost"]);

@@ -48,6 +48,7 @@ pub mod link;
 mod outages;
 mod priority;
 mod ram;
+mod retry;
 pub mod source;
 pub mod stats;
 mod sync;
@@ -59,6 +60,7 @@ pub use destination::{
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use priority::{Priority, Rank};
 pub use ram::{RamFile, RamFiles};
+pub use retry::RetryFor;
 pub use source::{
     MigrateError, Outcome, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,
     resume_migrate,

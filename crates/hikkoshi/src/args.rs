@@ -15,11 +15,14 @@ use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_engine::link::Address;
 use hikkoshi_engine::link::secure::Invitation;
 use hikkoshi_engine::{
-    DestinationOptions, MAX_LINKS, Mode, Observer, Priority, ReadAhead, SourceOptions, WhenStalled,
+    DestinationOptions, MAX_LINKS, Mode, Observer, Priority, ReadAhead, RetryFor, SourceOptions,
+    WhenStalled,
 };
 
 use hikkoshi_qemu::Allowed;
 
+use crate::bytes;
+use crate::durations;
 use crate::exit::{Exit, Status};
 use crate::journal;
 use crate::reason::Reason;
@@ -112,10 +115,11 @@ pub struct Common {
     pub journal: Option<PathBuf>,
 
     /// Once the guest may run at the destination: for how long to try again by
-    /// itself when links are lost (such as 90, 90s, 15m, 2h); time with links
-    /// makes up for as much time without
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration)]
-    pub retry_for: Duration,
+    /// itself when links are lost (such as 0, 90, 90s, 15m, 2h); time with links
+    /// makes up for as much time without [default: 15m where the migration ends in
+    /// post-copy, otherwise 0]
+    #[arg(long, value_name = "DURATION", value_parser = durations::parse)]
+    pub retry_for: Option<Duration>,
 
     /// Move a guest although it has a device, network backend or block driver
     /// that this version does not know. Pages that it writes past QEMU's page
@@ -124,7 +128,7 @@ pub struct Common {
     pub allow_device: Vec<String>,
 
     /// How long a link may stall before it counts as lost
-    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = parse_stall)]
+    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = durations::parse_stall)]
     pub stall_timeout: Duration,
 
     /// Write one JSON object to FILE at the end ("-": standard output, and then an
@@ -146,7 +150,8 @@ pub struct Common {
 }
 
 /// What is about one run only, or is in the journal in another form.
-const NOT_CHOSEN: [&str; 15] = [
+const NOT_CHOSEN: [&str; 16] = [
+    "wait_for",
     "address",
     "to",
     "listen",
@@ -241,6 +246,10 @@ impl Common {
         }
     }
 
+    fn retry_for(&self) -> RetryFor {
+        self.retry_for.map_or(RetryFor::BY_MODE, RetryFor::always)
+    }
+
     /// As told now, with what `merged` has from before.
     fn merged(&self, merged: Self, plaintext: bool) -> Self {
         Self {
@@ -293,6 +302,12 @@ pub struct Receive {
     #[arg(long, conflicts_with_all = ["plaintext", "tls_ca", "resume"])]
     pub invite: bool,
 
+    /// Give up when no source has come by then (such as 60s), with exit status 1
+    /// [default: wait until one comes]. Where the invitation goes to a pipe, it is
+    /// given up, too, when nobody reads from that any more
+    #[arg(long, value_name = "DURATION", value_parser = durations::parse, conflicts_with = "resume")]
+    pub wait_for: Option<Duration>,
+
     /// The address in the invitation, where a source cannot use what is
     /// listened at
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["plaintext", "tls_ca", "resume"])]
@@ -316,14 +331,14 @@ pub struct Receive {
     pub no_priority: bool,
 
     /// Rebuild transparent huge pages after the move, at most so many bytes a
-    /// second (suffixes K, M, G; 1G if left out)
+    /// second (units as for --bandwidth of migrate; 1G if left out)
     #[arg(
         long,
         value_name = "BYTES_PER_S",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "1G",
-        value_parser = parse_bytes
+        value_parser = bytes::parse
     )]
     pub collapse: Option<u64>,
 }
@@ -370,7 +385,7 @@ impl Receive {
                 Priority::ON
             },
             collapse: self.collapse.and_then(NonZeroU64::new),
-            retry_for: self.common.retry_for,
+            retry_for: self.common.retry_for(),
             stall_timeout: self.common.stall_timeout,
             patience: DestinationOptions::PATIENCE,
         }
@@ -408,9 +423,11 @@ pub struct Migrate {
     #[arg(long)]
     pub allow_cpu_mismatch: bool,
 
-    /// Ceiling on background traffic in bytes a second (suffixes K, M, G);
-    /// pages that the guest waits for are never held back
-    #[arg(long, value_name = "BYTES_PER_S", value_parser = parse_bytes)]
+    /// Ceiling on background traffic in bytes a second; pages that the guest waits
+    /// for are never held back. Units: K, M, G, T or KB … (1000), Ki … or KiB …
+    /// (1024), Kbit … (bits); 1.5G, 50MiB and 400Mbit are rates, and only B is a
+    /// byte: 50Mb is refused
+    #[arg(long, value_name = "BYTES_PER_S", value_parser = bytes::parse)]
     pub bandwidth: Option<u64>,
 
     /// Rounds before the switch in hybrid mode
@@ -540,7 +557,7 @@ impl Migrate {
             } else {
                 Priority::ON
             },
-            retry_for: self.common.retry_for,
+            retry_for: self.common.retry_for(),
             stall_timeout: self.common.stall_timeout,
             patience: SourceOptions::PATIENCE,
         }
@@ -597,32 +614,6 @@ fn parse_mode(text: &str) -> Result<Mode, String> {
     text.parse()
 }
 
-/// A time with a unit: seconds, if none is given.
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    let (digits, seconds) = match text.char_indices().last() {
-        Some((at, 's')) => (&text[..at], 1),
-        Some((at, 'm')) => (&text[..at], 60),
-        Some((at, 'h')) => (&text[..at], 3600),
-        _ => (text, 1),
-    };
-    // A century is for ever, and no clock overflows.
-    let number = digits.parse::<u32>().ok().map(u64::from);
-    number
-        .and_then(|n| n.checked_mul(seconds))
-        .filter(|&n| n <= 100 * 365 * 24 * 3600)
-        .map(Duration::from_secs)
-        .ok_or_else(|| format!("'{text}' is no time; write seconds, or a number with s, m or h"))
-}
-
-fn parse_stall(text: &str) -> Result<Duration, String> {
-    let hour = Duration::from_secs(3600);
-    let time = parse_duration(text)?;
-    if time.is_zero() || time > hour {
-        return Err("between a second and an hour, please".into());
-    }
-    Ok(time)
-}
-
 /// How far to read ahead.
 fn parse_read_ahead(text: &str) -> Result<ReadAhead, String> {
     match text {
@@ -636,20 +627,6 @@ fn parse_read_ahead(text: &str) -> Result<ReadAhead, String> {
             )),
         },
     }
-}
-
-/// A number of bytes, with a decimal suffix if one likes.
-fn parse_bytes(text: &str) -> Result<u64, String> {
-    let (digits, factor) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 1_000),
-        Some((at, 'm' | 'M')) => (&text[..at], 1_000_000),
-        Some((at, 'g' | 'G')) => (&text[..at], 1_000_000_000),
-        _ => (text, 1),
-    };
-    let number = digits.parse::<u64>().ok().filter(|&n| n > 0);
-    number.and_then(|n| n.checked_mul(factor)).ok_or_else(|| {
-        format!("'{text}' is no rate; write bytes a second, such as 50000000 or 50M")
-    })
 }
 
 #[cfg(test)]
@@ -735,7 +712,14 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(receive(&[]), DestinationOptions::default());
+        let by_mode = DestinationOptions {
+            retry_for: RetryFor::BY_MODE,
+            ..DestinationOptions::default()
+        };
+        assert_eq!(receive(&[]), by_mode);
+        assert_eq!(options.retry_for, RetryFor::BY_MODE);
+        let at_once = receive(&["--retry-for", "0"]);
+        assert_eq!(at_once, DestinationOptions::default());
         let rate = |more| receive(&[more]).collapse.map(NonZeroU64::get);
         assert_eq!(rate("--collapse"), Some(1_000_000_000));
         assert_eq!(rate("--collapse=5M"), Some(5_000_000));
@@ -782,7 +766,7 @@ mod tests {
         assert!(!options.follow && options.hot_first);
         assert_eq!(
             options.retry_for,
-            Duration::from_secs(300),
+            RetryFor::always(Duration::from_secs(300)),
             "the last one counts"
         );
         assert_eq!(merged.common.resume, Some(Some("/j/s.json".into())));
@@ -792,7 +776,7 @@ mod tests {
         let third = migrate("--resume")
             .after(&merged.common.chosen, "h:1")
             .unwrap();
-        assert_eq!(third.options().retry_for, Duration::from_secs(300));
+        assert_eq!(third.options().retry_for, Duration::from_secs(300).into());
         assert_eq!(third.options().links, 3);
         // Elsewhere nobody has said that it need not be encrypted.
         let elsewhere = migrate("other:1 --resume");
@@ -863,23 +847,6 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
-        for (text, seconds) in [
-            ("0", 0),
-            ("90", 90),
-            ("90s", 90),
-            ("15m", 900),
-            ("2h", 7200),
-        ] {
-            assert_eq!(parse_duration(text), Ok(Duration::from_secs(seconds)));
-        }
-        for bad in ["", "s", "-1", "1d", "4294967296", "4294967295h"] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
-        }
-        assert!(parse_stall("0").is_err() && parse_stall("61m").is_err());
-    }
-
-    #[test]
     fn what_is_gone_on_with_is_a_file_or_found() {
         let parse = |arguments: &[&str]| {
             let always = ["hikkoshi", "migrate", "unix:/s"];
@@ -899,14 +866,5 @@ mod tests {
         assert_eq!(parse(&["--qmp", "/q", "--give-up"]), None);
         assert_eq!(parse(&["--resume", "--other-side-is-lost"]), None);
         assert!(parse(&["--resume", "--give-up", "--other-side-is-lost"]).is_some());
-    }
-
-    #[test]
-    fn rates_have_suffixes() {
-        assert_eq!(parse_bytes("20"), Ok(20));
-        assert_eq!(parse_bytes("3k"), Ok(3000));
-        for bad in ["", "k", "0", "1T", "-1", "99999999999999999999G"] {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -6,7 +6,9 @@
 
 mod args;
 mod asked;
+mod bytes;
 mod demo;
+mod durations;
 mod exit;
 mod give_up;
 mod guard;
@@ -23,6 +25,7 @@ mod security;
 mod signals;
 mod this_program;
 mod trust;
+mod waiting;
 
 use args::{Args, Command};
 use asked::Asked;

@@ -5,7 +5,7 @@
 
 use hikkoshi_engine::Outcome;
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::link::LinkError;
+use hikkoshi_engine::link::{LinkError, WaitOver};
 use hikkoshi_engine::source::SourceFailure;
 use serde::{Serialize, Serializer};
 
@@ -61,6 +61,8 @@ reasons! {
     PeerFailed "peer_failed" "The other side failed. Its message is in `message`.",
     PeerCancelled "peer_cancelled" "The other side was cancelled.",
     Cancelled "cancelled" "A signal cancelled this side.",
+    NoSource "no_source" "No source came within `--wait-for`.",
+    ReaderGone "reader_gone" "Nobody reads the invitation on standard output any more, and no source came.",
     Interrupted "interrupted" "An earlier hikkoshi was killed before the guest was handed over.",
     Declined "declined" "The destination never ran the guest and never will.",
     GuestLost "guest_lost" "The destination's QEMU ended in post-copy, and the guest with it.",
@@ -156,6 +158,8 @@ impl From<&DestinationFailure> for Reason {
             DestinationFailure::CalledOff(_) => Self::PeerCancelled,
             DestinationFailure::Interrupted => Self::Interrupted,
             DestinationFailure::Journal(_) => Self::Journal,
+            DestinationFailure::NoSource(WaitOver::Late(_)) => Self::NoSource,
+            DestinationFailure::NoSource(WaitOver::NobodyInvited) => Self::ReaderGone,
             DestinationFailure::Listen(_) => Self::CannotListen,
             DestinationFailure::Thread(_) | DestinationFailure::ThreadDied => Self::System,
         }

@@ -19,6 +19,7 @@ use crate::journal::{self, DestinationEntry, DestinationJournal, Page};
 use crate::migrate::finish;
 use crate::reason::{Holder, Reason};
 use crate::security::Door;
+use crate::waiting::waiting;
 use crate::{give_up, progress, resume, signals};
 
 pub fn run(args: &Receive) -> Result<Status, Exit> {
@@ -54,7 +55,11 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     {
         return Err(taken_in(page.path(), entry.engine.stage));
     }
-    let listener = door.bind(listen)?.with_priority(args.options().priority);
+    let waiting = waiting(args.wait_for, door.prints_invitation(args));
+    let listener = door
+        .bind(listen)?
+        .with_priority(args.options().priority)
+        .with_waiting(waiting);
     let journal = Arc::new(DestinationJournal::new(
         page,
         listener.address(),
@@ -72,6 +77,12 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
         journal: Arc::<DestinationJournal>::clone(&journal),
     };
     let result = receive(&mut guest, &listener, &args.options(), &watch);
+    if let Err(error) = &result
+        && matches!(error.cause, DestinationFailure::NoSource(_))
+    {
+        let exit = Exit::new(Status::AtSource, Reason::from(&error.cause), error);
+        return Err(exit.with("nothing was changed, and this QEMU can still take a guest in"));
+    }
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::Cancelled)
         && error.outcome == Outcome::AtSource

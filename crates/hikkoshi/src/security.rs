@@ -275,6 +275,11 @@ impl Door {
         }
     }
 
+    /// Whether it will print an invitation on standard output.
+    pub fn prints_invitation(&self, args: &Receive) -> bool {
+        matches!(self, Self::Invitation(_)) && !is_for_account(args)
+    }
+
     /// Begins to listen.
     pub fn bind(&self, listen: &Address) -> Result<Listener, Exit> {
         let listener = Listener::bind(listen).map_err(|error| {
@@ -327,12 +332,16 @@ impl Door {
 
 /// On a line of its own, for a person or a program to take.
 fn show(invitation: &Invitation, args: &Receive) {
-    if args.common.json.as_deref() == Some("-".as_ref()) {
-        // Standard output is for the account.
+    if is_for_account(args) {
         say::invitation(&invitation.to_string());
     } else {
         say::to_stdout(&format!("{invitation}\n"));
     }
+}
+
+/// Whether standard output is for the account alone.
+fn is_for_account(args: &Receive) -> bool {
+    args.common.json.as_deref() == Some("-".as_ref())
 }
 
 /// The address that a source can connect to: a listener on all addresses is

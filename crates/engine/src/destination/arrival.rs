@@ -74,7 +74,7 @@ pub(super) fn run(
         faulting: arrival.faulting,
         link: Link::Up(Box::new(Line::new(arrival.session, arrival.receivers))),
         stopped: Some(switch.at),
-        outages: Outages::new(options.retry_for, Instant::now()),
+        outages: Outages::new(options.retry_for.of(switch.postcopy), Instant::now()),
         state: State::default(),
     };
     stay_on(stay, guest, begun, DestinationEvent::Loaded)
@@ -112,7 +112,7 @@ pub(super) fn take_up(
         faulting: None,
         link: Link::Down(Channel::new()),
         stopped: None,
-        outages: Outages::new(options.retry_for, Instant::now()),
+        outages: Outages::new(options.retry_for.of(postcopy), Instant::now()),
         state: State::default(),
     };
     let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Runs);

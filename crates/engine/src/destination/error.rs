@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::installer::InstallError;
 use super::presence::PresenceError;
 use crate::guest::{DestinationGuest, GuestError};
-use crate::link::LinkError;
+use crate::link::{LinkError, WaitOver};
 use crate::source::Outcome;
 
 /// Why a guest was not taken in.
@@ -107,6 +107,9 @@ pub enum DestinationFailure {
     /// How far things are could not be written down.
     #[error("recording how far the migration is: {0}")]
     Journal(io::Error),
+    /// No source has come, and none is waited for any longer.
+    #[error("waiting for a guest: {0}")]
+    NoSource(WaitOver),
     /// The listener failed.
     #[error("waiting for a connection: {0}")]
     Listen(io::Error),

@@ -183,6 +183,9 @@ fn accept(
         if watch.cancel.is_cancelled() {
             return Err(at_source(DestinationFailure::Cancelled));
         }
+        if let Some(over) = door.listener.wait_over() {
+            return Err(at_source(DestinationFailure::NoSource(over)));
+        }
         let link = match door.incoming.recv_timeout(TICK) {
             Ok(link) => link,
             Err(RecvTimeoutError::Timeout) => continue,

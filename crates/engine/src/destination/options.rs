@@ -4,6 +4,7 @@ use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
 use crate::Priority;
+use crate::RetryFor;
 use crate::link::PEER_TIMEOUT;
 
 /// Most threads that read faults, however many processors a guest has: each
@@ -33,7 +34,7 @@ pub struct DestinationOptions {
     /// Once the guest may run here: for how long to wait for a source whose
     /// links were lost; time with links makes up for as much without. Nothing
     /// is lost when that is over: another engine can take the migration up.
-    pub retry_for: Duration,
+    pub retry_for: RetryFor,
     /// How long a link may stall before it counts as lost.
     pub stall_timeout: Duration,
     /// Until the guest could run here: how long the source may send nothing of
@@ -48,7 +49,7 @@ impl Default for DestinationOptions {
             poll: false,
             priority: Priority::default(),
             collapse: None,
-            retry_for: Duration::ZERO,
+            retry_for: RetryFor::NEVER,
             stall_timeout: PEER_TIMEOUT,
             patience: Self::PATIENCE,
         }

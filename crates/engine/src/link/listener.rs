@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::framed::TICK;
 use super::hellos::Hellos;
 use super::secure::{Fingerprint, TlsServer};
+use super::waiting::{WaitOver, Waiting};
 use super::{Address, Stream, handshake};
 use crate::cancel::Cancel;
 use crate::confine::confine;
@@ -60,6 +61,8 @@ pub struct Listener {
     tls: Option<TlsServer>,
     /// Whether those who listen to strangers stand back.
     priority: Priority,
+    /// When to stop waiting for a source.
+    waiting: Waiting,
 }
 
 impl Listener {
@@ -100,6 +103,7 @@ impl Listener {
             hellos: Hellos::default(),
             tls: None,
             priority: Priority::default(),
+            waiting: Waiting::default(),
         })
     }
 
@@ -115,6 +119,18 @@ impl Listener {
     pub fn with_priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
+    }
+
+    /// When to stop waiting for a source that has not come yet.
+    #[must_use]
+    pub fn with_waiting(mut self, waiting: Waiting) -> Self {
+        self.waiting = waiting;
+        self
+    }
+
+    /// Whether to stop waiting for a source, and why.
+    pub(crate) fn wait_over(&self) -> Option<WaitOver> {
+        self.waiting.over()
     }
 
     /// Where it listens.

@@ -24,6 +24,7 @@ mod spin;
 mod stream;
 mod unreached;
 mod urgency;
+mod waiting;
 mod window;
 mod writer;
 
@@ -39,5 +40,6 @@ pub use reader::LinkReader;
 pub use remote::Remote;
 pub use stream::{PEER_TIMEOUT, Stream};
 pub use urgency::{Answering, Urgency};
+pub use waiting::{WaitOver, Waiting};
 pub use window::{Wait, Window};
 pub use writer::LinkWriter;

@@ -170,7 +170,10 @@ pub fn resume_migrate(
             remote,
             owed: Arc::new(Owed::none(shared.ram.layout().pages(), false)),
             line: None,
-            outages: Outages::new(shared.options.retry_for, Instant::now()),
+            outages: Outages::new(
+                shared.options.retry_for.of(shared.options.may_postcopy()),
+                Instant::now(),
+            ),
             paused: None,
         };
         let handed = handover.go(SourceEvent::Restarted)?;
@@ -343,7 +346,7 @@ fn run(
         remote,
         owed,
         line: Some(Line::new(session, postcopy)),
-        outages: Outages::new(shared.options.retry_for, Instant::now()),
+        outages: Outages::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
         paused: Some(paused),
     };
     let handed = handover.go(SourceEvent::Ready)?;

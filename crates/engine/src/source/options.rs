@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::link::PEER_TIMEOUT;
 use crate::priority::Priority;
+use crate::retry::RetryFor;
 use crate::stats::Mode;
 
 /// What to do when pre-copy does not converge within its rounds.
@@ -85,7 +86,7 @@ pub struct SourceOptions {
     /// whose links were lost; time with links makes up for as much without.
     /// Nothing is lost when that is over: another engine can take the migration
     /// up.
-    pub retry_for: Duration,
+    pub retry_for: RetryFor,
     /// How long a link may stall before it counts as lost.
     pub stall_timeout: Duration,
     /// Until *commit*: how long the destination may take nothing, or
@@ -113,7 +114,7 @@ impl Default for SourceOptions {
             bound: true,
             poll: false,
             priority: Priority::ON,
-            retry_for: Duration::ZERO,
+            retry_for: RetryFor::NEVER,
             stall_timeout: PEER_TIMEOUT,
             patience: Self::PATIENCE,
         }

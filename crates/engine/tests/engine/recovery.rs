@@ -22,8 +22,8 @@ const LONG: Duration = Duration::from_secs(40);
 fn links_that_break_again_and_again() {
     for mode in [Mode::Postcopy, Mode::Hybrid] {
         let mut setup = Setup::new(mode);
-        setup.options.retry_for = LONG;
-        setup.receive_options.retry_for = LONG;
+        setup.options.retry_for = LONG.into();
+        setup.receive_options.retry_for = LONG.into();
         // On a busy machine it may not have written anything since it was copied,
         // and then next to nothing comes after the commit.
         let machine = Arc::clone(&setup.machine);
@@ -70,8 +70,8 @@ fn links_that_break_again_and_again() {
 #[test]
 fn links_that_are_lost_at_once_are_given_up() {
     let mut setup = Setup::new(Mode::Postcopy);
-    setup.options.retry_for = Duration::from_secs(1);
-    setup.receive_options.retry_for = Duration::from_secs(1);
+    setup.options.retry_for = Duration::from_secs(1).into();
+    setup.receive_options.retry_for = Duration::from_secs(1).into();
     let committed = AtomicBool::new(false);
     setup.relay(move |passing: &Passing| {
         if passing.name == "Commit" {
@@ -95,8 +95,8 @@ fn links_that_break_while_the_guest_is_made_to_run() {
     for patience in [Duration::ZERO, LONG] {
         let mut setup = Setup::new(Mode::Postcopy);
         setup.destination.looks = true;
-        setup.options.retry_for = patience;
-        setup.receive_options.retry_for = patience;
+        setup.options.retry_for = patience.into();
+        setup.receive_options.retry_for = patience.into();
         let broken = AtomicU32::new(0);
         setup.relay(move |passing: &Passing| {
             let first = || broken.fetch_add(1, Ordering::Relaxed) == 0;
@@ -159,8 +159,8 @@ fn huge_pages_are_taken_up() {
     ] {
         for patience in [Duration::ZERO, LONG] {
             let mut setup = Setup::with(mode, &source, &destination, true);
-            setup.options.retry_for = patience;
-            setup.receive_options.retry_for = patience;
+            setup.options.retry_for = patience.into();
+            setup.receive_options.retry_for = patience.into();
             let pages = AtomicU32::new(0);
             setup.relay(move |passing: &Passing| {
                 if passing.name == "Commit" {
@@ -222,8 +222,8 @@ fn stages_that_cannot_be_recorded() {
 fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
     for patience in [LONG, Duration::ZERO] {
         let mut setup = Setup::new(Mode::Postcopy);
-        setup.options.retry_for = patience;
-        setup.receive_options.retry_for = patience;
+        setup.options.retry_for = patience.into();
+        setup.receive_options.retry_for = patience.into();
         let ended = Arc::clone(&setup.destination.ended);
         let (declined, wheres) = (AtomicU32::new(0), AtomicU32::new(0));
         setup.relay(move |passing: &Passing| {
@@ -260,8 +260,8 @@ fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
 #[test]
 fn a_last_word_that_is_swallowed() {
     let mut setup = Setup::new(Mode::Hybrid);
-    setup.options.retry_for = LONG;
-    setup.receive_options.retry_for = LONG;
+    setup.options.retry_for = LONG.into();
+    setup.receive_options.retry_for = LONG.into();
     let completes = AtomicU32::new(0);
     setup.relay(move |passing: &Passing| {
         if passing.name == "Complete" && completes.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -283,8 +283,8 @@ fn a_last_word_that_is_swallowed() {
 #[test]
 fn a_wish_that_was_answered_is_over() {
     let mut setup = Setup::new(Mode::Postcopy);
-    setup.options.retry_for = LONG;
-    setup.receive_options.retry_for = LONG;
+    setup.options.retry_for = LONG.into();
+    setup.receive_options.retry_for = LONG.into();
     let cancels = [
         setup.source_cancel.clone(),
         setup.destination_cancel.clone(),

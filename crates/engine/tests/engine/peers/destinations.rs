@@ -509,7 +509,7 @@ fn a_destination_that_declines_a_running_guest() {
         ..SourceOptions::default()
     };
     let asked = SourceOptions {
-        retry_for: Duration::from_secs(2),
+        retry_for: Duration::from_secs(2).into(),
         ..options.clone()
     };
     let never = Cancel::new();
@@ -582,7 +582,7 @@ fn a_destination_that_claims_to_have_everything_when_it_is_asked_again() {
     for words in [&[place(DestinationStage::Whole)][..], &nothing_missing] {
         let options = SourceOptions {
             mode: Mode::Postcopy,
-            retry_for: Duration::from_secs(2),
+            retry_for: Duration::from_secs(2).into(),
             ..SourceOptions::default()
         };
         let (result, machine, calls) = migrated_with(&options, &Cancel::new(), |destination| {

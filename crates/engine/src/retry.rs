@@ -1,0 +1,65 @@
+//! For how long a side tries to get its links back.
+
+use std::time::Duration;
+
+/// How long to retry after links were lost, once the guest may run at the
+/// destination.
+///
+/// It depends on whether the guest runs there before all of its pages are there:
+/// in post-copy a lost link stops the guest at the first missing page, and only
+/// the two sides together can help it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryFor {
+    precopy: Duration,
+    postcopy: Duration,
+}
+
+impl RetryFor {
+    /// A lost link ends this side's part at once. Another engine can resume.
+    pub const NEVER: Self = Self::always(Duration::ZERO);
+
+    /// 15 minutes in a migration that ends in post-copy, and not at all in one that
+    /// does not: there, every page has arrived before anything can be retried.
+    pub const BY_MODE: Self = Self {
+        precopy: Duration::ZERO,
+        postcopy: Duration::from_secs(15 * 60),
+    };
+
+    /// As long in every mode.
+    pub const fn always(time: Duration) -> Self {
+        Self {
+            precopy: time,
+            postcopy: time,
+        }
+    }
+
+    /// For a migration that ends in post-copy, or does not.
+    pub(crate) const fn of(self, postcopy: bool) -> Duration {
+        if postcopy {
+            self.postcopy
+        } else {
+            self.precopy
+        }
+    }
+}
+
+impl From<Duration> for RetryFor {
+    fn from(time: Duration) -> Self {
+        Self::always(time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_postcopy_is_retried_unasked() {
+        assert_eq!(RetryFor::BY_MODE.of(true), Duration::from_secs(900));
+        assert_eq!(RetryFor::BY_MODE.of(false), Duration::ZERO);
+        let minute = Duration::from_secs(60);
+        assert_eq!(RetryFor::from(minute).of(false), minute);
+        assert_eq!(RetryFor::from(minute).of(true), minute);
+        assert_eq!(RetryFor::NEVER.of(true), Duration::ZERO);
+    }
+}

@@ -1,0 +1,186 @@
+//! Numbers of bytes as a person writes them.
+//!
+//! A number, with a fraction if it has a unit, and one of these units:
+//!
+//! | unit | stands for |
+//! |---|---|
+//! | `K` `M` `G` `T`, also `KB` … | 1000, 1000², … bytes |
+//! | `Ki` `Mi` `Gi` `Ti`, also `KiB` … | 1024, 1024², … bytes |
+//! | `bit`, `Kbit` …, `Kibit` … | an eighth of that |
+//!
+//! Case does not matter, except for one letter: `B` is a byte, and `b` alone is
+//! refused, because some write it for bits and some for bytes. A rate may end in
+//! `/s`. What is less than a byte is dropped.
+//!
+//! The crates that parse sizes know no bits, and read `Mb` as megabytes.
+
+/// Reads a number of bytes, at least one.
+pub fn parse(text: &str) -> Result<u64, String> {
+    read(text).map_err(|why| {
+        format!(
+            "'{text}' {why}; write a number of bytes, such as 50000000, 50M, 50MB, 1.5G, 48MiB or \
+             400Mbit"
+        )
+    })
+}
+
+fn read(text: &str) -> Result<u64, &'static str> {
+    let text = text.strip_suffix("/s").unwrap_or(text);
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let (factor, divisor) = factor(unit)?;
+    let (whole, fraction) = match number.split_once('.') {
+        Some((_, fraction)) if fraction.is_empty() || unit.is_empty() => {
+            return Err("is no number of bytes");
+        }
+        Some(parts) => parts,
+        None => (number, ""),
+    };
+    let digits = |text: &str| text.parse::<u64>().map(u128::from);
+    let whole = digits(whole).map_err(|_| "is no number of bytes")?;
+    // More digits than a terabit has do not make a byte.
+    let fraction = fraction.get(..15).unwrap_or(fraction);
+    let places = u32::try_from(fraction.len()).unwrap_or(0);
+    let fraction = match fraction {
+        "" => 0,
+        text => digits(text).map_err(|_| "is no number of bytes")?,
+    };
+    let scale = 10_u128.pow(places);
+    // At most 64 + 50 bits.
+    let scaled = (whole * scale + fraction)
+        .checked_mul(factor)
+        .ok_or("is too large")?;
+    match u64::try_from(scaled / scale / divisor) {
+        Ok(0) => Err("is less than a byte"),
+        Ok(bytes) => Ok(bytes),
+        Err(_) => Err("is too large"),
+    }
+}
+
+/// What a unit multiplies with, and divides by.
+fn factor(unit: &str) -> Result<(u128, u128), &'static str> {
+    if unit.is_empty() || unit == "B" {
+        return Ok((1, 1));
+    }
+    let (prefix, divisor) = if let Some(prefix) = unit.strip_suffix('B') {
+        (prefix, 1)
+    } else {
+        let lower = unit.len().saturating_sub("bit".len());
+        match unit.split_at_checked(lower) {
+            Some((prefix, bit)) if bit.eq_ignore_ascii_case("bit") => (prefix, 8),
+            _ => (unit, 1),
+        }
+    };
+    let mut letters = prefix.chars();
+    let power = match letters.next().map(|c| c.to_ascii_lowercase()) {
+        None if divisor == 8 => 0,
+        Some('k') => 1,
+        Some('m') => 2,
+        Some('g') => 3,
+        Some('t') => 4,
+        _ => return Err("has an unknown unit"),
+    };
+    let base: u128 = match letters.as_str() {
+        "" => 1000,
+        "i" | "I" => 1024,
+        "b" | "ib" => return Err("may mean bits or bytes: write B for bytes, bit for bits"),
+        _ => return Err("has an unknown unit"),
+    };
+    Ok((base.pow(power), divisor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn units_are_what_they_say() {
+        for (text, bytes) in [
+            ("20", 20),
+            ("20B", 20),
+            ("3k", 3_000),
+            ("3K", 3_000),
+            ("50M", 50_000_000),
+            ("50m", 50_000_000),
+            ("50MB", 50_000_000),
+            ("50MiB", 50 << 20),
+            ("50Mi", 50 << 20),
+            ("50MB/s", 50_000_000),
+            ("1G", 1_000_000_000),
+            ("1.5G", 1_500_000_000),
+            ("0.5KiB", 512),
+            ("2T", 2_000_000_000_000),
+            ("400mbit", 50_000_000),
+            ("400Mbit", 50_000_000),
+            ("10Gbit/s", 1_250_000_000),
+            ("1Mibit", 131_072),
+            ("64bit", 8),
+            ("1.999999999999999999999999999999K", 1999),
+        ] {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_unclear_is_refused() {
+        for (text, why) in [
+            ("", "no number"),
+            ("k", "no number"),
+            ("0", "less than a byte"),
+            ("0.0001K", "less than a byte"),
+            ("7bit", "less than a byte"),
+            ("-1", "unknown unit"),
+            ("1.5", "no number"),
+            ("1.K", "no number"),
+            (".5K", "no number"),
+            ("1.2.3K", "no number"),
+            ("50Mb", "bits or bytes"),
+            ("50mib", "bits or bytes"),
+            ("50b", "unknown unit"),
+            ("50 MB", "unknown unit"),
+            ("50X", "unknown unit"),
+            ("1Mbps", "unknown unit"),
+            ("50MBB", "unknown unit"),
+            ("1é", "unknown unit"),
+            ("99999999999999999999", "no number"),
+            ("18446744073709551615K", "too large"),
+            ("18446744073709551615TiB", "too large"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(why) && error.contains("1.5G"), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in "\\PC{0,12}") {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn a_number_with_a_unit_is_their_product(
+            number in 1_u64..10_000_000,
+            (unit, factor) in prop::sample::select(vec![
+                ("", 1), ("B", 1), ("k", 1000), ("MB", 1_000_000), ("Gi", 1 << 30),
+            ]),
+        ) {
+            let bytes = number.checked_mul(factor);
+            prop_assert_eq!(parse(&format!("{number}{unit}")).ok(), bytes);
+        }
+
+        #[test]
+        fn bits_are_an_eighth(number in 8_u64..1_000_000_000) {
+            prop_assert_eq!(parse(&format!("{number}bit")), Ok(number / 8));
+            prop_assert_eq!(parse(&format!("{number}kbit")), Ok(number * 125));
+        }
+
+        #[test]
+        fn fractions_are_exact(thousandths in 1_u64..1_000_000_000) {
+            let text = format!("{}.{:03}K", thousandths / 1000, thousandths % 1000);
+            prop_assert_eq!(parse(&text), Ok(thousandths));
+        }
+    }
+}
