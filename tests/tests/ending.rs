@@ -72,3 +72,53 @@ fn killed_while_letting_go() {
         guest.is_sound();
     }
 }
+
+/// The destination has everything and could not say so, and nobody waits there any more. Its journal
+/// is on the same machine, and the source settles by itself. So does one that was killed when all that
+/// was left was to let go of its QEMU.
+#[test]
+fn a_source_that_is_not_told() {
+    let scene = Scene::new();
+    let mut guest = Guest::boot(&scene, busy());
+    for done in [false, true] {
+        let trip = Trip::by("hybrid").hold(Moment::before(Complete));
+        let mut attempt = guest.set_out(&trip);
+        attempt.wait_held();
+        attempt.migrate.kill();
+        attempt.relay().cut();
+        attempt.receive.wait().assert(0, &["could not be told so"]);
+        let traces = Traces::of(guest.vm());
+        assert!(!traces.are_free_of_userfaults(), "{traces:?}");
+        assert_eq!(attempt.journals().len(), 2);
+        if done {
+            for journal in journals(&scene) {
+                if journal.to_str().unwrap().contains("/destination-") {
+                    std::fs::remove_file(journal).unwrap();
+                    continue;
+                }
+                let text = std::fs::read_to_string(&journal).unwrap();
+                let stage = ["committed", "gone"].map(|stage| format!("\"stage\": \"{stage}\""));
+                let text = stage.iter().fold(text, |text, stage| {
+                    text.replace(stage.as_str(), "\"stage\": \"done\"")
+                });
+                std::fs::write(&journal, text).unwrap();
+            }
+        }
+        attempt.resume_migrate(&[]);
+        let ended = attempt.migrate.wait();
+        ended.assert(0, &[]);
+        assert!(ended.printed.contains("all of its pages"), "{ended:?}");
+        assert!(journals(&scene).is_empty());
+        let (_, arrived) = attempt.wait();
+        guest.is_there(arrived, "settled by the source");
+    }
+}
+
+/// What is in the folder of the journals.
+fn journals(scene: &Scene) -> Vec<std::path::PathBuf> {
+    let files = std::fs::read_dir(scene.folder().join("journal")).unwrap();
+    let files = files.map(|file| file.unwrap().path());
+    files
+        .filter(|path| path.extension().is_some_and(|e| e == "json"))
+        .collect()
+}

@@ -275,10 +275,20 @@ impl Common {
 }
 
 /// What was said before counts; that there need not be encryption only for the
-/// address that it was said about.
-fn still(before: &[String], same_address: bool) -> Vec<String> {
-    let holds = |word: &&String| same_address || *word != "--plaintext";
+/// host that it was said about: the way to another one may lead through networks
+/// that nobody has vouched for. Another port of the same host is the same way.
+fn still(before: &[String], same_host: bool) -> Vec<String> {
+    let holds = |word: &&String| same_host || *word != "--plaintext";
     before.iter().filter(holds).cloned().collect()
+}
+
+/// Whether an address is on the host of one that was written down, in the same words.
+fn is_same_host(given: &Address, before: &str) -> bool {
+    let host = |address: &Address| address.host().map(str::to_owned);
+    journal::written(given) == before
+        || before
+            .parse::<Address>()
+            .is_ok_and(|before| host(&before).is_some() && host(&before) == host(given))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -356,7 +366,7 @@ impl Receive {
     /// `before` and is not now; it listened at `address`.
     pub fn after(&self, before: &[String], address: &str) -> Result<Self, Exit> {
         let listen = self.listen.as_ref();
-        let same = listen.is_none_or(|listen| journal::written(listen) == address);
+        let same = listen.is_none_or(|listen| is_same_host(listen, address));
         let now = &self.common.chosen;
         match Args::again("receive", &still(before, same), now)? {
             Command::Receive(merged) => Ok(Self {
@@ -515,7 +525,7 @@ impl Migrate {
     /// `before` and is not now; its destination was at `address`.
     pub fn after(&self, before: &[String], address: &str) -> Result<Self, Exit> {
         let given = self.address.as_ref();
-        let same = given.is_none_or(|given| journal::written(given) == address);
+        let same = given.is_none_or(|given| is_same_host(given, address));
         let now = &self.common.chosen;
         match Args::again("migrate", &still(before, same), now)? {
             Command::Migrate(merged) => Ok(Self {
@@ -778,6 +788,9 @@ mod tests {
             .unwrap();
         assert_eq!(third.options().retry_for, Duration::from_secs(300).into());
         assert_eq!(third.options().links, 3);
+        // At another port of that host it need not be said again.
+        let port = migrate("h:2 --resume").after(chosen, "h:1").unwrap();
+        assert!(port.common.security.plaintext);
         // Elsewhere nobody has said that it need not be encrypted.
         let elsewhere = migrate("other:1 --resume");
         let merged = elsewhere.after(chosen, "h:1").unwrap();

@@ -389,6 +389,7 @@ pub fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Vec<(Path
         Err(error) => return Err(about(&folder, &error)),
     };
     trust::folder(&folder)?;
+    sweep(&folder);
     let mut found = Vec::new();
     for path in files.filter_map(|file| Some(file.ok()?.path())) {
         let name = path.file_name().and_then(|name| name.to_str());
@@ -410,6 +411,29 @@ pub fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Vec<(Path
     found.sort_by_key(|(written, ..)| std::cmp::Reverse(*written));
     let found = found.into_iter().map(|(_, path, entry)| (path, entry));
     Ok(found.collect())
+}
+
+/// Removes locks that nobody holds and that have no journal: of an engine that was
+/// killed before it had one, or beside one that a person has removed.
+fn sweep(folder: &Path) {
+    let Ok(files) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for lock in files.filter_map(|file| Some(file.ok()?.path())) {
+        let name = lock.file_name().and_then(|name| name.to_str());
+        let ours = name.is_some_and(|name| {
+            (name.starts_with(SourceEntry::SIDE) || name.starts_with(DestinationEntry::SIDE))
+                && lock.extension().is_some_and(|e| e == "lock")
+        });
+        let path = lock.with_extension("json");
+        if ours
+            && let Ok(false) = path.try_exists()
+            && let Ok(Some(lock)) = Page::try_lock(&path)
+        {
+            // Goes with the page.
+            drop(Page { path, lock });
+        }
+    }
 }
 
 /// Whether both paths lead to the same socket.
@@ -746,6 +770,22 @@ mod tests {
         std::fs::write(&new, "not whole").unwrap();
         journal.close();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn locks_that_nobody_holds_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let lone = folder.path().join("destination-1-2.lock");
+        let other = folder.path().join("other.lock");
+        for path in [&lone, &other] {
+            std::fs::write(path, "").unwrap();
+        }
+        // An engine that has not written a journal yet.
+        let held = Page::lock(&folder.path().join("source-3-4.json")).unwrap();
+        find::<SourceEntry>(folder.path(), None).unwrap();
+        assert!(!lone.exists() && other.exists());
+        assert!(folder.path().join("source-3-4.lock").exists());
+        drop(held);
     }
 
     #[test]

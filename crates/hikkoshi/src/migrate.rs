@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::custody::{Journal, SourceRecord, SourceStage};
+use hikkoshi_engine::custody::{DestinationStage, Journal, SourceRecord, SourceStage};
 use hikkoshi_engine::link::Remote;
 use hikkoshi_engine::stats::{GuestState, Observer};
 use hikkoshi_engine::{
@@ -16,7 +16,7 @@ use hikkoshi_qemu::{AttachError, QemuSource, Remains};
 use crate::args::{Common, Migrate};
 use crate::exit::{Exit, Status};
 use crate::guard::{self, Guard};
-use crate::journal::{self, Page, SourceEntry, SourceJournal};
+use crate::journal::{self, DestinationEntry, Page, SourceEntry, SourceJournal};
 use crate::reason::{Holder, Reason};
 use crate::signals::{self, TooLate};
 use crate::{give_up, progress, report, resume, say, security};
@@ -207,10 +207,8 @@ fn unknown(error: &dyn Display, path: &Path) -> Exit {
 /// Goes on with a migration.
 fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
     let (page, mut entry) = resume::find::<SourceEntry>(&args.common, file)?;
-    if entry.engine.stage == SourceStage::Done {
-        page.remove();
-        say::to_stdout("the guest runs at the destination, with all of its pages\n");
-        return Ok(Status::Moved);
+    if entry.engine.stage == SourceStage::Done || has_arrived(&page, &entry) {
+        return settle(args, &page, &entry);
     }
     let args = &args.after(&entry.options, &entry.address)?;
     let remote = security::remote_again(args, &entry.address, entry.security.take())?;
@@ -257,6 +255,52 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     // Before the guard, which looks into the journal.
     drop((watch, guest, journal));
     status
+}
+
+/// Whether the destination's journal is beside the source's, on the same machine, and
+/// says that nothing is needed from the source any more. Nobody is at work on it: it
+/// goes, for there is nobody left to tell.
+fn has_arrived(page: &Page, entry: &SourceEntry) -> bool {
+    let handed_over = matches!(
+        entry.engine.stage,
+        SourceStage::Committed | SourceStage::Gone
+    );
+    let Some(folder) = page.path().parent().filter(|_| handed_over) else {
+        return false;
+    };
+    let whole = |there: &DestinationEntry| {
+        there.engine.id == entry.engine.id && there.engine.stage == DestinationStage::Whole
+    };
+    let Ok(found) = journal::find::<DestinationEntry>(folder, None) else {
+        return false;
+    };
+    let Some((path, _)) = found.into_iter().find(|(_, there)| whole(there)) else {
+        return false;
+    };
+    // It may have changed, or somebody may wait there to be asked.
+    let Ok(there) = Page::lock(&path) else {
+        return false;
+    };
+    let is_whole = matches!(there.read::<DestinationEntry>(), Ok(Some(there)) if whole(&there));
+    if is_whole {
+        there.remove();
+    }
+    is_whole
+}
+
+/// The destination has everything: gives back what was taken from the source's QEMU.
+fn settle(args: &Migrate, page: &Page, entry: &SourceEntry) -> Result<Status, Exit> {
+    let taken = QemuSource::take_up(&entry.qemu)
+        .map_err(|error| resume::cannot::<SourceEntry>(Reason::NotAttached, &error, page.path()))?;
+    if let Some(mut guest) = taken
+        && let Err(error) = guest.release()
+    {
+        progress::observer(args.common.progress)
+            .notice(&format!("the guest has moved, but: {error}"));
+    }
+    page.remove();
+    say::to_stdout("the guest is at the destination, with all of its pages\n");
+    Ok(Status::Moved)
 }
 
 /// Tells what came of it. `special` knows who has the guest and what to say in some
@@ -312,10 +356,11 @@ fn told(
                 .to_owned()
         }
         (None, Outcome::AtDestination) => format!(
-            "the guest runs at the destination: never continue it here. Pages that it lacks are \
-             here still, and nothing of it is lost as long as its QEMU lives there. {} To go on, \
-             start 'hikkoshi receive --resume' at the destination, if none waits there, and here: \
-             {again}",
+            "the guest runs at the destination: never continue it here. Pages that it may lack \
+             are here still, and nothing of it is lost as long as its QEMU lives there. {} To \
+             resume, start at the destination, unless it waits there: hikkoshi receive --resume \
+             --qmp PATH (also if it has ended there and said that everything is here: it tells this \
+             side so); and here: {again}",
             resume::GIVE_UP,
         ),
     };

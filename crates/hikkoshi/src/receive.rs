@@ -336,8 +336,9 @@ fn told(
         Outcome::Paused => format!(
             "as far as is known the guest has not run here, and nothing of it is lost: keep both \
              QEMU processes. {} Unless 'hikkoshi migrate' says that the guest runs on at the source \
-             (then end this QEMU), go on here with: {again}",
+             (then end this QEMU, and remove {}), go on here with: {again}",
             resume::GIVE_UP,
+            journal.display(),
         ),
         Outcome::AtDestination => format!(
             "the guest runs here with the pages that it has, and waits where it needs others, \
