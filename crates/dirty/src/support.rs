@@ -42,7 +42,7 @@ pub enum UnsupportedKernel {
     #[error(
         "2 MiB hugetlb pages are tracked only on Linux 6.18 and later, this is {release}: on older \
          kernels the scan of huge pages that are not there yet can hang for ever; use ordinary pages, \
-         or move the guest by post-copy"
+         or move the guest by post-copy (--mode postcopy)"
     )]
     HugetlbRelease {
         /// The running kernel.
@@ -51,7 +51,7 @@ pub enum UnsupportedKernel {
     /// Huge pages that no kernel tracks.
     #[error(
         "hugetlb pages of {bytes} bytes cannot be tracked: the kernel does not write-protect them; \
-         use 2 MiB or ordinary pages, or move the guest by post-copy"
+         use 2 MiB or ordinary pages, or move the guest by post-copy (--mode postcopy)"
     )]
     HugetlbSize {
         /// Their size.

@@ -306,6 +306,9 @@ impl QemuSource {
     /// See [`AttachError`]; the guest has not been touched.
     pub fn check_mode(&mut self, mode: Mode) -> Result<(), AttachError> {
         self.mode = Some(mode);
+        if mode != Mode::Postcopy {
+            preflight::check_tracking(self.qemu.ram.layout())?;
+        }
         match &mut self.client {
             Some(client) => Ok(preflight::check_mode(client, mode, &self.allowed)?),
             None => Ok(()),

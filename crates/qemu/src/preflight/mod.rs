@@ -13,7 +13,9 @@ mod refusal;
 mod survey;
 mod tree;
 
+use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
+use hikkoshi_pages::RamLayout;
 use serde_json::Value;
 
 use crate::backend;
@@ -158,6 +160,18 @@ pub(crate) fn check_mode(
     Ok(())
 }
 
+/// Refuses memory whose writes no kernel, or not this one, can track. Seen here,
+/// before the other side empties its memory for the guest.
+pub(crate) fn check_tracking(layout: &RamLayout) -> Result<(), Refusal> {
+    for (block, _) in layout.blocks() {
+        hugetlb_support(block.host_page).map_err(|why| Refusal::Untracked {
+            block: block.id.clone(),
+            why,
+        })?;
+    }
+    Ok(())
+}
+
 /// What is known of a move that is about to pause its guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UnderWay {
@@ -225,6 +239,28 @@ fn check_postcopy(client: &mut Client) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_a_gigabyte_are_for_post_copy() {
+        let layout = |host_page| {
+            RamLayout::new(vec![hikkoshi_pages::RamBlock {
+                id: "ram".into(),
+                bytes: 1 << 30,
+                host_page,
+                guest: vec![hikkoshi_pages::GuestRange {
+                    gpa: 0,
+                    offset: 0,
+                    bytes: 1 << 30,
+                }],
+            }])
+            .unwrap()
+        };
+        check_tracking(&layout(4096)).unwrap();
+        let text = check_tracking(&layout(1 << 30)).unwrap_err().to_string();
+        for part in ["RAM block \"ram\"", "1073741824 bytes", "--mode postcopy"] {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+    }
 
     #[test]
     fn every_state_that_cannot_be_moved_has_advice() {

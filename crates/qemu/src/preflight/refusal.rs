@@ -1,5 +1,6 @@
 //! Why a guest is refused.
 
+use hikkoshi_dirty::UnsupportedKernel;
 use thiserror::Error;
 
 use super::OLDEST;
@@ -11,6 +12,14 @@ pub enum Refusal {
     /// QEMU could not be asked.
     #[error("checking whether the guest can be moved: {0}")]
     Qmp(#[from] QmpError),
+    /// Writes to its memory cannot be tracked, so that there can be no rounds.
+    #[error("writes to RAM block {block:?} cannot be tracked in pre-copy rounds: {why}")]
+    Untracked {
+        /// The block.
+        block: String,
+        /// Why not, and what works.
+        why: UnsupportedKernel,
+    },
     /// QEMU is too old.
     #[error("this is QEMU {version}; QEMU {OLDEST} or later is needed")]
     TooOld {
