@@ -144,7 +144,25 @@ impl Userfault {
     ///
     /// See [`CopyError`]; pages before the failure are installed.
     pub fn copy(&self, dst: HostAddr, src: &[u8]) -> Result<Copied, CopyError> {
-        self.install(dst, src.len() as u64, PAGE_SIZE as u64, Some(src.into()))
+        self.copy_unless(dst, src, PAGE_SIZE as u64, &mut |_| true)
+    }
+
+    /// As [`Self::copy`], or for host pages of `host_page` bytes as [`Self::copy_host_page`], and
+    /// asks `present` about each host page that is there already: whether whoever waits for it may
+    /// go on. With `false` they are left waiting. Asked before they are woken.
+    ///
+    /// # Errors
+    ///
+    /// See [`CopyError`]; pages before the failure are installed.
+    pub fn copy_unless(
+        &self,
+        dst: HostAddr,
+        src: &[u8],
+        host_page: u64,
+        present: &mut dyn FnMut(HostRange) -> bool,
+    ) -> Result<Copied, CopyError> {
+        let len = src.len() as u64;
+        self.install(dst, len, host_page, Some(src.into()), present)
     }
 
     /// Installs one whole host page, as [`Self::copy`] does: `src` is as long as that page. For
@@ -154,18 +172,23 @@ impl Userfault {
     ///
     /// See [`CopyError`].
     pub fn copy_host_page(&self, dst: HostAddr, src: &[u8]) -> Result<Copied, CopyError> {
-        self.install(dst, src.len() as u64, src.len() as u64, Some(src.into()))
+        self.copy_unless(dst, src, src.len() as u64, &mut |_| true)
     }
 
-    /// As [`Self::copy_host_page`], out of a buffer that is as long as that page. What other
-    /// threads have written to it must be known to be done.
+    /// As [`Self::copy_unless`] of one host page, out of a buffer that is as long as that page. What
+    /// other threads have written to it must be known to be done.
     ///
     /// # Errors
     ///
     /// See [`CopyError`].
-    pub fn copy_buffer(&self, dst: HostAddr, src: &PageBuffer) -> Result<Copied, CopyError> {
+    pub fn copy_buffer_unless(
+        &self,
+        dst: HostAddr,
+        src: &PageBuffer,
+        present: &mut dyn FnMut(HostRange) -> bool,
+    ) -> Result<Copied, CopyError> {
         let len = src.len() as u64;
-        self.install(dst, len, len, Some(src.into()))
+        self.install(dst, len, len, Some(src.into()), present)
     }
 
     /// Installs pages of zeros, as [`Self::copy`] does. Not on hugetlbfs.
@@ -174,7 +197,8 @@ impl Userfault {
     ///
     /// See [`CopyError`].
     pub fn zero(&self, range: HostRange) -> Result<Copied, CopyError> {
-        self.install(range.addr, range.len, PAGE_SIZE as u64, None)
+        let page = PAGE_SIZE as u64;
+        self.install(range.addr, range.len, page, None, &mut |_| true)
     }
 
     /// `granule`: how much is skipped when the kernel says that the next page is there already.
@@ -184,6 +208,7 @@ impl Userfault {
         len: u64,
         granule: u64,
         src: Option<Memory<'_>>,
+        present: &mut dyn FnMut(HostRange) -> bool,
     ) -> Result<Copied, CopyError> {
         let mut copied = Copied::default();
         let mut attempts = 0;
@@ -218,7 +243,9 @@ impl Userfault {
                         Ok(()) => {
                             // Whoever was faster may have filled the page through another
                             // mapping, and woken nobody.
-                            let _ = self.wake(page);
+                            if present(page) {
+                                let _ = self.wake(page);
+                            }
                             copied.present += page.len;
                             attempts = 0;
                         }

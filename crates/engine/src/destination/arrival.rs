@@ -9,7 +9,6 @@ use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use super::ending::parting;
@@ -26,6 +25,7 @@ use crate::custody::{DestinationEvent, DestinationRecord, DestinationStage};
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkError};
 use crate::outages::Outages;
+use crate::ram::RamFiles;
 use crate::source::Outcome;
 use crate::stats::{Account, Counters, GuestState, Phase};
 
@@ -49,7 +49,7 @@ pub(super) fn run(
         started: false,
         links: offered.background_links,
     };
-    let opened = Arrival::open(offered, incoming, options, threads, watch, ram.layout());
+    let opened = Arrival::open(offered, incoming, options, threads, watch, &ram);
     let mut arrival = match opened {
         Ok(arrival) => arrival,
         Err(cause) => return Err(give_back(guest, cause)),
@@ -195,7 +195,7 @@ impl<'a> Arrival<'a> {
         options: &DestinationOptions,
         fault_threads: usize,
         watch: &'a ReceiveWatch,
-        layout: &RamLayout,
+        ram: &Arc<RamFiles>,
     ) -> Result<Self, DestinationFailure> {
         let mut session = Session::start(
             offered.stream,
@@ -220,14 +220,14 @@ impl<'a> Arrival<'a> {
         let prepared = match offered.userfault.zip(links.urgent) {
             None => None,
             Some(((userfault, hosts), urgent)) => Some(Prepared {
-                installer: Installer::new(userfault, layout.clone(), &hosts, background)
+                installer: Installer::new(userfault, Arc::clone(ram), &hosts, background)
                     .inspect_err(|cause| session.part(&parting(cause)))?,
                 urgent,
                 fault_threads,
             }),
         };
         let sink = Sink::new(Some(offered.memory));
-        sink.tracker.begin(Phase::Precopy, 1, layout.pages());
+        sink.tracker.begin(Phase::Precopy, 1, ram.layout().pages());
         let receivers = links.background.into_iter().enumerate();
         let receivers = receivers
             .map(|(number, ends)| {

@@ -141,12 +141,20 @@ impl DestinationFailure {
         )
     }
 
-    /// Whether the guest's process is gone.
+    /// Whether the guest cannot run here, or not any longer: its process is gone,
+    /// or its memory is not what it should be.
     pub(super) fn is_end_of_guest(&self) -> bool {
-        matches!(
-            self,
-            Self::ProcessGone(_) | Self::Install(InstallError::Copy(CopyError::ProcessGone { .. }))
-        )
+        self.is_corruption()
+            || matches!(
+                self,
+                Self::ProcessGone(_)
+                    | Self::Install(InstallError::Copy(CopyError::ProcessGone { .. }))
+            )
+    }
+
+    /// Whether the guest's memory is not what it should be.
+    pub(super) fn is_corruption(&self) -> bool {
+        matches!(self, Self::Install(InstallError::Filled { .. }))
     }
 
     /// The same, with the reason if that is plain to see: whatever is done to the
@@ -163,7 +171,8 @@ impl DestinationFailure {
                 | Self::Register(_)
                 | Self::ProcessGone(None)
         );
-        if by_machine && guest.has_ended() {
+        // Such a guest was ended by this side, and for that reason.
+        if by_machine && !self.is_corruption() && guest.has_ended() {
             return Self::gone(guest);
         }
         self

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::thread;
 
 use hikkoshi_faults::{Features, HostAddr, Userfault};
-use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
+use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
+use super::installer::tests::in_file;
 use super::installer::{Installer, Recorder, Wanted};
 
 const GIB: u64 = 1 << 30;
@@ -57,17 +58,17 @@ fn a_page_of_a_gigabyte() {
     let file = File::from(memfd_create("ram", flags).unwrap());
     file.set_len(GIB).unwrap();
     let bytes = usize::try_from(GIB).unwrap();
-    let map: MmapRegion = MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap();
-    let layout = RamLayout::new(vec![RamBlock {
+    let block = RamBlock {
         id: "ram".into(),
         bytes: GIB,
         host_page: GIB,
         guest: Vec::new(),
-    }])
-    .unwrap();
+    };
+    let ram = in_file(&file, vec![block]);
+    let map: MmapRegion = MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap();
     let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
     let hosts = [map.as_ptr() as u64];
-    let installer = Installer::new(Arc::new(userfault), layout, &hosts, 2).unwrap();
+    let installer = Installer::new(Arc::new(userfault), ram, &hosts, 2).unwrap();
     let whole = PageRange::from_len(Page::new(0), PAGES);
     installer.owe(whole);
     installer.start().unwrap();

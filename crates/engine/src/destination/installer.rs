@@ -10,18 +10,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use hikkoshi_faults::{
-    Copied, CopyError, HostAddr, HostRange, Mode, PageBuffer, RangeError, Stop, Userfault,
-};
+use hikkoshi_faults::{CopyError, HostAddr, HostRange, Mode, RangeError, Stop, Userfault};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, Page, PageBitmap, PageRange, RamLayout};
 use thiserror::Error;
 
 use super::book::TooManyPartial;
+use super::content::Content;
 use super::error::DestinationFailure;
 use super::outstanding::{Made, Outstanding};
+use super::presence::PresenceError;
 use super::room::Room;
 use super::staging::{Size, Staging};
 use super::turns::{News, Turns};
+use crate::ram::RamFiles;
 use crate::stats::{Moments, RequestLatencies};
 
 /// Why a page could not be installed.
@@ -33,6 +34,16 @@ pub enum InstallError {
     /// The source sends huge pages in a way that no source does.
     #[error("{0}")]
     Staging(#[from] TooManyPartial),
+    /// Something else has put other content there.
+    #[error(
+        "{range} of the guest's memory, which the source was to send, holds something else already: \
+         another process than this QEMU has the RAM file mapped or open (a vhost-user backend, say, \
+         or a tool that reads it). With that content the guest would be corrupted"
+    )]
+    Filled {
+        /// Which pages.
+        range: PageRange,
+    },
 }
 
 /// What came of a fault.
@@ -55,6 +66,7 @@ pub(super) type Recorder = Mutex<RequestLatencies>;
 #[derive(Debug)]
 pub(super) struct Installer {
     userfault: Arc<Userfault>,
+    ram: Arc<RamFiles>,
     layout: RamLayout,
     /// Where each block begins in the process that has the userfaultfd.
     hosts: Vec<HostAddr>,
@@ -63,7 +75,7 @@ pub(super) struct Installer {
     /// without overtaking the source's content.
     missing: PageBitmap,
     left: AtomicU64,
-    /// Owed pages that somebody else had filled.
+    /// Owed pages that somebody else had filled, and that lack nothing.
     filled_before: AtomicU64,
     /// Host pages that have been asked for (or wait to be), by their first
     /// page: each is asked for once.
@@ -92,10 +104,11 @@ impl Installer {
     /// the process of `userfault`.
     pub(super) fn new(
         userfault: Arc<Userfault>,
-        layout: RamLayout,
+        ram: Arc<RamFiles>,
         hosts: &[u64],
         links: u16,
     ) -> Result<Self, DestinationFailure> {
+        let layout = ram.layout().clone();
         let largest = layout.blocks().map(|(block, _)| block.host_page).max();
         let largest = usize::try_from(largest.unwrap_or(PAGE_BYTES)).unwrap_or(PAGE_SIZE);
         let news = Arc::new(News::new().map_err(DestinationFailure::Thread)?);
@@ -129,6 +142,7 @@ impl Installer {
             stop,
             zeros: vec![0; largest.max(256 * PAGE_SIZE)],
             userfault,
+            ram,
             layout,
         })
     }
@@ -145,6 +159,24 @@ impl Installer {
     pub(super) fn start(&self) -> Result<(), RangeError> {
         self.host_ranges()
             .try_for_each(|range| self.userfault.register(range, Mode::MISSING).map(drop))
+    }
+
+    /// The host page that `page` is in.
+    pub(super) fn host_page(&self, page: Page) -> PageRange {
+        self.layout.host_page_range(page)
+    }
+
+    /// Whether anything of `range` is there: pages of 4 KiB, or one huge page,
+    /// all of it registered.
+    pub(super) fn holds(&self, range: PageRange) -> Result<bool, PresenceError> {
+        if self.host_page(range.start()).len() == 1 {
+            return Ok(self.ram.has_data(range)?);
+        }
+        let Some(at) = self.address(range.start()) else {
+            return Ok(false);
+        };
+        let range = HostRange::new(at, range.bytes());
+        Ok(self.userfault.holds_huge_page(range)?)
     }
 
     /// Ends whatever waits here or reads faults.
@@ -232,8 +264,7 @@ impl Installer {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Owed pages that were there before they came. Only what is installed
-    /// here may fill them: there should be none.
+    /// Owed pages that were there before they came, and lack nothing. Only what is installed here may fill them: there should be none.
     pub(super) fn filled_before(&self) -> u64 {
         self.filled_before.load(Ordering::Relaxed)
     }
@@ -313,7 +344,8 @@ impl Installer {
     pub(super) fn fill(&self, range: PageRange) -> Result<(), CopyError> {
         for extent in self.layout.locate_range(range) {
             let bytes = usize::try_from(extent.pages.bytes()).unwrap_or(0);
-            let _ = self.copy(&extent, self.zeros.get(..bytes).unwrap_or_default())?;
+            let zeros = self.zeros.get(..bytes).unwrap_or_default();
+            self.copy(&extent, zeros, &mut |_| true).1?;
         }
         Ok(())
     }
@@ -417,8 +449,7 @@ impl Installer {
         while !rest.is_empty() {
             let whole = self.layout.host_page_range(rest.start());
             let Some(huge) = self.huge(whole) else {
-                let copied = self.copy(extent, content)?;
-                return Ok(self.received(extent.pages, 1, copied, received, recorder));
+                return self.install_small(extent, content, received, recorder);
             };
             let (piece, tail) = rest.split_at(whole.end());
             let bytes = usize::try_from(piece.bytes()).unwrap_or(usize::MAX);
@@ -429,11 +460,16 @@ impl Installer {
                     .staging
                     .add(whole, piece, part, || self.is_missing(whole))?
             {
-                let copied = match (self.address(whole.start()), complete.buffer()) {
-                    (Some(at), Some(buffer)) => self.copy_buffer(at, buffer)?,
-                    _ => Copied::default(),
-                };
-                last |= self.received(whole, whole.len(), copied, received, recorder);
+                if let (Some(at), Some(buffer)) = (self.address(whole.start()), complete.buffer()) {
+                    let mut filled = None;
+                    let mut present = |_| self.may_stay(whole, buffer.words(), &mut filled);
+                    self.with_room(|| {
+                        let copied = self.userfault.copy_buffer_unless(at, buffer, &mut present);
+                        copied.map(drop)
+                    })?;
+                    refuse(filled)?;
+                }
+                last |= self.received(whole, whole.len(), received, recorder);
                 // A gigabyte takes long to clear: whoever is next shall find
                 // the slot free.
                 drop(complete);
@@ -445,56 +481,104 @@ impl Installer {
         Ok(last)
     }
 
-    /// Installs whole host pages.
-    fn copy(&self, extent: &Extent, content: &[u8]) -> Result<Copied, CopyError> {
-        let Some(start) = self.address(extent.pages.start()) else {
-            return Ok(Copied::default());
-        };
-        let huge = self.layout.host_page_range(extent.pages.start()).len() > 1;
-        // What went in before there was no room left.
-        let mut before = 0;
-        self.with_room(|| {
-            let at = HostAddr(start.0 + before);
-            let skip = usize::try_from(before).unwrap_or(usize::MAX);
-            let rest = content.get(skip..).unwrap_or_default();
-            let copied = if huge {
-                self.userfault.copy_host_page(at, rest)
-            } else {
-                self.userfault.copy(at, rest)
-            };
-            match copied {
-                Ok(copied) => Ok(Copied {
-                    installed: before + copied.installed,
-                    ..copied
-                }),
-                Err(error) => {
-                    before += error.done();
-                    Err(error)
-                }
-            }
-        })
+    /// Installs pages of 4 KiB.
+    fn install_small(
+        &self,
+        extent: &Extent,
+        content: &[u8],
+        received: u64,
+        recorder: &Recorder,
+    ) -> Result<bool, InstallError> {
+        let start = self.address(extent.pages.start()).unwrap_or(HostAddr(0));
+        let mut filled = None;
+        let (there, copied) = self.copy(extent, content, &mut |at| {
+            let offset = at.addr.0.saturating_sub(start.0);
+            let page = extent.pages.start().saturating_add(offset / PAGE_BYTES);
+            let from = usize::try_from(offset).unwrap_or(usize::MAX);
+            let sent = content.get(from..).unwrap_or_default();
+            self.may_stay(PageRange::one(page), sent, &mut filled)
+        });
+        // What was not to be there stays in the set: nobody shall believe that
+        // all is here.
+        refuse(filled)?;
+        // Also what went in before a failure: it must not come again, and be
+        // found there with what the guest has written since.
+        let pages = PageRange::from_len(extent.pages.start(), there / PAGE_BYTES);
+        let last = self.received(pages, 1, received, recorder);
+        copied?;
+        Ok(last)
     }
 
-    /// Installs a huge page that was put together.
-    fn copy_buffer(&self, at: HostAddr, buffer: &PageBuffer) -> Result<Copied, CopyError> {
-        self.with_room(|| self.userfault.copy_buffer(at, buffer))
+    /// Copies whole host pages. How many bytes are there now, counted from the
+    /// first, and what kept the rest away. `present` is asked as by
+    /// [`Userfault::copy_unless`].
+    fn copy(
+        &self,
+        extent: &Extent,
+        content: &[u8],
+        present: &mut dyn FnMut(HostRange) -> bool,
+    ) -> (u64, Result<(), CopyError>) {
+        let Some(start) = self.address(extent.pages.start()) else {
+            return (0, Ok(()));
+        };
+        let host_page = self.layout.host_page_range(extent.pages.start()).bytes();
+        let mut there = 0;
+        let copied = self.with_room(|| {
+            let at = HostAddr(start.0 + there);
+            let skip = usize::try_from(there).unwrap_or(usize::MAX);
+            let rest = content.get(skip..).unwrap_or_default();
+            let copied = self.userfault.copy_unless(at, rest, host_page, present);
+            there += match &copied {
+                Ok(copied) => copied.installed + copied.present,
+                Err(error) => error.done(),
+            };
+            copied.map(drop)
+        });
+        (there, copied)
     }
 
     /// Waits while the host has no memory for it.
     fn with_room(
         &self,
-        mut install: impl FnMut() -> Result<Copied, CopyError>,
-    ) -> Result<Copied, CopyError> {
+        mut install: impl FnMut() -> Result<(), CopyError>,
+    ) -> Result<(), CopyError> {
         loop {
             match install() {
                 Err(CopyError::OutOfMemory { .. }) if self.room.wait() => {}
                 Err(error) => return Err(error),
-                Ok(copied) => {
+                Ok(()) => {
                     self.room.found();
-                    return Ok(copied);
+                    return Ok(());
                 }
             }
         }
+    }
+
+    /// Whether a host page that is there before it was installed may stay: it
+    /// was received before and came twice, or lacks nothing of what the source
+    /// `sent`. If not, it is noted in `filled`.
+    #[cold]
+    fn may_stay(
+        &self,
+        pages: PageRange,
+        sent: &(impl Content + ?Sized),
+        filled: &mut Option<PageRange>,
+    ) -> bool {
+        if !self.is_missing(pages) {
+            return true;
+        }
+        if !sent.is_in(&self.ram, pages) {
+            filled.get_or_insert(pages);
+            return false;
+        }
+        if self.filled_before.fetch_add(pages.len(), Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                ?pages,
+                "pages that the source was to send were there already, and lack nothing: something \
+                 else reads or writes the guest's memory here"
+            );
+        }
+        true
     }
 
     /// Where a page is in the guest's process.
@@ -503,37 +587,12 @@ impl Installer {
         Some(HostAddr(self.hosts.get(block)?.0 + offset))
     }
 
-    /// Tells of owed pages that somebody else has filled, the first time.
-    #[cold]
-    fn were_filled_before(&self, pages: PageRange, count: u64) {
-        if self.filled_before.fetch_add(count, Ordering::Relaxed) == 0 {
-            tracing::warn!(
-                ?pages,
-                count,
-                "pages that the source still owed were there already, and are left as they were: \
-                 something else writes to the guest's memory"
-            );
-        }
-    }
-
     /// Books installed pages; `true` when nothing is missing any more.
-    fn received(
-        &self,
-        pages: PageRange,
-        step: u64,
-        copied: Copied,
-        received: u64,
-        recorder: &Recorder,
-    ) -> bool {
+    fn received(&self, pages: PageRange, step: u64, received: u64, recorder: &Recorder) -> bool {
         let installed = self.now();
         let new = self.missing.clear_range(pages);
         if new == 0 {
             return false;
-        }
-        // One that came twice is there as well, but was missing only once.
-        let before = new.saturating_sub(copied.installed / PAGE_BYTES);
-        if before > 0 {
-            self.were_filled_before(pages, before);
         }
         for host_page in pages.chunks(step) {
             if !self.asked.get(host_page.start()) {
@@ -555,6 +614,10 @@ impl Installer {
         // recorded its latencies.
         self.left.fetch_sub(new, Ordering::AcqRel) == new
     }
+}
+
+fn refuse(filled: Option<PageRange>) -> Result<(), InstallError> {
+    filled.map_or(Ok(()), |range| Err(InstallError::Filled { range }))
 }
 
 #[cfg(test)]

@@ -7,12 +7,13 @@
 //! is an error instead of a `SIGBUS`. hugetlbfs cannot be written to and is
 //! mapped; the mapping reserves its pages, so touching them cannot fail.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, PageBitmap, PageRange};
 use rustix::fs::{FallocateFlags, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use super::error::DestinationFailure;
@@ -25,7 +26,8 @@ pub(super) struct Memory {
     /// For each block the mapping that it is written through, if it is one
     /// that cannot be written to as a file.
     mapped: Vec<Option<MmapRegion>>,
-    /// Pages of mapped blocks that may hold something else than zeros.
+    /// Pages that may hold something else than zeros. Of blocks that are not
+    /// mapped: those that take memory, if nobody else has touched any.
     written: PageBitmap,
 }
 
@@ -58,6 +60,34 @@ impl Memory {
         })
     }
 
+    /// The RAM files.
+    pub(super) fn ram(&self) -> &RamFiles {
+        &self.ram
+    }
+
+    /// Whether the files may hold pages that were not written here. One look
+    /// at each file, however many pages it has: tmpfs counts them exactly.
+    ///
+    /// `false` is certain, as long as nobody else has dropped pages.
+    pub(super) fn may_hold_more(&self) -> Result<bool, DestinationFailure> {
+        // Blocks may be parts of one file.
+        let mut files = BTreeMap::new();
+        for (number, (_, range)) in self.ram.layout().blocks().enumerate() {
+            let fail = |cause| DestinationFailure::Ram { range, cause };
+            let metadata = self.ram.files()[number].file().metadata().map_err(fail)?;
+            // A huge page counts for more than what was written of it.
+            let written = match self.mapped[number] {
+                None => self.written.count_range(range),
+                Some(_) => 0,
+            };
+            // Blocks of 512 bytes, whatever the file system (stat(2)).
+            let held = metadata.blocks().div_ceil(PAGE_BYTES / 512);
+            let file = (metadata.dev(), metadata.ino());
+            files.entry(file).or_insert((held, 0)).1 += written;
+        }
+        Ok(files.values().any(|(held, written)| held > written))
+    }
+
     /// Writes the content of `range`.
     pub(super) fn write(&self, range: PageRange, content: &[u8]) -> Result<(), DestinationFailure> {
         let fail = |cause| DestinationFailure::Ram { range, cause };
@@ -75,12 +105,12 @@ impl Memory {
 
     fn write_extent(&self, extent: &Extent, content: &[u8]) -> io::Result<()> {
         let file = &self.ram.files()[extent.block];
+        self.written.set_range(extent.pages);
         match &self.mapped[extent.block] {
             None => file
                 .file()
                 .write_all_at(content, file.offset() + extent.offset),
             Some(region) => {
-                self.written.set_range(extent.pages);
                 let at = usize::try_from(extent.offset).map_err(io::Error::other)?;
                 region
                     .as_volatile_slice()
@@ -96,6 +126,7 @@ impl Memory {
             if self.mapped[extent.block].is_none() {
                 self.punch(&extent)
                     .map_err(|cause| DestinationFailure::Ram { range, cause })?;
+                self.written.clear_range(extent.pages);
                 continue;
             }
             let written: Vec<_> = self.written.runs(extent.pages).collect();
@@ -217,6 +248,24 @@ mod tests {
         assert_eq!(present(&memory), [13, 18], "zeros take no memory");
         memory.drop_all().unwrap();
         assert_eq!(present(&memory), [0_u64; 0]);
+    }
+
+    #[test]
+    fn pages_that_were_not_written_here_are_noticed() {
+        let memory = memory();
+        assert!(!memory.may_hold_more().unwrap());
+        memory.write(range(13, 19), &[1; 6 * PAGE_SIZE]).unwrap();
+        assert!(!memory.may_hold_more().unwrap());
+        memory.zero(range(13, 14)).unwrap();
+        memory.drop_stale(range(17, 19)).unwrap();
+        assert!(!memory.may_hold_more().unwrap());
+        // Somebody reads a hole through a mapping.
+        let file = memory.ram.files()[0].file().try_clone().unwrap();
+        let map = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 32 * PAGE_SIZE).unwrap();
+        let _: u8 = map.as_volatile_slice().read_obj(18 * PAGE_SIZE).unwrap();
+        assert!(memory.may_hold_more().unwrap());
+        memory.drop_stale(range(18, 19)).unwrap();
+        assert!(!memory.may_hold_more().unwrap());
     }
 
     #[test]

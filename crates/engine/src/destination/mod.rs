@@ -16,6 +16,7 @@ mod arrival;
 mod asking;
 mod book;
 mod collapse;
+mod content;
 mod ending;
 mod error;
 mod faults;

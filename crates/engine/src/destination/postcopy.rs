@@ -9,6 +9,7 @@ use super::error::DestinationFailure;
 use super::faults;
 use super::installer::Installer;
 use super::options::DestinationOptions;
+use super::presence;
 use super::receiver::Sink;
 use super::session::Event;
 use super::who::{Faulted, Names, Who};
@@ -64,6 +65,11 @@ impl Faulting {
         // Before the first fault: what is asked for without a link is dropped.
         faulting.asking.attach(urgent);
         installer.start()?;
+        if let Some(memory) = &sink.memory {
+            // From here on nobody in the guest's process can fill a page
+            // unnoticed. What was filled before is dropped again.
+            presence::drop_owed(memory, &installer)?;
+        }
         let threads = &mut faulting.threads;
         for thread in faults::start(
             &installer,

@@ -1,9 +1,17 @@
 //! What is in the RAM files: with post-copy that is what has been received.
+//!
+//! A page that is there is never asked for, whatever it holds. So before the
+//! guest may run here everything that is owed must be seen to be absent: a
+//! monitor that has read the guest's memory meanwhile (`pmemsave`, `xp`, a
+//! debugger) has filled holes with zeros.
 
 use hikkoshi_faults::{HostAddr, HostRange, RangeError, Userfault};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use thiserror::Error;
 
+use super::error::DestinationFailure;
+use super::installer::Installer;
+use super::memory::Memory;
 use crate::ram::RamFiles;
 
 /// It could not be found out which pages are there.
@@ -42,6 +50,45 @@ pub(super) fn missing(
                 each(page);
             }
         }
+    }
+    Ok(())
+}
+
+/// Makes sure that nothing of what the source owes is there, and drops again
+/// what is. All of it must be registered, and nobody may bring pages meanwhile.
+///
+/// # Errors
+/// [`DestinationFailure::Drop`] when something is there still.
+pub(super) fn drop_owed(memory: &Memory, installer: &Installer) -> Result<(), DestinationFailure> {
+    if !memory.may_hold_more()? {
+        return Ok(());
+    }
+    let mut pages = 0;
+    for range in installer.missing() {
+        for extent in memory.ram().layout().locate_range(range) {
+            // One look for many small pages, and one for each huge page.
+            let host_page = installer.host_page(extent.pages.start());
+            let step = match host_page.len() {
+                1 => extent.pages.len(),
+                huge => huge,
+            };
+            for range in extent.pages.chunks(step) {
+                if installer.holds(range)? {
+                    memory.drop_stale(range)?;
+                    pages += range.len();
+                    if installer.holds(range)? {
+                        return Err(DestinationFailure::Drop { range, cause: None });
+                    }
+                }
+            }
+        }
+    }
+    if pages > 0 {
+        tracing::warn!(
+            pages,
+            "pages that are still to come were here already and were dropped again: something has \
+             read or written the guest's memory here, a monitor command for instance"
+        );
     }
     Ok(())
 }

@@ -373,9 +373,9 @@ impl<'a> Stay<'a> {
         guest: &mut dyn DestinationGuest,
     ) -> Result<(), DestinationFailure> {
         let (userfault, hosts) = guest.take_userfault()?;
-        let layout = self.ram.layout().clone();
+        let ram = Arc::clone(&self.ram);
         let links = self.keeper.record.links;
-        let installer = Installer::new(Arc::clone(&userfault), layout, &hosts, links)?;
+        let installer = Installer::new(Arc::clone(&userfault), ram, &hosts, links)?;
         installer.be_patient();
         // It is registered already, unless that engine was killed at it.
         installer.start()?;

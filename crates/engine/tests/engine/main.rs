@@ -29,4 +29,5 @@ mod run;
 mod secure;
 mod several_links;
 mod stress;
+mod touched;
 mod wire;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hikkoshi_engine::{RamFile, RamFiles};
 use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
-use rustix::fs::{FallocateFlags, MemfdFlags, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 pub const MIB: u64 = 1 << 20;
@@ -47,7 +47,7 @@ impl Memory {
         let mut maps = Vec::new();
         for (number, (block, _)) in layout.blocks().enumerate() {
             let flags = if block.host_page == SMALL {
-                MemfdFlags::CLOEXEC
+                MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING
             } else {
                 MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
             };
@@ -114,6 +114,20 @@ impl Memory {
         let (block, offset) = self.layout.locate(Page::new(page)).unwrap();
         let (file, start) = &self.files[block];
         file.write_all_at(content, start + offset).unwrap();
+    }
+
+    /// Looks at all of it, as a monitor does: what was a hole holds zeros then.
+    pub fn look_at_all(&self) {
+        for page in 0..self.layout.pages() {
+            self.load(page);
+        }
+    }
+
+    /// From now on no page can be dropped, and none written to the files.
+    pub fn seal(&self) {
+        for (file, _) in &self.files {
+            rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE).unwrap();
+        }
     }
 
     fn place(&self, page: u64) -> (&MmapRegion, usize) {

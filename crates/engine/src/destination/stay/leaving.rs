@@ -123,6 +123,9 @@ impl Stay<'_> {
         if let Some(faulting) = &self.faulting {
             faulting.stop();
         }
+        if cause.is_corruption() && self.keeper.stage() == DestinationStage::Runs {
+            self.end_corrupted(guest);
+        }
         let perished = outcome == Outcome::AtDestination
             && cause.is_end_of_guest()
             && self.capabilities.contains(Capabilities::RECOVERY);
@@ -140,6 +143,21 @@ impl Stay<'_> {
             faulting.join();
         }
         ReceiveError { cause, outcome }
+    }
+
+    /// Ends a guest whose memory is not what it should be, and that may have
+    /// seen that: run on, it would carry the damage to its disks, and nobody
+    /// could take the pages back.
+    fn end_corrupted(&self, guest: &mut dyn DestinationGuest) {
+        let notice = match guest.kill() {
+            Ok(()) => {
+                "the guest's memory here is corrupted: its QEMU was ended, so that the guest \
+                       does no harm to its disks"
+                    .to_owned()
+            }
+            Err(error) => format!("the guest's memory here is corrupted, but: {error}"),
+        };
+        self.watch.observer.notice(&notice);
     }
 
     /// The next stage could not be recorded.

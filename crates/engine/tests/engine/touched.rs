@@ -1,0 +1,129 @@
+//! Something else than the engine touches the guest's memory at the
+//! destination: monitors that look at it, other processes that write to it.
+
+use std::sync::Arc;
+
+use hikkoshi_engine::{Mode, Outcome};
+use hikkoshi_pages::RamLayout;
+
+use crate::guests::Script;
+use crate::machine::{Machine, Side};
+use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
+use crate::run::Setup;
+
+const MODES: [Mode; 2] = [Mode::Postcopy, Mode::Hybrid];
+
+/// A page with content, in no part of the guest's memory that loading the
+/// device state touches.
+const PAGE: u64 = 80;
+
+/// Does `what` when `script` comes to the call `name`.
+fn at(
+    script: &Script,
+    name: &'static str,
+    machine: &Arc<Machine>,
+    what: impl Fn(&Machine) + Send + 'static,
+) {
+    let machine = Arc::clone(machine);
+    script.at(name, move || {
+        what(&machine);
+        Ok(())
+    });
+}
+
+fn looked_at(mode: Mode, layout: &RamLayout) {
+    let setup = Setup::with(mode, layout, layout, true);
+    // What is stale was dropped by then, and no fault is asked for yet.
+    for call in ["pause", "save_device_state half-way"] {
+        at(&setup.source.script, call, &setup.machine, |machine| {
+            machine.memory(Side::Destination).look_at_all();
+        });
+    }
+    setup.run().moved(true);
+}
+
+#[test]
+fn pages_that_were_looked_at_before_the_switch_arrive() {
+    for mode in MODES {
+        looked_at(mode, &layout(&[(MIB, SMALL), (2 * MIB, SMALL)]));
+    }
+}
+
+#[test]
+fn huge_pages_that_were_looked_at_before_the_switch_arrive() {
+    let Some(_pages) = HugePages::reserve(8) else {
+        return;
+    };
+    for mode in MODES {
+        looked_at(
+            mode,
+            &layout(&[(2 * HUGE, HUGE), (MIB, SMALL), (HUGE, HUGE)]),
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_dropped_again_ends_the_move_before_ready() {
+    let layout = layout(&[(3 * MIB, SMALL)]);
+    // A paused guest: nothing else is to be dropped after it was sealed.
+    let setup = Setup::with(Mode::Postcopy, &layout, &layout, false);
+    at(&setup.source.script, "pause", &setup.machine, |machine| {
+        let memory = machine.memory(Side::Destination);
+        memory.look_at_all();
+        memory.seal();
+    });
+    let done = setup.run();
+    let ((source, why), (destination, cause)) = done.errors();
+    assert_eq!(
+        (source, destination),
+        (Outcome::AtSource, Outcome::AtSource)
+    );
+    assert!(cause.starts_with("dropping pages "), "{cause}");
+    assert!(why.contains(&cause), "{why}");
+    assert_eq!(done.destination_calls.count("load_device_state"), 0);
+    assert_eq!((done.commits, done.source_calls.count("resume")), (0, 1));
+    done.machine.check(Side::Source);
+}
+
+#[test]
+fn a_page_that_somebody_else_has_filled_ends_the_guest() {
+    let setup = Setup::new(Mode::Postcopy);
+    let call = "load_device_state done";
+    at(&setup.destination.script, call, &setup.machine, |machine| {
+        // As another process does: no fault tells of it.
+        let memory = machine.memory(Side::Destination);
+        memory.write_behind(PAGE, &[7; SMALL as usize]);
+    });
+    let done = setup.run();
+    let ((source, why), (destination, cause)) = done.errors();
+    let what = format!("pages {PAGE}..{} of the guest's memory", PAGE + 1);
+    assert!(cause.starts_with(&what), "{cause}");
+    assert!(why.contains("holds something else already"), "{why}");
+    assert_eq!(done.destination_calls.count("kill"), 1);
+    assert_eq!(done.machine.runs(), None);
+    assert!(done.notices.all().contains("corrupted"));
+    // Neither side lets it run again, or takes it for whole.
+    let ends = [
+        (Outcome::Lost, Outcome::AtDestination),
+        // It was found before it was known to run.
+        (Outcome::Paused, Outcome::Paused),
+    ];
+    assert!(
+        ends.contains(&(source, destination)),
+        "{source:?} {destination:?}"
+    );
+    assert_eq!(done.source_calls.count("resume"), 0);
+    assert!(!done.destination_journal.is_closed());
+}
+
+#[test]
+fn a_page_that_lacks_nothing_does_no_harm() {
+    let layout = layout(&[(3 * MIB, SMALL)]);
+    let setup = Setup::with(Mode::Postcopy, &layout, &layout, false);
+    let call = "load_device_state done";
+    at(&setup.destination.script, call, &setup.machine, |machine| {
+        let memory = machine.memory(Side::Destination);
+        memory.write_behind(PAGE, &machine.expected(PAGE));
+    });
+    setup.run().moved(false);
+}
