@@ -1,10 +1,19 @@
-//! Nobody else works on a guest's memory.
+//! Nobody else works on a guest.
+//!
+//! An engine locks (`flock`) the memory of QEMU's process, `/proc/PID/mem`. To
+//! open that takes the right to trace the process, which an engine needs and a
+//! stranger does not have. The RAM file would not do: QEMU makes it readable by
+//! everybody, and whoever may read a file may lock it. Nor would a file in the
+//! journal's folder: engines with other folders, or of other users, would not see
+//! it. The lock goes with the engine, or with QEMU, and leaves nothing behind.
+//!
+//! Two engines that see different `/proc` mounts (one of them in a container with
+//! a mount of its own) do not see each other's lock.
 
 use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::RamFiles;
 use hikkoshi_faults::Process;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -25,29 +34,42 @@ const AGAIN: Duration = Duration::from_millis(20);
 pub enum OccupyError {
     /// Another program has it.
     #[error(
-        "another hikkoshi is at work on this guest (it has locked its memory's first file): wait \
-         for its end"
+        "another hikkoshi is at work on this guest (it has locked the memory of QEMU's process \
+         {pid}): wait for its end"
     )]
-    Busy,
-    /// The file system does not want to.
-    #[error("locking the first file of the guest's memory: {0}")]
-    Lock(io::Error),
+    Busy {
+        /// QEMU's process.
+        pid: u32,
+    },
+    /// It cannot be locked.
+    #[error("locking the memory of QEMU's process {pid} against other engines: {source}")]
+    Lock {
+        /// QEMU's process.
+        pid: u32,
+        /// What the kernel said.
+        source: io::Error,
+    },
 }
 
-/// Keeps other engines away from the guest, wherever their journals are, until
-/// these files are closed.
-pub(crate) fn occupy(ram: &RamFiles) -> Result<(), OccupyError> {
-    let Some(first) = ram.files().first() else {
-        return Ok(());
-    };
+/// Keeps other engines away from a guest, wherever their journals are, until it is
+/// dropped.
+#[derive(Debug)]
+#[must_use = "dropping it lets other engines in"]
+pub(crate) struct Alone(#[allow(dead_code)] File);
+
+/// Waits a little for the guest of this process, and takes hold of it.
+pub(crate) fn occupy(process: &Process) -> Result<Alone, OccupyError> {
+    let pid = process.pid();
+    let cannot = |source| OccupyError::Lock { pid, source };
+    let memory = process.open_proc("mem").map_err(cannot)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match flock(first.file(), FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
+        match flock(&memory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Alone(memory)),
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(AGAIN),
-            Err(Errno::WOULDBLOCK) => return Err(OccupyError::Busy),
+            Err(Errno::WOULDBLOCK) => return Err(OccupyError::Busy { pid }),
             Err(Errno::INTR) => {}
-            Err(error) => return Err(OccupyError::Lock(error.into())),
+            Err(error) => return Err(cannot(error.into())),
         }
     }
 }
@@ -99,8 +121,6 @@ fn has_ended(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_engine::RamFile;
-    use hikkoshi_pages::{GuestRange, RamBlock, RamLayout};
     use std::io::{BufRead, BufReader};
     use std::os::unix::fs::MetadataExt;
     use std::process::{Command, Stdio};
@@ -108,33 +128,38 @@ mod tests {
 
     const PATH: &str = "HIKKOSHI_TEST_MAP";
 
-    fn ram(path: &std::path::Path) -> RamFiles {
-        let file = File::options().read(true).open(path).unwrap();
-        let block = RamBlock {
-            id: "ram".into(),
-            bytes: 4096,
-            host_page: 4096,
-            guest: vec![GuestRange {
-                gpa: 0,
-                offset: 0,
-                bytes: 4096,
-            }],
-        };
-        let layout = RamLayout::new(vec![block]).unwrap();
-        RamFiles::new(layout, vec![RamFile::new(file, 0)]).unwrap()
-    }
-
     #[test]
-    fn one_at_a_time_until_the_files_are_closed() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(4096).unwrap();
-        let (one, other) = (ram(file.path()), ram(file.path()));
-        occupy(&one).unwrap();
-        // By whatever path.
+    fn one_at_a_time_and_only_who_may_trace_it() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let (one, other) = (child.id(), child.id());
+        let [one, other] = [one, other].map(|pid| Process::open(pid).unwrap());
+        let alone = occupy(&one).unwrap();
         let error = occupy(&other).unwrap_err();
-        assert!(matches!(error, OccupyError::Busy), "{error}");
-        drop(one);
-        occupy(&other).unwrap();
+        assert!(matches!(error, OccupyError::Busy { .. }), "{error}");
+        drop(alone);
+        let alone = occupy(&other).unwrap();
+        drop(alone);
+        // A stranger cannot even try, where we are not one ourselves.
+        if rustix::process::geteuid().is_root() {
+            let stranger = Command::new("setpriv")
+                .args([
+                    "--reuid=65534",
+                    "--regid=65534",
+                    "--clear-groups",
+                    "flock",
+                    "-n",
+                ])
+                .arg(format!("/proc/{}/mem", child.id()))
+                .arg("true")
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&stranger.stderr);
+            assert!(said.contains("Permission denied"), "{said}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let error = occupy(&one).unwrap_err();
+        assert!(matches!(error, OccupyError::Lock { .. }), "{error}");
     }
 
     /// The other process: a copy of this program that maps a file, says so, and

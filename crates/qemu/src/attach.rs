@@ -10,7 +10,7 @@ use hikkoshi_wire::{GuestDescription, Processors};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::alone::{self, OccupyError};
+use crate::alone::{self, Alone, OccupyError};
 use crate::backend::property;
 use crate::migration;
 use crate::preflight::{self, Allowed, Refusal, Side};
@@ -87,6 +87,7 @@ pub(crate) struct Attached {
     pub(crate) addresses: Vec<u64>,
     pub(crate) description: GuestDescription,
     pub(crate) processors: Processors,
+    pub(crate) alone: Alone,
 }
 
 impl AttachError {
@@ -120,7 +121,7 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
     // denied, and would be taken for something else.
     process::check_right_to_trace(&process)?;
     let ram = ram::find(&mut client, &process, access)?;
-    alone::occupy(&ram.files)?;
+    let alone = alone::occupy(&process)?;
     match side {
         Side::Source => remove_leftovers(&process)?,
         Side::Destination => {
@@ -145,6 +146,7 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
         addresses: ram.addresses,
         description,
         processors,
+        alone,
     })
 }
 

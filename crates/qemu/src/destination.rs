@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
 
+use crate::alone::{self, Alone};
 use crate::announce;
 use crate::attach::{AttachError, attach};
 use crate::device_state::{self, Feed, Until};
@@ -255,6 +256,7 @@ pub struct QemuDestination {
     vigil: Option<Vigil>,
     /// While the guest runs here and pages may be missing.
     listener: Option<EndListener>,
+    _alone: Alone,
 }
 
 impl QemuDestination {
@@ -299,6 +301,7 @@ impl QemuDestination {
             vcpus: Vec::new(),
             vigil: None,
             listener: None,
+            _alone: qemu.alone,
         })
     }
 
@@ -314,6 +317,7 @@ impl QemuDestination {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
+        let alone = alone::occupy(&process)?;
         let ram = place.open_ram(Some(&process), Access::Write)?;
         let userfault = match notes.userfault {
             None => None,
@@ -350,6 +354,7 @@ impl QemuDestination {
             vcpus: Vec::new(),
             vigil: None,
             listener: None,
+            _alone: alone,
         }))
     }
 

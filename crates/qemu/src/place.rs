@@ -192,7 +192,7 @@ impl Place {
         self.memory.iter().map(|memory| memory.address).collect()
     }
 
-    /// Opens the very files again, for us alone.
+    /// Opens the very files again.
     pub(crate) fn open_ram(
         &self,
         process: Option<&Process>,
@@ -226,9 +226,7 @@ impl Place {
             blocks: self.description.blocks.len(),
             files: files.len(),
         };
-        let ram = RamFiles::new(layout, files).ok_or(counted)?;
-        alone::occupy(&ram)?;
-        Ok(ram)
+        RamFiles::new(layout, files).ok_or(counted)
     }
 
     /// Makes sure that nobody has the files mapped: QEMU has ended, and who came

@@ -26,6 +26,10 @@ pub(crate) struct Found {
     pub(crate) huge: bool,
 }
 
+/// Modes of files and folders, see inode(7).
+const OTHERS_READ: u32 = 0o004;
+const OTHERS_SEARCH: u32 = 0o001;
+
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
@@ -38,7 +42,8 @@ pub(crate) fn find(
 ) -> Result<Found, RamError> {
     let given = backend.path.as_deref().unwrap_or_default();
     // Only looked at: it says which of QEMU's mappings is meant, nothing more.
-    let metadata = std::fs::metadata(from_outside(process, given)).ok();
+    let place = from_outside(process, given);
+    let metadata = std::fs::metadata(&place).ok();
     let mut candidates: Vec<(&Mapping, u64)> = mappings
         .iter()
         .filter(|mapping| mapping.shared && is_of(mapping, backend, given, metadata.as_ref()))
@@ -81,6 +86,14 @@ pub(crate) fn find(
     };
     let file = reopen::mapped(process, &stretch, access).map_err(cannot)?;
     let metadata = file.metadata().map_err(cannot)?;
+    if others_can_read(&place, &metadata) {
+        tracing::warn!(
+            "other users of this host can read the guest's memory: its file {given} has mode {:o}, \
+             as QEMU creates it; take that right away (chmod o= FILE, at any time), or put the file \
+             in a folder that they cannot enter",
+            metadata.mode() & 0o7777
+        );
+    }
     let system = rustix::fs::fstatfs(&file).map_err(|errno| cannot(errno.into()))?;
     let kind: i64 = system.f_type;
     let huge = kind == HUGETLBFS_MAGIC;
@@ -124,6 +137,21 @@ fn from_outside(process: &Process, given: &str) -> PathBuf {
     Path::new(&format!("/proc/{}/{base}", process.pid())).join(given.trim_start_matches('/'))
 }
 
+/// Whether everybody on this host can read a file, of which that is the metadata,
+/// at that path. (As far as its mode and its folders' modes tell.)
+fn others_can_read(place: &Path, file: &Metadata) -> bool {
+    let there = |path: &Path| std::fs::metadata(path).ok();
+    let at_place =
+        there(place).is_some_and(|there| (there.dev(), there.ino()) == (file.dev(), file.ino()));
+    at_place
+        && file.mode() & OTHERS_READ != 0
+        && place.ancestors().skip(1).all(|folder| {
+            // Behind /proc/PID, which other users cannot follow.
+            folder.starts_with("/proc") && folder.components().count() <= 4
+                || there(folder).is_some_and(|folder| folder.mode() & OTHERS_SEARCH != 0)
+        })
+}
+
 /// Whether a mapping is of the backend's file. `metadata` is what is at the
 /// given path now, which need not be what was there when QEMU opened it.
 fn is_of(mapping: &Mapping, backend: &Backend, given: &str, metadata: Option<&Metadata>) -> bool {
@@ -165,6 +193,33 @@ mod hostile;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_others_can_read_is_told_by_modes_all_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ram");
+        std::fs::write(&path, b"memory").unwrap();
+        let own = Process::open(std::process::id()).unwrap();
+        let place = from_outside(&own, path.to_str().unwrap());
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        for (folder_mode, mode, expected) in [
+            (0o711, 0o644, true),
+            (0o711, 0o640, false),
+            (0o700, 0o644, false),
+        ] {
+            set(folder.path(), folder_mode);
+            set(&path, mode);
+            let metadata = std::fs::metadata(&path).unwrap();
+            assert_eq!(others_can_read(&place, &metadata), expected, "{mode:o}");
+        }
+        let gone = std::fs::metadata(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(!others_can_read(&place, &gone));
+    }
 
     #[test]
     fn names_that_qemu_makes() {

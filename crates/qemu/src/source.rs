@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
 
+use crate::alone::{self, Alone};
 use crate::attach::{AttachError, Attached, attach, is_dirty_log};
 use crate::device_state::{self, Intake, Until};
 use crate::drain;
@@ -244,6 +245,7 @@ pub struct QemuSource {
     allowed: Allowed,
     /// Nothing is given back: another engine goes on.
     left: bool,
+    _alone: Alone,
 }
 
 impl QemuSource {
@@ -272,6 +274,7 @@ impl QemuSource {
             addresses,
             description,
             processors,
+            alone,
         } = qemu;
         Ok(Self {
             client: Some(client),
@@ -294,6 +297,7 @@ impl QemuSource {
             mode: None,
             allowed: allowed.clone(),
             left: false,
+            _alone: alone,
         })
     }
 
@@ -328,6 +332,7 @@ impl QemuSource {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
+        let alone = alone::occupy(&process)?;
         let ram = place.open_ram(Some(&process), Access::Read)?;
         for leftover in process::userfaults(&process)? {
             // It holds nobody up, and goes with the next try if this one fails.
@@ -359,6 +364,7 @@ impl QemuSource {
             mode: None,
             allowed: Allowed::default(),
             left: false,
+            _alone: alone,
         }))
     }
 

@@ -21,13 +21,12 @@ use hikkoshi_faults::{GiveBackError, close_remote};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::alone::OccupyError;
+use crate::alone::{self, OccupyError};
 use crate::attach::is_dirty_log;
 use crate::monitor;
-use crate::place::{Place, TakeUpError};
+use crate::place::Place;
 use crate::process::{self, ProcessError};
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::reopen::Access;
 use crate::settings::{self, Settings};
 use crate::source::{ResumeError, TURN, close_descriptor, resume};
 use crate::view::LookError;
@@ -135,10 +134,11 @@ pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
         return Ok(Undone::Gone);
     };
     // Another engine may have begun anew, with another journal.
-    let _alone = match place.open_ram(Some(&process), Access::Read) {
-        Ok(ram) => Some(ram),
-        Err(TakeUpError::Occupied(error)) => return Err(error.into()),
-        // Without the memory nobody can do more than this.
+    let _alone = match alone::occupy(&process) {
+        Ok(alone) => Some(alone),
+        Err(error @ OccupyError::Busy { .. }) => return Err(error.into()),
+        Err(OccupyError::Lock { .. }) if !process.is_alive() => return Ok(Undone::Gone),
+        // The guest's running comes first.
         Err(error) => {
             tracing::warn!(%error, "keeping other engines away from the guest");
             None

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use hikkoshi_engine::{Cancel, SourceGuest};
 use hikkoshi_qemu::{Place, QemuSource, SourceNotes, UndoError, UndoRecord, Undone, undo};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 use support::{Qemu, with_each};
 
@@ -166,6 +167,28 @@ fn an_owner_who_resumed_it_first_is_no_error() {
             assert_eq!(undo(&place, &record).unwrap(), state("running"));
             assert_eq!(qemu.traces(), before);
         }
+    });
+}
+
+/// QEMU makes RAM files that everybody may read, and whoever may read a file may
+/// lock it: an engine, a guard and one that takes up do not care.
+#[test]
+fn a_stranger_has_locked_the_ram_file() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "");
+        let stranger = std::fs::File::open(&qemu.ram.0).unwrap();
+        flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let (place, record) = kill_at(&qemu, "saved");
+        assert_eq!(undo(&place, &record).unwrap(), state("running"));
+        let notes = SourceNotes {
+            place,
+            undo: record,
+        };
+        let taken_up = QemuSource::take_up(&notes).unwrap();
+        // One at a time nevertheless.
+        let error = QemuSource::attach(&qemu.qmp()).unwrap_err().to_string();
+        assert!(error.contains("another hikkoshi is at work"), "{error}");
+        taken_up.unwrap().release().unwrap();
     });
 }
 
