@@ -148,6 +148,31 @@ pub enum RunError {
     /// QEMU's monitor.
     #[error("resuming the guest at the destination: {0}")]
     Connect(#[from] ConnectError),
+    /// QEMU refused, and the guest has never run there.
+    #[error(
+        "resuming the guest at the destination: {source}. Its QEMU (process {pid}) was ended: it may \
+         have taken some of the guest's images, and the source needs them all"
+    )]
+    Refused {
+        /// QEMU's process.
+        pid: u32,
+        /// What it said.
+        source: QmpError,
+    },
+    /// The same, but it may hold images still.
+    #[error(
+        "resuming the guest at the destination: {source}. Its QEMU (process {pid}) may have taken \
+         some of the guest's images, which the source needs, and could not be ended: {kill}. End it \
+         by hand, then go on"
+    )]
+    NotEnded {
+        /// QEMU's process.
+        pid: u32,
+        /// What it said.
+        source: QmpError,
+        /// Why it was not ended.
+        kill: io::Error,
+    },
     /// QEMU did as told, to no avail.
     #[error(
         "resuming the guest at the destination: QEMU was told to, but its state is {state}; resume \
@@ -552,10 +577,14 @@ impl QemuDestination {
         let outcome = run(client, self.taken_up);
         client.set_timeout(COMMAND_TIMEOUT);
         // Of one that was taken up nobody knows what it did before.
-        let refused = !self.taken_up && is_refused(&outcome);
-        self.never_ran = refused && has_never_run(client);
+        let never_ran = !self.taken_up && is_refused(&outcome) && has_never_run(client);
         client.set_cancel(None);
+        let outcome = match outcome {
+            Err(RunError::Qmp(source)) if never_ran => Err(self.decline(source)),
+            outcome => outcome,
+        };
         let at = outcome?;
+        let client = attached(&mut self.client)?;
         announce::announce_like(client, &self.settings.parameters);
         Ok(at)
     }
@@ -564,6 +593,21 @@ impl QemuDestination {
     fn stop_listening(&mut self) {
         if let Some(listener) = self.listener.take() {
             self.client = listener.stop();
+        }
+    }
+
+    /// QEMU has refused to run the guest, which has never run here: its source can
+    /// have it back. `cont` takes the images one after the other, and QEMU keeps
+    /// those that it took before one failed (7.2 and 10.0): they are free once it
+    /// is gone. It is of no use any more, with a guest that is not to run in it.
+    fn decline(&mut self, source: QmpError) -> RunError {
+        let pid = self.process.pid();
+        match self.process.kill() {
+            Ok(()) => {
+                self.never_ran = true;
+                RunError::Refused { pid, source }
+            }
+            Err(kill) => RunError::NotEnded { pid, source, kill },
         }
     }
 

@@ -1,0 +1,80 @@
+//! Who has the guest's images: one side at a time.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
+
+mod support;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
+use hikkoshi_qemu::{QemuDestination, QemuSource};
+use serde_json::json;
+use support::{Qemu, with_each};
+use tempfile::TempDir;
+
+const NAMES: [&str; 2] = ["one", "two"];
+
+/// Two raw images.
+fn images() -> (TempDir, [PathBuf; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let images = NAMES.map(|name| {
+        let path = folder.path().join(name);
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        path
+    });
+    (folder, images)
+}
+
+/// The option for a disk. QEMU locks its image while it has it.
+fn disk(name: &str, image: &Path) -> String {
+    format!(
+        "-drive file={},format=raw,if=none,id={name} -device virtio-blk-pci,drive={name}",
+        image.display()
+    )
+}
+
+#[test]
+fn images_of_a_guest_that_was_refused_are_free_for_its_source() {
+    with_each(|program| {
+        let (_folder, images) = images();
+        let both = [disk(NAMES[0], &images[0]), disk(NAMES[1], &images[1])].join(" ");
+        let from = Qemu::usual(program, &both);
+        let mut to = Qemu::usual(program, &format!("-incoming defer {both}"));
+        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.prepare().unwrap();
+        source.pause().unwrap();
+        let mut state = Vec::new();
+        source
+            .save_device_state(&mut state, &Cancel::new())
+            .unwrap();
+        destination.load_device_state(state).unwrap();
+        // Nobody has the images now, and somebody else takes the second one.
+        let other = Qemu::usual(program, &disk(NAMES[1], &images[1]));
+        let error = destination.resume(true, &Cancel::new()).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.contains("lock") && said.contains("was ended"),
+            "{said}"
+        );
+        assert!(destination.never_ran());
+        drop(other);
+        // The source takes back both.
+        source.resume().unwrap();
+        assert_eq!(from.state(), "running");
+        for (name, image) in NAMES.iter().zip(&images) {
+            let write = format!("qemu-io {name} \"write -P 7 4096 512\"");
+            from.execute("human-monitor-command", json!({ "command-line": write }));
+            let mut read = [0; 512];
+            let file = File::open(image).unwrap();
+            file.read_exact_at(&mut read, 4096).unwrap();
+            assert_eq!(read, [7; 512], "{name}");
+        }
+        destination.release().unwrap();
+        assert!(!to.is_running());
+        source.release().unwrap();
+    });
+}
