@@ -305,15 +305,15 @@ fn a_long_reason_is_cut_between_two_characters() {
 
 #[test]
 fn messages_of_a_later_version_are_named_as_such() {
-    for payload in [&[15][..], &[0x80, 0x01]] {
+    for payload in [&[127][..], &[0x80, 0x01]] {
         let error = decode_control::<ToDestination>(payload).unwrap_err();
         assert!(matches!(error, ControlError::Unknown { .. }), "{error}");
         let error = decode_control::<ToSource>(payload).unwrap_err();
         assert!(matches!(error, ControlError::Unknown { .. }), "{error}");
     }
     assert_eq!(
-        decode_control::<ToSource>(&[15]).unwrap_err().to_string(),
-        "reading a control message: number 15 is unknown to this version; close the link, and use \
+        decode_control::<ToSource>(&[127]).unwrap_err().to_string(),
+        "reading a control message: number 127 is unknown to this version; close the link, and use \
          the same version of hikkoshi on both sides"
     );
     assert_eq!(
