@@ -27,6 +27,8 @@ pub enum Kind {
     /// The destination's greeting on whichever link.
     Greeting,
     /// Source.
+    Machine,
+    /// Source.
     Processors,
     /// Source.
     Begin,
@@ -541,6 +543,7 @@ fn from_source(payload: &[u8]) -> Kind {
         ToDestination::Owed { .. } => Kind::Owed,
         ToDestination::OwedEnd { .. } => Kind::OwedEnd,
         ToDestination::Processors { .. } => Kind::Processors,
+        ToDestination::Machine { .. } => Kind::Machine,
     }
 }
 

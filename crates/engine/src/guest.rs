@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_faults::{Process, Userfault};
-use hikkoshi_wire::{GuestDescription, Processors};
+use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 use crate::cancel::Cancel;
 use crate::ram::RamFiles;
@@ -72,6 +72,12 @@ pub trait SourceGuest: Send {
     /// the same ones everywhere need not say.
     fn processors(&self) -> Processors {
         Processors::default()
+    }
+
+    /// What the guest's machine consists of. An adapter whose machines are all
+    /// alike, or that finds differences by itself, need not say.
+    fn machine(&self) -> Machine {
+        Machine::default()
     }
 
     /// The guest's memory, for reading.
@@ -176,6 +182,11 @@ pub trait DestinationGuest: Send {
     /// [`SourceGuest::processors`].
     fn processors(&self) -> Processors {
         Processors::default()
+    }
+
+    /// What the machine here consists of; see [`SourceGuest::machine`].
+    fn machine(&self) -> Machine {
+        Machine::default()
     }
 
     /// The machine's memory, for filling.

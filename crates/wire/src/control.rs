@@ -19,7 +19,7 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 12;
+    const COUNT: u32 = 13;
 }
 
 impl ControlMessage for ToSource {

@@ -42,6 +42,7 @@
 //!
 //! ```text
 //!     source                                      destination
+//!       | Machine: its devices, if both know of that    |
 //!       | Processors: what the guest was given          |
 //!       | Begin: the guest's description, the mode      |
 //!       |---------------------------------------------->|  compatible_with()
@@ -135,6 +136,9 @@
 //! | 1 | everything else |
 //! | 2 | [`Processors`](ToDestination::Processors) before `Begin`, [`Differs`](ToSource::Differs) |
 //!
+//! A source says what its [`Machine`](ToDestination::Machine) consists of to a
+//! destination with [`Capabilities::MACHINE`].
+//!
 //! Version 1 is still understood, so that a migration under way can be taken up
 //! again when one side has been updated. A migration is begun only with
 //! [`Versions::TO_BEGIN`] or later.
@@ -157,6 +161,7 @@ mod device;
 mod frame;
 mod hello;
 mod id;
+mod machine;
 mod messages;
 mod negotiate;
 mod processors;
@@ -179,6 +184,7 @@ pub use frame::{
 };
 pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
 pub use id::MigrationId;
+pub use machine::{Auxiliary, Device, MAX_AUXILIARY, MAX_DEVICES, Machine, MachineMismatch};
 pub use messages::{DestinationStage, MAX_LINKS, Mode, SourceStage, ToDestination, ToSource};
 pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
 pub use processors::{

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounded::{Bytes, List, Reason};
 use crate::description::GuestDescription;
 use crate::device::MAX_DEVICE_CHUNK;
+use crate::machine::Machine;
 use crate::processors::Processors;
 use crate::ranges::PageRanges;
 use crate::summary::{FaultMeasures, RequestSummary};
@@ -119,6 +120,13 @@ pub enum ToDestination {
         /// these. The destination then says what is different
         /// ([`Differs`](ToSource::Differs)) instead of refusing.
         allow_mismatch: bool,
+    },
+    /// What the guest's machine consists of: before
+    /// [`Processors`](Self::Processors). Only to a destination with
+    /// [`Capabilities::MACHINE`](crate::Capabilities::MACHINE).
+    Machine {
+        /// The guest's.
+        machine: Machine,
     },
 }
 

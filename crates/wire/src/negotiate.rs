@@ -79,9 +79,17 @@ impl Capabilities {
     /// The source understands [`ShutDown`](crate::ToSource::ShutDown).
     pub const SHUT_DOWN: Self = Self(1 << 3);
 
+    /// The destination understands [`Machine`](crate::ToDestination::Machine).
+    pub const MACHINE: Self = Self(1 << 4);
+
     /// Everything this build knows of.
-    pub const KNOWN: Self =
-        Self(Self::POSTCOPY.0 | Self::MEASURES.0 | Self::RECOVERY.0 | Self::SHUT_DOWN.0);
+    pub const KNOWN: Self = Self(
+        Self::POSTCOPY.0
+            | Self::MEASURES.0
+            | Self::RECOVERY.0
+            | Self::SHUT_DOWN.0
+            | Self::MACHINE.0,
+    );
 
     /// These bits, known or not.
     #[must_use]

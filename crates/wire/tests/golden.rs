@@ -16,11 +16,11 @@ use std::path::Path;
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord, DestinationStage,
-    FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello, MigrationId, Mode,
-    PageRanges, Place, Processor, ProcessorKind, ProcessorSetting, Processors, RequestSummary,
-    Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
-    control_frame,
+    Auxiliary, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
+    DestinationStage, Device, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
+    Machine, MigrationId, Mode, PageRanges, Place, Processor, ProcessorKind, ProcessorSetting,
+    Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination,
+    ToSource, Topology, Versions, control_frame,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -96,7 +96,24 @@ fn to_destination() -> Vec<ToDestination> {
             processors: processors(),
             allow_mismatch: true,
         },
+        ToDestination::Machine { machine: machine() },
     ]
+}
+
+fn machine() -> Machine {
+    Machine {
+        devices: vec![Device {
+            place: "pcie.0/02.0".into(),
+            kind: "virtio-net-pci".into(),
+            name: "net0".into(),
+            pci: 0x1af4_1041,
+        }],
+        auxiliary: vec![Auxiliary {
+            name: "0000:00:02.0/virtio-net-pci.rom".into(),
+            bytes: 0x4_0000,
+            most: 0x8_0000,
+        }],
+    }
 }
 
 fn processors() -> Processors {
@@ -233,6 +250,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::Owed { .. } => "to-destination-owed",
         ToDestination::OwedEnd { .. } => "to-destination-owed-end",
         ToDestination::Processors { .. } => "to-destination-processors",
+        ToDestination::Machine { .. } => "to-destination-machine",
     }
 }
 
@@ -327,6 +345,6 @@ fn each_message_has_its_number_and_its_place_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..12).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..13).collect::<Vec<u8>>());
     assert_eq!(numbers(&to_source()), (0..16).collect::<Vec<u8>>());
 }

@@ -169,6 +169,10 @@ fn the_most_costly_messages_are_affordable() {
         blocks(1),
         blocks(5),
         blocks(65),
+        forge(
+            12,
+            (vec![("", "", "", 0u32); 2049], vec![("", 0u64, 0u64); 2049]),
+        ),
         processors(33, 0, 0, 0),
         processors(33, 65, 0, 0),
         processors(33, 0, 257, 0),

@@ -79,6 +79,11 @@ pub(super) fn hear(
         Err(reason)
     };
     let mut first = reader.control().map_err(text)?;
+    let mut machine = None;
+    if let ToDestination::Machine { machine: theirs } = first {
+        machine = Some(theirs);
+        first = reader.control().map_err(text)?;
+    }
     let mut processors = None;
     if let ToDestination::Processors {
         processors: theirs,
@@ -107,6 +112,10 @@ pub(super) fn hear(
     let ready = description
         .compatible_with(guest.describe())
         .map_err(text)
+        .and_then(|()| match &machine {
+            Some(machine) => machine.fits(&guest.machine()).map_err(text),
+            None => Ok(()),
+        })
         .and_then(|()| processors::compare(processors, &guest.processors()))
         .and_then(|differences| {
             check_links(background_links)?;

@@ -326,6 +326,7 @@ fn run(
         keeper.id(),
         guest.describe(),
         guest.processors(),
+        guest.machine(),
     )
     .map_err(at_source)?;
     let options = &shared.options;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 use hikkoshi_wire::{
-    Agreed, GuestDescription, Limits, MigrationId, PageRanges, Processors, Role, ToDestination,
-    ToSource, Versions,
+    Agreed, Capabilities, GuestDescription, Limits, Machine, MigrationId, PageRanges, Processors,
+    Role, ToDestination, ToSource, Versions,
 };
 
 use super::Move;
@@ -93,6 +93,7 @@ impl Session {
         id: MigrationId,
         description: &GuestDescription,
         processors: Processors,
+        machine: Machine,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let options = &shared.options;
         let door = Door { shared, remote, id };
@@ -103,6 +104,9 @@ impl Session {
             return Err(SourceFailure::OlderDestination);
         }
         control.set_patience(Some(options.patience));
+        let of_machine = (agreed.capabilities.contains(Capabilities::MACHINE)
+            && machine != Machine::default())
+        .then_some(ToDestination::Machine { machine });
         let offer = [
             ToDestination::Processors {
                 processors,
@@ -115,7 +119,7 @@ impl Session {
                 background_links: links,
             },
         ];
-        for message in &offer {
+        for message in of_machine.iter().chain(&offer) {
             control
                 .control(message)
                 .map_err(SourceFailure::link(doing))?;

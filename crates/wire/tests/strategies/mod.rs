@@ -2,11 +2,11 @@
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage, FaultMeasures,
-    Frame, GuestDescription, GuestRangeDescription, Hello, MAX_PAGES_PER_FRAME,
-    MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message, MigrationId, Mode, PageRanges, Place,
-    Processor, ProcessorKind, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
-    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
+    Auxiliary, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage, Device,
+    FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello, MAX_PAGES_PER_FRAME,
+    MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine, Message, MigrationId, Mode, PageRanges,
+    Place, Processor, ProcessorKind, ProcessorSetting, Processors, RequestSummary, Role,
+    SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -97,6 +97,26 @@ pub fn description() -> impl Strategy<Value = GuestDescription> {
                 }
             },
         )
+}
+
+pub fn machine() -> impl Strategy<Value = Machine> {
+    let device =
+        (text(), text(), text(), any::<u32>()).prop_map(|(place, kind, name, pci)| Device {
+            place: place.into(),
+            kind: kind.into(),
+            name: name.into(),
+            pci,
+        });
+    let piece = (text(), any::<u64>(), any::<u64>()).prop_map(|(name, bytes, most)| Auxiliary {
+        name: name.into(),
+        bytes,
+        most,
+    });
+    (
+        prop::collection::vec(device, 0..4),
+        prop::collection::vec(piece, 0..4),
+    )
+        .prop_map(|(devices, auxiliary)| Machine { devices, auxiliary })
 }
 
 pub fn processors() -> impl Strategy<Value = Processors> {
@@ -242,6 +262,7 @@ pub fn to_destination() -> impl Strategy<Value = ToDestination> {
                 background_links,
             }
         }),
+        machine().prop_map(|machine| ToDestination::Machine { machine }),
         (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
             ToDestination::Processors {
                 processors,
