@@ -218,7 +218,7 @@ fn a_destination_that_is_not_there() {
 fn destinations_that_do_not_fit() {
     let scene = Scene::new();
     let mut guest = Guest::boot(&scene, quiet());
-    let cases: [(&str, VmConfig, &[&str]); 5] = [
+    let cases: [(&str, VmConfig, &[&str]); 6] = [
         (
             "smaller",
             quiet().ram(Ram::shared(192)),
@@ -240,6 +240,11 @@ fn destinations_that_do_not_fit() {
             "processors",
             quiet().cpus(2),
             &["number of virtual CPUs", "1", "2"],
+        ),
+        (
+            "device",
+            quiet().arguments(["-device", "virtio-rng-pci,addr=9"]),
+            &["pcie.0/09.0", "the source has nothing", "virtio-rng-pci"],
         ),
         (
             "processor",

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use hikkoshi_engine::RamFiles;
 use hikkoshi_faults::{Features, GiveBackError, Leftover, Process, close_remote};
-use hikkoshi_wire::{GuestDescription, Processors};
+use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::alone::{self, Alone, OccupyError};
 use crate::backend::property;
+use crate::machine;
 use crate::migration;
 use crate::preflight::{self, Allowed, Refusal, Side};
 use crate::process::{self, ProcessError};
@@ -88,6 +89,7 @@ pub(crate) struct Attached {
     pub(crate) description: GuestDescription,
     pub(crate) processors: Processors,
     pub(crate) alone: Alone,
+    pub(crate) machine: Machine,
 }
 
 impl AttachError {
@@ -131,11 +133,13 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
     }
     let description = describe(&mut client, &ram.files)?;
     let processors = processors::read(&mut client)?;
+    let machine = machine::describe(&mut client)?;
     tracing::info!(
         pid = process.pid(),
         hypervisor = description.hypervisor,
         machine = description.machine,
         blocks = description.blocks.len(),
+        parts = %machine,
         bytes = ram.files.layout().bytes(),
         "attached to QEMU"
     );
@@ -147,6 +151,7 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
         description,
         processors,
         alone,
+        machine,
     })
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, ThreadName};
 use hikkoshi_faults::{Features, ForeignUserfault, GiveBackError, Process, TakeError, Userfault};
 use hikkoshi_pages::PAGE_BYTES;
-use hikkoshi_wire::{GuestDescription, Processors};
+use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
@@ -260,6 +260,7 @@ pub struct QemuDestination {
     /// Another program had begun this.
     taken_up: bool,
     process: Arc<Process>,
+    machine: Machine,
     ram: Arc<RamFiles>,
     place: Place,
     /// As they were when this was attached.
@@ -307,6 +308,7 @@ impl QemuDestination {
             client: Some(qemu.client),
             taken_up: false,
             process: qemu.process,
+            machine: qemu.machine,
             ram: qemu.ram,
             processors: qemu.processors,
             noted: Noted::new(DestinationNotes {
@@ -362,6 +364,7 @@ impl QemuDestination {
         Ok(Some(Self {
             client: None,
             taken_up: true,
+            machine: Machine::default(),
             process,
             ram: Arc::new(ram),
             place: place.clone(),
@@ -698,6 +701,10 @@ impl DestinationGuest for QemuDestination {
 
     fn processors(&self) -> Processors {
         self.processors.clone()
+    }
+
+    fn machine(&self) -> Machine {
+        self.machine.clone()
     }
 
     fn ram(&self) -> Arc<RamFiles> {

@@ -81,6 +81,7 @@ mod device_state;
 mod drain;
 mod ending;
 mod hugetmpfs;
+mod machine;
 mod maps;
 mod migration;
 mod monitor;

@@ -10,7 +10,7 @@ use hikkoshi_engine::{Cancel, GuestError, Mode, RamFiles, SourceGuest};
 use hikkoshi_faults::{
     Features, ForeignUserfault, GiveBackError, HostAddr, Process, TakeError, close_remote,
 };
-use hikkoshi_wire::{GuestDescription, Processors};
+use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
@@ -19,6 +19,7 @@ use crate::alone::{self, Alone};
 use crate::attach::{AttachError, Attached, attach, is_dirty_log};
 use crate::device_state::{self, Intake, Until};
 use crate::drain;
+use crate::machine;
 use crate::migration::{self, MigrationStatus};
 use crate::monitor::{self, MonitorError, Patience, attached};
 use crate::place::{Place, TakeUpError};
@@ -240,6 +241,8 @@ pub struct QemuSource {
     undo: UndoRecord,
     journal: Journal,
     stuck: bool,
+    /// What the machine consisted of when it was attached to.
+    machine: Machine,
     /// How the guest is to travel, once that is known.
     mode: Option<Mode>,
     allowed: Allowed,
@@ -275,6 +278,7 @@ impl QemuSource {
             description,
             processors,
             alone,
+            machine,
         } = qemu;
         Ok(Self {
             client: Some(client),
@@ -294,6 +298,7 @@ impl QemuSource {
             undo: UndoRecord::default(),
             journal: Journal::default(),
             stuck: false,
+            machine,
             mode: None,
             allowed: allowed.clone(),
             left: false,
@@ -361,6 +366,7 @@ impl QemuSource {
             undo: notes.undo.clone(),
             journal: Journal::default(),
             stuck: false,
+            machine: Machine::default(),
             mode: None,
             allowed: Allowed::default(),
             left: false,
@@ -452,6 +458,9 @@ impl QemuSource {
             drained: self.direct_io,
         };
         preflight::check_again(client, under_way, &self.allowed)?;
+        // The destination has compared its machine with that.
+        let now = machine::describe(client)?;
+        now.fits(&self.machine).map_err(Refusal::Changed)?;
         // Its owner may have paused or resumed it since we attached.
         self.qemu.description.running = state.running;
         let (before, after) = settings::plan(client, Side::Source)?;
@@ -776,6 +785,10 @@ impl SourceGuest for QemuSource {
 
     fn processors(&self) -> Processors {
         self.qemu.processors.clone()
+    }
+
+    fn machine(&self) -> Machine {
+        self.machine.clone()
     }
 
     fn ram(&self) -> Arc<RamFiles> {

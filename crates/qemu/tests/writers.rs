@@ -282,3 +282,25 @@ fn an_unsafe_device_cannot_be_vouched_for() {
         assert!(error.to_string().contains("ivshmem-plain"), "{error}");
     });
 }
+
+/// A device that the destination has not compared.
+#[test]
+fn an_ordinary_device_that_is_plugged_in_during_the_move() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "-device pcie-root-port,id=rp");
+        let source = under_way(&qemu);
+        let device = json!({ "driver": "virtio-rng-pci", "bus": "rp", "id": "late" });
+        qemu.execute("device_add", device);
+        not_paused(
+            &qemu,
+            source,
+            &[
+                "have changed",
+                "there was nothing",
+                "virtio-rng-pci (\"late\")",
+            ],
+        );
+        // From the beginning of the next move on it belongs to the guest.
+        paused(&qemu, under_way(&qemu));
+    });
+}

@@ -1,6 +1,7 @@
 //! Why a guest is refused.
 
 use hikkoshi_dirty::UnsupportedKernel;
+use hikkoshi_wire::MachineMismatch;
 use thiserror::Error;
 
 use super::OLDEST;
@@ -165,6 +166,13 @@ pub enum Refusal {
         /// Its file.
         file: String,
     },
+    /// A device was plugged in or out during the move.
+    #[error(
+        "the guest's devices have changed since the move began ({}); start the destination with \
+         the devices that the guest has now, and the move again",
+        changed(.0)
+    )]
+    Changed(MachineMismatch),
     /// A block job.
     #[error(
         "the block job '{id}' ({kind}) is {status}, and QEMU cannot hand over its images before it \
@@ -178,4 +186,21 @@ pub enum Refusal {
         /// QEMU's name for where it is.
         status: String,
     },
+}
+
+/// The source is the guest as it is now, the destination as it was described.
+fn changed(mismatch: &MachineMismatch) -> String {
+    match mismatch {
+        MachineMismatch::Device {
+            place,
+            source_has,
+            destination_has,
+        } => format!("at {place} there was {destination_has}, and is {source_has}"),
+        MachineMismatch::Number {
+            kind,
+            source_has,
+            destination_has,
+        } => format!("there were {destination_has} of the type {kind}, and are {source_has}"),
+        other => other.to_string(),
+    }
 }

@@ -1,0 +1,249 @@
+//! What the machine consists of: its devices with their places, and the memory
+//! that travels with the device state.
+//!
+//! From QEMU's `info qtree` and `info ramblock`, which look the same in all
+//! supported versions; QMP has nothing that tells the place of a device behind a
+//! bridge before the guest has numbered the buses.
+
+use hikkoshi_wire::{Auxiliary, Device, Machine};
+use serde_json::json;
+
+use crate::backend;
+use crate::qmp::{Client, QmpError};
+
+/// Asks QEMU.
+pub(crate) fn describe(client: &mut Client) -> Result<Machine, QmpError> {
+    let nodes = parse_tree(&human(client, "info qtree")?);
+    let mut devices: Vec<_> = nodes.iter().filter_map(listed).collect();
+    // Those on no bus: from where users' devices are.
+    for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
+        for (name, kind) in backend::children(client, folder)? {
+            let on_a_bus = nodes
+                .iter()
+                .any(|node| node.kind == kind && node.bus != "System");
+            if on_a_bus || kind.ends_with("-cpu") || kind.ends_with("loader") {
+                continue; // Processors are compared by themselves.
+            }
+            devices.push(Device {
+                place: "".into(),
+                kind: kind.into(),
+                name: name.into(),
+                pci: 0,
+            });
+        }
+    }
+    let blocks = human(client, "info ramblock")?;
+    let auxiliary = blocks.lines().filter_map(block).collect();
+    Ok(Machine { devices, auxiliary })
+}
+
+fn human(client: &mut Client, command: &str) -> Result<String, QmpError> {
+    let answer = client.execute("human-monitor-command", json!({ "command-line": command }))?;
+    match answer.as_str() {
+        Some(text) if !text.starts_with("unknown command") => Ok(text.to_owned()),
+        _ => Err(QmpError::garbage(command, answer.to_string())),
+    }
+}
+
+/// A device in QEMU's tree.
+#[derive(Debug, Default)]
+struct Node {
+    kind: String,
+    id: String,
+    /// The type of the bus that it is on.
+    bus: String,
+    /// Its place, if it is on a bus with addresses (or behind one).
+    place: Option<String>,
+    /// What comes before the address: the buses above.
+    above: String,
+    address: Option<String>,
+    scsi: [Option<String>; 3],
+    pci: u32,
+    /// How many buses of it have been seen.
+    buses: usize,
+}
+
+/// What a line of the tree is about.
+enum Level {
+    Bus { kind: String, above: String },
+    Device(usize),
+}
+
+/// Two blanks more for each level: `bus: NAME`, in it `type TYPE` and `dev: TYPE,
+/// id "ID"`, in these properties and buses.
+fn parse_tree(text: &str) -> Vec<Node> {
+    let mut nodes: Vec<Node> = Vec::new();
+    let mut levels: Vec<(usize, Level)> = Vec::new();
+    for line in text.lines() {
+        let line = line.trim_end();
+        let said = line.trim_start_matches(' ');
+        let indent = line.len() - said.len();
+        while levels.last().is_some_and(|(above, _)| *above >= indent) {
+            if let Some((_, Level::Device(number))) = levels.pop() {
+                settle(&mut nodes, number);
+            }
+        }
+        if let Some(name) = said.strip_prefix("bus: ") {
+            let above = match levels.last() {
+                Some((_, Level::Device(number))) => {
+                    settle(&mut nodes, *number);
+                    bus_of(&mut nodes, *number, name)
+                }
+                _ => name.to_owned(),
+            };
+            let kind = String::new();
+            levels.push((indent, Level::Bus { kind, above }));
+        } else if let Some(device) = said.strip_prefix("dev: ") {
+            let (bus, above) = match levels.last() {
+                Some((_, Level::Bus { kind, above })) => (kind.clone(), above.clone()),
+                _ => (String::new(), String::new()),
+            };
+            let (kind, id) = device.split_once(", id ").unwrap_or((device, ""));
+            nodes.push(Node {
+                kind: kind.to_owned(),
+                id: id.trim_matches('"').to_owned(),
+                bus,
+                above,
+                ..Node::default()
+            });
+            levels.push((indent, Level::Device(nodes.len() - 1)));
+        } else {
+            match levels.last_mut() {
+                Some((_, Level::Bus { kind, .. })) => {
+                    if let Some(said) = said.strip_prefix("type ") {
+                        said.clone_into(kind);
+                    }
+                }
+                Some((_, Level::Device(number))) => {
+                    if let Some(node) = nodes.get_mut(*number) {
+                        property(node, said);
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+    while let Some((_, level)) = levels.pop() {
+        if let Level::Device(number) = level {
+            settle(&mut nodes, number);
+        }
+    }
+    nodes
+}
+
+/// The beginning of places on this bus of device `number`. (A device with several
+/// has them in the same order everywhere.)
+fn bus_of(nodes: &mut [Node], number: usize, name: &str) -> String {
+    let Some(node) = nodes.get_mut(number) else {
+        return name.to_owned();
+    };
+    let index = node.buses;
+    node.buses += 1;
+    match (&node.place, index) {
+        (None, _) => name.to_owned(),
+        (Some(place), 0) => place.clone(),
+        (Some(place), index) => format!("{place}/bus{index}"),
+    }
+}
+
+/// A device whose properties have all been read.
+fn settle(nodes: &mut [Node], number: usize) {
+    let Some(node) = nodes.get_mut(number) else {
+        return;
+    };
+    if node.place.is_some() {
+        return;
+    }
+    if is_transparent(&node.bus) {
+        node.place = Some(node.above.clone());
+        return;
+    }
+    let address = match &node.scsi {
+        [Some(channel), Some(id), Some(lun)] => Some(format!("{channel}:{id}:{lun}")),
+        _ => node.address.clone(),
+    };
+    node.place = address.map(|address| format!("{}/{address}", node.above));
+}
+
+/// A bus between the two halves of a virtio device.
+fn is_transparent(bus: &str) -> bool {
+    bus.starts_with("virtio-") && bus != "virtio-serial-bus"
+}
+
+/// The name of the property that has the address on such a bus.
+fn address_on(bus: &str) -> Option<&'static str> {
+    Some(match bus {
+        "PCI" | "PCIE" | "CXL" | "pxb-bus" | "pxb-pcie-bus" | "pxb-cxl-bus" => "addr",
+        "IDE" | "floppy-bus" => "unit",
+        "virtio-serial-bus" => "nr",
+        "HDA" => "cad",
+        "ccid-bus" => "slot",
+        "nvme-bus" => "nsid",
+        _ => return None,
+    })
+}
+
+fn property(node: &mut Node, said: &str) {
+    if let Some((name, value)) = said.split_once(" = ") {
+        // `unit = 0 (0x0)`.
+        let value = value.split(' ').next().unwrap_or_default().to_owned();
+        let scsi = ["channel", "scsi-id", "lun"];
+        if address_on(&node.bus) == Some(name) {
+            node.address = Some(value);
+        } else if node.bus == "SCSI"
+            && let Some(place) = scsi.iter().position(|part| *part == name)
+            && let Some(part) = node.scsi.get_mut(place)
+        {
+            *part = Some(value);
+        }
+    } else if said.starts_with("class ")
+        && let Some((_, after)) = said.split_once("pci id ")
+        && let Some((vendor, after)) = after.split_once(':')
+    {
+        let device = after.split(' ').next().unwrap_or_default();
+        let number = |text| u32::from_str_radix(text, 16).unwrap_or(0) & 0xffff;
+        node.pci = number(vendor) << 16 | number(device);
+    } else if node.bus == "usb-bus"
+        && said.starts_with("addr ")
+        && let Some((_, after)) = said.split_once("port ")
+    {
+        node.address = after.split(',').next().map(str::to_owned);
+    }
+}
+
+/// ISA devices that a user adds; the board's own differ with its options.
+const ON_ISA: &str = "ib700 isa-applesmc isa-cirrus-vga isa-debug-exit isa-debugcon isa-ide \
+    isa-ipmi-bt isa-ipmi-kcs isa-parallel isa-serial isa-vga ne2k_isa pvpanic tpm-tis";
+
+/// How a device is described; `None` for parts of others.
+fn listed(node: &Node) -> Option<Device> {
+    let place = match &node.place {
+        Some(_) if is_transparent(&node.bus) => return None,
+        Some(place) => place.as_str(),
+        None if node.bus == "ISA" && ON_ISA.split_whitespace().any(|kind| kind == node.kind) => "",
+        None => return None,
+    };
+    Some(Device {
+        place: place.into(),
+        kind: node.kind.as_str().into(),
+        name: node.id.as_str().into(),
+        pci: node.pci,
+    })
+}
+
+/// A line of `info ramblock`: name, page size (two words), offset, used, total
+/// length, and more in later versions. Memory without a name does not travel.
+fn block(line: &str) -> Option<Auxiliary> {
+    let words: Vec<_> = line.split_whitespace().collect();
+    let offset = words.iter().position(|word| word.starts_with("0x"))?;
+    let name = words.get(..offset.checked_sub(2)?)?.join(" ");
+    if name.is_empty() {
+        return None;
+    }
+    let number = |at: usize| u64::from_str_radix(words.get(at)?.strip_prefix("0x")?, 16).ok();
+    Some(Auxiliary {
+        name: name.into(),
+        bytes: number(offset + 1)?,
+        most: number(offset + 2)?,
+    })
+}
