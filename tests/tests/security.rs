@@ -206,7 +206,14 @@ fn who_is_not_invited_is_refused_and_told_why() {
     let cut = &good[..good.len() / 2];
     let ended = waiting.refuses(&["--to", cut], 2, &["the invitation is damaged"]);
     assert!(!ended.said.contains(&cut[12..]), "{ended:?}");
-    waiting.refuses(&["--to", "-"], 2, &["this is no invitation"]);
+    let empty = ["--to -: standard input ended", "hikkoshi1:"];
+    waiting.refuses(&["--to", "-"], 2, &empty);
+    for why in [
+        "the invitation of another 'hikkoshi receive'",
+        "does not know the secret of the invitation that is shown here",
+    ] {
+        waiting.receive.wait_said(why);
+    }
     let said = waiting.receive.said();
     assert!(
         said.contains("turned away") && !said.contains(secret),

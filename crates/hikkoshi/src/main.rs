@@ -12,6 +12,7 @@ mod durations;
 mod exit;
 mod give_up;
 mod guard;
+mod inviting;
 mod journal;
 mod log;
 mod migrate;

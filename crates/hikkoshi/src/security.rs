@@ -15,11 +15,16 @@ use hikkoshi_engine::link::{Address, Listener, Remote};
 
 use crate::args::{Migrate, Receive};
 use crate::exit::{Exit, Status};
+use crate::inviting::Inviting;
 use crate::reason::Reason;
 use crate::{journal, resume, say};
 
 /// The longest line that is looked at for an invitation, bytes.
 const LONGEST: u64 = 4096;
+
+/// What stands for an invitation on standard input ends without one.
+const NO_INVITATION: &str = "--to -: standard input ended, or its first line is empty: there is no \
+                             invitation on it";
 
 /// What both sides have.
 #[derive(Debug, ClapArgs)]
@@ -110,6 +115,12 @@ impl To {
         let mut line = String::new();
         let read = io::stdin().lock().take(LONGEST).read_line(&mut line);
         read.map_err(|e| credentials(format!("reading the invitation from standard input: {e}")))?;
+        if line.trim().is_empty() {
+            return Err(credentials(NO_INVITATION).with(
+                "standard input is for the line that 'hikkoshi receive' shows and that begins with \
+                 'hikkoshi1:'; it can come from a file ('--to - < FILE') or through a pipe",
+            ));
+        }
         line.parse().map_err(credentials)
     }
 }
@@ -219,7 +230,7 @@ pub enum Door {
         /// Whether it was asked for, beyond this machine too.
         aloud: bool,
     },
-    Invitation(TlsServer),
+    Invitation(TlsServer, Inviting),
     Authority(TlsServer),
     /// As the source knows it from before.
     Known(TlsServer),
@@ -239,9 +250,10 @@ impl Door {
         if security.plaintext || (local && !invite) {
             return Ok(Self::Plaintext { aloud });
         }
-        TlsServer::inviting()
-            .map(Self::Invitation)
-            .map_err(credentials)
+        // Before QEMU is touched.
+        let inviting = Inviting::of(args.advertise.as_ref(), listen)?;
+        let server = TlsServer::inviting().map_err(credentials)?;
+        Ok(Self::Invitation(server, inviting))
     }
 
     /// For a migration that is taken up again: `recorded` is how its links were
@@ -269,7 +281,7 @@ impl Door {
     pub fn tls(&self) -> Option<&TlsServer> {
         match self {
             Self::Plaintext { .. } => None,
-            Self::Invitation(server) | Self::Authority(server) | Self::Known(server) => {
+            Self::Invitation(server, _) | Self::Authority(server) | Self::Known(server) => {
                 Some(server)
             }
         }
@@ -277,7 +289,7 @@ impl Door {
 
     /// Whether it will print an invitation on standard output.
     pub fn prints_invitation(&self, args: &Receive) -> bool {
-        matches!(self, Self::Invitation(_)) && !is_for_account(args)
+        matches!(self, Self::Invitation(..)) && !is_for_account(args)
     }
 
     /// Begins to listen.
@@ -312,11 +324,11 @@ impl Door {
                 let from = "from whoever has a certificate of the authority given";
                 observer.notice(&format!("{waiting}, {from}"));
             }
-            Self::Invitation(server) => {
-                let address = match &args.advertise {
-                    Some(address) => address.clone(),
-                    None => reachable(listener.address())?,
-                };
+            Self::Invitation(server, inviting) => {
+                let address = inviting.address(listener.address())?;
+                if let Some(which) = inviting.notice() {
+                    observer.notice(&which);
+                }
                 observer.notice(&format!(
                     "{waiting}, from whoever has this invitation; it is a secret, and good for one \
                      migration: 'hikkoshi migrate --qmp PATH --to -' takes it on standard input"
@@ -342,23 +354,6 @@ fn show(invitation: &Invitation, args: &Receive) {
 /// Whether standard output is for the account alone.
 fn is_for_account(args: &Receive) -> bool {
     args.common.json.as_deref() == Some("-".as_ref())
-}
-
-/// The address that a source can connect to: a listener on all addresses is
-/// reached by this machine's name.
-fn reachable(bound: &Address) -> Result<Address, Exit> {
-    let found = bound.resolve().map_err(usage)?;
-    let everywhere = found.iter().find(|address| address.ip().is_unspecified());
-    let Some(address) = everywhere else {
-        return Ok(bound.clone());
-    };
-    let system = rustix::system::uname();
-    let name = system.nodename().to_string_lossy();
-    format!("{name}:{}", address.port())
-        .parse()
-        .map_err(|error| {
-            usage(error).with("say with --advertise where this machine can be reached")
-        })
 }
 
 fn usage(why: impl fmt::Display) -> Exit {
