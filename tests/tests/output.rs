@@ -26,6 +26,13 @@ fn json_on_standard_output_is_alone_there() {
         .json_nowhere();
     let (ends, arrived) = guest.set_out(&trip).wait();
     ends.assert_source(0, &["writing the account"]);
+    let printed = &ends.migrate.printed;
+    assert!(
+        printed.contains("next: end the source's QEMU (process ") && printed.contains("'quit'"),
+        "{printed}"
+    );
+    // Only with --verbose.
+    assert!(!printed.contains("    up to "), "{printed}");
     assert_eq!(arrived.destination.status().unwrap(), "running");
     guest.is_now_in(arrived.destination);
     guest.is_sound();

@@ -136,6 +136,10 @@ pub struct Common {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
+    /// Show more in the end: how long page requests took, as a histogram
+    #[arg(short, long)]
+    pub verbose: bool,
+
     #[command(flatten)]
     pub security: Security,
 
@@ -150,7 +154,7 @@ pub struct Common {
 }
 
 /// What is about one run only, or is in the journal in another form.
-const NOT_CHOSEN: [&str; 16] = [
+const NOT_CHOSEN: [&str; 17] = [
     "wait_for",
     "address",
     "to",
@@ -164,6 +168,7 @@ const NOT_CHOSEN: [&str; 16] = [
     "journal",
     "json",
     "progress",
+    "verbose",
     "tls_ca",
     "tls_cert",
     "tls_key",
@@ -260,6 +265,7 @@ impl Common {
             journal: self.journal.clone(),
             json: self.json.clone(),
             progress: self.progress,
+            verbose: self.verbose,
             security: Security {
                 plaintext,
                 tls_ca: self.security.tls_ca.clone(),

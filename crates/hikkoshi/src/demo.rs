@@ -131,13 +131,14 @@ fn move_guest(
         "$ hikkoshi receive --listen {address} --qmp destination.qmp &"
     ));
     line(&format!(
-        "$ hikkoshi migrate {address} --qmp source.qmp --mode {}",
+        "$ hikkoshi migrate {address} --qmp source.qmp --mode {} --verbose",
         args.mode
     ));
     let mut migrate = Running::spawn(hikkoshi(source.qmp_path(), "migrate").args([
         &address,
         "--mode",
         args.mode.name(),
+        "--verbose",
     ]))?;
     let status = migrate.0.wait().map_err(failed("waiting for"))?;
     Ok((status, receive.0.wait().map_err(failed("waiting for"))?))

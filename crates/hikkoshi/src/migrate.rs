@@ -84,7 +84,8 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     };
     let moved = migrate(&mut guest, remote, &args.options(), &watch);
     too_late.end();
-    let status = told(args, moved, journal.path(), |outcome| match outcome {
+    let left = (!guest.has_ended()).then(|| guest.pid());
+    let status = told(args, moved, journal.path(), left, |outcome| match outcome {
         Outcome::AtSource | Outcome::Stopped if guest.has_ended() => Some((Holder::Nobody, ENDED)),
         Outcome::AtSource if guest.is_stuck() => Some((
             Holder::Source,
@@ -235,6 +236,7 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
             Box::new(Remains::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?)
         }
     };
+    let left = Some(entry.qemu.place.pid);
     let (engine, chosen) = (entry.engine, args.common.chosen.clone());
     let written = Some(engine.clone());
     let journal = SourceJournal::new(page, remote.clone(), chosen, entry.qemu, written);
@@ -248,7 +250,8 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     };
     let moved = resume_migrate(&mut *guest, engine, &remote, &args.options(), &watch);
     let ended = guest.has_ended();
-    let status = told(args, moved, journal.path(), |outcome| match outcome {
+    let left = left.filter(|_| !ended);
+    let status = told(args, moved, journal.path(), left, |outcome| match outcome {
         Outcome::AtSource | Outcome::Stopped if ended => Some((Holder::Nobody, ENDED)),
         _ => None,
     });
@@ -303,12 +306,14 @@ fn settle(args: &Migrate, page: &Page, entry: &SourceEntry) -> Result<Status, Ex
     Ok(Status::Moved)
 }
 
-/// Tells what came of it. `special` knows who has the guest and what to say in some
-/// cases.
+/// Tells what came of it. `left` is the process of a QEMU that is left here without
+/// its guest if that has moved. `special` knows who has the guest and what to say in
+/// some cases.
 fn told(
     args: &Migrate,
     moved: Result<Account, MigrateError>,
     journal: &Path,
+    left: Option<u32>,
     special: impl Fn(Outcome) -> Option<(Holder, &'static str)>,
 ) -> Result<Status, Exit> {
     let error = match moved {
@@ -321,7 +326,7 @@ fn told(
                      here, and must not be continued here"
                 }
             };
-            finish(&account, &args.common, what)?;
+            finish(&account, &args.common, what, left.map(end_qemu).as_deref())?;
             return Ok(Status::of(account.guest_state));
         }
         Err(error) => error,
@@ -413,10 +418,25 @@ pub fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
     })
 }
 
-/// Tells and writes the account.
-pub fn finish(account: &hikkoshi_engine::Account, common: &Common, what: &str) -> Result<(), Exit> {
+/// What is to be done about a QEMU whose guest has moved.
+fn end_qemu(pid: u32) -> String {
+    format!(
+        "next: end the source's QEMU (process {pid}), with the QMP command 'quit' for instance. It \
+         is paused ('postmigrate') and is not needed any more; never let it go on ('cont')"
+    )
+}
+
+/// Tells and writes the account, and then what is to be done `next`.
+pub fn finish(
+    account: &hikkoshi_engine::Account,
+    common: &Common,
+    what: &str,
+    next: Option<&str>,
+) -> Result<(), Exit> {
     if common.json.as_deref() != Some("-".as_ref()) {
-        say::to_stdout(&format!("{what}\n{}", report::readable(account)));
+        let readable = report::readable(account, common.verbose);
+        let next = next.map_or_else(String::new, |next| format!("{next}\n"));
+        say::to_stdout(&format!("{what}\n{readable}{next}"));
     }
     if let Some(path) = &common.json {
         report::write_json(account, path).map_err(|error| {

@@ -304,7 +304,7 @@ fn told(
                 GuestState::Paused => "the guest is here, paused as it was",
                 GuestState::ShutDown => "the guest has run here and has shut itself down",
             };
-            finish(&account, &args.common, what)?;
+            finish(&account, &args.common, what, None)?;
             if journal.exists() {
                 progress::observer(args.common.progress).notice(&format!(
                     "whether the source knows that is not known: do not continue the guest \

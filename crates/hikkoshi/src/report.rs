@@ -17,8 +17,9 @@ use crate::say;
 /// Threads whose faults are shown to a person; the JSON has all.
 const FAULTING_SHOWN: usize = 8;
 
-/// The account as a person wants to read it.
-pub fn readable(account: &Account) -> String {
+/// The account as a person wants to read it; `verbose`: with a histogram of how
+/// long page requests took.
+pub fn readable(account: &Account, verbose: bool) -> String {
     let mut text = String::new();
     let pages = &account.pages;
     let bytes = &account.bytes;
@@ -43,7 +44,7 @@ pub fn readable(account: &Account) -> String {
     row(&mut text, "urgent", pages.urgent, Some(bytes.urgent));
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));
-    text.push_str(&latencies(&account.requests.request_latency_us));
+    text.push_str(&latencies(&account.requests.request_latency_us, verbose));
     text.push_str(&stages(&account.requests));
     if let Some(collapse) = &account.collapse {
         text.push_str(&rebuilt(collapse));
@@ -123,7 +124,7 @@ fn rebuilt(collapse: &CollapseAccount) -> String {
     text
 }
 
-fn latencies(latency: &LatencySummary) -> String {
+fn latencies(latency: &LatencySummary, verbose: bool) -> String {
     let mut text = String::new();
     if latency.count == 0 {
         return "  requests     none\n".into();
@@ -137,6 +138,9 @@ fn latencies(latency: &LatencySummary) -> String {
         micros(latency.p99),
         micros(latency.max)
     );
+    if !verbose {
+        return text;
+    }
     let most = latency.histogram.iter().map(|b| b.count).max().unwrap_or(1);
     for bucket in &latency.histogram {
         // At least a dot for a bucket that is not empty.
@@ -258,6 +262,26 @@ mod tests {
             "{text}"
         );
         assert_eq!(stages(&Requests::default()), "");
+    }
+
+    #[test]
+    fn the_histogram_is_for_those_who_ask_for_it() {
+        let mut all = RequestLatencies::default();
+        for microseconds in [90, 110, 5_000] {
+            all.record(&Moments {
+                fault_read: 0,
+                request_sent: 1_000,
+                page_received: microseconds * 1_000,
+                installed: microseconds * 1_000,
+            });
+        }
+        let (short, long) = (
+            latencies(&all.total(), false),
+            latencies(&all.total(), true),
+        );
+        assert_eq!(short.lines().count(), 1, "{short}");
+        assert!(short.starts_with("  requests     3, from fault to installed page"));
+        assert!(long.starts_with(&short) && long.contains("up to"), "{long}");
     }
 
     #[test]
