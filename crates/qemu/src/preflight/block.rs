@@ -125,8 +125,26 @@ fn node(row: &Value) -> Result<Node, QmpError> {
     }
 }
 
-/// What iSCSI over RDMA is called in a node's file name.
-const ISER: &str = "iser";
+/// How libiscsi moves data. Over TCP its threads copy; over RDMA (iSER) it
+/// registers buffers with the adapter, which then writes into memory itself.
+///
+/// QEMU shows a node as the URL that it was given, or as `json:` with its
+/// options.
+fn of_iscsi(file: &str) -> Writes {
+    let transport = match file.strip_prefix("json:") {
+        Some(options) => serde_json::from_str::<Value>(options)
+            .ok()
+            .and_then(|options| Some(options.get("transport")?.as_str()?.to_owned())),
+        None if file.starts_with("iser:") => Some("iser".to_owned()),
+        None => Some("tcp".to_owned()),
+    };
+    match transport.as_deref() {
+        Some("tcp") => Writes::Seen,
+        Some("iser") => Writes::Refused(DMA),
+        // QEMU cuts long descriptions.
+        _ => Writes::Unknown,
+    }
+}
 
 /// Checks all nodes. Gives the first that is opened for direct I/O, if any.
 pub(crate) fn check(
@@ -134,9 +152,8 @@ pub(crate) fn check(
     is_allowed: impl Fn(&str) -> bool,
 ) -> Result<Option<&Node>, Refusal> {
     for node in nodes {
-        let iser = node.driver == "iscsi" && node.file.contains(ISER);
         let writes = match of_driver(&node.driver) {
-            Writes::Seen if iser => Writes::Refused(DMA),
+            Writes::Seen if node.driver == "iscsi" => of_iscsi(&node.file),
             writes => writes,
         };
         match writes {

@@ -247,6 +247,7 @@ mod tests {
                 "iscsi",
                 "json:{\"transport\": \"iser\", \"driver\": \"iscsi\"}",
             ),
+            ("iscsi", "iser://192.0.2.1/iqn.2025-01.example:disk/0"),
         ] {
             let disk = [("query-named-block-nodes", node(driver, file, false))];
             let text = survey_of(&disk, &[driver]).unwrap_err().to_string();
@@ -255,6 +256,24 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn iscsi_over_tcp_whatever_its_names_contain() {
+        for file in [
+            "iscsi://san.kaiserslautern.example/iqn.2025-01.example:disk/0",
+            "iscsi://192.0.2.1/iqn.2025-01.example:advertiser/0",
+            r#"json:{"transport": "tcp", "driver": "iscsi", "target": "iqn.2025-01.example:iser"}"#,
+        ] {
+            let disk = [("query-named-block-nodes", node("iscsi", file, false))];
+            survey_of(&disk, &[]).unwrap();
+        }
+        // A description that was cut does not say.
+        let cut = r#"json:{"target": "iqn.2025-01.exa..."#;
+        let disk = [("query-named-block-nodes", node("iscsi", cut, false))];
+        let text = survey_of(&disk, &[]).unwrap_err().to_string();
+        assert!(text.contains("node n is of the type iscsi"), "{text}");
+        survey_of(&disk, &["iscsi"]).unwrap();
     }
 
     #[test]
