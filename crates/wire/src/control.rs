@@ -1,6 +1,8 @@
 //! Control messages as bytes: [postcard](https://postcard.jamesmunns.com)'s
 //! format, within bounds.
 
+use std::fmt;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -16,14 +18,69 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
     /// Number of messages that this version knows.
     #[doc(hidden)]
     const COUNT: u32;
+
+    /// What the message describes, for an error.
+    #[doc(hidden)]
+    fn subject(&self) -> Subject {
+        Subject::Other
+    }
 }
 
 impl ControlMessage for ToDestination {
     const COUNT: u32 = 13;
+
+    fn subject(&self) -> Subject {
+        match self {
+            Self::Begin { .. } => Subject::Memory,
+            Self::Processors { .. } => Subject::Processors,
+            Self::Machine { .. } => Subject::Machine,
+            _ => Subject::Other,
+        }
+    }
 }
 
 impl ControlMessage for ToSource {
     const COUNT: u32 = 16;
+}
+
+/// What a control message describes: those that grow with the guest have a
+/// subject of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Subject {
+    /// The guest's memory.
+    Memory,
+    /// The guest's processors.
+    Processors,
+    /// The guest's devices, and the memory that travels with their state.
+    Machine,
+    /// Anything else, which hikkoshi itself keeps short.
+    Other,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "the message that describes the guest's memory",
+            Self::Processors => "the message that describes the guest's processors",
+            Self::Machine => "the message that describes the guest's devices",
+            Self::Other => "a control message",
+        })
+    }
+}
+
+impl Subject {
+    /// What a person can do when a message about it is too long.
+    fn advice(self) -> &'static str {
+        match self {
+            Self::Memory => "shorten the names of the guest's memory backends or use fewer of them",
+            Self::Processors => {
+                "start the guest with fewer virtual CPUs, or with fewer that differ from the others"
+            }
+            Self::Machine => "shorten the names of the guest's devices or use fewer of them",
+            Self::Other => "this is an error in hikkoshi; report it",
+        }
+    }
 }
 
 mod sealed {
@@ -37,7 +94,8 @@ mod sealed {
 /// # Errors
 ///
 /// If a name or a list in the message is longer than its type allows, or the
-/// whole longer than [`MAX_CONTROL`]. Reasons are cut rather than refused.
+/// whole longer than [`MAX_CONTROL`]; the error names what the message
+/// describes. Reasons are cut rather than refused.
 pub fn encode_control<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
     append(message, Vec::new(), 0)
 }
@@ -50,7 +108,10 @@ pub fn encode_control<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeE
 pub fn control_frame<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
     let mut frame = append(message, vec![0; HEADER_LEN], HEADER_LEN)?;
     let payload = frame.len() - HEADER_LEN;
-    let len = u32::try_from(payload).map_err(|_| EncodeError::TooLong { bytes: payload })?;
+    let len = u32::try_from(payload).map_err(|_| EncodeError::TooLong {
+        subject: message.subject(),
+        bytes: payload,
+    })?;
     let header = Frame::Control { len }.encode();
     for (byte, header) in frame.iter_mut().zip(header) {
         *byte = header;
@@ -63,10 +124,15 @@ fn append<T: ControlMessage>(
     before: Vec<u8>,
     skip: usize,
 ) -> Result<Vec<u8>, EncodeError> {
-    let bytes = postcard::to_extend(message, before).map_err(|_| EncodeError::OutOfBounds)?;
+    let subject = message.subject();
+    let bytes =
+        postcard::to_extend(message, before).map_err(|_| EncodeError::OutOfBounds { subject })?;
     let payload = bytes.len() - skip;
     if payload > MAX_CONTROL {
-        return Err(EncodeError::TooLong { bytes: payload });
+        return Err(EncodeError::TooLong {
+            subject,
+            bytes: payload,
+        });
     }
     Ok(bytes)
 }
@@ -109,14 +175,21 @@ pub fn decode_control<T: ControlMessage>(payload: &[u8]) -> Result<T, ControlErr
 pub enum EncodeError {
     /// A name of more than 4 KiB, a list or a chunk with too many elements.
     #[error(
-        "encoding a control message: a name or a list in it is longer than the protocol allows; the guest cannot be described to the other side"
+        "encoding {subject}: a name or a list in it is longer than the protocol allows; {}",
+        .subject.advice()
     )]
-    OutOfBounds,
+    OutOfBounds {
+        /// What the message describes.
+        subject: Subject,
+    },
     /// Each part keeps its bounds, but all of them together are too long.
     #[error(
-        "encoding a control message: it takes {bytes} bytes, at most {MAX_CONTROL} are possible; shorten the names of the guest's memory backends or use fewer of them"
+        "encoding {subject}: it takes {bytes} bytes, at most {MAX_CONTROL} are possible; {}",
+        .subject.advice()
     )]
     TooLong {
+        /// What the message describes.
+        subject: Subject,
         /// Its length.
         bytes: usize,
     },

@@ -172,7 +172,7 @@ pub mod text;
 pub use bounded::MAX_TEXT;
 pub use compatible::{Mismatch, Names};
 pub use control::{
-    ControlError, ControlMessage, EncodeError, MAX_CONTROL, control_frame, decode_control,
+    ControlError, ControlMessage, EncodeError, MAX_CONTROL, Subject, control_frame, decode_control,
     encode_control,
 };
 pub use decoder::{Decoder, Message, StreamError};

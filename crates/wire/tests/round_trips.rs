@@ -14,9 +14,10 @@ mod strategies;
 
 use hikkoshi_pages::{GuestRange, Page, PageRange, RamBlock, RamLayout};
 use hikkoshi_wire::{
-    BlockDescription, ControlError, EncodeError, Frame, GuestDescription, GuestRangeDescription,
-    Hello, HelloError, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_RANGES, MAX_TEXT, Mode,
-    PageRanges, RequestSummary, ToDestination, ToSource, control_frame, decode_control,
+    BlockDescription, ControlError, Device, EncodeError, Frame, GuestDescription,
+    GuestRangeDescription, Hello, HelloError, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_RANGES,
+    MAX_TEXT, Machine, Mode, PageRanges, ProcessorKind, ProcessorSetting, Processors,
+    RequestSummary, Subject, ToDestination, ToSource, control_frame, decode_control,
     encode_control, negotiate,
 };
 use proptest::prelude::*;
@@ -166,7 +167,8 @@ fn a_layout_survives_the_journey() {
 fn bounded(fits: &ToDestination, too_long: &ToDestination, forged: &[u8]) {
     let payload = encode_control(fits).unwrap();
     assert_eq!(decode_control::<ToDestination>(&payload).as_ref(), Ok(fits));
-    assert_eq!(encode_control(too_long), Err(EncodeError::OutOfBounds));
+    let error = encode_control(too_long).unwrap_err();
+    assert!(matches!(error, EncodeError::OutOfBounds { .. }), "{error}");
     let error = decode_control::<ToDestination>(forged).unwrap_err();
     assert_eq!(
         error,
@@ -249,7 +251,9 @@ fn host_page_lists_are_bounded() {
         host_pages: vec![4096; len],
     };
     assert!(encode_control(&with(1024)).is_ok());
-    assert_eq!(encode_control(&with(1025)), Err(EncodeError::OutOfBounds));
+    let error = encode_control(&with(1025)).unwrap_err();
+    let subject = Subject::Other;
+    assert_eq!(error, EncodeError::OutOfBounds { subject });
     let error = decode_control::<ToSource>(&forge(0, vec![4096u64; 1025])).unwrap_err();
     assert_eq!(error, ControlError::Malformed { number: 0 });
 }
@@ -282,6 +286,11 @@ fn a_whole_that_is_too_long_is_refused() {
         .collect();
     let error = encode_control(&begin(long)).unwrap_err();
     assert!(matches!(error, EncodeError::TooLong { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("describes the guest's memory: it takes"),
+        "{text}"
+    );
     let payload = vec![0; MAX_CONTROL + 1];
     let error = decode_control::<ToSource>(&payload).unwrap_err();
     assert_eq!(
@@ -290,6 +299,60 @@ fn a_whole_that_is_too_long_is_refused() {
             bytes: MAX_CONTROL + 1
         }
     );
+}
+
+/// The error names the message, and advises on what it describes.
+#[test]
+fn a_message_that_is_too_long_is_named() {
+    let long = |n: usize| format!("{n:04096}").into_boxed_str();
+    let settings = (0..300)
+        .map(|n| ProcessorSetting {
+            name: long(n),
+            value: "on".into(),
+        })
+        .collect();
+    let kind = ProcessorKind {
+        settings,
+        ..ProcessorKind::default()
+    };
+    let processors = Processors {
+        kinds: vec![kind],
+        ..Processors::default()
+    };
+    let devices = (0..300)
+        .map(|n| Device {
+            place: "".into(),
+            kind: "x".into(),
+            name: long(n),
+            pci: 0,
+        })
+        .collect();
+    let machine = Machine {
+        devices,
+        auxiliary: Vec::new(),
+    };
+    for (message, what, advice) in [
+        (
+            ToDestination::Processors {
+                processors,
+                allow_mismatch: false,
+            },
+            "processors: it takes",
+            "fewer virtual CPUs",
+        ),
+        (
+            ToDestination::Machine { machine },
+            "devices: it takes",
+            "names of the guest's devices",
+        ),
+    ] {
+        for text in [
+            encode_control(&message).unwrap_err().to_string(),
+            control_frame(&message).unwrap_err().to_string(),
+        ] {
+            assert!(text.contains(what) && text.contains(advice), "{text}");
+        }
+    }
 }
 
 #[test]
@@ -354,7 +417,9 @@ fn histograms_are_bounded() {
     };
     let payload = encode_control(&with(64)).unwrap();
     assert_eq!(decode_control::<ToSource>(&payload), Ok(with(64)));
-    assert_eq!(encode_control(&with(65)), Err(EncodeError::OutOfBounds));
+    let error = encode_control(&with(65)).unwrap_err();
+    let subject = Subject::Other;
+    assert_eq!(error, EncodeError::OutOfBounds { subject });
     let forged = forge(7, (0u64, 0u64, 0u64, 0u64, 0u64, vec![1u64; 65]));
     let error = decode_control::<ToSource>(&forged).unwrap_err();
     assert_eq!(error, ControlError::Malformed { number: 7 });
