@@ -21,7 +21,11 @@ use crate::qmp::{Client, QmpError};
 
 /// Properties that a guest can notice, besides the flags: CPUID leaves that are
 /// made of them, and whether some exist at all.
-const NOTICEABLE: [&str; 25] = [
+///
+/// Not `ucode-rev`: `-cpu host` takes it from the host, and a guest that leaves a
+/// host because that is to be updated would find no destination. A guest reads
+/// the revision when it boots, and it says nothing about what works.
+const NOTICEABLE: [&str; 24] = [
     "family",
     "model",
     "stepping",
@@ -34,7 +38,6 @@ const NOTICEABLE: [&str; 25] = [
     "phys-bits",
     "guest-phys-bits",
     "avx10-version",
-    "ucode-rev",
     "l3-cache",
     "legacy-cache",
     "host-cache-info",
@@ -392,6 +395,7 @@ mod tests {
         let none = ProcessorKind::default();
         assert!(is_noticeable("phys-bits", &none, false));
         assert!(!is_noticeable("x-migrate-smi-count", &none, true));
+        assert!(!is_noticeable("ucode-rev", &none, true));
         assert!(!is_noticeable("vmx-ept", &none, true));
         assert!(is_noticeable(
             "vmx-ept",
