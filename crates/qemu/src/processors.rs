@@ -12,7 +12,7 @@ use std::fs;
 
 use hikkoshi_wire::{
     CpuidRegister, CpuidWord, Place, Processor, ProcessorKind, ProcessorSetting, Processors,
-    Topology,
+    Topology, text::one_line,
 };
 use serde_json::{Value, json};
 
@@ -291,11 +291,8 @@ fn setting(name: &str, value: &Value) -> ProcessorSetting {
     let value = match value {
         Value::Bool(true) => "on".to_owned(),
         Value::Bool(false) => "off".to_owned(),
-        // The other side takes no control characters for a value.
-        Value::String(text) if text.chars().any(char::is_control) => {
-            text.escape_debug().to_string()
-        }
-        Value::String(text) => text.clone(),
+        // The other side refuses a value that is not text.
+        Value::String(text) => one_line(text).into_owned(),
         other => other.to_string(),
     };
     ProcessorSetting {
@@ -314,7 +311,10 @@ fn host_scales_tsc() -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // A failure is the message.
 mod tests {
+    use hikkoshi_wire::{ToDestination, decode_control, encode_control};
+
     use super::*;
 
     fn word(leaf: u32, register: CpuidRegister, bits: u32) -> CpuidWord {
@@ -376,7 +376,22 @@ mod tests {
         assert_eq!(value(json!(true)), "on");
         assert_eq!(value(json!(40)), "40");
         assert_eq!(value(json!("QEMU CPU  ")), "QEMU CPU  ");
-        assert_eq!(value(json!("a\u{1b}[2J")), "a\\u{1b}[2J");
+        assert_eq!(value(json!("a\u{1b}[2J")), "a?[2J");
+        for odd in ["a\u{2028}b", "a\u{202e}b", "a\u{200f}b", "a\nb"] {
+            let guest = Processors {
+                kinds: vec![ProcessorKind {
+                    settings: vec![setting("model-id", &json!(odd))],
+                    ..ProcessorKind::default()
+                }],
+                ..Processors::default()
+            };
+            let message = ToDestination::Processors {
+                processors: guest,
+                allow_mismatch: false,
+            };
+            let payload = encode_control(&message).unwrap();
+            assert_eq!(decode_control(&payload), Ok(message), "{odd:?}");
+        }
     }
 
     #[test]
