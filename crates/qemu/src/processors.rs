@@ -25,7 +25,7 @@ use crate::qmp::{Client, QmpError};
 /// Not `ucode-rev`: `-cpu host` takes it from the host, and a guest that leaves a
 /// host because that is to be updated would find no destination. A guest reads
 /// the revision when it boots, and it says nothing about what works.
-const NOTICEABLE: [&str; 24] = [
+const NOTICEABLE: [&str; 25] = [
     "family",
     "model",
     "stepping",
@@ -42,6 +42,7 @@ const NOTICEABLE: [&str; 24] = [
     "legacy-cache",
     "host-cache-info",
     "cpuid-0xb",
+    "x-force-cpuid-0x1f",
     "kvm",
     "tcg-cpuid",
     "vmware-cpuid-freq",
@@ -245,8 +246,9 @@ fn settings(
         // Versions and names that the guest is not told.
         settings.retain(|setting| !setting.name.starts_with("hv-"));
     }
-    if let Some(Value::String(kind)) = property(client, path, "type")? {
-        settings.push(setting("CPU model", &json!(model(&kind))));
+    let own_caches = has_caches_of_its_own(&settings);
+    if own_caches && let Some(Value::String(kind)) = property(client, path, "type")? {
+        settings.push(setting(CACHES, &json!(caches_of(&kind))));
     }
     // QEMU 10.0 and later.
     let caches = property(client, "/machine", "smp-cache")?;
@@ -267,10 +269,33 @@ fn settings(
     Ok(settings)
 }
 
-/// `qemu64-x86_64-cpu` is the model `qemu64`.
-fn model(kind: &str) -> &str {
+/// Under which name the model is compared that gives the guest its caches.
+const CACHES: &str = "CPU model of the caches";
+
+/// Whether the model describes caches (CPUID leaves 2, 4, 80000005h, 80000006h,
+/// 8000001Dh). QEMU has no property that says which, so the model's name stands for
+/// them. It stands for nothing else: flags, family, levels and the like have
+/// properties, and QEMU's `host` is its `max` under KVM. Models without caches of
+/// their own share QEMU's, and have `legacy-cache` on.
+fn has_caches_of_its_own(settings: &[ProcessorSetting]) -> bool {
+    let on = |name| {
+        let mut all = settings.iter();
+        all.any(|setting| &*setting.name == name && &*setting.value == "on")
+    };
+    !on("legacy-cache") && !on("host-cache-info")
+}
+
+/// `EPYC-v2-x86_64-cpu` has the caches of the model `EPYC`, and so has its other name,
+/// `EPYC-IBPB`. A version with other caches has another `model-id` (AMD's) or
+/// `x-force-cpuid-0x1f` (Intel's).
+fn caches_of(kind: &str) -> &str {
     let model = kind.strip_suffix("-cpu").unwrap_or(kind);
-    model.rsplit_once('-').map_or(model, |(model, _)| model)
+    let model = model.rsplit_once('-').map_or(model, |(model, _)| model);
+    let model = match model.rsplit_once("-v") {
+        Some((model, version)) if version.parse::<u32>().is_ok() => model,
+        _ => model,
+    };
+    model.strip_suffix("-IBPB").unwrap_or(model)
 }
 
 /// `hv-spinlocks` when the guest is not told to use it.
@@ -395,10 +420,17 @@ mod tests {
     }
 
     #[test]
-    fn models_are_named_as_on_the_command_line() {
-        assert_eq!(model("qemu64-x86_64-cpu"), "qemu64");
-        assert_eq!(model("Skylake-Client-v1-x86_64-cpu"), "Skylake-Client-v1");
-        assert_eq!(model("odd"), "odd");
+    fn models_with_the_same_caches() {
+        for (kind, model) in [
+            ("EPYC-x86_64-cpu", "EPYC"),
+            ("EPYC-v2-x86_64-cpu", "EPYC"),
+            ("EPYC-IBPB-x86_64-cpu", "EPYC"),
+            ("EPYC-Rome-v1-x86_64-cpu", "EPYC-Rome"),
+            ("some-vendor-x86_64-cpu", "some-vendor"),
+            ("odd", "odd"),
+        ] {
+            assert_eq!(caches_of(kind), model);
+        }
     }
 
     #[test]
