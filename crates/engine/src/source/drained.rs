@@ -5,8 +5,8 @@
 //! between arrives without the data, and no later take would report it. So here
 //! the order is **take, then drain, then copy**: what was pinned before the take
 //! has landed after the drain, and what is submitted after the take is marked
-//! anew. That covers what was pinned before the log was started as well: the
-//! first round copies every page after such a drain.
+//! anew. What was pinned before the log was started has landed before the first
+//! take: there is a drain at the beginning, which also tells how long one takes.
 //!
 //! One thread takes the log of a *batch* of chunks and drains; the workers send
 //! the batch while the next one is prepared, so that the links do not wait for
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_pages::PageRange;
+use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use super::Move;
 use super::chunks::{self, chunk};
@@ -54,7 +54,7 @@ impl DrainedRounds {
             shared: shared.clone(),
             log: Arc::clone(log),
             collector: Collector::new(shared, owed),
-            size: BatchSize::new(),
+            size: BatchSize::new(Duration::ZERO),
         }
     }
 
@@ -66,6 +66,10 @@ impl DrainedRounds {
         first: bool,
     ) -> Result<(), SourceFailure> {
         self.collector.begin();
+        if first {
+            let took = self.drain(guest)?;
+            self.size = BatchSize::new(took);
+        }
         let mut sending = None;
         let done = self.batches(crew, guest, first, &mut sending);
         if let (Err(_), Some(Sending { batch, .. })) = (&done, sending) {
@@ -89,7 +93,8 @@ impl DrainedRounds {
             self.shared.check()?;
             let (chunks, pages, last) = self.take(first, &mut next)?;
             if pages > 0 {
-                self.drain(guest)?;
+                let took = self.drain(guest)?;
+                self.size.drained(took);
             }
             let batch = Arc::new(Batch::drained(chunks, last));
             crew.begin(&batch)?;
@@ -141,13 +146,13 @@ impl DrainedRounds {
         Ok((batch, pages, *next >= end))
     }
 
-    fn drain(&mut self, guest: &mut dyn SourceGuest) -> Result<(), SourceFailure> {
+    /// Drains; gives how long that took.
+    fn drain(&self, guest: &mut dyn SourceGuest) -> Result<Duration, SourceFailure> {
         let begun = Instant::now();
         guest.drain(&self.shared.cancel)?;
         let took = begun.elapsed();
         self.shared.counters.add_drain(took);
-        self.size.drained(took);
-        Ok(())
+        Ok(took)
     }
 
     fn finish(&mut self, crew: &Crew, sending: Sending) -> Result<(), SourceFailure> {
@@ -175,21 +180,33 @@ const SHARE: f64 = 20.0;
 
 /// 8 MiB: a drain of an idle disk takes 1.1 ms (measured), some 2 % of what
 /// sending this takes at 1 Gbit/s.
-const LEAST: u64 = (8 << 20) / hikkoshi_pages::PAGE_BYTES;
+const LEAST: u64 = (8 << 20) / PAGE_BYTES;
 
 /// 1 GiB: beyond that, pages are stale for seconds.
-const MOST: u64 = (1 << 30) / hikkoshi_pages::PAGE_BYTES;
+const MOST: u64 = (1 << 30) / PAGE_BYTES;
+
+/// The rate that is expected before any is measured, in pages a second: what a
+/// line of 10 Gbit/s carries. If the line is slower, the first batch is larger
+/// than it has to be, in a round that sends everything anyway.
+const EXPECTED_RATE: f64 = 1.25e9 / 4096.0;
 
 /// A batch is at most so many times as large as the one before: one slow drain
 /// says little.
 const GROWTH: u64 = 4;
 
 impl BatchSize {
-    fn new() -> Self {
+    /// Before the first batch; a drain has taken so long.
+    fn new(drain: Duration) -> Self {
         Self {
-            pages: 2 * LEAST,
-            drain: Duration::ZERO,
+            pages: Self::for_rate(EXPECTED_RATE, drain).clamp(LEAST, MOST),
+            drain,
         }
+    }
+
+    /// Pages of a batch that is sent at so many a second.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Positive, and it saturates.
+    fn for_rate(rate: f64, drain: Duration) -> u64 {
+        (rate * drain.as_secs_f64() * SHARE) as u64
     }
 
     fn pages(&self) -> u64 {
@@ -197,26 +214,18 @@ impl BatchSize {
     }
 
     fn drained(&mut self, took: Duration) {
-        self.drain = if self.drain.is_zero() {
-            took
-        } else {
-            (self.drain + took) / 2
-        };
+        self.drain = (self.drain + took) / 2;
     }
 
     /// So many pages were sent in such a time.
-    #[allow(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss
-    )] // Page counts below 2^53; a float that is too large saturates.
+    #[allow(clippy::cast_precision_loss)] // Page counts below 2^53.
     fn sent(&mut self, pages: u64, took: Duration) {
         // A small batch says more about the round trip than about the rate.
         if pages < LEAST / 2 || took.is_zero() {
             return;
         }
         let rate = pages as f64 / took.as_secs_f64();
-        let wanted = (rate * self.drain.as_secs_f64() * SHARE) as u64;
+        let wanted = Self::for_rate(rate, self.drain);
         self.pages = wanted.clamp(LEAST, (self.pages * GROWTH).min(MOST));
     }
 }
@@ -230,7 +239,7 @@ mod tests {
 
     /// Sends batches at `rate` pages a second until nothing changes.
     fn settled(rate: u64, drain: Duration) -> BatchSize {
-        let mut size = BatchSize::new();
+        let mut size = BatchSize::new(drain);
         for _ in 0..20 {
             size.drained(drain);
             let pages = size.pages();
@@ -261,7 +270,7 @@ mod tests {
         assert_eq!(settled(25_600, Duration::from_micros(1)).pages(), LEAST);
         assert_eq!(settled(250_000, Duration::from_secs(5)).pages(), MOST);
         // One slow drain does not make a batch of everything.
-        let mut size = BatchSize::new();
+        let mut size = BatchSize::new(Duration::from_millis(1));
         let before = size.pages();
         size.drained(Duration::from_secs(10));
         size.sent(before, Duration::from_millis(100));
@@ -270,7 +279,7 @@ mod tests {
 
     #[test]
     fn small_batches_teach_nothing() {
-        let mut size = BatchSize::new();
+        let mut size = BatchSize::new(Duration::from_millis(1));
         let before = size.pages();
         size.drained(SECOND);
         size.sent(3, Duration::from_millis(1));
