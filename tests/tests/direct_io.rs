@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{
-    Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, LabError, Ram, Report, Throttle,
-    VmConfig, Workload,
+    Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, LabError, QemuVersion, Ram, Report,
+    Throttle, VmConfig, Workload,
 };
 use hikkoshi_tests::{Guest, LONG, Scene, Trip, tell};
 
@@ -54,6 +54,11 @@ impl Hosts {
             .and_direct_reads(ARENA_MIB);
         Self {
             config: VmConfig::new()
+                // A drain of each is tried.
+                .version(match format {
+                    DiskFormat::Raw => QemuVersion::V10_0,
+                    DiskFormat::Qcow2 => QemuVersion::V7_2,
+                })
                 .cpus(2)
                 .ram(Ram::shared(512))
                 .workload(workload)

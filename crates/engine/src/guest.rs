@@ -97,8 +97,8 @@ pub trait SourceGuest: Send {
     fn needs_drain(&self) -> bool;
 
     /// Waits until every device write that was under way when this was called
-    /// has landed. The processors run on; new device requests wait until the
-    /// drain is over. Ends early, with an error, once `cancel` is set.
+    /// has landed. The processors run on, but may wait where they need the
+    /// monitor; new device requests wait until the drain is over. Ends early, with an error, once `cancel` is set.
     ///
     /// A paused guest has no device writes under way: [`pause`](Self::pause)
     /// drains as well.

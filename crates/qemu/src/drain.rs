@@ -23,7 +23,8 @@ pub enum DrainError {
     Qmp(#[from] QmpError),
 }
 
-/// Waits until no block request is under way; the processors run on.
+/// Waits until no block request is under way. The processors run on, until they
+/// need QEMU: its main loop waits here with the big lock held.
 ///
 /// An empty `transaction` drains all block devices before it does nothing
 /// (`qmp_transaction` in QEMU's `blockdev.c`; 1.1 ms on an idle disk with QEMU

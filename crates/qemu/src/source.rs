@@ -235,7 +235,7 @@ pub struct QemuSource {
     intake: Option<Intake>,
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory behind the log.
-    direct_io: bool,
+    needs_drain: bool,
     userfault: Option<ForeignUserfault>,
     place: Place,
     undo: UndoRecord,
@@ -292,7 +292,7 @@ impl QemuSource {
             stage: Stage::Free,
             intake: None,
             log: None,
-            direct_io: false,
+            needs_drain: false,
             userfault: None,
             place,
             undo: UndoRecord::default(),
@@ -360,7 +360,7 @@ impl QemuSource {
             stage: Stage::Saved,
             intake: None,
             log: None,
-            direct_io: false,
+            needs_drain: false,
             userfault: None,
             place: place.clone(),
             undo: notes.undo.clone(),
@@ -427,7 +427,7 @@ impl QemuSource {
             return Err(StartLogError::Twice);
         }
         hikkoshi_dirty::support()?;
-        self.direct_io = preflight::has_direct_io(attached(&mut self.client)?)?;
+        self.needs_drain = preflight::needs_drain(attached(&mut self.client)?)?;
         let userfault = ForeignUserfault::take_from(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
         let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
         // On an error the userfaultfd is given back by being dropped.
@@ -455,7 +455,7 @@ impl QemuSource {
         let under_way = UnderWay {
             mode: self.mode,
             rounds: self.log.is_some(),
-            drained: self.direct_io,
+            drained: self.needs_drain,
         };
         preflight::check_again(client, under_way, &self.allowed)?;
         // The destination has compared its machine with that.
@@ -800,7 +800,7 @@ impl SourceGuest for QemuSource {
     }
 
     fn needs_drain(&self) -> bool {
-        self.direct_io
+        self.needs_drain
     }
 
     fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError> {

@@ -6,6 +6,7 @@
 mod support;
 
 use std::process::Command;
+use std::time::Duration;
 
 use hikkoshi_engine::{Cancel, SourceGuest};
 use hikkoshi_qemu::QemuSource;
@@ -76,8 +77,14 @@ fn a_drain_can_be_cancelled() {
         };
         signal("STOP");
         let cancel = Cancel::new();
-        cancel.cancel();
+        let soon = cancel.clone();
+        let cancelling = std::thread::spawn(move || {
+            // Most likely the drain has begun by then.
+            std::thread::sleep(Duration::from_millis(200));
+            soon.cancel();
+        });
         let error = source.drain(&cancel).unwrap_err().to_string();
+        cancelling.join().unwrap();
         signal("CONT");
         assert!(
             error.starts_with("draining the guest's disks: ")

@@ -62,14 +62,14 @@ impl ChunkSender {
                     let sent = self
                         .collector
                         .collect(&**log, *first, chunk, &mut runs)
-                        .and_then(|()| self.send(&runs));
+                        .and_then(|()| self.send(&runs, batch));
                     self.runs = runs;
                     sent?;
                 }
                 Work::Drained(chunks) => {
                     let runs = usize::try_from(number).ok().and_then(|n| chunks.get(n));
                     let Some(runs) = runs else { break };
-                    self.send(runs)?;
+                    self.send(runs, batch)?;
                 }
             }
             let counters = &self.shared.counters;
@@ -88,8 +88,15 @@ impl ChunkSender {
             ))
     }
 
-    fn send(&mut self, runs: &[PageRange]) -> Result<(), SourceFailure> {
-        runs.iter().try_for_each(|&run| self.send_run(run))
+    /// Sends pages of `batch`, unless there is no point in it any more.
+    fn send(&mut self, runs: &[PageRange], batch: &Batch) -> Result<(), SourceFailure> {
+        for part in runs.iter().flat_map(|run| run.chunks(PIECE as u64)) {
+            if batch.has_failed() {
+                break;
+            }
+            self.send_run(part)?;
+        }
+        Ok(())
     }
 
     fn send_run(&mut self, run: PageRange) -> Result<(), SourceFailure> {

@@ -58,6 +58,11 @@ impl DrainedRounds {
         }
     }
 
+    /// How long a drain takes, as far as is known.
+    pub(super) fn drain_time(&self) -> Duration {
+        self.size.drain
+    }
+
     /// One pass over all memory. Every link is empty when it returns.
     pub(super) fn round(
         &mut self,

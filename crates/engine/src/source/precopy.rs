@@ -89,9 +89,12 @@ impl Precopy {
             self.shared.check()?;
 
             let dirty = self.log.count(all)?;
+            let drain = drained
+                .as_ref()
+                .map_or(Duration::ZERO, DrainedRounds::drain_time);
             if options.mode == Mode::Precopy
-                && self.fits(dirty, options.max_downtime)
-                && !self.pays(dirty, expected)
+                && self.fits(dirty, options.max_downtime, drain)
+                && !self.pays(dirty, expected, drain)
             {
                 return Ok(Verdict::Converged);
             }
@@ -171,18 +174,23 @@ impl Precopy {
         }
     }
 
+    /// Whether so many pages can be sent within the downtime. The pause takes a
+    /// `drain` of it.
     #[allow(clippy::cast_precision_loss)]
-    fn fits(&self, dirty: u64, downtime: Duration) -> bool {
+    fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
         let budget = downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2);
+        // Storage that takes longer than that to drain cannot be waited for.
+        let budget = budget.saturating_sub(drain).max(downtime / 10);
         (dirty * hikkoshi_pages::PAGE_BYTES) as f64 <= self.rate * budget.as_secs_f64()
     }
 
     /// Whether another round makes the downtime much shorter: the last one
-    /// found `before` dirty pages and has left `dirty`.
+    /// found `before` dirty pages and has left `dirty`. One that is mostly its
+    /// `drain` does not.
     #[allow(clippy::cast_precision_loss)]
-    fn pays(&self, dirty: u64, before: u64) -> bool {
+    fn pays(&self, dirty: u64, before: u64, drain: Duration) -> bool {
         let left = (dirty * hikkoshi_pages::PAGE_BYTES) as f64;
-        left > self.rate * NEXT_TO_NOTHING.as_secs_f64()
+        left > self.rate * NEXT_TO_NOTHING.max(drain).as_secs_f64()
             && dirty as f64 <= before as f64 * SHRINKING
     }
 

@@ -3,7 +3,7 @@
 //! A read of a guest with `cache=none` is direct I/O: the kernel pins the
 //! guest's pages and the disk's controller writes into them. The dirty log sees
 //! the pinning, but not the write. Whoever takes the log therefore drains the
-//! disks between taking and reading pages ([`Disks::direct`]). That covers the
+//! disks between taking and reading pages (`pinning.rs`). That covers the
 //! drivers that read files and host devices by system calls, with whatever
 //! format and filter is above them. Network drivers in user space copy with
 //! QEMU's threads; they need no drain.
@@ -146,11 +146,8 @@ fn of_iscsi(file: &str) -> Writes {
     }
 }
 
-/// Checks all nodes. Gives the first that is opened for direct I/O, if any.
-pub(crate) fn check(
-    nodes: &[Node],
-    is_allowed: impl Fn(&str) -> bool,
-) -> Result<Option<&Node>, Refusal> {
+/// Checks all nodes.
+pub(crate) fn check(nodes: &[Node], is_allowed: impl Fn(&str) -> bool) -> Result<(), Refusal> {
     for node in nodes {
         let writes = match of_driver(&node.driver) {
             Writes::Seen if node.driver == "iscsi" => of_iscsi(&node.file),
@@ -175,5 +172,5 @@ pub(crate) fn check(
             }
         }
     }
-    Ok(nodes.iter().find(|node| node.direct))
+    Ok(())
 }

@@ -9,6 +9,7 @@ mod nested;
 mod network;
 #[cfg(test)]
 mod offered;
+mod pinning;
 mod refusal;
 mod survey;
 mod tree;
@@ -195,8 +196,8 @@ pub(crate) fn check_again(
         if let Some(refusal) = survey.rounds {
             return Err(refusal);
         }
-        if let Some(node) = survey.direct.filter(|_| !move_.drained) {
-            return Err(Refusal::DirectSince {
+        if let Some(node) = survey.pinning.filter(|_| !move_.drained) {
+            return Err(Refusal::PinningSince {
                 node: node.name,
                 file: node.file,
             });
@@ -208,10 +209,9 @@ pub(crate) fn check_again(
     jobs::check(client)
 }
 
-/// Whether disks write to the guest's memory behind the dirty log's back, so
-/// that rounds have to drain them.
-pub(crate) fn has_direct_io(client: &mut Client) -> Result<bool, QmpError> {
-    Ok(block::nodes(client)?.iter().any(|node| node.direct))
+/// Whether disks write into pinned pages, so that rounds have to drain them.
+pub(crate) fn needs_drain(client: &mut Client) -> Result<bool, QmpError> {
+    Ok(pinning::first(&block::nodes(client)?, client.peer()).is_some())
 }
 
 /// Properties of a balloon by which the guest gives back memory all the time.

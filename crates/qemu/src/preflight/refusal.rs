@@ -155,12 +155,21 @@ pub enum Refusal {
         /// The processor feature.
         feature: &'static str,
     },
-    /// A disk that came to be opened for direct I/O during the move.
+    /// A disk that needs drains, with a QEMU whose drains are not known to work.
     #[error(
-        "the disk {file} (block node {node}) has been opened with cache.direct=on since the move \
-         began, and what it read since may not have been copied; start the move again"
+        "the guest has a disk that reads by direct I/O (cache=none), and it was never tried whether \
+         QEMU {version} can drain it, which pre-copy rounds need: move the guest with --mode postcopy"
     )]
-    DirectSince {
+    DrainNotTried {
+        /// What it is.
+        version: Version,
+    },
+    /// A disk that came to write into pinned pages during the move.
+    #[error(
+        "the disk {file} (block node {node}) has been opened for direct I/O since the move began, and \
+         what it read since may not have been copied; start the move again"
+    )]
+    PinningSince {
         /// The block node.
         node: String,
         /// Its file.
