@@ -6,6 +6,8 @@ use crate::{
     eventually, hikkoshi, own_address,
 };
 use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -301,6 +303,9 @@ pub struct Attempt {
     listens: String,
     source: Arc<Vm>,
     journals: [PathBuf; 2],
+    /// Somebody who may read the RAM files of both QEMUs, as everybody may, has
+    /// locked them.
+    _stranger: Vec<File>,
 }
 
 /// How both engines ended.
@@ -378,6 +383,8 @@ impl Attempt {
             .unwrap();
         let destination = Arc::new(destination);
         let before = Traces::of(source);
+        let ram = source.ram_files().iter().chain(destination.ram_files());
+        let stranger = ram.filter_map(|path| locked(path)).collect();
         let at = |name: &str| scene.folder().join(format!("{name}{number}"));
         let accounts = [at("migrate.json"), at("receive.json")];
         let listen = match &trip.via {
@@ -445,6 +452,7 @@ impl Attempt {
             listens: listens.to_owned(),
             source: Arc::clone(source),
             journals,
+            _stranger: stranger,
         }
     }
 
@@ -706,6 +714,13 @@ pub struct Arrived {
     pub before: Traces,
     pub(crate) lines: usize,
     _relay: Option<Relay>,
+}
+
+/// A RAM file, if it is there still, locked unless it is locked already.
+fn locked(path: &Path) -> Option<File> {
+    let file = File::open(path).ok()?;
+    let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    Some(file)
 }
 
 /// Journals in that folder.
