@@ -12,6 +12,8 @@ use std::time::Duration;
 pub struct RetryFor {
     precopy: Duration,
     postcopy: Duration,
+    /// At a destination that is *ready*, at least.
+    ready: Duration,
 }
 
 impl RetryFor {
@@ -19,10 +21,12 @@ impl RetryFor {
     pub const NEVER: Self = Self::always(Duration::ZERO);
 
     /// 15 minutes in a migration that ends in post-copy, and not at all in one that
-    /// does not: there, every page has arrived before anything can be retried.
+    /// does not: there, every page has arrived before anything can be retried. A destination that
+    /// is *ready* waits 15 s in any mode: its source may come to say that it keeps the guest.
     pub const BY_MODE: Self = Self {
         precopy: Duration::ZERO,
         postcopy: Duration::from_secs(15 * 60),
+        ready: Duration::from_secs(15),
     };
 
     /// As long in every mode.
@@ -30,7 +34,13 @@ impl RetryFor {
         Self {
             precopy: time,
             postcopy: time,
+            ready: time,
         }
+    }
+
+    /// For how long a destination that is *ready* waits for its source at least.
+    pub(crate) const fn at_ready(self) -> Duration {
+        self.ready
     }
 
     /// For a migration that ends in post-copy, or does not.
@@ -61,5 +71,7 @@ mod tests {
         assert_eq!(RetryFor::from(minute).of(false), minute);
         assert_eq!(RetryFor::from(minute).of(true), minute);
         assert_eq!(RetryFor::NEVER.of(true), Duration::ZERO);
+        assert_eq!(RetryFor::NEVER.at_ready(), Duration::ZERO);
+        assert_eq!(RetryFor::BY_MODE.at_ready(), Duration::from_secs(15));
     }
 }

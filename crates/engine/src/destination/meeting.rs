@@ -13,6 +13,7 @@ use super::stay::{Line, Link, Stay};
 use crate::cancel::Cancel;
 use crate::custody::{DestinationStage, SourceStage};
 use crate::link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
+use crate::stats::Phase;
 
 /// How long the source may take to say where it is.
 const HERE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,6 +83,11 @@ impl Stay<'_> {
             links = self.settle(&mut met)?;
             if links > most {
                 return Err(DestinationFailure::unexpected(DOING, &links));
+            }
+            if let Some(faulting) = &self.faulting {
+                // What is missing now, as the source counts it.
+                let missing = faulting.installer().left();
+                self.sink.tracker.begin(Phase::Postcopy, 0, missing);
             }
         }
         let stop = Cancel::new();

@@ -15,6 +15,7 @@ use hikkoshi_wire::{FaultMeasures, RequestSummary, ToDestination, ToSource};
 use super::Move;
 use super::error::{MigrateError, Outcome, SourceFailure};
 use super::keeper::Keeper;
+use super::kept;
 use super::order::Order;
 use super::owed::Owed;
 use super::pusher::Pushers;
@@ -60,6 +61,8 @@ pub(super) struct Line {
     /// What the rest is pushed on, before it is.
     idle: Option<(Vec<BackgroundSender>, Arc<Order>)>,
     pushers: Option<Pushers>,
+    /// What it is to bring was counted before its first page.
+    counted: bool,
 }
 
 impl Line {
@@ -77,6 +80,7 @@ impl Line {
             urgent,
             idle,
             pushers: None,
+            counted: false,
         }
     }
 
@@ -188,7 +192,9 @@ impl Handover<'_> {
     /// Begins to send what the destination lacks.
     fn serve(&mut self) -> Result<(), SourceFailure> {
         let shared = self.shared;
-        shared.progress.begin(Phase::Postcopy, 0, self.owed.count());
+        if self.line.as_ref().is_none_or(|line| !line.counted) {
+            shared.progress.begin(Phase::Postcopy, 0, self.owed.count());
+        }
         if let Some(line) = &mut self.line
             && let Some((links, order)) = line.idle.take()
         {
@@ -360,6 +366,13 @@ impl Handover<'_> {
         let id = self.keeper.id();
         let (mut session, links, there) =
             Session::again(self.shared, self.remote, id, stage, &self.owed)?;
+        let counted = session.urgent.is_some();
+        if counted {
+            // Before a page leaves: the destination counts what is missing now.
+            self.shared
+                .progress
+                .begin(Phase::Postcopy, 0, self.owed.count());
+        }
         let postcopy = match session.urgent.take() {
             None => None,
             Some(ends) => {
@@ -371,7 +384,9 @@ impl Handover<'_> {
                 })
             }
         };
-        self.line = Some(Line::new(session, postcopy));
+        let mut line = Line::new(session, postcopy);
+        line.counted = counted;
+        self.line = Some(line);
         Ok(SourceEvent::Connected(there))
     }
 
@@ -425,6 +440,9 @@ impl Handover<'_> {
             line.session
                 .call_off(called_off(&cause, self.guest.has_ended()));
             line.end();
+        } else {
+            // Another engine has called it off, or the guard has.
+            kept::tell(self.remote, self.keeper.id(), &*self.shared.observer);
         }
         taken_back(cause, resumed, self.guest.has_ended())
     }

@@ -16,6 +16,7 @@ mod drained;
 mod error;
 mod handover;
 mod keeper;
+mod kept;
 mod options;
 mod order;
 mod owed;
@@ -337,7 +338,15 @@ fn run(
         .and_then(|rest| switchover::switch(shared, guest, &mut session, rest, &owed));
     let Switched { paused, postcopy } = match switched {
         Ok(switched) => switched,
-        Err(cause) => return Err(call_off(guest, &mut session, cause)),
+        Err(cause) => {
+            let may_be_ready = session.may_be_ready;
+            let tells = may_be_ready && kept::may_be_unheard(&cause);
+            let error = call_off(guest, &mut session, cause);
+            if tells {
+                kept::tell(remote, keeper.id(), &*shared.observer);
+            }
+            return Err(error);
+        }
     };
     let had_postcopy = postcopy.is_some();
     let handover = Handover {

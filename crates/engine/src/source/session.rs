@@ -73,6 +73,8 @@ pub(super) struct Session {
     silent: bool,
     /// *Commit* may be on its way.
     committed: bool,
+    /// The destination was told to switch over, and may have said *ready*.
+    pub(super) may_be_ready: bool,
     /// A link whose end has not been dealt with yet.
     broken: Option<LinkError>,
     /// The background links: to end them all when one has failed.
@@ -246,6 +248,7 @@ impl Session {
             stop,
             silent: false,
             committed: false,
+            may_be_ready: false,
             broken: None,
             background: background.into(),
             urgent,

@@ -209,6 +209,7 @@ fn prepare(
         _ => None,
     };
     let doing = "switching over";
+    session.may_be_ready = true;
     session.say(
         &ToDestination::Switch {
             device_bytes: digest.bytes(),

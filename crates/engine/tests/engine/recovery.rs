@@ -2,12 +2,13 @@
 //! machines that end at the wrong moment.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hikkoshi_engine::custody::{DestinationStage, SourceStage};
-use hikkoshi_engine::{Mode, Outcome};
-use hikkoshi_wire::{Frame, Role};
+use hikkoshi_engine::stats::Phase;
+use hikkoshi_engine::{Mode, Outcome, RetryFor};
+use hikkoshi_wire::{Frame, Role, ToDestination};
 
 use crate::machine::Side;
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
@@ -253,6 +254,80 @@ fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
         assert_eq!(destination.0, Outcome::Declined, "{destination:?}");
         assert!(!done.source_journal.is_closed() && !done.destination_journal.is_closed());
         done.given_back();
+    }
+}
+
+/// *Ready* does not reach the source, which lets its guest run on: the destination hears
+/// that on another connection, and ends with nothing left behind.
+#[test]
+fn a_guest_that_is_kept_though_the_destination_was_ready() {
+    let patience = [LONG.into(), RetryFor::BY_MODE];
+    let fates = [Fate::CutBefore, Fate::Swallow];
+    for (mode, patience, fate) in [
+        (Mode::Postcopy, patience[0], fates[0]),
+        (Mode::Precopy, patience[1], fates[0]),
+        (Mode::Hybrid, patience[0], fates[1]),
+    ] {
+        let mut setup = Setup::new(mode);
+        setup.receive_options.retry_for = patience;
+        if fate == Fate::Swallow {
+            // The links end by the deadline.
+            setup.options.patience = Duration::from_secs(1);
+        }
+        setup.relay(move |passing: &Passing| match passing.name.as_str() {
+            "Ready" => fate,
+            _ => Fate::Pass,
+        });
+        let done = setup.run();
+        let (_, destination) = done.at_source();
+        let expected = "called off by the source: its guest is its own";
+        assert_eq!(destination, expected);
+        let record = done.destination_journal.last().unwrap();
+        assert_eq!(record.stage, DestinationStage::Declined);
+        assert!(done.source_journal.is_closed() && done.destination_journal.is_closed());
+        assert_eq!(done.destination_calls.count("release"), 1);
+    }
+}
+
+/// After a connection was made again both sides count the pages that were missing then.
+#[test]
+fn both_sides_count_the_same_pages_after_links_were_lost() {
+    let mut setup = Setup::new(Mode::Postcopy);
+    setup.options.retry_for = LONG.into();
+    setup.receive_options.retry_for = LONG.into();
+    let told = setup.told.clone();
+    let (pages, owed) = (AtomicU32::new(0), Arc::new(AtomicU64::new(0)));
+    let (missing, held) = (Arc::clone(&owed), AtomicBool::new(false));
+    setup.relay(move |passing: &Passing| {
+        if let Some(ToDestination::OwedEnd { pages, .. }) = passing.said {
+            missing.store(pages, Ordering::Relaxed);
+        }
+        if !matches!(passing.role, Role::Background { .. }) || passing.name != "Pages" {
+            return Fate::Pass;
+        }
+        // Nothing goes unasked before the source knows that the guest runs there.
+        let committed = pages.fetch_add(1, Ordering::Relaxed);
+        if committed == 20 {
+            return Fate::CutAfter;
+        }
+        if missing.load(Ordering::Relaxed) > 0 && !held.swap(true, Ordering::Relaxed) {
+            // Until both sides have told twice from here on: once may have been before.
+            let heard = told.clone().map(|told| told.lock().unwrap().len() + 2);
+            while (told.iter().zip(&heard)).any(|(told, heard)| told.lock().unwrap().len() < *heard)
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Fate::Pass
+    });
+    let told = setup.told.clone();
+    let done = setup.run();
+    done.moved(true);
+    let owed = owed.load(Ordering::Relaxed);
+    assert!(owed > 0);
+    for told in told {
+        let last = *told.lock().unwrap().last().unwrap();
+        assert_eq!((last.phase, last.total_pages), (Phase::Postcopy, owed));
     }
 }
 

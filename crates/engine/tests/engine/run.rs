@@ -66,6 +66,26 @@ impl Observer for Notices {
     }
 }
 
+/// What one side has told of its progress.
+pub type Told = Arc<Mutex<Vec<hikkoshi_engine::stats::Progress>>>;
+
+/// An operator at one side.
+#[derive(Debug)]
+struct Watching {
+    notices: Arc<Notices>,
+    told: Told,
+}
+
+impl Observer for Watching {
+    fn progress(&self, progress: &hikkoshi_engine::stats::Progress) {
+        self.told.lock().unwrap().push(*progress);
+    }
+
+    fn notice(&self, text: &str) {
+        self.notices.notice(text);
+    }
+}
+
 /// A migration about to happen.
 pub struct Setup {
     pub machine: Arc<Machine>,
@@ -82,6 +102,8 @@ pub struct Setup {
     pub tls: Option<(TlsClient, TlsServer)>,
     /// What carries everything between them.
     pub wire: Option<Arc<Wire>>,
+    /// The progress of the source, and of the destination.
+    pub told: [Told; 2],
     folder: TempDir,
 }
 
@@ -200,6 +222,7 @@ impl Setup {
             destination_journal: Arc::default(),
             tls: None,
             wire: None,
+            told: Default::default(),
             folder: tempfile::tempdir().unwrap(),
         }
     }
@@ -232,6 +255,7 @@ impl Setup {
             destination_journal,
             tls,
             wire,
+            told,
             folder,
         } = self;
         let address = format!("unix:{}", folder.path().join("listen").display());
@@ -255,23 +279,26 @@ impl Setup {
         let notices = Arc::new(Notices::default());
         let (source_calls, destination_calls) =
             (Arc::clone(&source.script), Arc::clone(&destination.script));
+        let [here, there] = told.map(|told| {
+            Arc::new(Watching {
+                notices: Arc::clone(&notices),
+                told,
+            })
+        });
         let receive_watch = ReceiveWatch {
             cancel: destination_cancel.clone(),
-            observer: Arc::<Notices>::clone(&notices),
+            observer: there,
             journal: Arc::<Records<_>>::clone(&destination_journal),
         };
         let result = thread::scope(|scope| {
-            let receiving = scope.spawn(|| {
-                receive(
-                    &mut destination,
-                    &listener,
-                    &receive_options,
-                    &receive_watch,
-                )
-            });
+            let (destination, options_there) = (&mut destination, &receive_options);
+            let (listener, receive_watch) = (listener, &receive_watch);
+            // Nobody listens once it has ended, as with a program.
+            let receiving =
+                scope.spawn(move || receive(destination, &listener, options_there, receive_watch));
             let watch = Watch {
                 cancel: source_cancel,
-                observer: Arc::<Notices>::clone(&notices),
+                observer: here,
                 journal: Arc::<Records<_>>::clone(&source_journal),
             };
             let migrated = migrate(&mut source, &remote, &options, &watch);

@@ -52,6 +52,10 @@ impl Stay<'_> {
                 Seen::Event(DestinationEvent::Cancelled, None)
             }
             Link::Up(line) => {
+                // What the source said before it made another connection comes first.
+                if let Some(event) = line.session.next_within(Duration::ZERO) {
+                    return self.happened(event);
+                }
                 if let Ok(link) = self.incoming.try_recv() {
                     return self.knocked(link);
                 }
@@ -163,7 +167,12 @@ impl Stay<'_> {
         self.state.met = None;
         self.state.committed_here = false;
         let patience = if self.capabilities.contains(Capabilities::RECOVERY) {
-            self.outages.lost(Instant::now())
+            let patience = self.outages.lost(Instant::now());
+            if self.keeper.stage() == DestinationStage::Ready {
+                patience.max(self.options.retry_for.at_ready())
+            } else {
+                patience
+            }
         } else {
             Duration::ZERO
         };
