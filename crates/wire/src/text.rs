@@ -32,6 +32,21 @@ pub fn lines(text: &str) -> Cow<'_, str> {
     })
 }
 
+/// `text` in at most `bytes` bytes: its end is cut off where it is longer, which an
+/// ellipsis shows.
+pub fn at_most(text: &str, bytes: usize) -> Cow<'_, str> {
+    const CUT: &str = " ...";
+    if text.len() <= bytes {
+        return text.into();
+    }
+    let mut end = bytes.saturating_sub(CUT.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let (kept, _) = text.split_at(end);
+    format!("{kept}{CUT}").into()
+}
+
 /// `instead` of everything that is no text.
 fn shown(text: &str, instead: impl Fn(char) -> char) -> Cow<'_, str> {
     if text.chars().all(is_text) {
@@ -50,6 +65,13 @@ fn shown(text: &str, instead: impl Fn(char) -> char) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_text_is_cut_between_two_characters() {
+        assert_eq!(at_most("näher", 6), "näher");
+        assert_eq!(at_most("näher und näher", 8), "näh ...");
+        assert_eq!(at_most("nä und", 6), "n ...");
+    }
 
     #[test]
     fn only_text_is_left() {

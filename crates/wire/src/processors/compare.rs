@@ -14,6 +14,12 @@ const TSC_TOLERANCE_PPM: u64 = 250;
 /// Most names in a message.
 const SHOWN: usize = 48;
 
+/// Most groups of processors in a message.
+const GROUPS: usize = 4;
+
+/// Most values that are others in a message.
+const CHANGES: usize = 16;
+
 impl Processors {
     /// Whether the state of these (the source's) processors can be loaded in
     /// `destination` at all: the same accelerator, and the same processors
@@ -70,24 +76,42 @@ impl Processors {
                 found.machine.push(Changed::new(what, &ours, &theirs));
             }
         }
-        let mut kinds: BTreeMap<(u16, u16), Kinds> = BTreeMap::new();
+        let mut kinds: BTreeMap<(u16, u16), Vec<u32>> = BTreeMap::new();
+        let mut own: BTreeMap<Vec<Changed>, Vec<u32>> = BTreeMap::new();
+        // In another topology the places are others, too; that tells nothing more.
+        let places = self.topology == destination.topology;
         for (ours, theirs) in self.processors.iter().zip(&destination.processors) {
-            let kind = kinds.entry((ours.kind, theirs.kind)).or_insert_with(|| {
-                let (ours, theirs) = (self.kind(ours), destination.kind(theirs));
-                Kinds::compare(&ours, &theirs)
-            });
-            let mut here = kind.clone();
-            here.changed
-                .extend(changed_places(ours.place, theirs.place));
+            let pair = kinds.entry((ours.kind, theirs.kind)).or_default();
+            pair.push(ours.index);
+            let mut changed = Vec::new();
+            if places {
+                changed.extend(changed_places(ours.place, theirs.place));
+            }
             if !destination.tsc_scaling && !same_clock(ours.tsc_hz, theirs.tsc_hz) {
                 let (ours, theirs) = (ours.tsc_hz.to_string(), theirs.tsc_hz.to_string());
-                here.changed
-                    .push(Changed::new("tsc-frequency", &ours, &theirs));
+                changed.push(Changed::new("tsc-frequency", &ours, &theirs));
             }
-            if here != Kinds::default() {
-                found.add(ours.index, here);
+            if !changed.is_empty() {
+                own.entry(changed).or_default().push(ours.index);
             }
         }
+        for ((ours, theirs), indices) in kinds {
+            found.add(
+                indices,
+                Kinds::compare(&self.kind(ours), &destination.kind(theirs)),
+            );
+        }
+        let mut own: Vec<_> = own.into_iter().collect();
+        own.sort_by_key(|(_, indices)| indices.first().copied());
+        found
+            .groups
+            .extend(own.into_iter().map(|(changed, indices)| {
+                let kinds = Kinds {
+                    changed,
+                    ..Kinds::default()
+                };
+                (indices, kinds)
+            }));
         found.processors = self.processors.len();
         found
     }
@@ -97,8 +121,8 @@ impl Processors {
         all.map(|processor| number(processor).to_string()).collect()
     }
 
-    fn kind(&self, processor: &Processor) -> ProcessorKind {
-        let kind = self.kinds.get(usize::from(processor.kind));
+    fn kind(&self, kind: u16) -> ProcessorKind {
+        let kind = self.kinds.get(usize::from(kind));
         kind.cloned().unwrap_or_default()
     }
 }
@@ -138,7 +162,8 @@ fn changed_places(ours: Place, theirs: Place) -> impl Iterator<Item = Changed> {
 }
 
 /// What a guest could notice of its processors. Its text says what, in the
-/// hypervisor's names.
+/// hypervisor's names; the most it says of many differences is how many more
+/// there are. (Names and values are the peer's, and as long as these like.)
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessorDifferences {
     /// How many processors there are.
@@ -156,10 +181,16 @@ impl ProcessorDifferences {
         self.machine.is_empty() && self.groups.is_empty()
     }
 
-    fn add(&mut self, index: u32, kinds: Kinds) {
+    fn add(&mut self, indices: Vec<u32>, kinds: Kinds) {
+        if kinds == Kinds::default() {
+            return;
+        }
         match self.groups.iter_mut().find(|(_, known)| *known == kinds) {
-            Some((processors, _)) => processors.push(index),
-            None => self.groups.push((vec![index], kinds)),
+            Some((known, _)) => {
+                known.extend(indices);
+                known.sort_unstable();
+            }
+            None => self.groups.push((indices, kinds)),
         }
     }
 }
@@ -167,21 +198,37 @@ impl ProcessorDifferences {
 impl fmt::Display for ProcessorDifferences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts: Vec<_> = self.machine.iter().map(ToString::to_string).collect();
-        for (processors, kinds) in &self.groups {
-            let which = if processors.len() == self.processors {
+        let mut changes = CHANGES.saturating_sub(parts.len());
+        for (indices, kinds) in self.groups.iter().take(GROUPS) {
+            let which = if indices.len() == self.processors {
                 "processors".to_owned()
             } else {
-                let numbers = processors.iter().map(ToString::to_string);
-                format!("processors with the index {}", list(numbers))
+                format!("processors with the index {}", list(spans(indices)))
             };
-            kinds.tell(&which, &mut parts);
+            kinds.tell(&which, &mut changes, &mut parts);
+        }
+        let rest = self.groups.iter().skip(GROUPS);
+        let more: BTreeSet<u32> = rest.flat_map(|(indices, _)| indices).copied().collect();
+        if !more.is_empty() {
+            parts.push(format!("and {} more processors differ", more.len()));
         }
         f.write_str(&parts.join("; "))
     }
 }
 
+/// Sorted numbers for a message: `0, 2 to 7`.
+fn spans(numbers: &[u32]) -> Vec<String> {
+    let follow = |one: &u32, next: &u32| one.checked_add(1) == Some(*next);
+    let spans = numbers.chunk_by(follow).filter_map(|span| match span {
+        [] => None,
+        [one] => Some(one.to_string()),
+        [first, .., last] => Some(format!("{first} to {last}")),
+    });
+    spans.collect()
+}
+
 /// A value that is another one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Changed {
     what: String,
     source: String,
@@ -261,7 +308,9 @@ impl Kinds {
         }
     }
 
-    fn tell(&self, which: &str, parts: &mut Vec<String>) {
+    /// Adds what a message says of `which` processors, with at most `changes`
+    /// values, which it counts down.
+    fn tell(&self, which: &str, changes: &mut usize, parts: &mut Vec<String>) {
         if !self.lacking.is_empty() {
             let mut text = format!("the destination's {which} lack {}", list(&self.lacking));
             if !self.unavailable.is_empty() {
@@ -281,7 +330,15 @@ impl Kinds {
         } else {
             format!(" ({which})")
         };
-        parts.extend(self.changed.iter().map(|changed| format!("{changed}{of}")));
+        let shown = self.changed.len().min(*changes);
+        *changes -= shown;
+        let all = self.changed.iter().take(shown);
+        parts.extend(all.map(|changed| format!("{changed}{of}")));
+        match self.changed.len() - shown {
+            0 => {}
+            1 => parts.push(format!("and 1 more value{of}")),
+            more => parts.push(format!("and {more} more values{of}")),
+        }
     }
 }
 
@@ -518,6 +575,72 @@ mod tests {
         ] {
             assert!(text.contains(what), "{text}");
         }
+    }
+
+    fn with(processors: u32) -> Processors {
+        let mut guest = guest();
+        guest.topology.cores = processors;
+        let one = guest.processors[0];
+        guest.processors = (0..processors)
+            .map(|index| Processor {
+                index,
+                place: Place {
+                    core: index,
+                    ..Place::default()
+                },
+                ..one
+            })
+            .collect();
+        guest
+    }
+
+    #[test]
+    fn places_do_not_repeat_what_the_topology_says() {
+        let source = with(255);
+        let mut other = source.clone();
+        (other.topology.sockets, other.topology.cores) = (255, 1);
+        for processor in &mut other.processors {
+            (processor.place.socket, processor.place.core) = (processor.place.core, 0);
+        }
+        assert_eq!(
+            source.differences(&other).to_string(),
+            "the number of sockets is 1 at the source but 255 at the destination; the number of \
+             cores is 255 at the source but 1 at the destination"
+        );
+    }
+
+    #[test]
+    fn many_groups_and_changes_are_counted() {
+        let source = with(255);
+        let mut other = source.clone();
+        for processor in &mut other.processors {
+            processor.place.node = Some(processor.index);
+        }
+        let text = source.differences(&other).to_string();
+        assert!(
+            text.contains("none at the source but 3 at the destination (processors with the"),
+            "{text}"
+        );
+        assert!(!text.contains("but 4 at"), "{text}");
+        assert!(text.ends_with("; and 251 more processors differ"), "{text}");
+        // One group, with an index in a span and one outside.
+        let mut other = source.clone();
+        for processor in &mut other.processors {
+            if processor.index != 1 {
+                processor.place.node = Some(7);
+            }
+        }
+        let text = source.differences(&other).to_string();
+        assert!(text.ends_with("index 0, 2 to 254)"), "{text}");
+        let setting = |n, value| setting(&format!("x{n:03}"), value);
+        let mut source = source;
+        source.kinds[0].settings = (0..100).map(|n| setting(n, "1")).collect();
+        let mut other = source.clone();
+        other.kinds[0].settings = (0..100).map(|n| setting(n, "2")).collect();
+        let text = source.differences(&other).to_string();
+        assert!(text.contains("the x015 is 1"), "{text}");
+        assert!(!text.contains("the x016 is 1"), "{text}");
+        assert!(text.ends_with("; and 84 more values"), "{text}");
     }
 
     #[test]
