@@ -95,7 +95,7 @@ fn flags_properties_and_topologies_that_differ_are_named() {
             (
                 "-cpu qemu64 -smp 2,sockets=1,cores=1,threads=2",
                 "the number of cores is 2 at the source but 1 at the destination; the number of \
-                 threads is 1 at the source but 2 at the destination; ",
+                 threads is 1 at the source but 2 at the destination",
             ),
             (
                 "-cpu qemu64 -smp 2,sockets=1,cores=4,maxcpus=4",
