@@ -154,7 +154,10 @@ impl DrainedRounds {
     /// Drains; gives how long that took.
     fn drain(&self, guest: &mut dyn SourceGuest) -> Result<Duration, SourceFailure> {
         let begun = Instant::now();
-        guest.drain(&self.shared.cancel)?;
+        let drained = guest.drain(&self.shared.cancel);
+        // Then that is why the drain was given up.
+        self.shared.check()?;
+        drained?;
         let took = begun.elapsed();
         self.shared.counters.add_drain(took);
         Ok(took)

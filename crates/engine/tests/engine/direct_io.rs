@@ -100,5 +100,6 @@ fn a_move_can_be_cancelled_during_a_drain() {
         cancel.cancel();
         Ok(())
     });
-    setup.run().at_source();
+    let (source, _) = setup.run().at_source();
+    assert_eq!(source, "cancelled");
 }
