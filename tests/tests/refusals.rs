@@ -249,7 +249,7 @@ fn destinations_that_do_not_fit() {
         (
             "processor",
             quiet().arguments(["-cpu", "Nehalem"]),
-            &["CPU model", "Nehalem"],
+            &["the model-id is", "Nehalem"],
         ),
     ];
     for (what, config, parts) in cases {

@@ -31,9 +31,9 @@ fn a_page_is_copied_after_its_device_write_has_landed() {
         let done = setup.run();
         let drains = done.source_calls.count("drain");
         let (source, destination) = done.moved(true);
-        // One at the start, and then neither one batch with everything, nor one
-        // for each chunk of 2 MiB.
-        assert!((3..27).contains(&drains), "{mode:?}: {drains} drains");
+        // One at the start, one at least for a round, and not one for each chunk
+        // of 2 MiB.
+        assert!((2..27).contains(&drains), "{mode:?}: {drains} drains");
         let told = source.drains.unwrap();
         assert_eq!(told.count, drains as u64);
         assert!(told.max_ms > 0.0 && told.total_ms >= told.max_ms);
