@@ -70,9 +70,6 @@
 
 mod alone;
 mod announce;
-#[cfg(any(test, fuzzing))]
-#[doc(hidden)]
-pub mod any_bytes;
 mod asked;
 mod attach;
 mod backend;
@@ -80,6 +77,9 @@ mod destination;
 mod device_state;
 mod drain;
 mod ending;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hugetmpfs;
 mod machine;
 mod maps;

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code)] // Each target is one of its functions.
-#[path = "../../tests/custody/any_messages.rs"]
-mod any_messages;
+#[path = "../../tests/custody/fuzzing.rs"]
+mod fuzzing;
 
-fuzz_target!(|bytes: &[u8]| any_messages::source(bytes));
+fuzz_target!(|bytes: &[u8]| fuzzing::source(bytes));

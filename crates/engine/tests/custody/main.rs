@@ -5,9 +5,9 @@
 //! all that can happen next. The check is exhaustive within a budget of what goes
 //! wrong: links lost, engines killed, records and guests that fail.
 
-mod any;
-mod any_messages;
+mod arbitrary_messages;
 mod docs;
+mod fuzzing;
 mod steps;
 mod world;
 

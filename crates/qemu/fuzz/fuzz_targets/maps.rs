@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| hikkoshi_qemu::any_bytes::maps(bytes));
+fuzz_target!(|bytes: &[u8]| hikkoshi_qemu::fuzzing::maps(bytes));

@@ -23,12 +23,12 @@
 //! link share nothing, and neither allocates.
 
 mod admission;
-#[cfg(any(test, fuzzing))]
-#[doc(hidden)]
-pub mod any_bytes;
 mod certificates;
 mod config;
 mod credentials;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod handshake;
 mod identity;
 mod invitation;

@@ -3,7 +3,7 @@
 //! are killed and records that cannot be written in between.
 //!
 //! The model check (`main.rs`) is exhaustive for two honest sides and a network
-//! that loses; this is about the rest. Run by the property tests (`any.rs`) and
+//! that loses; this is about the rest. Run by the property tests (`arbitrary_messages.rs`) and
 //! by the fuzz target on whatever it comes up with.
 
 use hikkoshi_engine::custody::{

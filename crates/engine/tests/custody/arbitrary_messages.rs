@@ -3,15 +3,15 @@
 
 use proptest::prelude::*;
 
-use super::any_messages;
+use super::fuzzing;
 
 /// What a fuzz target is called, and what it does.
 type Target = (&'static str, fn(&[u8]));
 
 const TARGETS: [Target; 3] = [
-    ("custody_source", any_messages::source),
-    ("custody_destination", any_messages::destination),
-    ("custody_replayed", any_messages::replayed),
+    ("custody_source", fuzzing::source),
+    ("custody_destination", fuzzing::destination),
+    ("custody_replayed", fuzzing::replayed),
 ];
 
 proptest! {
