@@ -5,33 +5,17 @@
 //! `--progress json` are for programs.
 
 mod args;
-mod asked;
-mod bytes;
-mod demo;
-mod durations;
-mod exit;
-mod give_up;
-mod guard;
-mod inviting;
+mod commands;
 mod journal;
-mod log;
-mod migrate;
-mod progress;
-mod reason;
-mod receive;
-mod report;
-mod resume;
-mod say;
+mod output;
 mod security;
-mod signals;
-mod this_program;
-mod trust;
-mod waiting;
 
+use args::output_options::Asked;
 use args::{Args, Command};
-use asked::Asked;
-use exit::{End, Exit, Status};
-use reason::Reason;
+use commands::{demo, guard, migrate, receive};
+use output::exit::{End, Exit, Status};
+use output::reason::Reason;
+use output::{log, report, streams};
 
 fn main() -> std::process::ExitCode {
     let args = match Args::of_this_run() {
@@ -39,7 +23,7 @@ fn main() -> std::process::ExitCode {
         Err(error) => return misused(&error).into(),
     };
     if args.command.in_json() {
-        say::in_json();
+        streams::in_json();
     }
     let ended = log::start().and_then(|()| match &args.command {
         Command::Receive(args) => receive::run(args),
@@ -56,9 +40,9 @@ fn main() -> std::process::ExitCode {
             };
             if let Some(end) = end
                 && args.command.moves()
-                && say::is_json()
+                && streams::is_json()
             {
-                say::end(&end);
+                streams::end(&end);
             }
             status.into()
         }
@@ -66,7 +50,7 @@ fn main() -> std::process::ExitCode {
             if let Some(file) = args.command.account() {
                 report::write_failure(&exit, file);
             }
-            say::failure(&exit);
+            streams::failure(&exit);
             exit.status().into()
         }
     }
@@ -76,7 +60,7 @@ fn main() -> std::process::ExitCode {
 fn misused(error: &clap::Error) -> Status {
     let asked = Asked::by(std::env::args_os());
     if asked.progress {
-        say::in_json();
+        streams::in_json();
     }
     let exit = Exit::new(
         Status::Usage,
@@ -94,6 +78,6 @@ fn misused(error: &clap::Error) -> Status {
         // Clap itself ends with status 2, and knows what a terminal shows.
         error.exit();
     }
-    say::failure(&exit);
+    streams::failure(&exit);
     Status::Usage
 }

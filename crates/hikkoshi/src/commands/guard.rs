@@ -4,7 +4,7 @@
 //! which a killed `hikkoshi migrate` would leave the guest stopped for good.
 //! So a second process watches: it holds the reading end of a pipe whose
 //! writing end only `migrate` has. When the pipe ends, it looks into the
-//! journal (`journal.rs`). If the guest was the source's to the last, it lets it
+//! journal (`journal/`). If the guest was the source's to the last, it lets it
 //! run again and takes back what was taken from QEMU; that *commit* may be on
 //! its way is written there before it is sent, and then the guest is left alone.
 //! A migration that is over has no journal any more. What a program that was
@@ -27,10 +27,12 @@ use hikkoshi_qemu::{UndoError, Undone};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::args::Guard as Args;
-use crate::exit::{Exit, Status};
+use crate::commands::own_executable;
+use crate::commands::resume;
 use crate::journal::{LockHolder, Page, SourceEntry};
-use crate::reason::{Holder, Reason};
-use crate::{resume, say, this_program};
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::{Holder, Reason};
+use crate::output::streams;
 
 const READY: &str = "ready";
 
@@ -62,9 +64,9 @@ impl Guard {
     /// Starts a guard that undoes what `journal` tells of when this process
     /// ends.
     pub fn start(journal: &Path) -> io::Result<Self> {
-        let mut command = this_program::command();
+        let mut command = own_executable::command();
         command.arg("guard").arg("--journal").arg(journal);
-        if say::is_json() {
+        if streams::is_json() {
             command.arg("--json");
         }
         Self::spawn(&mut command, PATIENCE)

@@ -10,9 +10,9 @@ use std::time::Duration;
 use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Workload};
 
 use crate::args::Demo;
-use crate::exit::{Exit, Status};
-use crate::migrate::require_dirty_log;
-use crate::reason::Reason;
+use crate::commands::migrate::require_dirty_log;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
 
 /// How long the guest works before and after the move, so that there is
 /// something to see.
@@ -167,7 +167,7 @@ impl Drop for Running {
 
 /// This program, with a subcommand.
 fn hikkoshi(qmp: &Path, subcommand: &str) -> Command {
-    let mut command = crate::this_program::command();
+    let mut command = crate::commands::own_executable::command();
     command
         .arg(subcommand)
         .arg("--qmp")
@@ -242,5 +242,5 @@ fn headline(text: &str) {
 }
 
 fn line(text: &str) {
-    crate::say::to_stdout(&format!("{text}\n"));
+    crate::output::streams::to_stdout(&format!("{text}\n"));
 }

@@ -14,10 +14,12 @@ use hikkoshi_engine::{
 use hikkoshi_qemu::{Departed, QemuDestination, QemuSource};
 
 use crate::args::{Common, Migrate, Receive};
-use crate::exit::{Exit, Status};
+use crate::commands::resume;
 use crate::journal::{DestinationEntry, Kept, SourceEntry};
-use crate::reason::Reason;
-use crate::{progress, resume, say};
+use crate::output::exit::{Exit, Status};
+use crate::output::progress;
+use crate::output::reason::Reason;
+use crate::output::streams;
 
 /// At the source.
 pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
@@ -52,7 +54,7 @@ pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Sta
         return Err(cannot(reason, &error).with(next));
     }
     if stage == SourceStage::Done {
-        say::to_stdout("the guest runs at the destination, and all of it is there\n");
+        streams::to_stdout("the guest runs at the destination, and all of it is there\n");
         return Ok(Status::Moved);
     }
     let what = "the migration is given up";
@@ -111,7 +113,7 @@ pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Resul
     let what = "the migration is given up";
     Err(match stage {
         DestinationStage::Whole => {
-            say::to_stdout(
+            streams::to_stdout(
                 "the guest runs here, and all of it is here; its source was not told so\n",
             );
             return Ok(Status::Moved);

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use hikkoshi_engine::link::Address;
 
-use crate::exit::{Exit, Status};
-use crate::reason::Reason;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
 
 /// Where an invitation says that this machine is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use hikkoshi_engine::stats::{Phase, Progress};
 use hikkoshi_engine::{Cancel, Observer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::exit::{Exit, Status};
-use crate::reason::Reason;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
 
 /// A flag that the first signal sets. Later ones change nothing: whether a
 /// migration can stop is the engine's to say.

@@ -9,8 +9,8 @@ use hikkoshi_engine::stats::{Phase, Progress, Silent};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::ProgressKind;
-use crate::report::{mib, seconds};
-use crate::say;
+use crate::output::report::{mib, seconds};
+use crate::output::streams;
 
 /// How often a line is written where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
@@ -63,7 +63,7 @@ impl Observer for Bar {
     }
 
     fn notice(&self, text: &str) {
-        self.0.suspend(|| say::notice(text));
+        self.0.suspend(|| streams::notice(text));
     }
 }
 
@@ -149,7 +149,7 @@ impl Observer for Lines {
         }
         *last = Some(Instant::now());
         drop(last);
-        say::notice(&format!(
+        streams::notice(&format!(
             "{}: {} of {} pages, {}",
             name(progress),
             progress.done_pages,
@@ -159,7 +159,7 @@ impl Observer for Lines {
     }
 
     fn notice(&self, text: &str) {
-        say::notice(text);
+        streams::notice(text);
     }
 }
 
@@ -169,11 +169,11 @@ struct Json;
 
 impl Observer for Json {
     fn progress(&self, progress: &Progress) {
-        say::object("progress", progress);
+        streams::object("progress", progress);
     }
 
     fn notice(&self, text: &str) {
-        say::notice(text);
+        streams::notice(text);
     }
 }
 

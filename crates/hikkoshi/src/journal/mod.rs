@@ -5,8 +5,10 @@
 //! by its owner only (it holds the migration's secret number and keys). It is replaced as
 //! a whole, so that whoever reads it finds the old or the new content, and
 //! removed when the migration is over on both sides. Who works with it holds a
-//! lock. What somebody else could have written is not read (`trust.rs`): it says
+//! lock. What somebody else could have written is not read (`permissions.rs`): it says
 //! which process to look into.
+
+mod permissions;
 
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -26,8 +28,6 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use crate::trust;
 
 /// The form of the files. Another one is not read.
 const FORM: u32 = 2;
@@ -155,7 +155,7 @@ pub enum LockHolder {
 fn patience(path: &Path) -> Duration {
     let name = path.with_extension("lock");
     let longest = u64::try_from(GUARD.len()).unwrap_or(u64::MAX);
-    match trust::open(&name).and_then(|file| trust::text(file, longest)) {
+    match permissions::open(&name).and_then(|file| permissions::text(file, longest)) {
         Ok(text) if text == GUARD.as_bytes() => GUARD_PATIENCE,
         _ => PATIENCE,
     }
@@ -184,7 +184,7 @@ impl Page {
     pub fn lock(path: &Path) -> io::Result<Self> {
         let path = absolute(path);
         if let Some(folder) = path.parent() {
-            trust::folder(folder)?;
+            permissions::folder(folder)?;
         }
         let begun = Instant::now();
         let lock = loop {
@@ -354,8 +354,8 @@ fn elsewhere(error: io::Error) -> io::Error {
 }
 
 fn read<E: Entry>(path: &Path) -> io::Result<Option<E>> {
-    let text = match trust::open(path) {
-        Ok(file) => trust::text(file, LONGEST),
+    let text = match permissions::open(path) {
+        Ok(file) => permissions::text(file, LONGEST),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => Err(error),
     };
@@ -388,7 +388,7 @@ pub fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Vec<(Path
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(about(&folder, &error)),
     };
-    trust::folder(&folder)?;
+    permissions::folder(&folder)?;
     sweep(&folder);
     let mut found = Vec::new();
     for path in files.filter_map(|file| Some(file.ok()?.path())) {

@@ -14,13 +14,16 @@ use hikkoshi_engine::{
 use hikkoshi_qemu::{AttachError, Departed, LookError, Noted, QemuDestination, Refusal};
 
 use crate::args::Receive;
-use crate::exit::{Exit, Status};
+use crate::commands::give_up;
+use crate::commands::migrate::finish;
+use crate::commands::resume;
+use crate::commands::signals;
+use crate::commands::wait_for_source::waiting;
 use crate::journal::{self, DestinationEntry, DestinationJournal, Page};
-use crate::migrate::finish;
-use crate::reason::{Holder, Reason};
+use crate::output::exit::{Exit, Status};
+use crate::output::progress;
+use crate::output::reason::{Holder, Reason};
 use crate::security::Door;
-use crate::waiting::waiting;
-use crate::{give_up, progress, resume, signals};
 
 pub fn run(args: &Receive) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;

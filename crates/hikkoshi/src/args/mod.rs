@@ -1,5 +1,9 @@
 //! The command line.
 
+mod bytes;
+mod durations;
+pub mod output_options;
+
 use std::ffi::{OsStr, OsString};
 use std::num::{NonZeroU16, NonZeroU64};
 use std::path::{Path, PathBuf};
@@ -21,11 +25,9 @@ use hikkoshi_engine::{
 
 use hikkoshi_qemu::Allowed;
 
-use crate::bytes;
-use crate::durations;
-use crate::exit::{Exit, Status};
 use crate::journal;
-use crate::reason::Reason;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
 use crate::security::{Security, To};
 
 /// Moves a running virtual machine to another host.

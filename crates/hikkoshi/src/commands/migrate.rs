@@ -14,12 +14,17 @@ use hikkoshi_engine::{
 use hikkoshi_qemu::{AttachError, QemuSource, Remains};
 
 use crate::args::{Common, Migrate};
-use crate::exit::{Exit, Status};
-use crate::guard::{self, Guard};
+use crate::commands::give_up;
+use crate::commands::guard::{self, Guard};
+use crate::commands::resume;
+use crate::commands::signals::{self, TooLate};
 use crate::journal::{self, DestinationEntry, Page, SourceEntry, SourceJournal};
-use crate::reason::{Holder, Reason};
-use crate::signals::{self, TooLate};
-use crate::{give_up, progress, report, resume, say, security};
+use crate::output::exit::{Exit, Status};
+use crate::output::progress;
+use crate::output::reason::{Holder, Reason};
+use crate::output::report;
+use crate::output::streams;
+use crate::security;
 
 const UNTOUCHED: &str = "the guest runs on at the source; nothing was changed";
 
@@ -302,7 +307,7 @@ fn settle(args: &Migrate, page: &Page, entry: &SourceEntry) -> Result<Status, Ex
             .notice(&format!("the guest has moved, but: {error}"));
     }
     page.remove();
-    say::to_stdout("the guest is at the destination, with all of its pages\n");
+    streams::to_stdout("the guest is at the destination, with all of its pages\n");
     Ok(Status::Moved)
 }
 
@@ -436,7 +441,7 @@ pub fn finish(
     if common.json.as_deref() != Some("-".as_ref()) {
         let readable = report::readable(account, common.verbose);
         let next = next.map_or_else(String::new, |next| format!("{next}\n"));
-        say::to_stdout(&format!("{what}\n{readable}{next}"));
+        streams::to_stdout(&format!("{what}\n{readable}{next}"));
     }
     if let Some(path) = &common.json {
         report::write_json(account, path).map_err(|error| {

@@ -11,9 +11,9 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::exit::{Exit, Status};
-use crate::reason::Reason;
-use crate::say;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+use crate::output::streams;
 
 /// The environment variable.
 const VARIABLE: &str = "HIKKOSHI_LOG";
@@ -92,14 +92,14 @@ impl<S: Subscriber> Layer<S> for Lines {
 
 fn tell(level: &Level, target: &str, message: &str, fields: Map<String, Value>) {
     let level = level.as_str().to_ascii_lowercase();
-    if say::is_json() {
+    if streams::is_json() {
         let log = serde_json::json!({
             "level": level,
             "target": target,
             "message": message,
             "fields": fields,
         });
-        return say::object("log", &log);
+        return streams::object("log", &log);
     }
     let mut text = format!("hikkoshi: {level}: {message}");
     for (name, value) in &fields {
@@ -109,7 +109,7 @@ fn tell(level: &Level, target: &str, message: &str, fields: Map<String, Value>) 
             value => write!(text, " {name}={value}"),
         };
     }
-    say::line(&text);
+    streams::line(&text);
 }
 
 /// The fields of one event.

@@ -1,5 +1,7 @@
 //! How the links are protected: from the command line to what the engine takes.
 
+mod invitation_address;
+
 use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -14,10 +16,12 @@ use hikkoshi_engine::link::secure::{
 use hikkoshi_engine::link::{Address, Listener, Remote};
 
 use crate::args::{Migrate, Receive};
-use crate::exit::{Exit, Status};
-use crate::inviting::Inviting;
-use crate::reason::Reason;
-use crate::{journal, resume, say};
+use crate::commands::resume;
+use crate::journal;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+use crate::output::streams;
+use crate::security::invitation_address::Inviting;
 
 /// The longest line that is looked at for an invitation, bytes.
 const LONGEST: u64 = 4096;
@@ -345,9 +349,9 @@ impl Door {
 /// On a line of its own, for a person or a program to take.
 fn show(invitation: &Invitation, args: &Receive) {
     if is_for_account(args) {
-        say::invitation(&invitation.to_string());
+        streams::invitation(&invitation.to_string());
     } else {
-        say::to_stdout(&format!("{invitation}\n"));
+        streams::to_stdout(&format!("{invitation}\n"));
     }
 }
 

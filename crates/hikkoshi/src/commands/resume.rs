@@ -6,9 +6,9 @@ use hikkoshi_engine::link::Address;
 use hikkoshi_qemu::{GuestThere, Listener, LookError, Place};
 
 use crate::args::Common;
-use crate::exit::{Exit, Status};
 use crate::journal::{self, Entry, Page, SourceEntry};
-use crate::reason::{Holder, Reason};
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::{Holder, Reason};
 
 /// The QMP socket.
 pub fn qmp(common: &Common) -> Result<&Path, Exit> {

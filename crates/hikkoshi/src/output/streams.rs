@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hikkoshi_wire::text;
 use serde::Serialize;
 
-use crate::exit::{End, Exit};
+use crate::output::exit::{End, Exit};
 
 /// Whether standard error is JSON. It is set once, before other threads exist.
 static JSON: AtomicBool = AtomicBool::new(false);

@@ -8,7 +8,7 @@ use hikkoshi_engine::Outcome;
 use hikkoshi_engine::stats::GuestState;
 use serde::Serialize;
 
-use crate::reason::{Holder, Reason};
+use crate::output::reason::{Holder, Reason};
 
 /// Where the guest is when the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -170,8 +170,8 @@ impl From<&DestinationFailure> for Reason {
 mod tests {
     use super::*;
 
-    const DOCUMENT: &str = include_str!("../../../docs/json.md");
-    const SCHEMA: &str = include_str!("../../../docs/json.schema.json");
+    const DOCUMENT: &str = include_str!("../../../../docs/json.md");
+    const SCHEMA: &str = include_str!("../../../../docs/json.schema.json");
 
     #[test]
     fn every_reason_is_documented() {

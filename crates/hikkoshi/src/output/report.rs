@@ -10,9 +10,9 @@ use hikkoshi_engine::stats::{CollapseAccount, LatencySummary, Requests};
 use hikkoshi_wire::text;
 use serde::Serialize;
 
-use crate::exit::{End, Exit};
-use crate::reason::Reason;
-use crate::say;
+use crate::output::exit::{End, Exit};
+use crate::output::reason::Reason;
+use crate::output::streams;
 
 /// Threads whose faults are shown to a person; the JSON has all.
 const FAULTING_SHOWN: usize = 8;
@@ -193,7 +193,7 @@ pub fn write_failure(exit: &Exit, path: &Path) {
     }
     let error = serde_json::json!({ "error": End::from(exit) });
     if let Err(error) = write_object(&error, path) {
-        say::notice(&format!(
+        streams::notice(&format!(
             "writing to {} why this run ended: {error}",
             path.display()
         ));
