@@ -65,6 +65,6 @@ pub use source::{
     MigrateError, Outcome, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,
     resume_migrate,
 };
-pub use stats::{Account, Mode, Observer};
+pub use stats::{Account, Observer};
 
-pub use hikkoshi_wire::MAX_LINKS;
+pub use hikkoshi_wire::{MAX_LINKS, Mode};

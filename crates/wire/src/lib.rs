@@ -163,6 +163,7 @@ mod hello;
 mod id;
 mod machine;
 mod messages;
+mod mode;
 mod negotiate;
 mod processors;
 mod ranges;
@@ -185,7 +186,8 @@ pub use frame::{
 pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
 pub use id::MigrationId;
 pub use machine::{Auxiliary, Device, MAX_AUXILIARY, MAX_DEVICES, Machine, MachineMismatch};
-pub use messages::{DestinationStage, MAX_LINKS, Mode, SourceStage, ToDestination, ToSource};
+pub use messages::{DestinationStage, MAX_LINKS, SourceStage, ToDestination, ToSource};
+pub use mode::Mode;
 pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
 pub use processors::{
     CpuidRegister, CpuidWord, MAX_CPUID_WORDS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS,

@@ -10,6 +10,7 @@ use crate::bounded::{Bytes, List, Reason};
 use crate::description::GuestDescription;
 use crate::device::MAX_DEVICE_CHUNK;
 use crate::machine::Machine;
+use crate::mode::Mode;
 use crate::processors::Processors;
 use crate::ranges::PageRanges;
 use crate::summary::{FaultMeasures, RequestSummary};
@@ -17,17 +18,6 @@ use crate::summary::{FaultMeasures, RequestSummary};
 /// Most background links of one migration. More than any machine has cores to
 /// feed, and few enough for a thread and a buffer each.
 pub const MAX_LINKS: u16 = 16;
-
-/// How the guest's memory is to travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
-    /// All of it before the switchover.
-    Precopy,
-    /// All of it after the switchover.
-    Postcopy,
-    /// Rounds of pre-copy, then post-copy for the rest.
-    Hybrid,
-}
 
 /// What the source says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,11 +3,10 @@
 use std::fmt;
 use std::io;
 
-use hikkoshi_wire::MigrationId;
+use hikkoshi_wire::{MigrationId, Mode};
 use serde::{Deserialize, Serialize};
 
 use super::{DestinationStage, SourceStage};
-use crate::stats::Mode;
 
 /// What a source's engine must know to go on where another one was killed.
 ///

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_faults::Userfault;
-use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, ToDestination, ToSource};
+use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, Mode, ToDestination, ToSource};
 
 use super::ReceiveWatch;
 use super::error::DestinationFailure;
@@ -15,7 +15,6 @@ use super::staging::Size;
 use crate::cancel::Cancel;
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkReader, LinkWriter, Stream, split};
-use crate::stats::Mode;
 
 /// How long a source may take to make its offer.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -159,7 +158,7 @@ pub(super) fn hear(
         stop,
         id,
         capabilities,
-        mode: mode.into(),
+        mode,
         background_links,
         memory,
         userfault,

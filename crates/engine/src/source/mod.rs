@@ -38,7 +38,7 @@ pub use error::{MigrateError, Outcome, SourceFailure};
 pub use handover::SOURCE_ENDED;
 pub use options::{ReadAhead, SourceOptions, WhenStalled};
 
-use hikkoshi_wire::MigrationId;
+use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::cancel::Cancel;
 use crate::custody::{Journal, SourceAction, SourceEvent, SourceRecord, SourceStage};
@@ -46,7 +46,7 @@ use crate::guest::SourceGuest;
 use crate::link::{BackgroundSender, HandshakeError, Remote, Urgency};
 use crate::outages::Outages;
 use crate::ram::RamFiles;
-use crate::stats::{Account, Counters, GuestState, Mode, Observer, Phase, Requests, Tracker};
+use crate::stats::{Account, Counters, GuestState, Observer, Phase, Requests, Tracker};
 use crew::Crew;
 use handover::{Handed, Handover, Line};
 use keeper::Keeper;

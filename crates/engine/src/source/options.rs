@@ -4,10 +4,11 @@ use std::num::NonZeroUsize;
 use std::thread;
 use std::time::Duration;
 
+use hikkoshi_wire::Mode;
+
 use crate::link::PEER_TIMEOUT;
 use crate::priority::Priority;
 use crate::retry::RetryFor;
-use crate::stats::Mode;
 
 /// What to do when pre-copy does not converge within its rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

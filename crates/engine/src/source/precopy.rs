@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::DirtyLog;
+use hikkoshi_wire::Mode;
 
 use super::crew::{Batch, Crew};
 use super::drained::DrainedRounds;
@@ -17,7 +18,7 @@ use super::owed::Owed;
 use super::{Move, SourceOptions, WhenStalled};
 use crate::guest::SourceGuest;
 use crate::link::BackgroundSender;
-use crate::stats::{Mode, Phase};
+use crate::stats::Phase;
 
 /// The part of the downtime that is not sending dirty pages: pausing, saving
 /// and loading the device state, resuming. 17 ms were measured for QEMU.

@@ -116,7 +116,7 @@ impl Session {
             },
             ToDestination::Begin {
                 description: description.clone(),
-                mode: options.mode.into(),
+                mode: options.mode,
                 may_postcopy: options.may_postcopy(),
                 background_links: links,
             },

@@ -1,71 +1,9 @@
 //! The account at the end.
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
+use hikkoshi_wire::Mode;
+use serde::Serialize;
 
 use super::{CollapseAccount, Requests};
-
-/// How a guest is moved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// All memory first, then the guest.
-    Precopy,
-    /// The guest first, then all memory.
-    Postcopy,
-    /// One round (or more) of pre-copy, then the guest, then the rest.
-    Hybrid,
-}
-
-impl Mode {
-    /// The name on the command line and on the wire.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Precopy => "precopy",
-            Self::Postcopy => "postcopy",
-            Self::Hybrid => "hybrid",
-        }
-    }
-}
-
-impl From<Mode> for hikkoshi_wire::Mode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Precopy => Self::Precopy,
-            Mode::Postcopy => Self::Postcopy,
-            Mode::Hybrid => Self::Hybrid,
-        }
-    }
-}
-
-impl From<hikkoshi_wire::Mode> for Mode {
-    fn from(mode: hikkoshi_wire::Mode) -> Self {
-        match mode {
-            hikkoshi_wire::Mode::Precopy => Self::Precopy,
-            hikkoshi_wire::Mode::Postcopy => Self::Postcopy,
-            hikkoshi_wire::Mode::Hybrid => Self::Hybrid,
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Mode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        [Self::Precopy, Self::Postcopy, Self::Hybrid]
-            .into_iter()
-            .find(|mode| mode.name() == text)
-            .ok_or_else(|| format!("'{text}' is no mode; write precopy, postcopy or hybrid"))
-    }
-}
 
 /// Pages by the way they went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -162,17 +100,4 @@ pub struct Account {
     /// How rebuilding huge pages went, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collapse: Option<CollapseAccount>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn modes_have_names() {
-        for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
-            assert_eq!(mode.name().parse::<Mode>().unwrap(), mode);
-        }
-        assert!("fast".parse::<Mode>().unwrap_err().contains("precopy"));
-    }
 }

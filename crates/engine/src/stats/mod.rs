@@ -10,7 +10,7 @@ mod progress;
 mod stages;
 mod tracker;
 
-pub use account::{Account, Bytes, Drains, GuestState, Mode, Pages};
+pub use account::{Account, Bytes, Drains, GuestState, Pages};
 pub use counters::Counters;
 pub use faults::{CollapseAccount, CollapseFailures, Requests, ThreadFaults};
 pub use latency::{Bucket, Latency, LatencySummary};

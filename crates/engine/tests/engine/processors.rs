@@ -177,7 +177,7 @@ fn an_older_source_is_refused() {
         writer
             .control(&ToDestination::Begin {
                 description,
-                mode: hikkoshi_wire::Mode::Hybrid,
+                mode: Mode::Hybrid,
                 may_postcopy: true,
                 background_links: 1,
             })
