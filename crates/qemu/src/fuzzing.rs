@@ -4,8 +4,9 @@
 //! Run by the property tests below, on random and damaged input and on the
 //! fuzz targets' corpora, and by the fuzz targets (`crates/qemu/fuzz`).
 
+use crate::attach::ram::mtree;
+use crate::attach::{maps, process};
 use crate::qmp::fuzzing::{Lines, MAX_LINE, Message};
-use crate::{maps, mtree, process};
 
 /// QMP: bytes to lines, however they come in, and lines to messages.
 pub fn qmp(bytes: &[u8]) {

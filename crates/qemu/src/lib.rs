@@ -68,59 +68,35 @@
 //! - Images on storage that only the source sees: QEMU's own mirroring has to
 //!   move those beforehand.
 
-mod alone;
-mod announce;
-mod asked;
 mod attach;
-mod backend;
 mod destination;
-mod device_state;
-mod drain;
-mod ending;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod hugetmpfs;
-mod machine;
-mod maps;
-mod migration;
-mod monitor;
-mod mtree;
-mod place;
-mod preflight;
-mod process;
-mod processors;
+mod identity;
 pub mod qmp;
-mod ram;
-mod ramfile;
-mod remains;
-mod reopen;
-mod room;
 mod settings;
 mod source;
-mod undo;
-mod vcpus;
-mod view;
-mod vigil;
+mod stream;
 
-pub use alone::OccupyError;
-pub use asked::{GuestThere, Listener};
 pub use attach::AttachError;
+pub use attach::exclusive_access::OccupyError;
+pub use attach::preflight::{Allowed, OLDEST, Refusal};
+pub use attach::probe::{GuestThere, Listener};
+pub use attach::process::ProcessError;
+pub use attach::ram::RamError;
+pub use attach::ram::free_space::RoomError;
 pub use destination::{
     CatchError, DestinationNotes, GiveUpError, LoadError, Noted, PrepareError, QemuDestination,
     RunError,
 };
-pub use drain::DrainError;
-pub use monitor::MonitorError;
-pub use place::{MemoryPlace, Place, TakeUpError};
-pub use preflight::{Allowed, OLDEST, Refusal};
-pub use process::ProcessError;
-pub use ram::RamError;
-pub use remains::{Departed, GoneError, Remains};
-pub use room::RoomError;
+pub use identity::namespaces::{LookError, View};
+pub use identity::{MemoryPlace, Place, TakeUpError};
+pub use qmp::monitor::MonitorError;
 pub use settings::Settings;
+pub use source::drain::DrainError;
+pub use source::ram_files::{Departed, GoneError, Remains};
+pub use source::undo::{UndoError, UndoRecord, Undone, undo};
 pub use source::{
     PauseError, QemuSource, ReleaseError, ResumeError, SaveError, SourceNotes, StartLogError,
 };
-pub use undo::{UndoError, UndoRecord, Undone, undo};
-pub use view::{LookError, View};

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::backend;
-use crate::preflight::Side;
+use crate::attach::preflight::Side;
+use crate::attach::ram::backend;
 use crate::qmp::{Client, QmpError};
 
 /// Some of QEMU's migration capabilities and parameters: those that we change.

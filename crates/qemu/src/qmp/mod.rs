@@ -13,11 +13,14 @@
 //! Blocking, with a deadline on everything; nothing that QEMU sends makes the
 //! client allocate without bound.
 
+pub(crate) mod announce;
 mod client;
 mod connect;
 mod error;
 mod lines;
 mod message;
+pub(crate) mod migration;
+pub(crate) mod monitor;
 #[cfg(test)]
 mod tests;
 

@@ -16,7 +16,7 @@ use hikkoshi_wire::{
 };
 use serde_json::{Value, json};
 
-use crate::backend::property;
+use crate::attach::ram::backend::property;
 use crate::qmp::{Client, QmpError};
 
 /// Properties that a guest can notice, besides the flags: CPUID leaves that are

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use hikkoshi_faults::Process;
 
-use crate::backend::Backend;
-use crate::maps::Mapping;
-use crate::ram::RamError;
-use crate::reopen::{self, Access, Stretch};
+use crate::attach::maps::Mapping;
+use crate::attach::ram::RamError;
+use crate::attach::ram::backend::Backend;
+use crate::attach::reopen::{self, Access, Stretch};
 
 /// A backend's file, found and opened.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(crate) fn find(
             id: backend.id.clone(),
             path: given.to_owned(),
             pid: process.pid(),
-            name: crate::process::name(process),
+            name: crate::attach::process::name(process),
         });
     }
     candidates.retain(|(mapping, _)| mapping.writable);
@@ -188,7 +188,7 @@ fn is_made_by_qemu(name: &str, id: &str) -> bool {
 }
 
 #[cfg(test)]
-mod hostile;
+mod hostile_process_tests;
 
 #[cfg(test)]
 mod tests {

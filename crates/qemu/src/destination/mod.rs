@@ -1,5 +1,10 @@
 //! The machine that takes a guest in.
 
+mod exit_watch;
+mod huge_tmpfs;
+mod shutdown_listener;
+mod vcpus;
+
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -14,23 +19,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
 
-use crate::alone::{self, Alone};
-use crate::announce;
+use self::exit_watch::Vigil;
+use self::shutdown_listener::EndListener;
+use self::vcpus::Vcpu;
+use crate::attach::exclusive_access::{self, Alone};
+use crate::attach::preflight::{Allowed, Side};
+use crate::attach::process;
+use crate::attach::reopen::Access;
 use crate::attach::{AttachError, attach};
-use crate::device_state::{self, Feed, Until};
-use crate::ending::EndListener;
-use crate::hugetmpfs;
-use crate::migration::{self, MigrationStatus};
-use crate::monitor::{self, ENDLESS, MonitorError, Patience, attached};
-use crate::place::{Place, TakeUpError};
-use crate::preflight::{Allowed, Side};
-use crate::process;
+use crate::identity::{Place, TakeUpError};
+use crate::qmp::announce;
+use crate::qmp::migration::{self, MigrationStatus};
+use crate::qmp::monitor::{self, ENDLESS, MonitorError, Patience, attached};
 use crate::qmp::{COMMAND_TIMEOUT, Client, ConnectError, QmpError, Version};
-use crate::reopen::Access;
 use crate::settings::{self, Settings};
 use crate::source::close_descriptor;
-use crate::vcpus::{self, Vcpu};
-use crate::vigil::Vigil;
+use crate::stream::{self, Feed, Until};
 
 /// How long loading the device state may take. QEMU reads guest memory while
 /// it loads; with post-copy each page may have to come over the network first,
@@ -344,7 +348,7 @@ impl QemuDestination {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
-        let alone = alone::occupy(&process)?;
+        let alone = exclusive_access::occupy(&process)?;
         let ram = place.open_ram(Some(&process), Access::Write)?;
         let userfault = match notes.userfault {
             None => None,
@@ -447,7 +451,7 @@ impl QemuDestination {
         }
         if self.socket.is_none() {
             // Now, not when the source's guest is stopped and everybody waits.
-            self.socket = Some(device_state::open(client, Until::End)?);
+            self.socket = Some(stream::open(client, Until::End)?);
         }
         // Later QMP may be silent: QEMU may wait for a page itself.
         self.vcpus = vcpus::query(client)?;
@@ -490,7 +494,7 @@ impl QemuDestination {
             if block.host_page != PAGE_BYTES {
                 continue; // hugetlbfs: pages of one size, all of them.
             }
-            let cause = hugetmpfs::cause(&self.process, file.as_fd())
+            let cause = huge_tmpfs::cause(&self.process, file.as_fd())
                 .map_err(|source| CatchError::Look { id: id(), source })?;
             if let Some(cause) = cause {
                 return Err(CatchError::HugePages { id: id(), cause });
@@ -527,7 +531,7 @@ impl QemuDestination {
         let _feed = Feed::start(socket, state)?;
         client.forget_events();
         let mut ran = false;
-        let uri = format!("fd:{}", device_state::NAME);
+        let uri = format!("fd:{}", stream::NAME);
         let mut arguments = json!({ "uri": uri });
         if client.version() >= SURVIVES {
             arguments["exit-on-error"] = false.into();

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use hikkoshi_faults::Process;
 use rustix::fs::{Mode, OFlags};
 
-use crate::maps::{self, Mapping};
+use crate::attach::maps::{self, Mapping};
 
 /// What we need to do with the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use thiserror::Error;
 
-use crate::backend::Backend;
-use crate::ramfile::Found;
+use crate::attach::ram::backend::Backend;
+use crate::attach::ram::file::Found;
 
 /// There is no room for the guest's memory.
 #[derive(Debug, Error)]

@@ -2,6 +2,8 @@
 //! program finds it again without asking QEMU, which may be unable to answer
 //! (it waits for a page) or gone.
 
+pub(crate) mod namespaces;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -16,11 +18,11 @@ use hikkoshi_wire::GuestDescription;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::alone::{self, OccupyError};
+use self::namespaces::{LookError, View};
 use crate::attach::Attached;
-use crate::process::{self, ProcessError};
-use crate::reopen::{self, Access, Stretch};
-use crate::view::{LookError, View};
+use crate::attach::exclusive_access::{self, OccupyError};
+use crate::attach::process::{self, ProcessError};
+use crate::attach::reopen::{self, Access, Stretch};
 
 /// A QEMU and its guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -234,7 +236,7 @@ impl Place {
     pub(crate) fn check_unused(&self) -> Result<(), TakeUpError> {
         for (block, memory) in self.description.blocks.iter().zip(&self.memory) {
             let (pid, id) = (self.pid, block.id.clone());
-            match alone::mapped_by(memory.device, memory.inode) {
+            match exclusive_access::mapped_by(memory.device, memory.inode) {
                 Ok(None) => {}
                 Ok(Some((user, name))) => {
                     return Err(TakeUpError::Reused {

@@ -8,7 +8,7 @@ use hikkoshi_faults::{Leftover, Process};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::maps::{self, Mapping};
+use crate::attach::maps::{self, Mapping};
 use crate::qmp::Client;
 
 /// The process behind the QMP socket could not be used.

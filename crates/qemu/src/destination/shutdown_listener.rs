@@ -16,7 +16,7 @@ use hikkoshi_engine::Cancel;
 use hikkoshi_faults::Process;
 use serde_json::Value;
 
-use crate::monitor::{self, ENDLESS, Patience};
+use crate::qmp::monitor::{self, ENDLESS, Patience};
 use crate::qmp::{Client, Event, QmpError};
 
 /// How long the last events of a QEMU that has ended may take to be read: they are

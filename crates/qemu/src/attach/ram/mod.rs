@@ -14,6 +14,11 @@
 //! that we can move, and together they must be all the memory that the machine
 //! has.
 
+pub(crate) mod backend;
+mod file;
+pub(crate) mod free_space;
+pub(crate) mod mtree;
+
 use std::io;
 
 use hikkoshi_engine::{RamFile, RamFiles};
@@ -22,13 +27,12 @@ use hikkoshi_pages::{GuestRange, LayoutError, RamBlock, RamLayout};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::backend::{self, Backend};
-use crate::mtree;
-use crate::process::{self, ProcessError};
+use self::backend::Backend;
+use self::file::Found;
+use self::free_space::RoomError;
+use crate::attach::process::{self, ProcessError};
+use crate::attach::reopen::Access;
 use crate::qmp::{Client, QmpError};
-use crate::ramfile::{self, Found};
-use crate::reopen::Access;
-use crate::room::{self, RoomError};
 
 /// The guest's memory cannot be moved, or could not be found.
 #[derive(Debug, Error)]
@@ -229,12 +233,12 @@ pub(crate) fn find(
     let mappings = process::mappings(process)?;
     let mut found = Vec::with_capacity(backends.len());
     for (backend, guest) in backends.iter().zip(guest) {
-        let file = ramfile::find(process, &mappings, backend, access)?;
+        let file = file::find(process, &mappings, backend, access)?;
         found.push((backend, guest, file));
     }
     check_distinct(&found)?;
     if access == Access::Write {
-        room::check(found.iter().map(|(backend, _, file)| (*backend, file)))?;
+        free_space::check(found.iter().map(|(backend, _, file)| (*backend, file)))?;
     }
     // The same order on both sides, whatever order the objects were given in.
     found.sort_by_key(|(backend, guest, _)| {

@@ -1,5 +1,9 @@
 //! The guest that is moved away.
 
+pub(crate) mod drain;
+pub(crate) mod ram_files;
+pub(crate) mod undo;
+
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,20 +19,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
 
-use crate::alone::{self, Alone};
+use self::undo::{Journal, UndoRecord};
+use crate::attach::exclusive_access::{self, Alone};
+use crate::attach::machine;
+use crate::attach::preflight::{self, Allowed, Refusal, Side, UnderWay};
+use crate::attach::process;
+use crate::attach::reopen::Access;
 use crate::attach::{AttachError, Attached, attach, is_dirty_log};
-use crate::device_state::{self, Intake, Until};
-use crate::drain;
-use crate::machine;
-use crate::migration::{self, MigrationStatus};
-use crate::monitor::{self, MonitorError, Patience, attached};
-use crate::place::{Place, TakeUpError};
-use crate::preflight::{self, Allowed, Refusal, Side, UnderWay};
-use crate::process;
+use crate::identity::{Place, TakeUpError};
+use crate::qmp::migration::{self, MigrationStatus};
+use crate::qmp::monitor::{self, MonitorError, Patience, attached};
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::reopen::Access;
 use crate::settings::{self, Settings};
-use crate::undo::{Journal, UndoRecord};
+use crate::stream::{self, Intake, Until};
 
 /// How long QEMU may take from `migrate` to the guest's stop. It sends video
 /// memory and the like meanwhile, the guest still runs.
@@ -337,7 +340,7 @@ impl QemuSource {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
-        let alone = alone::occupy(&process)?;
+        let alone = exclusive_access::occupy(&process)?;
         let ram = place.open_ram(Some(&process), Access::Read)?;
         for leftover in process::userfaults(&process)? {
             // It holds nobody up, and goes with the next try if this one fails.
@@ -383,12 +386,12 @@ impl QemuSource {
     }
 
     /// What another process needs to know to undo what this one does to QEMU,
-    /// as of now. See [`undo`](crate::undo()).
+    /// as of now. See [`undo`](crate::source::undo()).
     pub fn undo_record(&self) -> &UndoRecord {
         &self.undo
     }
 
-    /// Calls `keep` with the record for [`undo`](crate::undo()): now, and from
+    /// Calls `keep` with the record for [`undo`](crate::source::undo()): now, and from
     /// now on whenever it changes, *before* what it tells of is done. Without
     /// that record the guest is not stopped.
     ///
@@ -488,15 +491,12 @@ impl QemuSource {
             // Where it can still be brought back to being paused.
             Until::Description
         };
-        let socket = device_state::open(client, until)?;
+        let socket = stream::open(client, until)?;
         self.stage = Stage::Pausing;
         self.intake = Some(Intake::start(socket, until)?);
         client.forget_events();
         let asked = Instant::now();
-        client.execute(
-            "migrate",
-            json!({ "uri": format!("fd:{}", device_state::NAME) }),
-        )?;
+        client.execute("migrate", json!({ "uri": format!("fd:{}", stream::NAME) }))?;
         let mut stopped = None;
         let status = migration::wait_status(
             client,
@@ -738,7 +738,7 @@ pub(crate) fn resume(
         });
     }
     if announce {
-        crate::announce::announce(client);
+        crate::qmp::announce::announce(client);
     }
     Ok(state.status)
 }
@@ -772,7 +772,7 @@ fn unasked(error: &dyn std::error::Error) -> Result<(), GuestError> {
 /// Forgets our descriptor in QEMU. That there is none is fine: `migrate` takes
 /// it.
 pub(crate) fn close_descriptor(client: &mut crate::qmp::Client) -> Result<(), QmpError> {
-    match client.execute("closefd", json!({ "fdname": device_state::NAME })) {
+    match client.execute("closefd", json!({ "fdname": stream::NAME })) {
         Err(error) if !error.is_refusal() => Err(error),
         _ => Ok(()),
     }

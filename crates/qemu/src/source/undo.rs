@@ -21,15 +21,15 @@ use hikkoshi_faults::{GiveBackError, close_remote};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::alone::{self, OccupyError};
+use crate::attach::exclusive_access::{self, OccupyError};
 use crate::attach::is_dirty_log;
-use crate::monitor;
-use crate::place::Place;
-use crate::process::{self, ProcessError};
+use crate::attach::process::{self, ProcessError};
+use crate::identity::Place;
+use crate::identity::namespaces::LookError;
+use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::settings::{self, Settings};
 use crate::source::{ResumeError, TURN, close_descriptor, resume};
-use crate::view::LookError;
 
 /// What was done to a source. Can be written down and passed on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -134,7 +134,7 @@ pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
         return Ok(Undone::Gone);
     };
     // Another engine may have begun anew, with another journal.
-    let _alone = match alone::occupy(&process) {
+    let _alone = match exclusive_access::occupy(&process) {
         Ok(alone) => Some(alone),
         Err(error @ OccupyError::Busy { .. }) => return Err(error.into()),
         Err(OccupyError::Lock { .. }) if !process.is_alive() => return Ok(Undone::Gone),
@@ -165,13 +165,13 @@ pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
 
 fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoError> {
     let Some(ran) = record.stopped else {
-        return Ok(crate::migration::run_state(client)?.status);
+        return Ok(crate::qmp::migration::run_state(client)?.status);
     };
     // Our settings are made before the guest is stopped and unmade after it
     // runs again. If they are not there, a migration, or a stopped guest, is
     // somebody else's.
     if !settings::are_ours(client)? {
-        return Ok(crate::migration::run_state(client)?.status);
+        return Ok(crate::qmp::migration::run_state(client)?.status);
     }
     Ok(resume(client, ran, true)?)
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::devices::{self, Writes};
 use super::tree::{self, Object};
 use super::{Refusal, block, nested, network, pinning};
-use crate::backend;
+use crate::attach::ram::backend;
 use crate::qmp::{Client, QmpError, Version};
 
 /// Types of devices, objects, network backends and block drivers that hikkoshi

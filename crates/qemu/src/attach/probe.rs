@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use crate::migration;
-use crate::process;
+use crate::attach::process;
+use crate::qmp::migration;
 use crate::qmp::{Client, connect};
 
 /// How long QEMU may take to answer. One that waits for a page does not.

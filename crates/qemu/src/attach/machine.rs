@@ -8,7 +8,7 @@
 use hikkoshi_wire::{Auxiliary, Device, Machine};
 use serde_json::json;
 
-use crate::backend;
+use crate::attach::ram::backend;
 use crate::qmp::{Client, QmpError};
 
 /// Asks QEMU.

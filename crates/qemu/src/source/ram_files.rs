@@ -12,9 +12,9 @@ use hikkoshi_faults::Userfault;
 use hikkoshi_wire::GuestDescription;
 use thiserror::Error;
 
+use crate::attach::reopen::Access;
 use crate::destination::DestinationNotes;
-use crate::place::TakeUpError;
-use crate::reopen::Access;
+use crate::identity::TakeUpError;
 use crate::source::SourceNotes;
 
 /// Something that only a QEMU can do.

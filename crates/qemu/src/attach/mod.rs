@@ -1,5 +1,15 @@
 //! Getting hold of a QEMU by the path of its QMP socket, and nothing else.
 
+pub(crate) mod exclusive_access;
+pub(crate) mod machine;
+pub(crate) mod maps;
+pub(crate) mod preflight;
+pub(crate) mod probe;
+pub(crate) mod process;
+pub(crate) mod processors;
+pub(crate) mod ram;
+pub(crate) mod reopen;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,16 +20,14 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::alone::{self, Alone, OccupyError};
-use crate::backend::property;
-use crate::machine;
-use crate::migration;
-use crate::preflight::{self, Allowed, Refusal, Side};
-use crate::process::{self, ProcessError};
-use crate::processors;
+use self::exclusive_access::{Alone, OccupyError};
+use self::preflight::{Allowed, Refusal, Side};
+use self::process::ProcessError;
+use self::ram::RamError;
+use self::ram::backend::property;
+use self::reopen::Access;
+use crate::qmp::migration;
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::ram::{self, RamError};
-use crate::reopen::Access;
 
 /// How long to wait for QEMU's greeting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -123,7 +131,7 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
     // denied, and would be taken for something else.
     process::check_right_to_trace(&process)?;
     let ram = ram::find(&mut client, &process, access)?;
-    let alone = alone::occupy(&process)?;
+    let alone = exclusive_access::occupy(&process)?;
     match side {
         Side::Source => remove_leftovers(&process)?,
         Side::Destination => {

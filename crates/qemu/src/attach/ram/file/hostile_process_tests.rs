@@ -14,10 +14,10 @@ use rustix::fs::Mode;
 use vm_memory::{FileOffset, MmapRegion};
 
 use super::find;
-use crate::backend::Backend;
-use crate::place::MemoryPlace;
-use crate::ram::RamError;
-use crate::reopen::Access;
+use crate::attach::ram::RamError;
+use crate::attach::ram::backend::Backend;
+use crate::attach::reopen::Access;
+use crate::identity::MemoryPlace;
 
 const PATH: &str = "HIKKOSHI_TEST_HOSTILE_PATH";
 const READ_ONLY: &str = "HIKKOSHI_TEST_HOSTILE_READ_ONLY";
@@ -62,7 +62,10 @@ impl Other {
     fn maps(path: &Path, read_only: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--exact", "ramfile::hostile::another_process"])
+            .args([
+                "--exact",
+                "attach::ram::file::hostile_process_tests::another_process",
+            ])
             .arg("--nocapture")
             .env(PATH, path)
             .stdin(Stdio::piped())
@@ -79,7 +82,7 @@ impl Other {
 
     /// As if QEMU had said that the memory is at `path`.
     fn find(&self, path: &Path, access: Access) -> Result<super::Found, RamError> {
-        let mappings = crate::process::mappings(&self.process).unwrap();
+        let mappings = crate::attach::process::mappings(&self.process).unwrap();
         let backend = Backend {
             id: "ram".into(),
             kind: "memory-backend-file".into(),
@@ -174,8 +177,8 @@ fn what_was_noted_is_opened_only_while_it_is_mapped_for_writing() {
     let found = other.find(&path, Access::Write).unwrap();
     let open = |other: &Other| {
         // As a journal names it, wherever this process has it.
-        let mappings = crate::process::mappings(&other.process).unwrap();
-        let is_it = |m: &&crate::maps::Mapping| m.inode == found.metadata.ino();
+        let mappings = crate::attach::process::mappings(&other.process).unwrap();
+        let is_it = |m: &&crate::attach::maps::Mapping| m.inode == found.metadata.ino();
         let place = MemoryPlace {
             path: path.clone(),
             device: found.metadata.dev(),

@@ -19,8 +19,8 @@ use hikkoshi_engine::Mode;
 use hikkoshi_pages::RamLayout;
 use serde_json::Value;
 
-use crate::backend;
-use crate::migration::{self, MigrationStatus};
+use crate::attach::ram::backend;
+use crate::qmp::migration::{self, MigrationStatus};
 use crate::qmp::{Client, QmpError, Version};
 
 pub use refusal::Refusal;

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::process::ProcessError;
+use crate::attach::process::ProcessError;
 
 /// Names the boot, see `random(4)`.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";

@@ -19,8 +19,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::maps;
-use crate::process;
+use crate::attach::maps;
+use crate::attach::process;
 
 /// How long another program may take to let go: one that was killed may not be
 /// gone altogether yet.
@@ -186,7 +186,11 @@ mod tests {
         let mapped_by = || mapped_by(stat.dev(), stat.ino()).unwrap();
         assert_eq!(mapped_by(), None);
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "alone::tests::another_process", "--nocapture"])
+            .args([
+                "--exact",
+                "attach::exclusive_access::tests::another_process",
+                "--nocapture",
+            ])
             .env(PATH, file.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
