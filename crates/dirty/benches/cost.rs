@@ -4,7 +4,7 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-#[path = "../../faults/tests/common/mod.rs"]
+#[path = "../../userfault/tests/common/mod.rs"]
 mod common;
 
 use std::os::fd::AsRawFd;
@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use common::{Target, map_shared, memory_file};
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
-use hikkoshi_faults::{Features, ForeignUserfault, HostAddr};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, PageRange, RamBlock, RamLayout};
+use hikkoshi_userfault::{Features, ForeignUserfault, HostAddr};
 
 const BYTES: u64 = 1 << 30;
 

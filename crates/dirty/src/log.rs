@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::io;
 
-use hikkoshi_faults::HostRange;
 use hikkoshi_pages::PageRange;
+use hikkoshi_userfault::HostRange;
 use thiserror::Error;
 
 /// A record of which pages were written. What every implementation promises is written down as
@@ -86,6 +86,6 @@ pub enum DirtyError {
         /// Its name.
         block: String,
         /// Why not.
-        source: hikkoshi_faults::RangeError,
+        source: hikkoshi_userfault::RangeError,
     },
 }

@@ -17,8 +17,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hikkoshi_faults::{HostAddr, HostRange, Mode, Process, RangeError, Userfault};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageBitmap, PageRange, RamLayout};
+use hikkoshi_userfault::{HostAddr, HostRange, Mode, Process, RangeError, Userfault};
 use thiserror::Error;
 
 use crate::log::{DirtyError, DirtyLog};
@@ -101,7 +101,7 @@ impl PagemapLog {
     /// `userfault` must have been made with [`Features::FOR_DIRTY_LOG`], and not be registered
     /// anywhere in these blocks. Check [`support`](crate::support) first.
     ///
-    /// [`Features::FOR_DIRTY_LOG`]: hikkoshi_faults::Features::FOR_DIRTY_LOG
+    /// [`Features::FOR_DIRTY_LOG`]: hikkoshi_userfault::Features::FOR_DIRTY_LOG
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_faults::{Process, Userfault};
+use hikkoshi_userfault::{Process, Userfault};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 use crate::cancel::Cancel;

@@ -20,7 +20,7 @@
 
 use std::time::Duration;
 
-use hikkoshi_faults::{Errno, Policy, Schedule};
+use hikkoshi_userfault::{Errno, Policy, Schedule};
 
 /// What an urgent thread asks for at once: the least that the kernel grants.
 const URGENT_SLICE: Duration = Duration::from_micros(100);

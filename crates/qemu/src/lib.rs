@@ -9,7 +9,7 @@
 //!
 //! - the **pages** are read from and written to the files, by the engine;
 //! - the **dirty log** and the **missing pages** go through a userfaultfd that
-//!   QEMU's process was made to open (`hikkoshi-faults`);
+//!   QEMU's process was made to open (`hikkoshi-userfault`);
 //! - the **device state** is QEMU's own migration stream. With the capability
 //!   `x-ignore-shared` it leaves out the memory that is in shared files, so
 //!   that what remains is small. It goes through a socket of which QEMU was

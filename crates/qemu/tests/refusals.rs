@@ -465,9 +465,9 @@ fn a_dirty_log_that_a_killed_run_left_is_removed_at_the_source_only() {
         for incoming in [false, true] {
             let more = if incoming { "-incoming defer" } else { "" };
             let qemu = Qemu::usual(program, more);
-            let left = hikkoshi_faults::ForeignUserfault::take(
+            let left = hikkoshi_userfault::ForeignUserfault::take(
                 qemu.pid(),
-                hikkoshi_faults::Features::FOR_DIRTY_LOG,
+                hikkoshi_userfault::Features::FOR_DIRTY_LOG,
             )
             .unwrap();
             left.keep_inside();

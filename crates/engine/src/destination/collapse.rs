@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use hikkoshi_faults::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
+use hikkoshi_userfault::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 
 use super::ReceiveWatch;
 use crate::guest::DestinationGuest;

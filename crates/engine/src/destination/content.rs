@@ -42,7 +42,7 @@ impl Content for [u8] {
     }
 }
 
-/// A [`PageBuffer`](hikkoshi_faults::PageBuffer)'s words.
+/// A [`PageBuffer`](hikkoshi_userfault::PageBuffer)'s words.
 impl Content for [AtomicU64] {
     fn is_in_page(&self, nth: usize, page: &[u8; PAGE_SIZE]) -> bool {
         let (words, _) = page.as_chunks::<WORD>();

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use hikkoshi_faults::{CopyError, RangeError, ReadError};
 use hikkoshi_pages::PageRange;
+use hikkoshi_userfault::{CopyError, RangeError, ReadError};
 use thiserror::Error;
 
 use super::installer::InstallError;

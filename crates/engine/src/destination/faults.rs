@@ -11,8 +11,8 @@ use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_faults::{CopyError, EventBuffer, ReadError, Ready, Stop, Watch};
 use hikkoshi_pages::PageRange;
+use hikkoshi_userfault::{CopyError, EventBuffer, ReadError, Ready, Stop, Watch};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 use std::os::fd::AsFd;
 
@@ -194,7 +194,7 @@ impl FaultThread {
         let Shared { installer, who, .. } = &*self.shared;
         let read = installer.now();
         while let Some(event) = self.buffer.take() {
-            let hikkoshi_faults::Event::Fault(fault) = event else {
+            let hikkoshi_userfault::Event::Fault(fault) = event else {
                 // No other events were asked for.
                 tracing::warn!(?event, "an event of the userfaultfd that was not asked for");
                 continue;

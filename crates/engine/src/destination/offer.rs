@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hikkoshi_faults::Userfault;
+use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, Mode, ToDestination, ToSource};
 
 use super::ReceiveWatch;

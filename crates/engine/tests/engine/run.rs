@@ -15,8 +15,8 @@ use hikkoshi_engine::{
     ReceiveWatch, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
     resume_migrate, resume_receive,
 };
-use hikkoshi_faults::Userfault;
 use hikkoshi_pages::RamLayout;
+use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{Hello, Limits};
 use tempfile::TempDir;
 

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
 
-use hikkoshi_faults::Process;
+use hikkoshi_userfault::Process;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use thiserror::Error;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use hikkoshi_faults::{Leftover, Process};
+use hikkoshi_userfault::{Leftover, Process};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -123,7 +123,7 @@ pub(crate) fn check_right_to_trace(process: &Process) -> Result<(), ProcessError
 
 /// The userfaultfds that are open in the process already.
 pub(crate) fn userfaults(process: &Process) -> Result<Vec<Leftover>, ProcessError> {
-    hikkoshi_faults::leftovers(process)
+    hikkoshi_userfault::leftovers(process)
         .map_err(|source| explain(process, "looking for userfaultfds", source))
 }
 

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use hikkoshi_engine::ThreadName;
-use hikkoshi_faults::Process;
+use hikkoshi_userfault::Process;
 use serde_json::{Value, json};
 
 use crate::qmp::{Client, QmpError};

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::Cancel;
-use hikkoshi_faults::Process;
+use hikkoshi_userfault::Process;
 use thiserror::Error;
 
 use crate::qmp::{Client, ConnectError, QmpError};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, UnsupportedKernel};
 use hikkoshi_engine::{Cancel, GuestError, Mode, RamFiles, SourceGuest};
-use hikkoshi_faults::{
+use hikkoshi_userfault::{
     Features, ForeignUserfault, GiveBackError, HostAddr, Process, TakeError, close_remote,
 };
 use hikkoshi_wire::{GuestDescription, Machine, Processors};

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFile, RamFiles, SourceGuest};
-use hikkoshi_faults::Userfault;
+use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::GuestDescription;
 use thiserror::Error;
 

@@ -17,7 +17,7 @@ use std::io;
 use std::sync::Arc;
 
 use hikkoshi_engine::Cancel;
-use hikkoshi_faults::{GiveBackError, close_remote};
+use hikkoshi_userfault::{GiveBackError, close_remote};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -176,7 +176,7 @@ fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoErr
     Ok(resume(client, ran, true)?)
 }
 
-fn close_dirty_logs(process: &Arc<hikkoshi_faults::Process>) -> Result<(), UndoError> {
+fn close_dirty_logs(process: &Arc<hikkoshi_userfault::Process>) -> Result<(), UndoError> {
     for leftover in process::userfaults(process)? {
         if is_dirty_log(&leftover) {
             close_remote(process, leftover.number)?;

@@ -1,6 +1,6 @@
 use super::*;
-use hikkoshi_faults::{EventBuffer, Features};
 use hikkoshi_pages::{RamBlock, RamLayout};
+use hikkoshi_userfault::{EventBuffer, Features};
 
 use crate::ram::RamFile;
 use rustix::fs::{MemfdFlags, memfd_create};

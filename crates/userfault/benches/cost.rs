@@ -1,5 +1,5 @@
 //! What taking a userfaultfd, giving it back and installing pages cost on this machine:
-//! `cargo bench -p hikkoshi-faults`. Needs root.
+//! `cargo bench -p hikkoshi-userfault`. Needs root.
 
 // The unsafe blocks are accesses to a mapping of our own. Measuring is for people to read.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use common::{HugePages, Target, map_shared, memory_file};
-use hikkoshi_faults::{Features, ForeignUserfault, HostAddr, HostRange, Mode, Userfault};
+use hikkoshi_userfault::{Features, ForeignUserfault, HostAddr, HostRange, Mode, Userfault};
 
 const ROUNDS: usize = 1000;
 

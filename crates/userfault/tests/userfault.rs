@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
-use hikkoshi_faults::{
+use hikkoshi_userfault::{
     Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode,
     RangeError, Ready, Stop, Userfault,
 };
@@ -331,7 +331,7 @@ fn a_successor_gets_the_faults_again() {
     } = guest;
     let process = std::sync::Arc::clone(taken.process());
     drop(taken);
-    let found = hikkoshi_faults::leftovers(&process).unwrap();
+    let found = hikkoshi_userfault::leftovers(&process).unwrap();
     assert_eq!((found[0].unread, found[0].waiting), (0, 1));
 
     let taken = ForeignUserfault::adopt(&process, number).unwrap();

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Target, as_nobody, become_nobody};
-use hikkoshi_faults::{
+use hikkoshi_userfault::{
     Features, ForeignUserfault, InjectError, Process, TakeError, close_remote, leftovers,
 };
 

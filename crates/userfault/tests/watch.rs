@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Target, gettid, map_shared, memory_file};
-use hikkoshi_faults::{
+use hikkoshi_userfault::{
     EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode, Ready, Stop,
 };
 

@@ -36,7 +36,9 @@
 #![allow(unsafe_code)] // ptrace and ioctl: this crate is where the kernel's interface is.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-compile_error!("hikkoshi-faults injects system calls by x86-64 Linux's registers; port src/inject");
+compile_error!(
+    "hikkoshi-userfault injects system calls by x86-64 Linux's registers; port src/inject"
+);
 
 mod abi;
 mod address;
