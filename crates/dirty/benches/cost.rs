@@ -4,7 +4,7 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-#[path = "../../userfault/tests/common/mod.rs"]
+#[path = "../../linux/tests/common/mod.rs"]
 mod common;
 
 use std::os::fd::AsRawFd;
@@ -12,8 +12,9 @@ use std::time::Instant;
 
 use common::{Target, map_shared, memory_file};
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
+use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, PageRange, RamBlock, RamLayout};
-use hikkoshi_userfault::{Features, ForeignUserfault, HostAddr};
+use hikkoshi_userfault::{Features, ForeignUserfault};
 
 const BYTES: u64 = 1 << 30;
 

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::io;
 
+use hikkoshi_linux::HostRange;
 use hikkoshi_pages::PageRange;
-use hikkoshi_userfault::HostRange;
 use thiserror::Error;
 
 /// A record of which pages were written. What every implementation promises is written down as

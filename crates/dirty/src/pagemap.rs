@@ -17,8 +17,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hikkoshi_linux::{HostAddr, HostRange, Process};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageBitmap, PageRange, RamLayout};
-use hikkoshi_userfault::{HostAddr, HostRange, Mode, Process, RangeError, Userfault};
+use hikkoshi_userfault::{Mode, RangeError, Userfault};
 use thiserror::Error;
 
 use crate::log::{DirtyError, DirtyLog};

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use hikkoshi_userfault::{HostAddr, HostRange};
+use hikkoshi_linux::{HostAddr, HostRange};
 
 use crate::log::DirtyError;
 

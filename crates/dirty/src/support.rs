@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::{LayoutError, PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
-use hikkoshi_userfault::{CreateError, Features, HostAddr, Userfault};
+use hikkoshi_userfault::{CreateError, Features, Userfault};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;

@@ -8,7 +8,7 @@
     clippy::print_stderr
 )]
 
-#[path = "../../userfault/tests/common/mod.rs"]
+#[path = "../../linux/tests/common/mod.rs"]
 mod common;
 #[path = "common/device.rs"]
 mod device;
@@ -22,8 +22,9 @@ use common::{HugePages, Shared, Target, map_shared, memory_file};
 use device::Device;
 use hikkoshi_dirty::contract::{self, Guest as _};
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError};
+use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
-use hikkoshi_userfault::{Features, ForeignUserfault, HostAddr, leftovers};
+use hikkoshi_userfault::{Features, ForeignUserfault, leftovers};
 
 const MIB: u64 = 1 << 20;
 const SMALL: u64 = 4 << 10;
@@ -320,7 +321,7 @@ fn what_was_taken_is_given_back() {
         drop(log);
         taken.give_back().unwrap();
         drop(taken);
-        let held = hikkoshi_userfault::Process::open(process.target.0.pid).unwrap();
+        let held = hikkoshi_linux::Process::open(process.target.0.pid).unwrap();
         assert_eq!(leftovers(&held).unwrap(), []);
         let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", process.target.0.pid));
         // `uw`: a mapping registered for write protection.
@@ -386,7 +387,7 @@ fn memory_that_is_not_tracked_any_more_is_an_error() {
     process.command(WRITE, Page::new(3), 1);
     let block = process.layout.block(0).unwrap().0.bytes;
     let half =
-        hikkoshi_userfault::HostRange::new(HostAddr(process.hosts()[0].0 + block / 2), block / 2);
+        hikkoshi_linux::HostRange::new(HostAddr(process.hosts()[0].0 + block / 2), block / 2);
     taken.userfault().unregister(half).unwrap();
     let mut found = Vec::new();
     let all = process.layout.all();

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_userfault::{Process, Userfault};
+use hikkoshi_linux::Process;
+use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
-use crate::cancel::Cancel;
 use crate::ram::RamFiles;
+use hikkoshi_linux::Cancel;
 
 /// What went wrong inside a guest adapter, in the adapter's own words.
 ///

@@ -38,27 +38,23 @@
 //! - Only memory and device state are moved. That disks and networks can be
 //!   reached at the destination as they were is not looked at.
 
-mod cancel;
-mod confine;
 pub mod custody;
 pub mod destination;
 mod guest;
 mod last_word;
 pub mod link;
 mod outages;
-mod priority;
 mod ram;
 mod retry;
 pub mod source;
 pub mod stats;
 mod sync;
 
-pub use cancel::Cancel;
 pub use destination::{
     DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
 };
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
-pub use priority::{Priority, Rank};
+pub use hikkoshi_linux::{Cancel, Priority, Rank};
 pub use ram::{RamFile, RamFiles};
 pub use retry::RetryFor;
 pub use source::{

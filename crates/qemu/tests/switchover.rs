@@ -11,11 +11,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
+use hikkoshi_linux::{HostAddr, HostRange, Process, Stop};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
-use hikkoshi_userfault::{
-    Event, EventBuffer, HostAddr, HostRange, Mode, Process, Ready, Stop, close_remote,
-};
+use hikkoshi_userfault::{Event, EventBuffer, Mode, Ready, close_remote};
 use serde_json::json;
 use support::{Program, Qemu, RamPath, with_each};
 

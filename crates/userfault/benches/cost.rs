@@ -5,14 +5,15 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../../linux/tests/common/mod.rs"]
 mod common;
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use common::{HugePages, Target, map_shared, memory_file};
-use hikkoshi_userfault::{Features, ForeignUserfault, HostAddr, HostRange, Mode, Userfault};
+use hikkoshi_linux::{HostAddr, HostRange};
+use hikkoshi_userfault::{Features, ForeignUserfault, Mode, Userfault};
 
 const ROUNDS: usize = 1000;
 

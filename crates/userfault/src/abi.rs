@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use hikkoshi_linux::{HostRange, last_errno};
 use rustix::io::Errno;
 
 /// The only version of the interface there is.
@@ -47,6 +48,15 @@ pub(crate) struct Api {
 pub(crate) struct Range {
     pub(crate) start: u64,
     pub(crate) len: u64,
+}
+
+impl From<HostRange> for Range {
+    fn from(range: HostRange) -> Self {
+        Self {
+            start: range.addr.0,
+            len: range.len,
+        }
+    }
 }
 
 #[repr(C)]
@@ -176,18 +186,4 @@ pub(crate) fn ioctl<A: Argument>(fd: BorrowedFd<'_>, argument: &mut A) -> Result
     } else {
         Ok(())
     }
-}
-
-/// libc gives -1 and leaves the reason in `errno`.
-pub(crate) fn check(result: impl Into<i64>) -> Result<(), Errno> {
-    if result.into() == -1 {
-        Err(last_errno())
-    } else {
-        Ok(())
-    }
-}
-
-/// The calling thread's `errno`.
-pub(crate) fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -8,9 +8,9 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::abi;
-use crate::address::{HostAddr, HostRange};
 use crate::buffer::PageBuffer;
 use crate::userfault::{Userfault, pause_before_retry};
+use hikkoshi_linux::{HostAddr, HostRange, last_errno};
 
 /// What became of the pages given to [`Userfault::copy`]. All of them are present now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -272,7 +272,7 @@ impl Userfault {
             return Ok(());
         }
         let mut argument = abi::Continue {
-            range: page.raw(),
+            range: abi::Range::from(page),
             ..Default::default()
         };
         match abi::ioctl(self.as_fd(), &mut argument) {
@@ -298,7 +298,7 @@ impl Userfault {
         // that the descriptor belongs to, and there only pages that nobody has seen yet.
         let result = unsafe { libc::ioctl(self.as_fd().as_raw_fd(), abi::UFFDIO_COPY, pointer) };
         let result = if result < 0 {
-            Err(abi::last_errno())
+            Err(last_errno())
         } else {
             Ok(())
         };
@@ -307,7 +307,7 @@ impl Userfault {
 
     fn zero_once(&self, to: HostRange) -> (Result<(), Errno>, i64) {
         let mut argument = abi::ZeroPage {
-            range: to.raw(),
+            range: abi::Range::from(to),
             ..Default::default()
         };
         let result = abi::ioctl(self.as_fd(), &mut argument);

@@ -13,13 +13,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use hikkoshi_linux::Process;
+use hikkoshi_linux::inject::{InjectError, Remote, word};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use thiserror::Error;
 
 use crate::abi;
-use crate::inject::{InjectError, Remote};
-use crate::process::Process;
 
 /// The way by the device failed.
 #[derive(Debug, Error)]
@@ -220,11 +220,6 @@ fn number(result: u64) -> Result<i32, DeviceError> {
         doing: "making a userfaultfd out of the device",
         source: Errno::BADF,
     })
-}
-
-/// A C `int` as a system call's argument.
-pub(crate) fn word(value: i32) -> u64 {
-    i64::from(value).cast_unsigned()
 }
 
 fn words<const N: usize>(words: [u64; N]) -> Vec<u8> {

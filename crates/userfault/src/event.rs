@@ -8,9 +8,9 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::abi;
-use crate::address::{HostAddr, HostRange};
-use crate::stop::Stop;
 use crate::userfault::Userfault;
+use hikkoshi_linux::Stop;
+use hikkoshi_linux::{HostAddr, HostRange, last_errno};
 
 /// One message of a userfaultfd.
 #[derive(Debug)]
@@ -203,7 +203,7 @@ impl Userfault {
                 buffer.filled = (read / size_of::<abi::Message>()).min(buffer.messages.len());
                 return Ok(buffer.filled);
             }
-            match abi::last_errno() {
+            match last_errno() {
                 Errno::INTR => {}
                 Errno::AGAIN => return Ok(0),
                 errno => {

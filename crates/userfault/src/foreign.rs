@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hikkoshi_linux::Process;
+use hikkoshi_linux::inject::{InjectError, Remote, inject, word};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::device::{self, DeviceError, word};
+use crate::device::{self, DeviceError};
 use crate::features::Features;
-use crate::inject::{InjectError, Remote, inject};
 use crate::leftovers::is_userfault;
-use crate::process::Process;
 use crate::userfault::{ApiError, DEVICE, Userfault};
 
 /// A userfaultfd that another process made for us, without knowing.

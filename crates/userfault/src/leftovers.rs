@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use crate::features::Features;
-use crate::process::Process;
+use hikkoshi_linux::Process;
 
 /// A userfaultfd inside a process: left by a migration program that was killed, or the process's
 /// own (QEMU's, with `postcopy-ram` or background snapshots).

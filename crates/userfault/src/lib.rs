@@ -41,42 +41,23 @@ compile_error!(
 );
 
 mod abi;
-mod address;
 mod buffer;
-mod collapse;
 mod copy;
 mod device;
 mod event;
 mod features;
 mod foreign;
-mod inject;
 mod leftovers;
 mod presence;
-mod process;
-mod schedule;
-mod stop;
-mod tcp;
 mod userfault;
 mod watch;
 
-#[cfg(test)]
-#[path = "../tests/common/mod.rs"]
-mod target;
-
-pub use address::{HostAddr, HostRange};
 pub use buffer::PageBuffer;
-pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use copy::{Copied, CopyError};
 pub use device::DeviceError;
 pub use event::{Event, EventBuffer, Fault, ReadError, Ready};
 pub use features::Features;
 pub use foreign::{ForeignUserfault, GiveBackError, TakeError, close_remote};
-pub use inject::InjectError;
 pub use leftovers::{Leftover, leftovers};
-pub use process::Process;
-pub use rustix::io::Errno;
-pub use schedule::{Policy, Schedule};
-pub use stop::Stop;
-pub use tcp::{TcpInfo, set_pace};
 pub use userfault::{ApiError, CreateError, Mode, RangeError, Registered, Userfault};
 pub use watch::Watch;

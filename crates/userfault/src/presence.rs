@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 
 use crate::abi;
-use crate::address::HostRange;
 use crate::userfault::{RangeError, Userfault, pause_before_retry};
+use hikkoshi_linux::HostRange;
 
 impl Userfault {
     /// Whether hugetlbfs has the huge page at `page` (one whole host page, registered), mapped or
@@ -25,7 +25,7 @@ impl Userfault {
         let mut attempts = 0;
         loop {
             let mut argument = abi::Continue {
-                range: page.raw(),
+                range: abi::Range::from(page),
                 ..Default::default()
             };
             match abi::ioctl(self.as_fd(), &mut argument) {

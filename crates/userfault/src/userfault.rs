@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::abi;
-use crate::address::HostRange;
 use crate::features::Features;
-use crate::process::Process;
+use hikkoshi_linux::Process;
+use hikkoshi_linux::{HostRange, last_errno};
 
 /// A userfaultfd. It works on the memory of the process that made it, which need not be ours:
 /// addresses are that process's.
@@ -273,7 +273,7 @@ impl Userfault {
     pub fn register(&self, range: HostRange, mode: Mode) -> Result<Registered, RangeError> {
         const DOING: &str = "registering";
         let mut register = abi::Register {
-            range: range.raw(),
+            range: abi::Range::from(range),
             mode: if mode.missing {
                 abi::REGISTER_MISSING
             } else {
@@ -314,7 +314,7 @@ impl Userfault {
     ///
     /// When `range` is not whole pages.
     pub fn unregister(&self, range: HostRange) -> Result<(), RangeError> {
-        match abi::ioctl(self.as_fd(), &mut abi::Unregister(range.raw())) {
+        match abi::ioctl(self.as_fd(), &mut abi::Unregister(abi::Range::from(range))) {
             // ENOMEM: no memory left at all (the process has ended) or nothing mapped there.
             Ok(()) | Err(Errno::NOMEM | Errno::SRCH) => Ok(()),
             Err(source) => Err(RangeError::new("unregistering", range, source)),
@@ -333,7 +333,7 @@ impl Userfault {
         let mut attempts = 0;
         loop {
             let mut argument = abi::WriteProtect {
-                range: range.raw(),
+                range: abi::Range::from(range),
                 mode: if on { abi::WRITEPROTECT_ON } else { 0 },
             };
             match abi::ioctl(self.as_fd(), &mut argument) {
@@ -351,7 +351,7 @@ impl Userfault {
     ///
     /// When `range` is not whole pages.
     pub fn wake(&self, range: HostRange) -> Result<(), RangeError> {
-        abi::ioctl(self.as_fd(), &mut abi::Wake(range.raw()))
+        abi::ioctl(self.as_fd(), &mut abi::Wake(abi::Range::from(range)))
             .map_err(|source| RangeError::new("waking", range, source))
     }
 }
@@ -370,7 +370,7 @@ fn own_descriptor(result: libc::c_long) -> Result<OwnedFd, Errno> {
     match i32::try_from(result) {
         // SAFETY: the kernel has just made this descriptor for us, nobody else knows it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(abi::last_errno()),
+        _ => Err(last_errno()),
     }
 }
 

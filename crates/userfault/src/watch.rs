@@ -14,8 +14,8 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
 use crate::event::{ReadError, Ready};
-use crate::stop::Stop;
 use crate::userfault::Userfault;
+use hikkoshi_linux::Stop;
 
 const STOP: u64 = 0;
 const EVENTS: u64 = 1;

@@ -9,6 +9,7 @@
     clippy::print_stderr
 )]
 
+#[path = "../../linux/tests/common/mod.rs"]
 mod common;
 
 use std::sync::Arc;
@@ -16,9 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Target, as_nobody, become_nobody};
-use hikkoshi_userfault::{
-    Features, ForeignUserfault, InjectError, Process, TakeError, close_remote, leftovers,
-};
+use hikkoshi_linux::{InjectError, Process};
+use hikkoshi_userfault::{Features, ForeignUserfault, TakeError, close_remote, leftovers};
 
 fn take(target: &Target) -> ForeignUserfault {
     ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap()

@@ -8,6 +8,7 @@
     clippy::print_stderr
 )]
 
+#[path = "../../linux/tests/common/mod.rs"]
 mod common;
 
 use std::fs::File;
@@ -18,9 +19,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
+use hikkoshi_linux::{HostAddr, HostRange, Stop};
 use hikkoshi_userfault::{
-    Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode,
-    RangeError, Ready, Stop, Userfault,
+    Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, Mode, RangeError, Ready,
+    Userfault,
 };
 
 const PAGE: usize = 4096;

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../linux/tests/common/mod.rs"]
 mod common;
 
 use std::io::Write;
@@ -14,9 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Target, gettid, map_shared, memory_file};
-use hikkoshi_userfault::{
-    EventBuffer, Features, ForeignUserfault, HostAddr, HostRange, Mode, Ready, Stop,
-};
+use hikkoshi_linux::{HostAddr, HostRange, Stop};
+use hikkoshi_userfault::{EventBuffer, Features, ForeignUserfault, Mode, Ready};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;

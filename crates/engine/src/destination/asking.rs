@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hikkoshi_userfault::Stop;
+use hikkoshi_linux::Stop;
 use hikkoshi_wire::HEADER_LEN;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -178,7 +178,7 @@ fn try_send(stream: &Stream, bytes: &[u8]) -> Result<usize, LinkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cancel::Cancel;
+    use hikkoshi_linux::Cancel;
     use hikkoshi_pages::{Page, PageRange};
     use hikkoshi_wire::{Frame, Limits};
     use std::io::Read;

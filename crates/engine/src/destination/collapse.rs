@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
-use hikkoshi_userfault::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 
 use super::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::link::{Pace, TICK};
-use crate::priority::{Priority, Rank};
 use crate::ram::RamFiles;
 use crate::stats::{CollapseAccount, CollapseFailures};
+use hikkoshi_linux::{Priority, Rank};
 
 /// Pages in a huge page.
 const PAGES: u64 = COLLAPSE_BYTES / PAGE_BYTES;

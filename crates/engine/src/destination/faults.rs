@@ -11,8 +11,9 @@ use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use hikkoshi_linux::Stop;
 use hikkoshi_pages::PageRange;
-use hikkoshi_userfault::{CopyError, EventBuffer, ReadError, Ready, Stop, Watch};
+use hikkoshi_userfault::{CopyError, EventBuffer, ReadError, Ready, Watch};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 use std::os::fd::AsFd;
 
@@ -25,7 +26,7 @@ use super::staging::GAPS;
 use super::who::Who;
 use crate::last_word::LastWord;
 use crate::link::Stream;
-use crate::priority::Rank;
+use hikkoshi_linux::Rank;
 
 /// Faults read with one system call.
 const BATCH: usize = 64;

@@ -8,8 +8,9 @@ use std::fs::File;
 use std::sync::Arc;
 use std::thread;
 
+use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock};
-use hikkoshi_userfault::{Features, HostAddr, Userfault};
+use hikkoshi_userfault::{Features, Userfault};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 

@@ -10,8 +10,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use hikkoshi_linux::{HostAddr, HostRange, Stop};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, Page, PageBitmap, PageRange, RamLayout};
-use hikkoshi_userfault::{CopyError, HostAddr, HostRange, Mode, RangeError, Stop, Userfault};
+use hikkoshi_userfault::{CopyError, Mode, RangeError, Userfault};
 use thiserror::Error;
 
 use super::book::TooManyPartial;

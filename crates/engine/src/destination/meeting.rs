@@ -10,10 +10,10 @@ use super::error::DestinationFailure;
 use super::receiver;
 use super::session::Session;
 use super::stay::{Line, Link, Stay};
-use crate::cancel::Cancel;
 use crate::custody::{DestinationStage, SourceStage};
 use crate::link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use crate::stats::Phase;
+use hikkoshi_linux::Cancel;
 
 /// How long the source may take to say where it is.
 const HERE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -56,12 +56,12 @@ pub use installer::InstallError;
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
 pub use presence::PresenceError;
 
-use crate::cancel::Cancel;
 use crate::custody::{DestinationRecord, Journal};
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, Listener, TICK};
 use crate::source::Outcome;
 use crate::stats::{Account, Observer};
+use hikkoshi_linux::Cancel;
 
 /// Who watches over the receiving side.
 #[derive(Clone)]

@@ -12,9 +12,9 @@ use super::memory::Memory;
 use super::options::DestinationOptions;
 use super::processors;
 use super::staging::Size;
-use crate::cancel::Cancel;
 use crate::guest::DestinationGuest;
 use crate::link::{Incoming, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_linux::Cancel;
 
 /// How long a source may take to make its offer.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);

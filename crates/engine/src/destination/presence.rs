@@ -5,8 +5,9 @@
 //! monitor that has read the guest's memory meanwhile (`pmemsave`, `xp`, a
 //! debugger) has filled holes with zeros.
 
+use hikkoshi_linux::{HostAddr, HostRange};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
-use hikkoshi_userfault::{HostAddr, HostRange, RangeError, Userfault};
+use hikkoshi_userfault::{RangeError, Userfault};
 use thiserror::Error;
 
 use super::error::DestinationFailure;

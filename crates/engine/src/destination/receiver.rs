@@ -13,11 +13,11 @@ use super::installer::{Installer, Recorder};
 use super::memory::Memory;
 use super::options::DestinationOptions;
 use super::session::{Ends, Event};
-use crate::confine::confine;
 use crate::last_word::LastWord;
 use crate::link::{LinkError, LinkReader, LinkWriter};
-use crate::priority::{Priority, Rank};
 use crate::stats::{Counters, RequestLatencies, Tracker};
+use hikkoshi_linux::sandbox_thread;
+use hikkoshi_linux::{Priority, Rank};
 
 /// The source hears of applied bytes at least this often, so that a window of
 /// twice as much keeps the link busy.
@@ -121,7 +121,7 @@ fn start(
             let died = Event::Failed(DestinationFailure::ThreadDied);
             let _last_word = LastWord::new(&receiver.events, died);
             priority.take(rank);
-            confine();
+            sandbox_thread();
             let failure = receiver.run();
             // Nobody listens any more once the migration is over.
             let _ = receiver.events.send(Event::Failed(failure));

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hikkoshi_userfault::Stop;
+use hikkoshi_linux::Stop;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Between two tries. Nobody says when there is room.

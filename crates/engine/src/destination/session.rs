@@ -9,9 +9,9 @@ use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use super::error::DestinationFailure;
 use super::no_door;
-use crate::cancel::Cancel;
-use crate::confine::confine;
 use crate::link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
+use hikkoshi_linux::Cancel;
+use hikkoshi_linux::sandbox_thread;
 
 /// Messages and failures waiting for the main thread: few, so that a peer
 /// that floods the control link blocks itself.
@@ -110,7 +110,7 @@ impl Session {
         let listener = thread::Builder::new()
             .name("dst-control".into())
             .spawn(move || {
-                confine();
+                sandbox_thread();
                 loop {
                     let (event, last) = match reader.control() {
                         Ok(message) => (Event::Said(message), false),

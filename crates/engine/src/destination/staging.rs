@@ -12,8 +12,9 @@
 //! whole and being cleared. A peer that still finds no slot does not keep to
 //! this, and is refused.
 
+use hikkoshi_linux::Errno;
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamLayout};
-use hikkoshi_userfault::{Errno, PageBuffer};
+use hikkoshi_userfault::PageBuffer;
 
 use super::book::{Book, TooManyPartial};
 

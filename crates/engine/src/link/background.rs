@@ -10,7 +10,7 @@ use hikkoshi_wire::{Frame, HEADER_LEN};
 use super::framed::TICK;
 use super::window::Wait;
 use super::{LinkError, LinkReader, LinkWriter, Pace, Urgency, Window};
-use crate::cancel::Cancel;
+use hikkoshi_linux::Cancel;
 
 /// Frames of no more content than this are collected…
 const SMALL: usize = 64 << 10;

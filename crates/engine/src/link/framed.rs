@@ -8,7 +8,7 @@ use hikkoshi_wire::{ControlError, DecodeError, Limits};
 use thiserror::Error;
 
 use super::{LinkReader, LinkWriter, Stream};
-use crate::cancel::Cancel;
+use hikkoshi_linux::Cancel;
 
 /// How long a blocking call on a link lasts before the thread looks whether
 /// it should stop.

@@ -14,8 +14,8 @@ use thiserror::Error;
 use super::secure::{self, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer};
 use super::unreached;
 use super::{Incoming, Mark, Remote, Stream};
-use crate::cancel::Cancel;
-use crate::confine::confine;
+use hikkoshi_linux::Cancel;
+use hikkoshi_linux::sandbox_thread;
 
 /// How long a peer may take to say hello, with all that comes before it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ pub fn open(
 ) -> Result<(Stream, Agreed), HandshakeError> {
     let stream = Stream::connect(remote, stop).map_err(HandshakeError::Connect)?;
     let greet = || {
-        confine();
+        sandbox_thread();
         greet(stream, remote.tls.as_ref(), ours, stop)
     };
     thread::scope(|scope| {

@@ -27,7 +27,7 @@ use rustix::net::Shutdown;
 use super::Stream;
 use super::framed::TICK;
 use super::mentions::Mentions;
-use crate::cancel::Cancel;
+use hikkoshi_linux::Cancel;
 
 /// Connections that are listened to at once.
 const ROOM: usize = 64;

@@ -19,9 +19,9 @@ use super::hellos::Hellos;
 use super::secure::{Fingerprint, TlsServer};
 use super::waiting::{WaitOver, Waiting};
 use super::{Address, Stream, handshake};
-use crate::cancel::Cancel;
-use crate::confine::confine;
-use crate::priority::{Priority, Rank};
+use hikkoshi_linux::Cancel;
+use hikkoshi_linux::sandbox_thread;
+use hikkoshi_linux::{Priority, Rank};
 
 /// A connection that has said a proper hello and was answered.
 #[derive(Debug)]
@@ -200,7 +200,7 @@ impl Listener {
                 let _place = place;
                 // Whoever it is, it is not the one that the guest waits for yet.
                 priority.take(Rank::Background);
-                confine();
+                sandbox_thread();
                 let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
                     Ok(new) => Incoming { from, ..new },
                     Err((peer, error)) => {

@@ -12,7 +12,7 @@ use super::framed::{TICK, is_timeout};
 use super::secure::Opener;
 use super::spin::Spin;
 use super::{LinkError, Stream};
-use crate::cancel::Cancel;
+use hikkoshi_linux::Cancel;
 
 /// How much is read from a socket at once.
 const READ_BUFFER: usize = 128 << 10;

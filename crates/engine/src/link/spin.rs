@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, recv};
 
 use super::Stream;
 use super::framed::TICK;
-use crate::cancel::Cancel;
+use hikkoshi_linux::Cancel;
 
 /// A gap this long between two looks at the clock: the thread did not have its
 /// core meanwhile. Interrupts take less.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hikkoshi_userfault::{TcpInfo, set_pace};
+use hikkoshi_linux::{TcpInfo, set_pace};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -17,7 +17,7 @@ use super::secure::{
     self, Fingerprint, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer,
 };
 use super::{Address, Mark, Remote, TICK};
-use crate::cancel::Cancel;
+use hikkoshi_linux::Cancel;
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts
 /// as broken (`TCP_USER_TIMEOUT`, RFC 5482).

@@ -10,7 +10,7 @@ use hikkoshi_wire::{ControlMessage, Frame, encode_control};
 use super::framed::{TICK, is_timeout};
 use super::secure::Sealer;
 use super::{LinkError, Stream};
-use crate::cancel::Cancel;
+use hikkoshi_linux::Cancel;
 
 /// Bytes that are made records at once: they stay in the processor's cache
 /// until they are sent.

@@ -22,9 +22,9 @@ use super::Move;
 use super::chunk::ChunkSender;
 use super::error::SourceFailure;
 use super::owed::Owed;
-use crate::confine::confine;
 use crate::link::{BackgroundSender, Stream};
-use crate::priority::Rank;
+use hikkoshi_linux::Rank;
+use hikkoshi_linux::sandbox_thread;
 
 /// All workers of one migration.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl Crew {
                 .name(format!("src-precopy-{number}"))
                 .spawn(move || {
                     priority.take(Rank::Background);
-                    confine();
+                    sandbox_thread();
                     while let Ok(batch) = ordered.recv() {
                         if let Err(failure) = sender.batch(&batch) {
                             let ended =

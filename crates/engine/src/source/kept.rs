@@ -12,10 +12,10 @@ use hikkoshi_wire::{Capabilities, Limits, MigrationId, Role, ToDestination, ToSo
 
 use super::error::SourceFailure;
 use super::patience::Deadline;
-use crate::cancel::Cancel;
 use crate::custody::SourceStage;
 use crate::link::{HandshakeError, LinkError, Remote, hello, open, split};
 use crate::stats::Observer;
+use hikkoshi_linux::Cancel;
 
 /// For how long to try. The guest runs meanwhile.
 const LIMIT: Duration = Duration::from_secs(10);

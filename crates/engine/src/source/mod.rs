@@ -40,7 +40,6 @@ pub use options::{ReadAhead, SourceOptions, WhenStalled};
 
 use hikkoshi_wire::{MigrationId, Mode};
 
-use crate::cancel::Cancel;
 use crate::custody::{Journal, SourceAction, SourceEvent, SourceRecord, SourceStage};
 use crate::guest::SourceGuest;
 use crate::link::{BackgroundSender, HandshakeError, Remote, Urgency};
@@ -49,6 +48,7 @@ use crate::ram::RamFiles;
 use crate::stats::{Account, Counters, GuestState, Observer, Phase, Requests, Tracker};
 use crew::Crew;
 use handover::{Handed, Handover, Line};
+use hikkoshi_linux::Cancel;
 use keeper::Keeper;
 use owed::Owed;
 use precopy::{Precopy, Verdict};

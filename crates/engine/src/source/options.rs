@@ -7,8 +7,8 @@ use std::time::Duration;
 use hikkoshi_wire::Mode;
 
 use crate::link::PEER_TIMEOUT;
-use crate::priority::Priority;
 use crate::retry::RetryFor;
+use hikkoshi_linux::Priority;
 
 /// What to do when pre-copy does not converge within its rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

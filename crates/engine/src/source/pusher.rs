@@ -18,13 +18,13 @@ use super::order::{Next, Order, Route};
 use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
 use super::session::{Event, Session};
-use crate::cancel::Cancel;
-use crate::confine::confine;
 use crate::last_word::LastWord;
 use crate::link::{BackgroundSender, LinkError, TICK};
-use crate::priority::Rank;
 use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
+use hikkoshi_linux::Cancel;
+use hikkoshi_linux::Rank;
+use hikkoshi_linux::sandbox_thread;
 
 /// Pages in one piece at most, 32 KiB: an urgent page never waits for more than
 /// that on a processor. On the wire the link makes do with less.
@@ -83,7 +83,7 @@ impl Pushers {
                 .spawn(move || {
                     let _last_word = LastWord::new(&events, Event::ThreadDied);
                     priority.take(Rank::Background);
-                    confine();
+                    sandbox_thread();
                     let event = match pusher.run() {
                         Ok(()) | Err(Failure::Link(LinkError::Stopped)) => return,
                         Err(Failure::Link(error)) => Event::Ended("a background link", error),

@@ -15,13 +15,13 @@ use hikkoshi_wire::{
 use super::Move;
 use super::error::SourceFailure;
 use super::owed::Owed;
-use crate::cancel::Cancel;
-use crate::confine::confine;
 use crate::custody::{DestinationStage, SourceStage};
 use crate::link::{
     BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream,
     TICK, hello, open, split,
 };
+use hikkoshi_linux::Cancel;
+use hikkoshi_linux::sandbox_thread;
 
 /// Messages and failures waiting for the main thread: few, so that a peer
 /// that floods the control link blocks itself.
@@ -266,7 +266,7 @@ impl Session {
         thread::Builder::new()
             .name("src-control".into())
             .spawn(move || {
-                confine();
+                sandbox_thread();
                 loop {
                     let (event, last) = match reader.control() {
                         Ok(message) => (Event::Said(message), false),

@@ -36,10 +36,10 @@ use super::patience::Deadline;
 use super::precopy::Precopy;
 use super::session::{EMPTYING, Session, Stage};
 use super::urgent::UrgentThread;
-use crate::cancel::Cancel;
 use crate::guest::SourceGuest;
 use crate::link::{BackgroundSender, LinkError};
 use crate::stats::{Counters, Phase};
+use hikkoshi_linux::Cancel;
 
 /// How often the log is taken before the pause, at most: each pass drops what
 /// the guest has dirtied while the one before was dropped, so that little is

@@ -23,12 +23,12 @@ use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
 use super::requests::{Request, Requests};
 use super::session::{Event, Session};
-use crate::confine::confine;
 use crate::last_word::LastWord;
 use crate::link::{LinkError, LinkReader, LinkWriter, Urgency};
-use crate::priority::Rank;
 use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
+use hikkoshi_linux::Rank;
+use hikkoshi_linux::sandbox_thread;
 
 /// The most pages in one frame: a request for a huge page is answered in
 /// pieces of 32 KiB.
@@ -76,7 +76,7 @@ impl UrgentThread {
             .spawn(move || {
                 let _last_word = LastWord::new(&events, Event::ThreadDied);
                 priority.take(Rank::Urgent);
-                confine();
+                sandbox_thread();
                 // Nobody listens any more once the migration is over.
                 let _ = events.send(urgent.run());
             })

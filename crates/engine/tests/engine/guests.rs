@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, SourceGuest, ThreadName};
+use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_pages::PageRange;
-use hikkoshi_userfault::{Features, HostAddr, Process, Userfault};
+use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::{GuestDescription, Processors};
 
 use crate::device::DirectDevice;

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
 
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use thiserror::Error;

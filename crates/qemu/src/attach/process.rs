@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use hikkoshi_userfault::{Leftover, Process};
+use hikkoshi_linux::Process;
+use hikkoshi_userfault::Leftover;
 use rustix::io::Errno;
 use thiserror::Error;
 

@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 use rustix::fs::{Mode, OFlags};
 
 use crate::attach::maps::{self, Mapping};

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::Cancel;
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 
 /// How often to look. Nothing is lost meanwhile but the operator's time.
 const LOOK: Duration = Duration::from_millis(100);

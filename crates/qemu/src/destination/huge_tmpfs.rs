@@ -10,7 +10,7 @@
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsFd;
 
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 
 /// Overrules every mount: `deny` and `force`. Its other values are about
 /// memory without a mount that one could see.

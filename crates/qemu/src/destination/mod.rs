@@ -12,10 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, ThreadName};
+use hikkoshi_linux::Process;
 use hikkoshi_pages::PAGE_BYTES;
-use hikkoshi_userfault::{
-    Features, ForeignUserfault, GiveBackError, Process, TakeError, Userfault,
-};
+use hikkoshi_userfault::{Features, ForeignUserfault, GiveBackError, TakeError, Userfault};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::Cancel;
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 use serde_json::Value;
 
 use crate::qmp::monitor::{self, ENDLESS, Patience};

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use hikkoshi_engine::ThreadName;
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 use serde_json::{Value, json};
 
 use crate::qmp::{Client, QmpError};

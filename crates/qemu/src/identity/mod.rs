@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_engine::{RamFile, RamFiles};
+use hikkoshi_linux::Process;
 use hikkoshi_pages::LayoutError;
-use hikkoshi_userfault::{Process, TakeError};
+use hikkoshi_userfault::TakeError;
 use hikkoshi_wire::GuestDescription;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;

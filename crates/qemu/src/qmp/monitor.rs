@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::Cancel;
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 use thiserror::Error;
 
 use crate::qmp::{Client, ConnectError, QmpError};

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, UnsupportedKernel};
 use hikkoshi_engine::{Cancel, GuestError, Mode, RamFiles, SourceGuest};
-use hikkoshi_userfault::{
-    Features, ForeignUserfault, GiveBackError, HostAddr, Process, TakeError, close_remote,
-};
+use hikkoshi_linux::{HostAddr, Process};
+use hikkoshi_userfault::{Features, ForeignUserfault, GiveBackError, TakeError, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -176,7 +176,7 @@ fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoErr
     Ok(resume(client, ran, true)?)
 }
 
-fn close_dirty_logs(process: &Arc<hikkoshi_userfault::Process>) -> Result<(), UndoError> {
+fn close_dirty_logs(process: &Arc<hikkoshi_linux::Process>) -> Result<(), UndoError> {
     for leftover in process::userfaults(process)? {
         if is_dirty_log(&leftover) {
             close_remote(process, leftover.number)?;

@@ -4,10 +4,10 @@ use std::thread;
 use std::time::Instant;
 
 use super::{LOOK, NotRun, Seen, Stay};
-use crate::cancel::Cancel;
 use crate::custody::{DestinationAction, DestinationEvent, DestinationStage};
 use crate::destination::error::DestinationFailure;
 use crate::guest::DestinationGuest;
+use hikkoshi_linux::Cancel;
 
 impl Stay<'_> {
     /// Makes the guest run, and sees to the links meanwhile: whoever makes it

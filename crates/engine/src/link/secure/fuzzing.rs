@@ -17,8 +17,8 @@ use super::keys::{ALERT, Common, DATA, HANDSHAKE, Key, PLAIN, Renew, TAG};
 use super::open::{EMPTY, LONGEST};
 use super::verify::fingerprint;
 use super::{Invitation, InvitationError, Opener, Patience, SecureError, TlsClient, TlsServer};
-use crate::cancel::Cancel;
 use crate::link::Address;
+use hikkoshi_linux::Cancel;
 
 /// A socket that has all that the peer will ever send.
 struct Sent<'a> {

@@ -19,7 +19,7 @@ use super::open::{Alert, LONGEST, Opener};
 use super::seal::Sealer;
 use super::suitable::{Utc, now, readable};
 use super::verify::fingerprint;
-use crate::cancel::Cancel;
+use hikkoshi_linux::Cancel;
 
 /// The most that a peer may send in a handshake, bytes.
 const MOST: usize = 128 << 10;

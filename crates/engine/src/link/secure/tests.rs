@@ -14,8 +14,8 @@ use rcgen::{
 
 use super::keys::PLAIN;
 use super::*;
-use crate::cancel::Cancel;
 use crate::link::Address;
+use hikkoshi_linux::Cancel;
 
 type Side = Result<(Opener, Sealer), SecureError>;
 

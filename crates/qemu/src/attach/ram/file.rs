@@ -4,7 +4,7 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 
 use crate::attach::maps::Mapping;
 use crate::attach::ram::RamError;

@@ -22,8 +22,8 @@ pub(crate) mod mtree;
 use std::io;
 
 use hikkoshi_engine::{RamFile, RamFiles};
+use hikkoshi_linux::Process;
 use hikkoshi_pages::{GuestRange, LayoutError, RamBlock, RamLayout};
-use hikkoshi_userfault::Process;
 use serde_json::{Value, json};
 use thiserror::Error;
 

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use hikkoshi_userfault::Process;
+use hikkoshi_linux::Process;
 use rustix::fs::Mode;
 use vm_memory::{FileOffset, MmapRegion};
 

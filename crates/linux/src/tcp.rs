@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::io::{Errno, Result};
 
-use crate::abi;
+use crate::errno::check;
 
 /// A part of `struct tcp_info` (`linux/tcp.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl TcpInfo {
                 &raw mut len,
             )
         };
-        abi::check(result)?;
+        check(result)?;
         if (len as usize) < KNOWN {
             return Err(Errno::NOPROTOOPT);
         }
@@ -82,7 +82,7 @@ pub fn set_pace(socket: impl AsFd, bytes_per_second: u64) -> Result<()> {
             8,
         )
     };
-    abi::check(result)
+    check(result)
 }
 
 #[cfg(test)]

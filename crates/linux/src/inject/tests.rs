@@ -9,7 +9,6 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::*;
-use crate::device::word;
 use crate::target::Target;
 
 /// A process that counts, and notices when its registers or its stack are not its own.

@@ -154,7 +154,7 @@ impl Process {
     }
 
     /// Descriptor `number` as `/proc` shows it: what it leads to, and its `fdinfo`.
-    pub(crate) fn describe_descriptor(&self, number: i32) -> io::Result<(PathBuf, String)> {
+    pub fn describe_descriptor(&self, number: i32) -> io::Result<(PathBuf, String)> {
         let folder = self.thread_folder()?;
         let link = std::fs::read_link(folder.join(format!("fd/{number}")))?;
         let info = std::fs::read_to_string(folder.join(format!("fdinfo/{number}")))?;
@@ -162,7 +162,7 @@ impl Process {
     }
 
     /// The numbers of its open descriptors.
-    pub(crate) fn descriptors(&self) -> io::Result<Vec<i32>> {
+    pub fn descriptors(&self) -> io::Result<Vec<i32>> {
         let mut numbers = Vec::new();
         for entry in std::fs::read_dir(self.thread_folder()?.join("fd"))? {
             let name = entry?.file_name();

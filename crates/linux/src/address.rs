@@ -1,9 +1,9 @@
-//! Addresses in the process that a userfaultfd belongs to.
+//! Addresses in another process.
 
 use std::fmt;
 
-/// A virtual address of the process whose memory a userfaultfd watches. Never one of ours, and
-/// never a guest's: nothing here can be dereferenced.
+/// A virtual address in another process (QEMU). It is neither an address in this process nor a
+/// guest-physical address, so nothing here can be dereferenced.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct HostAddr(pub u64);
 
@@ -27,8 +27,8 @@ impl fmt::Debug for HostAddr {
     }
 }
 
-/// `len` bytes of that process's memory from `addr` on. The kernel wants both to be multiples of
-/// the page size of what is mapped there, and says `EINVAL` otherwise.
+/// `len` bytes of that process's memory, starting at `addr`. The kernel requires both to be
+/// multiples of the page size of the mapping and returns `EINVAL` otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct HostRange {
     /// First byte.
@@ -42,13 +42,6 @@ impl HostRange {
     #[must_use]
     pub const fn new(addr: HostAddr, len: u64) -> Self {
         Self { addr, len }
-    }
-
-    pub(crate) fn raw(self) -> crate::abi::Range {
-        crate::abi::Range {
-            start: self.addr.0,
-            len: self.len,
-        }
     }
 }
 

@@ -20,7 +20,9 @@
 
 use std::time::Duration;
 
-use hikkoshi_userfault::{Errno, Policy, Schedule};
+use rustix::io::Errno;
+
+use crate::schedule::{Policy, Schedule};
 
 /// What an urgent thread asks for at once: the least that the kernel grants.
 const URGENT_SLICE: Duration = Duration::from_micros(100);

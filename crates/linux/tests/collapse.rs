@@ -8,7 +8,7 @@ mod common;
 use std::os::fd::AsRawFd;
 
 use common::{Target, as_nobody, map_shared, memory_file};
-use hikkoshi_userfault::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
+use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 
 const HUGE: u64 = COLLAPSE_BYTES;
 const BYTES: u64 = 8 * HUGE;

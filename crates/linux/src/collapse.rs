@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::abi;
 use crate::address::HostRange;
+use crate::errno::last_errno;
 use crate::process::Process;
 
 /// `MADV_COLLAPSE` of `asm-generic/mman-common.h`, Linux 6.1.
@@ -105,7 +105,7 @@ impl Process {
             Ok(done) if done == range.len => Ok(()),
             // A part only: it was longer than one huge page, or the rest is not mapped.
             Ok(_) => Err(CollapseError::Impossible),
-            Err(_) => Err(abi::last_errno().into()),
+            Err(_) => Err(last_errno().into()),
         }
     }
 }

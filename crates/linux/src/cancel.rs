@@ -24,7 +24,7 @@ impl Cancel {
 
     /// A flag that is set already: whoever looks at it waits no longer than
     /// until the next look.
-    pub(crate) fn at_once() -> Self {
+    pub fn at_once() -> Self {
         let cancel = Self::new();
         cancel.cancel();
         cancel
@@ -46,7 +46,7 @@ impl Cancel {
     }
 
     /// Whether somebody has asked; that is forgotten then.
-    pub(crate) fn take(&self) -> bool {
+    pub fn take(&self) -> bool {
         self.flag.swap(false, Ordering::AcqRel)
     }
 

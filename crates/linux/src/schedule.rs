@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::io::Result;
 
-use crate::abi;
+use crate::errno::check;
 
 /// The scheduling policies that the engine tells apart (`sched(7)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Schedule {
                 0,
             )
         };
-        abi::check(result)?;
+        check(result)?;
         Ok(Self {
             policy: match attributes.sched_policy.cast_signed() {
                 libc::SCHED_OTHER => Policy::Other,
@@ -85,7 +85,7 @@ impl Schedule {
         // SAFETY: the kernel reads `size` bytes of the structure, which is as
         // large as that; no memory is handed over.
         let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-        abi::check(result)
+        check(result)
     }
 }
 

@@ -47,7 +47,7 @@ static TOLD: AtomicU8 = AtomicU8::new(0);
 /// Confines the calling thread for good, as far as this kernel can: what it
 /// cannot is told once, and done without. It is a second line: the first is that
 /// nothing from outside is believed.
-pub(crate) fn confine() {
+pub fn sandbox_thread() {
     let nothing = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),
@@ -226,7 +226,7 @@ mod tests {
         let mut stream = TcpStream::connect(address).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
         thread::spawn(move || {
-            confine();
+            sandbox_thread();
             // What its work takes.
             file.write_all(b"page").unwrap();
             file.rewind().unwrap();
@@ -355,7 +355,7 @@ mod tests {
     fn confined(end: fn()) -> thread::Result<()> {
         let thread = thread::Builder::new().name("dst-test".into());
         let confined = thread.spawn(move || {
-            confine();
+            sandbox_thread();
             end();
         });
         confined.unwrap().join()

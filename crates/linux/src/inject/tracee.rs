@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use libc::{c_long, c_void};
 use rustix::io::Errno;
 
-use crate::abi::last_errno;
+use crate::errno::last_errno;
 
 /// Not in the libc crate for glibc; `linux/ptrace.h`.
 const PTRACE_GETSIGMASK: u32 = 0x420a;

@@ -31,7 +31,7 @@ const NO_SYSCALL: u64 = u64::MAX;
 
 /// A thread of another process, stopped, whose registers we borrow.
 #[derive(Debug)]
-pub(crate) struct Remote {
+pub struct Remote {
     pid: u32,
     stopped: Stopped,
     memory: File,
@@ -48,9 +48,9 @@ pub(crate) struct Remote {
 
 /// Memory of the process that is ours until the end of the injection.
 #[derive(Debug)]
-pub(crate) struct Scratch {
+pub struct Scratch {
     /// Its address there, a multiple of 16.
-    pub(crate) at: u64,
+    pub at: u64,
     before: Vec<u8>,
 }
 
@@ -125,7 +125,7 @@ impl Remote {
     }
 
     /// Makes the thread do one system call. The inner result is the call's.
-    pub(crate) fn syscall(
+    pub fn syscall(
         &mut self,
         step: &'static str,
         number: libc::c_long,
@@ -165,7 +165,7 @@ impl Remote {
 
     /// Reserves `bytes` of the thread's stack, below what it uses: memory that any signal could
     /// overwrite at any time, so nothing of the process can be there.
-    pub(crate) fn scratch(&self, bytes: u16) -> Result<Scratch, InjectError> {
+    pub fn scratch(&self, bytes: u16) -> Result<Scratch, InjectError> {
         let at = self.saved.rsp.saturating_sub(RED_ZONE + u64::from(bytes)) & !15;
         let mut before = vec![0; usize::from(bytes)];
         self.read(at, &mut before)?;
@@ -173,17 +173,27 @@ impl Remote {
     }
 
     /// Puts back what was there.
-    pub(crate) fn give_back(&self, scratch: &Scratch) -> Result<(), InjectError> {
+    pub fn give_back(&self, scratch: &Scratch) -> Result<(), InjectError> {
         self.write(scratch.at, &scratch.before)
     }
 
-    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), InjectError> {
+    /// Reads the process's memory at address `at`.
+    ///
+    /// # Errors
+    ///
+    /// When the memory is not mapped or the process has ended.
+    pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), InjectError> {
         self.memory.read_exact_at(bytes, at).map_err(|source| {
             proc_error(&self.stopped.tracee, self.pid, "reading the memory", source)
         })
     }
 
-    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), InjectError> {
+    /// Writes the process's memory at address `at`.
+    ///
+    /// # Errors
+    ///
+    /// When the memory is not mapped or the process has ended.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), InjectError> {
         self.memory.write_all_at(bytes, at).map_err(|source| {
             proc_error(&self.stopped.tracee, self.pid, "writing the memory", source)
         })

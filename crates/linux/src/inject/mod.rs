@@ -35,7 +35,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 pub use error::InjectError;
-pub(crate) use remote::Remote;
+pub use remote::{Remote, Scratch};
 
 use self::apart::ApartError;
 use crate::process::Process;
@@ -47,7 +47,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Stops a thread of `process`, runs `work` on it, lets it go.
 ///
 /// `undo` is given the result if it comes so late that the caller has been told otherwise.
-pub(crate) fn inject<T, E>(
+pub fn inject<T, E>(
     process: &Arc<Process>,
     work: impl FnOnce(&mut Remote) -> Result<T, E> + Send + 'static,
     undo: impl FnOnce(T) + Send + 'static,
@@ -107,6 +107,12 @@ where
         // Only a panic of the thread ends the channel without a result.
         Err(RecvTimeoutError::Disconnected) => Err(InjectError::Panicked { pid }.into()),
     }
+}
+
+/// A C `int` as a system call's argument.
+#[must_use]
+pub fn word(value: i32) -> u64 {
+    i64::from(value).cast_unsigned()
 }
 
 fn on_this_thread<T, E>(
