@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hikkoshi_linux::{HostAddr, HostRange, Process};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageBitmap, PageRange, RamLayout};
-use hikkoshi_userfault::{Mode, RangeError, Userfault};
+use hikkoshi_userfault::{RangeError, RegisterMode, Userfault};
 use thiserror::Error;
 
 use crate::log::{DirtyError, DirtyLog};
@@ -157,7 +157,7 @@ impl PagemapLog {
                 source,
             };
             log.userfault
-                .register(range, Mode::WRITE_PROTECT)
+                .register(range, RegisterMode::WRITE_PROTECT)
                 .map_err(failed)?;
             // By this call and not by a scan, which leaves out what has no page tables yet. In
             // pieces: the guest's own faults wait for as long as one call takes.

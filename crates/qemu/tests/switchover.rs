@@ -14,7 +14,7 @@ use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
 use hikkoshi_linux::{HostAddr, HostRange, Process, Stop};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
-use hikkoshi_userfault::{Event, EventBuffer, Mode, Ready, close_remote};
+use hikkoshi_userfault::{Event, EventBuffer, Ready, RegisterMode, close_remote};
 use serde_json::json;
 use support::{Program, Qemu, RamPath, with_each};
 
@@ -485,7 +485,7 @@ fn missing_pages_are_asked_for_while_the_state_is_loaded_and_after() {
         let (userfault, addresses) = destination.take_userfault().unwrap();
         let bytes = source.ram().layout().bytes();
         let whole = HostRange::new(HostAddr(addresses[0]), bytes);
-        userfault.register(whole, Mode::MISSING).unwrap();
+        userfault.register(whole, RegisterMode::MISSING).unwrap();
         let stop = Stop::new().unwrap();
         let served = std::thread::scope(|scope| {
             let ram = source.ram();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{HugePages, Target, map_shared, memory_file};
 use hikkoshi_linux::{HostAddr, HostRange};
-use hikkoshi_userfault::{Features, ForeignUserfault, Mode, Userfault};
+use hikkoshi_userfault::{Features, ForeignUserfault, RegisterMode, Userfault};
 
 const ROUNDS: usize = 1000;
 
@@ -58,7 +58,7 @@ fn copies(what: &str, huge: bool, bytes: usize) {
     let start = HostAddr(memory.expose_provenance() as u64);
     let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
     let range = HostRange::new(start, MOST as u64);
-    own.register(range, Mode::MISSING).unwrap();
+    own.register(range, RegisterMode::MISSING).unwrap();
     let content = vec![1; bytes];
     let mut times = Vec::new();
     for part in (0..MOST as u64).step_by(bytes).take(ROUNDS) {

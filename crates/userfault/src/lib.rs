@@ -59,5 +59,5 @@ pub use event::{Event, EventBuffer, Fault, ReadError, Ready};
 pub use features::Features;
 pub use foreign::{ForeignUserfault, GiveBackError, TakeError, close_remote};
 pub use leftovers::{Leftover, leftovers};
-pub use userfault::{ApiError, CreateError, Mode, RangeError, Registered, Userfault};
+pub use userfault::{ApiError, CreateError, RangeError, RegisterMode, Registered, Userfault};
 pub use watch::Watch;

@@ -73,14 +73,14 @@ pub enum ApiError {
 
 /// What to watch for in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Mode {
+pub struct RegisterMode {
     /// Accesses to pages that are not there.
     pub missing: bool,
     /// Writes to pages that [`Userfault::write_protect`] has protected.
     pub write_protect: bool,
 }
 
-impl Mode {
+impl RegisterMode {
     /// Watch for missing pages only.
     pub const MISSING: Self = Self {
         missing: true,
@@ -270,7 +270,7 @@ impl Userfault {
     ///
     /// When another userfaultfd watches some of it, when it is not whole pages of memory that can
     /// be watched, or the process has ended.
-    pub fn register(&self, range: HostRange, mode: Mode) -> Result<Registered, RangeError> {
+    pub fn register(&self, range: HostRange, mode: RegisterMode) -> Result<Registered, RangeError> {
         const DOING: &str = "registering";
         let mut register = abi::Register {
             range: abi::Range::from(range),

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
 use hikkoshi_linux::{HostAddr, HostRange, Stop};
 use hikkoshi_userfault::{
-    Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, Mode, RangeError, Ready,
-    Userfault,
+    Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, RangeError, Ready,
+    RegisterMode, Userfault,
 };
 
 const PAGE: usize = 4096;
@@ -59,7 +59,10 @@ fn guest() -> Guest {
     target.shared.wait(0, 1);
     let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap();
     let range = HostRange::new(HostAddr(target.shared.get(0)), (PAGES * PAGE) as u64);
-    let registered = taken.userfault().register(range, Mode::MISSING).unwrap();
+    let registered = taken
+        .userfault()
+        .register(range, RegisterMode::MISSING)
+        .unwrap();
     assert!(registered.zero);
     Guest {
         target,
@@ -203,7 +206,7 @@ fn huge_pages_are_installed_whole() {
     let memory = map_shared(2 * HUGE, file.as_raw_fd());
     let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
     let range = HostRange::new(HostAddr(memory.expose_provenance() as u64), 2 * HUGE as u64);
-    let registered = own.register(range, Mode::MISSING).unwrap();
+    let registered = own.register(range, RegisterMode::MISSING).unwrap();
     assert!(!registered.zero);
     let content: Vec<u8> = (0..HUGE).map(|at| (at >> 12) as u8).collect();
     let error = own.copy(range.addr, &content[..PAGE]).unwrap_err();
@@ -281,7 +284,7 @@ fn a_huge_page_that_there_is_no_room_for_does_not_count_as_present() {
     let first = HostRange::new(HostAddr(memory.expose_provenance() as u64), HUGE as u64);
     let second = HostRange::new(first.addr.checked_add(HUGE as u64).unwrap(), HUGE as u64);
     for range in [first, second] {
-        own.register(range, Mode::MISSING).unwrap();
+        own.register(range, RegisterMode::MISSING).unwrap();
     }
     let content = vec![7; HUGE];
     let nothing = Copied::default();
@@ -399,7 +402,9 @@ fn the_end_of_the_process_is_told_and_does_no_harm() {
         })
     );
     assert!(matches!(
-        guest.userfault().register(guest.range, Mode::MISSING),
+        guest
+            .userfault()
+            .register(guest.range, RegisterMode::MISSING),
         Err(RangeError::Gone { .. })
     ));
     guest.userfault().wake(guest.range).unwrap();
@@ -443,7 +448,7 @@ fn errors_say_what_and_how_far() {
     let second = ForeignUserfault::take(guest.target.pid, Features::FOR_MISSING).unwrap();
     let error = second
         .userfault()
-        .register(guest.range, Mode::MISSING)
+        .register(guest.range, RegisterMode::MISSING)
         .unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -470,7 +475,7 @@ fn installing_waits_while_the_layout_changes() {
     let memory = map_shared(pages, -1).addr();
     let own = Userfault::create_for_self(Features::FOR_MISSING | Features::EVENT_REMOVE).unwrap();
     let range = HostRange::new(HostAddr(memory as u64), pages as u64);
-    own.register(range, Mode::MISSING).unwrap();
+    own.register(range, RegisterMode::MISSING).unwrap();
     own.copy(range.addr, &[1; PAGE]).unwrap();
     let stop = Stop::new().unwrap();
     let copy = || own.copy(HostAddr(range.addr.0 + PAGE as u64), &[2; PAGE]);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use common::{Target, gettid, map_shared, memory_file};
 use hikkoshi_linux::{HostAddr, HostRange, Stop};
-use hikkoshi_userfault::{EventBuffer, Features, ForeignUserfault, Mode, Ready};
+use hikkoshi_userfault::{EventBuffer, Features, ForeignUserfault, Ready, RegisterMode};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
@@ -43,7 +43,10 @@ fn guest() -> (Target, ForeignUserfault, HostRange) {
     target.shared.wait(0, 1);
     let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap();
     let range = HostRange::new(HostAddr(target.shared.get(0)), (PAGES * PAGE) as u64);
-    taken.userfault().register(range, Mode::MISSING).unwrap();
+    taken
+        .userfault()
+        .register(range, RegisterMode::MISSING)
+        .unwrap();
     (target, taken, range)
 }
 

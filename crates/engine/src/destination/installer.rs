@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use hikkoshi_linux::{HostAddr, HostRange, Stop};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, Page, PageBitmap, PageRange, RamLayout};
-use hikkoshi_userfault::{CopyError, Mode, RangeError, Userfault};
+use hikkoshi_userfault::{CopyError, RangeError, RegisterMode, Userfault};
 use thiserror::Error;
 
 use super::book::TooManyPartial;
@@ -158,8 +158,11 @@ impl Installer {
     /// Registers all of the guest's memory: from here on an access to a page
     /// that is not there faults.
     pub(super) fn start(&self) -> Result<(), RangeError> {
-        self.host_ranges()
-            .try_for_each(|range| self.userfault.register(range, Mode::MISSING).map(drop))
+        self.host_ranges().try_for_each(|range| {
+            self.userfault
+                .register(range, RegisterMode::MISSING)
+                .map(drop)
+        })
     }
 
     /// The host page that `page` is in.

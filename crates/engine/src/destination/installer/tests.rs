@@ -224,10 +224,16 @@ fn a_block_that_cannot_be_let_go_keeps_no_other() {
     let good = HostRange::new(HostAddr(map.as_ptr() as u64), PAGE_BYTES);
     let unaligned = good.addr.0 + 1;
     let installer = Installer::new(Arc::new(create()), ram, &[unaligned, good.addr.0], 1).unwrap();
-    installer.userfault.register(good, Mode::MISSING).unwrap();
+    installer
+        .userfault
+        .register(good, RegisterMode::MISSING)
+        .unwrap();
     let other = create();
-    assert!(other.register(good, Mode::MISSING).is_err(), "taken");
+    assert!(
+        other.register(good, RegisterMode::MISSING).is_err(),
+        "taken"
+    );
     installer.unregister().unwrap_err();
-    other.register(good, Mode::MISSING).unwrap();
+    other.register(good, RegisterMode::MISSING).unwrap();
     other.unregister(good).unwrap();
 }
