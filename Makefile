@@ -74,7 +74,7 @@ test-guests: guest ## the laboratory's own tests, and real guests moved between 
 .PHONY: drills
 drills: guest ## cut, kill and starve migrations on purpose: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
-	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test drills --test shortage --test ending
+	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test fault_drills --test out_of_space --test completion
 	@cat $(BUILD)/drills.md
 
 # A selection of it is part of test-guests.

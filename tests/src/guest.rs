@@ -1,7 +1,7 @@
 //! A guest that is moved about and asked how it is.
 
 use crate::disk::{check_disks, with_disk};
-use crate::trip::Arrived;
+use crate::migration::Arrived;
 use crate::{Account, Attempt, Ends, LONG, Scene, Traces, Trip, eventually, tell};
 use hikkoshi_lab::{Report, Vm, VmConfig};
 use std::sync::Arc;

@@ -39,44 +39,44 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test's failure is the message
 
-mod account;
-mod authority;
+mod certificate_authority;
 mod disk;
-mod drill;
+mod fault_drill;
+mod fault_injection;
+mod free_huge_pages;
 mod guest;
-mod harm;
-mod kernel;
-mod loopback;
-mod pieces;
+mod json_report;
+mod json_schema;
+mod kernel_feature;
+mod migration;
+mod packet_capture;
 mod program;
-mod rank;
+mod qemu_state;
 mod refusal;
 mod relay;
-mod scene;
-mod schema;
-mod traces;
-mod trip;
-mod watcher;
-mod wiretap;
+mod split_brain;
+mod test_env;
+mod thread_scheduling;
+mod unique_address;
 
-pub use account::{Account, Bucket, Bytes, Latency, Pages, ThreadFaults};
-pub use authority::Authority;
-pub use drill::{Drill, Random};
+pub use certificate_authority::Authority;
+pub use fault_drill::{Drill, Random};
+pub use fault_injection::{Harm, busy, harmed_at_each};
+pub use free_huge_pages::free_huge_pages;
 pub use guest::{Guest, assert_not_running};
-pub use harm::{Harm, busy, harmed_at_each};
-pub use kernel::Lack;
-pub use loopback::{own_address, own_host};
-pub use pieces::free_huge_pages;
+pub use json_report::{Account, Bucket, Bytes, Latency, Pages, ThreadFaults};
+pub use json_schema::Schema;
+pub use kernel_feature::Lack;
+pub use migration::{Arrived, Attempt, Ends, Side, Trip, Via, address_in};
+pub use packet_capture::{Heard, Wiretap};
 pub use program::{Ended, Program, hikkoshi};
-pub use rank::Rank;
+pub use qemu_state::{Traces, eventually};
 pub use refusal::{refused, refused_command};
 pub use relay::{Kind, Moment, Relay, Then, When};
-pub use scene::{Scene, tell};
-pub use schema::Schema;
-pub use traces::{Traces, eventually};
-pub use trip::{Arrived, Attempt, Ends, Side, Trip, Via, address_in};
-pub use watcher::Watcher;
-pub use wiretap::{Heard, Wiretap};
+pub use split_brain::Watcher;
+pub use test_env::{Scene, tell};
+pub use thread_scheduling::Rank;
+pub use unique_address::{own_address, own_host};
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! Links that break at every step up to commit, and at the very end. Up to commit the source's guest
-//! runs on, and can be moved later; what comes after it is told in `recovery.rs`.
+//! runs on, and can be moved later; what comes after it is described in `recovery.rs`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use Kind::*;
