@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Issues certificates, in files that last as long as it does.
-pub struct Authority {
+pub struct CertificateAuthority {
     folder: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
     issued: AtomicU32,
 }
 
-impl std::fmt::Debug for Authority {
+impl std::fmt::Debug for CertificateAuthority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authority")
             .field("folder", &self.folder)
@@ -19,7 +19,7 @@ impl std::fmt::Debug for Authority {
     }
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// Makes one; its files are in `folder`, which exists.
     ///
     /// # Panics

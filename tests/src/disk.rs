@@ -2,7 +2,7 @@
 //! I/O while the guest is moved. Source and destination have the same image with file locking on, so
 //! QEMU has to hand it over with the guest, and back.
 
-use crate::Scene;
+use crate::TestEnv;
 use hikkoshi_lab::{Disk, DiskContent, DiskFormat, DiskImage, Vm, VmConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,13 +19,13 @@ const CONTENT: DiskContent = DiskContent::FileSystem {
 const END: Duration = Duration::from_secs(20);
 
 /// A machine with a disk, and a guest that works with it, unless it has one already.
-pub(crate) fn with_disk(scene: &Scene, config: VmConfig) -> VmConfig {
+pub(crate) fn with_disk(env: &TestEnv, config: VmConfig) -> VmConfig {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if !config.disks().is_empty() {
         return config;
     }
     let name = format!("guest{}", NEXT.fetch_add(1, Ordering::Relaxed));
-    let image = DiskImage::new(scene.lab(), &name, DiskFormat::Qcow2, CONTENT).unwrap();
+    let image = DiskImage::new(env.lab(), &name, DiskFormat::Qcow2, CONTENT).unwrap();
     config.file_system(Disk::new(image))
 }
 

@@ -5,7 +5,7 @@
 //! pages that the guest has at the source are at the destination. They come from a seed that is told, and that
 //! `HIKKOSHI_SEED` gives again. `HIKKOSHI_DRILLS` names a file for the table.
 
-use crate::{Attempt, Guest, LONG, Trip, tell};
+use crate::{Guest, LONG, Migration, MigrationPlan, log};
 use hikkoshi_lab::{Report, Vm};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -73,20 +73,20 @@ struct Interruption {
 
 /// What is done again and again.
 #[derive(Debug)]
-pub struct Drill {
+pub struct FaultDrill {
     what: &'static str,
     random: Random,
     done: Vec<Interruption>,
 }
 
-impl Drill {
+impl FaultDrill {
     /// Nothing done yet.
     pub fn new(what: &'static str) -> Self {
         // Each drill has numbers of its own, whichever others are run.
         let own = what.bytes().fold(seed(), |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
-        tell(format!("{what}: HIKKOSHI_SEED={}", seed()));
+        log(format!("{what}: HIKKOSHI_SEED={}", seed()));
         Self {
             what,
             random: Random(own),
@@ -107,12 +107,12 @@ impl Drill {
     ///
     /// # Panics
     /// When anything is not as it should be.
-    pub fn interrupt(
+    pub fn run(
         &mut self,
         guest: &mut Guest<'_>,
         (times, at_once): (usize, usize),
-        mut trip: impl FnMut(u32) -> Trip,
-        mut each: impl FnMut(&mut Attempt, &mut Random) -> Option<String>,
+        mut plan: impl FnMut(u32) -> MigrationPlan,
+        mut each: impl FnMut(&mut Migration, &mut Random) -> Option<String>,
     ) {
         let wanted = self.done.len() + times;
         for number in 0..MOST_TRIPS {
@@ -120,40 +120,40 @@ impl Drill {
             if left == 0 {
                 return;
             }
-            self.travel(guest, left.min(at_once), &trip(number), &mut each);
+            self.run_migration(guest, left.min(at_once), &plan(number), &mut each);
         }
         panic!("{}: {} of {wanted} moments", self.what, self.done.len());
     }
 
-    fn travel(
+    fn run_migration(
         &mut self,
         guest: &mut Guest<'_>,
         times: usize,
-        trip: &Trip,
-        each: &mut impl FnMut(&mut Attempt, &mut Random) -> Option<String>,
+        plan: &MigrationPlan,
+        each: &mut impl FnMut(&mut Migration, &mut Random) -> Option<String>,
     ) {
-        let mut moments: Vec<_> = (0..times).map(|_| self.random.part() * LAST).collect();
-        moments.sort_by(f64::total_cmp);
-        let links = LINKS[usize::from(trip.is_encrypted())];
-        let mut attempt = guest.set_out(trip);
-        attempt.receive.wait_said("the guest runs here now");
+        let mut breakpoints: Vec<_> = (0..times).map(|_| self.random.part() * LAST).collect();
+        breakpoints.sort_by(f64::total_cmp);
+        let links = LINKS[usize::from(plan.is_encrypted())];
+        let mut migration = guest.start_migration(plan);
+        migration.receive.wait_stderr("the guest runs here now");
         // What was there before is no part of it.
-        let before = held(&attempt.destination);
+        let before = held(&migration.destination);
         let to_come = held(guest.vm()) - before;
         let mut missed = false;
-        for moment in moments {
-            let Some(at) = attempt.wait_arrived((before, to_come), moment) else {
+        for breakpoint in breakpoints {
+            let Some(at) = migration.wait_arrived((before, to_come), breakpoint) else {
                 break;
             };
             let lines = guest.vm().console().len();
             let began = Instant::now();
-            let Some(how) = each(&mut attempt, &mut self.random) else {
+            let Some(how) = each(&mut migration, &mut self.random) else {
                 missed = true;
                 break;
             };
             let outage = began.elapsed();
-            let waited = well_again(&attempt.destination, lines);
-            tell(format!(
+            let waited = well_again(&migration.destination, lines);
+            log(format!(
                 "{}, {links}: {how} at {:.0} %: outage {:.0} ms, the guest waited {:.0} ms",
                 self.what,
                 at * 100.0,
@@ -168,15 +168,15 @@ impl Drill {
                 waited,
             });
         }
-        let journals = attempt.journal_folders().clone();
+        let journals = migration.journal_folders().clone();
         if missed {
-            tell(format!("{}: over before it was interrupted", self.what));
-            attempt.see_out();
-            let (_, arrived) = attempt.wait();
-            guest.is_there(arrived, self.what);
+            log(format!("{}: over before it was interrupted", self.what));
+            migration.finish_after_success();
+            let (_, finished) = migration.wait();
+            guest.move_to_destination(finished, self.what);
         } else {
-            let (ends, arrived) = attempt.wait();
-            guest.arrive_after_all(&ends, arrived, self.what);
+            let (exits, finished) = migration.wait();
+            guest.complete_resumed_migration(&exits, finished, self.what);
         }
         for folder in journals {
             let left: Vec<_> = std::fs::read_dir(&folder)
@@ -217,14 +217,14 @@ fn seed() -> u64 {
     })
 }
 
-impl Attempt {
+impl Migration {
     /// Waits until that part of what is to come has come to what was there before, by what the
     /// destination's RAM files hold, and gives the part found; `None` when an engine has ended by
     /// then.
     fn wait_arrived(&mut self, (before, to_come): (f64, f64), part: f64) -> Option<f64> {
         let deadline = Instant::now() + LONG;
         loop {
-            if self.migrate.has_ended() || self.receive.has_ended() {
+            if self.migrate.has_exited() || self.receive.has_exited() {
                 return None;
             }
             let now = (held(&self.destination) - before) / to_come;
@@ -234,8 +234,8 @@ impl Attempt {
             assert!(
                 Instant::now() < deadline,
                 "{now} of the pages have come, not {part}; migrate: {}; receive: {}",
-                self.migrate.said(),
-                self.receive.said()
+                self.migrate.stderr(),
+                self.receive.stderr()
             );
             std::thread::sleep(LOOK);
         }

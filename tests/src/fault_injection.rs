@@ -1,6 +1,9 @@
 //! Harm done to a migration at one step after the other, and what must come of it.
 
-use crate::{Arrived, Ends, Guest, Kind, Moment, Scene, Trip, Via, When};
+use crate::{
+    Breakpoint, Exits, FinishedMigration, Guest, MessageKind, MigrationPlan, TestEnv, Transport,
+    When,
+};
 
 use hikkoshi_lab::{VmConfig, Workload};
 use std::fmt;
@@ -8,7 +11,7 @@ use std::fmt;
 /// What happens to a migration. All of it before *commit*: the source's guest runs on, and can be
 /// moved later.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Harm {
+pub enum InjectedFault {
     /// All links break.
     LinksCut,
     /// `hikkoshi migrate` is killed, and its links end with it.
@@ -19,7 +22,7 @@ pub enum Harm {
     DestinationQemuKilled,
 }
 
-impl fmt::Display for Harm {
+impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::LinksCut => "links cut",
@@ -31,7 +34,7 @@ impl fmt::Display for Harm {
 }
 
 /// A guest that has enough to do for a migration to be one, and leaves the processor to others.
-pub fn busy() -> VmConfig {
+pub fn busy_guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(32).rate(10_000).option("every_ms", 200))
 }
 
@@ -40,72 +43,81 @@ pub fn busy() -> VmConfig {
 ///
 /// # Panics
 /// When anything is not as it should be.
-pub fn harmed_at_each(
-    harm: Harm,
-    via: Via,
-    steps: impl IntoIterator<Item = (&'static str, Moment)>,
+pub fn inject_at_each(
+    harm: InjectedFault,
+    transport: Transport,
+    steps: impl IntoIterator<Item = (&'static str, Breakpoint)>,
 ) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
     let mut last = "hybrid";
-    for (mode, moment) in steps {
-        let trip = Trip::by(mode).via(via.clone());
-        let (ends, arrived) = harm.done(&mut guest, trip, moment);
-        harm.judge(&ends, moment);
-        guest.stay(arrived, &format!("{mode}, {harm} {moment}"));
+    for (mode, breakpoint) in steps {
+        let plan = MigrationPlan::new(mode).transport(transport.clone());
+        let (exits, finished) = harm.done(&mut guest, plan, breakpoint);
+        harm.judge(&exits, breakpoint);
+        guest.assert_stayed(finished, &format!("{mode}, {harm} {breakpoint}"));
         last = mode;
     }
-    guest.travel(&Trip::by(last).via(via));
+    guest.migrate(&MigrationPlan::new(last).transport(transport));
 }
 
-impl Harm {
-    fn done(self, guest: &mut Guest<'_>, trip: Trip, moment: Moment) -> (Ends, Arrived) {
+impl InjectedFault {
+    fn done(
+        self,
+        guest: &mut Guest<'_>,
+        plan: MigrationPlan,
+        breakpoint: Breakpoint,
+    ) -> (Exits, FinishedMigration) {
         if self == Self::LinksCut {
-            return guest.set_out(&trip.cut(moment)).wait_for_source_first();
+            return guest
+                .start_migration(&plan.cut_at(breakpoint))
+                .wait_for_source_first();
         }
-        let mut attempt = guest.set_out(&trip.hold(moment));
-        attempt.wait_held();
+        let mut migration = guest.start_migration(&plan.hold_at(breakpoint));
+        migration.wait_held();
         match self {
-            Self::LinksCut => attempt.relay().cut(),
+            Self::LinksCut => migration.relay().cut(),
             Self::SourceKilled => {
-                attempt.migrate.kill();
-                attempt.relay().cut();
-                return attempt.wait_for_source_first();
+                migration.migrate.kill();
+                migration.relay().cut();
+                return migration.wait_for_source_first();
             }
             Self::DestinationKilled => {
-                attempt.receive.kill();
-                attempt.relay().cut();
+                migration.receive.kill();
+                migration.relay().cut();
             }
             Self::DestinationQemuKilled => {
-                attempt.destination.kill();
-                attempt.relay().let_go();
+                migration.destination.kill();
+                migration.relay().release();
             }
         }
-        attempt.wait()
+        migration.wait()
     }
 
-    fn judge(self, ends: &Ends, moment: Moment) {
+    fn judge(self, exits: &Exits, breakpoint: Breakpoint) {
         let at_source = "the guest runs on at the source";
         match self {
-            Self::SourceKilled => assert_eq!(ends.migrate.code, None, "killed"),
+            Self::SourceKilled => assert_eq!(exits.migrate.code, None, "killed"),
             // Not which of the calls on its process has failed for that.
             Self::DestinationQemuKilled => {
                 let ended = ["virtual machine (process ", ") has ended"];
-                ends.assert_source(1, &[at_source, ended[0], ended[1]]);
-                ends.assert_destination(1, &ended);
+                exits.assert_source(1, &[at_source, ended[0], ended[1]]);
+                exits.assert_destination(1, &ended);
             }
-            _ => ends.assert_source(1, &[at_source]),
+            _ => exits.assert_source(1, &[at_source]),
         }
-        match (self, moment.kind) {
-            (Self::DestinationKilled, _) => assert_eq!(ends.receive.code, None, "killed"),
+        match (self, breakpoint.kind) {
+            (Self::DestinationKilled, _) => assert_eq!(exits.receive.code, None, "killed"),
             (Self::DestinationQemuKilled, _) => {}
             // From its word on that it is ready the destination cannot know.
-            (_, Kind::Ready) => ends.assert_destination(3, &["nothing of it is lost"]),
+            (_, MessageKind::Ready) => exits.assert_destination(3, &["nothing of it is lost"]),
             // It may have come to that word before it saw the end of its links.
-            (_, Kind::Switch) if moment.when == When::After && ends.receive.code == Some(3) => {
-                ends.assert_destination(3, &["nothing of it is lost"]);
+            (_, MessageKind::Switch)
+                if breakpoint.when == When::After && exits.receive.code == Some(3) =>
+            {
+                exits.assert_destination(3, &["nothing of it is lost"]);
             }
-            _ => ends.assert_destination(1, &["the guest stays at the source"]),
+            _ => exits.assert_destination(1, &["the guest stays at the source"]),
         }
     }
 }

@@ -1,8 +1,10 @@
 //! A guest that is moved about and asked how it is.
 
 use crate::disk::{check_disks, with_disk};
-use crate::migration::Arrived;
-use crate::{Account, Attempt, Ends, LONG, Scene, Traces, Trip, eventually, tell};
+use crate::migration::FinishedMigration;
+use crate::{
+    Exits, JsonReport, LONG, Migration, MigrationPlan, QemuState, TestEnv, eventually, log,
+};
 use hikkoshi_lab::{Report, Vm, VmConfig};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +12,7 @@ use std::time::Duration;
 /// A guest, wherever it is. On drop its machine ends, and its disks are checked.
 #[derive(Debug)]
 pub struct Guest<'a> {
-    scene: &'a Scene,
+    env: &'a TestEnv,
     config: VmConfig,
     vm: Arc<Vm>,
     attempts: u32,
@@ -21,18 +23,18 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When it does not get there.
-    pub fn boot(scene: &'a Scene, config: VmConfig) -> Self {
-        Self::boot_as_it_is(scene, with_disk(scene, config))
+    pub fn boot(env: &'a TestEnv, config: VmConfig) -> Self {
+        Self::boot_without_extra_disk(env, with_disk(env, config))
     }
 
     /// The same without a disk, unless its configuration names one.
     ///
     /// # Panics
     /// When it does not get there.
-    pub fn boot_as_it_is(scene: &'a Scene, config: VmConfig) -> Self {
-        let guest = Self::start(scene, config);
+    pub fn boot_without_extra_disk(env: &'a TestEnv, config: VmConfig) -> Self {
+        let guest = Self::start(env, config);
         guest.vm.wait_ready().unwrap();
-        guest.works();
+        guest.wait_for_progress();
         guest
     }
 
@@ -40,10 +42,10 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When it cannot be started.
-    pub fn start(scene: &'a Scene, config: VmConfig) -> Self {
-        let vm = Arc::new(config.start(scene.lab(), "host0").unwrap());
+    pub fn start(env: &'a TestEnv, config: VmConfig) -> Self {
+        let vm = Arc::new(config.start(env.lab(), "host0").unwrap());
         Self {
-            scene,
+            env,
             config,
             vm,
             attempts: 0,
@@ -64,9 +66,9 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When the destination or an engine cannot be started.
-    pub fn set_out(&mut self, trip: &Trip) -> Attempt {
+    pub fn start_migration(&mut self, plan: &MigrationPlan) -> Migration {
         self.attempts += 1;
-        Attempt::start(self.scene, &self.vm, &self.config, trip, self.attempts)
+        Migration::start(self.env, &self.vm, &self.config, plan, self.attempts)
     }
 
     /// Moves it; both engines must report success, and the guest must be sound where it has
@@ -74,9 +76,9 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When anything is not as it should be.
-    pub fn travel(&mut self, trip: &Trip) -> Account {
-        let (ends, arrived) = self.set_out(trip).wait();
-        self.arrive(&ends, arrived, "running")
+    pub fn migrate(&mut self, plan: &MigrationPlan) -> JsonReport {
+        let (exits, finished) = self.start_migration(plan).wait();
+        self.complete_migration(&exits, finished, "running")
     }
 
     /// Moves into the destination, which must be in the state `state`, and checks everything
@@ -84,10 +86,15 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When anything is not as it should be.
-    pub fn arrive(&mut self, ends: &Ends, arrived: Arrived, state: &str) -> Account {
-        let mode = arrived.trip.mode;
-        ends.assert_source(0, &[]);
-        ends.assert_destination(0, &[]);
+    pub fn complete_migration(
+        &mut self,
+        exits: &Exits,
+        finished: FinishedMigration,
+        state: &str,
+    ) -> JsonReport {
+        let mode = finished.plan.mode;
+        exits.assert_source(0, &[]);
+        exits.assert_destination(0, &[]);
         let said = match state {
             "running" => ["the guest runs at the destination", "the guest runs here"],
             _ => [
@@ -95,34 +102,34 @@ impl<'a> Guest<'a> {
                 "the guest is here, paused as it was",
             ],
         };
-        assert!(ends.migrate.printed.contains(said[0]), "{ends:?}");
-        assert!(ends.receive.printed.contains(said[1]), "{ends:?}");
-        let [Some(account), Some(there)] = &ends.accounts else {
-            panic!("an account is missing: {ends:?}");
+        assert!(exits.migrate.stdout.contains(said[0]), "{exits:?}");
+        assert!(exits.receive.stdout.contains(said[1]), "{exits:?}");
+        let [Some(account), Some(there)] = &exits.accounts else {
+            panic!("an account is missing: {exits:?}");
         };
         for account in [account, there] {
-            account.check(mode, self.config_mib());
+            account.check(mode, self.ram_mib());
         }
         assert_eq!(account.postcopy, there.postcopy);
-        tell(format!(
+        log(format!(
             "host{} → host{}, {account}",
-            arrived.number - 1,
-            arrived.number
+            finished.number - 1,
+            finished.number
         ));
         assert_eq!(self.vm.status().unwrap(), "postmigrate");
-        assert_eq!(arrived.destination.status().unwrap(), state);
-        for vm in [&self.vm, &arrived.destination] {
+        assert_eq!(finished.destination.status().unwrap(), state);
+        for vm in [&self.vm, &finished.destination] {
             eventually("without userfaultfd", || {
-                let traces = Traces::of(vm);
-                match traces.are_free_of_userfaults() {
+                let traces = QemuState::of(vm);
+                match traces.has_no_userfaultfd() {
                     true => Ok(()),
                     false => Err(format!("{traces:?}")),
                 }
             });
         }
-        self.vm = arrived.destination;
+        self.vm = finished.destination;
         if state == "running" {
-            self.is_sound();
+            self.assert_healthy();
         }
         account.clone()
     }
@@ -132,10 +139,15 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When anything is not as it should be.
-    pub fn arrive_after_all(&mut self, ends: &Ends, arrived: Arrived, what: &str) {
-        ends.assert_source(0, &[]);
-        ends.assert_destination(0, &[]);
-        self.is_there(arrived, what);
+    pub fn complete_resumed_migration(
+        &mut self,
+        exits: &Exits,
+        finished: FinishedMigration,
+        what: &str,
+    ) {
+        exits.assert_source(0, &[]);
+        exits.assert_destination(0, &[]);
+        self.move_to_destination(finished, what);
     }
 
     /// Moves into the destination of an attempt that is over, whatever became of its engines:
@@ -143,25 +155,25 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When anything is not as it should be.
-    pub fn is_there(&mut self, arrived: Arrived, what: &str) {
-        let mut vms = vec![&arrived.destination];
+    pub fn move_to_destination(&mut self, finished: FinishedMigration, what: &str) {
+        let mut vms = vec![&finished.destination];
         if self.vm.exit_status().is_none() {
             assert_ne!(self.vm.status().unwrap(), "running");
             vms.push(&self.vm);
         }
-        assert_eq!(arrived.destination.status().unwrap(), "running");
+        assert_eq!(finished.destination.status().unwrap(), "running");
         for vm in vms {
             eventually("without userfaultfd", || {
-                let traces = Traces::of(vm);
-                match traces.are_free_of_userfaults() {
+                let traces = QemuState::of(vm);
+                match traces.has_no_userfaultfd() {
                     true => Ok(()),
                     false => Err(format!("{traces:?}")),
                 }
             });
         }
-        self.vm = arrived.destination;
-        self.is_sound();
-        tell(format!("{what}: moved after all, and is sound"));
+        self.vm = finished.destination;
+        self.assert_healthy();
+        log(format!("{what}: moved after all, and is sound"));
     }
 
     /// After an attempt that came to nothing: the guest runs on where it was and is sound, and
@@ -169,7 +181,7 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When anything is not as it should be.
-    pub fn stay(&mut self, arrived: Arrived, what: &str) {
+    pub fn assert_stayed(&mut self, finished: FinishedMigration, what: &str) {
         eventually("running at the source", || {
             match self.vm.status().unwrap().as_str() {
                 "running" => Ok(()),
@@ -177,28 +189,28 @@ impl<'a> Guest<'a> {
             }
         });
         assert_ne!(
-            arrived.destination.status().unwrap_or_default(),
+            finished.destination.status().unwrap_or_default(),
             "running",
             "two guests"
         );
-        arrived.before.assert_same(&self.vm);
-        self.is_sound();
-        let there = arrived.destination.name();
-        let lines = self.vm.console().since(arrived.lines);
+        finished.before.assert_unchanged(&self.vm);
+        self.assert_healthy();
+        let there = finished.destination.name();
+        let lines = self.vm.console().since(finished.lines);
         assert!(
             lines.iter().all(|line| &*line.vm != there),
             "the guest has run at the destination"
         );
-        tell(format!("{what}: stayed, and is sound"));
-        drop(arrived);
+        log(format!("{what}: stayed, and is sound"));
+        drop(finished);
     }
 
     /// The workload goes on, every page is as it should be now, and no page was ever not.
     ///
     /// # Panics
     /// When not.
-    pub fn is_sound(&self) {
-        self.works();
+    pub fn assert_healthy(&self) {
+        self.wait_for_progress();
         let verdict = self.vm.sweep(LONG).unwrap();
         assert!(verdict.ok && verdict.bad == 0, "{verdict:?}");
         for line in self.vm.console().lines() {
@@ -216,7 +228,7 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When it makes none.
-    pub fn works(&self) {
+    pub fn wait_for_progress(&self) {
         // The first line may be about the time before now.
         let mut lines = 0;
         let first = self.vm.console().len();
@@ -244,7 +256,7 @@ impl<'a> Guest<'a> {
     }
 
     /// Its memory, MiB, by its RAM files.
-    fn config_mib(&self) -> u64 {
+    fn ram_mib(&self) -> u64 {
         let bytes: u64 = self
             .vm
             .ram_files()
@@ -255,7 +267,7 @@ impl<'a> Guest<'a> {
     }
 
     /// Goes on in that machine, to which it was brought by hand.
-    pub fn is_now_in(&mut self, vm: Arc<Vm>) {
+    pub fn set_vm(&mut self, vm: Arc<Vm>) {
         self.vm = vm;
     }
 }

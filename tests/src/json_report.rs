@@ -1,12 +1,12 @@
 //! The account that `--json` writes, as the contract has it.
 
-use crate::{free_huge_pages, tell};
+use crate::{free_huge_pages, log};
 use serde::Deserialize;
 use std::fmt;
 
 /// What a migration cost.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Account {
+pub struct JsonReport {
     /// `precopy`, `postcopy` or `hybrid`.
     pub mode: String,
     /// From beginning to end, ms.
@@ -79,7 +79,7 @@ impl Collapse {
         const ENOUGH: u64 = 256;
         let free = before.min(free_huge_pages());
         if self.rebuilt == 0 && free < ENOUGH {
-            return tell(format!(
+            return log(format!(
                 "NOT TESTED: the host has {free} free pieces of memory for huge pages, less than \
                  {ENOUGH}, and none was rebuilt"
             ));
@@ -142,7 +142,7 @@ pub struct Bucket {
     pub count: u64,
 }
 
-impl Account {
+impl JsonReport {
     /// Reads what `--json` wrote: one object, one line.
     ///
     /// # Panics
@@ -204,7 +204,7 @@ impl Account {
     }
 }
 
-impl fmt::Display for Account {
+impl fmt::Display for JsonReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (pages, latency) = (&self.pages, &self.request_latency_us);
         write!(

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 /// The schema that the project publishes.
 #[derive(Debug)]
-pub struct Schema(Value);
+pub struct JsonSchema(Value);
 
-impl Schema {
+impl JsonSchema {
     /// Reads it.
     ///
     /// # Panics
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_found() {
-        let schema = Schema::published();
+        let schema = JsonSchema::published();
         let fits = |definition: &str, value: &Value| {
             schema.check(&schema.0["$defs"][definition], value).is_ok()
         };

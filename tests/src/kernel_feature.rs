@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// What a kernel lacks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Lack {
+pub enum KernelFeature {
     /// userfaultfd altogether: no system call (`ENOSYS`), and a device that makes none.
     Userfault,
     /// The features that are asked for: `UFFDIO_API` refuses them (`EINVAL`).
@@ -30,12 +30,12 @@ const EINVAL: u32 = 22;
 const ENOTTY: u32 = 25;
 const ENOSYS: u32 = 38;
 
-impl Lack {
+impl KernelFeature {
     /// Does something on such a kernel: programs that are started meanwhile stay on it.
     ///
     /// # Panics
     /// When there are no filters for system calls here.
-    pub fn during<T: Send>(self, work: impl FnOnce() -> T + Send) -> T {
+    pub fn run_without<T: Send>(self, work: impl FnOnce() -> T + Send) -> T {
         // A filter is its thread's and its descendants', and for good: hence a thread of its own.
         std::thread::scope(|scope| {
             let filtered = scope.spawn(move || {

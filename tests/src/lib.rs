@@ -2,28 +2,28 @@
 //!
 //! # Model
 //!
-//! A [`Scene`] is one test's turn on the machine and its laboratory. A [`Guest`] is a test guest
-//! that knows where it is; [`Guest::set_out`] starts everything that one [`Trip`] takes (a fresh
+//! A [`TestEnv`] is one test's turn on the machine and its laboratory. A [`Guest`] is a test guest
+//! that knows where it is; [`Guest::start_migration`] starts everything that one [`MigrationPlan`] takes (a fresh
 //! destination, `hikkoshi receive`, `hikkoshi migrate`, and a [`Relay`] between them if asked for)
-//! and gives an [`Attempt`]. What came of it is judged by the guest itself: [`Guest::arrive`] and
-//! [`Guest::stay`] have it work and check every page, and see that nothing was left behind in
-//! QEMU ([`Traces`]).
+//! and gives an [`Migration`]. What came of it is judged by the guest itself: [`Guest::complete_migration`] and
+//! [`Guest::assert_stayed`] have it work and check every page, and see that nothing was left behind in
+//! QEMU ([`QemuState`]).
 //!
-//! During every attempt a [`Watcher`] looks at both QEMUs: at no instant may both guests run.
+//! During every attempt a [`SplitBrainWatcher`] looks at both QEMUs: at no instant may both guests run.
 //!
 //! What is done to a migration at one step after the other, and what must come of it, is a
-//! [`Harm`]. A [`Lack`] makes the kernel an older one.
+//! [`InjectedFault`]. A [`KernelFeature`] makes the kernel an older one.
 //!
-//! A [`Wiretap`] sees every packet between two hosts; an [`Authority`] vouches for them.
+//! A [`PacketCapture`] sees every packet between two hosts; an [`CertificateAuthority`] vouches for them.
 //!
 //! Each guest that is booted has a disk with a file system, which it works with by direct I/O; when
 //! its test is over, image, file system and pages are checked ([`Guest`]).
 //!
 //! A [`Relay`] stands between the two engines, understands what they say to one another (unless it
-//! is encrypted), and at a chosen [`Moment`] cuts every link, or holds its breath until the test
+//! is encrypted), and at a chosen [`Breakpoint`] cuts every link, or holds its breath until the test
 //! has killed somebody.
 //!
-//! A [`Drill`] interrupts the same migration again and again at random moments, and keeps count of
+//! A [`FaultDrill`] interrupts the same migration again and again at random moments, and keeps count of
 //! how long the guest waited.
 //!
 //! # Rules
@@ -59,24 +59,26 @@ mod test_env;
 mod thread_scheduling;
 mod unique_address;
 
-pub use certificate_authority::Authority;
-pub use fault_drill::{Drill, Random};
-pub use fault_injection::{Harm, busy, harmed_at_each};
+pub use certificate_authority::CertificateAuthority;
+pub use fault_drill::{FaultDrill, Random};
+pub use fault_injection::{InjectedFault, busy_guest, inject_at_each};
 pub use free_huge_pages::free_huge_pages;
 pub use guest::{Guest, assert_not_running};
-pub use json_report::{Account, Bucket, Bytes, Latency, Pages, ThreadFaults};
-pub use json_schema::Schema;
-pub use kernel_feature::Lack;
-pub use migration::{Arrived, Attempt, Ends, Side, Trip, Via, address_in};
-pub use packet_capture::{Heard, Wiretap};
-pub use program::{Ended, Program, hikkoshi};
-pub use qemu_state::{Traces, eventually};
-pub use refusal::{refused, refused_command};
-pub use relay::{Kind, Moment, Relay, Then, When};
-pub use split_brain::Watcher;
-pub use test_env::{Scene, tell};
-pub use thread_scheduling::Rank;
-pub use unique_address::{own_address, own_host};
+pub use json_report::{Bucket, Bytes, JsonReport, Latency, Pages, ThreadFaults};
+pub use json_schema::JsonSchema;
+pub use kernel_feature::KernelFeature;
+pub use migration::{
+    Exits, FinishedMigration, Migration, MigrationPlan, Side, Transport, address_in,
+};
+pub use packet_capture::{Captured, PacketCapture};
+pub use program::{Exit, Program, hikkoshi};
+pub use qemu_state::{QemuState, eventually};
+pub use refusal::{assert_command_refused, assert_refused};
+pub use relay::{Breakpoint, MessageKind, Relay, RelayAction, When};
+pub use split_brain::SplitBrainWatcher;
+pub use test_env::{TestEnv, log};
+pub use thread_scheduling::ThreadScheduling;
+pub use unique_address::{unique_address, unique_host};
 
 use std::time::Duration;
 

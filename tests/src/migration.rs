@@ -2,8 +2,8 @@
 
 use crate::disk::with_disk_of;
 use crate::{
-    Account, Ended, Kind, LONG, Lack, Moment, Program, Relay, Scene, Schema, Then, Traces, Watcher,
-    eventually, hikkoshi, own_address,
+    Breakpoint, Exit, JsonReport, JsonSchema, KernelFeature, LONG, MessageKind, Program, QemuState,
+    Relay, RelayAction, SplitBrainWatcher, TestEnv, eventually, hikkoshi, unique_address,
 };
 use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
 use rustix::fs::{FlockOperation, flock};
@@ -20,7 +20,7 @@ const PATIENT: &str = "5000";
 
 /// What the links are.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub enum Via {
+pub enum Transport {
     /// Unix sockets.
     #[default]
     Unix,
@@ -54,28 +54,28 @@ pub fn address_in(line: &str) -> &str {
 
 /// How to move a guest.
 #[derive(Clone, Debug, Default)]
-pub struct Trip {
+pub struct MigrationPlan {
     pub(crate) mode: &'static str,
-    pub(crate) via: Via,
+    pub(crate) transport: Transport,
     pub(crate) arguments: Vec<String>,
     pub(crate) version: Option<QemuVersion>,
-    pub(crate) plan: Option<(Moment, Then)>,
+    pub(crate) breakpoint: Option<(Breakpoint, RelayAction)>,
     pub(crate) hosts: Option<(Namespace, Namespace)>,
     pub(crate) destination: Option<VmConfig>,
     pub(crate) relay: bool,
     pub(crate) json: Option<&'static str>,
-    slow: Option<(Kind, Duration)>,
-    migrate_by: Vec<String>,
-    receive_by: Vec<String>,
-    receive_with: Vec<String>,
-    receive_without: Option<Lack>,
+    slow: Option<(MessageKind, Duration)>,
+    migrate_launcher: Vec<String>,
+    receive_launcher: Vec<String>,
+    receive_args: Vec<String>,
+    receive_without_feature: Option<KernelFeature>,
     journals: [Option<PathBuf>; 2],
-    retry_by_default: bool,
+    default_retry: bool,
 }
 
-impl Trip {
+impl MigrationPlan {
     /// By `precopy`, `postcopy` or `hybrid`, over unix sockets.
-    pub fn by(mode: &'static str) -> Self {
+    pub fn new(mode: &'static str) -> Self {
         Self {
             mode,
             ..Self::default()
@@ -84,21 +84,21 @@ impl Trip {
 
     /// The same by another mode.
     #[must_use]
-    pub fn instead_by(mut self, mode: &'static str) -> Self {
+    pub fn with_mode(mut self, mode: &'static str) -> Self {
         self.mode = mode;
         self
     }
 
     /// Over these links.
     #[must_use]
-    pub fn via(mut self, via: Via) -> Self {
-        self.via = via;
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = transport;
         self
     }
 
     /// More arguments for `hikkoshi migrate`.
     #[must_use]
-    pub fn with(mut self, arguments: &[&str]) -> Self {
+    pub fn migrate_args(mut self, arguments: &[&str]) -> Self {
         self.arguments
             .extend(arguments.iter().map(|&a| a.to_owned()));
         self
@@ -106,59 +106,59 @@ impl Trip {
 
     /// To that QEMU.
     #[must_use]
-    pub fn to(mut self, version: QemuVersion) -> Self {
+    pub fn destination_version(mut self, version: QemuVersion) -> Self {
         self.version = Some(version);
         self
     }
 
     /// To a destination like this one instead of one like the source.
     #[must_use]
-    pub fn to_like(mut self, config: VmConfig) -> Self {
+    pub fn destination_config(mut self, config: VmConfig) -> Self {
         self.destination = Some(config);
         self
     }
 
     /// With the source's account on its standard output.
     #[must_use]
-    pub fn json_printed(mut self) -> Self {
+    pub fn json_to_stdout(mut self) -> Self {
         self.json = Some("-");
         self
     }
 
     /// With the source's account in a place where nothing can be written.
     #[must_use]
-    pub fn json_nowhere(mut self) -> Self {
+    pub fn json_to_unwritable_path(mut self) -> Self {
         self.json = Some("/proc/nowhere/account.json");
         self
     }
 
     /// With a relay that cuts all links at a moment.
     #[must_use]
-    pub fn cut(mut self, at: Moment) -> Self {
-        self.plan = Some((at, Then::Cut));
+    pub fn cut_at(mut self, at: Breakpoint) -> Self {
+        self.breakpoint = Some((at, RelayAction::Cut));
         self.relay = true;
         self
     }
 
     /// With a relay that ends all links at a moment; new ones come about.
     #[must_use]
-    pub fn interrupt(mut self, at: Moment) -> Self {
-        self.plan = Some((at, Then::Interrupt));
+    pub fn reset_at(mut self, at: Breakpoint) -> Self {
+        self.breakpoint = Some((at, RelayAction::Reset));
         self.relay = true;
         self
     }
 
     /// With a relay that holds at a moment.
     #[must_use]
-    pub fn hold(mut self, at: Moment) -> Self {
-        self.plan = Some((at, Then::Hold));
+    pub fn hold_at(mut self, at: Breakpoint) -> Self {
+        self.breakpoint = Some((at, RelayAction::Hold));
         self.relay = true;
         self
     }
 
     /// With a relay on which each message of that kind takes so much longer.
     #[must_use]
-    pub fn slow(mut self, kind: Kind, longer: Duration) -> Self {
+    pub fn delay(mut self, kind: MessageKind, longer: Duration) -> Self {
         self.slow = Some((kind, longer));
         self.relay = true;
         self
@@ -166,51 +166,51 @@ impl Trip {
 
     /// With engines that retry for as long as they do by default.
     #[must_use]
-    pub fn retry_by_default(mut self) -> Self {
-        self.retry_by_default = true;
+    pub fn default_retry(mut self) -> Self {
+        self.default_retry = true;
         self
     }
 
     /// With a relay that does nothing unasked.
     #[must_use]
-    pub fn relayed(mut self) -> Self {
+    pub fn with_relay(mut self) -> Self {
         self.relay = true;
         self
     }
 
     /// The engines run in these namespaces, the destination's QEMU too.
     #[must_use]
-    pub fn between(mut self, source: &Namespace, destination: &Namespace) -> Self {
+    pub fn between_namespaces(mut self, source: &Namespace, destination: &Namespace) -> Self {
         self.hosts = Some((source.clone(), destination.clone()));
         self
     }
 
     /// More arguments for `hikkoshi receive`.
     #[must_use]
-    pub fn receive_with(mut self, arguments: &[&str]) -> Self {
-        self.receive_with
+    pub fn receive_args(mut self, arguments: &[&str]) -> Self {
+        self.receive_args
             .extend(arguments.iter().map(|&a| a.to_owned()));
         self
     }
 
     /// With `hikkoshi receive` started by these words, such as `unshare --mount sh -c …`.
     #[must_use]
-    pub fn receive_by(mut self, words: &[&str]) -> Self {
-        self.receive_by = words.iter().map(|&word| word.to_owned()).collect();
+    pub fn receive_launcher(mut self, words: &[&str]) -> Self {
+        self.receive_launcher = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
     /// With `hikkoshi migrate` started by these words.
     #[must_use]
-    pub fn migrate_by(mut self, words: &[&str]) -> Self {
-        self.migrate_by = words.iter().map(|&word| word.to_owned()).collect();
+    pub fn migrate_launcher(mut self, words: &[&str]) -> Self {
+        self.migrate_launcher = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
     /// With a destination whose engine runs on a kernel that lacks something.
     #[must_use]
-    pub fn receive_without(mut self, lack: Lack) -> Self {
-        self.receive_without = Some(lack);
+    pub fn receive_without_feature(mut self, feature: KernelFeature) -> Self {
+        self.receive_without_feature = Some(feature);
         self
     }
 
@@ -224,9 +224,9 @@ impl Trip {
     /// `hikkoshi`, on the host of that side, started by what it is to be started by.
     fn hikkoshi(&self, source: bool) -> Command {
         let by = if source {
-            &self.migrate_by
+            &self.migrate_launcher
         } else {
-            &self.receive_by
+            &self.receive_launcher
         };
         let (program, words) = match by.split_first() {
             Some((program, words)) => (PathBuf::from(program), Some(words)),
@@ -244,19 +244,19 @@ impl Trip {
 
     /// Whether its links are beyond one machine, and not encrypted.
     fn is_plaintext(&self) -> bool {
-        matches!(self.via, Via::Address(_))
+        matches!(self.transport, Transport::Address(_))
     }
 
     /// Whether its links are TLS.
     pub(crate) fn is_encrypted(&self) -> bool {
-        matches!(self.via, Via::Invitation(_) | Via::Tls(_))
+        matches!(self.transport, Transport::Invitation(_) | Transport::Tls(_))
     }
 
     /// Tests look at what comes of a lost link, so that engines leave at once unless they are told
     /// not to. In pre-copy that is the default.
     fn retries(&self, given: &[String]) -> &'static [&'static str] {
         let told = given.iter().any(|a| a.starts_with("--retry-for"));
-        if told || self.mode == "precopy" || self.retry_by_default {
+        if told || self.mode == "precopy" || self.default_retry {
             &[]
         } else {
             &["--retry-for", "0"]
@@ -266,9 +266,9 @@ impl Trip {
     /// `hikkoshi`'s arguments at the source, but for the account.
     fn migrate(&self, command: &mut Command, address: &str, source: &Vm, journal: &Path) {
         command.args(["migrate", "--mode", self.mode]);
-        match self.via {
+        match self.transport {
             // The invitation itself comes on standard input.
-            Via::Invitation(_) => command.args(["--to", "-"]),
+            Transport::Invitation(_) => command.args(["--to", "-"]),
             _ => command.arg(address),
         };
         command.arg("--qmp");
@@ -284,7 +284,7 @@ impl Trip {
 
 /// Both engines at work.
 #[derive(Debug)]
-pub struct Attempt {
+pub struct Migration {
     /// `hikkoshi migrate`.
     pub migrate: Program,
     /// `hikkoshi receive`.
@@ -293,14 +293,14 @@ pub struct Attempt {
     pub destination: Arc<Vm>,
     /// What is between them.
     relay: Option<Relay>,
-    pub(crate) trip: Trip,
+    pub(crate) plan: MigrationPlan,
     pub(crate) number: u32,
-    pub(crate) before: Traces,
+    pub(crate) before: QemuState,
     /// Lines on the guest's console when it began.
     pub(crate) lines: usize,
-    watcher: Watcher,
+    watcher: SplitBrainWatcher,
     accounts: [PathBuf; 2],
-    listens: String,
+    listen_address: String,
     source: Arc<Vm>,
     journals: [PathBuf; 2],
     /// Somebody who may read the RAM files of both QEMUs, as everybody may, has
@@ -310,16 +310,16 @@ pub struct Attempt {
 
 /// How both engines ended.
 #[derive(Debug)]
-pub struct Ends {
+pub struct Exits {
     /// `hikkoshi migrate`.
-    pub migrate: Ended,
+    pub migrate: Exit,
     /// `hikkoshi receive`.
-    pub receive: Ended,
+    pub receive: Exit,
     /// The accounts that they wrote, if any.
-    pub accounts: [Option<Account>; 2],
+    pub accounts: [Option<JsonReport>; 2],
 }
 
-impl Ends {
+impl Exits {
     /// Both exit codes, the source's first.
     pub fn codes(&self) -> [Option<i32>; 2] {
         [self.migrate.code, self.receive.code]
@@ -342,7 +342,7 @@ impl Ends {
     }
 }
 
-impl Ended {
+impl Exit {
     /// Asserts that it ended with `code` and said each of `parts` on standard error.
     ///
     /// # Panics
@@ -350,106 +350,116 @@ impl Ended {
     pub fn assert(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");
         for part in parts {
-            assert!(self.said.contains(part), "{part:?} is not in {self:?}");
+            assert!(self.stderr.contains(part), "{part:?} is not in {self:?}");
         }
         if code != 0 {
-            assert!(!self.said.trim().is_empty(), "it ended without a word");
+            assert!(!self.stderr.trim().is_empty(), "it ended without a word");
         }
     }
 }
 
-impl Attempt {
+impl Migration {
     pub(crate) fn start(
-        scene: &Scene,
+        env: &TestEnv,
         source: &Arc<Vm>,
         config: &VmConfig,
-        trip: &Trip,
+        plan: &MigrationPlan,
         number: u32,
     ) -> Self {
-        let mut config = match &trip.destination {
+        let mut config = match &plan.destination {
             Some(there) => with_disk_of(config, there.clone()),
             None => config.clone(),
         };
-        if let Some(version) = trip.version {
+        if let Some(version) = plan.version {
             config = config.version(version);
         }
-        if let Some((_, host)) = &trip.hosts {
+        if let Some((_, host)) = &plan.hosts {
             config = config.namespace(host);
         }
         let destination = config
             .console(source.console().clone())
             .incoming()
-            .start(scene.lab(), &format!("host{number}"))
+            .start(env.lab(), &format!("host{number}"))
             .unwrap();
         let destination = Arc::new(destination);
-        let before = Traces::of(source);
+        let before = QemuState::of(source);
         let ram = source.ram_files().iter().chain(destination.ram_files());
         let stranger = ram.filter_map(|path| locked(path)).collect();
-        let at = |name: &str| scene.folder().join(format!("{name}{number}"));
+        let at = |name: &str| env.folder().join(format!("{name}{number}"));
         let accounts = [at("migrate.json"), at("receive.json")];
-        let listen = match &trip.via {
-            Via::Unix => format!("unix:{}", at("listen").display()),
-            Via::Tcp => own_address(),
-            Via::Address(address) | Via::Invitation(address) | Via::Tls(address) => address.clone(),
+        let listen = match &plan.transport {
+            Transport::Unix => format!("unix:{}", at("listen").display()),
+            Transport::Tcp => unique_address(),
+            Transport::Address(address)
+            | Transport::Invitation(address)
+            | Transport::Tls(address) => address.clone(),
         };
-        let plaintext = trip.is_plaintext();
-        let mut receive = trip.hikkoshi(false);
+        let plaintext = plan.is_plaintext();
+        let mut receive = plan.hikkoshi(false);
         receive.args(["receive", "--listen", &listen, "--qmp"]);
         receive.arg(destination.qmp_path());
         receive.arg("--json").arg(&accounts[1]);
-        let common = scene.folder().join("journal");
-        let journals = trip
+        let common = env.folder().join("journal");
+        let journals = plan
             .journals
             .clone()
             .map(|own| own.unwrap_or(common.clone()));
         receive.arg("--journal").arg(&journals[1]);
-        receive.args(&trip.receive_with);
-        receive.args(trip.retries(&trip.receive_with));
+        receive.args(&plan.receive_args);
+        receive.args(plan.retries(&plan.receive_args));
         if plaintext {
             receive.arg("--plaintext");
         }
-        let receive = match trip.receive_without {
-            Some(lack) => lack.during(|| Program::start("receive", receive)),
+        let receive = match plan.receive_without_feature {
+            Some(feature) => feature.run_without(|| Program::start("receive", receive)),
             None => Program::start("receive", receive),
         };
-        let line = receive.wait_said("waiting for a guest at ");
-        let listens = address_in(&line);
+        let line = receive.wait_stderr("waiting for a guest at ");
+        let listen_address = address_in(&line);
 
-        let relay = trip.relay.then(|| {
+        let relay = plan.relay.then(|| {
             let door = at("relay");
-            let door = (trip.via == Via::Unix).then_some(door.as_path());
-            Relay::start(door, listens, trip.is_encrypted(), trip.plan, trip.slow)
+            let door = (plan.transport == Transport::Unix).then_some(door.as_path());
+            Relay::start(
+                door,
+                listen_address,
+                plan.is_encrypted(),
+                plan.breakpoint,
+                plan.slow,
+            )
         });
-        let address = relay.as_ref().map_or(listens, |relay| relay.address());
+        let address = relay
+            .as_ref()
+            .map_or(listen_address, |relay| relay.address());
         let mut invitation = String::new();
-        if let Via::Invitation(_) = trip.via {
-            invitation = receive.wait_printed("hikkoshi1:");
+        if let Transport::Invitation(_) = plan.transport {
+            invitation = receive.wait_stdout("hikkoshi1:");
             if relay.is_some() {
                 let (keys, _) = invitation.split_once('@').unwrap();
                 invitation = format!("{keys}@{address}");
             }
         }
-        let watcher = Watcher::start(source, &destination);
+        let watcher = SplitBrainWatcher::start(source, &destination);
         let lines = source.console().len();
-        let mut migrate = trip.hikkoshi(true);
-        trip.migrate(&mut migrate, address, source, &journals[0]);
+        let mut migrate = plan.hikkoshi(true);
+        plan.migrate(&mut migrate, address, source, &journals[0]);
         migrate.arg("--json");
-        migrate.arg(trip.json.map_or(accounts[0].as_path(), Path::new));
+        migrate.arg(plan.json.map_or(accounts[0].as_path(), Path::new));
         if plaintext {
             migrate.arg("--plaintext");
         }
         Self {
-            migrate: Program::start_told("migrate", migrate, &invitation),
+            migrate: Program::start_with_input("migrate", migrate, &invitation),
             receive,
             destination,
             relay,
-            trip: trip.clone(),
+            plan: plan.clone(),
             number,
             before,
             lines,
             watcher,
             accounts,
-            listens: listens.to_owned(),
+            listen_address: listen_address.to_owned(),
             source: Arc::clone(source),
             journals,
             _stranger: stranger,
@@ -462,42 +472,48 @@ impl Attempt {
     /// # Panics
     /// When it does not.
     pub fn resume_receive(&mut self, with: &[&str]) {
-        self.start_receive_again(with);
-        let line = self.receive.wait_said("waiting for its source at ");
+        self.start_receive_resume(with);
+        let line = self.receive.wait_stderr("waiting for its source at ");
         line.rsplit(' ')
             .next()
             .unwrap()
-            .clone_into(&mut self.listens);
+            .clone_into(&mut self.listen_address);
     }
 
     /// The same without waiting.
-    pub fn start_receive_again(&mut self, with: &[&str]) {
-        let mut receive = self.trip.hikkoshi(false);
-        receive.args(["receive", "--resume", "--listen", &self.listens, "--qmp"]);
+    pub fn start_receive_resume(&mut self, with: &[&str]) {
+        let mut receive = self.plan.hikkoshi(false);
+        receive.args([
+            "receive",
+            "--resume",
+            "--listen",
+            &self.listen_address,
+            "--qmp",
+        ]);
         receive.arg(self.destination.qmp_path());
         receive.arg("--journal").arg(&self.journals[1]);
         receive.arg("--json").arg(&self.accounts[1]);
         receive.args(with);
-        if self.trip.is_plaintext() {
+        if self.plan.is_plaintext() {
             receive.arg("--plaintext");
         }
         self.receive = Program::start("receive --resume", receive);
     }
 
     /// From now on the destination listens, and the source comes, there.
-    pub fn meet_at(&mut self, address: &str) {
-        address.clone_into(&mut self.listens);
+    pub fn set_address(&mut self, address: &str) {
+        address.clone_into(&mut self.listen_address);
     }
 
     /// Starts `hikkoshi migrate --resume` in place of the engine that has ended or was killed.
     pub fn resume_migrate(&mut self, with: &[&str]) {
-        let mut migrate = self.trip.hikkoshi(true);
-        migrate.args(["migrate", "--resume", &self.listens, "--qmp"]);
+        let mut migrate = self.plan.hikkoshi(true);
+        migrate.args(["migrate", "--resume", &self.listen_address, "--qmp"]);
         migrate.arg(self.source.qmp_path());
         migrate.arg("--journal").arg(&self.journals[0]);
         migrate.arg("--json").arg(&self.accounts[0]);
         migrate.args(with);
-        if self.trip.is_plaintext() {
+        if self.plan.is_plaintext() {
             migrate.arg("--plaintext");
         }
         self.migrate = Program::start("migrate --resume", migrate);
@@ -539,23 +555,23 @@ impl Attempt {
     }
 
     /// Whether an engine has ended because the guest has all of its pages.
-    pub fn has_ended_well(&mut self) -> bool {
+    pub fn has_succeeded(&mut self) -> bool {
         [&mut self.migrate, &mut self.receive]
             .into_iter()
-            .any(|engine| engine.has_ended() && engine.wait().code == Some(0))
+            .any(|engine| engine.has_exited() && engine.wait().code == Some(0))
     }
 
     /// Waits until the engine of that side has said so many lines with `part` in them; whether it
-    /// has. It never will when the migration is over before, as [`Attempt::see_out`] then shows.
+    /// has. It never will when the migration is over before, as [`Migration::finish_after_success`] then shows.
     ///
     /// # Panics
     /// When an engine ends otherwise, or it has not in a long time.
-    pub fn has_said(&mut self, side: Side, part: &str, times: usize) -> bool {
+    pub fn wait_stderr_or_success(&mut self, side: Side, part: &str, times: usize) -> bool {
         let deadline = Instant::now() + LONG;
         loop {
             let mut over = false;
             for engine in [&mut self.migrate, &mut self.receive] {
-                if engine.has_ended() {
+                if engine.has_exited() {
                     // With this all that it has said is known.
                     engine.wait().assert(0, &[]);
                     over = true;
@@ -565,7 +581,7 @@ impl Attempt {
                 Side::Source => &self.migrate,
                 Side::Destination => &self.receive,
             };
-            if engine.times_said(part) >= times {
+            if engine.stderr_count(part) >= times {
                 return true;
             }
             if over {
@@ -574,8 +590,8 @@ impl Attempt {
             assert!(
                 Instant::now() < deadline,
                 "{side:?}: not {part:?} {times} times; migrate: {}; receive: {}",
-                self.migrate.said(),
-                self.receive.said()
+                self.migrate.stderr(),
+                self.receive.stderr()
             );
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -586,7 +602,7 @@ impl Attempt {
     ///
     /// # Panics
     /// When it is not over.
-    pub fn see_out(&mut self) {
+    pub fn finish_after_success(&mut self) {
         self.migrate.kill();
         self.receive.kill();
         let [source, destination] = self.have_journals();
@@ -612,17 +628,21 @@ impl Attempt {
     }
 
     /// Tries once more with the same destination, and no relay.
-    pub fn migrate_again(&mut self, source: &Vm) {
+    pub fn retry_migrate(&mut self, source: &Vm) {
         let mut migrate = Command::new(hikkoshi());
-        self.trip
-            .migrate(&mut migrate, &self.listens, source, &self.journals[0]);
+        self.plan.migrate(
+            &mut migrate,
+            &self.listen_address,
+            source,
+            &self.journals[0],
+        );
         migrate.arg("--json").arg(&self.accounts[0]);
         self.migrate = Program::start("migrate", migrate);
     }
 
     /// Where the destination listens.
-    pub fn listens(&self) -> &str {
-        &self.listens
+    pub fn listen_address(&self) -> &str {
+        &self.listen_address
     }
 
     /// The relay.
@@ -641,8 +661,8 @@ impl Attempt {
         assert!(
             self.relay().wait_reached(LONG),
             "the moment did not come; migrate: {}; receive: {}",
-            self.migrate.said(),
-            self.receive.said()
+            self.migrate.stderr(),
+            self.receive.stderr()
         );
     }
 
@@ -651,16 +671,16 @@ impl Attempt {
     ///
     /// # Panics
     /// When one does not end.
-    pub fn wait_for_source_first(mut self) -> (Ends, Arrived) {
+    pub fn wait_for_source_first(mut self) -> (Exits, FinishedMigration) {
         self.migrate.wait();
         eventually("the destination has ended or waits again", || {
-            let said = self.receive.said();
-            match self.receive.has_ended() || said.contains("refused a guest") {
+            let said = self.receive.stderr();
+            match self.receive.has_exited() || said.contains("refused a guest") {
                 true => Ok(()),
                 false => Err(said),
             }
         });
-        if !self.receive.has_ended() {
+        if !self.receive.has_exited() {
             self.receive.interrupt();
         }
         self.wait()
@@ -670,48 +690,48 @@ impl Attempt {
     ///
     /// # Panics
     /// When they do not, when two guests ran, or when the moment asked for never came.
-    pub fn wait(mut self) -> (Ends, Arrived) {
+    pub fn wait(mut self) -> (Exits, FinishedMigration) {
         let migrate = self.migrate.wait();
         let receive = self.receive.wait();
-        if let Some((moment, _)) = self.trip.plan {
+        if let Some((breakpoint, _)) = self.plan.breakpoint {
             assert!(
                 self.relay().reached(),
-                "there was no moment {moment}: {migrate:?} {receive:?}"
+                "there was no moment {breakpoint}: {migrate:?} {receive:?}"
             );
         }
         self.watcher.finish();
         let accounts = self.accounts.map(|path| {
             let text = std::fs::read_to_string(path).ok()?;
-            let written = Schema::published().assert("file", &text);
+            let written = JsonSchema::published().assert("file", &text);
             // Why there is none.
-            written["error"].is_null().then(|| Account::read(&text))
+            written["error"].is_null().then(|| JsonReport::read(&text))
         });
-        let ends = Ends {
+        let exits = Exits {
             migrate,
             receive,
             accounts,
         };
-        let arrived = Arrived {
+        let finished = FinishedMigration {
             destination: self.destination,
-            trip: self.trip,
+            plan: self.plan,
             number: self.number,
             before: self.before,
             lines: self.lines,
             _relay: self.relay,
         };
-        (ends, arrived)
+        (exits, finished)
     }
 }
 
 /// What is left when both engines have ended.
 #[derive(Debug)]
-pub struct Arrived {
+pub struct FinishedMigration {
     /// The destination's QEMU.
     pub destination: Arc<Vm>,
-    pub(crate) trip: Trip,
+    pub(crate) plan: MigrationPlan,
     pub(crate) number: u32,
     /// The source's QEMU before it all.
-    pub before: Traces,
+    pub before: QemuState,
     pub(crate) lines: usize,
     _relay: Option<Relay>,
 }

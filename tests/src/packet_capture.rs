@@ -16,21 +16,21 @@ const ENOUGH: usize = 8;
 
 /// Copies every packet in a namespace, and looks for the guest's memory in it.
 #[derive(Debug)]
-pub struct Wiretap {
+pub struct PacketCapture {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Heard>,
+    thread: JoinHandle<Captured>,
 }
 
 /// What came by.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Heard {
+pub struct Captured {
     /// In all packets, headers included.
     pub bytes: u64,
     /// Packets in which a page that the guest has stamped can be read.
     pub pages: u64,
 }
 
-impl Wiretap {
+impl PacketCapture {
     /// Begins to listen.
     ///
     /// # Panics
@@ -52,7 +52,7 @@ impl Wiretap {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut heard = Heard::default();
+            let mut heard = Captured::default();
             // Larger than any packet, segments that the card would cut included.
             let mut packet = vec![0; 256 << 10];
             loop {
@@ -73,7 +73,7 @@ impl Wiretap {
     ///
     /// # Panics
     /// When the listening thread did.
-    pub fn finish(self) -> Heard {
+    pub fn finish(self) -> Captured {
         self.stop.store(true, Ordering::Release);
         self.thread.join().unwrap()
     }

@@ -29,24 +29,24 @@ pub fn hikkoshi() -> PathBuf {
 
 /// How a program ended, and what it had said.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct Exit {
     /// The exit code; none if it was killed.
     pub code: Option<i32>,
     /// Its standard output.
-    pub printed: String,
+    pub stdout: String,
     /// Its standard error.
-    pub said: String,
+    pub stderr: String,
 }
 
-impl Ended {
+impl Exit {
     /// The command that it has told a person to run, beginning with `begins`, as a shell runs it:
     /// nothing added, nothing left out. `folder` is where a link to the program may be made.
     ///
     /// # Panics
     /// When it has told none.
-    pub fn told_to_run(&self, begins: &str, folder: &Path) -> Command {
+    pub fn suggested_command(&self, begins: &str, folder: &Path) -> Command {
         let line = self
-            .said
+            .stderr
             .lines()
             .find_map(|line| Some(&line[line.find(begins)?..]));
         let line = line.unwrap_or_else(|| panic!("no {begins:?} in {self:?}"));
@@ -68,8 +68,8 @@ impl Ended {
 pub struct Program {
     name: String,
     child: Child,
-    printed: Arc<Stream>,
-    said: Arc<Stream>,
+    stdout: Arc<Stream>,
+    stderr: Arc<Stream>,
 }
 
 /// What comes from one of its outputs.
@@ -131,14 +131,14 @@ impl Program {
     /// # Panics
     /// When it cannot be started.
     pub fn start(name: &str, command: Command) -> Self {
-        Self::start_told(name, command, "")
+        Self::start_with_input(name, command, "")
     }
 
     /// The same, with that on its standard input.
     ///
     /// # Panics
     /// When it cannot be started.
-    pub fn start_told(name: &str, mut command: Command, input: &str) -> Self {
+    pub fn start_with_input(name: &str, mut command: Command, input: &str) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -147,13 +147,13 @@ impl Program {
             .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
         // It fits into the pipe; a program that has ended already does not want it.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-        let printed = Stream::follow(child.stdout.take().unwrap());
-        let said = Stream::follow(child.stderr.take().unwrap());
+        let stdout = Stream::follow(child.stdout.take().unwrap());
+        let stderr = Stream::follow(child.stderr.take().unwrap());
         Self {
             name: name.to_owned(),
             child,
-            printed,
-            said,
+            stdout,
+            stderr,
         }
     }
 
@@ -163,52 +163,52 @@ impl Program {
     }
 
     /// What it has said so far on standard error.
-    pub fn said(&self) -> String {
-        self.said.text()
+    pub fn stderr(&self) -> String {
+        self.stderr.text()
     }
 
     /// Waits until it has said a line with `part` in it, and gives that line.
     ///
     /// # Panics
     /// When it ends, or has not said it in a long time.
-    pub fn wait_said(&self, part: &str) -> String {
-        self.wait_line(&self.said, part)
+    pub fn wait_stderr(&self, part: &str) -> String {
+        self.wait_line(&self.stderr, part)
     }
 
     /// Waits until it has printed a line with `part` in it, and gives that line.
     ///
     /// # Panics
     /// When it ends, or has not printed it in a long time.
-    pub fn wait_printed(&self, part: &str) -> String {
-        self.wait_line(&self.printed, part)
+    pub fn wait_stdout(&self, part: &str) -> String {
+        self.wait_line(&self.stdout, part)
     }
 
     fn wait_line(&self, stream: &Stream, part: &str) -> String {
         let line = stream.wait(LONG, |text, _| {
             text.lines().find(|l| l.contains(part)).map(str::to_owned)
         });
-        line.unwrap_or_else(|| panic!("{} did not say {part:?}:\n{}", self.name, self.said()))
+        line.unwrap_or_else(|| panic!("{} did not say {part:?}:\n{}", self.name, self.stderr()))
     }
 
     /// How many lines with `part` in them it has said so far.
-    pub fn times_said(&self, part: &str) -> usize {
-        self.said().lines().filter(|l| l.contains(part)).count()
+    pub fn stderr_count(&self, part: &str) -> usize {
+        self.stderr().lines().filter(|l| l.contains(part)).count()
     }
 
     /// Waits until it has said so many lines with `part` in them.
     ///
     /// # Panics
     /// When it ends, or has not in a long time.
-    pub fn wait_times_said(&self, part: &str, times: usize) {
-        let said = self.said.wait(LONG, |text, _| {
+    pub fn wait_stderr_count(&self, part: &str, times: usize) {
+        let stderr = self.stderr.wait(LONG, |text, _| {
             let count = text.lines().filter(|l| l.contains(part)).count();
             (count >= times).then_some(())
         });
         assert!(
-            said.is_some(),
+            stderr.is_some(),
             "{} did not say {part:?} {times} times:\n{}",
             self.name,
-            self.said()
+            self.stderr()
         );
     }
 
@@ -237,7 +237,7 @@ impl Program {
     ///
     /// # Panics
     /// When the kernel cannot say.
-    pub fn has_ended(&mut self) -> bool {
+    pub fn has_exited(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
@@ -245,7 +245,7 @@ impl Program {
     ///
     /// # Panics
     /// When it does not end in a long time.
-    pub fn wait(&mut self) -> Ended {
+    pub fn wait(&mut self) -> Exit {
         let deadline = Instant::now() + LONG;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -253,21 +253,21 @@ impl Program {
             }
             assert!(
                 Instant::now() < deadline,
-                "{} does not end; it has said:\n{}",
+                "{} does not end; its standard error:\n{}",
                 self.name,
-                self.said()
+                self.stderr()
             );
             std::thread::sleep(Duration::from_millis(2));
         };
         // Everything it wrote is in the pipes, and is read when somebody gets round to it; a guard
         // that it left behind may hold their other ends a while longer.
-        for stream in [&self.printed, &self.said] {
+        for stream in [&self.stdout, &self.stderr] {
             stream.wait(LONG, |_, over| over.then_some(()));
         }
-        Ended {
+        Exit {
             code: status.code(),
-            printed: self.printed.text(),
-            said: self.said.text(),
+            stdout: self.stdout.text(),
+            stderr: self.stderr.text(),
         }
     }
 }
@@ -276,11 +276,11 @@ impl Drop for Program {
     fn drop(&mut self) {
         self.kill();
         if std::thread::panicking() {
-            crate::tell(format!(
+            crate::log(format!(
                 "{} had printed:\n{}and said:\n{}",
                 self.name,
-                self.printed.text(),
-                self.said.text()
+                self.stdout.text(),
+                self.stderr.text()
             ));
         }
     }

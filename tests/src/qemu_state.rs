@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// What there is in a QEMU process that a migration could have put there or changed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Traces {
+pub struct QemuState {
     capabilities: Value,
     parameters: Value,
     /// Open descriptors that are userfaultfds.
@@ -19,7 +19,7 @@ pub struct Traces {
     descriptors: usize,
 }
 
-impl Traces {
+impl QemuState {
     /// Looks at a running QEMU.
     ///
     /// # Panics
@@ -46,7 +46,7 @@ impl Traces {
     }
 
     /// Whether no userfaultfd has anything to do with it.
-    pub fn are_free_of_userfaults(&self) -> bool {
+    pub fn has_no_userfaultfd(&self) -> bool {
         self.userfaults.is_empty() && self.registered.is_empty()
     }
 
@@ -55,7 +55,7 @@ impl Traces {
     ///
     /// # Panics
     /// When something has.
-    pub fn assert_same(&self, vm: &Vm) {
+    pub fn assert_unchanged(&self, vm: &Vm) {
         eventually("QEMU is as it was before", || {
             let now = Self::of(vm);
             if now == *self {

@@ -1,6 +1,6 @@
 //! What `hikkoshi` refuses.
 
-use crate::{Ended, Program, Scene, hikkoshi, tell};
+use crate::{Exit, Program, TestEnv, hikkoshi, log};
 use std::ffi::OsStr;
 use std::process::Command;
 
@@ -8,28 +8,28 @@ use std::process::Command;
 ///
 /// # Panics
 /// When not.
-pub fn refused<A: AsRef<OsStr>>(arguments: &[A], code: i32, parts: &[&str]) -> Ended {
+pub fn assert_refused<A: AsRef<OsStr>>(arguments: &[A], code: i32, parts: &[&str]) -> Exit {
     let mut command = Command::new(hikkoshi());
     command.args(arguments);
-    refused_command(command, code, parts)
+    assert_command_refused(command, code, parts)
 }
 
 /// Runs that command; it must end with `code` and say each of `parts`.
 ///
 /// # Panics
 /// When not.
-pub fn refused_command(command: Command, code: i32, parts: &[&str]) -> Ended {
+pub fn assert_command_refused(command: Command, code: i32, parts: &[&str]) -> Exit {
     let ended = Program::start("hikkoshi", command).wait();
     ended.assert(code, parts);
-    assert!(ended.printed.is_empty(), "{ended:?}");
-    let first = ended.said.lines().next().unwrap_or_default();
-    tell(format!("{code}: {first}"));
+    assert!(ended.stdout.is_empty(), "{ended:?}");
+    let first = ended.stderr.lines().next().unwrap_or_default();
+    log(format!("{code}: {first}"));
     ended
 }
 
-impl Scene {
+impl TestEnv {
     /// A path for a socket that is not there.
-    pub fn nowhere(&self) -> String {
+    pub fn unused_socket(&self) -> String {
         format!("unix:{}", self.folder().join("nowhere").display())
     }
 }

@@ -1,7 +1,7 @@
 //! Between the two engines: passes everything on, until a chosen moment. What is encrypted it cannot
 //! read, and knows no moments in it.
 
-use crate::own_address;
+use crate::unique_address;
 use hikkoshi_wire::{
     CHALLENGE_LEN, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination, ToSource,
     decode_control,
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// What passes by. What the source says first: names of the protocol's messages.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Kind {
+pub enum MessageKind {
     /// The source opens the control link.
     HelloControl,
     /// The source opens the urgent link.
@@ -103,24 +103,24 @@ pub enum When {
 
 /// A moment of a migration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Moment {
+pub struct Breakpoint {
     /// Before or after.
     pub when: When,
     /// Which message.
-    pub kind: Kind,
+    pub kind: MessageKind,
     /// The how manieth of its kind, from 1 on.
     pub nth: u32,
 }
 
-impl Moment {
+impl Breakpoint {
     /// Right before the first message of this kind is passed on.
-    pub fn before(kind: Kind) -> Self {
+    pub fn before(kind: MessageKind) -> Self {
         let when = When::Before;
         Self { when, kind, nth: 1 }
     }
 
     /// Right after the first message of this kind was passed on.
-    pub fn after(kind: Kind) -> Self {
+    pub fn after(kind: MessageKind) -> Self {
         let when = When::After;
         Self { when, kind, nth: 1 }
     }
@@ -133,7 +133,7 @@ impl Moment {
     }
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for Breakpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let when = match self.when {
             When::Before => "before",
@@ -149,12 +149,12 @@ impl fmt::Display for Moment {
 
 /// What happens at the moment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Then {
+pub enum RelayAction {
     /// Every link ends at once, and no new one comes about.
     Cut,
     /// Every link ends at once, and new ones come about.
-    Interrupt,
-    /// Nothing more goes that way on that link, and no link ends, until [`Relay::let_go`]. After a
+    Reset,
+    /// Nothing more goes that way on that link, and no link ends, until [`Relay::release`]. After a
     /// message nothing goes the other way on that link either: its answer would bring the
     /// migration on before the test has done what it is to do.
     Hold,
@@ -173,26 +173,26 @@ struct Shared {
     destination: String,
     /// Nobody but the engines can read what passes by.
     sealed: bool,
-    plan: Option<(Moment, Then)>,
-    slow: Option<(Kind, Duration)>,
+    breakpoint: Option<(Breakpoint, RelayAction)>,
+    slow: Option<(MessageKind, Duration)>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    seen: HashMap<Kind, u32>,
+    seen: HashMap<MessageKind, u32>,
     reached: bool,
     holding: bool,
     /// The link on which nothing goes either way as long as something is held.
     held: Option<u32>,
-    let_go: bool,
+    released: bool,
     cut: bool,
     /// How often all links were ended for new ones.
-    interruptions: u32,
+    resets: u32,
     /// Links that have come about.
     links: u32,
-    ends: Vec<Socket>,
+    sockets: Vec<Socket>,
 }
 
 /// One of the links.
@@ -225,17 +225,17 @@ impl Relay {
         at: Option<&Path>,
         destination: &str,
         sealed: bool,
-        plan: Option<(Moment, Then)>,
-        slow: Option<(Kind, Duration)>,
+        breakpoint: Option<(Breakpoint, RelayAction)>,
+        slow: Option<(MessageKind, Duration)>,
     ) -> Self {
-        assert!(!sealed || plan.is_none() && slow.is_none());
+        assert!(!sealed || breakpoint.is_none() && slow.is_none());
         let (door, address) = match at {
             Some(path) => (
                 Door::Unix(UnixListener::bind(path).unwrap()),
                 format!("unix:{}", path.display()),
             ),
             None => {
-                let listener = TcpListener::bind(own_address()).unwrap();
+                let listener = TcpListener::bind(unique_address()).unwrap();
                 let address = listener.local_addr().unwrap().to_string();
                 (Door::Tcp(listener), address)
             }
@@ -243,7 +243,7 @@ impl Relay {
         let shared = Arc::new(Shared {
             destination: destination.to_owned(),
             sealed,
-            plan,
+            breakpoint,
             slow,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -287,13 +287,13 @@ impl Relay {
     }
 
     /// How many messages of that kind have come by.
-    pub fn seen(&self, kind: Kind) -> u32 {
+    pub fn seen(&self, kind: MessageKind) -> u32 {
         self.shared.lock().seen.get(&kind).copied().unwrap_or(0)
     }
 
     /// Ends the holding.
-    pub fn let_go(&self) {
-        self.shared.lock().let_go = true;
+    pub fn release(&self) {
+        self.shared.lock().released = true;
         self.shared.changed.notify_all();
     }
 
@@ -303,8 +303,8 @@ impl Relay {
     }
 
     /// Ends every link; new ones come about.
-    pub fn interrupt(&self) {
-        self.shared.interrupt();
+    pub fn reset_links(&self) {
+        self.shared.reset_links();
     }
 }
 
@@ -323,22 +323,22 @@ impl State {
     fn cut(&mut self) {
         self.cut = true;
         // Shut down, not closed: what was passed on before still arrives.
-        for end in &self.ends {
+        for end in &self.sockets {
             end.shutdown(Shutdown::Both);
         }
     }
 
-    fn interrupt(&mut self) {
-        self.interruptions += 1;
+    fn reset_links(&mut self) {
+        self.resets += 1;
         // What was held goes nowhere any more.
         self.holding = false;
-        for end in self.ends.drain(..) {
+        for end in self.sockets.drain(..) {
             end.shutdown(Shutdown::Both);
         }
     }
 
     fn holds(&self) -> bool {
-        self.holding && !self.let_go && !self.cut
+        self.holding && !self.released && !self.cut
     }
 }
 
@@ -352,8 +352,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn interrupt(&self) {
-        self.lock().interrupt();
+    fn reset_links(&self) {
+        self.lock().reset_links();
         self.changed.notify_all();
     }
 
@@ -368,7 +368,7 @@ impl Shared {
                 return;
             }
             // A destination that is not there ends the link, and may come back.
-            if self.join(source).is_err() && self.lock().interruptions == 0 {
+            if self.join(source).is_err() && self.lock().resets == 0 {
                 self.cut();
             }
         }
@@ -378,12 +378,12 @@ impl Shared {
     fn join(self: &Arc<Self>, source: Socket) -> io::Result<()> {
         let destination = Socket::connect(&self.destination)?;
         let mut state = self.lock();
-        state.ends.push(source.try_clone()?);
-        state.ends.push(destination.try_clone()?);
+        state.sockets.push(source.try_clone()?);
+        state.sockets.push(destination.try_clone()?);
         state.links += 1;
         let link = Link {
             number: state.links,
-            since: state.interruptions,
+            since: state.resets,
         };
         drop(state);
         let back = (destination.try_clone()?, source.try_clone()?);
@@ -394,7 +394,7 @@ impl Shared {
                 let over = shared.pass(&from, &to, to_destination, link);
                 // Nor does a link's end go on before what is held: what an engine says last, and
                 // where, is known to its peer before the end of its other links.
-                shared.wait_let_go();
+                shared.wait_released();
                 to.shutdown(Shutdown::Write);
                 // One that cannot be passed on any more is not read any more either. It still gets
                 // what comes the other way: an engine's last word may be on its way there.
@@ -420,10 +420,10 @@ impl Shared {
         from.read_exact(&mut hello)?;
         let role = Hello::decode(&hello).map_err(io::Error::other)?.role;
         let kind = match (to_destination, role) {
-            (true, Role::Control) => Kind::HelloControl,
-            (true, Role::Urgent) => Kind::HelloUrgent,
-            (true, Role::Background { .. }) => Kind::HelloBackground,
-            (false, _) => Kind::Greeting,
+            (true, Role::Control) => MessageKind::HelloControl,
+            (true, Role::Urgent) => MessageKind::HelloUrgent,
+            (true, Role::Background { .. }) => MessageKind::HelloBackground,
+            (false, _) => MessageKind::Greeting,
         };
         let mut challenge = [0; CHALLENGE_LEN];
         if to_destination {
@@ -443,10 +443,10 @@ impl Shared {
             bytes.resize(HEADER_LEN + frame.payload_len(), 0);
             from.read_exact(&mut bytes[HEADER_LEN..])?;
             let kind = match frame {
-                Frame::Pages { .. } => Kind::Pages,
-                Frame::Zeros { .. } => Kind::Zeros,
-                Frame::Request { .. } => Kind::Request,
-                Frame::Ack { .. } => Kind::Ack,
+                Frame::Pages { .. } => MessageKind::Pages,
+                Frame::Zeros { .. } => MessageKind::Zeros,
+                Frame::Request { .. } => MessageKind::Request,
+                Frame::Ack { .. } => MessageKind::Ack,
                 Frame::Control { .. } if to_destination => from_source(&bytes[HEADER_LEN..]),
                 Frame::Control { .. } => from_destination(&bytes[HEADER_LEN..]),
             };
@@ -454,7 +454,13 @@ impl Shared {
         }
     }
 
-    fn message(&self, kind: Kind, mut to: &Socket, bytes: &[u8], link: Link) -> io::Result<()> {
+    fn message(
+        &self,
+        kind: MessageKind,
+        mut to: &Socket,
+        bytes: &[u8],
+        link: Link,
+    ) -> io::Result<()> {
         let mut state = self.lock();
         let seen = state.seen.entry(kind).or_default();
         *seen += 1;
@@ -464,7 +470,7 @@ impl Shared {
             std::thread::sleep(longer);
         }
         let due = |when| {
-            self.plan
+            self.breakpoint
                 .filter(|(m, _)| (m.when, m.kind, m.nth) == (when, kind, seen))
                 .map(|(_, then)| then)
         };
@@ -475,7 +481,7 @@ impl Shared {
         while state.holds() && state.held == Some(link.number) {
             state = self.wait(state);
         }
-        if state.cut || state.interruptions != link.since {
+        if state.cut || state.resets != link.since {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let Some(then) = due(When::After) else {
@@ -493,29 +499,29 @@ impl Shared {
     fn act(
         &self,
         mut state: MutexGuard<'_, State>,
-        then: Then,
+        then: RelayAction,
         held: Option<u32>,
     ) -> io::Result<()> {
         state.reached = true;
         match then {
-            Then::Cut => state.cut(),
-            Then::Interrupt => state.interrupt(),
-            Then::Hold => {
+            RelayAction::Cut => state.cut(),
+            RelayAction::Reset => state.reset_links(),
+            RelayAction::Hold => {
                 state.holding = true;
                 state.held = held;
             }
         }
         drop(state);
         self.changed.notify_all();
-        if then != Then::Hold {
+        if then != RelayAction::Hold {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        self.wait_let_go();
+        self.wait_released();
         Ok(())
     }
 
     /// Waits for the end of the holding, if something is held.
-    fn wait_let_go(&self) {
+    fn wait_released(&self) {
         let mut state = self.lock();
         while state.holds() {
             state = self.wait(state);
@@ -529,42 +535,42 @@ impl Shared {
     }
 }
 
-fn from_source(payload: &[u8]) -> Kind {
+fn from_source(payload: &[u8]) -> MessageKind {
     match decode_control::<ToDestination>(payload).unwrap() {
-        ToDestination::Begin { .. } => Kind::Begin,
-        ToDestination::Discard { .. } => Kind::Discard,
-        ToDestination::DiscardEnd => Kind::DiscardEnd,
-        ToDestination::DeviceStateChunk { .. } => Kind::DeviceStateChunk,
-        ToDestination::Switch { .. } => Kind::Switch,
-        ToDestination::Commit => Kind::Commit,
-        ToDestination::Cancel { .. } => Kind::Cancel,
-        ToDestination::Goodbye => Kind::Goodbye,
-        ToDestination::Here { .. } => Kind::Here,
-        ToDestination::Owed { .. } => Kind::Owed,
-        ToDestination::OwedEnd { .. } => Kind::OwedEnd,
-        ToDestination::Processors { .. } => Kind::Processors,
-        ToDestination::Machine { .. } => Kind::Machine,
+        ToDestination::Begin { .. } => MessageKind::Begin,
+        ToDestination::Discard { .. } => MessageKind::Discard,
+        ToDestination::DiscardEnd => MessageKind::DiscardEnd,
+        ToDestination::DeviceStateChunk { .. } => MessageKind::DeviceStateChunk,
+        ToDestination::Switch { .. } => MessageKind::Switch,
+        ToDestination::Commit => MessageKind::Commit,
+        ToDestination::Cancel { .. } => MessageKind::Cancel,
+        ToDestination::Goodbye => MessageKind::Goodbye,
+        ToDestination::Here { .. } => MessageKind::Here,
+        ToDestination::Owed { .. } => MessageKind::Owed,
+        ToDestination::OwedEnd { .. } => MessageKind::OwedEnd,
+        ToDestination::Processors { .. } => MessageKind::Processors,
+        ToDestination::Machine { .. } => MessageKind::Machine,
     }
 }
 
-fn from_destination(payload: &[u8]) -> Kind {
+fn from_destination(payload: &[u8]) -> MessageKind {
     match decode_control::<ToSource>(payload).unwrap() {
-        ToSource::Accept { .. } => Kind::Accept,
-        ToSource::Refuse { .. } => Kind::Refuse,
-        ToSource::Discarded => Kind::Discarded,
-        ToSource::Ready => Kind::Ready,
-        ToSource::Failed { .. } => Kind::Failed,
-        ToSource::Resumed => Kind::Resumed,
-        ToSource::Cancel { .. } => Kind::Cancel,
-        ToSource::Complete { .. } => Kind::Complete,
-        ToSource::Measured { .. } => Kind::Measured,
-        ToSource::Where { .. } => Kind::Where,
-        ToSource::Missing { .. } => Kind::Missing,
-        ToSource::MissingEnd { .. } => Kind::MissingEnd,
-        ToSource::Declined { .. } => Kind::Declined,
-        ToSource::Perished { .. } => Kind::Perished,
-        ToSource::Differs { .. } => Kind::Differs,
-        ToSource::ShutDown => Kind::ShutDown,
+        ToSource::Accept { .. } => MessageKind::Accept,
+        ToSource::Refuse { .. } => MessageKind::Refuse,
+        ToSource::Discarded => MessageKind::Discarded,
+        ToSource::Ready => MessageKind::Ready,
+        ToSource::Failed { .. } => MessageKind::Failed,
+        ToSource::Resumed => MessageKind::Resumed,
+        ToSource::Cancel { .. } => MessageKind::Cancel,
+        ToSource::Complete { .. } => MessageKind::Complete,
+        ToSource::Measured { .. } => MessageKind::Measured,
+        ToSource::Where { .. } => MessageKind::Where,
+        ToSource::Missing { .. } => MessageKind::Missing,
+        ToSource::MissingEnd { .. } => MessageKind::MissingEnd,
+        ToSource::Declined { .. } => MessageKind::Declined,
+        ToSource::Perished { .. } => MessageKind::Perished,
+        ToSource::Differs { .. } => MessageKind::Differs,
+        ToSource::ShutDown => MessageKind::ShutDown,
     }
 }
 

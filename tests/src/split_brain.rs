@@ -12,7 +12,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 
 /// Watches until it is asked.
 #[derive(Debug)]
-pub struct Watcher {
+pub struct SplitBrainWatcher {
     source: Watched,
     destination: Watched,
     stop: Arc<AtomicBool>,
@@ -80,7 +80,7 @@ fn intervals(mut since: Option<Duration>, events: &[Event]) -> Vec<Run> {
     runs
 }
 
-impl Watcher {
+impl SplitBrainWatcher {
     /// Begins to watch.
     ///
     /// # Panics
@@ -152,7 +152,7 @@ impl Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for SplitBrainWatcher {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
     }

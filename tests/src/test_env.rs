@@ -13,7 +13,7 @@ static FREED: Condvar = Condvar::new();
 
 /// One test's turn and its laboratory.
 #[derive(Debug)]
-pub struct Scene {
+pub struct TestEnv {
     lab: Lab,
     _turn: Turn,
 }
@@ -28,7 +28,7 @@ impl Drop for Turn {
     }
 }
 
-impl Scene {
+impl TestEnv {
     /// Waits for a turn.
     ///
     /// # Panics
@@ -60,7 +60,7 @@ impl Scene {
 
 /// Tells a line, with the test's name, past the test harness's capture: what was moved and how it
 /// went is of interest when all is well, too.
-pub fn tell(text: impl AsRef<str>) {
+pub fn log(text: impl AsRef<str>) {
     let thread = std::thread::current();
     let line = format!("    {}: {}\n", thread.name().unwrap_or("?"), text.as_ref());
     let _ = std::io::stdout().write_all(line.as_bytes());

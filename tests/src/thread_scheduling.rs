@@ -9,7 +9,7 @@ const BATCH: u32 = 3;
 
 /// How the kernel ranks a thread.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Rank {
+pub struct ThreadScheduling {
     /// The thread's name.
     pub thread: String,
     /// `SCHED_…`.
@@ -20,7 +20,7 @@ pub struct Rank {
     pub slice: Option<u64>,
 }
 
-impl Rank {
+impl ThreadScheduling {
     /// Those of a process's threads that have names.
     ///
     /// # Panics
@@ -55,14 +55,14 @@ impl Rank {
 
     /// Whether this thread comes before `other` on a processor: it may take a core from it when it
     /// wakes, and asks for less time at once or weighs more.
-    pub fn outranks(&self, other: &Self) -> bool {
+    pub fn has_priority_over(&self, other: &Self) -> bool {
         self.policy == OTHER
             && other.policy == BATCH
             && (self.nice < other.nice || self.slice < other.slice)
     }
 
     /// Whether neither comes before the other.
-    pub fn equals(&self, other: &Self) -> bool {
+    pub fn has_same_priority_as(&self, other: &Self) -> bool {
         (self.policy, self.nice, self.slice) == (other.policy, other.nice, other.slice)
     }
 }

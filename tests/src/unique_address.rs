@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const PORT: u16 = 7100;
 
 /// A loopback address that no other process of tests has, and this one not twice in its last 254.
-pub fn own_host() -> Ipv4Addr {
+pub fn unique_host() -> Ipv4Addr {
     static LAST: AtomicU8 = AtomicU8::new(0);
     let last = LAST.fetch_add(1, Ordering::Relaxed) % 254 + 1;
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -24,8 +24,8 @@ pub fn own_host() -> Ipv4Addr {
 }
 
 /// The same with a port.
-pub fn own_address() -> String {
-    format!("{}:{PORT}", own_host())
+pub fn unique_address() -> String {
+    format!("{}:{PORT}", unique_host())
 }
 
 #[cfg(test)]
@@ -35,9 +35,9 @@ mod tests {
 
     #[test]
     fn each_is_another_one_of_this_machine() {
-        let (one, other) = (own_address(), own_address());
+        let (one, other) = (unique_address(), unique_address());
         assert_ne!(one, other);
-        assert!(own_host().is_loopback());
+        assert!(unique_host().is_loopback());
         let listeners = [&one, &other].map(|address| TcpListener::bind(address).unwrap());
         assert!(TcpListener::bind(&one).is_err(), "taken");
         drop(listeners);

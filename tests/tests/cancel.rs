@@ -2,8 +2,10 @@
 //! happened; after it, nobody stops.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use Kind::*;
-use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, Via, busy};
+use MessageKind::*;
+use hikkoshi_tests::{
+    Breakpoint, Guest, MessageKind, MigrationPlan, TestEnv, Transport, busy_guest,
+};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Side {
@@ -11,134 +13,141 @@ enum Side {
     Destination,
 }
 
-fn cancelled_on(side: Side, via: Via) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
+fn cancelled_on(side: Side, transport: Transport) {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
     let attempts = [
-        ("precopy", Moment::after(Pages).nth(20)),
-        ("precopy", Moment::before(DeviceStateChunk)),
-        ("precopy", Moment::before(Ready)),
-        ("hybrid", Moment::after(Pages).nth(20)),
-        ("hybrid", Moment::before(Discarded)),
-        ("hybrid", Moment::before(Switch)),
-        ("postcopy", Moment::before(Discarded)),
-        ("postcopy", Moment::before(Ready)),
+        ("precopy", Breakpoint::after(Pages).nth(20)),
+        ("precopy", Breakpoint::before(DeviceStateChunk)),
+        ("precopy", Breakpoint::before(Ready)),
+        ("hybrid", Breakpoint::after(Pages).nth(20)),
+        ("hybrid", Breakpoint::before(Discarded)),
+        ("hybrid", Breakpoint::before(Switch)),
+        ("postcopy", Breakpoint::before(Discarded)),
+        ("postcopy", Breakpoint::before(Ready)),
     ];
-    for (mode, moment) in attempts {
-        let mut attempt = guest.set_out(&Trip::by(mode).via(via.clone()).hold(moment));
-        attempt.wait_held();
+    for (mode, breakpoint) in attempts {
+        let mut migration = guest.start_migration(
+            &MigrationPlan::new(mode)
+                .transport(transport.clone())
+                .hold_at(breakpoint),
+        );
+        migration.wait_held();
         match side {
-            Side::Source => attempt.migrate.interrupt(),
-            Side::Destination => attempt.receive.interrupt(),
+            Side::Source => migration.migrate.interrupt(),
+            Side::Destination => migration.receive.interrupt(),
         }
-        if side == Side::Destination && moment.kind == Ready {
+        if side == Side::Destination && breakpoint.kind == Ready {
             // It has said that it is ready: only the source can call it off, and is asked to.
-            while attempt.relay().seen(Cancel) == 0 && attempt.relay().seen(Commit) == 0 {
+            while migration.relay().seen(Cancel) == 0 && migration.relay().seen(Commit) == 0 {
                 // The held message is before the question; whichever comes first decides.
-                attempt.relay().let_go();
+                migration.relay().release();
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
-            let (ends, arrived) = attempt.wait();
-            match ends.codes() {
+            let (exits, finished) = migration.wait();
+            match exits.codes() {
                 [Some(0), Some(0)] => {
-                    guest.arrive(&ends, arrived, "running");
+                    guest.complete_migration(&exits, finished, "running");
                 }
                 _ => {
-                    ends.assert_source(1, &["cancelled", "runs on at the source"]);
-                    guest.stay(arrived, "cancelled between ready and commit");
+                    exits.assert_source(1, &["cancelled", "runs on at the source"]);
+                    guest.assert_stayed(finished, "cancelled between ready and commit");
                 }
             }
             continue;
         }
         // It ends by itself, and the other one hears of it.
         match side {
-            Side::Source => attempt.migrate.wait(),
-            Side::Destination => attempt.receive.wait(),
+            Side::Source => migration.migrate.wait(),
+            Side::Destination => migration.receive.wait(),
         };
-        attempt.relay().let_go();
-        let (ends, arrived) = attempt.wait();
-        ends.assert_source(1, &["cancelled", "the guest runs on at the source"]);
+        migration.relay().release();
+        let (exits, finished) = migration.wait();
+        exits.assert_source(1, &["cancelled", "the guest runs on at the source"]);
         match side {
-            Side::Source => ends.assert_destination(1, &["stays at the source"]),
-            Side::Destination => ends.assert_destination(1, &["cancelled", "stays at the source"]),
+            Side::Source => exits.assert_destination(1, &["stays at the source"]),
+            Side::Destination => exits.assert_destination(1, &["cancelled", "stays at the source"]),
         }
-        guest.stay(arrived, &format!("{mode}, cancelled {moment}"));
+        guest.assert_stayed(finished, &format!("{mode}, cancelled {breakpoint}"));
     }
-    guest.travel(&Trip::by("hybrid").via(via));
+    guest.migrate(&MigrationPlan::new("hybrid").transport(transport));
 }
 
 #[test]
 fn at_the_source() {
-    cancelled_on(Side::Source, Via::Tcp);
+    cancelled_on(Side::Source, Transport::Tcp);
 }
 
 #[test]
 fn at_the_destination() {
-    cancelled_on(Side::Destination, Via::Unix);
+    cancelled_on(Side::Destination, Transport::Unix);
 }
 
 /// Without any relay: in the middle of a long pre-copy, by every signal that asks to stop.
 #[test]
 fn by_any_signal_while_pages_flow() {
     use rustix::process::Signal;
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         // It never comes to its end: one round alone takes minutes.
         let endless = ["--bandwidth", "1M", "--max-downtime", "1"];
-        let trip = Trip::by("precopy")
-            .with(&endless)
-            .with(&["--progress", "json"]);
-        let attempt = guest.set_out(&trip);
-        attempt.migrate.wait_said("\"done_pages\"");
-        attempt.migrate.signal(signal);
-        let (ends, arrived) = attempt.wait();
-        ends.assert_source(1, &["cancelled", "the guest runs on at the source"]);
-        ends.assert_destination(1, &["called off", "stays at the source"]);
-        guest.stay(arrived, &format!("precopy, {signal:?}"));
+        let plan = MigrationPlan::new("precopy")
+            .migrate_args(&endless)
+            .migrate_args(&["--progress", "json"]);
+        let migration = guest.start_migration(&plan);
+        migration.migrate.wait_stderr("\"done_pages\"");
+        migration.migrate.signal(signal);
+        let (exits, finished) = migration.wait();
+        exits.assert_source(1, &["cancelled", "the guest runs on at the source"]);
+        exits.assert_destination(1, &["called off", "stays at the source"]);
+        guest.assert_stayed(finished, &format!("precopy, {signal:?}"));
     }
-    guest.travel(&Trip::by("precopy"));
+    guest.migrate(&MigrationPlan::new("precopy"));
 }
 
 /// The guest runs at the destination and needs its pages: both stay until it has them.
 #[test]
 fn after_commit_nobody_stops() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
     // The source has told the destination to run it, and does not know yet whether it does.
-    let attempt = guest.set_out(&Trip::by("precopy").hold(Moment::before(Resumed)));
-    attempt.wait_held();
-    attempt.migrate.interrupt();
-    let word = attempt.migrate.wait_said("not stopping before");
+    let migration =
+        guest.start_migration(&MigrationPlan::new("precopy").hold_at(Breakpoint::before(Resumed)));
+    migration.wait_held();
+    migration.migrate.interrupt();
+    let word = migration.migrate.wait_stderr("not stopping before");
     assert!(word.contains("has been told to run the guest"), "{word}");
-    attempt.relay().let_go();
-    let (ends, arrived) = attempt.wait();
-    guest.arrive(&ends, arrived, "running");
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    guest.complete_migration(&exits, finished, "running");
 
-    let attempt = guest.set_out(&Trip::by("postcopy").hold(Moment::after(Pages).nth(50)));
-    attempt.wait_held();
-    attempt.migrate.interrupt();
-    attempt.receive.interrupt();
+    let migration = guest
+        .start_migration(&MigrationPlan::new("postcopy").hold_at(Breakpoint::after(Pages).nth(50)));
+    migration.wait_held();
+    migration.migrate.interrupt();
+    migration.receive.interrupt();
     let needs = "the guest runs at the destination already and needs";
-    attempt.migrate.wait_said(needs);
-    attempt.receive.wait_said("not stopping before");
-    attempt.relay().let_go();
-    let (ends, arrived) = attempt.wait();
-    guest.arrive(&ends, arrived, "running");
+    migration.migrate.wait_stderr(needs);
+    migration.receive.wait_stderr("not stopping before");
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    guest.complete_migration(&exits, finished, "running");
 }
 
 /// Nobody came: the destination is sent home.
 #[test]
 fn a_destination_that_waits() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let mut attempt = guest.set_out(&Trip::by("precopy").hold(Moment::before(HelloControl)));
-    attempt.wait_held();
-    attempt.receive.interrupt();
-    let ended = attempt.receive.wait();
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let mut migration = guest
+        .start_migration(&MigrationPlan::new("precopy").hold_at(Breakpoint::before(HelloControl)));
+    migration.wait_held();
+    migration.receive.interrupt();
+    let ended = migration.receive.wait();
     ended.assert(1, &["cancelled", "stays at the source"]);
-    attempt.relay().cut();
-    let (ends, arrived) = attempt.wait();
-    ends.assert_source(1, &["runs on at the source"]);
-    guest.stay(arrived, "the destination was sent home");
+    migration.relay().cut();
+    let (exits, finished) = migration.wait();
+    exits.assert_source(1, &["runs on at the source"]);
+    guest.assert_stayed(finished, "the destination was sent home");
 }

@@ -3,7 +3,8 @@
 
 use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
-    Account, Ended, Guest, Program, Scene, Schema, Trip, hikkoshi, refused, refused_command,
+    Exit, Guest, JsonReport, JsonSchema, MigrationPlan, Program, TestEnv, assert_command_refused,
+    assert_refused, hikkoshi,
 };
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -11,56 +12,58 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn json_on_standard_output_is_alone_there() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(16).rate(5000).option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
-    let (ends, arrived) = guest.set_out(&Trip::by("hybrid").json_printed()).wait();
-    ends.assert_source(0, &[]);
-    Account::read(&ends.migrate.printed).check("hybrid", 256);
-    Schema::published().assert("file", &ends.migrate.printed);
-    assert_eq!(arrived.destination.status().unwrap(), "running");
-    guest.is_now_in(arrived.destination);
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
+    let (exits, finished) = guest
+        .start_migration(&MigrationPlan::new("hybrid").json_to_stdout())
+        .wait();
+    exits.assert_source(0, &[]);
+    JsonReport::read(&exits.migrate.stdout).check("hybrid", 256);
+    JsonSchema::published().assert("file", &exits.migrate.stdout);
+    assert_eq!(finished.destination.status().unwrap(), "running");
+    guest.set_vm(finished.destination);
     // An account that cannot be written does not change where the guest is.
-    let trip = Trip::by("hybrid")
-        .with(&["--progress", "none"])
-        .json_nowhere();
-    let (ends, arrived) = guest.set_out(&trip).wait();
-    ends.assert_source(0, &["writing the account"]);
-    let printed = &ends.migrate.printed;
+    let plan = MigrationPlan::new("hybrid")
+        .migrate_args(&["--progress", "none"])
+        .json_to_unwritable_path();
+    let (exits, finished) = guest.start_migration(&plan).wait();
+    exits.assert_source(0, &["writing the account"]);
+    let printed = &exits.migrate.stdout;
     assert!(
         printed.contains("next: end the source's QEMU (process ") && printed.contains("'quit'"),
         "{printed}"
     );
     // Only with --verbose.
     assert!(!printed.contains("    up to "), "{printed}");
-    assert_eq!(arrived.destination.status().unwrap(), "running");
-    guest.is_now_in(arrived.destination);
-    guest.is_sound();
+    assert_eq!(finished.destination.status().unwrap(), "running");
+    guest.set_vm(finished.destination);
+    guest.assert_healthy();
 }
 
 #[test]
 fn progress_for_programs_is_json_line_by_line() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(16).rate(5000).option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     let slowly = ["--progress", "json", "--bandwidth", "60M"];
-    let trip = Trip::by("hybrid").with(&slowly);
-    let (ends, arrived) = guest.set_out(&trip).wait();
-    guest.arrive(&ends, arrived, "running");
+    let plan = MigrationPlan::new("hybrid").migrate_args(&slowly);
+    let (exits, finished) = guest.start_migration(&plan).wait();
+    guest.complete_migration(&exits, finished, "running");
     let mut progress = 0;
-    for line in ends.migrate.said.lines() {
+    for line in exits.migrate.stderr.lines() {
         let value: serde_json::Value = serde_json::from_str(line).unwrap();
         progress += u32::from(value["progress"]["done_pages"].is_u64());
     }
     assert!(progress > 0);
-    let end = Schema::published().end_of(&ends.migrate.said);
+    let end = JsonSchema::published().end_of(&exits.migrate.stderr);
     assert_eq!(end["exit_status"], 0);
     assert_eq!(end["reason"], "moved");
     assert_eq!(end["guest"], "destination");
 }
 
 /// Runs `hikkoshi` with these words, and more.
-fn run(words: &str, more: &[&str], log: &str) -> Ended {
+fn run(words: &str, more: &[&str], log: &str) -> Exit {
     let mut command = Command::new(hikkoshi());
     command.args(words.split_whitespace()).args(more);
     Program::start("hikkoshi", {
@@ -73,9 +76,9 @@ fn run(words: &str, more: &[&str], log: &str) -> Ended {
 /// Whatever goes wrong, and however early: a program reads JSON.
 #[test]
 fn failures_are_json_for_programs() {
-    let scene = Scene::new();
-    let schema = Schema::published();
-    let file = scene.folder().join("account.json");
+    let env = TestEnv::new();
+    let schema = JsonSchema::published();
+    let file = env.folder().join("account.json");
     let named = file.to_str().unwrap();
     for (words, status, reason, guest) in [
         ("migrate", 2, "usage", "unknown"),
@@ -118,25 +121,25 @@ fn failures_are_json_for_programs() {
         };
         let ended = run(words, &["--progress", "json", "--json", named], "trace");
         assert_eq!(ended.code, Some(status), "{ended:?}");
-        is_that(&schema.end_of(&ended.said));
-        assert_eq!(ended.printed, "");
+        is_that(&schema.end_of(&ended.stderr));
+        assert_eq!(ended.stdout, "");
         is_that(&error_in(&schema, &file));
         // A person reads the same as text, and a program that asked for nothing but the account.
         let ended = run(words, &["--json", "-"], "trace");
         assert_eq!(ended.code, Some(status), "{ended:?}");
-        is_that(&schema.assert("file", &ended.printed)["error"]);
+        is_that(&schema.assert("file", &ended.stdout)["error"]);
         assert!(
-            !ended.said.contains('\u{1b}'),
+            !ended.stderr.contains('\u{1b}'),
             "no terminal, no colours: {ended:?}"
         );
         if reason != "usage" {
             let ours = |line: &str| line.starts_with("hikkoshi: ");
-            assert!(ended.said.lines().all(ours), "{}", ended.said);
+            assert!(ended.stderr.lines().all(ours), "{}", ended.stderr);
         }
     }
 }
 
-fn error_in(schema: &Schema, file: &Path) -> serde_json::Value {
+fn error_in(schema: &JsonSchema, file: &Path) -> serde_json::Value {
     let text = std::fs::read_to_string(file).unwrap();
     std::fs::remove_file(file).unwrap();
     schema.assert("file", &text)["error"].take()
@@ -150,25 +153,25 @@ fn an_unknown_log_filter_is_refused() {
         command.args(["receive", "--qmp", "/nowhere", "--listen", "unix:/nowhere"]);
         command.env("HIKKOSHI_LOG", filter);
         let allowed = ["HIKKOSHI_LOG", "debug or trace", "hikkoshi_qemu=debug"];
-        refused_command(command, 2, &allowed);
+        assert_command_refused(command, 2, &allowed);
     }
 }
 
 /// Somebody who waits in vain is told so, and the QEMU is not used up by that.
 #[test]
 fn a_source_that_does_not_come() {
-    let scene = Scene::new();
-    let schema = Schema::published();
+    let env = TestEnv::new();
+    let schema = JsonSchema::published();
     let vm = VmConfig::new()
         .incoming()
-        .start(scene.lab(), "waits")
+        .start(env.lab(), "waits")
         .unwrap();
     let receive = || {
         let mut command = Command::new(hikkoshi());
         command.args(["receive", "--listen", "127.0.0.1:0", "--invite", "--qmp"]);
         command.arg(vm.qmp_path());
         command.args(["--progress", "json", "--journal"]);
-        command.arg(scene.folder().join("journal"));
+        command.arg(env.folder().join("journal"));
         command.stdin(Stdio::null());
         command
     };
@@ -183,7 +186,7 @@ fn a_source_that_does_not_come() {
     // Nobody reads /dev/null, and nobody expects that.
     let soon = ["--wait-for", "1s"];
     ends_for(receive().args(soon).stdout(Stdio::null()), "no_source");
-    let file = std::fs::File::create(scene.folder().join("printed")).unwrap();
+    let file = std::fs::File::create(env.folder().join("printed")).unwrap();
     ends_for(receive().args(soon).stdout(file), "no_source");
     // The other end of a pipeline fails before it has connected.
     let (reader, writer) = std::io::pipe().unwrap();
@@ -232,9 +235,9 @@ fn bad_usage_is_2() {
         &["receive", "--qmp", "/nowhere"],
     ];
     for arguments in usage {
-        let ended = refused(arguments, 2, &[]);
+        let ended = assert_refused(arguments, 2, &[]);
         assert!(
-            ended.said.contains("Usage") || ended.said.contains("--help"),
+            ended.stderr.contains("Usage") || ended.stderr.contains("--help"),
             "{ended:?}"
         );
     }
@@ -247,16 +250,16 @@ fn tcp_beyond_this_machine_has_to_be_said_aloud() {
         "without encryption",
         "--plaintext",
     ];
-    refused(&["migrate", "--qmp", "/nowhere", "10.1.2.3:7000"], 2, &why);
+    assert_refused(&["migrate", "--qmp", "/nowhere", "10.1.2.3:7000"], 2, &why);
     // Said aloud, it is the next thing that is wrong; and so where encryption
     // is what is meant.
     let next = ["QMP socket /nowhere"];
-    refused(
+    assert_refused(
         &["receive", "--qmp", "/nowhere", "--listen", "0.0.0.0:0"],
         1,
         &next,
     );
-    refused(
+    assert_refused(
         &[
             "migrate",
             "--qmp",
@@ -267,7 +270,7 @@ fn tcp_beyond_this_machine_has_to_be_said_aloud() {
         1,
         &next,
     );
-    refused(
+    assert_refused(
         &[
             "receive",
             "--qmp",

@@ -2,9 +2,12 @@
 //! guest.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use Kind::*;
+use MessageKind::*;
 use hikkoshi_lab::{Report, VmConfig, Workload};
-use hikkoshi_tests::{Drill, Guest, Kind, LONG, Moment, Scene, Traces, Trip, Via, busy};
+use hikkoshi_tests::{
+    Breakpoint, FaultDrill, Guest, LONG, MessageKind, MigrationPlan, QemuState, TestEnv, Transport,
+    busy_guest,
+};
 use std::time::Duration;
 
 /// The guest goes on touching memory that it has never touched before: holes of the RAM file, which
@@ -12,19 +15,22 @@ use std::time::Duration;
 /// not.
 #[test]
 fn killed_when_all_is_there() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(32).rate(10_000).option("every_ms", 200);
     // A MiB a second is seen soon enough, and the end is far however long it takes until then.
     let config = VmConfig::new().workload(workload.grow(1, 120));
-    let mut guest = Guest::boot(&scene, config);
-    let trip = Trip::by("postcopy").via(Via::Tcp);
-    let mut attempt = guest.set_out(&trip.hold(Moment::before(Complete)));
-    attempt.wait_held();
-    attempt.receive.kill();
-    attempt.relay().cut();
-    attempt.migrate.wait().assert(3, &["othing of it is lost"]);
-    attempt.resume_receive(&[]);
-    let there = &attempt.destination;
+    let mut guest = Guest::boot(&env, config);
+    let plan = MigrationPlan::new("postcopy").transport(Transport::Tcp);
+    let mut migration = guest.start_migration(&plan.hold_at(Breakpoint::before(Complete)));
+    migration.wait_held();
+    migration.receive.kill();
+    migration.relay().cut();
+    migration
+        .migrate
+        .wait()
+        .assert(3, &["othing of it is lost"]);
+    migration.resume_receive(&[]);
+    let there = &migration.destination;
     let mut before = None;
     there
         .wait_report("more memory", there.console().len(), LONG, |report| {
@@ -35,41 +41,44 @@ fn killed_when_all_is_there() {
             more.then_some(())
         })
         .unwrap();
-    attempt.resume_migrate(&[]);
-    let (ends, arrived) = attempt.wait();
-    guest.arrive_after_all(&ends, arrived, "destination killed when all was there");
+    migration.resume_migrate(&[]);
+    let (exits, finished) = migration.wait();
+    guest.complete_resumed_migration(&exits, finished, "destination killed when all was there");
 }
 
 /// It is killed within milliseconds of the last word, while it makes QEMU let go of the memory.
 #[test]
 fn killed_while_letting_go() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let mut drill = Drill::new("destination engine killed at the last word");
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let mut drill = FaultDrill::new("destination engine killed at the last word");
     for round in 0..8 {
-        let trip = Trip::by(["postcopy", "hybrid"][round % 2]).via(Via::Tcp);
-        let mut attempt = guest.set_out(&trip.hold(Moment::after(Goodbye)));
-        attempt.wait_held();
+        let plan = MigrationPlan::new(["postcopy", "hybrid"][round % 2]).transport(Transport::Tcp);
+        let mut migration = guest.start_migration(&plan.hold_at(Breakpoint::after(Goodbye)));
+        migration.wait_held();
         std::thread::sleep(drill.random().part_of(Duration::from_millis(12)));
-        attempt.receive.kill();
-        attempt.relay().let_go();
-        attempt.migrate.wait().assert(0, &[]);
-        let name = format!("destination-{}-", attempt.destination.pid());
-        if attempt
+        migration.receive.kill();
+        migration.relay().release();
+        migration.migrate.wait().assert(0, &[]);
+        let name = format!("destination-{}-", migration.destination.pid());
+        if migration
             .journals()
             .iter()
             .any(|file| file.starts_with(&name))
         {
-            attempt.resume_receive(&[]);
+            migration.resume_receive(&[]);
             // Its source does not come any more.
-            attempt.receive.interrupt();
-            attempt.receive.wait().assert(0, &["could not be told so"]);
+            migration.receive.interrupt();
+            migration
+                .receive
+                .wait()
+                .assert(0, &["could not be told so"]);
         }
-        let (_, arrived) = attempt.wait();
-        let traces = Traces::of(&arrived.destination);
-        assert!(traces.are_free_of_userfaults(), "{traces:?}");
-        guest.is_now_in(arrived.destination);
-        guest.is_sound();
+        let (_, finished) = migration.wait();
+        let traces = QemuState::of(&finished.destination);
+        assert!(traces.has_no_userfaultfd(), "{traces:?}");
+        guest.set_vm(finished.destination);
+        guest.assert_healthy();
     }
 }
 
@@ -78,20 +87,23 @@ fn killed_while_letting_go() {
 /// was left was to let go of its QEMU.
 #[test]
 fn a_source_that_is_not_told() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
     for done in [false, true] {
-        let trip = Trip::by("hybrid").hold(Moment::before(Complete));
-        let mut attempt = guest.set_out(&trip);
-        attempt.wait_held();
-        attempt.migrate.kill();
-        attempt.relay().cut();
-        attempt.receive.wait().assert(0, &["could not be told so"]);
-        let traces = Traces::of(guest.vm());
-        assert!(!traces.are_free_of_userfaults(), "{traces:?}");
-        assert_eq!(attempt.journals().len(), 2);
+        let plan = MigrationPlan::new("hybrid").hold_at(Breakpoint::before(Complete));
+        let mut migration = guest.start_migration(&plan);
+        migration.wait_held();
+        migration.migrate.kill();
+        migration.relay().cut();
+        migration
+            .receive
+            .wait()
+            .assert(0, &["could not be told so"]);
+        let traces = QemuState::of(guest.vm());
+        assert!(!traces.has_no_userfaultfd(), "{traces:?}");
+        assert_eq!(migration.journals().len(), 2);
         if done {
-            for journal in journals(&scene) {
+            for journal in journals(&env) {
                 if journal.to_str().unwrap().contains("/destination-") {
                     std::fs::remove_file(journal).unwrap();
                     continue;
@@ -104,19 +116,19 @@ fn a_source_that_is_not_told() {
                 std::fs::write(&journal, text).unwrap();
             }
         }
-        attempt.resume_migrate(&[]);
-        let ended = attempt.migrate.wait();
+        migration.resume_migrate(&[]);
+        let ended = migration.migrate.wait();
         ended.assert(0, &[]);
-        assert!(ended.printed.contains("all of its pages"), "{ended:?}");
-        assert!(journals(&scene).is_empty());
-        let (_, arrived) = attempt.wait();
-        guest.is_there(arrived, "settled by the source");
+        assert!(ended.stdout.contains("all of its pages"), "{ended:?}");
+        assert!(journals(&env).is_empty());
+        let (_, finished) = migration.wait();
+        guest.move_to_destination(finished, "settled by the source");
     }
 }
 
 /// What is in the folder of the journals.
-fn journals(scene: &Scene) -> Vec<std::path::PathBuf> {
-    let files = std::fs::read_dir(scene.folder().join("journal")).unwrap();
+fn journals(env: &TestEnv) -> Vec<std::path::PathBuf> {
+    let files = std::fs::read_dir(env.folder().join("journal")).unwrap();
     let files = files.map(|file| file.unwrap().path());
     files
         .filter(|path| path.extension().is_some_and(|e| e == "json"))

@@ -3,7 +3,7 @@
 
 use hikkoshi_lab::QemuVersion::V7_2;
 use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Guest, Scene, Trip};
+use hikkoshi_tests::{Guest, MigrationPlan, TestEnv};
 
 /// A guest with two processors of that kind.
 fn guest(cpu: &str) -> VmConfig {
@@ -14,19 +14,19 @@ fn guest(cpu: &str) -> VmConfig {
 
 /// The destination refuses the guest before anything is touched, and says each of `parts`; the
 /// guest runs on.
-fn refused(guest: &mut Guest<'_>, trip: &Trip, parts: &[&str]) {
-    let (ends, arrived) = guest.set_out(trip).wait_for_source_first();
-    ends.assert_source(1, &["the destination refuses the guest"]);
-    ends.assert_source(1, parts);
-    guest.stay(arrived, parts[0]);
+fn assert_refused(guest: &mut Guest<'_>, plan: &MigrationPlan, parts: &[&str]) {
+    let (exits, finished) = guest.start_migration(plan).wait_for_source_first();
+    exits.assert_source(1, &["the destination refuses the guest"]);
+    exits.assert_source(1, parts);
+    guest.assert_stayed(finished, parts[0]);
 }
 
 #[test]
 fn other_processors_are_refused_and_named_unless_they_are_allowed() {
-    let scene = Scene::new();
-    let mut guest_on = Guest::boot(&scene, guest("max"));
-    let to = |config: VmConfig| Trip::by("hybrid").to_like(config);
-    refused(
+    let env = TestEnv::new();
+    let mut guest_on = Guest::boot(&env, guest("max"));
+    let to = |config: VmConfig| MigrationPlan::new("hybrid").destination_config(config);
+    assert_refused(
         &mut guest_on,
         &to(guest("max,-sse4.2,-avx2")),
         &[
@@ -35,31 +35,31 @@ fn other_processors_are_refused_and_named_unless_they_are_allowed() {
         ],
     );
     // A guest that asks again would find more than it did before.
-    refused(
+    assert_refused(
         &mut guest_on,
         &to(guest("max,phys-bits=42")),
         &["the phys-bits is 40 at the source but 42 at the destination"],
     );
-    refused(
+    assert_refused(
         &mut guest_on,
         &to(guest("max").arguments(["-smp", "2,sockets=2,cores=1,threads=1"])),
         &["the number of sockets is 1 at the source but 2 at the destination"],
     );
     // TCG of another version knows other features.
-    refused(
+    assert_refused(
         &mut guest_on,
         &to(guest("max").version(V7_2)),
         &["the destination's processors lack", "rdseed", "sha-ni"],
     );
     // Something that this guest never uses. (Without AVX2 its kernel panics as soon as it runs.)
-    let allowed = to(guest("max,-sha-ni")).with(&["--allow-cpu-mismatch"]);
-    let (ends, arrived) = guest_on.set_out(&allowed).wait();
-    for end in [&ends.migrate, &ends.receive] {
+    let allowed = to(guest("max,-sha-ni")).migrate_args(&["--allow-cpu-mismatch"]);
+    let (exits, finished) = guest_on.start_migration(&allowed).wait();
+    for end in [&exits.migrate, &exits.receive] {
         end.assert(0, &["the destination's processors lack sha-ni"]);
     }
-    guest_on.arrive(&ends, arrived, "running");
+    guest_on.complete_migration(&exits, finished, "running");
     // From here on it has these: more is a difference, too.
-    refused(
+    assert_refused(
         &mut guest_on,
         &to(guest("max")),
         &["the destination's processors have sha-ni in addition;"],

@@ -9,7 +9,7 @@ use hikkoshi_lab::{
     Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, LabError, QemuVersion, Ram, Report,
     Throttle, VmConfig, Workload,
 };
-use hikkoshi_tests::{Guest, LONG, Scene, Trip, tell};
+use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, log};
 
 /// What the guest reads its disk into, MiB.
 const ARENA_MIB: u64 = 300;
@@ -23,15 +23,15 @@ const MOST_MOVES: u32 = 8;
 
 /// A limit for the disk, or none where the host has no means for it: then nothing can be shown, and
 /// a run of CI fails.
-fn slow_disk(scene: &Scene) -> Option<Throttle> {
-    match Throttle::new(scene.lab(), BYTES_PER_SECOND) {
+fn slow_disk(env: &TestEnv) -> Option<Throttle> {
+    match Throttle::new(env.lab(), BYTES_PER_SECOND) {
         Ok(throttle) => Some(throttle),
         Err(error @ LabError::NoThrottle { .. }) => {
             assert!(
                 std::env::var_os("CI").is_none_or(|ci| ci != "true"),
                 "{error}"
             );
-            tell(format!("NOT TESTED: {error}"));
+            log(format!("NOT TESTED: {error}"));
             None
         }
         Err(error) => panic!("{error}"),
@@ -46,9 +46,9 @@ struct Hosts {
 }
 
 impl Hosts {
-    fn new(scene: &Scene, throttle: &Throttle, format: DiskFormat) -> Self {
+    fn new(env: &TestEnv, throttle: &Throttle, format: DiskFormat) -> Self {
         let content = DiskContent::Blocks { mib: DISK_MIB };
-        let disk = DiskImage::new(scene.lab(), "disk", format, content).unwrap();
+        let disk = DiskImage::new(env.lab(), "disk", format, content).unwrap();
         let workload = Workload::idle()
             .option("every_ms", 200)
             .and_direct_reads(ARENA_MIB);
@@ -74,9 +74,9 @@ impl Hosts {
 
     /// Boots the guest there, and waits until it has read so much that next to all of its arena has
     /// been used; only then the disk is slow.
-    fn boot<'a>(&self, scene: &'a Scene, config: VmConfig) -> Guest<'a> {
+    fn boot<'a>(&self, env: &'a TestEnv, config: VmConfig) -> Guest<'a> {
         self.throttle.set(0).unwrap();
-        let guest = Guest::boot(scene, config);
+        let guest = Guest::boot(env, config);
         let mut kib = 0;
         let full = |report: &Report| {
             if let Report::Disk(work) = report {
@@ -95,11 +95,11 @@ impl Hosts {
 /// Boots a guest, and moves it by these modes from and to these ways of reading, the first being
 /// where it boots; no page may be stale, ever.
 fn no_stale_page(format: DiskFormat, first: Aio, moves: &[(&'static str, Aio)]) {
-    let scene = Scene::new();
-    let Some(throttle) = slow_disk(&scene) else {
+    let env = TestEnv::new();
+    let Some(throttle) = slow_disk(&env) else {
         return;
     };
-    let hosts = Hosts::new(&scene, &throttle, format);
+    let hosts = Hosts::new(&env, &throttle, format);
     // In a thread of its own with one format, in QEMU's main loop with the other.
     let with = |aio| {
         hosts.with(|disk| match format {
@@ -107,16 +107,16 @@ fn no_stale_page(format: DiskFormat, first: Aio, moves: &[(&'static str, Aio)]) 
             DiskFormat::Qcow2 => disk.aio(aio).iothread(),
         })
     };
-    let mut guest = hosts.boot(&scene, with(first));
+    let mut guest = hosts.boot(&env, with(first));
     let mut from = first;
     for &(mode, to) in moves {
-        tell(format!(
+        log(format!(
             "{mode} from aio={} to aio={}, {}",
             from.option(),
             to.option(),
             format.option()
         ));
-        guest.travel(&Trip::by(mode).to_like(with(to)));
+        guest.migrate(&MigrationPlan::new(mode).destination_config(with(to)));
         from = to;
     }
 }
@@ -169,35 +169,35 @@ fn every_mode_from_every_way_of_reading_a_qcow2_disk() {
 #[test]
 #[ignore = "part of `make direct-io`"]
 fn a_disk_with_cache_writeback_needs_no_draining() {
-    let scene = Scene::new();
-    let Some(throttle) = slow_disk(&scene) else {
+    let env = TestEnv::new();
+    let Some(throttle) = slow_disk(&env) else {
         return;
     };
-    let hosts = Hosts::new(&scene, &throttle, DiskFormat::Raw);
+    let hosts = Hosts::new(&env, &throttle, DiskFormat::Raw);
     let config = hosts.with(|disk| disk.aio(Aio::Threads).cache(Cache::Writeback));
-    let mut guest = hosts.boot(&scene, config);
+    let mut guest = hosts.boot(&env, config);
     for mode in ["hybrid", "precopy"] {
-        guest.travel(&Trip::by(mode).with(&["--no-drain"]));
+        guest.migrate(&MigrationPlan::new(mode).migrate_args(&["--no-drain"]));
     }
 }
 
 /// Otherwise the tests above would show nothing.
 #[test]
 fn without_draining_pages_are_stale() {
-    let scene = Scene::new();
-    let Some(throttle) = slow_disk(&scene) else {
+    let env = TestEnv::new();
+    let Some(throttle) = slow_disk(&env) else {
         return;
     };
-    let hosts = Hosts::new(&scene, &throttle, DiskFormat::Raw);
-    let mut guest = hosts.boot(&scene, hosts.with(|disk| disk));
+    let hosts = Hosts::new(&env, &throttle, DiskFormat::Raw);
+    let mut guest = hosts.boot(&env, hosts.with(|disk| disk));
     for (number, mode) in (1..=MOST_MOVES).zip(["precopy", "hybrid"].into_iter().cycle()) {
-        let trip = Trip::by(mode).with(&["--no-drain"]);
-        let (ends, arrived) = guest.set_out(&trip).wait();
-        ends.assert_source(0, &[]);
-        ends.assert_destination(0, &[]);
-        guest.is_now_in(arrived.destination);
+        let plan = MigrationPlan::new(mode).migrate_args(&["--no-drain"]);
+        let (exits, finished) = guest.start_migration(&plan).wait();
+        exits.assert_source(0, &[]);
+        exits.assert_destination(0, &[]);
+        guest.set_vm(finished.destination);
         let verdict = guest.vm().sweep(LONG).unwrap();
-        tell(format!(
+        log(format!(
             "{mode} without draining: {} stale pages",
             verdict.bad
         ));

@@ -4,7 +4,10 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{Link, Ram, Shape, VmConfig, Workload};
-use hikkoshi_tests::{Attempt, Drill, Guest, LONG, Random, Scene, Side, Trip, Via, own_address};
+use hikkoshi_tests::{
+    FaultDrill, Guest, LONG, Migration, MigrationPlan, Random, Side, TestEnv, Transport,
+    unique_address,
+};
 use std::time::Duration;
 
 /// Background pages take their time, so that post-copy lasts for all moments of a trip, and the
@@ -27,16 +30,16 @@ fn wanderer() -> VmConfig {
 }
 
 /// Every other trip goes over TLS, as between hosts by default; the others over these links.
-fn by_turns(trip: Trip, number: u32, plain: Via) -> Trip {
+fn by_turns(plan: MigrationPlan, number: u32, plain: Transport) -> MigrationPlan {
     if number.is_multiple_of(2) {
-        return trip.via(plain);
+        return plan.transport(plain);
     }
     let address = match plain {
-        Via::Address(address) => address,
-        _ => own_address(),
+        Transport::Address(address) => address,
+        _ => unique_address(),
     };
-    trip.via(Via::Invitation(address))
-        .receive_with(&["--invite"])
+    plan.transport(Transport::Invitation(address))
+        .receive_args(&["--invite"])
 }
 
 /// Who is killed.
@@ -48,58 +51,58 @@ enum Who {
 }
 
 impl Who {
-    fn kill(self, attempt: &mut Attempt, random: &mut Random) {
+    fn kill(self, migration: &mut Migration, random: &mut Random) {
         let source_first = random.below(2) == 0;
         for source in [source_first, !source_first] {
             if source && self != Self::Destination {
-                attempt.migrate.kill();
+                migration.migrate.kill();
             }
             if !source && self != Self::Source {
-                attempt.receive.kill();
+                migration.receive.kill();
             }
         }
     }
 
     /// Kills it, and starts it again where it was; the other one waits. One time in three what was
     /// started is killed once more on its way.
-    fn replaced(self, attempt: &mut Attempt, random: &mut Random) -> Option<String> {
+    fn replaced(self, migration: &mut Migration, random: &mut Random) -> Option<String> {
         let source = [&SLOWLY[..], &PATIENT].concat();
         let before = match self {
-            Self::Destination => attempt.migrate.times_said(AGAIN),
+            Self::Destination => migration.migrate.stderr_count(AGAIN),
             Self::Source | Self::Both => 0,
         };
-        self.kill(attempt, random);
+        self.kill(migration, random);
         let twice = random.below(3) == 0;
         if twice {
             if self != Self::Source {
-                attempt.start_receive_again(&PATIENT);
+                migration.start_receive_resume(&PATIENT);
             }
             if self != Self::Destination {
-                attempt.resume_migrate(&source);
+                migration.resume_migrate(&source);
             }
             std::thread::sleep(random.part_of(Duration::from_millis(20)));
-            self.kill(attempt, random);
+            self.kill(migration, random);
         }
-        if attempt.has_ended_well() || attempt.have_journals() != [true; 2] {
+        if migration.has_succeeded() || migration.have_journals() != [true; 2] {
             return None;
         }
         if self != Self::Source {
-            attempt.resume_receive(&PATIENT);
+            migration.resume_receive(&PATIENT);
         }
         if self != Self::Destination {
-            attempt.resume_migrate(&source);
+            migration.resume_migrate(&source);
         }
-        attempt
-            .has_said(Side::Source, AGAIN, before + 1)
+        migration
+            .wait_stderr_or_success(Side::Source, AGAIN, before + 1)
             .then(|| format!("replaced{}", if twice { ", killed again" } else { "" }))
     }
 
     /// Kills it; the other one leaves. Both are started again, to meet somewhere else with another
     /// number of links.
-    fn elsewhere(self, attempt: &mut Attempt, random: &mut Random) -> Option<String> {
-        self.kill(attempt, random);
-        let [migrate, receive] = [attempt.migrate.wait(), attempt.receive.wait()];
-        if attempt.has_ended_well() || attempt.have_journals() != [true; 2] {
+    fn elsewhere(self, migration: &mut Migration, random: &mut Random) -> Option<String> {
+        self.kill(migration, random);
+        let [migrate, receive] = [migration.migrate.wait(), migration.receive.wait()];
+        if migration.has_succeeded() || migration.have_journals() != [true; 2] {
             return None;
         }
         if migrate.code.is_some() {
@@ -110,40 +113,46 @@ impl Who {
         }
         let number = random.number();
         let address = match random.below(2) {
-            0 => own_address(),
+            0 => unique_address(),
             _ => format!(
                 "unix:{}/{number:x}",
-                attempt.journal_folders()[0].parent().unwrap().display()
+                migration.journal_folders()[0].parent().unwrap().display()
             ),
         };
         let links = 1 + random.below(6);
-        attempt.meet_at(&address);
-        attempt.resume_receive(&[]);
+        migration.set_address(&address);
+        migration.resume_receive(&[]);
         let links_word = format!("--links={links}");
-        attempt.resume_migrate(&[&SLOWLY[..], &[&links_word]].concat());
+        migration.resume_migrate(&[&SLOWLY[..], &[&links_word]].concat());
         let family = address.split(':').next().unwrap_or_default();
         let family = if family == "unix" { "unix" } else { "TCP" };
-        attempt
-            .has_said(Side::Source, AGAIN, 1)
+        migration
+            .wait_stderr_or_success(Side::Source, AGAIN, 1)
             .then(|| format!("both anew, {family}, links: {links}"))
     }
 }
 
 fn killed(what: &'static str, who: Who) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, wanderer());
-    let mut drill = Drill::new(what);
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, wanderer());
+    let mut drill = FaultDrill::new(what);
     let patient = |number| {
-        let trip = Trip::by("postcopy").with(&SLOWLY);
-        let trip = trip.with(&PATIENT).receive_with(&PATIENT);
-        by_turns(trip, number, Via::Unix)
+        let plan = MigrationPlan::new("postcopy").migrate_args(&SLOWLY);
+        let plan = plan.migrate_args(&PATIENT).receive_args(&PATIENT);
+        by_turns(plan, number, Transport::Unix)
     };
-    drill.interrupt(&mut guest, (10, 5), patient, |attempt, random| {
-        who.replaced(attempt, random)
+    drill.run(&mut guest, (10, 5), patient, |migration, random| {
+        who.replaced(migration, random)
     });
-    let impatient = |number| by_turns(Trip::by("postcopy").with(&SLOWLY), number, Via::Tcp);
-    drill.interrupt(&mut guest, (10, 5), impatient, |attempt, random| {
-        who.elsewhere(attempt, random)
+    let impatient = |number| {
+        by_turns(
+            MigrationPlan::new("postcopy").migrate_args(&SLOWLY),
+            number,
+            Transport::Tcp,
+        )
+    };
+    drill.run(&mut guest, (10, 5), impatient, |migration, random| {
+        who.elsewhere(migration, random)
     });
     drill.finish();
 }
@@ -183,18 +192,18 @@ const NOTHING: Shape = Shape {
 
 impl Cut {
     /// Cuts the line until both engines have noticed.
-    fn done(self, link: &mut Link, attempt: &mut Attempt) -> Option<String> {
+    fn done(self, link: &mut Link, migration: &mut Migration) -> Option<String> {
         const LOST: [&str; 2] = ["Trying to reach the destination", "Waiting for the source"];
-        let (migrate, receive) = (&attempt.migrate, &attempt.receive);
-        let before = [migrate.times_said(LOST[0]), receive.times_said(LOST[1])];
-        let together = migrate.times_said(AGAIN);
+        let (migrate, receive) = (&migration.migrate, &migration.receive);
+        let before = [migrate.stderr_count(LOST[0]), receive.stderr_count(LOST[1])];
+        let together = migrate.stderr_count(AGAIN);
         match self {
             Self::Down => link.cut().unwrap(),
             Self::Dropped => link.reshape(Some(NOTHING)).unwrap(),
             Self::Reset => link.reset_connections().unwrap(),
         }
-        let noticed = attempt.has_said(Side::Source, LOST[0], before[0] + 1)
-            && attempt.has_said(Side::Destination, LOST[1], before[1] + 1);
+        let noticed = migration.wait_stderr_or_success(Side::Source, LOST[0], before[0] + 1)
+            && migration.wait_stderr_or_success(Side::Destination, LOST[1], before[1] + 1);
         match self {
             Self::Down => link.mend().unwrap(),
             Self::Dropped => link.reshape(None).unwrap(),
@@ -205,41 +214,42 @@ impl Cut {
             Self::Dropped => "tc drops all",
             Self::Reset => "connections reset",
         };
-        (noticed && attempt.has_said(Side::Source, AGAIN, together + 1)).then(|| how.to_owned())
+        (noticed && migration.wait_stderr_or_success(Side::Source, AGAIN, together + 1))
+            .then(|| how.to_owned())
     }
 }
 
 #[test]
 fn links_cut() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let mut link = Link::new(None).unwrap();
-    let mut guest = Guest::boot(&scene, wanderer());
-    let mut drill = Drill::new("links cut");
-    let patient = Trip::by("postcopy")
-        .with(&SLOWLY)
-        .with(&PATIENT)
-        .receive_with(&PATIENT);
+    let mut guest = Guest::boot(&env, wanderer());
+    let mut drill = FaultDrill::new("links cut");
+    let patient = MigrationPlan::new("postcopy")
+        .migrate_args(&SLOWLY)
+        .migrate_args(&PATIENT)
+        .receive_args(&PATIENT);
     let hosts = (link.source().clone(), link.destination().clone());
     let across = |number: u32| {
         let (from, to, address) = match number % 2 {
             0 => (&hosts.0, &hosts.1, Link::DESTINATION),
             _ => (&hosts.1, &hosts.0, Link::SOURCE),
         };
-        let address = Via::Address(format!("{address}:7100"));
-        let stalls = patient.clone().with(&STALL).receive_with(&STALL);
-        by_turns(stalls, number, address).between(from, to)
+        let address = Transport::Address(format!("{address}:7100"));
+        let stalls = patient.clone().migrate_args(&STALL).receive_args(&STALL);
+        by_turns(stalls, number, address).between_namespaces(from, to)
     };
     let mut turn = [Cut::Down, Cut::Dropped, Cut::Reset].into_iter().cycle();
-    drill.interrupt(&mut guest, (15, 8), across, |attempt, _| {
-        turn.next().unwrap().done(&mut link, attempt)
+    drill.run(&mut guest, (15, 8), across, |migration, _| {
+        turn.next().unwrap().done(&mut link, migration)
     });
     // A relay that closes all of them.
-    let closed = |number| by_turns(patient.clone(), number, Via::Tcp).relayed();
-    drill.interrupt(&mut guest, (5, 3), closed, |attempt, _| {
-        let together = attempt.migrate.times_said(AGAIN);
-        attempt.relay().interrupt();
-        attempt
-            .has_said(Side::Source, AGAIN, together + 1)
+    let closed = |number| by_turns(patient.clone(), number, Transport::Tcp).with_relay();
+    drill.run(&mut guest, (5, 3), closed, |migration, _| {
+        let together = migration.migrate.stderr_count(AGAIN);
+        migration.relay().reset_links();
+        migration
+            .wait_stderr_or_success(Side::Source, AGAIN, together + 1)
             .then(|| "closed".to_owned())
     });
     drill.finish();
@@ -248,7 +258,7 @@ fn links_cut() {
 /// The same into huge pages, which arrive in pieces: those of unfinished ones come again.
 #[test]
 fn engines_killed_with_huge_pages() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     // A request is for a whole huge page, and is not held back: the line has to be slow.
     let slow = Shape {
         rate_bits: 200_000_000,
@@ -256,21 +266,21 @@ fn engines_killed_with_huge_pages() {
         latency: Duration::from_millis(50),
     };
     let link = Link::new(Some(slow)).unwrap();
-    let mut guest = Guest::boot(&scene, wanderer());
-    let mut drill = Drill::new("engines killed, huge pages");
-    let trip = |number| {
-        let trip = Trip::by("postcopy")
-            .between(link.source(), link.destination())
-            .to_like(wanderer().ram(Ram::Huge { mib: 256 }))
-            .with(&PATIENT)
-            .receive_with(&PATIENT);
-        let address = Via::Address(format!("{}:7100", Link::DESTINATION));
-        by_turns(trip, number, address)
+    let mut guest = Guest::boot(&env, wanderer());
+    let mut drill = FaultDrill::new("engines killed, huge pages");
+    let plan = |number| {
+        let plan = MigrationPlan::new("postcopy")
+            .between_namespaces(link.source(), link.destination())
+            .destination_config(wanderer().ram(Ram::Huge { mib: 256 }))
+            .migrate_args(&PATIENT)
+            .receive_args(&PATIENT);
+        let address = Transport::Address(format!("{}:7100", Link::DESTINATION));
+        by_turns(plan, number, address)
     };
-    drill.interrupt(&mut guest, (6, 3), trip, |attempt, random| {
+    drill.run(&mut guest, (6, 3), plan, |migration, random| {
         let all = [Who::Source, Who::Destination, Who::Both];
         let who = all[usize::try_from(random.below(3)).unwrap()];
-        let how = who.replaced(attempt, random)?;
+        let how = who.replaced(migration, random)?;
         Some(format!("{who:?} {how}"))
     });
     drill.finish();
@@ -279,30 +289,32 @@ fn engines_killed_with_huge_pages() {
 /// The source's QEMU is killed, half of the time with its engine: the RAM file is enough.
 #[test]
 fn source_qemu_killed() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, wanderer());
-    let mut drill = Drill::new("source QEMU killed");
-    let trip = Trip::by("postcopy").with(&SLOWLY).receive_with(&PATIENT);
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, wanderer());
+    let mut drill = FaultDrill::new("source QEMU killed");
+    let plan = MigrationPlan::new("postcopy")
+        .migrate_args(&SLOWLY)
+        .receive_args(&PATIENT);
     let mut with_engine = false;
     for round in 0..4 {
-        let trip = |_| by_turns(trip.clone(), round / 2, Via::Unix);
-        drill.interrupt(&mut guest, (1, 1), trip, |attempt, _| {
-            attempt.source().kill();
-            attempt.source().wait_exit(LONG).unwrap();
-            if attempt.has_ended_well() {
+        let plan = |_| by_turns(plan.clone(), round / 2, Transport::Unix);
+        drill.run(&mut guest, (1, 1), plan, |migration, _| {
+            migration.source().kill();
+            migration.source().wait_exit(LONG).unwrap();
+            if migration.has_succeeded() {
                 return None;
             }
             with_engine = !with_engine;
             if !with_engine {
                 return Some("QEMU only".to_owned());
             }
-            attempt.migrate.kill();
-            if attempt.has_ended_well() || attempt.have_journals() != [true; 2] {
+            migration.migrate.kill();
+            if migration.has_succeeded() || migration.have_journals() != [true; 2] {
                 with_engine = false;
                 return None;
             }
-            attempt.resume_migrate(&SLOWLY);
-            let again = attempt.has_said(Side::Source, AGAIN, 1);
+            migration.resume_migrate(&SLOWLY);
+            let again = migration.wait_stderr_or_success(Side::Source, AGAIN, 1);
             with_engine = again;
             again.then(|| "with its engine".to_owned())
         });

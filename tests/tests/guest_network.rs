@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{GuestNetwork, VmConfig, Workload};
-use hikkoshi_tests::{Guest, LONG, Scene, Trip, Via, tell};
+use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, Transport, log};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ fn ask(mut stream: &TcpStream, stop: &AtomicBool, answers: &AtomicU64) -> Durati
 }
 
 fn serves_through(mode: &'static str) {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let network = GuestNetwork::new().unwrap();
     let workload = Workload::verify(32)
         .rate(10_000)
@@ -91,18 +91,18 @@ fn serves_through(mode: &'static str) {
         .workload(workload)
         .nic(network.nic())
         .namespace(network.source());
-    let mut guest = Guest::boot(&scene, config);
+    let mut guest = Guest::boot(&env, config);
     let client = Client::start(&network);
     client.wait_answers(50);
     let address = format!("{}:7100", GuestNetwork::DESTINATION);
-    let trip = Trip::by(mode)
-        .via(Via::Address(address))
-        .between(network.source(), network.destination());
-    guest.travel(&trip);
+    let plan = MigrationPlan::new(mode)
+        .transport(Transport::Address(address))
+        .between_namespaces(network.source(), network.destination());
+    guest.migrate(&plan);
     // The same connection, with the guest on another port of the switch.
     client.wait_answers(50);
     let longest = client.finish();
-    tell(format!(
+    log(format!(
         "{mode}: the client waited {:.1} ms at most",
         longest.as_secs_f64() * 1e3
     ));

@@ -2,15 +2,18 @@
 //! interrupted, is so.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use Kind::*;
+use MessageKind::*;
 use hikkoshi_lab::Vm;
-use hikkoshi_tests::{Ended, Guest, Kind, LONG, Moment, Program, Scene, Trip, Via, busy, hikkoshi};
+use hikkoshi_tests::{
+    Breakpoint, Exit, Guest, LONG, MessageKind, MigrationPlan, Program, TestEnv, Transport,
+    busy_guest, hikkoshi,
+};
 use std::path::Path;
 use std::process::Command;
 
 /// Starts `hikkoshi` with these words, for that QEMU and with journals in that folder, and waits
 /// for its end.
-fn run(words: &[&str], qmp: &Path, journal: &Path) -> Ended {
+fn run(words: &[&str], qmp: &Path, journal: &Path) -> Exit {
     let mut command = Command::new(hikkoshi());
     command.args(words).arg("--qmp").arg(qmp);
     command.arg("--journal").arg(journal);
@@ -34,23 +37,24 @@ fn is_running(vm: &Vm) {
 /// guard, or undoes by itself if that was killed, too.
 #[test]
 fn a_migration_right_after_one_that_was_killed() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let journal = scene.folder().join("journal");
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let journal = env.folder().join("journal");
     for guarded in [true, false, true, false] {
-        let moment = Moment::after(Pages).nth(20);
-        let mut attempt = guest.set_out(&Trip::by("precopy").hold(moment));
-        attempt.wait_held();
+        let breakpoint = Breakpoint::after(Pages).nth(20);
+        let mut migration =
+            guest.start_migration(&MigrationPlan::new("precopy").hold_at(breakpoint));
+        migration.wait_held();
         if !guarded {
-            for child in children(attempt.migrate.pid()) {
+            for child in children(migration.migrate.pid()) {
                 let pid = rustix::process::Pid::from_raw(child).unwrap();
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
             }
         }
-        attempt.migrate.kill();
+        migration.migrate.kill();
         // It finds nobody at that address: that is all it says.
         let again = run(
-            &["migrate", &scene.nowhere()],
+            &["migrate", &env.unused_socket()],
             guest.vm().qmp_path(),
             &journal,
         );
@@ -59,43 +63,45 @@ fn a_migration_right_after_one_that_was_killed() {
             &["connecting to the destination", "runs on at the source"],
         );
         is_running(guest.vm());
-        attempt.relay().cut();
-        let (_, arrived) = attempt.wait();
-        arrived.destination.kill();
+        migration.relay().cut();
+        let (_, finished) = migration.wait();
+        finished.destination.kill();
         let left = std::fs::read_dir(&journal).unwrap().count();
         assert_eq!(left, 0, "no journal, and no lock beside it");
     }
-    guest.travel(&Trip::by("hybrid"));
+    guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
 /// A guest is moved by post-copy, and both of its QEMUs are gone. Others are at their sockets now:
 /// the journals do not tell of them.
 #[test]
 fn other_qemus_at_the_same_sockets() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let moment = Moment::after(Pages).nth(300);
-    let trip = Trip::by("postcopy").via(Via::Tcp).hold(moment);
-    let mut attempt = guest.set_out(&trip);
-    attempt.wait_held();
-    attempt.receive.kill();
-    attempt.migrate.kill();
-    attempt.relay().cut();
-    let journal = scene.folder().join("journal");
-    for vm in [guest.vm(), &attempt.destination] {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let breakpoint = Breakpoint::after(Pages).nth(300);
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Tcp)
+        .hold_at(breakpoint);
+    let mut migration = guest.start_migration(&plan);
+    migration.wait_held();
+    migration.receive.kill();
+    migration.migrate.kill();
+    migration.relay().cut();
+    let journal = env.folder().join("journal");
+    for vm in [guest.vm(), &migration.destination] {
         vm.kill();
         vm.wait_exit(LONG).unwrap();
         // Where the laboratory listened for it; the next one has the same name.
         for what in ["console", "harness"] {
-            let path = scene.folder().join(format!("{}.{what}", vm.name()));
+            let path = env.folder().join(format!("{}.{what}", vm.name()));
             std::fs::remove_file(path).unwrap();
         }
     }
-    assert_eq!(attempt.journals().len(), 2);
-    let other = busy().start(scene.lab(), guest.vm().name()).unwrap();
-    let empty = busy()
+    assert_eq!(migration.journals().len(), 2);
+    let other = busy_guest().start(env.lab(), guest.vm().name()).unwrap();
+    let empty = busy_guest()
         .incoming()
-        .start(scene.lab(), attempt.destination.name());
+        .start(env.lab(), migration.destination.name());
     let empty = empty.unwrap();
     let resumed = run(&["migrate", "--resume"], other.qmp_path(), &journal);
     resumed.assert(
@@ -118,11 +124,15 @@ fn other_qemus_at_the_same_sockets() {
         let ended = Program::start(side, command).wait();
         assert!(matches!(ended.code, Some(3 | 4)), "{ended:?}");
         for advice in ["end its QEMU", "end this QEMU", "end it"] {
-            assert!(!ended.said.contains(advice), "{ended:?}");
+            assert!(!ended.stderr.contains(advice), "{ended:?}");
         }
     }
     // Nor is the other guest taken for the one that had moved.
-    let away = run(&["migrate", &scene.nowhere()], other.qmp_path(), &journal);
+    let away = run(
+        &["migrate", &env.unused_socket()],
+        other.qmp_path(),
+        &journal,
+    );
     away.assert(1, &["connecting to the destination"]);
     is_running(&other);
 }
@@ -145,9 +155,9 @@ fn journal_of(folder: &Path, side: &str) -> std::path::PathBuf {
 /// What there is to resume where nothing is, and where a guest is that has moved.
 #[test]
 fn nothing_to_resume() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let journal = scene.folder().join("journal");
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let journal = env.folder().join("journal");
     std::fs::create_dir(&journal).unwrap();
     let source = std::sync::Arc::clone(guest.vm());
     let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
@@ -156,14 +166,14 @@ fn nothing_to_resume() {
     let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
     resumed.assert(1, &["the guest is here (its state is paused)"]);
     source.cont().unwrap();
-    guest.travel(&Trip::by("hybrid"));
+    guest.migrate(&MigrationPlan::new("hybrid"));
     let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
     resumed.assert(3, &["postmigrate", "Never continue it here"]);
     let resumed = run(&["receive", "--resume"], guest.vm().qmp_path(), &journal);
     resumed.assert(0, &["the guest runs here, with all of its pages"]);
     // A second guest is not taken in by a QEMU that has one.
     let second = run(
-        &["receive", "--listen", &scene.nowhere()],
+        &["receive", "--listen", &env.unused_socket()],
         guest.vm().qmp_path(),
         &journal,
     );
@@ -175,7 +185,7 @@ fn nothing_to_resume() {
             "nothing was changed",
         ],
     );
-    assert!(!second.said.contains("runs at the source"), "{second:?}");
+    assert!(!second.stderr.contains("runs at the source"), "{second:?}");
     is_running(guest.vm());
 }
 
@@ -183,14 +193,14 @@ fn nothing_to_resume() {
 /// does not, and a source's QEMU that has ended has no guest.
 #[test]
 fn a_destination_after_a_try_that_failed() {
-    let scene = Scene::new();
-    let vm = busy().incoming().start(scene.lab(), "there").unwrap();
+    let env = TestEnv::new();
+    let vm = busy_guest().incoming().start(env.lab(), "there").unwrap();
     for _ in 0..2 {
         let mut receive = Command::new(hikkoshi());
-        receive.args(["receive", "--listen", &scene.nowhere(), "--qmp"]);
+        receive.args(["receive", "--listen", &env.unused_socket(), "--qmp"]);
         receive.arg(vm.qmp_path());
         let mut receive = Program::start("receive", receive);
-        receive.wait_said("waiting for a guest at ");
+        receive.wait_stderr("waiting for a guest at ");
         receive.interrupt();
         let what = [
             "the guest stays at the source",
@@ -198,21 +208,21 @@ fn a_destination_after_a_try_that_failed() {
         ];
         receive.wait().assert(1, &what);
     }
-    let mut guest = Guest::boot(&scene, busy());
-    let hold = Trip::by("precopy").hold(Moment::after(Pages).nth(20));
-    let attempt = guest.set_out(&hold);
-    attempt.wait_held();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let hold = MigrationPlan::new("precopy").hold_at(Breakpoint::after(Pages).nth(20));
+    let migration = guest.start_migration(&hold);
+    migration.wait_held();
     guest.vm().kill();
     guest.vm().wait_exit(LONG).unwrap();
-    attempt.relay().let_go();
-    let (ends, _) = attempt.wait();
-    ends.assert_source(1, &["the source's QEMU has ended, and the guest with it"]);
-    ends.assert_destination(
+    migration.relay().release();
+    let (exits, _) = migration.wait();
+    exits.assert_source(1, &["the source's QEMU has ended, and the guest with it"]);
+    exits.assert_destination(
         1,
         &["the guest was not taken in here", "start this QEMU anew"],
     );
     assert!(
-        !ends.receive.said.contains("stays at the source"),
-        "{ends:?}"
+        !exits.receive.stderr.contains("stays at the source"),
+        "{exits:?}"
     );
 }

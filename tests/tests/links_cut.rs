@@ -2,137 +2,153 @@
 //! runs on, and can be moved later; what comes after it is described in `recovery.rs`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use Kind::*;
-use hikkoshi_tests::{Guest, Harm, Kind, Moment, Scene, Trip, Via, busy, harmed_at_each};
+use MessageKind::*;
+use hikkoshi_tests::{
+    Breakpoint, Guest, InjectedFault, MessageKind, MigrationPlan, TestEnv, Transport, busy_guest,
+    inject_at_each,
+};
 
 /// A destination that let a source in which then went away takes the next one.
 #[test]
 fn the_same_destination_takes_the_next_one() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let trip = Trip::by("hybrid").cut(Moment::before(Begin));
-    let mut attempt = guest.set_out(&trip);
-    attempt.migrate.wait().assert(1, &["runs on at the source"]);
-    attempt.receive.wait_said("refused a guest");
-    attempt.migrate_again(guest.vm());
-    let (ends, arrived) = attempt.wait();
-    guest.arrive(&ends, arrived, "running");
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let plan = MigrationPlan::new("hybrid").cut_at(Breakpoint::before(Begin));
+    let mut migration = guest.start_migration(&plan);
+    migration
+        .migrate
+        .wait()
+        .assert(1, &["runs on at the source"]);
+    migration.receive.wait_stderr("refused a guest");
+    migration.retry_migrate(guest.vm());
+    let (exits, finished) = migration.wait();
+    guest.complete_migration(&exits, finished, "running");
 }
 
 /// Cuts all links at each of `moments`, and moves the guest in the end.
-fn cut_at_each(mode: &'static str, via: Via, moments: impl IntoIterator<Item = Moment>) {
-    let steps = moments.into_iter().map(|moment| (mode, moment));
-    harmed_at_each(Harm::LinksCut, via, steps);
+fn cut_at_each(
+    mode: &'static str,
+    transport: Transport,
+    breakpoints: impl IntoIterator<Item = Breakpoint>,
+) {
+    let steps = breakpoints.into_iter().map(|breakpoint| (mode, breakpoint));
+    inject_at_each(InjectedFault::LinksCut, transport, steps);
 }
 
 /// A source that comes no further than its first words: the destination goes on waiting.
-fn cut_early(mode: &'static str, via: Via) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
+fn cut_early(mode: &'static str, transport: Transport) {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
     let early = [
-        Moment::before(HelloControl),
-        Moment::after(HelloControl),
-        Moment::before(Greeting),
-        Moment::before(Begin),
+        Breakpoint::before(HelloControl),
+        Breakpoint::after(HelloControl),
+        Breakpoint::before(Greeting),
+        Breakpoint::before(Begin),
     ];
-    for moment in early {
-        let trip = Trip::by(mode).via(via.clone()).cut(moment);
-        let mut attempt = guest.set_out(&trip);
-        let ended = attempt.migrate.wait();
+    for breakpoint in early {
+        let plan = MigrationPlan::new(mode)
+            .transport(transport.clone())
+            .cut_at(breakpoint);
+        let mut migration = guest.start_migration(&plan);
+        let ended = migration.migrate.wait();
         ended.assert(1, &["the guest runs on at the source"]);
-        assert!(!attempt.receive.has_ended(), "it goes on waiting");
-        attempt.receive.interrupt();
-        let (ends, arrived) = attempt.wait();
-        ends.assert_destination(1, &["cancelled", "the guest stays at the source"]);
-        guest.stay(arrived, &format!("{mode}, cut {moment}"));
+        assert!(!migration.receive.has_exited(), "it goes on waiting");
+        migration.receive.interrupt();
+        let (exits, finished) = migration.wait();
+        exits.assert_destination(1, &["cancelled", "the guest stays at the source"]);
+        guest.assert_stayed(finished, &format!("{mode}, cut {breakpoint}"));
     }
-    guest.travel(&Trip::by(mode).via(via));
+    guest.migrate(&MigrationPlan::new(mode).transport(transport));
 }
 
 #[test]
 fn before_the_guest_was_offered() {
-    cut_early("hybrid", Via::Tcp);
+    cut_early("hybrid", Transport::Tcp);
 }
 
 #[test]
 fn at_each_step_of_precopy() {
-    let moments = [
-        Moment::after(Begin),
-        Moment::before(Accept),
-        Moment::after(Accept),
-        Moment::before(HelloBackground),
-        Moment::after(HelloBackground),
-        Moment::before(Pages),
-        Moment::after(Pages),
-        Moment::after(Pages).nth(40),
-        Moment::before(Ack),
-        Moment::after(Zeros),
-        Moment::before(DeviceStateChunk),
-        Moment::after(DeviceStateChunk),
-        Moment::before(Switch),
-        Moment::after(Switch),
-        Moment::before(Ready),
+    let breakpoints = [
+        Breakpoint::after(Begin),
+        Breakpoint::before(Accept),
+        Breakpoint::after(Accept),
+        Breakpoint::before(HelloBackground),
+        Breakpoint::after(HelloBackground),
+        Breakpoint::before(Pages),
+        Breakpoint::after(Pages),
+        Breakpoint::after(Pages).nth(40),
+        Breakpoint::before(Ack),
+        Breakpoint::after(Zeros),
+        Breakpoint::before(DeviceStateChunk),
+        Breakpoint::after(DeviceStateChunk),
+        Breakpoint::before(Switch),
+        Breakpoint::after(Switch),
+        Breakpoint::before(Ready),
     ];
-    cut_at_each("precopy", Via::Unix, moments);
+    cut_at_each("precopy", Transport::Unix, breakpoints);
 }
 
 #[test]
 fn at_each_step_of_postcopy() {
-    let moments = [
-        Moment::after(Begin),
-        Moment::after(Accept),
-        Moment::after(HelloBackground),
-        Moment::before(HelloUrgent),
-        Moment::after(HelloUrgent),
-        Moment::before(Discard),
-        Moment::after(Discard),
-        Moment::before(DiscardEnd),
-        Moment::after(DiscardEnd),
-        Moment::before(Discarded),
-        Moment::after(Discarded),
-        Moment::before(DeviceStateChunk),
-        Moment::after(DeviceStateChunk),
-        Moment::before(Switch),
-        Moment::after(Switch),
-        Moment::before(Ready),
+    let breakpoints = [
+        Breakpoint::after(Begin),
+        Breakpoint::after(Accept),
+        Breakpoint::after(HelloBackground),
+        Breakpoint::before(HelloUrgent),
+        Breakpoint::after(HelloUrgent),
+        Breakpoint::before(Discard),
+        Breakpoint::after(Discard),
+        Breakpoint::before(DiscardEnd),
+        Breakpoint::after(DiscardEnd),
+        Breakpoint::before(Discarded),
+        Breakpoint::after(Discarded),
+        Breakpoint::before(DeviceStateChunk),
+        Breakpoint::after(DeviceStateChunk),
+        Breakpoint::before(Switch),
+        Breakpoint::after(Switch),
+        Breakpoint::before(Ready),
     ];
-    cut_at_each("postcopy", Via::Tcp, moments);
+    cut_at_each("postcopy", Transport::Tcp, breakpoints);
 }
 
 #[test]
 fn at_each_step_of_hybrid() {
-    let moments = [
-        Moment::after(HelloUrgent),
-        Moment::after(Pages),
-        Moment::before(Pages).nth(60),
-        Moment::before(Discard),
-        Moment::after(Discard),
-        Moment::after(DiscardEnd),
-        Moment::before(Discarded),
-        Moment::after(DeviceStateChunk),
-        Moment::before(Switch),
-        Moment::after(Switch),
-        Moment::before(Ready),
+    let breakpoints = [
+        Breakpoint::after(HelloUrgent),
+        Breakpoint::after(Pages),
+        Breakpoint::before(Pages).nth(60),
+        Breakpoint::before(Discard),
+        Breakpoint::after(Discard),
+        Breakpoint::after(DiscardEnd),
+        Breakpoint::before(Discarded),
+        Breakpoint::after(DeviceStateChunk),
+        Breakpoint::before(Switch),
+        Breakpoint::after(Switch),
+        Breakpoint::before(Ready),
     ];
-    cut_at_each("hybrid", Via::Unix, moments);
+    cut_at_each("hybrid", Transport::Unix, breakpoints);
 }
 
 /// All pages are there, and the last word is lost: nothing is, and the guest runs.
 #[test]
 fn before_the_last_word() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let trip = Trip::by("hybrid").cut(Moment::before(Goodbye));
-    let (ends, arrived) = guest.set_out(&trip).wait();
-    guest.arrive(&ends, arrived, "running");
-    let mut attempt = guest.set_out(&Trip::by("postcopy").cut(Moment::before(Complete)));
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let plan = MigrationPlan::new("hybrid").cut_at(Breakpoint::before(Goodbye));
+    let (exits, finished) = guest.start_migration(&plan).wait();
+    guest.complete_migration(&exits, finished, "running");
+    let mut migration =
+        guest.start_migration(&MigrationPlan::new("postcopy").cut_at(Breakpoint::before(Complete)));
     // The source cannot know; the destination does.
-    attempt.receive.wait().assert(0, &["could not be told so"]);
-    let ended = attempt.migrate.wait();
+    migration
+        .receive
+        .wait()
+        .assert(0, &["could not be told so"]);
+    let ended = migration.migrate.wait();
     ended.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
     // It can be told later.
-    attempt.resume_receive(&[]);
-    attempt.resume_migrate(&[]);
-    let (ends, arrived) = attempt.wait();
-    guest.arrive_after_all(&ends, arrived, "cut before Complete");
+    migration.resume_receive(&[]);
+    migration.resume_migrate(&[]);
+    let (exits, finished) = migration.wait();
+    guest.complete_resumed_migration(&exits, finished, "cut before Complete");
 }

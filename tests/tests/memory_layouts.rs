@@ -2,29 +2,33 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{Ram, VmConfig, Workload};
-use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, Via};
+use hikkoshi_tests::{Breakpoint, Guest, MessageKind, MigrationPlan, TestEnv, Transport};
 use serde_json::json;
 
 fn by_all_modes(ram: Ram, workload: Workload) {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let config = VmConfig::new()
         .cpus(2)
         .ram(ram)
         .workload(workload.option("every_ms", 200));
-    let mut guest = Guest::boot(&scene, config);
-    guest.travel(&Trip::by("precopy").via(Via::Tcp));
+    let mut guest = Guest::boot(&env, config);
+    guest.migrate(&MigrationPlan::new("precopy").transport(Transport::Tcp));
     for mode in ["hybrid", "postcopy"] {
-        let at = Moment::before(Kind::Switch);
-        let attempt = guest.set_out(&Trip::by(mode).via(Via::Tcp).hold(at));
-        attempt.wait_held();
+        let at = Breakpoint::before(MessageKind::Switch);
+        let migration = guest.start_migration(
+            &MigrationPlan::new(mode)
+                .transport(Transport::Tcp)
+                .hold_at(at),
+        );
+        migration.wait_held();
         // What is stale was dropped. Somebody looks at the destination's memory,
         // which fills it with zeros, before faults are asked for.
         let look = json!({ "val": 0, "size": 100 << 20, "filename": "/dev/null" });
-        let qmp = attempt.destination.qmp();
+        let qmp = migration.destination.qmp();
         qmp.execute("pmemsave", look).unwrap();
-        attempt.relay().let_go();
-        let (ends, arrived) = attempt.wait();
-        guest.arrive(&ends, arrived, "running");
+        migration.relay().release();
+        let (exits, finished) = migration.wait();
+        guest.complete_migration(&exits, finished, "running");
     }
 }
 

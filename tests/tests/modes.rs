@@ -2,17 +2,21 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{Report, VmConfig, Workload};
-use hikkoshi_tests::{Guest, LONG, Scene, Trip, Via};
+use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, Transport};
 
 const MODES: [&str; 3] = ["hybrid", "postcopy", "precopy"];
 
 /// Moves a guest by each mode in turn.
 fn all_modes(cpus: u32, workload: Workload) {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = workload.option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().cpus(cpus).workload(workload));
-    for (mode, via) in MODES.into_iter().zip([Via::Tcp, Via::Unix, Via::Tcp]) {
-        let account = guest.travel(&Trip::by(mode).via(via));
+    let mut guest = Guest::boot(&env, VmConfig::new().cpus(cpus).workload(workload));
+    for (mode, transport) in
+        MODES
+            .into_iter()
+            .zip([Transport::Tcp, Transport::Unix, Transport::Tcp])
+    {
+        let account = guest.migrate(&MigrationPlan::new(mode).transport(transport));
         assert_eq!(account.postcopy, mode != "precopy");
         assert_eq!(account.rounds > 0, mode != "postcopy");
     }
@@ -52,14 +56,14 @@ fn a_guest_that_mostly_reads() {
 /// guest is moved.
 #[test]
 fn memory_first_touched_on_the_way_and_zeros() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     // A MiB a second is seen in any of the moves, and the end is far however long they take.
     let workload = Workload::verify(16)
         .rate(20_000)
         .grow(1, 144)
         .option("zero", 50)
         .option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     for mode in MODES {
         let pages = |report: &Report| match report {
             Report::Verify(verify) => Some(verify.pages),
@@ -69,7 +73,7 @@ fn memory_first_touched_on_the_way_and_zeros() {
         let before = guest.vm().wait_report("size", first, LONG, pages).unwrap();
         // Slow enough for something to happen on the way; pre-copy needs the downtime then.
         let slowly = ["--bandwidth", "60M", "--max-downtime", "5000"];
-        let account = guest.travel(&Trip::by(mode).with(&slowly));
+        let account = guest.migrate(&MigrationPlan::new(mode).migrate_args(&slowly));
         let first = guest.vm().console().len();
         let after = guest.vm().wait_report("size", first, LONG, pages).unwrap();
         assert!(after > before, "it did not grow: {before} {after}");

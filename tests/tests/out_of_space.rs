@@ -2,10 +2,11 @@
 //! a journal; and the destination's QEMU, with the guest in it.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use Kind::*;
+use MessageKind::*;
 use hikkoshi_lab::Mount;
 use hikkoshi_tests::{
-    Attempt, Guest, Kind, LONG, Moment, Scene, Schema, Trip, Via, assert_not_running, busy, tell,
+    Breakpoint, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, TestEnv, Transport,
+    assert_not_running, busy_guest, log,
 };
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::process::Signal;
@@ -50,27 +51,31 @@ impl Drop for Filler {
 /// In pre-copy, the source keeps its guest.
 #[test]
 fn no_memory_left_in_precopy() {
-    let scene = Scene::new();
-    let small = Mount::tmpfs(scene.lab(), "small", 320).unwrap();
-    let mut guest = Guest::boot(&scene, busy());
-    let there = busy().ram_directory(small.path());
+    let env = TestEnv::new();
+    let small = Mount::tmpfs(env.lab(), "small", 320).unwrap();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let there = busy_guest().ram_directory(small.path());
     for (mode, at) in [
-        ("precopy", Moment::after(Pages).nth(40)),
+        ("precopy", Breakpoint::after(Pages).nth(40)),
         // Nothing of the guest is there: all of its pages find no room.
-        ("hybrid", Moment::before(Pages)),
+        ("hybrid", Breakpoint::before(Pages)),
     ] {
-        let attempt = guest.set_out(&Trip::by(mode).to_like(there.clone()).hold(at));
-        attempt.wait_held();
+        let migration = guest.start_migration(
+            &MigrationPlan::new(mode)
+                .destination_config(there.clone())
+                .hold_at(at),
+        );
+        migration.wait_held();
         let filler = Filler::of(small.path());
-        attempt.relay().let_go();
-        let (ends, arrived) = attempt.wait();
+        migration.relay().release();
+        let (exits, finished) = migration.wait();
         let full = "file system (or the huge-page pool) full?";
-        ends.assert_source(1, &[full, "the guest runs on at the source"]);
-        ends.assert_destination(1, &[full, "the guest stays at the source"]);
-        guest.stay(arrived, &format!("{mode}, no memory left {at}"));
+        exits.assert_source(1, &[full, "the guest runs on at the source"]);
+        exits.assert_destination(1, &[full, "the guest stays at the source"]);
+        guest.assert_stayed(finished, &format!("{mode}, no memory left {at}"));
         drop(filler);
     }
-    guest.travel(&Trip::by("hybrid").to_like(there));
+    guest.migrate(&MigrationPlan::new("hybrid").destination_config(there));
 }
 
 const NO_ROOM: &str = "the host has no memory left for the guest's pages";
@@ -80,58 +85,62 @@ const ROOM: &str = "there is memory for the guest's pages again";
 /// killed meanwhile.
 #[test]
 fn no_memory_left_in_postcopy() {
-    let scene = Scene::new();
-    let small = Mount::tmpfs(scene.lab(), "small", 320).unwrap();
-    let mut guest = Guest::boot(&scene, busy());
-    let there = busy().ram_directory(small.path());
+    let env = TestEnv::new();
+    let small = Mount::tmpfs(env.lab(), "small", 320).unwrap();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let there = busy_guest().ram_directory(small.path());
     let stall = ["--stall-timeout", "1s"];
-    let trip = Trip::by("postcopy")
-        .via(Via::Tcp)
-        .to_like(there)
-        .with(&SLOWLY)
-        .with(&PATIENT)
-        .with(&stall)
-        .receive_with(&PATIENT)
-        .receive_with(&stall)
-        .hold(Moment::after(Pages).nth(200));
-    let mut attempt = guest.set_out(&trip);
-    attempt.wait_held();
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Tcp)
+        .destination_config(there)
+        .migrate_args(&SLOWLY)
+        .migrate_args(&PATIENT)
+        .migrate_args(&stall)
+        .receive_args(&PATIENT)
+        .receive_args(&stall)
+        .hold_at(Breakpoint::after(Pages).nth(200));
+    let mut migration = guest.start_migration(&plan);
+    migration.wait_held();
     let mut filler = Filler::of(small.path());
-    attempt.relay().let_go();
-    attempt.receive.wait_said(NO_ROOM);
+    migration.relay().release();
+    migration.receive.wait_stderr(NO_ROOM);
     // A destination that waits is no link that stalls, however long it takes.
     std::thread::sleep(Duration::from_secs(4));
-    let said = attempt.migrate.said() + &attempt.receive.said();
+    let said = migration.migrate.stderr() + &migration.receive.stderr();
     assert!(!said.contains("nothing is lost. "), "{said}");
     // Nothing new comes before there is no room again, however long that takes.
-    attempt.migrate.signal(Signal::STOP);
-    let told = attempt.receive.times_said(NO_ROOM);
+    migration.migrate.signal(Signal::STOP);
+    let told = migration.receive.stderr_count(NO_ROOM);
     drop(filler);
-    attempt.receive.wait_said(ROOM);
+    migration.receive.wait_stderr(ROOM);
 
     // Links break while there is none.
     filler = Filler::of(small.path());
-    attempt.migrate.signal(Signal::CONT);
-    attempt.receive.wait_times_said(NO_ROOM, told + 1);
-    attempt.relay().interrupt();
-    attempt.migrate.wait_said("the destination is there again");
-    attempt.receive.wait_times_said(NO_ROOM, 2);
+    migration.migrate.signal(Signal::CONT);
+    migration.receive.wait_stderr_count(NO_ROOM, told + 1);
+    migration.relay().reset_links();
+    migration
+        .migrate
+        .wait_stderr("the destination is there again");
+    migration.receive.wait_stderr_count(NO_ROOM, 2);
 
     // The destination's engine is killed, and so is the next one.
     for _ in 0..2 {
-        attempt.receive.kill();
-        attempt.resume_receive(&PATIENT);
-        attempt.receive.wait_said(NO_ROOM);
+        migration.receive.kill();
+        migration.resume_receive(&PATIENT);
+        migration.receive.wait_stderr(NO_ROOM);
     }
     // The source's is, too.
-    attempt.migrate.kill();
-    attempt.resume_migrate(&PATIENT);
-    attempt.migrate.wait_said("the destination is there again");
-    assert!(!attempt.receive.has_ended());
+    migration.migrate.kill();
+    migration.resume_migrate(&PATIENT);
+    migration
+        .migrate
+        .wait_stderr("the destination is there again");
+    assert!(!migration.receive.has_exited());
     drop(filler);
-    attempt.receive.wait_said(ROOM);
-    let (ends, arrived) = attempt.wait();
-    guest.arrive_after_all(&ends, arrived, "no memory left for a while");
+    migration.receive.wait_stderr(ROOM);
+    let (exits, finished) = migration.wait();
+    guest.complete_resumed_migration(&exits, finished, "no memory left for a while");
 }
 
 /// Which side's journal cannot be written.
@@ -145,13 +154,13 @@ enum Side {
 struct Desks([Mount; 2]);
 
 impl Desks {
-    fn new(scene: &Scene) -> Self {
-        Self(["desk0", "desk1"].map(|name| Mount::tmpfs(scene.lab(), name, 1).unwrap()))
+    fn new(env: &TestEnv) -> Self {
+        Self(["desk0", "desk1"].map(|name| Mount::tmpfs(env.lab(), name, 1).unwrap()))
     }
 
-    fn trip(&self, mode: &'static str) -> Trip {
+    fn plan(&self, mode: &'static str) -> MigrationPlan {
         let [source, destination] = &self.0;
-        Trip::by(mode).journals_at(
+        MigrationPlan::new(mode).journals_at(
             &source.path().join("journal"),
             &destination.path().join("journal"),
         )
@@ -170,67 +179,70 @@ const WRITING: &str = "writing down how to let it run again";
 /// Up to *commit* the source keeps its guest.
 #[test]
 fn no_room_for_a_journal_before_commit() {
-    let scene = Scene::new();
-    let desks = Desks::new(&scene);
-    let mut guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let desks = Desks::new(&env);
+    let mut guest = Guest::boot(&env, busy_guest());
     for (side, at, doing) in [
-        (Side::Source, Moment::before(HelloControl), WRITING),
-        (Side::Source, Moment::before(Ready), RECORDING),
-        (Side::Destination, Moment::after(Accept), RECORDING),
-        (Side::Destination, Moment::before(Switch), RECORDING),
+        (Side::Source, Breakpoint::before(HelloControl), WRITING),
+        (Side::Source, Breakpoint::before(Ready), RECORDING),
+        (Side::Destination, Breakpoint::after(Accept), RECORDING),
+        (Side::Destination, Breakpoint::before(Switch), RECORDING),
     ] {
-        let attempt = guest.set_out(&desks.trip("hybrid").hold(at));
-        attempt.wait_held();
+        let migration = guest.start_migration(&desks.plan("hybrid").hold_at(at));
+        migration.wait_held();
         let filler = desks.fill(side);
-        attempt.relay().let_go();
-        let folders = attempt.journal_folders().clone();
-        let (ends, arrived) = attempt.wait();
-        ends.assert_source(1, &[doing, "the guest runs on at the source"]);
-        ends.assert_destination(1, &[doing, "the guest stays at the source"]);
+        migration.relay().release();
+        let folders = migration.journal_folders().clone();
+        let (exits, finished) = migration.wait();
+        exits.assert_source(1, &[doing, "the guest runs on at the source"]);
+        exits.assert_destination(1, &[doing, "the guest stays at the source"]);
         drop(filler);
         assert_nothing_in(&folders);
-        guest.stay(arrived, &format!("no room for the {side:?}'s journal {at}"));
+        guest.assert_stayed(
+            finished,
+            &format!("no room for the {side:?}'s journal {at}"),
+        );
     }
-    guest.travel(&desks.trip("hybrid"));
+    guest.migrate(&desks.plan("hybrid"));
 }
 
 /// Later, nothing is done that was not recorded, and with room it is gone on.
 #[test]
 fn no_room_for_a_journal_after_commit() {
-    let scene = Scene::new();
-    let desks = Desks::new(&scene);
-    let mut guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let desks = Desks::new(&env);
+    let mut guest = Guest::boot(&env, busy_guest());
     for (side, at) in [
         // Cannot record that it runs, and does not run it.
-        (Side::Destination, Moment::before(Commit)),
+        (Side::Destination, Breakpoint::before(Commit)),
         // Cannot record that it was heard to run.
-        (Side::Source, Moment::before(Resumed)),
+        (Side::Source, Breakpoint::before(Resumed)),
         // Cannot record that all is there.
-        (Side::Destination, Moment::after(Pages).nth(300)),
-        (Side::Source, Moment::before(Complete)),
+        (Side::Destination, Breakpoint::after(Pages).nth(300)),
+        (Side::Source, Breakpoint::before(Complete)),
     ] {
-        let mut attempt = guest.set_out(&desks.trip("postcopy").hold(at));
-        attempt.wait_held();
+        let mut migration = guest.start_migration(&desks.plan("postcopy").hold_at(at));
+        migration.wait_held();
         let filler = desks.fill(side);
-        attempt.relay().let_go();
-        let [migrate, receive] = [attempt.migrate.wait(), attempt.receive.wait()];
+        migration.relay().release();
+        let [migrate, receive] = [migration.migrate.wait(), migration.receive.wait()];
         migrate.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
         match at.kind {
             Complete => receive.assert(0, &["could not be told so"]),
             _ => receive.assert(3, &["nothing of it is lost", "hikkoshi receive --resume="]),
         }
         let whose = [&migrate, &receive][side as usize];
-        assert!(whose.said.contains(RECORDING), "{whose:?}");
-        if at == Moment::before(Commit) {
-            assert_not_running(&attempt.destination);
+        assert!(whose.stderr.contains(RECORDING), "{whose:?}");
+        if at == Breakpoint::before(Commit) {
+            assert_not_running(&migration.destination);
         }
         drop(filler);
-        attempt.resume_receive(&[]);
-        attempt.resume_migrate(&[]);
-        let folders = attempt.journal_folders().clone();
-        let (ends, arrived) = attempt.wait();
+        migration.resume_receive(&[]);
+        migration.resume_migrate(&[]);
+        let folders = migration.journal_folders().clone();
+        let (exits, finished) = migration.wait();
         let what = format!("no room for the {side:?}'s journal {at}");
-        guest.arrive_after_all(&ends, arrived, &what);
+        guest.complete_resumed_migration(&exits, finished, &what);
         assert_nothing_in(&folders);
     }
 }
@@ -247,61 +259,63 @@ fn assert_nothing_in(folders: &[PathBuf]) {
 
 /// The guest is lost with it, and that is said as it is.
 fn destination_qemu_killed(with_engine: bool) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
     // Before post-copy it costs nothing.
-    let trip = Trip::by("precopy").hold(Moment::after(Pages).nth(50));
-    let attempt = guest.set_out(&trip);
-    attempt.wait_held();
-    attempt.destination.kill();
-    attempt.relay().let_go();
-    let (ends, arrived) = attempt.wait();
-    ends.assert_source(1, &["the guest runs on at the source"]);
-    ends.assert_destination(1, &[]);
-    guest.stay(arrived, "destination QEMU killed in pre-copy");
+    let plan = MigrationPlan::new("precopy").hold_at(Breakpoint::after(Pages).nth(50));
+    let migration = guest.start_migration(&plan);
+    migration.wait_held();
+    migration.destination.kill();
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    exits.assert_source(1, &["the guest runs on at the source"]);
+    exits.assert_destination(1, &[]);
+    guest.assert_stayed(finished, "destination QEMU killed in pre-copy");
 
-    let trip = Trip::by("postcopy").via(Via::Tcp).with(&SLOWLY);
-    let trip = trip.with(&["--progress", "json"]);
-    let mut attempt = guest.set_out(&trip.hold(Moment::after(Resumed)));
-    attempt.wait_held();
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Tcp)
+        .migrate_args(&SLOWLY);
+    let plan = plan.migrate_args(&["--progress", "json"]);
+    let mut migration = guest.start_migration(&plan.hold_at(Breakpoint::after(Resumed)));
+    migration.wait_held();
     if with_engine {
-        attempt.receive.kill();
+        migration.receive.kill();
     }
-    attempt.destination.kill();
-    attempt.destination.wait_exit(LONG).unwrap();
-    attempt.relay().let_go();
-    said_plainly(&mut attempt, with_engine);
+    migration.destination.kill();
+    migration.destination.wait_exit(LONG).unwrap();
+    migration.relay().release();
+    said_plainly(&mut migration, with_engine);
     assert_not_running(guest.vm());
 }
 
-fn said_plainly(attempt: &mut Attempt, with_engine: bool) {
+fn said_plainly(migration: &mut Migration, with_engine: bool) {
     let lost = "the guest is lost: ";
     let migrate;
     if with_engine {
-        attempt.relay().cut();
-        migrate = attempt.migrate.wait();
+        migration.relay().cut();
+        migrate = migration.migrate.wait();
         // It cannot know.
         migrate.assert(
             3,
             &["as long as its QEMU lives", "hikkoshi migrate --resume="],
         );
-        attempt.start_receive_again(&[]);
+        migration.start_receive_resume(&[]);
     } else {
-        migrate = attempt.migrate.wait();
+        migrate = migration.migrate.wait();
         migrate.assert(4, &["the guest has ended at the destination", lost]);
-        let end = Schema::published().end_of(&migrate.said);
+        let end = JsonSchema::published().end_of(&migrate.stderr);
         assert_eq!(end["exit_status"], 4, "{end}");
         assert_eq!(end["reason"], "guest_lost", "{end}");
         assert_eq!(end["guest"], "nobody", "{end}");
         assert!(end["resume"].is_null(), "{end}");
         assert!(
-            !migrate.said.contains("nothing of it is lost"),
+            !migrate.stderr.contains("nothing of it is lost"),
             "{migrate:?}"
         );
     }
-    let receive = attempt.receive.wait();
+    let receive = migration.receive.wait();
     receive.assert(4, &["has ended", lost]);
-    tell(receive.said.lines().last().unwrap_or_default());
+    log(receive.stderr.lines().last().unwrap_or_default());
 }
 
 #[test]

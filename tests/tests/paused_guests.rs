@@ -3,97 +3,104 @@
 
 use hikkoshi_lab::QemuVersion::V7_2;
 use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Guest, Kind, Moment, Scene, Trip, refused, tell};
+use hikkoshi_tests::{Breakpoint, Guest, MessageKind, MigrationPlan, TestEnv, assert_refused, log};
 
 #[test]
 fn a_paused_guest_stays_paused() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(32).option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     for mode in ["precopy", "hybrid", "postcopy"] {
         guest.vm().stop().unwrap();
-        let (ends, arrived) = guest.set_out(&Trip::by(mode)).wait();
-        let account = guest.arrive(&ends, arrived, "paused");
+        let (exits, finished) = guest.start_migration(&MigrationPlan::new(mode)).wait();
+        let account = guest.complete_migration(&exits, finished, "paused");
         assert!(account.downtime_ms == 0.0, "its owner stopped it, not we");
         guest.vm().cont().unwrap();
-        guest.is_sound();
+        guest.assert_healthy();
     }
 }
 
 #[test]
 fn a_paused_guest_that_does_not_get_away_stays_paused_too() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(32).option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     guest.vm().stop().unwrap();
     let stays = ["the guest is paused at the source, as it was"];
-    for (mode, moment) in [
-        ("precopy", Moment::after(Kind::Pages)),
-        ("hybrid", Moment::before(Kind::Discarded)),
-        ("postcopy", Moment::after(Kind::DeviceStateChunk)),
+    for (mode, breakpoint) in [
+        ("precopy", Breakpoint::after(MessageKind::Pages)),
+        ("hybrid", Breakpoint::before(MessageKind::Discarded)),
+        ("postcopy", Breakpoint::after(MessageKind::DeviceStateChunk)),
         // Its device state has been saved, and it can be moved again all the same.
-        ("precopy", Moment::after(Kind::Switch)),
-        ("hybrid", Moment::before(Kind::Switch)),
-        ("postcopy", Moment::before(Kind::Ready)),
+        ("precopy", Breakpoint::after(MessageKind::Switch)),
+        ("hybrid", Breakpoint::before(MessageKind::Switch)),
+        ("postcopy", Breakpoint::before(MessageKind::Ready)),
     ] {
-        let (ends, arrived) = guest.set_out(&Trip::by(mode).cut(moment)).wait();
-        ends.assert_source(1, &stays);
-        assert!(!ends.migrate.said.contains("runs on"), "{ends:?}");
-        assert_eq!(guest.vm().status().unwrap(), "paused", "{mode}, {moment}");
-        tell(format!("{mode}, cut {moment}: still paused"));
-        arrived.destination.kill();
+        let (exits, finished) = guest
+            .start_migration(&MigrationPlan::new(mode).cut_at(breakpoint))
+            .wait();
+        exits.assert_source(1, &stays);
+        assert!(!exits.migrate.stderr.contains("runs on"), "{exits:?}");
+        assert_eq!(
+            guest.vm().status().unwrap(),
+            "paused",
+            "{mode}, {breakpoint}"
+        );
+        log(format!("{mode}, cut {breakpoint}: still paused"));
+        finished.destination.kill();
     }
-    let (ends, arrived) = guest.set_out(&Trip::by("hybrid")).wait();
-    guest.arrive(&ends, arrived, "paused");
+    let (exits, finished) = guest.start_migration(&MigrationPlan::new("hybrid")).wait();
+    guest.complete_migration(&exits, finished, "paused");
     guest.vm().cont().unwrap();
-    guest.is_sound();
-    guest.travel(&Trip::by("postcopy"));
+    guest.assert_healthy();
+    guest.migrate(&MigrationPlan::new("postcopy"));
 }
 
 /// Its engine is killed: QEMU itself, or the guard, puts it back.
 #[test]
 fn a_paused_guest_whose_engine_is_killed_stays_paused() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(32).option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     guest.vm().stop().unwrap();
-    for moment in [
-        Moment::before(Kind::DeviceStateChunk),
-        Moment::before(Kind::Switch),
-        Moment::before(Kind::Ready),
+    for breakpoint in [
+        Breakpoint::before(MessageKind::DeviceStateChunk),
+        Breakpoint::before(MessageKind::Switch),
+        Breakpoint::before(MessageKind::Ready),
     ] {
-        let mut attempt = guest.set_out(&Trip::by("hybrid").hold(moment));
-        attempt.wait_held();
-        attempt.migrate.kill();
-        attempt.relay().cut();
-        let (_, arrived) = attempt.wait_for_source_first();
-        arrived.before.assert_same(guest.vm());
-        assert_eq!(guest.vm().status().unwrap(), "paused", "{moment}");
-        tell(format!("killed {moment}: still paused"));
+        let mut migration =
+            guest.start_migration(&MigrationPlan::new("hybrid").hold_at(breakpoint));
+        migration.wait_held();
+        migration.migrate.kill();
+        migration.relay().cut();
+        let (_, finished) = migration.wait_for_source_first();
+        finished.before.assert_unchanged(guest.vm());
+        assert_eq!(guest.vm().status().unwrap(), "paused", "{breakpoint}");
+        log(format!("killed {breakpoint}: still paused"));
     }
     guest.vm().cont().unwrap();
-    guest.is_sound();
+    guest.assert_healthy();
 }
 
 /// QEMU 7.2 has no way back from having saved a paused guest, and that is said.
 #[test]
 fn an_old_qemu_does_not_call_it_paused() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(16).rate(5000).option("every_ms", 200);
     let config = VmConfig::new().version(V7_2).workload(workload);
-    let mut guest = Guest::boot(&scene, config);
+    let mut guest = Guest::boot(&env, config);
     guest.vm().stop().unwrap();
-    let late = Trip::by("precopy").cut(Moment::after(Kind::Switch));
-    let (ends, arrived) = guest.set_out(&late).wait();
-    ends.assert_source(
+    let late = MigrationPlan::new("precopy").cut_at(Breakpoint::after(MessageKind::Switch));
+    let (exits, finished) = guest.start_migration(&late).wait();
+    exits.assert_source(
         1,
         &["paused at the source, as it was", "'postmigrate'", "'cont'"],
     );
     assert_eq!(guest.vm().status().unwrap(), "postmigrate");
-    arrived.destination.kill();
+    finished.destination.kill();
     let qmp = guest.vm().qmp_path().to_str().unwrap().to_owned();
-    refused(
-        &["migrate", &scene.nowhere(), "--qmp", &qmp],
+    assert_refused(
+        &["migrate", &env.unused_socket(), "--qmp", &qmp],
         3,
         &[
             "postmigrate",
@@ -102,6 +109,6 @@ fn an_old_qemu_does_not_call_it_paused() {
         ],
     );
     guest.vm().cont().unwrap();
-    guest.is_sound();
-    guest.travel(&Trip::by("hybrid"));
+    guest.assert_healthy();
+    guest.migrate(&MigrationPlan::new("hybrid"));
 }

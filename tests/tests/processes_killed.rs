@@ -2,193 +2,199 @@
 //! and can be moved later, as long as its own QEMU is there.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use Kind::*;
+use MessageKind::*;
 use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
-    Guest, Harm, Kind, LONG, Moment, Program, Scene, Trip, Via, assert_not_running, busy,
-    eventually, harmed_at_each, hikkoshi, tell,
+    Breakpoint, Guest, InjectedFault, LONG, MessageKind, MigrationPlan, Program, TestEnv,
+    Transport, assert_not_running, busy_guest, eventually, hikkoshi, inject_at_each, log,
 };
 use std::process::Command;
 
 /// Kills `hikkoshi migrate` at each moment: its guard brings the guest back.
-fn source_engine(mode: &'static str, via: Via, moments: impl IntoIterator<Item = Moment>) {
-    let steps = moments.into_iter().map(|moment| (mode, moment));
-    harmed_at_each(Harm::SourceKilled, via, steps);
+fn source_engine(
+    mode: &'static str,
+    transport: Transport,
+    breakpoints: impl IntoIterator<Item = Breakpoint>,
+) {
+    let steps = breakpoints.into_iter().map(|breakpoint| (mode, breakpoint));
+    inject_at_each(InjectedFault::SourceKilled, transport, steps);
 }
 
 #[test]
 fn the_source_engine_in_precopy() {
-    let moments = [
-        Moment::after(Begin),
-        Moment::before(HelloBackground),
-        Moment::after(Pages),
-        Moment::after(Pages).nth(40),
-        Moment::before(DeviceStateChunk),
-        Moment::after(DeviceStateChunk),
-        Moment::before(Switch),
-        Moment::after(Switch),
-        Moment::before(Ready),
+    let breakpoints = [
+        Breakpoint::after(Begin),
+        Breakpoint::before(HelloBackground),
+        Breakpoint::after(Pages),
+        Breakpoint::after(Pages).nth(40),
+        Breakpoint::before(DeviceStateChunk),
+        Breakpoint::after(DeviceStateChunk),
+        Breakpoint::before(Switch),
+        Breakpoint::after(Switch),
+        Breakpoint::before(Ready),
     ];
-    source_engine("precopy", Via::Unix, moments);
+    source_engine("precopy", Transport::Unix, breakpoints);
 }
 
 #[test]
 fn the_source_engine_in_postcopy() {
-    let moments = [
-        Moment::before(Accept),
-        Moment::before(HelloUrgent),
-        Moment::after(Discard),
-        Moment::after(DiscardEnd),
-        Moment::before(Discarded),
-        Moment::after(DeviceStateChunk),
-        Moment::before(Switch),
-        Moment::after(Switch),
-        Moment::before(Ready),
+    let breakpoints = [
+        Breakpoint::before(Accept),
+        Breakpoint::before(HelloUrgent),
+        Breakpoint::after(Discard),
+        Breakpoint::after(DiscardEnd),
+        Breakpoint::before(Discarded),
+        Breakpoint::after(DeviceStateChunk),
+        Breakpoint::before(Switch),
+        Breakpoint::after(Switch),
+        Breakpoint::before(Ready),
     ];
-    source_engine("postcopy", Via::Tcp, moments);
+    source_engine("postcopy", Transport::Tcp, breakpoints);
 }
 
 #[test]
 fn the_source_engine_in_hybrid() {
-    let moments = [
-        Moment::after(Pages).nth(60),
-        Moment::before(Discard),
-        Moment::before(Discarded),
-        Moment::before(DeviceStateChunk),
-        Moment::after(DeviceStateChunk),
-        Moment::after(Switch),
-        Moment::before(Ready),
+    let breakpoints = [
+        Breakpoint::after(Pages).nth(60),
+        Breakpoint::before(Discard),
+        Breakpoint::before(Discarded),
+        Breakpoint::before(DeviceStateChunk),
+        Breakpoint::after(DeviceStateChunk),
+        Breakpoint::after(Switch),
+        Breakpoint::before(Ready),
     ];
-    source_engine("hybrid", Via::Unix, moments);
+    source_engine("hybrid", Transport::Unix, breakpoints);
 }
 
 /// Kills `hikkoshi receive` at each moment.
 #[test]
 fn the_destination_engine() {
     let steps = [
-        ("precopy", Moment::before(Accept)),
-        ("precopy", Moment::after(Accept)),
-        ("precopy", Moment::after(Pages).nth(40)),
-        ("precopy", Moment::after(DeviceStateChunk)),
-        ("precopy", Moment::after(Switch)),
-        ("precopy", Moment::before(Ready)),
-        ("hybrid", Moment::after(Pages).nth(40)),
-        ("hybrid", Moment::after(Discard)),
-        ("hybrid", Moment::before(Ready)),
-        ("postcopy", Moment::after(DiscardEnd)),
-        ("postcopy", Moment::after(Switch)),
-        ("postcopy", Moment::before(Ready)),
+        ("precopy", Breakpoint::before(Accept)),
+        ("precopy", Breakpoint::after(Accept)),
+        ("precopy", Breakpoint::after(Pages).nth(40)),
+        ("precopy", Breakpoint::after(DeviceStateChunk)),
+        ("precopy", Breakpoint::after(Switch)),
+        ("precopy", Breakpoint::before(Ready)),
+        ("hybrid", Breakpoint::after(Pages).nth(40)),
+        ("hybrid", Breakpoint::after(Discard)),
+        ("hybrid", Breakpoint::before(Ready)),
+        ("postcopy", Breakpoint::after(DiscardEnd)),
+        ("postcopy", Breakpoint::after(Switch)),
+        ("postcopy", Breakpoint::before(Ready)),
     ];
-    harmed_at_each(Harm::DestinationKilled, Via::Tcp, steps);
+    inject_at_each(InjectedFault::DestinationKilled, Transport::Tcp, steps);
 }
 
 /// Kills the destination's QEMU at each moment, and lets the engines find out.
 #[test]
 fn the_destination_qemu() {
     let steps = [
-        ("precopy", Moment::before(Begin)),
-        ("precopy", Moment::after(Accept)),
-        ("precopy", Moment::after(Pages).nth(40)),
-        ("precopy", Moment::before(DeviceStateChunk)),
-        ("precopy", Moment::before(Switch)),
-        ("hybrid", Moment::before(Begin)),
-        ("hybrid", Moment::after(Pages).nth(40)),
-        ("hybrid", Moment::before(Discard)),
-        ("hybrid", Moment::before(Switch)),
-        ("postcopy", Moment::before(DiscardEnd)),
-        ("postcopy", Moment::before(Switch)),
+        ("precopy", Breakpoint::before(Begin)),
+        ("precopy", Breakpoint::after(Accept)),
+        ("precopy", Breakpoint::after(Pages).nth(40)),
+        ("precopy", Breakpoint::before(DeviceStateChunk)),
+        ("precopy", Breakpoint::before(Switch)),
+        ("hybrid", Breakpoint::before(Begin)),
+        ("hybrid", Breakpoint::after(Pages).nth(40)),
+        ("hybrid", Breakpoint::before(Discard)),
+        ("hybrid", Breakpoint::before(Switch)),
+        ("postcopy", Breakpoint::before(DiscardEnd)),
+        ("postcopy", Breakpoint::before(Switch)),
     ];
-    harmed_at_each(Harm::DestinationQemuKilled, Via::Tcp, steps);
+    inject_at_each(InjectedFault::DestinationQemuKilled, Transport::Tcp, steps);
 }
 
 /// The destination's QEMU is gone after *ready*, and the source has handed over in good faith: it
 /// hears that the guest never ran there, and takes it back.
 #[test]
 fn the_destination_qemu_after_ready() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
     for mode in ["precopy", "postcopy"] {
-        let attempt = guest.set_out(&Trip::by(mode).hold(Moment::before(Commit)));
-        attempt.wait_held();
-        attempt.destination.kill();
-        attempt.relay().let_go();
-        let (ends, arrived) = attempt.wait();
-        ends.assert_source(1, &["never ran the guest", "runs on at the source"]);
-        ends.assert_destination(1, &["the guest stays at the source"]);
+        let migration =
+            guest.start_migration(&MigrationPlan::new(mode).hold_at(Breakpoint::before(Commit)));
+        migration.wait_held();
+        migration.destination.kill();
+        migration.relay().release();
+        let (exits, finished) = migration.wait();
+        exits.assert_source(1, &["never ran the guest", "runs on at the source"]);
+        exits.assert_destination(1, &["the guest stays at the source"]);
         let what = format!("{mode}, destination QEMU killed before Commit");
-        guest.stay(arrived, &what);
+        guest.assert_stayed(finished, &what);
     }
-    guest.travel(&Trip::by("hybrid"));
+    guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
 /// The same with its engine killed, too: a new one tells the source.
 #[test]
 fn all_of_the_destination_after_ready() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let mut attempt = guest.set_out(&Trip::by("hybrid").hold(Moment::before(Commit)));
-    attempt.wait_held();
-    attempt.receive.kill();
-    attempt.destination.kill();
-    attempt.relay().cut();
-    let ended = attempt.migrate.wait();
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let mut migration =
+        guest.start_migration(&MigrationPlan::new("hybrid").hold_at(Breakpoint::before(Commit)));
+    migration.wait_held();
+    migration.receive.kill();
+    migration.destination.kill();
+    migration.relay().cut();
+    let ended = migration.migrate.wait();
     ended.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
-    attempt.resume_receive(&[]);
-    attempt.resume_migrate(&[]);
-    let (ends, arrived) = attempt.wait();
-    ends.assert_source(1, &["never ran the guest", "runs on at the source"]);
-    ends.assert_destination(1, &["the guest stays at the source"]);
-    guest.stay(arrived, "all of the destination killed before Commit");
-    guest.travel(&Trip::by("hybrid"));
+    migration.resume_receive(&[]);
+    migration.resume_migrate(&[]);
+    let (exits, finished) = migration.wait();
+    exits.assert_source(1, &["never ran the guest", "runs on at the source"]);
+    exits.assert_destination(1, &["the guest stays at the source"]);
+    guest.assert_stayed(finished, "all of the destination killed before Commit");
+    guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
 /// The destination's QEMU goes while nobody has come yet: its engine does not wait on for a guest
 /// that nobody could take in.
 #[test]
 fn the_destination_qemu_while_nobody_comes() {
-    let scene = Scene::new();
-    let vm = busy().incoming().start(scene.lab(), "lonely").unwrap();
+    let env = TestEnv::new();
+    let vm = busy_guest().incoming().start(env.lab(), "lonely").unwrap();
     let mut receive = Command::new(hikkoshi());
-    receive.args(["receive", "--listen", &scene.nowhere(), "--qmp"]);
+    receive.args(["receive", "--listen", &env.unused_socket(), "--qmp"]);
     receive.arg(vm.qmp_path());
     let mut receive = Program::start("receive", receive);
-    receive.wait_said("waiting for a guest at ");
-    assert!(!receive.has_ended());
+    receive.wait_stderr("waiting for a guest at ");
+    assert!(!receive.has_exited());
     vm.kill();
     let ended = receive.wait();
     ended.assert(1, &["this QEMU has ended", "the guest stays at the source"]);
-    assert!(!ended.said.contains("cancelled"), "{ended:?}");
+    assert!(!ended.stderr.contains("cancelled"), "{ended:?}");
 }
 
 /// Kills the source's QEMU: the guest has gone, both engines end and nobody runs half of it.
-fn source_qemu(mode: &'static str, moment: Moment) {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let attempt = guest.set_out(&Trip::by(mode).hold(moment));
-    attempt.wait_held();
+fn source_qemu(mode: &'static str, breakpoint: Breakpoint) {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let migration = guest.start_migration(&MigrationPlan::new(mode).hold_at(breakpoint));
+    migration.wait_held();
     attempt_kill(&guest);
-    attempt.relay().let_go();
-    let (ends, arrived) = attempt.wait();
-    if ends.codes() == [Some(0); 2] {
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    if exits.codes() == [Some(0); 2] {
         // It had saved everything that is not in its RAM file.
-        tell(format!(
-            "{mode}, source QEMU killed {moment}: has moved all the same"
+        log(format!(
+            "{mode}, source QEMU killed {breakpoint}: has moved all the same"
         ));
-        guest.is_now_in(arrived.destination);
-        guest.is_sound();
+        guest.set_vm(finished.destination);
+        guest.assert_healthy();
         return;
     }
-    for code in ends.codes() {
-        assert!(matches!(code, Some(1 | 3)), "{ends:?}");
+    for code in exits.codes() {
+        assert!(matches!(code, Some(1 | 3)), "{exits:?}");
     }
-    assert_not_running(&arrived.destination);
+    assert_not_running(&finished.destination);
     assert!(
-        !ends.migrate.said.contains("runs on at the source"),
-        "it does not: {ends:?}"
+        !exits.migrate.stderr.contains("runs on at the source"),
+        "it does not: {exits:?}"
     );
-    tell(format!(
-        "{mode}, source QEMU killed {moment}: {:?}",
-        ends.codes()
+    log(format!(
+        "{mode}, source QEMU killed {breakpoint}: {:?}",
+        exits.codes()
     ));
 }
 
@@ -199,39 +205,40 @@ fn attempt_kill(guest: &Guest<'_>) {
 
 #[test]
 fn the_source_qemu_in_precopy() {
-    source_qemu("precopy", Moment::after(Pages).nth(40));
+    source_qemu("precopy", Breakpoint::after(Pages).nth(40));
 }
 
 #[test]
 fn the_source_qemu_in_the_switchover() {
-    source_qemu("hybrid", Moment::before(DeviceStateChunk));
+    source_qemu("hybrid", Breakpoint::before(DeviceStateChunk));
 }
 
 #[test]
 fn the_source_qemu_before_the_switchover() {
-    source_qemu("hybrid", Moment::before(Discarded));
+    source_qemu("hybrid", Breakpoint::before(Discarded));
 }
 
 /// The guest runs at the destination, and its memory is in the source's RAM file still: the
 /// source's QEMU is not needed any more.
 #[test]
 fn the_source_qemu_in_postcopy() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let attempt = guest.set_out(&Trip::by("postcopy").hold(Moment::after(Resumed)));
-    attempt.wait_held();
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let migration =
+        guest.start_migration(&MigrationPlan::new("postcopy").hold_at(Breakpoint::after(Resumed)));
+    migration.wait_held();
     attempt_kill(&guest);
-    attempt.relay().let_go();
-    let (ends, arrived) = attempt.wait();
-    ends.assert_source(0, &[]);
-    ends.assert_destination(0, &[]);
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    exits.assert_source(0, &[]);
+    exits.assert_destination(0, &[]);
     eventually("it runs there", || {
-        let status = arrived.destination.status().unwrap();
+        let status = finished.destination.status().unwrap();
         (status == "running").then_some(()).ok_or(status)
     });
-    guest.is_now_in(arrived.destination);
-    guest.is_sound();
-    guest.travel(&Trip::by("precopy"));
+    guest.set_vm(finished.destination);
+    guest.assert_healthy();
+    guest.migrate(&MigrationPlan::new("precopy"));
 }
 
 /// The same when it is asked to end, and does it in order: it lets go of its devices and its memory,
@@ -239,40 +246,42 @@ fn the_source_qemu_in_postcopy() {
 /// and checks it; what it did not ask for comes in the end. The source's engine stays, or is killed
 /// and another one goes on.
 fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     // It gets round to its pages so slowly that most of them are missing when its source has gone.
     let workload = Workload::verify(64).rate(100).option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
-    let trip = Trip::by("postcopy")
-        .via(Via::Tcp)
-        .with(&["--background-delay", "3600000", "--read-ahead=off"])
-        .with(&["--retry-for", "1h"])
-        .receive_with(&["--retry-for", "1h"]);
-    let mut attempt = guest.set_out(&trip);
-    attempt.receive.wait_said("the guest runs here now");
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Tcp)
+        .migrate_args(&["--background-delay", "3600000", "--read-ahead=off"])
+        .migrate_args(&["--retry-for", "1h"])
+        .receive_args(&["--retry-for", "1h"]);
+    let mut migration = guest.start_migration(&plan);
+    migration.receive.wait_stderr("the guest runs here now");
     // Its answer may be lost with it.
     let _ = guest.vm().qmp().execute("quit", serde_json::json!({}));
     let ended = guest.vm().wait_exit(LONG).unwrap();
     assert!(ended.success(), "{ended}");
     if with_engine {
-        attempt.migrate.kill();
+        migration.migrate.kill();
         let on = ["--background-delay", "3600000"];
-        attempt.resume_migrate(&on);
-        attempt.migrate.wait_said("the destination is there again");
+        migration.resume_migrate(&on);
+        migration
+            .migrate
+            .wait_stderr("the destination is there again");
     }
-    let verdict = attempt.destination.sweep(LONG).unwrap();
+    let verdict = migration.destination.sweep(LONG).unwrap();
     assert!(verdict.ok && verdict.pages == 64 * 256, "{verdict:?}");
-    assert!(!attempt.migrate.has_ended() && !attempt.receive.has_ended());
-    attempt.migrate.kill();
-    attempt.resume_migrate(&["--background-delay", "0"]);
-    let (ends, arrived) = attempt.wait();
-    let [Some(here), Some(there)] = &ends.accounts else {
-        panic!("an account is missing: {ends:?}");
+    assert!(!migration.migrate.has_exited() && !migration.receive.has_exited());
+    migration.migrate.kill();
+    migration.resume_migrate(&["--background-delay", "0"]);
+    let (exits, finished) = migration.wait();
+    let [Some(here), Some(there)] = &exits.accounts else {
+        panic!("an account is missing: {exits:?}");
     };
     assert!(here.pages.background > 0, "{here:?}");
     assert!(there.request_latency_us.count > 0, "{there:?}");
-    guest.arrive_after_all(&ends, arrived, "source QEMU has quit");
-    guest.travel(&Trip::by("precopy"));
+    guest.complete_resumed_migration(&exits, finished, "source QEMU has quit");
+    guest.migrate(&MigrationPlan::new("precopy"));
 }
 
 #[test]

@@ -3,25 +3,25 @@
 
 use hikkoshi_lab::QemuVersion::{V7_2, V10_0};
 use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Guest, Scene, Trip, Via};
+use hikkoshi_tests::{Guest, MigrationPlan, TestEnv, Transport};
 
 #[test]
 fn the_older_one_in_every_mode() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(48).threads(2).option("every_ms", 200);
     let config = VmConfig::new().version(V7_2).cpus(2).workload(workload);
-    let mut guest = Guest::boot(&scene, config);
+    let mut guest = Guest::boot(&env, config);
     for mode in ["precopy", "hybrid", "postcopy"] {
-        guest.travel(&Trip::by(mode).via(Via::Tcp));
+        guest.migrate(&MigrationPlan::new(mode).transport(Transport::Tcp));
     }
 }
 
 #[test]
 fn from_the_older_to_the_newer_and_back() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
     let config = VmConfig::new().version(V7_2).workload(workload);
-    let mut guest = Guest::boot(&scene, config);
+    let mut guest = Guest::boot(&env, config);
     for (version, mode) in [
         (V10_0, "hybrid"),
         (V7_2, "precopy"),
@@ -29,6 +29,6 @@ fn from_the_older_to_the_newer_and_back() {
         (V7_2, "hybrid"),
         (V10_0, "precopy"),
     ] {
-        guest.travel(&Trip::by(mode).to(version));
+        guest.migrate(&MigrationPlan::new(mode).destination_version(version));
     }
 }

@@ -3,8 +3,9 @@
 
 use hikkoshi_lab::{Link, Ram, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    Account, Attempt, Authority, Ended, Guest, Kind, Moment, Program, Scene, Trip, Via, Wiretap,
-    address_in, eventually, free_huge_pages, hikkoshi, own_address, refused, tell,
+    Breakpoint, CertificateAuthority, Exit, Guest, JsonReport, MessageKind, Migration,
+    MigrationPlan, PacketCapture, Program, TestEnv, Transport, address_in, assert_refused,
+    eventually, free_huge_pages, hikkoshi, log, unique_address,
 };
 use std::fs;
 use std::process::Command;
@@ -12,19 +13,23 @@ use std::process::Command;
 /// Bytes that have been heard at least, when a guest was moved.
 const A_GUEST: u64 = 20 << 20;
 
-fn busy() -> VmConfig {
+fn busy_guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(48).rate(8000).option("every_ms", 200))
 }
 
 /// Moves a guest over a network whose every packet is looked at.
-fn listened_to(scene: &Scene, trip: Trip, via: Via) -> u64 {
+fn listened_to(env: &TestEnv, plan: MigrationPlan, transport: Transport) -> u64 {
     let line = Link::new(None).unwrap();
-    let config = busy().namespace(line.source());
-    let mut guest = Guest::boot(scene, config);
-    let tap = Wiretap::start(line.destination());
-    guest.travel(&trip.via(via).between(line.source(), line.destination()));
+    let config = busy_guest().namespace(line.source());
+    let mut guest = Guest::boot(env, config);
+    let tap = PacketCapture::start(line.destination());
+    guest.migrate(
+        &plan
+            .transport(transport)
+            .between_namespaces(line.source(), line.destination()),
+    );
     let heard = tap.finish();
-    tell(format!("{heard:?}"));
+    log(format!("{heard:?}"));
     assert!(heard.bytes > A_GUEST, "{heard:?}");
     heard.pages
 }
@@ -35,88 +40,96 @@ fn there() -> String {
 
 #[test]
 fn by_invitation_nobody_reads_along() {
-    let scene = Scene::new();
-    let heard = listened_to(&scene, Trip::by("hybrid"), Via::Invitation(there()));
+    let env = TestEnv::new();
+    let heard = listened_to(
+        &env,
+        MigrationPlan::new("hybrid"),
+        Transport::Invitation(there()),
+    );
     assert_eq!(heard, 0);
 }
 
 #[test]
 fn postcopy_by_invitation_on_several_links() {
-    let scene = Scene::new();
-    let trip = Trip::by("postcopy").with(&["--links", "3"]);
-    assert_eq!(listened_to(&scene, trip, Via::Invitation(there())), 0);
+    let env = TestEnv::new();
+    let plan = MigrationPlan::new("postcopy").migrate_args(&["--links", "3"]);
+    assert_eq!(listened_to(&env, plan, Transport::Invitation(there())), 0);
 }
 
 #[test]
 fn with_an_authority_nobody_reads_along() {
-    let scene = Scene::new();
-    let authority = Authority::new(scene.folder());
+    let env = TestEnv::new();
+    let authority = CertificateAuthority::new(env.folder());
     let source = authority.issue("source.example");
     let destination = authority.issue(Link::DESTINATION);
-    let trip = Trip::by("hybrid")
-        .with(&arguments(&source))
-        .receive_with(&arguments(&destination));
-    assert_eq!(listened_to(&scene, trip, Via::Tls(there())), 0);
+    let plan = MigrationPlan::new("hybrid")
+        .migrate_args(&arguments(&source))
+        .receive_args(&arguments(&destination));
+    assert_eq!(listened_to(&env, plan, Transport::Tls(there())), 0);
 }
 
 /// So the others would have noticed.
 #[test]
 fn in_plain_text_everybody_does() {
-    let scene = Scene::new();
-    let heard = listened_to(&scene, Trip::by("hybrid"), Via::Address(there()));
+    let env = TestEnv::new();
+    let heard = listened_to(
+        &env,
+        MigrationPlan::new("hybrid"),
+        Transport::Address(there()),
+    );
     assert!(heard > 100, "{heard}");
 }
 
 /// Both engines are killed in post-copy, and new ones go on by what the journals say: no
 /// invitation, no certificate is given again.
-fn killed_and_taken_up(scene: &Scene, trip: Trip) {
-    let mut guest = Guest::boot(scene, busy());
+fn killed_and_taken_up(env: &TestEnv, plan: MigrationPlan) {
+    let mut guest = Guest::boot(env, busy_guest());
     // Nothing is pushed: it stays in post-copy for as long as that takes.
-    let trip = trip.with(&["--background-delay", "3600000"]);
-    let mut attempt = guest.set_out(&trip);
-    attempt.receive.wait_said("the guest runs here now");
-    attempt.migrate.kill();
-    attempt.receive.kill();
-    attempt
+    let plan = plan.migrate_args(&["--background-delay", "3600000"]);
+    let mut migration = guest.start_migration(&plan);
+    migration.receive.wait_stderr("the guest runs here now");
+    migration.migrate.kill();
+    migration.receive.kill();
+    migration
         .migrate
-        .wait_said("'hikkoshi migrate' was interrupted");
-    assert_eq!(attempt.journals().len(), 2, "one a side");
+        .wait_stderr("'hikkoshi migrate' was interrupted");
+    assert_eq!(migration.journals().len(), 2, "one a side");
     for side in ["receive", "migrate"] {
-        let journal = attempt.journal_folders()[0].to_str().unwrap();
+        let journal = migration.journal_folders()[0].to_str().unwrap();
         let plainly = [side, "--resume", "--journal", journal, "--plaintext"];
         let parts = [
             "this migration began with encryption",
             "leave --plaintext out",
         ];
-        refused(&plainly, 2, &parts);
+        assert_refused(&plainly, 2, &parts);
     }
-    assert_eq!(attempt.journals().len(), 2);
-    attempt.resume_receive(&[]);
-    attempt.resume_migrate(&["--background-delay", "0"]);
-    let (ends, arrived) = attempt.wait();
-    guest.arrive_after_all(&ends, arrived, "killed on both sides");
+    assert_eq!(migration.journals().len(), 2);
+    migration.resume_receive(&[]);
+    migration.resume_migrate(&["--background-delay", "0"]);
+    let (exits, finished) = migration.wait();
+    guest.complete_resumed_migration(&exits, finished, "killed on both sides");
 }
 
 #[test]
 fn an_invitation_is_not_needed_again() {
-    let scene = Scene::new();
-    let trip = Trip::by("postcopy").via(Via::Invitation(own_address()));
-    killed_and_taken_up(&scene, trip.receive_with(&["--invite"]));
+    let env = TestEnv::new();
+    let plan = MigrationPlan::new("postcopy").transport(Transport::Invitation(unique_address()));
+    killed_and_taken_up(&env, plan.receive_args(&["--invite"]));
 }
 
 #[test]
 fn certificates_are_not_given_again() {
-    let scene = Scene::new();
-    let authority = Authority::new(scene.folder());
+    let env = TestEnv::new();
+    let authority = CertificateAuthority::new(env.folder());
     let source = authority.issue("source.example");
-    let address = own_address();
+    let address = unique_address();
     let (host, _) = address.split_once(':').unwrap();
     let destination = authority.issue(host);
-    let trip = Trip::by("postcopy")
-        .via(Via::Tls(address))
-        .with(&arguments(&source))
-        .receive_with(&arguments(&destination));
-    killed_and_taken_up(&scene, trip);
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Tls(address))
+        .migrate_args(&arguments(&source))
+        .receive_args(&arguments(&destination));
+    killed_and_taken_up(&env, plan);
 }
 
 fn arguments(files: &[String; 6]) -> [&str; 6] {
@@ -133,18 +146,18 @@ struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     /// For the guest in `source`, which is to be refused.
-    fn start(scene: &Scene, guest: &'a Guest<'_>, more: &[&str]) -> Self {
-        Self::start_at(&own_address(), scene, guest, more)
+    fn start(env: &TestEnv, guest: &'a Guest<'_>, more: &[&str]) -> Self {
+        Self::start_at(&unique_address(), env, guest, more)
     }
 
-    fn start_at(address: &str, scene: &Scene, guest: &'a Guest<'_>, more: &[&str]) -> Self {
+    fn start_at(address: &str, env: &TestEnv, guest: &'a Guest<'_>, more: &[&str]) -> Self {
         let config = guest.config().clone().incoming();
-        let destination = config.start(scene.lab(), "there").unwrap();
+        let destination = config.start(env.lab(), "there").unwrap();
         let mut command = Command::new(hikkoshi());
         command.args(["receive", "--listen", address, "--qmp"]);
         command.arg(destination.qmp_path()).args(more);
         let receive = Program::start("receive", command);
-        let line = receive.wait_said("waiting for a guest at ");
+        let line = receive.wait_stderr("waiting for a guest at ");
         let address = address_in(&line).to_owned();
         Self {
             receive,
@@ -155,16 +168,16 @@ impl<'a> Waiting<'a> {
     }
 
     fn invitation(&self) -> String {
-        self.receive.wait_printed("hikkoshi1:")
+        self.receive.wait_stdout("hikkoshi1:")
     }
 
     /// `hikkoshi migrate` with these arguments is refused, and the destination stays.
-    fn refuses(&mut self, arguments: &[&str], code: i32, parts: &[&str]) -> Ended {
+    fn assert_refuses(&mut self, arguments: &[&str], code: i32, parts: &[&str]) -> Exit {
         let qmp = self.source.qmp_path().to_str().unwrap();
         let mut all = vec!["migrate", "--qmp", qmp];
         all.extend(arguments);
-        let ended = refused(&all, code, parts);
-        assert!(!self.receive.has_ended(), "{}", self.receive.said());
+        let ended = assert_refused(&all, code, parts);
+        assert!(!self.receive.has_exited(), "{}", self.receive.stderr());
         assert_eq!(self.source.status().unwrap(), "running");
         ended
     }
@@ -172,9 +185,9 @@ impl<'a> Waiting<'a> {
 
 #[test]
 fn who_is_not_invited_is_refused_and_told_why() {
-    let scene = Scene::new();
-    let guest = Guest::boot(&scene, busy());
-    let mut waiting = Waiting::start(&scene, &guest, &["--invite"]);
+    let env = TestEnv::new();
+    let guest = Guest::boot(&env, busy_guest());
+    let mut waiting = Waiting::start(&env, &guest, &["--invite"]);
     let good = waiting.invitation();
     let (keys, address) = good.split_once('@').unwrap();
     let (fingerprint, secret) = keys.split_once('.').unwrap();
@@ -188,46 +201,46 @@ fn who_is_not_invited_is_refused_and_told_why() {
         'A'
     };
     let wrong_key = format!("hikkoshi1:{first}{}.{secret}@{address}", &fingerprint[11..]);
-    waiting.refuses(
+    waiting.assert_refuses(
         &["--to", &wrong_key],
         1,
         &["does not have the key of the invitation"],
     );
     let wrong_secret = format!("{fingerprint}.{}@{address}", other(secret));
-    waiting.refuses(
+    waiting.assert_refuses(
         &["--to", &wrong_secret],
         1,
         &["does not know the secret in the invitation"],
     );
     // Not at all.
     let plain = waiting.address.clone();
-    waiting.refuses(&[&plain], 1, &["wants TLS", "--to"]);
+    waiting.assert_refuses(&[&plain], 1, &["wants TLS", "--to"]);
     // Cut short: not even tried, and not repeated.
     let cut = &good[..good.len() / 2];
-    let ended = waiting.refuses(&["--to", cut], 2, &["the invitation is damaged"]);
-    assert!(!ended.said.contains(&cut[12..]), "{ended:?}");
+    let ended = waiting.assert_refuses(&["--to", cut], 2, &["the invitation is damaged"]);
+    assert!(!ended.stderr.contains(&cut[12..]), "{ended:?}");
     let empty = ["--to -: standard input ended", "hikkoshi1:"];
-    waiting.refuses(&["--to", "-"], 2, &empty);
+    waiting.assert_refuses(&["--to", "-"], 2, &empty);
     for why in [
         "the invitation of another 'hikkoshi receive'",
         "does not know the secret of the invitation that is shown here",
     ] {
-        waiting.receive.wait_said(why);
+        waiting.receive.wait_stderr(why);
     }
-    let said = waiting.receive.said();
+    let said = waiting.receive.stderr();
     assert!(
         said.contains("turned away") && !said.contains(secret),
         "{said}"
     );
-    guest.is_sound();
+    guest.assert_healthy();
 }
 
 /// While the guest of one source is on its way, another source has the same invitation.
 #[test]
 fn an_invitation_is_not_used_twice() {
-    let (scene, elsewhere) = (Scene::new(), Scene::new());
-    let guest = Guest::boot(&scene, busy());
-    let second = Guest::boot(&elsewhere, busy());
+    let (env, elsewhere) = (TestEnv::new(), TestEnv::new());
+    let guest = Guest::boot(&env, busy_guest());
+    let second = Guest::boot(&elsewhere, busy_guest());
     let mut waiting = Waiting::start(&elsewhere, &second, &["--invite"]);
     let invitation = waiting.invitation();
     let mut first = Command::new(hikkoshi());
@@ -242,56 +255,56 @@ fn an_invitation_is_not_used_twice() {
         "--qmp",
     ]);
     first.arg(guest.vm().qmp_path());
-    let mut first = Program::start_told("migrate", first, &invitation);
-    waiting.receive.wait_said("a guest arrives from ");
+    let mut first = Program::start_with_input("migrate", first, &invitation);
+    waiting.receive.wait_stderr("a guest arrives from ");
     let used = ["used already"];
-    waiting.refuses(&["--to", &invitation], 1, &used);
-    assert!(!first.has_ended(), "{}", first.said());
+    waiting.assert_refuses(&["--to", &invitation], 1, &used);
+    assert!(!first.has_exited(), "{}", first.stderr());
     first.interrupt();
     assert_eq!(first.wait().code, Some(1));
     assert_eq!(guest.vm().status().unwrap(), "running");
-    guest.is_sound();
-    second.is_sound();
+    guest.assert_healthy();
+    second.assert_healthy();
 }
 
 #[test]
 fn one_with_tls_and_one_without_say_so() {
-    let scene = Scene::new();
-    let guest = Guest::boot(&scene, busy());
-    let mut plain = Waiting::start(&scene, &guest, &[]);
-    let authority = Authority::new(scene.folder());
+    let env = TestEnv::new();
+    let guest = Guest::boot(&env, busy_guest());
+    let mut plain = Waiting::start(&env, &guest, &[]);
+    let authority = CertificateAuthority::new(env.folder());
     let source = authority.issue("source.example");
     let mut with = vec![plain.address.clone()];
     with.extend(source.iter().cloned());
     let with: Vec<&str> = with.iter().map(String::as_str).collect();
-    plain.refuses(&with, 1, &["Both sides must use TLS, or both --plaintext"]);
-    guest.is_sound();
+    plain.assert_refuses(&with, 1, &["Both sides must use TLS, or both --plaintext"]);
+    guest.assert_healthy();
 }
 
 #[test]
 fn certificates_that_are_not_good_enough() {
-    let scene = Scene::new();
-    let guest = Guest::boot(&scene, busy());
+    let env = TestEnv::new();
+    let guest = Guest::boot(&env, busy_guest());
     let [ours, theirs] = ["ours", "theirs"].map(|name| {
-        let folder = scene.folder().join(name);
+        let folder = env.folder().join(name);
         std::fs::create_dir(&folder).unwrap();
-        Authority::new(folder)
+        CertificateAuthority::new(folder)
     });
-    let address = own_address();
+    let address = unique_address();
     let (host, _) = address.split_once(':').unwrap();
     let destination = ours.issue(host);
-    let mut waiting = Waiting::start_at(&address, &scene, &guest, &arguments(&destination));
-    let mut refuses = |files: &[String; 6], code, parts: &[&str]| {
+    let mut waiting = Waiting::start_at(&address, &env, &guest, &arguments(&destination));
+    let mut assert_refuses = |files: &[String; 6], code, parts: &[&str]| {
         let mut all = vec![address.as_str()];
         all.extend(arguments(files));
-        waiting.refuses(&all, code, parts);
+        waiting.assert_refuses(&all, code, parts);
     };
-    refuses(
+    assert_refuses(
         &theirs.issue("source.example"),
         1,
         &["certificate is not accepted"],
     );
-    refuses(
+    assert_refuses(
         &ours.expired("source.example"),
         2,
         &[
@@ -302,19 +315,19 @@ fn certificates_that_are_not_good_enough() {
     // Ours, but their authority's name in it: the source trusts, and is not trusted.
     let mut mixed = theirs.issue("source.example");
     mixed[1].clone_from(&ours.issue("x.example")[1]);
-    refuses(&mixed, 1, &["does not accept this side"]);
+    assert_refuses(&mixed, 1, &["does not accept this side"]);
     let mut missing = ours.issue("source.example");
     missing[3] = "/nowhere/there".to_owned();
-    refuses(&missing, 2, &["/nowhere/there", "certificate"]);
+    assert_refuses(&missing, 2, &["/nowhere/there", "certificate"]);
     missing.swap(3, 5);
-    refuses(&missing, 2, &["there is no certificate in"]);
-    guest.is_sound();
+    assert_refuses(&missing, 2, &["there is no certificate in"]);
+    guest.assert_healthy();
 }
 
 #[test]
 fn beyond_this_machine_nothing_is_sent_in_plain_text_unasked() {
     let parts = ["is beyond this machine", "--to INVITATION", "--plaintext"];
-    refused(
+    assert_refused(
         &["migrate", "192.0.2.1:7000", "--qmp", "/nowhere"],
         2,
         &parts,
@@ -349,38 +362,39 @@ fn confined(pid: u32, names: &[&str]) -> Result<(), String> {
 
 /// In the middle of post-copy all threads that read what the other side sends are confined; the
 /// guest arrives all the same.
-fn moved_by_confined_threads(guest: &mut Guest<'_>, trip: Trip) -> [Account; 2] {
+fn moved_by_confined_threads(guest: &mut Guest<'_>, plan: MigrationPlan) -> [JsonReport; 2] {
     // Without an acknowledgement the window stays full, and background in the middle.
-    let attempt: Attempt = guest.set_out(&trip.hold(Moment::before(Kind::Ack)));
-    attempt.wait_held();
+    let migration: Migration =
+        guest.start_migration(&plan.hold_at(Breakpoint::before(MessageKind::Ack)));
+    migration.wait_held();
     eventually("confined", || {
         let source = ["src-control", "src-urgent", "src-push-"];
-        confined(attempt.migrate.pid(), &source)?;
+        confined(migration.migrate.pid(), &source)?;
         let destination = ["dst-control", "dst-urgent", "dst-back-"];
-        confined(attempt.receive.pid(), &destination)
+        confined(migration.receive.pid(), &destination)
     });
-    attempt.relay().let_go();
-    let (ends, arrived) = attempt.wait();
-    guest.arrive(&ends, arrived, "running");
-    ends.accounts.map(Option::unwrap)
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    guest.complete_migration(&exits, finished, "running");
+    exits.accounts.map(Option::unwrap)
 }
 
 #[test]
 fn confined_threads_assemble_huge_pages() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy().ram(Ram::Huge { mib: 256 }));
-    let trip = Trip::by("postcopy").with(&["--links", "2"]);
-    let [source, _] = moved_by_confined_threads(&mut guest, trip);
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest().ram(Ram::Huge { mib: 256 }));
+    let plan = MigrationPlan::new("postcopy").migrate_args(&["--links", "2"]);
+    let [source, _] = moved_by_confined_threads(&mut guest, plan);
     assert!(source.pages.urgent > 0 && source.pages.background > 0);
 }
 
 #[test]
 fn huge_pages_are_rebuilt_beside_confined_threads() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, busy());
-    let trip = Trip::by("postcopy").receive_with(&["--collapse=2G"]);
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let plan = MigrationPlan::new("postcopy").receive_args(&["--collapse=2G"]);
     let before = free_huge_pages();
-    let [_, there] = moved_by_confined_threads(&mut guest, trip);
+    let [_, there] = moved_by_confined_threads(&mut guest, plan);
     let collapse = there.collapse.unwrap();
     assert!(collapse.tried > 0, "{collapse:?}");
     collapse.assert_rebuilt(before);

@@ -3,21 +3,21 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_tests::{Attempt, Guest, Kind, LONG, Moment, Scene, Trip, Via};
+use hikkoshi_tests::{
+    Breakpoint, Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, Transport,
+};
 
 /// It runs at the destination, and nothing comes to it that it does not ask for.
-fn hardly_there(guest: &mut Guest<'_>, hold: Option<Moment>) -> Attempt {
-    let mut trip = Trip::by("postcopy").via(Via::Tcp).with(&[
-        "--background-delay",
-        "3600000",
-        "--read-ahead=off",
-    ]);
-    if let Some(moment) = hold {
-        trip = trip.hold(moment);
+fn hardly_there(guest: &mut Guest<'_>, hold: Option<Breakpoint>) -> Migration {
+    let mut plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Tcp)
+        .migrate_args(&["--background-delay", "3600000", "--read-ahead=off"]);
+    if let Some(breakpoint) = hold {
+        plan = plan.hold_at(breakpoint);
     }
-    let attempt = guest.set_out(&trip);
-    attempt.receive.wait_said("the guest runs here now");
-    attempt
+    let migration = guest.start_migration(&plan);
+    migration.receive.wait_stderr("the guest runs here now");
+    migration
 }
 
 fn small() -> VmConfig {
@@ -26,22 +26,22 @@ fn small() -> VmConfig {
 
 #[test]
 fn a_guest_that_powers_off_in_postcopy() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, small());
-    let mut attempt = hardly_there(&mut guest, None);
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, small());
+    let mut migration = hardly_there(&mut guest, None);
     // The workload's end is the guest's: it powers off.
-    attempt.destination.send("stop").unwrap();
-    attempt.destination.wait_exit(LONG).unwrap();
-    let migrate = attempt.migrate.wait();
+    migration.destination.send("stop").unwrap();
+    migration.destination.wait_exit(LONG).unwrap();
+    let migrate = migration.migrate.wait();
     migrate.assert(0, &[]);
     let ended = "the guest has shut itself down at the destination";
-    assert!(migrate.printed.contains(ended), "{migrate:?}");
-    let receive = attempt.receive.wait();
+    assert!(migrate.stdout.contains(ended), "{migrate:?}");
+    let receive = migration.receive.wait();
     receive.assert(0, &["the guest has shut itself down here"]);
-    for said in [&migrate.said, &receive.said] {
+    for said in [&migrate.stderr, &receive.stderr] {
         assert!(!said.contains("lost"), "{said}");
     }
-    let journals = attempt.journals();
+    let journals = migration.journals();
     assert!(journals.is_empty(), "{journals:?}");
     assert_eq!(guest.vm().status().unwrap(), "postmigrate");
 }
@@ -50,21 +50,21 @@ fn a_guest_that_powers_off_in_postcopy() {
 /// since tells it.
 #[test]
 fn a_guest_that_powers_off_while_its_source_is_gone() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, small());
-    let mut attempt = hardly_there(&mut guest, Some(Moment::before(Kind::ShutDown)));
-    attempt.destination.send("stop").unwrap();
-    attempt.wait_held();
-    attempt.destination.wait_exit(LONG).unwrap();
-    attempt.migrate.kill();
-    attempt.relay().cut();
-    let receive = attempt.receive.wait();
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, small());
+    let mut migration = hardly_there(&mut guest, Some(Breakpoint::before(MessageKind::ShutDown)));
+    migration.destination.send("stop").unwrap();
+    migration.wait_held();
+    migration.destination.wait_exit(LONG).unwrap();
+    migration.migrate.kill();
+    migration.relay().cut();
+    let receive = migration.receive.wait();
     receive.assert(0, &["the source could not be told so"]);
-    attempt.resume_receive(&[]);
-    attempt.resume_migrate(&[]);
-    attempt.migrate.wait().assert(0, &[]);
-    attempt.receive.wait().assert(0, &[]);
-    let journals = attempt.journals();
+    migration.resume_receive(&[]);
+    migration.resume_migrate(&[]);
+    migration.migrate.wait().assert(0, &[]);
+    migration.receive.wait().assert(0, &[]);
+    let journals = migration.journals();
     assert!(journals.is_empty(), "{journals:?}");
     assert_eq!(guest.vm().status().unwrap(), "postmigrate");
 }

@@ -5,8 +5,8 @@ use hikkoshi_lab::{
     GuestNetwork, HugePageSize, HugePages, Link, Pattern, Ram, Report, Shape, VmConfig, Workload,
 };
 use hikkoshi_tests::{
-    Account, Attempt, Guest, Kind, LONG, Moment, Rank, Scene, ThreadFaults, Trip, Via, eventually,
-    free_huge_pages, tell,
+    Breakpoint, Guest, JsonReport, LONG, MessageKind, Migration, MigrationPlan, TestEnv,
+    ThreadFaults, ThreadScheduling, Transport, eventually, free_huge_pages, log,
 };
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn four(mib: u64) -> VmConfig {
 }
 
 /// The virtual processors that have waited for pages.
-fn waited(account: &Account) -> Vec<u32> {
+fn waited(account: &JsonReport) -> Vec<u32> {
     let mut numbers: Vec<_> = account
         .faults
         .iter()
@@ -41,8 +41,8 @@ const PATIENT: [&str; 2] = ["--retry-for", "1h"];
 /// its turn at being switched off.
 #[test]
 fn four_processors_several_links_and_fault_threads() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, four(64));
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, four(64));
     let turns: [(&[&str], &[&str]); 4] = [
         (&["--links", "4"], &["--fault-threads", "4"]),
         (
@@ -57,8 +57,11 @@ fn four_processors_several_links_and_fault_threads() {
         // wait for one of the host so long.
         let (mode, slowly) = [("hybrid", "60M"), ("postcopy", "20M")][turn % 2];
         let slowly = ["--bandwidth", slowly];
-        let trip = Trip::by(mode).via(Via::Tcp).with(migrate).with(&slowly);
-        let account = guest.travel(&trip.receive_with(receive));
+        let plan = MigrationPlan::new(mode)
+            .transport(Transport::Tcp)
+            .migrate_args(migrate)
+            .migrate_args(&slowly);
+        let account = guest.migrate(&plan.receive_args(receive));
         assert!(account.pages.urgent > 0 && account.pages.background > 0);
         if mode == "postcopy" {
             assert_eq!(waited(&account), [0, 1, 2, 3], "{:?}", account.faults);
@@ -72,23 +75,23 @@ fn four_processors_several_links_and_fault_threads() {
 fn four_processors_fault_on_the_same_pages() {
     const MIB: u64 = 1;
     const PAGES: u64 = MIB * 256;
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::together(MIB).threads(4).option("every_ms", 200);
     // Without a disk: its threads would fault as well, and keep one processor from a page that the
     // others wait for.
     let config = VmConfig::new().cpus(4).workload(workload);
-    let mut guest = Guest::boot_as_it_is(&scene, config);
-    let trip = Trip::by("postcopy")
-        .slow(Kind::Request, Duration::from_millis(20))
-        .with(&["--read-ahead", "off", "--no-follow"])
-        .with(&NEVER)
-        .receive_with(&["--fault-threads", "4"])
-        .receive_with(&PATIENT);
-    let mut attempt = guest.set_out(&trip);
-    attempt.receive.wait_said("the guest runs here now");
+    let mut guest = Guest::boot_without_extra_disk(&env, config);
+    let plan = MigrationPlan::new("postcopy")
+        .delay(MessageKind::Request, Duration::from_millis(20))
+        .migrate_args(&["--read-ahead", "off", "--no-follow"])
+        .migrate_args(&NEVER)
+        .receive_args(&["--fault-threads", "4"])
+        .receive_args(&PATIENT);
+    let mut migration = guest.start_migration(&plan);
+    migration.receive.wait_stderr("the guest runs here now");
     // An interval that began here, and then as many accesses as it takes to see all pages.
     let (mut intervals, mut accesses) = (0, 0);
-    let there = &attempt.destination;
+    let there = &migration.destination;
     there
         .wait_report("all pages seen", there.console().len(), LONG, |report| {
             let Report::Verify(verify) = report else {
@@ -102,15 +105,15 @@ fn four_processors_fault_on_the_same_pages() {
         })
         .unwrap();
     // What is left is pushed by another engine. The destination's has counted all the time.
-    attempt.migrate.kill();
-    attempt.resume_migrate(&AT_ONCE);
-    let (ends, arrived) = attempt.wait();
-    let account = ends.accounts[1].clone().unwrap();
-    guest.arrive_after_all(&ends, arrived, "the same pages");
+    migration.migrate.kill();
+    migration.resume_migrate(&AT_ONCE);
+    let (exits, finished) = migration.wait();
+    let account = exits.accounts[1].clone().unwrap();
+    guest.complete_resumed_migration(&exits, finished, "the same pages");
     // A page is asked for once, whoever waits for it. With four cores that is nearly three more
     // faults than requests for each page; with fewer, who comes late finds it there.
     let (requests, faults) = (account.request_latency_us.count, all_of(&account.faults));
-    tell(format!("{faults} faults, {requests} requests"));
+    log(format!("{faults} faults, {requests} requests"));
     assert!(faults >= requests + PAGES, "{account:?}");
     assert_eq!(waited(&account), [0, 1, 2, 3], "{:?}", account.faults);
     for thread in account.faults.iter().filter(|t| t.vcpu.is_some()) {
@@ -121,59 +124,66 @@ fn four_processors_fault_on_the_same_pages() {
 /// The guest reads onwards, background is slow, and what it reads next is on its way already.
 #[test]
 fn faults_on_pages_in_flight() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(64)
         .threads(2)
         .pattern(Pattern::Sequential)
         .option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().cpus(2).workload(workload));
-    let trip = Trip::by("postcopy").slow(Kind::Pages, Duration::from_millis(2));
-    let account = guest.travel(&trip);
+    let mut guest = Guest::boot(&env, VmConfig::new().cpus(2).workload(workload));
+    let plan = MigrationPlan::new("postcopy").delay(MessageKind::Pages, Duration::from_millis(2));
+    let account = guest.migrate(&plan);
     let under_way = account.requests_under_way.unwrap();
-    tell(format!("{under_way} requests for pages in flight"));
+    log(format!("{under_way} requests for pages in flight"));
     assert!(under_way > 0, "{account:?}");
 }
 
 /// A network card's rings are in the guest's memory, and QEMU reads them as it loads the card.
 #[test]
 fn devices_fault_while_they_are_loaded() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let network = GuestNetwork::new().unwrap();
     let config = VmConfig::new()
         .workload(Workload::verify(32).option("every_ms", 200))
         .nic(network.nic())
         .namespace(network.source());
-    let mut guest = Guest::boot(&scene, config);
-    let trip = Trip::by("postcopy")
-        .via(Via::Address(format!("{}:7100", GuestNetwork::DESTINATION)))
-        .between(network.source(), network.destination());
-    let (ends, arrived) = guest.set_out(&trip).wait();
-    let there = ends.accounts[1].as_ref().unwrap();
+    let mut guest = Guest::boot(&env, config);
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Address(format!(
+            "{}:7100",
+            GuestNetwork::DESTINATION
+        )))
+        .between_namespaces(network.source(), network.destination());
+    let (exits, finished) = guest.start_migration(&plan).wait();
+    let there = exits.accounts[1].as_ref().unwrap();
     let before = there.faults_before_running.clone().unwrap();
-    tell(format!("before the guest ran: {before:?}"));
+    log(format!("before the guest ran: {before:?}"));
     let devices = before.iter().filter(|thread| thread.vcpu.is_none());
     assert!(devices.map(|thread| thread.count).sum::<u64>() > 0);
     assert!(all_of(&before) <= all_of(&there.faults), "{there:?}");
-    guest.arrive(&ends, arrived, "running");
+    guest.complete_migration(&exits, finished, "running");
 }
 
 /// The threads that wait for faults, requests and urgent pages spin; here they have fewer cores
 /// than they would like.
 #[test]
 fn spinning() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(32).option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().workload(workload));
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     for mode in ["postcopy", "hybrid"] {
-        guest.travel(&Trip::by(mode).with(&["--poll"]).receive_with(&["--poll"]));
+        guest.migrate(
+            &MigrationPlan::new(mode)
+                .migrate_args(&["--poll"])
+                .receive_args(&["--poll"]),
+        );
     }
 }
 
 /// A line so thin that it is full of background all the time.
 #[test]
 fn faults_while_the_line_is_full() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, four(24));
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, four(24));
     let link = Link::new(Some(Shape {
         rate_bits: 200_000_000,
         burst_bytes: 64 * 1024,
@@ -181,22 +191,22 @@ fn faults_while_the_line_is_full() {
     }))
     .unwrap();
     let address = format!("{}:7000", Link::DESTINATION);
-    let trip = Trip::by("postcopy")
-        .via(Via::Address(address))
-        .between(link.source(), link.destination())
-        .with(&["--links", "3"]);
-    let account = guest.travel(&trip);
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Address(address))
+        .between_namespaces(link.source(), link.destination())
+        .migrate_args(&["--links", "3"]);
+    let account = guest.migrate(&plan);
     assert!(account.pages.urgent > 0 && account.pages.background > 0);
 }
 
 /// Pieces of many huge pages under way at once, asked for by four processors.
 #[test]
 fn huge_pages_on_several_links() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, four(64).ram(Ram::Huge { mib: 256 }));
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, four(64).ram(Ram::Huge { mib: 256 }));
     for (mode, links) in [("postcopy", "3"), ("hybrid", "2")] {
-        let trip = Trip::by(mode).with(&["--links", links]);
-        let account = guest.travel(&trip.receive_with(&["--fault-threads", "2"]));
+        let plan = MigrationPlan::new(mode).migrate_args(&["--links", links]);
+        let account = guest.migrate(&plan.receive_args(&["--fault-threads", "2"]));
         assert!(account.pages.urgent > 0, "{account:?}");
     }
 }
@@ -205,37 +215,40 @@ fn huge_pages_on_several_links() {
 #[test]
 fn pages_of_a_gigabyte() {
     const GIB: u64 = 1;
-    let scene = Scene::new();
+    let env = TestEnv::new();
     // For both sides. The kernel may not have so much in one piece.
     match HugePages::reserve(HugePageSize::Gib1, 2 * GIB * 1024) {
         Ok(pages) => drop(pages),
-        Err(error) => return tell(format!("NOT TESTED: {error}")),
+        Err(error) => return log(format!("NOT TESTED: {error}")),
     }
-    let mut guest = Guest::boot(&scene, four(64).ram(Ram::Giant { gib: GIB }));
+    let mut guest = Guest::boot(&env, four(64).ram(Ram::Giant { gib: GIB }));
     for mode in ["precopy", "hybrid"] {
-        let mut attempt = guest.set_out(&Trip::by(mode));
+        let mut migration = guest.start_migration(&MigrationPlan::new(mode));
         let parts = [
             "hugetlb pages of 1073741824 bytes cannot be tracked",
             "--mode postcopy",
             "nothing was changed",
         ];
-        attempt.migrate.wait().assert(1, &parts);
+        migration.migrate.wait().assert(1, &parts);
         // Not even the other side was asked to empty its memory.
-        assert!(!attempt.receive.said().contains("a guest arrives"));
-        attempt.receive.interrupt();
-        let arrived = attempt.wait().1;
-        guest.stay(arrived, mode);
+        assert!(!migration.receive.stderr().contains("a guest arrives"));
+        migration.receive.interrupt();
+        let finished = migration.wait().1;
+        guest.assert_stayed(finished, mode);
     }
-    let account = guest.travel(&Trip::by("postcopy").with(&["--links", "2"]));
+    let account = guest.migrate(&MigrationPlan::new("postcopy").migrate_args(&["--links", "2"]));
     assert!(account.pages.urgent > 0, "{account:?}");
 }
 
 /// What the engine's threads have, the urgent and the background ones, once all are there.
-fn ranks(attempt: &Attempt) -> Result<(Vec<Rank>, Vec<Rank>), String> {
-    let pids = [attempt.migrate.pid(), attempt.receive.pid()];
-    let threads: Vec<_> = pids.into_iter().flat_map(Rank::of_threads).collect();
+fn ranks(migration: &Migration) -> Result<(Vec<ThreadScheduling>, Vec<ThreadScheduling>), String> {
+    let pids = [migration.migrate.pid(), migration.receive.pid()];
+    let threads: Vec<_> = pids
+        .into_iter()
+        .flat_map(ThreadScheduling::of_threads)
+        .collect();
     let of = |names: &[&str]| {
-        let is = |rank: &Rank, name: &str| rank.thread.starts_with(name);
+        let is = |rank: &ThreadScheduling, name: &str| rank.thread.starts_with(name);
         match names.iter().find(|n| !threads.iter().any(|r| is(r, n))) {
             Some(name) => Err(format!("no {name}: {threads:?}")),
             None => Ok(threads
@@ -253,27 +266,27 @@ fn ranks(attempt: &Attempt) -> Result<(Vec<Rank>, Vec<Rank>), String> {
 /// the operator does not want that.
 #[test]
 fn urgent_threads_outrank_background_threads() {
-    let scene = Scene::new();
-    let mut guest = Guest::boot(&scene, four(64));
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, four(64));
     // A policy that was chosen for the engine is left alone: here it is the ordinary one, whatever
     // the tests are run with.
     let ordinary = ["chrt", "--other", "0"];
     for (options, ranked) in [(&[][..], true), (&["--no-priority"][..], false)] {
-        let trip = Trip::by("postcopy")
-            .migrate_by(&ordinary)
-            .receive_by(&ordinary)
-            .with(options)
-            .receive_with(options)
-            .receive_with(&["--fault-threads", "2"])
+        let plan = MigrationPlan::new("postcopy")
+            .migrate_launcher(&ordinary)
+            .receive_launcher(&ordinary)
+            .migrate_args(options)
+            .receive_args(options)
+            .receive_args(&["--fault-threads", "2"])
             // Without an acknowledgement the window stays full, and background in the middle.
-            .hold(Moment::before(Kind::Ack));
-        let attempt = guest.set_out(&trip);
-        attempt.wait_held();
+            .hold_at(Breakpoint::before(MessageKind::Ack));
+        let migration = guest.start_migration(&plan);
+        migration.wait_held();
         eventually("ranked", || {
-            let (urgent, background) = ranks(&attempt)?;
-            let fits = |one: &Rank, other: &Rank| match ranked {
-                true => one.outranks(other),
-                false => one.equals(other),
+            let (urgent, background) = ranks(&migration)?;
+            let fits = |one: &ThreadScheduling, other: &ThreadScheduling| match ranked {
+                true => one.has_priority_over(other),
+                false => one.has_same_priority_as(other),
             };
             let all = urgent.iter().all(|u| background.iter().all(|b| fits(u, b)));
             if all {
@@ -282,24 +295,29 @@ fn urgent_threads_outrank_background_threads() {
                 Err(format!("{urgent:?} {background:?}"))
             }
         });
-        attempt.relay().let_go();
-        let (ends, arrived) = attempt.wait();
-        guest.arrive(&ends, arrived, "running");
+        migration.relay().release();
+        let (exits, finished) = migration.wait();
+        guest.complete_migration(&exits, finished, "running");
     }
 }
 
 /// Huge pages are rebuilt under the running guest, which does not notice.
 #[test]
 fn huge_pages_rebuilt_afterwards() {
-    let scene = Scene::new();
+    let env = TestEnv::new();
     let workload = Workload::verify(64).threads(2).option("every_ms", 200);
-    let mut guest = Guest::boot(&scene, VmConfig::new().cpus(2).workload(workload));
-    let trip = Trip::by("postcopy").receive_with(&["--collapse=2G"]);
+    let mut guest = Guest::boot(&env, VmConfig::new().cpus(2).workload(workload));
+    let plan = MigrationPlan::new("postcopy").receive_args(&["--collapse=2G"]);
     let before = free_huge_pages();
-    let (ends, arrived) = guest.set_out(&trip).wait();
-    let collapse = ends.accounts[1].as_ref().unwrap().collapse.clone().unwrap();
+    let (exits, finished) = guest.start_migration(&plan).wait();
+    let collapse = exits.accounts[1]
+        .as_ref()
+        .unwrap()
+        .collapse
+        .clone()
+        .unwrap();
     assert!(collapse.tried >= 32, "{collapse:?}");
     collapse.assert_rebuilt(before);
-    assert!(ends.accounts[0].as_ref().unwrap().collapse.is_none());
-    guest.arrive(&ends, arrived, "running");
+    assert!(exits.accounts[0].as_ref().unwrap().collapse.is_none());
+    guest.complete_migration(&exits, finished, "running");
 }
