@@ -41,6 +41,8 @@
 
 mod certificate_authority;
 mod disk;
+mod eventually;
+mod exits;
 mod fault_drill;
 mod fault_injection;
 mod free_huge_pages;
@@ -48,7 +50,9 @@ mod guest;
 mod json_report;
 mod json_schema;
 mod kernel_feature;
+mod log;
 mod migration;
+mod migration_plan;
 mod packet_capture;
 mod program;
 mod qemu_state;
@@ -60,6 +64,8 @@ mod thread_scheduling;
 mod unique_address;
 
 pub use certificate_authority::CertificateAuthority;
+pub use eventually::eventually;
+pub use exits::Exits;
 pub use fault_drill::{FaultDrill, Random};
 pub use fault_injection::{InjectedFault, busy_guest, inject_at_each};
 pub use free_huge_pages::free_huge_pages;
@@ -67,16 +73,16 @@ pub use guest::{Guest, assert_not_running};
 pub use json_report::{Bucket, Bytes, JsonReport, Latency, Pages, ThreadFaults};
 pub use json_schema::JsonSchema;
 pub use kernel_feature::KernelFeature;
-pub use migration::{
-    Exits, FinishedMigration, Migration, MigrationPlan, Side, Transport, address_in,
-};
+pub use log::log;
+pub use migration::{FinishedMigration, Migration, Side, address_in};
+pub use migration_plan::{MigrationPlan, Transport};
 pub use packet_capture::{Captured, PacketCapture};
 pub use program::{Exit, Program, hikkoshi};
-pub use qemu_state::{QemuState, eventually};
+pub use qemu_state::QemuState;
 pub use refusal::{assert_command_refused, assert_refused};
 pub use relay::{Breakpoint, MessageKind, Relay, RelayAction, When};
 pub use split_brain::SplitBrainWatcher;
-pub use test_env::{TestEnv, log};
+pub use test_env::TestEnv;
 pub use thread_scheduling::ThreadScheduling;
 pub use unique_address::{unique_address, unique_host};
 

@@ -1,10 +1,9 @@
 //! What a migration could leave behind in a QEMU process.
 
-use crate::LONG;
+use crate::eventually;
 use hikkoshi_lab::Vm;
 use serde_json::{Value, json};
 use std::fs;
-use std::time::{Duration, Instant};
 
 /// What there is in a QEMU process that a migration could have put there or changed.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,16 +81,4 @@ fn registered(smaps: &str) -> Vec<String> {
         }
     }
     found
-}
-
-/// Waits until `look` finds that it is so.
-///
-/// # Panics
-/// When that takes too long, with what it found instead.
-pub fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + LONG;
-    while let Err(instead) = look() {
-        assert!(Instant::now() < deadline, "not {what}: {instead}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

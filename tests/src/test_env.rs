@@ -1,7 +1,6 @@
 //! A test's turn on the machine.
 
 use hikkoshi_lab::Lab;
-use std::io::Write;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -56,12 +55,4 @@ impl TestEnv {
     pub fn folder(&self) -> &Path {
         self.lab.folder()
     }
-}
-
-/// Tells a line, with the test's name, past the test harness's capture: what was moved and how it
-/// went is of interest when all is well, too.
-pub fn log(text: impl AsRef<str>) {
-    let thread = std::thread::current();
-    let line = format!("    {}: {}\n", thread.name().unwrap_or("?"), text.as_ref());
-    let _ = std::io::stdout().write_all(line.as_bytes());
 }

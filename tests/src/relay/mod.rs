@@ -1,151 +1,24 @@
 //! Between the two engines: passes everything on, until a chosen moment. What is encrypted it cannot
 //! read, and knows no moments in it.
 
+mod breakpoint;
+mod message;
+mod socket;
+
+pub use breakpoint::{Breakpoint, When};
+pub use message::MessageKind;
+
 use crate::unique_address;
-use hikkoshi_wire::{
-    CHALLENGE_LEN, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination, ToSource,
-    decode_control,
-};
+use hikkoshi_wire::{CHALLENGE_LEN, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role};
+use message::{from_destination, from_source};
+use socket::Socket;
 use std::collections::HashMap;
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// What passes by. What the source says first: names of the protocol's messages.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum MessageKind {
-    /// The source opens the control link.
-    HelloControl,
-    /// The source opens the urgent link.
-    HelloUrgent,
-    /// The source opens the background link.
-    HelloBackground,
-    /// The destination's greeting on whichever link.
-    Greeting,
-    /// Source.
-    Machine,
-    /// Source.
-    Processors,
-    /// Source.
-    Begin,
-    /// Destination.
-    Differs,
-    /// Destination.
-    Accept,
-    /// Destination.
-    Refuse,
-    /// Source: contents of pages, on any link.
-    Pages,
-    /// Source: a mark.
-    Zeros,
-    /// Destination: a page request.
-    Request,
-    /// Destination: on the background link.
-    Ack,
-    /// Source.
-    Discard,
-    /// Source.
-    DiscardEnd,
-    /// Destination.
-    Discarded,
-    /// Source.
-    DeviceStateChunk,
-    /// Source.
-    Switch,
-    /// Destination.
-    Ready,
-    /// Source.
-    Commit,
-    /// Destination.
-    Resumed,
-    /// Destination.
-    Complete,
-    /// Destination.
-    Measured,
-    /// Source.
-    Goodbye,
-    /// Either.
-    Cancel,
-    /// Destination.
-    Failed,
-    /// Source: it is back.
-    Here,
-    /// Destination.
-    Where,
-    /// Destination.
-    Missing,
-    /// Destination.
-    MissingEnd,
-    /// Source.
-    Owed,
-    /// Source.
-    OwedEnd,
-    /// Destination.
-    Declined,
-    /// Destination.
-    Perished,
-    /// Destination.
-    ShutDown,
-}
-
-/// Before or after it is passed on.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum When {
-    /// It came, and does not go further.
-    Before,
-    /// It has been passed on, nothing behind it; nor an answer to it.
-    After,
-}
-
-/// A moment of a migration.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Breakpoint {
-    /// Before or after.
-    pub when: When,
-    /// Which message.
-    pub kind: MessageKind,
-    /// The how manieth of its kind, from 1 on.
-    pub nth: u32,
-}
-
-impl Breakpoint {
-    /// Right before the first message of this kind is passed on.
-    pub fn before(kind: MessageKind) -> Self {
-        let when = When::Before;
-        Self { when, kind, nth: 1 }
-    }
-
-    /// Right after the first message of this kind was passed on.
-    pub fn after(kind: MessageKind) -> Self {
-        let when = When::After;
-        Self { when, kind, nth: 1 }
-    }
-
-    /// The `nth` of its kind instead of the first.
-    #[must_use]
-    pub fn nth(mut self, nth: u32) -> Self {
-        self.nth = nth;
-        self
-    }
-}
-
-impl fmt::Display for Breakpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let when = match self.when {
-            When::Before => "before",
-            When::After => "after",
-        };
-        write!(f, "{when} {:?}", self.kind)?;
-        if self.nth > 1 {
-            write!(f, " {}", self.nth)?;
-        }
-        Ok(())
-    }
-}
 
 /// What happens at the moment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -201,12 +74,6 @@ struct Link {
     number: u32,
     /// Interruptions before it.
     since: u32,
-}
-
-#[derive(Debug)]
-enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
 }
 
 enum Door {
@@ -532,94 +399,5 @@ impl Shared {
         self.changed
             .wait(state)
             .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn from_source(payload: &[u8]) -> MessageKind {
-    match decode_control::<ToDestination>(payload).unwrap() {
-        ToDestination::Begin { .. } => MessageKind::Begin,
-        ToDestination::Discard { .. } => MessageKind::Discard,
-        ToDestination::DiscardEnd => MessageKind::DiscardEnd,
-        ToDestination::DeviceStateChunk { .. } => MessageKind::DeviceStateChunk,
-        ToDestination::Switch { .. } => MessageKind::Switch,
-        ToDestination::Commit => MessageKind::Commit,
-        ToDestination::Cancel { .. } => MessageKind::Cancel,
-        ToDestination::Goodbye => MessageKind::Goodbye,
-        ToDestination::Here { .. } => MessageKind::Here,
-        ToDestination::Owed { .. } => MessageKind::Owed,
-        ToDestination::OwedEnd { .. } => MessageKind::OwedEnd,
-        ToDestination::Processors { .. } => MessageKind::Processors,
-        ToDestination::Machine { .. } => MessageKind::Machine,
-    }
-}
-
-fn from_destination(payload: &[u8]) -> MessageKind {
-    match decode_control::<ToSource>(payload).unwrap() {
-        ToSource::Accept { .. } => MessageKind::Accept,
-        ToSource::Refuse { .. } => MessageKind::Refuse,
-        ToSource::Discarded => MessageKind::Discarded,
-        ToSource::Ready => MessageKind::Ready,
-        ToSource::Failed { .. } => MessageKind::Failed,
-        ToSource::Resumed => MessageKind::Resumed,
-        ToSource::Cancel { .. } => MessageKind::Cancel,
-        ToSource::Complete { .. } => MessageKind::Complete,
-        ToSource::Measured { .. } => MessageKind::Measured,
-        ToSource::Where { .. } => MessageKind::Where,
-        ToSource::Missing { .. } => MessageKind::Missing,
-        ToSource::MissingEnd { .. } => MessageKind::MissingEnd,
-        ToSource::Declined { .. } => MessageKind::Declined,
-        ToSource::Perished { .. } => MessageKind::Perished,
-        ToSource::Differs { .. } => MessageKind::Differs,
-        ToSource::ShutDown => MessageKind::ShutDown,
-    }
-}
-
-impl Socket {
-    fn connect(address: &str) -> io::Result<Self> {
-        Ok(match address.strip_prefix("unix:") {
-            Some(path) => Self::Unix(UnixStream::connect(path)?),
-            None => {
-                let stream = TcpStream::connect(address)?;
-                stream.set_nodelay(true)?;
-                Self::Tcp(stream)
-            }
-        })
-    }
-
-    fn try_clone(&self) -> io::Result<Self> {
-        Ok(match self {
-            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
-            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
-        })
-    }
-
-    fn shutdown(&self, how: Shutdown) {
-        // It may be over already.
-        let _ = match self {
-            Self::Tcp(stream) => stream.shutdown(how),
-            Self::Unix(stream) => stream.shutdown(how),
-        };
-    }
-}
-
-impl Read for &Socket {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => (&*stream).read(buffer),
-            Socket::Unix(stream) => (&*stream).read(buffer),
-        }
-    }
-}
-
-impl Write for &Socket {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => (&*stream).write(buffer),
-            Socket::Unix(stream) => (&*stream).write(buffer),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

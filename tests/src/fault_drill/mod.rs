@@ -5,13 +5,18 @@
 //! pages that the guest has at the source are at the destination. They come from a seed that is told, and that
 //! `HIKKOSHI_SEED` gives again. `HIKKOSHI_DRILLS` names a file for the table.
 
+mod random;
+mod table;
+
+pub use random::Random;
+
 use crate::{Guest, LONG, Migration, MigrationPlan, log};
 use hikkoshi_lab::{Report, Vm};
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use random::seed;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+use table::{DONE, Interruption, LINKS, ms, render};
 
 /// The last moment: some pages have to be missing still when the engines are killed.
 const LAST: f64 = 0.9;
@@ -19,57 +24,9 @@ const LAST: f64 = 0.9;
 /// How often to look for a moment.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What links are: plain text, or TLS.
-const LINKS: [&str; 2] = ["plain", "TLS"];
-
 /// Trips that a drill may take: a machine that is slow in the wrong place may be through with one
 /// before all of its moments have come, or between a moment and what was to be done at it.
 const MOST_TRIPS: u32 = 8;
-
-/// Numbers that look random (SplitMix64, by Steele, Lea and Flood).
-#[derive(Clone, Debug)]
-pub struct Random(u64);
-
-impl Random {
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// One of `0..below`.
-    pub fn below(&mut self, below: u64) -> u64 {
-        self.number() % below.max(1)
-    }
-
-    /// A part of `whole`.
-    pub fn part_of(&mut self, whole: Duration) -> Duration {
-        whole.mul_f64(self.part())
-    }
-
-    #[allow(clippy::cast_precision_loss)] // 53 bits
-    fn part(&mut self) -> f64 {
-        (self.number() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
-/// One interruption, and what it was like.
-#[derive(Clone, Debug)]
-struct Interruption {
-    /// What was done.
-    how: String,
-    /// What the links were: plain text, or TLS.
-    links: &'static str,
-    /// The part of the pages that had arrived.
-    at: f64,
-    /// Until both engines worked together again.
-    outage: Duration,
-    /// The longest that the guest itself noticed, until it was well again.
-    waited: Duration,
-}
 
 /// What is done again and again.
 #[derive(Debug)]
@@ -203,20 +160,6 @@ impl FaultDrill {
     }
 }
 
-/// What all drills of this process came to.
-static DONE: Mutex<BTreeMap<&'static str, Vec<Interruption>>> = Mutex::new(BTreeMap::new());
-
-/// Where all random numbers begin.
-fn seed() -> u64 {
-    static SEED: OnceLock<u64> = OnceLock::new();
-    *SEED.get_or_init(|| match std::env::var("HIKKOSHI_SEED") {
-        Ok(text) => text.parse().expect("HIKKOSHI_SEED is a number"),
-        Err(_) => SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(1, |now| u64::from(now.subsec_nanos()) ^ now.as_secs()),
-    })
-}
-
 impl Migration {
     /// Waits until that part of what is to come has come to what was there before, by what the
     /// destination's RAM files hold, and gives the part found; `None` when an engine has ended by
@@ -272,59 +215,4 @@ fn well_again(vm: &Vm, first: usize) -> Duration {
     let longest = spans.iter().max().copied().unwrap_or(0);
     let usual = spans.iter().min().copied().unwrap_or(0);
     Duration::from_millis(longest - usual).max(Duration::from_secs_f64(touch_us / 1e6))
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-fn median_and_max(times: impl Iterator<Item = Duration>) -> (f64, f64) {
-    let mut times: Vec<_> = times.map(ms).collect();
-    times.sort_by(f64::total_cmp);
-    let median = times.get(times.len() / 2).copied().unwrap_or(0.0);
-    (median, times.last().copied().unwrap_or(0.0))
-}
-
-/// The table, and behind it each interruption.
-fn render(all: &BTreeMap<&str, Vec<Interruption>>) -> String {
-    let mut text = format!("HIKKOSHI_SEED={}\n\n", seed());
-    // Writing to a String cannot fail.
-    text.push_str(
-        "| what was done | links | times | lost | outage, median | max | guest waited, median | \
-         max |\n\
-         |---|---|--:|--:|--:|--:|--:|--:|\n",
-    );
-    let rows = all.iter().flat_map(|row| LINKS.map(|links| (row, links)));
-    for ((what, done), links) in rows {
-        let done = done.iter().filter(|one| one.links == links);
-        let outage = median_and_max(done.clone().map(|one| one.outage));
-        let waited = median_and_max(done.clone().map(|one| one.waited));
-        let _ = writeln!(
-            text,
-            "| {what} | {links} | {} | nothing | {:.0} ms | {:.0} ms | {:.0} ms | {:.0} ms |",
-            done.count(),
-            outage.0,
-            outage.1,
-            waited.0,
-            waited.1
-        );
-    }
-    text.push_str(
-        "\n| what | links | how | pages arrived | outage | guest waited |\n\
-         |---|---|---|--:|--:|--:|\n",
-    );
-    for (what, done) in all {
-        for one in done {
-            let _ = writeln!(
-                text,
-                "| {what} | {} | {} | {:.0} % | {:.0} ms | {:.0} ms |",
-                one.links,
-                one.how,
-                one.at * 100.0,
-                ms(one.outage),
-                ms(one.waited)
-            );
-        }
-    }
-    text
 }
