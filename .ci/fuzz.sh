@@ -45,5 +45,6 @@ run() {
 }
 export -f run
 export seconds host
+# shellcheck disable=SC2016 # The inner shell expands it.
 printf '%s\0' crates/*/fuzz/fuzz_targets/*.rs |
     xargs -0 -n 1 -P "$at_once" bash -euo pipefail -c 'run "$1"' fuzz

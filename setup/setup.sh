@@ -6,6 +6,7 @@
 #   build/busybox                     the distribution's static busybox
 #   build/qemu-img                    the distribution's qemu-img, for the test guests' disks
 #   build/bochs                       the distribution's Bochs, which the second-stage tables run on
+#   build/shellcheck                  the distribution's shellcheck, for `make lint`
 #
 # and, when asked for by name (`setup.sh apache bpftrace`), what only the benchmarks need:
 #
@@ -38,6 +39,8 @@ source "$here/lib/qemu-img.sh"
 source "$here/lib/kernel.sh"
 # shellcheck source=lib/bochs.sh
 source "$here/lib/bochs.sh"
+# shellcheck source=lib/shellcheck.sh
+source "$here/lib/shellcheck.sh"
 # shellcheck source=lib/apache.sh
 source "$here/lib/apache.sh"
 # shellcheck source=lib/bpftrace.sh
@@ -58,6 +61,7 @@ setup_qemu_img
 setup_kernel
 setup_busybox
 setup_bochs
+setup_shellcheck
 for more in "$@"; do
     case $more in
     apache) setup_apache ;;

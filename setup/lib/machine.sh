@@ -2,11 +2,14 @@
 
 # Sets `codename`, and refuses a machine that the packages below are not made for.
 check_machine() {
-    command -v dpkg >/dev/null && command -v apt-get >/dev/null && [[ -r /etc/os-release ]] || fail \
-        "this is no Debian: dpkg or apt-get is missing" \
-        "The two QEMU versions and the kernel come from Debian 12's packages."
+    if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null || [[ ! -r /etc/os-release ]]; then
+        fail "this machine does not run Debian: dpkg, apt-get or /etc/os-release is missing" \
+            "The two QEMU versions and the kernel come from Debian 12's packages."
+    fi
     local id
+    # shellcheck source=/dev/null
     id=$(. /etc/os-release && printf '%s' "${ID:-unknown}")
+    # shellcheck source=/dev/null
     codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-unknown}")
     [[ $id == debian && $codename == bookworm ]] || fail \
         "this is $id $codename; only Debian 12 (bookworm) carries both QEMU 7.2 and QEMU 10.0" \
@@ -45,12 +48,12 @@ install_missing_tools() {
     missing=$(missing_tools | tr '\n' ' ')
     missing=${missing% }
     [[ -n $missing ]] || return 0
-    local root=()
+    local as_root=()
     if [[ $(id -u) != 0 ]]; then
         command -v sudo >/dev/null || fail \
             "missing on this machine: $missing; installing them needs root, and there is no sudo" \
             "As root: apt-get update && apt-get install $missing"
-        root=(sudo)
+        as_root=(sudo)
     fi
     say "installing $missing"
     export DEBIAN_FRONTEND=noninteractive
@@ -58,7 +61,7 @@ install_missing_tools() {
     log=$(mktemp)
     # The names are package names without blanks: splitting them is meant.
     # shellcheck disable=SC2086
-    if ! { "${root[@]}" apt-get update && "${root[@]}" apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
+    if ! { "${as_root[@]}" apt-get update && "${as_root[@]}" apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         rm -f "$log"
         fail "apt-get could not install: $missing" "Its last lines are above. Is there a network?"
