@@ -100,7 +100,7 @@ impl PagemapLog {
     /// sent without being asked for.
     ///
     /// `userfault` must have been made with [`Features::FOR_DIRTY_LOG`], and not be registered
-    /// anywhere in these blocks. Check [`support`](crate::support) first.
+    /// anywhere in these blocks. Check [`support`](crate::support()) first.
     ///
     /// [`Features::FOR_DIRTY_LOG`]: hikkoshi_userfault::Features::FOR_DIRTY_LOG
     ///

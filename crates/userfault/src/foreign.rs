@@ -178,7 +178,7 @@ impl ForeignUserfault {
     }
 
     /// Takes over descriptor `number` of the process, a userfaultfd that an earlier program had
-    /// put there and set up (see [`leftovers`](crate::leftovers)).
+    /// put there and set up (see [`leftovers`](crate::leftovers())).
     ///
     /// Faults that the earlier program had read but not answered are raised again after
     /// [`Userfault::wake`] on all that is registered.

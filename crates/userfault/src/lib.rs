@@ -17,7 +17,7 @@
 //! userfaultfd, is provided for (`device.rs`).
 //!
 //! A huge page that arrives in pieces is put together in a [`PageBuffer`] and installed whole
-//! ([`Userfault::copy_buffer`]); [`Process::collapse`] makes huge pages out of small ones afterwards.
+//! ([`Userfault::copy_buffer_unless`]); [`Process::collapse`] makes huge pages out of small ones afterwards.
 //!
 //! # What must be known
 //!

@@ -13,7 +13,7 @@
 //! The first bytes on every link, in both directions, are a [`Hello`] of fixed
 //! size: protocol versions, capabilities, the link's role, and the migration's
 //! unguessable [`MigrationId`], by which links find their migration and
-//! strangers do not. [`negotiate`] turns two of them into what both can do.
+//! strangers do not. [`negotiate()`] turns two of them into what both can do.
 //!
 //! After it come **frames**: a header of [`HEADER_LEN`] bytes and, for some, a
 //! payload. [`Frame::decode`] reads a header alone, so that a receiver can read
