@@ -42,11 +42,31 @@ build: setup ## build the programs
 demo: guest ## move a working guest between two QEMUs, and tell how it went
 	cargo run --locked --release --package hikkoshi -- demo $(ARGS)
 
+# Every file whose first line names a shell; files that these source are checked with them.
+SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.git -o -name corpus \) -prune \
+    -o -type f -size -64k -exec awk 'FNR == 1 && /^\#!.*sh/ { print FILENAME } { nextfile }' {} +)
+
 .PHONY: lint
-lint: setup ## formatting and clippy, warnings are errors
+lint: setup ## formatting, clippy, rustdoc and shell scripts; warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
+	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
+
+# Not part of `make test`: the advisories come from a database on GitHub. Without a network,
+# `make deny DENY_CHECKS="bans licenses sources"` does the rest.
+DENY_CHECKS ?= advisories bans licenses sources
+
+.PHONY: deny
+deny: ## check the dependencies' advisories, licences, duplicates and sources (needs cargo-deny)
+	@cargo deny --version >/dev/null 2>&1 || { echo "cargo-deny is missing: cargo install --locked cargo-deny@0.20.2" >&2; exit 1; }
+	@set -e; for manifest in Cargo.toml $(wildcard fuzz/Cargo.toml crates/*/fuzz/Cargo.toml) crates/ept/bochs/Cargo.toml; do \
+	    echo "$$manifest"; \
+	    cargo deny --locked --manifest-path $$manifest --config deny.toml check \
+	        --allow unmatched-skip --allow license-not-encountered --allow license-exception-not-encountered \
+	        $(DENY_CHECKS); \
+	done
 
 .PHONY: test-unit
 test-unit: setup ## tests of the crates, without guests
