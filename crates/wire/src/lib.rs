@@ -151,48 +151,28 @@
 
 #![forbid(unsafe_code)]
 
-mod bounded;
-mod bytes;
-mod compatible;
-mod control;
-mod decoder;
-mod description;
-mod device;
-mod frame;
-mod hello;
-mod id;
-mod machine;
+mod compatibility;
+mod framing;
 mod messages;
-mod mode;
-mod negotiate;
-mod processors;
-mod ranges;
-mod summary;
+mod negotiation;
 pub mod text;
 
-pub use bounded::MAX_TEXT;
-pub use compatible::{Mismatch, Names};
-pub use control::{
-    ControlError, ControlMessage, EncodeError, MAX_CONTROL, Subject, control_frame, decode_control,
-    encode_control,
+pub use compatibility::{Mismatch, Names, ProcessorDifferences};
+pub use framing::{
+    ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN, Limits,
+    MAX_CONTROL, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message,
+    StreamError, Subject, control_frame, decode_control, encode_control,
 };
-pub use decoder::{Decoder, Message, StreamError};
-pub use description::{BlockDescription, GuestDescription, GuestRangeDescription};
-pub use device::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
-pub use frame::{
-    DecodeError, Frame, HEADER_LEN, Limits, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
-    MAX_PAGES_PER_ZEROS,
+pub use messages::{
+    Auxiliary, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
+    DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
+    MAX_AUXILIARY, MAX_CPUID_WORDS, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DEVICES, MAX_FAULTING,
+    MAX_LINKS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS, MAX_PROCESSORS, MAX_RANGES, MAX_TEXT,
+    Machine, MachineMismatch, Mode, OutsideLayout, PageRanges, Place, Processor, ProcessorKind,
+    ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults,
+    ToDestination, ToSource, Topology,
 };
-pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
-pub use id::MigrationId;
-pub use machine::{Auxiliary, Device, MAX_AUXILIARY, MAX_DEVICES, Machine, MachineMismatch};
-pub use messages::{DestinationStage, MAX_LINKS, SourceStage, ToDestination, ToSource};
-pub use mode::Mode;
-pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
-pub use processors::{
-    CpuidRegister, CpuidWord, MAX_CPUID_WORDS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS,
-    MAX_PROCESSORS, Place, Processor, ProcessorDifferences, ProcessorKind, ProcessorSetting,
-    Processors, Topology,
+pub use negotiation::{
+    Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,
+    NegotiationError, Role, Versions, negotiate,
 };
-pub use ranges::{MAX_RANGES, OutsideLayout, PageRanges};
-pub use summary::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::{CpuidRegister, CpuidWord, Place, Processor, ProcessorKind, Processors, names};
-use crate::compatible::Mismatch;
+use super::cpuid_names;
+use super::guest::Mismatch;
+use crate::messages::{CpuidRegister, CpuidWord, Place, Processor, ProcessorKind, Processors};
 
 /// Frequencies of time-stamp counters that are closer than this count as the
 /// same, in parts per million: the kernel's `tsc_tolerance_ppm`, within which
@@ -359,7 +360,7 @@ fn settings(kind: &ProcessorKind) -> BTreeMap<&str, &str> {
 
 /// A flag's name, or its place as QEMU writes it.
 fn flag((leaf, subleaf, register): Word, bit: u32) -> String {
-    match names::name(leaf, subleaf, register, bit) {
+    match cpuid_names::name(leaf, subleaf, register, bit) {
         Some(name) => name.to_owned(),
         None => {
             let register = format!("{register:?}").to_uppercase();
@@ -387,8 +388,8 @@ fn list<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ProcessorSetting, Topology};
     use super::*;
+    use crate::messages::{ProcessorSetting, Topology};
 
     fn setting(name: &str, value: &str) -> ProcessorSetting {
         ProcessorSetting {

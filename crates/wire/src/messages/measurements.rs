@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bounded::{List, Reason};
+use super::bounded::{List, Reason};
 
 /// Most buckets in a histogram: one for each power of two in a `u64`.
 pub(crate) const MAX_BUCKETS: usize = 64;

@@ -12,7 +12,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::bounded::{Label, List};
+use super::bounded::{Label, List};
 
 /// Most devices of one guest.
 pub const MAX_DEVICES: usize = 4096;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::description::{BlockDescription, GuestDescription, GuestRangeDescription};
+use crate::messages::{BlockDescription, GuestDescription, GuestRangeDescription};
 
 impl GuestDescription {
     /// Whether this guest (the source's) can go on in `destination`.

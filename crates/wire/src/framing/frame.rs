@@ -17,8 +17,8 @@
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout, usize_from};
 use thiserror::Error;
 
-use crate::bytes::{field, put};
-use crate::control::MAX_CONTROL;
+use super::control::MAX_CONTROL;
+use super::fields::{field, put};
 
 /// Bytes in a frame header.
 pub const HEADER_LEN: usize = 24;

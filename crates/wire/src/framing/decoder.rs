@@ -3,8 +3,8 @@
 use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
-use crate::control::{ControlError, ControlMessage, decode_control};
-use crate::frame::{DecodeError, Frame, HEADER_LEN, Limits};
+use super::control::{ControlError, ControlMessage, decode_control};
+use super::frame::{DecodeError, Frame, HEADER_LEN, Limits};
 
 /// A frame with its payload, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::frame::{Frame, HEADER_LEN};
+use super::frame::{Frame, HEADER_LEN};
 use crate::messages::{ToDestination, ToSource};
 
 /// Longest encoded control message, in bytes: 1 MiB.

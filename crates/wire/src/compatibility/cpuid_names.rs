@@ -4,7 +4,7 @@
 //! property on, and the flag that changed is what it names. Those of KVM's own
 //! leaf are in the kernel's `Documentation/virt/kvm/x86/cpuid.rst`.
 
-use super::CpuidRegister::{self, Eax, Ebx, Ecx, Edx};
+use crate::messages::CpuidRegister::{self, Eax, Ebx, Ecx, Edx};
 
 /// Leaf, subleaf, register, and the names from bit 0 on; `-` has none.
 type Names = (u32, u32, CpuidRegister, &'static str);

@@ -6,7 +6,7 @@
 use hikkoshi_pages::{GuestRange, LayoutError, MAX_BLOCKS, MAX_GUEST_RANGES, RamBlock, RamLayout};
 use serde::{Deserialize, Serialize};
 
-use crate::bounded::{List, Name};
+use super::bounded::{List, Name};
 
 /// What a guest is: enough to tell whether another host has a place for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,14 +6,28 @@
 use hikkoshi_pages::MAX_BLOCKS;
 use serde::{Deserialize, Serialize};
 
-use crate::bounded::{Bytes, List, Reason};
-use crate::description::GuestDescription;
-use crate::device::MAX_DEVICE_CHUNK;
-use crate::machine::Machine;
-use crate::mode::Mode;
-use crate::processors::Processors;
-use crate::ranges::PageRanges;
-use crate::summary::{FaultMeasures, RequestSummary};
+mod bounded;
+mod device_state;
+mod guest;
+mod machine;
+mod measurements;
+mod mode;
+mod page_ranges;
+mod processors;
+
+use bounded::{Bytes, List, Reason};
+
+pub use bounded::MAX_TEXT;
+pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
+pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
+pub use machine::{Auxiliary, Device, MAX_AUXILIARY, MAX_DEVICES, Machine, MachineMismatch};
+pub use measurements::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};
+pub use mode::Mode;
+pub use page_ranges::{MAX_RANGES, OutsideLayout, PageRanges};
+pub use processors::{
+    CpuidRegister, CpuidWord, MAX_CPUID_WORDS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS,
+    MAX_PROCESSORS, Place, Processor, ProcessorKind, ProcessorSetting, Processors, Topology,
+};
 
 /// Most background links of one migration. More than any machine has cores to
 /// feed, and few enough for a thread and a buffer each.

@@ -5,14 +5,9 @@
 //! not the options that were asked for: `-cpu host` gives something else on
 //! every host, and `-cpu max` in every version.
 
-mod compare;
-mod names;
-
 use serde::{Deserialize, Serialize};
 
-use crate::bounded::{Label, List};
-
-pub use compare::ProcessorDifferences;
+use super::bounded::{Label, List};
 
 /// Most virtual processors of one guest. QEMU 10.0's `q35` takes as many.
 pub const MAX_PROCESSORS: usize = 4096;

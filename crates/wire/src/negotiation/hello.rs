@@ -23,9 +23,9 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::bytes::{field, put};
-use crate::id::MigrationId;
-use crate::negotiate::{Capabilities, Versions};
+use super::migration_id::MigrationId;
+use super::negotiate::{Capabilities, Versions};
+use crate::framing::{field, put};
 
 /// Bytes in a hello.
 pub const HELLO_LEN: usize = 44;

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::hello::{Hello, Role};
+use super::hello::{Hello, Role};
 
 /// Protocol versions that one side understands: all from `min` to `max`. The
 /// first version is 1.
@@ -203,7 +203,7 @@ pub enum NegotiationError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::MigrationId;
+    use crate::MigrationId;
 
     fn hello(min: u16, max: u16, bits: u64) -> Hello {
         Hello {

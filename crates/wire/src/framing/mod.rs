@@ -1,0 +1,17 @@
+//! What is on a link after the hello: frames, and control messages in them.
+
+mod control;
+mod decoder;
+mod fields;
+mod frame;
+
+pub use control::{
+    ControlError, ControlMessage, EncodeError, MAX_CONTROL, Subject, control_frame, decode_control,
+    encode_control,
+};
+pub use decoder::{Decoder, Message, StreamError};
+pub(crate) use fields::{field, put};
+pub use frame::{
+    DecodeError, Frame, HEADER_LEN, Limits, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
+    MAX_PAGES_PER_ZEROS,
+};

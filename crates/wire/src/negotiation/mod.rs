@@ -1,0 +1,9 @@
+//! The first bytes on every link, and what the two sides agree on by them.
+
+mod hello;
+mod migration_id;
+mod negotiate;
+
+pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
+pub use migration_id::MigrationId;
+pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
