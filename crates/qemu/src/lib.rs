@@ -51,7 +51,7 @@
 //! may have been, is in [`SourceNotes`] and [`DestinationNotes`]: the process,
 //! the RAM files, the descriptor that was left inside. Nothing of it is asked of
 //! QEMU, which says nothing while its main loop waits for a page. A source whose
-//! QEMU is gone has its memory still ([`Remains`]).
+//! QEMU is gone has its memory still ([`RamFileSource`]).
 //!
 //! # Refused
 //!
@@ -80,23 +80,23 @@ mod source;
 mod stream;
 
 pub use attach::AttachError;
-pub use attach::exclusive_access::OccupyError;
-pub use attach::preflight::{Allowed, OLDEST, Refusal};
-pub use attach::probe::{GuestThere, Listener};
+pub use attach::exclusive_access::ExclusiveAccessError;
+pub use attach::preflight::{AllowedTypes, OLDEST_QEMU, Refusal};
+pub use attach::probe::{GuestState, QmpListener};
 pub use attach::process::ProcessError;
 pub use attach::ram::RamError;
-pub use attach::ram::free_space::RoomError;
+pub use attach::ram::free_space::FreeSpaceError;
 pub use destination::{
-    CatchError, DestinationNotes, GiveUpError, LoadError, Noted, PrepareError, QemuDestination,
-    RunError,
+    DestinationNotes, LoadError, PrepareError, QemuDestination, ReleaseDestinationError, RunError,
+    SharedNotes, UserfaultError,
 };
-pub use identity::namespaces::{LookError, View};
-pub use identity::{MemoryPlace, Place, TakeUpError};
+pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
+pub use identity::{QemuIdentity, RamFileIdentity, ReattachError};
 pub use qmp::monitor::MonitorError;
 pub use settings::Settings;
 pub use source::drain::DrainError;
-pub use source::ram_files::{Departed, GoneError, Remains};
-pub use source::undo::{UndoError, UndoRecord, Undone, undo};
+pub use source::ram_files::{ExitedDestination, QemuExitedError, RamFileSource};
+pub use source::undo::{UndoError, UndoOutcome, UndoRecord, undo};
 pub use source::{
-    PauseError, QemuSource, ReleaseError, ResumeError, SaveError, SourceNotes, StartLogError,
+    PauseError, QemuSource, ReleaseSourceError, ResumeError, SaveError, SourceNotes, StartLogError,
 };

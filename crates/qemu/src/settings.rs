@@ -81,7 +81,7 @@ pub(crate) fn capabilities(client: &mut Client) -> Result<BTreeMap<String, bool>
     let answer = client.execute(command, json!({}))?;
     let rows = answer
         .as_array()
-        .ok_or_else(|| QmpError::garbage(command, "not a list"))?;
+        .ok_or_else(|| QmpError::unexpected(command, "not a list"))?;
     Ok(rows
         .iter()
         .filter_map(|row| {
@@ -95,7 +95,7 @@ fn parameters(client: &mut Client) -> Result<Map<String, Value>, QmpError> {
     let command = "query-migrate-parameters";
     match client.execute(command, json!({}))? {
         Value::Object(found) => Ok(found),
-        _ => Err(QmpError::garbage(command, "not an object")),
+        _ => Err(QmpError::unexpected(command, "not an object")),
     }
 }
 

@@ -194,7 +194,7 @@ fn a_guest_that_gives_memory_back_all_the_time() {
             assert!(text.contains("/machine/peripheral/b"), "{text}");
             assert!(text.contains(property), "{text}");
             assert!(text.contains("--mode precopy"), "{text}");
-            assert!(error.saw_guest() && !error.may_be_elsewhere());
+            assert!(error.found_guest() && !error.may_be_handed_over());
         }
         let qemu = Qemu::usual(program, "-device virtio-balloon-pci,id=b");
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
@@ -307,7 +307,7 @@ fn another_migration_under_way_and_one_that_is_over() {
         qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
         eventually("the migration is done", || qemu.state() == "postmigrate");
         let error = refused(&qemu, &["postmigrate", "never continue it here", "cont"]);
-        assert!(error.may_be_elsewhere() && !error.saw_guest());
+        assert!(error.may_be_handed_over() && !error.found_guest());
         qemu.execute("cont", json!({}));
         QemuSource::attach(&qemu.qmp()).unwrap();
     });

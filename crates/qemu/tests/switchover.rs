@@ -128,7 +128,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
             }
             source.resume().unwrap();
             assert_eq!(from.state_at_rest(), brought_back);
-            assert_eq!(source.is_stuck(), program.is_old());
+            assert_eq!(source.is_stuck_in_postmigrate(), program.is_old());
             if program.is_old() {
                 from.execute("cont", json!({}));
                 from.execute("stop", json!({}));
@@ -596,12 +596,12 @@ fn a_userfaultfd_that_somebody_has_closed_is_missed() {
         let notes = destination.noted().get();
         destination.abandon_userfault();
         drop(destination);
-        let again = QemuDestination::take_up(&notes).unwrap().unwrap();
+        let again = QemuDestination::reattach(&notes).unwrap().unwrap();
         again.check_userfault().unwrap();
         drop(again);
         let process = Arc::new(Process::open(to.pid()).unwrap());
         close_remote(&process, notes.userfault.unwrap()).unwrap();
-        let mut again = QemuDestination::take_up(&notes).unwrap().unwrap();
+        let mut again = QemuDestination::reattach(&notes).unwrap().unwrap();
         let error = again.check_userfault().unwrap_err().to_string();
         assert!(error.contains("must not be trusted"), "{error}");
         assert!(again.take_userfault().is_err());
@@ -638,7 +638,7 @@ fn loading_gives_up_when_asked() {
         guest.resume().unwrap();
         let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
         let cancel = Cancel::new();
-        destination.give_up_when(cancel.clone());
+        destination.cancel_load_with(cancel.clone());
         destination.prepare().unwrap();
         // It does not answer: otherwise it could be through with the load before anybody looks
         // whether to give up.
@@ -745,7 +745,7 @@ fn a_handed_over_guest_that_goes_on_is_noticed() {
         let notes = engine.notes();
         engine.leave();
         drop(engine);
-        let taken_up = || QemuSource::take_up(&notes).unwrap().unwrap();
+        let taken_up = || QemuSource::reattach(&notes).unwrap().unwrap();
         let mut again = taken_up();
         again.stands_still().unwrap();
         again.leave();
@@ -785,7 +785,7 @@ fn a_paused_copy_is_not_left_as_a_guest_like_any_other() {
             false => "paused",
         };
         assert_eq!(qemu.state_at_rest(), left);
-        let mut again = QemuSource::take_up(&notes).unwrap().unwrap();
+        let mut again = QemuSource::reattach(&notes).unwrap().unwrap();
         again.stands_still().unwrap();
         again.release().unwrap();
         drop(again);

@@ -13,7 +13,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use hikkoshi_engine::{Cancel, SourceGuest};
-use hikkoshi_qemu::{Place, QemuSource, SourceNotes, UndoError, UndoRecord, Undone, undo};
+use hikkoshi_qemu::{
+    QemuIdentity, QemuSource, SourceNotes, UndoError, UndoOutcome, UndoRecord, undo,
+};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 use support::{Qemu, with_each};
@@ -33,8 +35,8 @@ fn engine() {
     };
     let step = std::env::var(STEP).unwrap();
     let mut source = QemuSource::attach(Path::new(&path)).unwrap();
-    let place = serde_json::to_string(&source.notes().place).unwrap();
-    println!("\nPLACE {place}");
+    let identity = serde_json::to_string(&source.notes().identity).unwrap();
+    println!("\nPLACE {identity}");
     let keep = |record: &UndoRecord| {
         println!("\nRECORD {}", serde_json::to_string(record).unwrap());
         Ok(())
@@ -60,8 +62,8 @@ fn engine() {
 }
 
 /// Starts such an engine, kills it at `step`, and gives the last record, with the
-/// place it is about.
-fn kill_at(qemu: &Qemu, step: &str) -> (Place, UndoRecord) {
+/// identity it is about.
+fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
     let mut engine = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "engine", "--nocapture"])
         .env(SOCKET, qemu.qmp())
@@ -69,11 +71,11 @@ fn kill_at(qemu: &Qemu, step: &str) -> (Place, UndoRecord) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let (mut place, mut record) = (None, None);
+    let (mut identity, mut record) = (None, None);
     for line in BufReader::new(engine.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
         if let Some(text) = line.strip_prefix("PLACE ") {
-            place = Some(serde_json::from_str(text).unwrap());
+            identity = Some(serde_json::from_str(text).unwrap());
         }
         if let Some(text) = line.strip_prefix("RECORD ") {
             record = Some(serde_json::from_str(text).unwrap());
@@ -84,12 +86,12 @@ fn kill_at(qemu: &Qemu, step: &str) -> (Place, UndoRecord) {
     }
     engine.kill().unwrap();
     engine.wait().unwrap();
-    let both = place.zip(record);
+    let both = identity.zip(record);
     both.expect("the engine ended early")
 }
 
-fn state(name: &str) -> Undone {
-    Undone::Source { state: name.into() }
+fn state(name: &str) -> UndoOutcome {
+    UndoOutcome::Restored { state: name.into() }
 }
 
 #[test]
@@ -98,24 +100,24 @@ fn a_killed_engine_is_undone_wherever_it_was() {
         for step in STEPS {
             let qemu = Qemu::usual(program, "-vga std");
             let before = qemu.traces();
-            let (place, record) = kill_at(&qemu, step);
-            assert_eq!(place.pid, qemu.pid());
+            let (identity, record) = kill_at(&qemu, step);
+            assert_eq!(identity.pid, qemu.pid());
             let stopped = matches!(step, "paused" | "saved");
             assert_eq!(record.stopped, stopped.then_some(true), "{step}");
             assert_eq!(qemu.state() == "running", !stopped, "{step}");
-            assert_eq!(undo(&place, &record).unwrap(), state("running"));
+            assert_eq!(undo(&identity, &record).unwrap(), state("running"));
             assert_eq!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
             // Again, which does nothing; also not when its owner pauses it now
             // or has saved it meanwhile.
-            assert_eq!(undo(&place, &record).unwrap(), state("running"));
+            assert_eq!(undo(&identity, &record).unwrap(), state("running"));
             qemu.execute("stop", json!({}));
-            assert_eq!(undo(&place, &record).unwrap(), state("paused"));
+            assert_eq!(undo(&identity, &record).unwrap(), state("paused"));
             qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
             support::eventually("the owner's own migration", || {
                 qemu.state() == "postmigrate"
             });
-            assert_eq!(undo(&place, &record).unwrap(), state("postmigrate"));
+            assert_eq!(undo(&identity, &record).unwrap(), state("postmigrate"));
             assert_eq!(qemu.traces(), before);
         }
     });
@@ -128,8 +130,8 @@ fn a_guest_that_its_owner_paused_stays_paused() {
             let qemu = Qemu::usual(program, "");
             qemu.execute("stop", json!({}));
             let before = qemu.traces();
-            let (place, record) = kill_at(&qemu, step);
-            undo(&place, &record).unwrap();
+            let (identity, record) = kill_at(&qemu, step);
+            undo(&identity, &record).unwrap();
             assert_ne!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
             // And is in a state from which its owner can resume it.
@@ -143,9 +145,9 @@ fn a_guest_that_its_owner_paused_stays_paused() {
 fn an_owner_who_paused_it_meanwhile_is_respected() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
-        let (place, record) = kill_at(&qemu, "logging");
+        let (identity, record) = kill_at(&qemu, "logging");
         qemu.execute("stop", json!({}));
-        assert_eq!(undo(&place, &record).unwrap(), state("paused"));
+        assert_eq!(undo(&identity, &record).unwrap(), state("paused"));
         assert_eq!(qemu.descriptors("userfaultfd"), 0);
     });
 }
@@ -156,7 +158,7 @@ fn an_owner_who_resumed_it_first_is_no_error() {
         for step in ["paused", "saved"] {
             let qemu = Qemu::usual(program, "");
             let before = qemu.traces();
-            let (place, record) = kill_at(&qemu, step);
+            let (identity, record) = kill_at(&qemu, step);
             if step == "paused" {
                 qemu.execute("migrate_cancel", json!({}));
             } else {
@@ -164,7 +166,7 @@ fn an_owner_who_resumed_it_first_is_no_error() {
                 qemu.execute("cont", json!({}));
             }
             support::eventually("its owner resumed it", || qemu.state() == "running");
-            assert_eq!(undo(&place, &record).unwrap(), state("running"));
+            assert_eq!(undo(&identity, &record).unwrap(), state("running"));
             assert_eq!(qemu.traces(), before);
         }
     });
@@ -178,13 +180,13 @@ fn a_stranger_has_locked_the_ram_file() {
         let qemu = Qemu::usual(program, "");
         let stranger = std::fs::File::open(&qemu.ram.0).unwrap();
         flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
-        let (place, record) = kill_at(&qemu, "saved");
-        assert_eq!(undo(&place, &record).unwrap(), state("running"));
+        let (identity, record) = kill_at(&qemu, "saved");
+        assert_eq!(undo(&identity, &record).unwrap(), state("running"));
         let notes = SourceNotes {
-            place,
+            identity,
             undo: record,
         };
-        let taken_up = QemuSource::take_up(&notes).unwrap();
+        let taken_up = QemuSource::reattach(&notes).unwrap();
         // One at a time nevertheless.
         let error = QemuSource::attach(&qemu.qmp()).unwrap_err().to_string();
         assert!(error.contains("another hikkoshi is at work"), "{error}");
@@ -197,13 +199,13 @@ fn a_stranger_has_locked_the_ram_file() {
 fn another_engine_has_the_guest_by_now() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
-        let (place, record) = kill_at(&qemu, "logging");
+        let (identity, record) = kill_at(&qemu, "logging");
         let another = QemuSource::attach(&qemu.qmp()).unwrap();
-        let error = undo(&place, &record).unwrap_err();
+        let error = undo(&identity, &record).unwrap_err();
         assert!(matches!(error, UndoError::Occupied(_)), "{error}");
         assert!(error.to_string().contains("another hikkoshi is at work"));
         drop(another);
-        assert_eq!(undo(&place, &record).unwrap(), state("running"));
+        assert_eq!(undo(&identity, &record).unwrap(), state("running"));
     });
 }
 
@@ -213,37 +215,37 @@ fn the_wrong_qemu_and_none_at_all() {
         let qemu = Qemu::usual(program, "");
         let notes = QemuSource::attach(&qemu.qmp()).unwrap().notes();
         let SourceNotes {
-            place,
+            identity,
             undo: record,
         } = notes;
         // Another one has its number, which says nothing of it being there.
-        let other = Place {
-            started: place.started + 1,
-            ..place.clone()
+        let other = QemuIdentity {
+            start_time: identity.start_time + 1,
+            ..identity.clone()
         };
-        assert_eq!(undo(&other, &record).unwrap(), Undone::Gone);
+        assert_eq!(undo(&other, &record).unwrap(), UndoOutcome::QemuExited);
         // It is there, but its socket is not: that is not the same as gone.
-        let away = Place {
+        let away = QemuIdentity {
             qmp: qemu.qmp().with_extension("away"),
-            ..place.clone()
+            ..identity.clone()
         };
         let error = undo(&away, &record).unwrap_err();
         assert!(matches!(error, UndoError::Connect(_)), "{error}");
         // Another one is behind it.
         let second = Qemu::usual(program, "");
-        let elsewhere = Place {
+        let elsewhere = QemuIdentity {
             qmp: second.qmp(),
-            ..place.clone()
+            ..identity.clone()
         };
         let error = undo(&elsewhere, &record).unwrap_err();
         assert!(matches!(error, UndoError::AnotherQemu { .. }), "{error}");
         // Nobody knows what is there, seen from another namespace.
-        let mut unseen = place.clone();
-        unseen.view.pids += 1;
+        let mut unseen = identity.clone();
+        unseen.namespaces.pid_namespace += 1;
         let error = undo(&unseen, &record).unwrap_err();
         assert!(matches!(error, UndoError::Look(_)), "{error}");
         drop(qemu);
-        assert_eq!(undo(&place, &record).unwrap(), Undone::Gone);
+        assert_eq!(undo(&identity, &record).unwrap(), UndoOutcome::QemuExited);
     });
 }
 

@@ -8,7 +8,7 @@ mod support;
 
 use hikkoshi_engine::{Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
-use hikkoshi_qemu::{Allowed, AttachError, QemuSource};
+use hikkoshi_qemu::{AllowedTypes, AttachError, QemuSource};
 use serde_json::{Value, json};
 use support::{Qemu, RamPath, aloud, eventually, options, usual, with_each};
 
@@ -25,7 +25,7 @@ fn refused_in_rounds(qemu: &Qemu, parts: &[&str]) {
         for part in parts.iter().chain(&["--mode postcopy"]) {
             assert!(text.contains(part), "{part:?} is not in: {text}");
         }
-        assert!(error.saw_guest() && !error.may_be_elsewhere());
+        assert!(error.found_guest() && !error.may_be_handed_over());
     }
     source.check_mode(Mode::Postcopy).unwrap();
 }
@@ -258,7 +258,7 @@ fn a_block_job() {
         for part in parts {
             assert!(error.to_string().contains(part), "{error}");
         }
-        assert!(matches!(error, AttachError::Refused(_)) && error.saw_guest());
+        assert!(matches!(error, AttachError::Refused(_)) && error.found_guest());
         qemu.execute("job-cancel", json!({ "id": "bk" }));
         eventually("the job ends", || {
             qemu.execute("query-jobs", json!({})) == Value::Array(Vec::new())
@@ -281,7 +281,7 @@ fn an_unsafe_device_cannot_be_vouched_for() {
         )));
         let mut qemu = Qemu::start(program, ram, &all);
         qemu.keep(window);
-        let allowed = Allowed::new(["ivshmem-plain".to_owned()]);
+        let allowed = AllowedTypes::new(["ivshmem-plain".to_owned()]);
         let error = QemuSource::attach_allowing(&qemu.qmp(), &allowed).unwrap_err();
         assert!(error.to_string().contains("ivshmem-plain"), "{error}");
     });

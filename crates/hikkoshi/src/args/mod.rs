@@ -23,7 +23,7 @@ use hikkoshi_engine::{
     WhenStalled,
 };
 
-use hikkoshi_qemu::Allowed;
+use hikkoshi_qemu::AllowedTypes;
 
 use crate::journal;
 use crate::output::exit::{Exit, Status};
@@ -239,8 +239,8 @@ fn chosen(command: &clap::Command, matches: &ArgMatches) -> Vec<String> {
 
 impl Common {
     /// The types of devices that the user vouches for.
-    pub fn allowed(&self) -> Allowed {
-        Allowed::new(self.allow_device.iter().cloned())
+    pub fn allowed(&self) -> AllowedTypes {
+        AllowedTypes::new(self.allow_device.iter().cloned())
     }
 
     /// Says what `--allow-device` means.

@@ -11,7 +11,7 @@ use hikkoshi_engine::custody::{DestinationStage, SourceStage};
 use hikkoshi_engine::{
     Cancel, DestinationGuest, Outcome, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
 };
-use hikkoshi_qemu::{Departed, QemuDestination, QemuSource};
+use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
 use crate::args::{Common, Migrate, Receive};
 use crate::commands::resume;
@@ -31,7 +31,7 @@ pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Sta
         Exit::new(Status::Paused, reason, error).resumed_by(&again)
     };
     let taken =
-        QemuSource::take_up(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
+        QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     let Some(mut guest) = taken else {
         let what = "giving up: the source's QEMU has ended, and no guest is here to run on";
         return Err(cannot(Reason::QemuEnded, &what));
@@ -89,17 +89,19 @@ const DISKS: &str = "its disks are of a later moment than this memory, which wou
 /// At the destination.
 pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
     let (page, entry) = resume::find::<DestinationEntry>(&args.common, file)?;
-    let (stage, pid) = (entry.engine.stage, entry.qemu.place.pid);
+    let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
     confirmed(&args.common, at_destination(stage))?;
     let again = resume::command::<DestinationEntry>(page.path());
     let cannot = |reason, error: &dyn std::fmt::Display| {
         Exit::new(Status::Paused, reason, error).resumed_by(&again)
     };
     let not_attached = |error: &dyn std::fmt::Display| cannot(Reason::NotAttached, error);
-    let taken = QemuDestination::take_up(&entry.qemu).map_err(|error| not_attached(&error))?;
+    let taken = QemuDestination::reattach(&entry.qemu).map_err(|error| not_attached(&error))?;
     let mut guest: Box<dyn DestinationGuest> = match taken {
         Some(guest) => Box::new(guest),
-        None => Box::new(Departed::new(&entry.qemu).map_err(|error| not_attached(&error))?),
+        None => {
+            Box::new(ExitedDestination::new(&entry.qemu).map_err(|error| not_attached(&error))?)
+        }
     };
     let engine = entry.engine.clone();
     let watch = ReceiveWatch {

@@ -23,7 +23,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::custody::SourceStage;
-use hikkoshi_qemu::{UndoError, Undone};
+use hikkoshi_qemu::{UndoError, UndoOutcome};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::args::Guard as Args;
@@ -214,16 +214,18 @@ pub fn run(args: &Args) -> Result<Status, Exit> {
         Exit::new(Status::AtSource, Reason::Interrupted, what)
     };
     Err(match undone {
-        Undone::Gone => ended(GONE).held_by(Holder::Nobody),
-        Undone::Source { state } if state == "running" => ended("the guest runs on at the source"),
-        Undone::Source { state } if stopped => {
+        UndoOutcome::QemuExited => ended(GONE).held_by(Holder::Nobody),
+        UndoOutcome::Restored { state } if state == "running" => {
+            ended("the guest runs on at the source")
+        }
+        UndoOutcome::Restored { state } if stopped => {
             let again = resume::command::<SourceEntry>(&args.journal);
             ended(&format!(
                 "the guest is at the source, where QEMU says: {state}. To let it run on: {again}"
             ))
             .resumed_by(again)
         }
-        Undone::Source { state } => ended(&format!(
+        UndoOutcome::Restored { state } => ended(&format!(
             "the guest is at the source, where QEMU says: {state}"
         )),
     })
@@ -236,8 +238,8 @@ const GONE: &str = "the source's QEMU has ended, and the guest with it";
 ///
 /// # Errors
 /// See [`UndoError`]; the journal stays.
-pub fn bring_back(page: &Page, entry: &SourceEntry) -> Result<Undone, UndoError> {
-    let undone = hikkoshi_qemu::undo(&entry.qemu.place, &entry.qemu.undo)?;
+pub fn bring_back(page: &Page, entry: &SourceEntry) -> Result<UndoOutcome, UndoError> {
+    let undone = hikkoshi_qemu::undo(&entry.qemu.identity, &entry.qemu.undo)?;
     let stopped = entry.qemu.undo.stopped == Some(true);
     if !stopped || is_over(&undone) {
         page.remove();
@@ -246,10 +248,10 @@ pub fn bring_back(page: &Page, entry: &SourceEntry) -> Result<Undone, UndoError>
 }
 
 /// Whether nothing is left to be done for the guest.
-pub fn is_over(undone: &Undone) -> bool {
+pub fn is_over(undone: &UndoOutcome) -> bool {
     match undone {
-        Undone::Gone => true,
-        Undone::Source { state } => state == "running",
+        UndoOutcome::QemuExited => true,
+        UndoOutcome::Restored { state } => state == "running",
     }
 }
 

@@ -11,7 +11,7 @@ use hikkoshi_engine::stats::{GuestState, Observer};
 use hikkoshi_engine::{
     Account, Cancel, MigrateError, Mode, Outcome, SourceGuest, Watch, migrate, resume_migrate,
 };
-use hikkoshi_qemu::{AttachError, QemuSource, Remains};
+use hikkoshi_qemu::{AttachError, QemuSource, RamFileSource};
 
 use crate::args::{Common, Migrate};
 use crate::commands::give_up;
@@ -56,10 +56,10 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     require_dirty_log(args.mode)?;
     let keeping =
         |error: io::Error| untouched(Reason::Journal, &format!("keeping a journal: {error}"));
-    let page = Page::of::<SourceEntry>(&folder, &attached.notes().place).map_err(keeping)?;
+    let page = Page::of::<SourceEntry>(&folder, &attached.notes().identity).map_err(keeping)?;
     // By its process: the socket may have had another name then.
     if let Some(entry) = page.read::<SourceEntry>().map_err(keeping)?
-        && resume::may_live(&entry.qemu.place).map_err(|error| unknown(&error, page.path()))?
+        && resume::may_live(&entry.qemu.identity).map_err(|error| unknown(&error, page.path()))?
     {
         return Err(unfinished(&entry, page.path()));
     }
@@ -92,7 +92,7 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     let left = (!guest.has_ended()).then(|| guest.pid());
     let status = told(args, moved, journal.path(), left, |outcome| match outcome {
         Outcome::AtSource | Outcome::Stopped if guest.has_ended() => Some((Holder::Nobody, ENDED)),
-        Outcome::AtSource if guest.is_stuck() => Some((
+        Outcome::AtSource if guest.is_stuck_in_postmigrate() => Some((
             Holder::Source,
             "the guest is paused at the source, as it was; but this old QEMU calls that \
              'postmigrate' now, and does not move it again before it has run (QMP command 'cont')",
@@ -110,12 +110,12 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
 
 /// What is known of a guest that could not be attached to.
 fn not_attached(error: &AttachError) -> Exit {
-    let status = if error.may_be_elsewhere() {
+    let status = if error.may_be_handed_over() {
         Status::Paused
     } else {
         Status::AtSource
     };
-    let next = if error.saw_guest() {
+    let next = if error.found_guest() {
         UNTOUCHED
     } else {
         "nothing was changed"
@@ -136,8 +136,8 @@ fn refuse_unfinished(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Resu
     }
     let found = journal::find::<SourceEntry>(folder, Some(qmp)).map_err(|e| looking(&e))?;
     for (path, entry) in found {
-        if !resume::may_live(&entry.qemu.place).map_err(|error| unknown(&error, &path))?
-            || !resume::may_listen(qmp, &entry.qemu.place)
+        if !resume::may_live(&entry.qemu.identity).map_err(|error| unknown(&error, &path))?
+            || !resume::may_listen(qmp, &entry.qemu.identity)
         {
             continue;
         }
@@ -221,7 +221,7 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     let cannot =
         |reason, error: &dyn Display| resume::cannot::<SourceEntry>(reason, error, page.path());
     let taken =
-        QemuSource::take_up(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
+        QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     // A guest that comes back must not be left stopped if this engine is killed.
     let guard = taken.is_some().then(|| Guard::start(page.path()));
     let _guard = guard.transpose().map_err(|error| {
@@ -237,11 +237,11 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
             let exit = Exit::new(Status::AtSource, Reason::QemuEnded, what);
             return Err(exit.held_by(Holder::Nobody));
         }
-        None => {
-            Box::new(Remains::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?)
-        }
+        None => Box::new(
+            RamFileSource::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?,
+        ),
     };
-    let left = Some(entry.qemu.place.pid);
+    let left = Some(entry.qemu.identity.pid);
     let (engine, chosen) = (entry.engine, args.common.chosen.clone());
     let written = Some(engine.clone());
     let journal = SourceJournal::new(page, remote.clone(), chosen, entry.qemu, written);
@@ -298,7 +298,7 @@ fn has_arrived(page: &Page, entry: &SourceEntry) -> bool {
 
 /// The destination has everything: gives back what was taken from the source's QEMU.
 fn settle(args: &Migrate, page: &Page, entry: &SourceEntry) -> Result<Status, Exit> {
-    let taken = QemuSource::take_up(&entry.qemu)
+    let taken = QemuSource::reattach(&entry.qemu)
         .map_err(|error| resume::cannot::<SourceEntry>(Reason::NotAttached, &error, page.path()))?;
     if let Some(mut guest) = taken
         && let Err(error) = guest.release()

@@ -11,7 +11,9 @@ use hikkoshi_engine::stats::GuestState;
 use hikkoshi_engine::{
     Account, Cancel, DestinationGuest, Outcome, ReceiveError, ReceiveWatch, receive, resume_receive,
 };
-use hikkoshi_qemu::{AttachError, Departed, LookError, Noted, QemuDestination, Refusal};
+use hikkoshi_qemu::{
+    AttachError, ExitedDestination, FindProcessError, QemuDestination, Refusal, SharedNotes,
+};
 
 use crate::args::Receive;
 use crate::commands::give_up;
@@ -44,16 +46,16 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     let at_source = |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error);
     let mut guest = QemuDestination::attach_allowing(qmp, &args.common.allowed())
         .map_err(|error| not_attached(&error))?;
-    guest.give_up_when(cancel.clone());
+    guest.cancel_load_with(cancel.clone());
     guest
-        .cancel_when_gone(cancel.clone())
+        .cancel_on_exit(cancel.clone())
         .map_err(|error| at_source(Reason::System, &format!("watching QEMU: {error}")))?;
     let keeping = |error| at_source(Reason::Journal, &format!("keeping a journal: {error}"));
     let page =
-        Page::of::<DestinationEntry>(&folder, &guest.noted().get().place).map_err(keeping)?;
+        Page::of::<DestinationEntry>(&folder, &guest.noted().get().identity).map_err(keeping)?;
     // By its process: the socket may have had another name then.
     if let Some(entry) = page.read::<DestinationEntry>().map_err(keeping)?
-        && resume::may_live(&entry.qemu.place)
+        && resume::may_live(&entry.qemu.identity)
             .map_err(|error| at_source(Reason::Journal, &error))?
     {
         return Err(taken_in(page.path(), entry.engine.stage));
@@ -130,14 +132,14 @@ fn refuse_taken_in(folder: &Path, qmp: &Path) -> Result<(), Exit> {
     }
     let found = journal::find::<DestinationEntry>(folder, Some(qmp)).map_err(|e| looking(&e))?;
     for (path, entry) in found {
-        let unknown = |error: LookError| {
+        let unknown = |error: FindProcessError| {
             let journal = path.display();
             looking(&format!(
                 "{error} (as {journal} tells; remove it if it is of no use)"
             ))
         };
-        if resume::may_live(&entry.qemu.place).map_err(unknown)?
-            && resume::may_listen(qmp, &entry.qemu.place)
+        if resume::may_live(&entry.qemu.identity).map_err(unknown)?
+            && resume::may_listen(qmp, &entry.qemu.identity)
         {
             return Err(taken_in(&path, entry.engine.stage));
         }
@@ -188,8 +190,8 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     let cannot = |error: &dyn Display| {
         resume::cannot::<DestinationEntry>(Reason::NotAttached, error, page.path())
     };
-    let pid = entry.qemu.place.pid;
-    let taken = QemuDestination::take_up(&entry.qemu).map_err(|error| cannot(&error))?;
+    let pid = entry.qemu.identity.pid;
+    let taken = QemuDestination::reattach(&entry.qemu).map_err(|error| cannot(&error))?;
     let (mut guest, noted): (Box<dyn DestinationGuest>, _) = match taken {
         Some(guest) => {
             if awaits_pages(&entry.engine) {
@@ -213,8 +215,8 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
         // Its source needs to know that it never ran here, or that nothing is needed
         // of it any more.
         None => {
-            let departed = Departed::new(&entry.qemu).map_err(|error| cannot(&error))?;
-            (Box::new(departed), Noted::new(entry.qemu.clone()))
+            let departed = ExitedDestination::new(&entry.qemu).map_err(|error| cannot(&error))?;
+            (Box::new(departed), SharedNotes::new(entry.qemu.clone()))
         }
     };
     let listen = match &args.listen {

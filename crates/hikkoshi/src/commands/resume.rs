@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use hikkoshi_engine::link::Address;
-use hikkoshi_qemu::{GuestThere, Listener, LookError, Place};
+use hikkoshi_qemu::{FindProcessError, GuestState, QemuIdentity, QmpListener};
 
 use crate::args::Common;
 use crate::journal::{self, Entry, Page, SourceEntry};
@@ -105,8 +105,8 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
 /// Whether the QEMU that a journal names may be the one behind the socket `qmp`: it
 /// has to be the process that listens there now. Where nobody listens it may be any
 /// that has ended.
-pub fn may_listen(qmp: &Path, place: &Place) -> bool {
-    let listener = match Listener::at(qmp) {
+pub fn may_listen(qmp: &Path, place: &QemuIdentity) -> bool {
+    let listener = match QmpListener::at(qmp) {
         Ok(listener) => listener,
         Err(error) => {
             tracing::debug!(%error, "looking who listens at the QMP socket");
@@ -114,17 +114,17 @@ pub fn may_listen(qmp: &Path, place: &Place) -> bool {
         }
     };
     match listener {
-        Listener::Process(pid) => pid == place.pid && may_live(place).unwrap_or(true),
+        QmpListener::Process(pid) => pid == place.pid && may_live(place).unwrap_or(true),
         // It cannot be seen from here, or does not answer: it lives.
-        Listener::Unknown => may_live(place).unwrap_or(true),
-        Listener::Nobody => true,
+        QmpListener::Unknown => may_live(place).unwrap_or(true),
+        QmpListener::None => true,
     }
 }
 
 /// There is nothing to resume: says who has the guest, as far as QEMU tells.
 fn nothing<E: Entry>(common: &Common, what: &str) -> Exit {
     let asked = match &common.qmp {
-        Some(qmp) => GuestThere::ask(qmp),
+        Some(qmp) => GuestState::query(qmp),
         None => Err("which QEMU is meant was not said: name it with --qmp".to_owned()),
     };
     let there = match asked {
@@ -148,7 +148,7 @@ fn nothing<E: Entry>(common: &Common, what: &str) -> Exit {
 }
 
 /// Who has the guest of a source that has no journal.
-fn source_there(there: &GuestThere) -> (Status, Holder, String) {
+fn source_there(there: &GuestState) -> (Status, Holder, String) {
     let state = &there.state;
     match state.as_str() {
         _ if there.running => (
@@ -176,9 +176,9 @@ fn source_there(there: &GuestThere) -> (Status, Holder, String) {
 }
 
 /// Who has the guest of a destination that has no journal.
-fn destination_there(there: &GuestThere) -> (Status, Holder, String) {
+fn destination_there(there: &GuestState) -> (Status, Holder, String) {
     let state = &there.state;
-    if there.lacks_pages {
+    if there.misses_pages {
         let next = "the guest was handed over to this QEMU, and pages of it are missing: its \
                     journal is elsewhere. Name its folder with --journal";
         return (Status::Paused, Holder::Destination, next.to_owned());
@@ -208,10 +208,10 @@ fn destination_there(there: &GuestThere) -> (Status, Holder, String) {
 
 /// Whether what a journal tells of may be a QEMU that is there still: one that
 /// was found here, on this boot of this machine.
-pub fn may_live(place: &Place) -> Result<bool, LookError> {
+pub fn may_live(place: &QemuIdentity) -> Result<bool, FindProcessError> {
     match place.process() {
         Ok(process) => Ok(process.is_some()),
-        Err(LookError::AnotherBoot { .. }) => Ok(false),
+        Err(FindProcessError::AnotherBoot { .. }) => Ok(false),
         Err(error) => Err(error),
     }
 }

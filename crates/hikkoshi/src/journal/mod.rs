@@ -23,7 +23,7 @@ use hikkoshi_engine::link::secure::{
     DestinationCredentials, SourceCredentials, TlsClient, TlsServer,
 };
 use hikkoshi_engine::link::{Address, Remote};
-use hikkoshi_qemu::{DestinationNotes, Noted, Place, SourceNotes, UndoRecord};
+use hikkoshi_qemu::{DestinationNotes, QemuIdentity, SharedNotes, SourceNotes, UndoRecord};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
@@ -82,7 +82,7 @@ pub trait Entry: fmt::Debug + Send + Serialize + DeserializeOwned {
     /// What the engine has in it.
     type Record: Clone;
     fn form(&self) -> u32;
-    fn place(&self) -> &Place;
+    fn place(&self) -> &QemuIdentity;
     fn engine(&mut self) -> &mut Self::Record;
 }
 
@@ -93,8 +93,8 @@ impl Entry for SourceEntry {
     fn form(&self) -> u32 {
         self.form
     }
-    fn place(&self) -> &Place {
-        &self.qemu.place
+    fn place(&self) -> &QemuIdentity {
+        &self.qemu.identity
     }
     fn engine(&mut self) -> &mut SourceRecord {
         &mut self.engine
@@ -108,8 +108,8 @@ impl Entry for DestinationEntry {
     fn form(&self) -> u32 {
         self.form
     }
-    fn place(&self) -> &Place {
-        &self.qemu.place
+    fn place(&self) -> &QemuIdentity {
+        &self.qemu.identity
     }
     fn engine(&mut self) -> &mut DestinationRecord {
         &mut self.engine
@@ -170,13 +170,13 @@ pub struct Page {
 
 impl Page {
     /// The page of a QEMU's side in `folder`, which is made if need be.
-    pub fn of<E: Entry>(folder: &Path, place: &Place) -> io::Result<Self> {
+    pub fn of<E: Entry>(folder: &Path, place: &QemuIdentity) -> io::Result<Self> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(folder)
             .map_err(|error| elsewhere(about(folder, &error)))?;
-        let name = format!("{}-{}-{}.json", E::SIDE, place.pid, place.started);
+        let name = format!("{}-{}-{}.json", E::SIDE, place.pid, place.start_time);
         Self::lock(&folder.join(name))
     }
 
@@ -540,7 +540,7 @@ pub struct DestinationJournal {
     address: String,
     options: Vec<String>,
     tls: Option<TlsServer>,
-    qemu: Noted,
+    qemu: SharedNotes,
 }
 
 impl DestinationJournal {
@@ -550,7 +550,7 @@ impl DestinationJournal {
         address: &Address,
         options: Vec<String>,
         tls: Option<TlsServer>,
-        qemu: Noted,
+        qemu: SharedNotes,
     ) -> Self {
         Self {
             page,
@@ -650,7 +650,7 @@ mod tests {
         let there = Remote::from("unix:/there".parse::<Address>().unwrap());
         let journal = |pid, qmp| {
             let notes = notes(pid, qmp);
-            let page = Page::of::<SourceEntry>(&folder, &notes.place).unwrap();
+            let page = Page::of::<SourceEntry>(&folder, &notes.identity).unwrap();
             SourceJournal::new(page, there.clone(), vec!["--poll".into()], notes, None)
         };
         let (one, other) = (journal(1, "/one"), journal(2, "/other"));
@@ -751,7 +751,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let notes = notes(1, "/one");
         let there = Remote::from("unix:/there".parse::<Address>().unwrap());
-        let page = Page::of::<SourceEntry>(folder.path(), &notes.place).unwrap();
+        let page = Page::of::<SourceEntry>(folder.path(), &notes.identity).unwrap();
         let journal = SourceJournal::new(page, there, Vec::new(), notes, None);
         journal.record(&record(SourceStage::Keeps)).unwrap();
         let new = journal.path().with_extension("new");
@@ -801,7 +801,7 @@ mod tests {
             assert!(find::<SourceEntry>(folder.path(), None).unwrap().is_empty());
         }
         // A folder that cannot be made.
-        let error = Page::of::<SourceEntry>(&path, &notes(1, "/q").place).unwrap_err();
+        let error = Page::of::<SourceEntry>(&path, &notes(1, "/q").identity).unwrap_err();
         assert!(error.to_string().contains("--journal"), "{error}");
     }
 }

@@ -24,14 +24,14 @@ use crate::attach::process;
 
 /// How long another program may take to let go: one that was killed may not be
 /// gone altogether yet.
-const PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Between two tries.
-const AGAIN: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The guest could not be had for ourselves.
 #[derive(Debug, Error)]
-pub enum OccupyError {
+pub enum ExclusiveAccessError {
     /// Another program has it.
     #[error(
         "another hikkoshi is at work on this guest (it has locked the memory of QEMU's process \
@@ -55,19 +55,21 @@ pub enum OccupyError {
 /// dropped.
 #[derive(Debug)]
 #[must_use = "dropping it lets other engines in"]
-pub(crate) struct Alone(#[allow(dead_code)] File);
+pub(crate) struct ExclusiveAccess(#[allow(dead_code)] File);
 
 /// Waits a little for the guest of this process, and takes hold of it.
-pub(crate) fn occupy(process: &Process) -> Result<Alone, OccupyError> {
+pub(crate) fn acquire(process: &Process) -> Result<ExclusiveAccess, ExclusiveAccessError> {
     let pid = process.pid();
-    let cannot = |source| OccupyError::Lock { pid, source };
+    let cannot = |source| ExclusiveAccessError::Lock { pid, source };
     let memory = process.open_proc("mem").map_err(cannot)?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match flock(&memory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Alone(memory)),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(AGAIN),
-            Err(Errno::WOULDBLOCK) => return Err(OccupyError::Busy { pid }),
+            Ok(()) => return Ok(ExclusiveAccess(memory)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(RETRY_INTERVAL)
+            }
+            Err(Errno::WOULDBLOCK) => return Err(ExclusiveAccessError::Busy { pid }),
             Err(Errno::INTR) => {}
             Err(error) => return Err(cannot(error.into())),
         }
@@ -78,7 +80,7 @@ pub(crate) fn occupy(process: &Process) -> Result<Alone, OccupyError> {
 ///
 /// A process that we may not look into is passed over: the QEMU that has ended
 /// was looked into by the same user, and another one started like it can be, too.
-pub(crate) fn mapped_by(device: u64, inode: u64) -> io::Result<Option<(u32, String)>> {
+pub(crate) fn find_user(device: u64, inode: u64) -> io::Result<Option<(u32, String)>> {
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -133,12 +135,15 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let (one, other) = (child.id(), child.id());
         let [one, other] = [one, other].map(|pid| Process::open(pid).unwrap());
-        let alone = occupy(&one).unwrap();
-        let error = occupy(&other).unwrap_err();
-        assert!(matches!(error, OccupyError::Busy { .. }), "{error}");
-        drop(alone);
-        let alone = occupy(&other).unwrap();
-        drop(alone);
+        let lock = acquire(&one).unwrap();
+        let error = acquire(&other).unwrap_err();
+        assert!(
+            matches!(error, ExclusiveAccessError::Busy { .. }),
+            "{error}"
+        );
+        drop(lock);
+        let lock = acquire(&other).unwrap();
+        drop(lock);
         // A stranger cannot even try, where we are not one ourselves.
         if rustix::process::geteuid().is_root() {
             let stranger = Command::new("setpriv")
@@ -158,8 +163,11 @@ mod tests {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        let error = occupy(&one).unwrap_err();
-        assert!(matches!(error, OccupyError::Lock { .. }), "{error}");
+        let error = acquire(&one).unwrap_err();
+        assert!(
+            matches!(error, ExclusiveAccessError::Lock { .. }),
+            "{error}"
+        );
     }
 
     /// The other process: a copy of this program that maps a file, says so, and
@@ -183,8 +191,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         file.as_file().set_len(4096).unwrap();
         let stat = file.as_file().metadata().unwrap();
-        let mapped_by = || mapped_by(stat.dev(), stat.ino()).unwrap();
-        assert_eq!(mapped_by(), None);
+        let find_user = || find_user(stat.dev(), stat.ino()).unwrap();
+        assert_eq!(find_user(), None);
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
@@ -198,10 +206,10 @@ mod tests {
             .unwrap();
         let said = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(said.map(Result::unwrap).any(|line| line == "MAPPED"));
-        let found = mapped_by().map(|(pid, _)| pid);
+        let found = find_user().map(|(pid, _)| pid);
         assert_eq!(found, Some(child.id()));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(mapped_by(), None);
+        assert_eq!(find_user(), None);
     }
 }

@@ -12,7 +12,7 @@ use crate::attach::ram::backend;
 use crate::qmp::{Client, QmpError};
 
 /// Asks QEMU.
-pub(crate) fn describe(client: &mut Client) -> Result<Machine, QmpError> {
+pub(crate) fn read(client: &mut Client) -> Result<Machine, QmpError> {
     let nodes = parse_tree(&human(client, "info qtree")?);
     let mut devices: Vec<_> = nodes.iter().filter_map(listed).collect();
     // Those on no bus: from where users' devices are.
@@ -41,7 +41,7 @@ fn human(client: &mut Client, command: &str) -> Result<String, QmpError> {
     let answer = client.execute("human-monitor-command", json!({ "command-line": command }))?;
     match answer.as_str() {
         Some(text) if !text.starts_with("unknown command") => Ok(text.to_owned()),
-        _ => Err(QmpError::garbage(command, answer.to_string())),
+        _ => Err(QmpError::unexpected(command, answer.to_string())),
     }
 }
 

@@ -21,12 +21,12 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use self::exclusive_access::{Alone, OccupyError};
-use self::preflight::{Allowed, Refusal, Side};
+use self::exclusive_access::{ExclusiveAccess, ExclusiveAccessError};
+use self::preflight::{AllowedTypes, Refusal, Side};
 use self::process::ProcessError;
 use self::ram::RamError;
 use self::ram::backend::property;
-use self::reopen::Access;
+use self::reopen::FileAccess;
 use crate::qmp::migration;
 use crate::qmp::{Client, ConnectError, QmpError};
 
@@ -51,7 +51,7 @@ pub enum AttachError {
     Ram(#[from] RamError),
     /// Another engine is at work on it.
     #[error(transparent)]
-    Occupied(#[from] OccupyError),
+    Occupied(#[from] ExclusiveAccessError),
     /// QEMU could not be asked what it is.
     #[error("asking QEMU what machine it is: {0}")]
     Describe(#[from] QmpError),
@@ -97,13 +97,13 @@ pub(crate) struct Attached {
     pub(crate) addresses: Vec<u64>,
     pub(crate) description: GuestDescription,
     pub(crate) processors: Processors,
-    pub(crate) alone: Alone,
+    pub(crate) lock: ExclusiveAccess,
     pub(crate) machine: Machine,
 }
 
 impl AttachError {
     /// Whether the guest was seen to be one that can be moved; it is as it was.
-    pub fn saw_guest(&self) -> bool {
+    pub fn found_guest(&self) -> bool {
         !matches!(
             self,
             Self::Connect(_)
@@ -113,26 +113,30 @@ impl AttachError {
     }
 
     /// Whether the guest may have been handed over by an earlier migration.
-    pub fn may_be_elsewhere(&self) -> bool {
+    pub fn may_be_handed_over(&self) -> bool {
         matches!(self, Self::Refused(Refusal::State { state, .. }) if state == "postmigrate")
     }
 }
 
 /// Gets hold of the QEMU whose QMP socket is at `path`, and checks everything
 /// that can be checked without changing anything.
-pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attached, AttachError> {
+pub(crate) fn attach(
+    path: &Path,
+    side: Side,
+    allowed: &AllowedTypes,
+) -> Result<Attached, AttachError> {
     let mut client = Client::connect(path, CONNECT_TIMEOUT)?;
     preflight::check(&mut client, side, allowed)?;
     let process = process::find(&client)?;
     let access = match side {
-        Side::Source => Access::Read,
-        Side::Destination => Access::Write,
+        Side::Source => FileAccess::Read,
+        Side::Destination => FileAccess::Write,
     };
     // First: without this right some of what follows is hidden rather than
     // denied, and would be taken for something else.
     process::check_right_to_trace(&process)?;
     let ram = ram::find(&mut client, &process, access)?;
-    let alone = exclusive_access::occupy(&process)?;
+    let lock = exclusive_access::acquire(&process)?;
     match side {
         Side::Source => remove_leftovers(&process)?,
         Side::Destination => {
@@ -142,7 +146,7 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
     }
     let description = describe(&mut client, &ram.files)?;
     let processors = processors::read(&mut client)?;
-    let machine = machine::describe(&mut client)?;
+    let machine = machine::read(&mut client)?;
     tracing::info!(
         pid = process.pid(),
         hypervisor = description.hypervisor,
@@ -159,7 +163,7 @@ pub(crate) fn attach(path: &Path, side: Side, allowed: &Allowed) -> Result<Attac
         addresses: ram.addresses,
         description,
         processors,
-        alone,
+        lock,
         machine,
     })
 }
@@ -237,26 +241,26 @@ fn describe(client: &mut Client, ram: &RamFiles) -> Result<GuestDescription, Qmp
     let machine = machine
         .as_ref()
         .and_then(Value::as_str)
-        .ok_or_else(|| QmpError::garbage("qom-get", "no machine type"))?;
+        .ok_or_else(|| QmpError::unexpected("qom-get", "no machine type"))?;
     let target = client.execute("query-target", json!({}))?;
     let architecture = target
         .get("arch")
         .and_then(Value::as_str)
-        .ok_or_else(|| QmpError::garbage("query-target", target.to_string()))?;
+        .ok_or_else(|| QmpError::unexpected("query-target", target.to_string()))?;
     let cpus = client.execute("query-cpus-fast", json!({}))?;
     let cpus = cpus
         .as_array()
-        .ok_or_else(|| QmpError::garbage("query-cpus-fast", "not a list"))?;
+        .ok_or_else(|| QmpError::unexpected("query-cpus-fast", "not a list"))?;
     let cpu_path = cpus
         .first()
         .and_then(|cpu| cpu.get("qom-path"))
         .and_then(Value::as_str)
-        .ok_or_else(|| QmpError::garbage("query-cpus-fast", "no processors"))?;
+        .ok_or_else(|| QmpError::unexpected("query-cpus-fast", "no processors"))?;
     let cpu = property(client, cpu_path, "type")?;
     let cpu = cpu
         .as_ref()
         .and_then(Value::as_str)
-        .ok_or_else(|| QmpError::garbage("qom-get", "no processor type"))?;
+        .ok_or_else(|| QmpError::unexpected("qom-get", "no processor type"))?;
     let kvm = client.execute("query-kvm", json!({}))?;
     let enabled = kvm.get("enabled").and_then(Value::as_bool);
     Ok(GuestDescription {

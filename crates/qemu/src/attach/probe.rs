@@ -11,20 +11,20 @@ use crate::qmp::migration;
 use crate::qmp::{Client, connect};
 
 /// How long QEMU may take to answer. One that waits for a page does not.
-const ANSWER: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Who listens at a QMP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Listener {
-    /// Nobody: its QEMU has ended.
-    Nobody,
+pub enum QmpListener {
+    /// None: its QEMU has ended.
+    None,
     /// The process with this number.
     Process(u32),
     /// A process that cannot be seen from here, or whose queue is full.
     Unknown,
 }
 
-impl Listener {
+impl QmpListener {
     /// Who listens at `qmp` now. Nothing is said there.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl Listener {
             Ok(stream) => stream,
             Err(error) => {
                 return match error.kind() {
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(Self::Nobody),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(Self::None),
                     io::ErrorKind::WouldBlock => Ok(Self::Unknown),
                     _ => Err(error),
                 };
@@ -52,30 +52,30 @@ impl Listener {
 
 /// The guest of a QEMU, as far as that QEMU says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GuestThere {
+pub struct GuestState {
     /// The state in QEMU's words, such as `running` or `inmigrate`.
     pub state: String,
     /// Whether its virtual processors run.
     pub running: bool,
     /// Whether somebody has a userfaultfd in it: pages may be missing.
-    pub lacks_pages: bool,
+    pub misses_pages: bool,
 }
 
-impl GuestThere {
+impl GuestState {
     /// Asks the QEMU at `qmp`.
     ///
     /// # Errors
     ///
     /// Why it could not be asked, for a person.
-    pub fn ask(qmp: &Path) -> Result<Self, String> {
-        let mut client = Client::connect(qmp, ANSWER).map_err(|error| error.to_string())?;
+    pub fn query(qmp: &Path) -> Result<Self, String> {
+        let mut client = Client::connect(qmp, REPLY_TIMEOUT).map_err(|error| error.to_string())?;
         let state = migration::run_state(&mut client).map_err(|error| error.to_string())?;
         let process = process::find(&client).map_err(|error| error.to_string())?;
         let left = process::userfaults(&process).map_err(|error| error.to_string())?;
         Ok(Self {
             state: state.status,
             running: state.running,
-            lacks_pages: left
+            misses_pages: left
                 .iter()
                 .any(|leftover| !crate::attach::is_dirty_log(leftover)),
         })
@@ -91,11 +91,15 @@ mod tests {
     fn who_listens_is_told_from_nobody() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
-        assert_eq!(Listener::at(&path).unwrap(), Listener::Nobody);
+        assert_eq!(QmpListener::at(&path).unwrap(), QmpListener::None);
         let listener = UnixListener::bind(&path).unwrap();
-        let own = Listener::Process(std::process::id());
-        assert_eq!(Listener::at(&path).unwrap(), own);
+        let own = QmpListener::Process(std::process::id());
+        assert_eq!(QmpListener::at(&path).unwrap(), own);
         drop(listener);
-        assert_eq!(Listener::at(&path).unwrap(), Listener::Nobody, "it is left");
+        assert_eq!(
+            QmpListener::at(&path).unwrap(),
+            QmpListener::None,
+            "it is left"
+        );
     }
 }

@@ -92,11 +92,11 @@ pub(crate) fn read(client: &mut Client) -> Result<Processors, QmpError> {
     };
     let entries = answer
         .as_array()
-        .ok_or_else(|| QmpError::garbage("query-cpus-fast", "not a list"))?;
+        .ok_or_else(|| QmpError::unexpected("query-cpus-fast", "not a list"))?;
     // What all those have that -smp made.
     let mut common: Option<Vec<ProcessorSetting>> = None;
     for entry in entries {
-        let garbage = || QmpError::garbage("query-cpus-fast", entry.to_string());
+        let garbage = || QmpError::unexpected("query-cpus-fast", entry.to_string());
         let path = entry.get("qom-path").and_then(Value::as_str);
         let path = path.ok_or_else(garbage)?;
         let index = number(entry.get("cpu-index")).ok_or_else(garbage)?;
@@ -229,7 +229,7 @@ fn settings(
     let listed = client.execute("qom-list", json!({ "path": path }))?;
     let listed = listed
         .as_array()
-        .ok_or_else(|| QmpError::garbage("qom-list", "not a list"))?;
+        .ok_or_else(|| QmpError::unexpected("qom-list", "not a list"))?;
     let names = listed.iter().filter_map(|row| row.get("name")?.as_str());
     let mut settings = Vec::new();
     for name in names.filter(|name| is_noticeable(name, kind, kvm)) {

@@ -26,7 +26,7 @@ use crate::attach::maps::{self, Mapping};
 
 /// What we need to do with the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum FileAccess {
     /// At the source.
     Read,
     /// At the destination.
@@ -35,7 +35,7 @@ pub(crate) enum Access {
 
 /// A stretch of a file, and where a process has mapped it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct MappedFileRange {
     /// The file system's number.
     pub(crate) device: u64,
     /// The file's number on it.
@@ -48,7 +48,7 @@ pub(crate) struct Stretch {
     pub(crate) address: u64,
 }
 
-impl Stretch {
+impl MappedFileRange {
     /// The mapping that shows it, if it may be written there.
     fn mapping<'a>(&self, mappings: &'a [Mapping]) -> Option<&'a Mapping> {
         mappings.iter().find(|mapping| {
@@ -70,7 +70,11 @@ impl Stretch {
 ///
 /// `PermissionDenied` when the process does not have it mapped there, shared and
 /// writable; others as `open(2)`.
-pub(crate) fn mapped(process: &Process, stretch: &Stretch, access: Access) -> io::Result<File> {
+pub(crate) fn mapped(
+    process: &Process,
+    stretch: &MappedFileRange,
+    access: FileAccess,
+) -> io::Result<File> {
     let mapping = first_mapping(process, stretch)?;
     let entry = format!(
         "/proc/{}/map_files/{:x}-{:x}",
@@ -92,11 +96,15 @@ pub(crate) fn mapped(process: &Process, stretch: &Stretch, access: Access) -> io
 ///
 /// As `open(2)`; `ELOOP` when the path ends in a symbolic link, `NotFound` when
 /// it leads to something else.
-pub(crate) fn at_path(path: &Path, stretch: &Stretch, access: Access) -> io::Result<File> {
+pub(crate) fn at_path(
+    path: &Path,
+    stretch: &MappedFileRange,
+    access: FileAccess,
+) -> io::Result<File> {
     reopen(&pin(path, OFlags::NOFOLLOW, stretch)?, access)
 }
 
-fn first_mapping(process: &Process, stretch: &Stretch) -> io::Result<Mapping> {
+fn first_mapping(process: &Process, stretch: &MappedFileRange) -> io::Result<Mapping> {
     let mappings = process.open_proc("maps").and_then(maps::read)?;
     stretch.mapping(&mappings).cloned().ok_or_else(|| {
         let what = "QEMU does not have it mapped there for writing (any more)";
@@ -104,7 +112,7 @@ fn first_mapping(process: &Process, stretch: &Stretch) -> io::Result<Mapping> {
     })
 }
 
-fn by_descriptor(process: &Process, stretch: &Stretch) -> io::Result<Option<File>> {
+fn by_descriptor(process: &Process, stretch: &MappedFileRange) -> io::Result<Option<File>> {
     for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid()))? {
         // Most lead to something else, and some are closed by now.
         if let Ok(pinned) = pin(&entry?.path(), OFlags::empty(), stretch) {
@@ -116,7 +124,7 @@ fn by_descriptor(process: &Process, stretch: &Stretch) -> io::Result<Option<File
 
 /// Holds the file at `path` without opening it, if it is a regular one and the
 /// one of `stretch`.
-fn pin(path: &Path, flags: OFlags, stretch: &Stretch) -> io::Result<File> {
+fn pin(path: &Path, flags: OFlags, stretch: &MappedFileRange) -> io::Result<File> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
     let pinned = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = pinned.metadata()?;
@@ -130,10 +138,10 @@ fn pin(path: &Path, flags: OFlags, stretch: &Stretch) -> io::Result<File> {
     Ok(pinned)
 }
 
-fn reopen(pinned: &File, access: Access) -> io::Result<File> {
+fn reopen(pinned: &File, access: FileAccess) -> io::Result<File> {
     let path = PathBuf::from(format!("/proc/self/fd/{}", pinned.as_raw_fd()));
     File::options()
         .read(true)
-        .write(access == Access::Write)
+        .write(access == FileAccess::Write)
         .open(path)
 }

@@ -10,73 +10,70 @@ use hikkoshi_engine::Cancel;
 use hikkoshi_linux::Process;
 
 /// How often to look. Nothing is lost meanwhile but the operator's time.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Watches a process for as long as it is not dropped, and cancels the wait for
 /// a guest when the process ends. With a guest on its way the engine finds out
-/// by itself, and knows better what it means: then this looks away.
+/// by itself, and knows better what it means: then this looks disabled.
 #[derive(Debug)]
-pub(crate) struct Vigil {
+pub(crate) struct ExitWatch {
     process: Arc<Process>,
     flags: Arc<Flags>,
 }
 
 #[derive(Debug, Default)]
 struct Flags {
-    /// Held for the length of a look: who has told it to look away need not
+    /// Held for the length of a look: who has told it to look disabled need not
     /// fear one that had begun before.
-    looking_away: Mutex<bool>,
-    over: AtomicBool,
+    disabled: Mutex<bool>,
+    stop: AtomicBool,
 }
 
-impl Vigil {
+impl ExitWatch {
     /// Begins it; `cancel` is set at QEMU's end.
     pub(crate) fn start(process: &Arc<Process>, cancel: Cancel) -> io::Result<Self> {
-        let vigil = Self {
+        let exit_watch = Self {
             process: Arc::clone(process),
             flags: Arc::default(),
         };
-        let (process, flags) = (Arc::clone(&vigil.process), Arc::clone(&vigil.flags));
+        let (process, flags) = (
+            Arc::clone(&exit_watch.process),
+            Arc::clone(&exit_watch.flags),
+        );
         thread::Builder::new()
-            .name("qemu-vigil".to_owned())
+            .name("qemu-exit-watch".to_owned())
             .spawn(move || {
-                while !flags.over.load(Ordering::Acquire) {
-                    if flags.look(&process, &cancel) {
+                while !flags.stop.load(Ordering::Acquire) {
+                    if flags.check(&process, &cancel) {
                         return;
                     }
-                    thread::sleep(LOOK);
+                    thread::sleep(POLL_INTERVAL);
                 }
             })?;
-        Ok(vigil)
+        Ok(exit_watch)
     }
 
     /// A guest is on its way: from now on nothing is cancelled.
-    pub(crate) fn look_away(&self) {
-        self.flags.set_looking_away(true);
+    pub(crate) fn disable(&self) {
+        self.flags.set_disabled(true);
     }
 
     /// None is any more.
-    pub(crate) fn look(&self) {
-        self.flags.set_looking_away(false);
+    pub(crate) fn enable(&self) {
+        self.flags.set_disabled(false);
     }
 }
 
 impl Flags {
-    fn set_looking_away(&self, away: bool) {
+    fn set_disabled(&self, disabled: bool) {
         // A flag is whole whatever became of who held it.
-        *self
-            .looking_away
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = away;
+        *self.disabled.lock().unwrap_or_else(PoisonError::into_inner) = disabled;
     }
 
     /// One look; whether it was the last.
-    fn look(&self, process: &Process, cancel: &Cancel) -> bool {
-        let away = self
-            .looking_away
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let ended = !*away && !process.is_alive();
+    fn check(&self, process: &Process, cancel: &Cancel) -> bool {
+        let disabled = self.disabled.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = !*disabled && !process.is_alive();
         if ended {
             tracing::debug!(pid = process.pid(), "QEMU has ended");
             cancel.cancel();
@@ -85,9 +82,9 @@ impl Flags {
     }
 }
 
-impl Drop for Vigil {
+impl Drop for ExitWatch {
     fn drop(&mut self) {
-        self.flags.over.store(true, Ordering::Release);
+        self.flags.stop.store(true, Ordering::Release);
     }
 }
 
@@ -96,12 +93,12 @@ mod tests {
     use super::*;
     use std::process::{Child, Command};
 
-    fn watched() -> (Child, Vigil, Cancel) {
+    fn watched() -> (Child, ExitWatch, Cancel) {
         let child = Command::new("sleep").arg("1000").spawn().unwrap();
         let process = Arc::new(Process::open(child.id()).unwrap());
         let cancel = Cancel::new();
-        let vigil = Vigil::start(&process, cancel.clone()).unwrap();
-        (child, vigil, cancel)
+        let exit_watch = ExitWatch::start(&process, cancel.clone()).unwrap();
+        (child, exit_watch, cancel)
     }
 
     fn end(mut child: Child) {
@@ -112,27 +109,27 @@ mod tests {
     #[test]
     fn the_end_of_the_process_cancels() {
         let (child, _vigil, cancel) = watched();
-        thread::sleep(2 * LOOK);
+        thread::sleep(2 * POLL_INTERVAL);
         assert!(!cancel.is_cancelled());
         end(child);
         while !cancel.is_cancelled() {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     #[test]
     fn while_it_looks_away_nothing_is_cancelled() {
-        let (child, vigil, cancel) = watched();
+        let (child, exit_watch, cancel) = watched();
         // Also none that is under way: that would cancel sometimes only.
-        vigil.look_away();
+        exit_watch.disable();
         end(child);
-        thread::sleep(2 * LOOK);
+        thread::sleep(2 * POLL_INTERVAL);
         assert!(!cancel.is_cancelled());
-        assert!(!vigil.flags.look(&vigil.process, &cancel));
+        assert!(!exit_watch.flags.check(&exit_watch.process, &cancel));
         assert!(!cancel.is_cancelled());
-        vigil.look();
+        exit_watch.enable();
         while !cancel.is_cancelled() {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -20,39 +20,39 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
 
-use self::exit_watch::Vigil;
-use self::shutdown_listener::EndListener;
+use self::exit_watch::ExitWatch;
+use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
-use crate::attach::exclusive_access::{self, Alone};
-use crate::attach::preflight::{Allowed, Side};
+use crate::attach::exclusive_access::{self, ExclusiveAccess};
+use crate::attach::preflight::{AllowedTypes, Side};
 use crate::attach::process;
-use crate::attach::reopen::Access;
+use crate::attach::reopen::FileAccess;
 use crate::attach::{AttachError, attach};
-use crate::identity::{Place, TakeUpError};
+use crate::identity::{QemuIdentity, ReattachError};
 use crate::qmp::announce;
 use crate::qmp::migration::{self, MigrationStatus};
-use crate::qmp::monitor::{self, ENDLESS, MonitorError, Patience, attached};
+use crate::qmp::monitor::{self, ConnectTimeouts, MonitorError, NO_TIMEOUT, connected};
 use crate::qmp::{COMMAND_TIMEOUT, Client, ConnectError, QmpError, Version};
 use crate::settings::{self, Settings};
-use crate::source::close_descriptor;
-use crate::stream::{self, Feed, Until};
+use crate::source::close_fd;
+use crate::stream::{self, DeviceStateWriter, ReadUntil};
 
 /// How long loading the device state may take. QEMU reads guest memory while
 /// it loads; with post-copy each page may have to come over the network first,
 /// and QMP is silent meanwhile.
-const LOAD: Duration = Duration::from_secs(300);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How long to try to get through to a QEMU whose socket is not as it should be,
 /// before it is made to run. One that just says nothing is waited for as long as
 /// anybody wants it to run: it may wait for a page itself.
-const UNREACHABLE: Duration = Duration::from_secs(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long to wait for `RESUME` once `cont` has been accepted.
-const RESUMED: Duration = Duration::from_secs(10);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// From this version on QEMU can be told to survive a bad stream, and so to
 /// say what was wrong with it (`exit-on-error`).
-const SURVIVES: Version = Version::new(9, 1, 0);
+const EXIT_ON_ERROR_SINCE: Version = Version::new(9, 1, 0);
 
 /// The machine could not be readied.
 #[derive(Debug, Error)]
@@ -72,7 +72,7 @@ pub enum PrepareError {
 
 /// The pages that will be missing cannot be caught.
 #[derive(Debug, Error)]
-pub enum CatchError {
+pub enum UserfaultError {
     /// No userfaultfd was to be had.
     #[error(transparent)]
     Take(#[from] TakeError),
@@ -134,7 +134,7 @@ pub enum LoadError {
     #[error("loading the device state: QEMU has not been readied for it")]
     NotPrepared,
     /// It takes too long.
-    #[error("loading the device state: QEMU has not done so within {} s", LOAD.as_secs())]
+    #[error("loading the device state: QEMU has not done so within {} s", LOAD_TIMEOUT.as_secs())]
     TimedOut,
     /// The guest runs although it must not yet.
     #[error(
@@ -202,7 +202,7 @@ pub struct KillError {
 
 /// Something taken from QEMU could not be given back. The rest was.
 #[derive(Debug, Error)]
-pub enum GiveUpError {
+pub enum ReleaseDestinationError {
     /// The descriptor inside QEMU.
     #[error(transparent)]
     Userfault(#[from] GiveBackError),
@@ -226,7 +226,8 @@ fn words(error: &Option<String>) -> String {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DestinationNotes {
     /// Where it is.
-    pub place: Place,
+    #[serde(rename = "place")]
+    pub identity: QemuIdentity,
     /// QEMU's settings that were changed, as they were.
     pub settings: Settings,
     /// The userfaultfd's number inside QEMU, if one was taken.
@@ -235,9 +236,9 @@ pub struct DestinationNotes {
 
 /// The notes as of now, wherever they are looked at from.
 #[derive(Debug, Clone)]
-pub struct Noted(Arc<Mutex<DestinationNotes>>);
+pub struct SharedNotes(Arc<Mutex<DestinationNotes>>);
 
-impl Noted {
+impl SharedNotes {
     /// These, to begin with.
     pub fn new(notes: DestinationNotes) -> Self {
         Self(Arc::new(Mutex::new(notes)))
@@ -263,14 +264,14 @@ pub struct QemuDestination {
     /// nothing before it gets a page.
     client: Option<Client>,
     /// Another program had begun this.
-    taken_up: bool,
+    reattached: bool,
     process: Arc<Process>,
     machine: Machine,
     ram: Arc<RamFiles>,
-    place: Place,
+    identity: QemuIdentity,
     /// As they were when this was attached.
     processors: Processors,
-    noted: Noted,
+    noted: SharedNotes,
     settings: Settings,
     /// For the device state: our end, QEMU has the other already.
     socket: Option<UnixStream>,
@@ -284,10 +285,10 @@ pub struct QemuDestination {
     cancel: Option<Cancel>,
     /// Which thread runs which virtual processor.
     vcpus: Vec<Vcpu>,
-    vigil: Option<Vigil>,
+    exit_watch: Option<ExitWatch>,
     /// While the guest runs here and pages may be missing.
-    listener: Option<EndListener>,
-    _alone: Alone,
+    listener: Option<ShutdownListener>,
+    _lock: ExclusiveAccess,
 }
 
 impl QemuDestination {
@@ -298,7 +299,7 @@ impl QemuDestination {
     ///
     /// See [`AttachError`]; QEMU has not been touched then.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
-        Self::attach_allowing(qmp, &Allowed::default())
+        Self::attach_allowing(qmp, &AllowedTypes::default())
     }
 
     /// Like [`attach`](Self::attach), with devices that hikkoshi does not know.
@@ -306,22 +307,22 @@ impl QemuDestination {
     /// # Errors
     ///
     /// See [`AttachError`]; QEMU has not been touched then.
-    pub fn attach_allowing(qmp: &Path, allowed: &Allowed) -> Result<Self, AttachError> {
+    pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
         let qemu = attach(qmp, Side::Destination, allowed)?;
-        let place = Place::of(qmp, &qemu)?;
+        let identity = QemuIdentity::of(qmp, &qemu)?;
         Ok(Self {
             client: Some(qemu.client),
-            taken_up: false,
+            reattached: false,
             process: qemu.process,
             machine: qemu.machine,
             ram: qemu.ram,
             processors: qemu.processors,
-            noted: Noted::new(DestinationNotes {
-                place: place.clone(),
+            noted: SharedNotes::new(DestinationNotes {
+                identity: identity.clone(),
                 settings: Settings::default(),
                 userfault: None,
             }),
-            place,
+            identity,
             settings: Settings::default(),
             socket: None,
             userfault: None,
@@ -331,9 +332,9 @@ impl QemuDestination {
             never_ran: false,
             cancel: None,
             vcpus: Vec::new(),
-            vigil: None,
+            exit_watch: None,
             listener: None,
-            _alone: qemu.alone,
+            _lock: qemu.lock,
         })
     }
 
@@ -342,15 +343,15 @@ impl QemuDestination {
     ///
     /// # Errors
     ///
-    /// See [`TakeUpError`]. The guest goes on waiting for its pages.
-    pub fn take_up(notes: &DestinationNotes) -> Result<Option<Self>, TakeUpError> {
-        let place = &notes.place;
-        let Some(process) = place.process()? else {
+    /// See [`ReattachError`]. The guest goes on waiting for its pages.
+    pub fn reattach(notes: &DestinationNotes) -> Result<Option<Self>, ReattachError> {
+        let identity = &notes.identity;
+        let Some(process) = identity.process()? else {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
-        let alone = exclusive_access::occupy(&process)?;
-        let ram = place.open_ram(Some(&process), Access::Write)?;
+        let lock = exclusive_access::acquire(&process)?;
+        let ram = identity.open_ram_files(Some(&process), FileAccess::Write)?;
         let userfault = match notes.userfault {
             None => None,
             Some(number) => {
@@ -368,14 +369,14 @@ impl QemuDestination {
         }
         Ok(Some(Self {
             client: None,
-            taken_up: true,
+            reattached: true,
             machine: Machine::default(),
             process,
             ram: Arc::new(ram),
-            place: place.clone(),
+            identity: identity.clone(),
             // They were compared before the guest was moved.
             processors: Processors::default(),
-            noted: Noted::new(notes.clone()),
+            noted: SharedNotes::new(notes.clone()),
             settings: notes.settings.clone(),
             socket: None,
             userfault,
@@ -385,20 +386,20 @@ impl QemuDestination {
             never_ran: false,
             cancel: None,
             vcpus: Vec::new(),
-            vigil: None,
+            exit_watch: None,
             listener: None,
-            _alone: alone,
+            _lock: lock,
         }))
     }
 
     /// What another program must know to go on, as of whenever it is looked at.
-    pub fn noted(&self) -> Noted {
+    pub fn noted(&self) -> SharedNotes {
         self.noted.clone()
     }
 
     /// Makes loading the device state end early, with an error, once `cancel`
     /// is set. (It is the one step that waits for the other side: for pages.)
-    pub fn give_up_when(&mut self, cancel: Cancel) {
+    pub fn cancel_load_with(&mut self, cancel: Cancel) {
         self.cancel = Some(cancel);
     }
 
@@ -408,8 +409,8 @@ impl QemuDestination {
     /// # Errors
     ///
     /// When there is no room for a thread.
-    pub fn cancel_when_gone(&mut self, cancel: Cancel) -> io::Result<()> {
-        self.vigil = Some(Vigil::start(&self.process, cancel)?);
+    pub fn cancel_on_exit(&mut self, cancel: Cancel) -> io::Result<()> {
+        self.exit_watch = Some(ExitWatch::start(&self.process, cancel)?);
         Ok(())
     }
 
@@ -432,10 +433,10 @@ impl QemuDestination {
 
     fn ready(&mut self) -> Result<(), PrepareError> {
         self.prepared = true;
-        if let Some(vigil) = &self.vigil {
-            vigil.look_away();
+        if let Some(exit_watch) = &self.exit_watch {
+            exit_watch.disable();
         }
-        let client = attached(&mut self.client)?;
+        let client = connected(&mut self.client)?;
         let state = migration::run_state(client)?.status;
         if state != "inmigrate" {
             return Err(PrepareError::State { state });
@@ -452,7 +453,7 @@ impl QemuDestination {
         }
         if self.socket.is_none() {
             // Now, not when the source's guest is stopped and everybody waits.
-            self.socket = Some(stream::open(client, Until::End)?);
+            self.socket = Some(stream::open(client, ReadUntil::End)?);
         }
         // Later QMP may be silent: QEMU may wait for a page itself.
         self.vcpus = vcpus::query(client)?;
@@ -464,10 +465,10 @@ impl QemuDestination {
     ///
     /// # Errors
     ///
-    /// [`CatchError::Lost`].
-    pub fn check_userfault(&self) -> Result<(), CatchError> {
-        if self.taken_up && self.userfault.is_none() {
-            return Err(CatchError::Lost {
+    /// [`UserfaultError::Lost`].
+    pub fn check_userfault(&self) -> Result<(), UserfaultError> {
+        if self.reattached && self.userfault.is_none() {
+            return Err(UserfaultError::Lost {
                 pid: self.process.pid(),
                 number: self.noted.get().userfault,
             });
@@ -475,7 +476,7 @@ impl QemuDestination {
         Ok(())
     }
 
-    fn userfault(&mut self) -> Result<Arc<Userfault>, CatchError> {
+    fn userfault(&mut self) -> Result<Arc<Userfault>, UserfaultError> {
         self.check_page_size()?;
         self.check_userfault()?;
         let taken = match self.userfault.take() {
@@ -488,7 +489,7 @@ impl QemuDestination {
     }
 
     /// Pages of a tmpfs must come and go one by one.
-    fn check_page_size(&self) -> Result<(), CatchError> {
+    fn check_page_size(&self) -> Result<(), UserfaultError> {
         let ram = &self.ram;
         for ((block, _), file) in ram.layout().blocks().zip(ram.files()) {
             let id = || block.id.clone();
@@ -496,9 +497,9 @@ impl QemuDestination {
                 continue; // hugetlbfs: pages of one size, all of them.
             }
             let cause = huge_tmpfs::cause(&self.process, file.as_fd())
-                .map_err(|source| CatchError::Look { id: id(), source })?;
+                .map_err(|source| UserfaultError::Look { id: id(), source })?;
             if let Some(cause) = cause {
-                return Err(CatchError::HugePages { id: id(), cause });
+                return Err(UserfaultError::HugePages { id: id(), cause });
             }
         }
         Ok(())
@@ -512,11 +513,11 @@ impl QemuDestination {
         }
         self.loading = true;
         let cancel = self.cancel.clone();
-        let client = attached(&mut self.client)?;
+        let client = connected(&mut self.client)?;
         client.set_cancel(cancel);
-        client.set_timeout(LOAD);
+        client.set_timeout(LOAD_TIMEOUT);
         let outcome = self.load_within(state);
-        let client = attached(&mut self.client)?;
+        let client = connected(&mut self.client)?;
         client.set_cancel(None);
         client.set_timeout(COMMAND_TIMEOUT);
         self.loaded = outcome.is_ok();
@@ -527,21 +528,21 @@ impl QemuDestination {
         let began = Instant::now();
         let bytes = state.len();
         let socket = self.socket.take().ok_or(LoadError::NotPrepared)?;
-        let client = attached(&mut self.client)?;
+        let client = connected(&mut self.client)?;
         // Dropped at the end, which breaks a load that is still going on.
-        let _feed = Feed::start(socket, state)?;
+        let _feed = DeviceStateWriter::start(socket, state)?;
         client.forget_events();
         let mut ran = false;
-        let uri = format!("fd:{}", stream::NAME);
+        let uri = format!("fd:{}", stream::FD_NAME);
         let mut arguments = json!({ "uri": uri });
-        if client.version() >= SURVIVES {
+        if client.version() >= EXIT_ON_ERROR_SINCE {
             arguments["exit-on-error"] = false.into();
         }
         client.execute("migrate-incoming", arguments)?;
         let status = migration::wait_status(
             client,
             "the device state to be loaded",
-            LOAD,
+            LOAD_TIMEOUT,
             MigrationStatus::is_over,
             |event| ran |= event.name == "RESUME",
         );
@@ -574,26 +575,26 @@ impl QemuDestination {
             return Ok(Instant::now());
         }
         self.stop_listening();
-        let patience = Patience {
-            trouble: UNREACHABLE,
-            silence: ENDLESS,
+        let timeouts = ConnectTimeouts {
+            unreachable: CONNECT_TIMEOUT,
+            silent: NO_TIMEOUT,
         };
-        let (qmp, process) = (&self.place.qmp, &self.process);
-        let client = monitor::reach(&mut self.client, qmp, process, patience, give_up)?;
+        let (qmp, process) = (&self.identity.qmp, &self.process);
+        let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, give_up)?;
         client.set_cancel(Some(give_up.clone()));
-        client.set_timeout(ENDLESS);
-        let outcome = run(client, self.taken_up);
+        client.set_timeout(NO_TIMEOUT);
+        let outcome = run(client, self.reattached);
         client.set_timeout(COMMAND_TIMEOUT);
         // Of one that was taken up nobody knows what it did before.
-        let never_ran = !self.taken_up && is_refused(&outcome) && has_never_run(client);
+        let never_ran = !self.reattached && is_refused(&outcome) && has_never_run(client);
         client.set_cancel(None);
         let outcome = match outcome {
             Err(RunError::Qmp(source)) if never_ran => Err(self.decline(source)),
             outcome => outcome,
         };
         let at = outcome?;
-        let client = attached(&mut self.client)?;
-        announce::announce_like(client, &self.settings.parameters);
+        let client = connected(&mut self.client)?;
+        announce::announce_with(client, &self.settings.parameters);
         Ok(at)
     }
 
@@ -621,19 +622,19 @@ impl QemuDestination {
 
     fn restore_settings(&mut self) -> Result<(), MonitorError> {
         self.stop_listening();
-        let patience = Patience {
-            trouble: COMMAND_TIMEOUT,
-            silence: COMMAND_TIMEOUT,
+        let timeouts = ConnectTimeouts {
+            unreachable: COMMAND_TIMEOUT,
+            silent: COMMAND_TIMEOUT,
         };
-        let (qmp, process) = (&self.place.qmp, &self.process);
+        let (qmp, process) = (&self.identity.qmp, &self.process);
         let never = Cancel::new();
-        let client = monitor::reach(&mut self.client, qmp, process, patience, &never)?;
+        let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, &never)?;
         settings::apply(client, &self.settings)?;
-        Ok(close_descriptor(client)?)
+        Ok(close_fd(client)?)
     }
 
-    fn give_back(&mut self) -> Result<(), GiveUpError> {
-        let mut first: Result<(), GiveUpError> = Ok(());
+    fn release_qemu(&mut self) -> Result<(), ReleaseDestinationError> {
+        let mut first: Result<(), ReleaseDestinationError> = Ok(());
         if let Some(userfault) = &self.userfault {
             match userfault.give_back() {
                 Ok(()) => self.userfault = None,
@@ -652,22 +653,22 @@ impl QemuDestination {
                 Err(error) => tracing::warn!(%error, "putting QEMU's migration settings back"),
             }
         }
-        if let Some(vigil) = &self.vigil {
-            vigil.look();
+        if let Some(exit_watch) = &self.exit_watch {
+            exit_watch.enable();
         }
         first
     }
 }
 
-/// Makes the guest run; `taken_up`: it may run already. As long as the client
+/// Makes the guest run; `reattached`: it may run already. As long as the client
 /// waits: storage is opened, and pages may be missing.
-fn run(client: &mut Client, taken_up: bool) -> Result<Instant, RunError> {
+fn run(client: &mut Client, reattached: bool) -> Result<Instant, RunError> {
     let asked = Instant::now();
-    if taken_up && migration::run_state(client)?.running {
+    if reattached && migration::run_state(client)?.running {
         return Ok(asked);
     }
     client.execute("cont", json!({}))?;
-    let until = Instant::now() + RESUMED;
+    let until = Instant::now() + RESUME_TIMEOUT;
     let resumed = client.wait_event("the guest to run", until, |event| {
         (event.name == "RESUME").then_some(event.at)
     });
@@ -701,7 +702,7 @@ fn has_never_run(client: &mut Client) -> bool {
 
 impl DestinationGuest for QemuDestination {
     fn describe(&self) -> &GuestDescription {
-        &self.place.description
+        &self.identity.description
     }
 
     fn processors(&self) -> Processors {
@@ -722,7 +723,7 @@ impl DestinationGuest for QemuDestination {
 
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
         let userfault = self.userfault().map_err(GuestError::new)?;
-        Ok((userfault, self.place.addresses()))
+        Ok((userfault, self.identity.addresses()))
     }
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
@@ -741,8 +742,8 @@ impl DestinationGuest for QemuDestination {
         if self.listener.is_some() {
             return;
         }
-        let (qmp, process) = (self.place.qmp.clone(), Arc::clone(&self.process));
-        match EndListener::start(self.client.take(), qmp, process) {
+        let (qmp, process) = (self.identity.qmp.clone(), Arc::clone(&self.process));
+        match ShutdownListener::start(self.client.take(), qmp, process) {
             Ok(listener) => self.listener = Some(listener),
             Err(error) => tracing::warn!(
                 %error,
@@ -753,7 +754,7 @@ impl DestinationGuest for QemuDestination {
 
     fn has_shut_down(&mut self) -> bool {
         let listener = self.listener.as_ref();
-        listener.is_some_and(EndListener::has_shut_down)
+        listener.is_some_and(ShutdownListener::has_shut_down)
     }
 
     fn kill(&mut self) -> Result<(), GuestError> {
@@ -772,7 +773,7 @@ impl DestinationGuest for QemuDestination {
     }
 
     fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
-        Some((Arc::clone(&self.process), self.place.addresses()))
+        Some((Arc::clone(&self.process), self.identity.addresses()))
     }
 
     fn abandon_userfault(&mut self) {
@@ -790,7 +791,7 @@ impl DestinationGuest for QemuDestination {
     }
 
     fn release(&mut self) -> Result<(), GuestError> {
-        self.give_back().map_err(GuestError::new)
+        self.release_qemu().map_err(GuestError::new)
     }
 }
 
@@ -801,7 +802,7 @@ impl Drop for QemuDestination {
             // closing the userfaultfd would turn them into zeros without a word.
             return self.abandon_userfault();
         }
-        if let Err(error) = self.give_back() {
+        if let Err(error) = self.release_qemu() {
             tracing::warn!(%error, "leaving QEMU");
         }
     }

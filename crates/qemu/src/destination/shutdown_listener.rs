@@ -16,25 +16,25 @@ use hikkoshi_engine::Cancel;
 use hikkoshi_linux::Process;
 use serde_json::Value;
 
-use crate::qmp::monitor::{self, ENDLESS, Patience};
-use crate::qmp::{Client, Event, QmpError};
+use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
+use crate::qmp::{Client, QmpError, QmpEvent};
 
 /// How long the last events of a QEMU that has ended may take to be read: they are
 /// in the socket already.
-const READ_OUT: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Between two looks whether they have been.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A thread that reads QEMU's events. Ends on drop.
 #[derive(Debug)]
-pub(crate) struct EndListener {
+pub(crate) struct ShutdownListener {
     thread: Option<JoinHandle<Option<Client>>>,
     stop: Cancel,
     shut_down: Arc<AtomicBool>,
 }
 
-impl EndListener {
+impl ShutdownListener {
     /// Begins to listen, with the monitor that there is, or one of its own: QEMU
     /// may wait for a page, and answer later.
     pub(crate) fn start(
@@ -62,10 +62,10 @@ impl EndListener {
 
     /// Whether a QEMU that has ended did so because its guest wanted that.
     pub(crate) fn has_shut_down(&self) -> bool {
-        let deadline = Instant::now() + READ_OUT;
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
         let reads = |thread: &JoinHandle<_>| !thread.is_finished();
         while self.thread.as_ref().is_some_and(reads) && Instant::now() < deadline {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         self.shut_down.load(Ordering::Acquire)
     }
@@ -77,7 +77,7 @@ impl EndListener {
     }
 }
 
-impl Drop for EndListener {
+impl Drop for ShutdownListener {
     fn drop(&mut self) {
         self.join();
     }
@@ -91,11 +91,11 @@ fn listen(
     shut_down: &AtomicBool,
 ) -> Option<Client> {
     let mut slot = client;
-    let patience = Patience {
-        trouble: ENDLESS,
-        silence: ENDLESS,
+    let timeouts = ConnectTimeouts {
+        unreachable: NO_TIMEOUT,
+        silent: NO_TIMEOUT,
     };
-    match monitor::reach(&mut slot, qmp, process, patience, stop) {
+    match monitor::get_or_connect(&mut slot, qmp, process, timeouts, stop) {
         Ok(client) => client.set_cancel(Some(stop.clone())),
         Err(error) => {
             tracing::debug!(%error, "QEMU's events are not heard");
@@ -104,9 +104,11 @@ fn listen(
     }
     let mut client = slot?;
     loop {
-        let deadline = Instant::now() + ENDLESS;
-        match client.wait_event("the guest's end", deadline, wish) {
-            Ok(Some(wish)) => shut_down.store(wish, Ordering::Release),
+        let deadline = Instant::now() + NO_TIMEOUT;
+        match client.wait_event("the guest's end", deadline, guest_asked_for_end) {
+            Ok(Some(guest_asked_for_end)) => {
+                shut_down.store(guest_asked_for_end, Ordering::Release)
+            }
             Ok(None) => {}
             Err(QmpError::Cancelled { .. }) => {
                 client.set_cancel(None);
@@ -124,7 +126,7 @@ fn listen(
 /// off, or restarts where that is to end QEMU (`-no-reboot`). Who tells QEMU to quit
 /// later, as a manager does with a QEMU that was started with `-no-shutdown`, changes
 /// nothing about that; whoever has the guest run again does.
-fn wish(event: &Event) -> Option<bool> {
+fn guest_asked_for_end(event: &QmpEvent) -> Option<bool> {
     match event.name.as_str() {
         "SHUTDOWN" => {
             (event.data.get("guest").and_then(Value::as_bool) == Some(true)).then_some(true)
@@ -139,8 +141,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn event(name: &str, data: Value) -> Event {
-        Event {
+    fn event(name: &str, data: Value) -> QmpEvent {
+        QmpEvent {
             name: name.to_owned(),
             data,
             at: Instant::now(),
@@ -150,11 +152,14 @@ mod tests {
     #[test]
     fn only_the_guests_own_wish_counts() {
         let guest = json!({ "guest": true, "reason": "guest-shutdown" });
-        assert_eq!(wish(&event("SHUTDOWN", guest)), Some(true));
+        assert_eq!(guest_asked_for_end(&event("SHUTDOWN", guest)), Some(true));
         let host = json!({ "guest": false, "reason": "host-qmp-quit" });
-        assert_eq!(wish(&event("SHUTDOWN", host)), None);
-        assert_eq!(wish(&event("SHUTDOWN", Value::Null)), None);
-        assert_eq!(wish(&event("STOP", Value::Null)), None);
-        assert_eq!(wish(&event("RESUME", Value::Null)), Some(false));
+        assert_eq!(guest_asked_for_end(&event("SHUTDOWN", host)), None);
+        assert_eq!(guest_asked_for_end(&event("SHUTDOWN", Value::Null)), None);
+        assert_eq!(guest_asked_for_end(&event("STOP", Value::Null)), None);
+        assert_eq!(
+            guest_asked_for_end(&event("RESUME", Value::Null)),
+            Some(false)
+        );
     }
 }

@@ -19,33 +19,35 @@ use hikkoshi_wire::GuestDescription;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use self::namespaces::{LookError, View};
+use self::namespaces::{FindProcessError, NamespaceIdentity};
 use crate::attach::Attached;
-use crate::attach::exclusive_access::{self, OccupyError};
+use crate::attach::exclusive_access::{self, ExclusiveAccessError};
 use crate::attach::process::{self, ProcessError};
-use crate::attach::reopen::{self, Access, Stretch};
+use crate::attach::reopen::{self, FileAccess, MappedFileRange};
 
 /// A QEMU and its guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct QemuIdentity {
     /// Its QMP socket.
     pub qmp: PathBuf,
     /// Its process.
     pub pid: u32,
     /// When it was started, in ticks since boot: another one may have the same
     /// number by now.
-    pub started: u64,
+    #[serde(rename = "started")]
+    pub start_time: u64,
     /// From where those numbers mean that process.
-    pub view: View,
+    #[serde(rename = "view")]
+    pub namespaces: NamespaceIdentity,
     /// The machine.
     pub description: GuestDescription,
     /// The RAM blocks' files, in the order of the description's blocks.
-    pub memory: Vec<MemoryPlace>,
+    pub memory: Vec<RamFileIdentity>,
 }
 
 /// Where a RAM block is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryPlace {
+pub struct RamFileIdentity {
     /// Its file's path as we see it; of a file that has been removed, what the
     /// kernel calls it.
     pub path: PathBuf,
@@ -61,13 +63,13 @@ pub struct MemoryPlace {
 
 /// A guest whose migration was interrupted could not be found again.
 #[derive(Debug, Error)]
-pub enum TakeUpError {
+pub enum ReattachError {
     /// The process.
     #[error("taking up QEMU's process: {0}")]
     Process(#[from] ProcessError),
     /// Whether it is there could not be found out.
     #[error(transparent)]
-    Look(#[from] LookError),
+    Look(#[from] FindProcessError),
     /// The RAM file of a QEMU that lives.
     #[error("opening the file of the guest's memory \"{id}\", {}: {source}", path.display())]
     Open {
@@ -108,7 +110,7 @@ pub enum TakeUpError {
     },
     /// Another engine is at work on it.
     #[error("taking up a migration: {0}")]
-    Occupied(#[from] OccupyError),
+    Occupied(#[from] ExclusiveAccessError),
     /// Somebody else has the RAM file of a QEMU that is gone.
     #[error(
         "QEMU's process {pid} has ended, but process {user} ({name}) has the file of its guest's \
@@ -146,7 +148,7 @@ pub enum TakeUpError {
     Userfault(#[from] TakeError),
 }
 
-impl Place {
+impl QemuIdentity {
     /// Where what was attached to is.
     pub(crate) fn of(qmp: &Path, qemu: &Attached) -> Result<Self, ProcessError> {
         let memory = qemu
@@ -154,7 +156,7 @@ impl Place {
             .files()
             .iter()
             .zip(&qemu.addresses)
-            .map(|(file, &address)| MemoryPlace::of(file, address))
+            .map(|(file, &address)| RamFileIdentity::of(file, address))
             .collect::<io::Result<_>>()
             .map_err(|source| {
                 process::explain(&qemu.process, "looking at the RAM files", source)
@@ -162,8 +164,8 @@ impl Place {
         Ok(Self {
             qmp: std::path::absolute(qmp).unwrap_or_else(|_| qmp.to_owned()),
             pid: qemu.process.pid(),
-            started: process::start_time(&qemu.process)?,
-            view: View::here().map_err(|source| ProcessError::Proc {
+            start_time: process::start_time(&qemu.process)?,
+            namespaces: NamespaceIdentity::current().map_err(|source| ProcessError::Proc {
                 pid: qemu.process.pid(),
                 doing: "finding out from where it is seen",
                 source,
@@ -177,18 +179,18 @@ impl Place {
     ///
     /// # Errors
     ///
-    /// See [`LookError`]: it may be there or not.
-    pub fn process(&self) -> Result<Option<Arc<Process>>, LookError> {
-        self.view.check(self.pid)?;
+    /// See [`FindProcessError`]: it may be there or not.
+    pub fn process(&self) -> Result<Option<Arc<Process>>, FindProcessError> {
+        self.namespaces.check(self.pid)?;
         let Some(process) = process::hold(self.pid)? else {
             return Ok(None);
         };
         // Another process may have the number by now.
-        let started = match process::start_time(&process) {
+        let start_time = match process::start_time(&process) {
             Err(ProcessError::Gone { .. }) => return Ok(None),
-            started => started?,
+            start_time => start_time?,
         };
-        Ok((started == self.started && process.is_alive()).then_some(process))
+        Ok((start_time == self.start_time && process.is_alive()).then_some(process))
     }
 
     pub(crate) fn addresses(&self) -> Vec<u64> {
@@ -196,11 +198,11 @@ impl Place {
     }
 
     /// Opens the very files again.
-    pub(crate) fn open_ram(
+    pub(crate) fn open_ram_files(
         &self,
         process: Option<&Process>,
-        access: Access,
-    ) -> Result<RamFiles, TakeUpError> {
+        access: FileAccess,
+    ) -> Result<RamFiles, ReattachError> {
         let layout = self.description.layout()?;
         let files = self
             .description
@@ -213,8 +215,8 @@ impl Place {
                     .map_err(|source| {
                         let (id, path) = (block.id.clone(), memory.path.clone());
                         match process {
-                            Some(_) => TakeUpError::Open { id, path, source },
-                            None => TakeUpError::NothingLeft {
+                            Some(_) => ReattachError::Open { id, path, source },
+                            None => ReattachError::NothingLeft {
                                 pid: self.pid,
                                 id,
                                 path,
@@ -224,8 +226,8 @@ impl Place {
                     })?;
                 Ok(RamFile::new(file, memory.offset))
             })
-            .collect::<Result<Vec<_>, TakeUpError>>()?;
-        let counted = TakeUpError::Files {
+            .collect::<Result<Vec<_>, ReattachError>>()?;
+        let counted = ReattachError::Files {
             blocks: self.description.blocks.len(),
             files: files.len(),
         };
@@ -234,13 +236,13 @@ impl Place {
 
     /// Makes sure that nobody has the files mapped: QEMU has ended, and who came
     /// later would have written there.
-    pub(crate) fn check_unused(&self) -> Result<(), TakeUpError> {
+    pub(crate) fn check_unused(&self) -> Result<(), ReattachError> {
         for (block, memory) in self.description.blocks.iter().zip(&self.memory) {
             let (pid, id) = (self.pid, block.id.clone());
-            match exclusive_access::mapped_by(memory.device, memory.inode) {
+            match exclusive_access::find_user(memory.device, memory.inode) {
                 Ok(None) => {}
                 Ok(Some((user, name))) => {
-                    return Err(TakeUpError::Reused {
+                    return Err(ReattachError::Reused {
                         pid,
                         user,
                         name,
@@ -248,14 +250,14 @@ impl Place {
                         path: memory.path.clone(),
                     });
                 }
-                Err(source) => return Err(TakeUpError::Users { pid, id, source }),
+                Err(source) => return Err(ReattachError::Users { pid, id, source }),
             }
         }
         Ok(())
     }
 }
 
-impl MemoryPlace {
+impl RamFileIdentity {
     fn of(file: &RamFile, address: u64) -> io::Result<Self> {
         let metadata = file.file().metadata()?;
         let number = file.file().as_raw_fd();
@@ -274,9 +276,9 @@ impl MemoryPlace {
         &self,
         bytes: u64,
         process: Option<&Process>,
-        access: Access,
+        access: FileAccess,
     ) -> io::Result<File> {
-        let stretch = Stretch {
+        let stretch = MappedFileRange {
             device: self.device,
             inode: self.inode,
             offset: self.offset,

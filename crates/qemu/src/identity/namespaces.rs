@@ -15,19 +15,22 @@ const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Where somebody looks from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct View {
+pub struct NamespaceIdentity {
     /// The boot's name: of this machine, and of this run of it.
-    pub boot: String,
+    #[serde(rename = "boot")]
+    pub boot_id: String,
     /// The PID namespace's number: process numbers are its.
-    pub pids: u64,
+    #[serde(rename = "pids")]
+    pub pid_namespace: u64,
     /// The time namespace's number, where the kernel has those: start times are
     /// its.
-    pub times: Option<u64>,
+    #[serde(rename = "times")]
+    pub time_namespace: Option<u64>,
 }
 
 /// Whether QEMU is still there could not be found out.
 #[derive(Debug, Error)]
-pub enum LookError {
+pub enum FindProcessError {
     /// Its process could not be looked at.
     #[error("looking for QEMU's process: {0}")]
     Process(#[from] ProcessError),
@@ -70,14 +73,14 @@ pub enum LookError {
     },
 }
 
-impl View {
+impl NamespaceIdentity {
     /// Ours.
-    pub(crate) fn here() -> io::Result<Self> {
+    pub(crate) fn current() -> io::Result<Self> {
         let number = |kind| std::fs::metadata(format!("/proc/self/ns/{kind}")).map(|m| m.ino());
         Ok(Self {
-            boot: std::fs::read_to_string(BOOT)?.trim_end().to_owned(),
-            pids: number("pid")?,
-            times: match number("time") {
+            boot_id: std::fs::read_to_string(BOOT)?.trim_end().to_owned(),
+            pid_namespace: number("pid")?,
+            time_namespace: match number("time") {
                 Ok(number) => Some(number),
                 // Built without them.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -87,22 +90,22 @@ impl View {
     }
 
     /// Makes sure that `pid` and its start time mean the same here.
-    pub(crate) fn check(&self, pid: u32) -> Result<(), LookError> {
-        let here = Self::here().map_err(|source| LookError::Here { pid, source })?;
-        if self.boot != here.boot {
-            return Err(LookError::AnotherBoot {
+    pub(crate) fn check(&self, pid: u32) -> Result<(), FindProcessError> {
+        let here = Self::current().map_err(|source| FindProcessError::Here { pid, source })?;
+        if self.boot_id != here.boot_id {
+            return Err(FindProcessError::AnotherBoot {
                 pid,
-                recorded: self.boot.clone(),
-                here: here.boot,
+                recorded: self.boot_id.clone(),
+                here: here.boot_id,
             });
         }
         let zero = |times: Option<u64>| times.unwrap_or_default();
         for (kind, recorded, here) in [
-            ("PID", self.pids, here.pids),
-            ("time", zero(self.times), zero(here.times)),
+            ("PID", self.pid_namespace, here.pid_namespace),
+            ("time", zero(self.time_namespace), zero(here.time_namespace)),
         ] {
             if recorded != here {
-                return Err(LookError::AnotherNamespace {
+                return Err(FindProcessError::AnotherNamespace {
                     pid,
                     kind,
                     recorded,
@@ -120,10 +123,10 @@ mod tests {
 
     #[test]
     fn a_process_of_elsewhere_is_not_taken_for_gone() {
-        let here = View::here().unwrap();
+        let here = NamespaceIdentity::current().unwrap();
         here.check(7).unwrap();
-        let other = View {
-            boot: "another".into(),
+        let other = NamespaceIdentity {
+            boot_id: "another".into(),
             ..here.clone()
         };
         let said = other.check(7).unwrap_err().to_string();
@@ -131,14 +134,14 @@ mod tests {
             said.contains("process 7") && said.contains("on another machine"),
             "{said}"
         );
-        let other = View {
-            pids: here.pids + 1,
+        let other = NamespaceIdentity {
+            pid_namespace: here.pid_namespace + 1,
             ..here.clone()
         };
         let said = other.check(7).unwrap_err().to_string();
         assert!(said.contains("another PID namespace"), "{said}");
-        let other = View {
-            times: Some(1),
+        let other = NamespaceIdentity {
+            time_namespace: Some(1),
             ..here
         };
         let said = other.check(7).unwrap_err().to_string();

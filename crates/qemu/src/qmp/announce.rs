@@ -9,7 +9,7 @@ use crate::qmp::Client;
 /// How long to wait for QEMU's answer. In post-copy its main loop may itself
 /// wait for a page, which does not come if the link has just broken; then there
 /// is something more urgent to do.
-const PATIENCE: Duration = Duration::from_secs(3);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The parameters of an announcement, as migrations have them too.
 const PARAMETERS: [(&str, &str, u64); 4] = [
@@ -23,12 +23,12 @@ const PARAMETERS: [(&str, &str, u64); 4] = [
 /// switches learn on which port they are now. A failure is only logged: the
 /// guest's own packets say the same.
 pub(crate) fn announce(client: &mut Client) {
-    announce_like(client, &Map::new());
+    announce_with(client, &Map::new());
 }
 
 /// As [`announce`], with the parameters that are in `owner` by their
 /// `announce-…` names, and QEMU's defaults for the others.
-pub(crate) fn announce_like(client: &mut Client, owner: &Map<String, Value>) {
+pub(crate) fn announce_with(client: &mut Client, owner: &Map<String, Value>) {
     let arguments: Map<String, Value> = PARAMETERS
         .iter()
         .map(|(name, owners_name, default)| {
@@ -36,7 +36,9 @@ pub(crate) fn announce_like(client: &mut Client, owner: &Map<String, Value>) {
             ((*name).to_owned(), json!(value.unwrap_or(*default)))
         })
         .collect();
-    if let Err(error) = client.execute_within("announce-self", Value::Object(arguments), PATIENCE) {
+    if let Err(error) =
+        client.execute_within("announce-self", Value::Object(arguments), REPLY_TIMEOUT)
+    {
         tracing::warn!(%error, "announcing the guest's network addresses");
     }
 }

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use super::connect::connect;
 use super::error::{ConnectError, QmpError};
 use super::lines::Lines;
-use super::message::{Event, Message, Version, excerpt};
+use super::message::{Message, QmpEvent, Version, excerpt};
 
 /// How long an ordinary command may take before QEMU counts as stuck. Ordinary
 /// answers come in under a millisecond; a main loop busy with storage can take
@@ -29,7 +29,7 @@ pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_EVENTS: usize = 1024;
 
 /// Longest stretch without a look at the cancel flag.
-const SLICE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Without waiting.
 const NOW: Timespec = Timespec {
@@ -47,7 +47,7 @@ pub struct Client {
     lines: Lines,
     version: Version,
     next_id: u64,
-    events: VecDeque<Event>,
+    events: VecDeque<QmpEvent>,
     timeout: Duration,
     cancel: Option<Cancel>,
 }
@@ -88,7 +88,7 @@ impl Client {
             .greeting(deadline, timeout)
             .map_err(|error| match error {
                 QmpError::TimedOut { .. } => no_greeting(),
-                QmpError::Garbage { what, .. } => ConnectError::NotQmp {
+                QmpError::Unexpected { what, .. } => ConnectError::NotQmp {
                     path: path.to_owned(),
                     what,
                 },
@@ -212,7 +212,7 @@ impl Client {
                     });
                 }
                 Message::Return { .. } | Message::Error { .. } => {
-                    return Err(QmpError::garbage(
+                    return Err(QmpError::unexpected(
                         DOING,
                         "an answer came before the greeting",
                     ));
@@ -264,7 +264,10 @@ impl Client {
                 Message::Return { id: Some(got), .. } | Message::Error { id: Some(got), .. }
                     if got < id => {}
                 other => {
-                    return Err(QmpError::garbage(command, format!("unexpected {other:?}")));
+                    return Err(QmpError::unexpected(
+                        command,
+                        format!("unexpected {other:?}"),
+                    ));
                 }
             }
         }
@@ -282,7 +285,7 @@ impl Client {
         &mut self,
         doing: &str,
         deadline: Instant,
-        mut want: impl FnMut(&Event) -> Option<T>,
+        mut want: impl FnMut(&QmpEvent) -> Option<T>,
     ) -> Result<Option<T>, QmpError> {
         loop {
             while let Some(event) = self.events.pop_front() {
@@ -295,7 +298,7 @@ impl Client {
                 // A late answer; nobody waits for it.
                 Ok(Message::Return { .. } | Message::Error { .. }) => {}
                 Ok(Message::Greeting(_)) => {
-                    return Err(QmpError::garbage(doing, "a second greeting"));
+                    return Err(QmpError::unexpected(doing, "a second greeting"));
                 }
                 Err(QmpError::TimedOut { .. }) => return Ok(None),
                 Err(error) => return Err(error),
@@ -315,7 +318,7 @@ impl Client {
         self.events.iter().any(|event| event.name == name)
     }
 
-    fn keep(&mut self, event: Event) {
+    fn keep(&mut self, event: QmpEvent) {
         tracing::debug!(name = event.name, data = %event.data, "QMP event");
         if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
@@ -377,14 +380,14 @@ impl Client {
     ) -> Result<Message, QmpError> {
         loop {
             let line = self.lines.next_line().map_err(|_too_long| {
-                QmpError::garbage(
+                QmpError::unexpected(
                     doing,
                     format!("a line of more than {} bytes", super::MAX_LINE),
                 )
             })?;
             if let Some(line) = line {
                 tracing::trace!(line = excerpt(&line), "QMP");
-                return Message::parse(&line).map_err(|what| QmpError::garbage(doing, what));
+                return Message::parse(&line).map_err(|what| QmpError::unexpected(doing, what));
             }
             let mut buffer = [0; READ];
             match self.stream.read(&mut buffer) {
@@ -430,7 +433,7 @@ impl Client {
                 });
             }
             let slice = if self.cancel.is_some() {
-                left.min(SLICE)
+                left.min(POLL_INTERVAL)
             } else {
                 left
             };

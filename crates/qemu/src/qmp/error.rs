@@ -65,7 +65,7 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Whether somebody is there who just does not say anything.
-    pub fn is_silence(&self) -> bool {
+    pub fn is_silent(&self) -> bool {
         match self {
             Self::NoGreeting { .. } => true,
             Self::Session { source, .. } => matches!(source, QmpError::TimedOut { .. }),
@@ -133,7 +133,7 @@ pub enum QmpError {
     },
     /// What came is not what the protocol or the command's schema says.
     #[error("QEMU's answer to {doing} makes no sense: {what}")]
-    Garbage {
+    Unexpected {
         /// What we were doing.
         doing: String,
         /// What is wrong with it.
@@ -159,8 +159,8 @@ impl QmpError {
         }
     }
 
-    pub(crate) fn garbage(doing: &str, what: impl Into<String>) -> Self {
-        Self::Garbage {
+    pub(crate) fn unexpected(doing: &str, what: impl Into<String>) -> Self {
+        Self::Unexpected {
             doing: doing.to_owned(),
             what: what.into(),
         }

@@ -36,7 +36,7 @@ impl fmt::Display for Version {
 
 /// Something that happened in QEMU.
 #[derive(Debug, Clone)]
-pub struct Event {
+pub struct QmpEvent {
     /// Its name, such as `STOP`.
     pub name: String,
     /// What it carries.
@@ -46,7 +46,7 @@ pub struct Event {
     pub at: Instant,
 }
 
-impl Event {
+impl QmpEvent {
     /// Whether this is a `MIGRATION` event with a status; which one.
     pub(crate) fn migration_status(&self) -> Option<&str> {
         if self.name == "MIGRATION" {
@@ -61,7 +61,7 @@ impl Event {
 #[derive(Debug)]
 pub(crate) enum Message {
     Greeting(Version),
-    Event(Event),
+    Event(QmpEvent),
     Return {
         id: Option<u64>,
         value: Value,
@@ -98,7 +98,7 @@ impl Message {
         if let Some(Value::String(name)) = object.remove("event") {
             let at = instant_of(&object, Instant::now(), SystemTime::now());
             let data = object.remove("data").unwrap_or(Value::Null);
-            return Ok(Self::Event(Event { name, data, at }));
+            return Ok(Self::Event(QmpEvent { name, data, at }));
         }
         if let Some(value) = object.remove("return") {
             return Ok(Self::Return { id, value });

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::text::one_line;
 use serde_json::{Value, json};
 
-use crate::qmp::{Client, Event, QmpError};
+use crate::qmp::{Client, QmpError, QmpEvent};
 
 /// QEMU's migration status, as far as it makes a difference here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,12 +100,12 @@ pub(crate) fn run_state(client: &mut Client) -> Result<RunState, QmpError> {
             status: status.to_owned(),
             running,
         }),
-        _ => Err(QmpError::garbage("query-status", answer.to_string())),
+        _ => Err(QmpError::unexpected("query-status", answer.to_string())),
     }
 }
 
 /// How often to ask when no event tells.
-const ASK: Duration = Duration::from_millis(500);
+const QUERY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Waits until the migration's status is one that `done` accepts, by events
 /// and, in case one was missed, by asking. `seen` is shown every event.
@@ -116,11 +116,11 @@ pub(crate) fn wait_status(
     doing: &str,
     timeout: Duration,
     done: impl Fn(&MigrationStatus) -> bool,
-    mut seen: impl FnMut(&Event),
+    mut seen: impl FnMut(&QmpEvent),
 ) -> Result<Option<MigrationStatus>, QmpError> {
     let deadline = Instant::now() + timeout;
     loop {
-        let pause = deadline.min(Instant::now() + ASK);
+        let pause = deadline.min(Instant::now() + QUERY_INTERVAL);
         let status = client.wait_event(doing, pause, |event| {
             seen(event);
             let status = MigrationStatus::parse(event.migration_status()?);
@@ -133,7 +133,7 @@ pub(crate) fn wait_status(
         if left.is_zero() {
             return Ok(None);
         }
-        // QEMU may be stuck on a missing page just now: the same patience.
+        // QEMU may be stuck on a missing page just now: the same timeouts.
         let answer = client.execute_within("query-migrate", json!({}), left)?;
         let text = answer.get("status").and_then(Value::as_str);
         let status = MigrationStatus::parse(text.unwrap_or("none"));
@@ -144,17 +144,17 @@ pub(crate) fn wait_status(
 }
 
 /// How long a cancelled migration may take to come to its end.
-const SETTLE: Duration = Duration::from_secs(60);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often to look whether it has.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Brings an outgoing migration to its end, by cancelling it if it goes on.
 ///
 /// A cancelled or failed migration makes QEMU resume the guest if it ran when
 /// the migration began; a completed one leaves it stopped.
-pub(crate) fn settle(client: &mut Client) -> Result<MigrationInfo, QmpError> {
-    let deadline = Instant::now() + SETTLE;
+pub(crate) fn cancel_and_wait(client: &mut Client) -> Result<MigrationInfo, QmpError> {
+    let deadline = Instant::now() + CANCEL_TIMEOUT;
     let mut cancelled = false;
     loop {
         let info = query(client)?;
@@ -172,26 +172,26 @@ pub(crate) fn settle(client: &mut Client) -> Result<MigrationInfo, QmpError> {
                     "migrate_cancel (the migration's status stays {})",
                     info.status
                 ),
-                after: SETTLE,
+                after: CANCEL_TIMEOUT,
             });
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// How long a guest may take to run after `cont`, and QEMU to come to rest.
-const RUNS: Duration = Duration::from_secs(10);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The run state after a migration that is over: QEMU says that it is a moment
 /// before it leaves `finish-migrate`, and refuses `cont` until then.
-pub(crate) fn state_at_rest(client: &mut Client) -> Result<RunState, QmpError> {
-    let deadline = Instant::now() + RUNS;
+pub(crate) fn run_state_after_migration(client: &mut Client) -> Result<RunState, QmpError> {
+    let deadline = Instant::now() + RESUME_TIMEOUT;
     loop {
         let state = run_state(client)?;
         if state.status != "finish-migrate" || Instant::now() > deadline {
             return Ok(state);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -200,8 +200,8 @@ pub(crate) fn state_at_rest(client: &mut Client) -> Result<RunState, QmpError> {
 ///
 /// Only states that a migration causes are left by `cont`: a guest that its
 /// owner paused (state `paused`) stays as it is.
-pub(crate) fn run_again(client: &mut Client) -> Result<RunState, QmpError> {
-    let deadline = Instant::now() + RUNS;
+pub(crate) fn resume_after_migration(client: &mut Client) -> Result<RunState, QmpError> {
+    let deadline = Instant::now() + RESUME_TIMEOUT;
     loop {
         let state = run_state(client)?;
         let stopped_by_migration =
@@ -212,7 +212,7 @@ pub(crate) fn run_again(client: &mut Client) -> Result<RunState, QmpError> {
         match client.execute("cont", json!({})) {
             Ok(_) => {}
             // "Migration is not finalized yet": the status is ahead of the run state.
-            Err(error) if error.is_refusal() && Instant::now() + LOOK < deadline => {
+            Err(error) if error.is_refusal() && Instant::now() + POLL_INTERVAL < deadline => {
                 tracing::debug!(%error, "cont");
                 if state.status == "postmigrate" {
                     // Not a matter of time: storage, mostly.
@@ -221,7 +221,7 @@ pub(crate) fn run_again(client: &mut Client) -> Result<RunState, QmpError> {
             }
             Err(error) => return Err(error),
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

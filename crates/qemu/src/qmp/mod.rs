@@ -35,4 +35,4 @@ pub use client::{COMMAND_TIMEOUT, Client};
 pub(crate) use connect::connect;
 pub use error::{ConnectError, QmpError};
 pub use lines::MAX_LINE;
-pub use message::{Event, Version};
+pub use message::{QmpEvent, Version};

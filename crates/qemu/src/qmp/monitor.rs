@@ -13,13 +13,13 @@ use thiserror::Error;
 use crate::qmp::{Client, ConnectError, QmpError};
 
 /// How long to listen for the greeting of a QEMU that may wait for a page.
-const LISTEN: Duration = Duration::from_secs(2);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Between two tries to get through to it.
-const AGAIN: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Longer than anybody waits: the end comes from elsewhere.
-pub(crate) const ENDLESS: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const NO_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// QEMU's monitor did not do as it was told, or was not to be had.
 #[derive(Debug, Error)]
@@ -34,15 +34,15 @@ pub enum MonitorError {
 
 /// How long to try.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct ConnectTimeouts {
     /// With a QEMU that cannot be talked to.
-    pub(crate) trouble: Duration,
+    pub(crate) unreachable: Duration,
     /// With one that has a monitor, which says nothing.
-    pub(crate) silence: Duration,
+    pub(crate) silent: Duration,
 }
 
 /// The monitor of a QEMU that was attached to.
-pub(crate) fn attached(client: &mut Option<Client>) -> Result<&mut Client, QmpError> {
+pub(crate) fn connected(client: &mut Option<Client>) -> Result<&mut Client, QmpError> {
     client.as_mut().ok_or_else(|| QmpError::Closed {
         doing: "a guest that it does not have yet, or no more".to_owned(),
     })
@@ -51,16 +51,16 @@ pub(crate) fn attached(client: &mut Option<Client>) -> Result<&mut Client, QmpEr
 /// The monitor, connected to now if that was not done before. QEMU may wait for
 /// a page, or may not have noticed yet that the program before is gone. Ends
 /// early when `process` does, or once `give_up` is set.
-pub(crate) fn reach<'a>(
+pub(crate) fn get_or_connect<'a>(
     client: &'a mut Option<Client>,
     qmp: &Path,
     process: &Process,
-    patience: Patience,
+    timeouts: ConnectTimeouts,
     give_up: &Cancel,
 ) -> Result<&'a mut Client, ConnectError> {
     let connected = match client.take() {
         Some(client) => client,
-        None => connect(qmp, process, patience, give_up)?,
+        None => connect(qmp, process, timeouts, give_up)?,
     };
     Ok(client.insert(connected))
 }
@@ -68,12 +68,12 @@ pub(crate) fn reach<'a>(
 fn connect(
     qmp: &Path,
     process: &Process,
-    patience: Patience,
+    timeouts: ConnectTimeouts,
     give_up: &Cancel,
 ) -> Result<Client, ConnectError> {
     let begun = Instant::now();
     loop {
-        let error = match Client::connect(qmp, LISTEN) {
+        let error = match Client::connect(qmp, GREETING_TIMEOUT) {
             // Whoever may write to the socket's folder can put another one there.
             Ok(client) if client.peer() == Some(process.pid()) => return Ok(client),
             Ok(client) => ConnectError::AnotherProcess {
@@ -83,15 +83,15 @@ fn connect(
             },
             Err(error) => error,
         };
-        let patience = if error.is_silence() {
-            patience.silence
+        let timeouts = if error.is_silent() {
+            timeouts.silent
         } else {
-            patience.trouble
+            timeouts.unreachable
         };
-        if give_up.is_cancelled() || begun.elapsed() >= patience || !process.is_alive() {
+        if give_up.is_cancelled() || begun.elapsed() >= timeouts || !process.is_alive() {
             return Err(error);
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(RETRY_INTERVAL);
     }
 }
 
@@ -103,9 +103,9 @@ mod tests {
     use std::sync::Arc;
     use std::thread;
 
-    const NOT_LONG: Patience = Patience {
-        trouble: Duration::ZERO,
-        silence: ENDLESS,
+    const SILENCE_ONLY: ConnectTimeouts = ConnectTimeouts {
+        unreachable: Duration::ZERO,
+        silent: NO_TIMEOUT,
     };
 
     /// Somebody who listens and says nothing, like a QEMU that waits for a page.
@@ -123,16 +123,16 @@ mod tests {
         let try_it = || {
             let (path, process) = (path.clone(), Arc::clone(&process));
             let give_up = give_up.clone();
-            thread::spawn(move || connect(&path, &process, NOT_LONG, &give_up).unwrap_err())
+            thread::spawn(move || connect(&path, &process, SILENCE_ONLY, &give_up).unwrap_err())
         };
         let first = try_it();
-        thread::sleep(LISTEN + LISTEN);
+        thread::sleep(GREETING_TIMEOUT + GREETING_TIMEOUT);
         assert!(!first.is_finished(), "not given up");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(first.join().unwrap().is_silence());
+        assert!(first.join().unwrap().is_silent());
         give_up.cancel();
-        assert!(try_it().join().unwrap().is_silence());
+        assert!(try_it().join().unwrap().is_silent());
     }
 
     #[test]
@@ -156,9 +156,9 @@ mod tests {
             .spawn()
             .unwrap();
         let process = Process::open(child.id()).unwrap();
-        let hurry = Patience {
-            trouble: Duration::ZERO,
-            silence: Duration::ZERO,
+        let hurry = ConnectTimeouts {
+            unreachable: Duration::ZERO,
+            silent: Duration::ZERO,
         };
         let error = connect(&path, &process, hurry, &Cancel::new()).unwrap_err();
         let own = std::process::id();
@@ -178,7 +178,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let own = Process::open(std::process::id()).unwrap();
         let path = folder.path().join("nothing");
-        let error = connect(&path, &own, NOT_LONG, &Cancel::new()).unwrap_err();
-        assert!(!error.is_silence(), "{error}");
+        let error = connect(&path, &own, SILENCE_ONLY, &Cancel::new()).unwrap_err();
+        assert!(!error.is_silent(), "{error}");
     }
 }

@@ -187,7 +187,7 @@ fn garbage_ends_the_session_with_what_it_was() {
         });
         let mut client = Client::connect(&server.path(), LONG).unwrap();
         let error = client.execute("query-status", json!({})).unwrap_err();
-        assert!(matches!(error, QmpError::Garbage { .. }), "{error}");
+        assert!(matches!(error, QmpError::Unexpected { .. }), "{error}");
         assert!(error.to_string().contains("query-status"), "{error}");
         drop(client);
         server.end();

@@ -18,37 +18,37 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thiserror::Error;
 
-use self::undo::{Journal, UndoRecord};
-use crate::attach::exclusive_access::{self, Alone};
+use self::undo::{UndoRecord, UndoRecorder};
+use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::machine;
-use crate::attach::preflight::{self, Allowed, Refusal, Side, UnderWay};
+use crate::attach::preflight::{self, AllowedTypes, MoveInProgress, Refusal, Side};
 use crate::attach::process;
-use crate::attach::reopen::Access;
+use crate::attach::reopen::FileAccess;
 use crate::attach::{AttachError, Attached, attach, is_dirty_log};
-use crate::identity::{Place, TakeUpError};
+use crate::identity::{QemuIdentity, ReattachError};
 use crate::qmp::migration::{self, MigrationStatus};
-use crate::qmp::monitor::{self, MonitorError, Patience, attached};
+use crate::qmp::monitor::{self, ConnectTimeouts, MonitorError, connected};
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::settings::{self, Settings};
-use crate::stream::{self, Intake, Until};
+use crate::stream::{self, DeviceStateReader, ReadUntil};
 
 /// How long QEMU may take from `migrate` to the guest's stop. It sends video
 /// memory and the like meanwhile, the guest still runs.
-const SET_UP: Duration = Duration::from_secs(60);
+const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to wait for an answer that need not come.
-const CONTINUED: Duration = Duration::from_secs(1);
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a QEMU that was taken up may take to turn to us: it has to notice
 /// first that the killed engine's connection has ended.
-pub(crate) const TURN: Patience = Patience {
-    trouble: Duration::from_secs(5),
-    silence: Duration::from_secs(20),
+pub(crate) const RECONNECT_TIMEOUTS: ConnectTimeouts = ConnectTimeouts {
+    unreachable: Duration::from_secs(5),
+    silent: Duration::from_secs(20),
 };
 
 /// How long QEMU may take from the last byte of the device state to saying
 /// that all is well.
-const COMPLETE: Duration = Duration::from_secs(30);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The dirty log could not be started. The guest is as it was.
 #[derive(Debug, Error)]
@@ -86,7 +86,7 @@ pub enum PauseError {
     Socket(#[from] io::Error),
     /// What there will be to undo could not be written down.
     #[error("stopping the guest for the switchover: writing down how to let it run again: {0}")]
-    Journal(io::Error),
+    Record(io::Error),
     /// QEMU's migration came to an end instead.
     #[error(
         "stopping the guest for the switchover: QEMU's migration is {status} instead{}",
@@ -100,7 +100,7 @@ pub enum PauseError {
     },
     /// It took too long.
     #[error(
-        "stopping the guest for the switchover: QEMU has not done so within {} s", SET_UP.as_secs()
+        "stopping the guest for the switchover: QEMU has not done so within {} s", SETUP_TIMEOUT.as_secs()
     )]
     TimedOut,
 }
@@ -140,7 +140,7 @@ pub enum SaveError {
     /// QEMU does not say that it went well.
     #[error(
         "saving the device state: QEMU has written it but not said within {} s that all is well",
-        COMPLETE.as_secs()
+        COMPLETION_TIMEOUT.as_secs()
     )]
     TimedOut,
 }
@@ -169,7 +169,7 @@ pub enum ResumeError {
 
 /// Something taken from QEMU could not be given back. The rest was.
 #[derive(Debug, Error)]
-pub enum ReleaseError {
+pub enum ReleaseSourceError {
     /// The dirty log.
     #[error("ending the dirty log: {0}")]
     Log(#[from] DirtyError),
@@ -195,9 +195,9 @@ fn said(error: &Option<String>) -> String {
 
 /// How far the switchover has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum SwitchoverStage {
     /// The guest is not stopped by us.
-    Free,
+    NotStarted,
     /// QEMU's migration has been started.
     Pausing,
     /// The whole device state has been handed on. From here on the guest may
@@ -209,14 +209,15 @@ enum Stage {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceNotes {
     /// Where it is.
-    pub place: Place,
+    #[serde(rename = "place")]
+    pub identity: QemuIdentity,
     /// What there is to undo.
     pub undo: UndoRecord,
 }
 
 /// What is held of a QEMU besides its monitor.
 #[derive(Debug)]
-struct Held {
+struct QemuResources {
     process: Arc<Process>,
     ram: Arc<RamFiles>,
     /// Where each block begins in the process, in layout order.
@@ -232,25 +233,25 @@ pub struct QemuSource {
     /// `None` before a QEMU that was taken up has been talked to: what it takes
     /// to send the pages of a guest that has gone is asked of the system.
     client: Option<Client>,
-    qemu: Held,
-    stage: Stage,
-    intake: Option<Intake>,
+    qemu: QemuResources,
+    stage: SwitchoverStage,
+    reader: Option<DeviceStateReader>,
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory behind the log.
     needs_drain: bool,
     userfault: Option<ForeignUserfault>,
-    place: Place,
+    identity: QemuIdentity,
     undo: UndoRecord,
-    journal: Journal,
-    stuck: bool,
+    journal: UndoRecorder,
+    stuck_in_postmigrate: bool,
     /// What the machine consisted of when it was attached to.
     machine: Machine,
     /// How the guest is to travel, once that is known.
     mode: Option<Mode>,
-    allowed: Allowed,
+    allowed: AllowedTypes,
     /// Nothing is given back: another engine goes on.
-    left: bool,
-    _alone: Alone,
+    detached: bool,
+    _lock: ExclusiveAccess,
 }
 
 impl QemuSource {
@@ -261,7 +262,7 @@ impl QemuSource {
     ///
     /// See [`AttachError`]; the guest has not been touched then.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
-        Self::attach_allowing(qmp, &Allowed::default())
+        Self::attach_allowing(qmp, &AllowedTypes::default())
     }
 
     /// Like [`attach`](Self::attach), with devices that hikkoshi does not know.
@@ -269,9 +270,9 @@ impl QemuSource {
     /// # Errors
     ///
     /// See [`AttachError`]; the guest has not been touched then.
-    pub fn attach_allowing(qmp: &Path, allowed: &Allowed) -> Result<Self, AttachError> {
+    pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
         let qemu = attach(qmp, Side::Source, allowed)?;
-        let place = Place::of(qmp, &qemu)?;
+        let identity = QemuIdentity::of(qmp, &qemu)?;
         let Attached {
             client,
             process,
@@ -279,32 +280,32 @@ impl QemuSource {
             addresses,
             description,
             processors,
-            alone,
+            lock,
             machine,
         } = qemu;
         Ok(Self {
             client: Some(client),
-            qemu: Held {
+            qemu: QemuResources {
                 process,
                 ram,
                 addresses,
                 description,
                 processors,
             },
-            stage: Stage::Free,
-            intake: None,
+            stage: SwitchoverStage::NotStarted,
+            reader: None,
             log: None,
             needs_drain: false,
             userfault: None,
-            place,
+            identity,
             undo: UndoRecord::default(),
-            journal: Journal::default(),
-            stuck: false,
+            journal: UndoRecorder::default(),
+            stuck_in_postmigrate: false,
             machine,
             mode: None,
             allowed: allowed.clone(),
-            left: false,
-            _alone: alone,
+            detached: false,
+            _lock: lock,
         })
     }
 
@@ -328,19 +329,19 @@ impl QemuSource {
 
     /// Takes up a guest that another program had handed over, or was about to.
     /// QEMU is not talked to yet. `None` when it is gone: see
-    /// [`Remains`](crate::Remains).
+    /// [`RamFileSource`](crate::Remains).
     ///
     /// # Errors
     ///
-    /// See [`TakeUpError`].
-    pub fn take_up(notes: &SourceNotes) -> Result<Option<Self>, TakeUpError> {
-        let place = &notes.place;
-        let Some(process) = place.process()? else {
+    /// See [`ReattachError`].
+    pub fn reattach(notes: &SourceNotes) -> Result<Option<Self>, ReattachError> {
+        let identity = &notes.identity;
+        let Some(process) = identity.process()? else {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
-        let alone = exclusive_access::occupy(&process)?;
-        let ram = place.open_ram(Some(&process), Access::Read)?;
+        let lock = exclusive_access::acquire(&process)?;
+        let ram = identity.open_ram_files(Some(&process), FileAccess::Read)?;
         for leftover in process::userfaults(&process)? {
             // It holds nobody up, and goes with the next try if this one fails.
             if is_dirty_log(&leftover)
@@ -351,35 +352,35 @@ impl QemuSource {
         }
         Ok(Some(Self {
             client: None,
-            qemu: Held {
+            qemu: QemuResources {
                 process,
                 ram: Arc::new(ram),
-                addresses: place.addresses(),
-                description: place.description.clone(),
+                addresses: identity.addresses(),
+                description: identity.description.clone(),
                 // They were compared before the guest was moved.
                 processors: Processors::default(),
             },
-            stage: Stage::Saved,
-            intake: None,
+            stage: SwitchoverStage::Saved,
+            reader: None,
             log: None,
             needs_drain: false,
             userfault: None,
-            place: place.clone(),
+            identity: identity.clone(),
             undo: notes.undo.clone(),
-            journal: Journal::default(),
-            stuck: false,
+            journal: UndoRecorder::default(),
+            stuck_in_postmigrate: false,
             machine: Machine::default(),
             mode: None,
-            allowed: Allowed::default(),
-            left: false,
-            _alone: alone,
+            allowed: AllowedTypes::default(),
+            detached: false,
+            _lock: lock,
         }))
     }
 
     /// What another program must know to go on, as of now.
     pub fn notes(&self) -> SourceNotes {
         SourceNotes {
-            place: self.place.clone(),
+            identity: self.identity.clone(),
             undo: self.undo.clone(),
         }
     }
@@ -401,12 +402,12 @@ impl QemuSource {
         &mut self,
         keep: impl FnMut(&UndoRecord) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
-        self.journal = Journal::new(keep);
+        self.journal = UndoRecorder::new(keep);
         self.journal.write(&self.undo)
     }
 
     /// Tells of something that was undone: at worst it is undone once more.
-    fn note_undone(&mut self) {
+    fn record_undone(&mut self) {
         if let Err(error) = self.journal.write(&self.undo) {
             tracing::warn!(%error, "writing down that there is nothing left to undo");
         }
@@ -420,8 +421,8 @@ impl QemuSource {
     /// Whether a guest that its owner had paused was brought back, but to
     /// `postmigrate`: paused, whole, and in a state that QEMU leaves only by
     /// running it (`cont`). QEMU 7.2 does that; 10.0 does not.
-    pub fn is_stuck(&self) -> bool {
-        self.stuck
+    pub fn is_stuck_in_postmigrate(&self) -> bool {
+        self.stuck_in_postmigrate
     }
 
     fn start_log(&mut self) -> Result<Arc<dyn DirtyLog>, StartLogError> {
@@ -429,7 +430,7 @@ impl QemuSource {
             return Err(StartLogError::Twice);
         }
         hikkoshi_dirty::support()?;
-        self.needs_drain = preflight::needs_drain(attached(&mut self.client)?)?;
+        self.needs_drain = preflight::needs_drain(connected(&mut self.client)?)?;
         let userfault = ForeignUserfault::take_from(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
         let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
         // On an error the userfaultfd is given back by being dropped.
@@ -445,7 +446,7 @@ impl QemuSource {
     }
 
     fn stop_guest(&mut self) -> Result<Instant, PauseError> {
-        let client = attached(&mut self.client)?;
+        let client = connected(&mut self.client)?;
         let state = migration::run_state(client)?;
         if !matches!(state.status.as_str(), "running" | "paused" | "prelaunch") {
             return Err(Refusal::State {
@@ -454,14 +455,14 @@ impl QemuSource {
             }
             .into());
         }
-        let under_way = UnderWay {
+        let under_way = MoveInProgress {
             mode: self.mode,
             rounds: self.log.is_some(),
             drained: self.needs_drain,
         };
         preflight::check_again(client, under_way, &self.allowed)?;
         // The destination has compared its machine with that.
-        let now = machine::describe(client)?;
+        let now = machine::read(client)?;
         now.fits(&self.machine).map_err(Refusal::Changed)?;
         // Its owner may have paused or resumed it since we attached.
         self.qemu.description.running = state.running;
@@ -470,7 +471,7 @@ impl QemuSource {
             settings: before,
             stopped: Some(state.running),
         };
-        self.journal.write(&undo).map_err(PauseError::Journal)?;
+        self.journal.write(&undo).map_err(PauseError::Record)?;
         self.undo = undo;
         let outcome = self.stop_with(&after, state.running);
         if outcome.is_err()
@@ -482,25 +483,28 @@ impl QemuSource {
     }
 
     fn stop_with(&mut self, settings: &Settings, running: bool) -> Result<Instant, PauseError> {
-        let client = attached(&mut self.client)?;
+        let client = connected(&mut self.client)?;
         settings::apply(client, settings)?;
         let until = if running {
-            Until::End
+            ReadUntil::End
         } else {
             // Where it can still be brought back to being paused.
-            Until::Description
+            ReadUntil::Description
         };
         let socket = stream::open(client, until)?;
-        self.stage = Stage::Pausing;
-        self.intake = Some(Intake::start(socket, until)?);
+        self.stage = SwitchoverStage::Pausing;
+        self.reader = Some(DeviceStateReader::start(socket, until)?);
         client.forget_events();
         let asked = Instant::now();
-        client.execute("migrate", json!({ "uri": format!("fd:{}", stream::NAME) }))?;
+        client.execute(
+            "migrate",
+            json!({ "uri": format!("fd:{}", stream::FD_NAME) }),
+        )?;
         let mut stopped = None;
         let status = migration::wait_status(
             client,
             "the guest's stop for the switchover",
-            SET_UP,
+            SETUP_TIMEOUT,
             |status| *status == MigrationStatus::PreSwitchover || status.is_over(),
             |event| {
                 if event.name == "STOP" {
@@ -527,17 +531,17 @@ impl QemuSource {
     /// Once `give_up` is set it ends with an error. QEMU is left as it is then:
     /// [`resume`](Self::resume_guest) ends its save.
     fn save(&mut self, sink: &mut dyn Write, give_up: &Cancel) -> Result<(), SaveError> {
-        attached(&mut self.client)?.set_cancel(Some(give_up.clone()));
+        connected(&mut self.client)?.set_cancel(Some(give_up.clone()));
         let saved = self.save_until(sink, give_up);
-        attached(&mut self.client)?.set_cancel(None);
+        connected(&mut self.client)?.set_cancel(None);
         saved
     }
 
     fn save_until(&mut self, sink: &mut dyn Write, give_up: &Cancel) -> Result<(), SaveError> {
-        if self.stage != Stage::Pausing {
+        if self.stage != SwitchoverStage::Pausing {
             return Err(SaveError::NotPaused);
         }
-        let client = attached(&mut self.client)?;
+        let client = connected(&mut self.client)?;
         client.forget_events();
         let arguments = json!({ "state": "pre-switchover" });
         if self.undo.stopped == Some(true) {
@@ -545,25 +549,28 @@ impl QemuSource {
         } else {
             // QEMU may be in the middle of its writing already, where it is to
             // wait for us, and does not come round to answering.
-            match client.execute_within("migrate-continue", arguments, CONTINUED) {
+            match client.execute_within("migrate-continue", arguments, CONTINUE_TIMEOUT) {
                 Ok(_) | Err(QmpError::TimedOut { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        // Whatever happens now, the socket is used up: dropping the intake
+        // Whatever happens now, the socket is used up: dropping the reader
         // breaks a save that is still going on.
-        let intake = self.intake.take().ok_or(SaveError::NotPaused)?;
+        let reader = self.reader.take().ok_or(SaveError::NotPaused)?;
         let mut bytes = 0u64;
-        while let Some(piece) = intake.next(give_up).ok_or(SaveError::GivenUp { bytes })? {
+        while let Some(piece) = reader
+            .next_chunk(give_up)
+            .ok_or(SaveError::GivenUp { bytes })?
+        {
             let piece = piece.map_err(SaveError::Read)?;
             sink.write_all(&piece).map_err(SaveError::Sink)?;
             bytes += piece.len() as u64;
         }
         sink.flush().map_err(SaveError::Sink)?;
-        if intake.is_held() {
+        if reader.is_writer_waiting() {
             tracing::debug!(bytes, "the device state is saved; QEMU waits");
-            self.intake = Some(intake);
-            self.stage = Stage::Saved;
+            self.reader = Some(reader);
+            self.stage = SwitchoverStage::Saved;
             return Ok(());
         }
         // The end of the stream alone proves nothing: it ends too when QEMU
@@ -571,14 +578,14 @@ impl QemuSource {
         let status = migration::wait_status(
             client,
             "the end of the device state",
-            COMPLETE,
+            COMPLETION_TIMEOUT,
             MigrationStatus::is_over,
             |_| {},
         )?;
         match status {
             Some(MigrationStatus::Completed) => {
                 tracing::debug!(bytes, "the device state is saved");
-                self.stage = Stage::Saved;
+                self.stage = SwitchoverStage::Saved;
                 Ok(())
             }
             Some(status) => Err(SaveError::Failed {
@@ -592,8 +599,8 @@ impl QemuSource {
     /// Lets QEMU finish a save that was left before its end: the guest does
     /// not come back.
     fn finish_save(&mut self) -> Result<(), QmpError> {
-        let Some(intake) = self.intake.take() else {
-            if let Err(error) = self.end_a_paused_copy() {
+        let Some(reader) = self.reader.take() else {
+            if let Err(error) = self.end_paused_copy() {
                 let pid = self.pid();
                 tracing::warn!(
                     %error,
@@ -604,30 +611,35 @@ impl QemuSource {
             }
             return Ok(());
         };
-        intake.finish();
-        let client = attached(&mut self.client)?;
+        reader.finish();
+        let client = connected(&mut self.client)?;
         let doing = "the end of the migration";
-        let status =
-            migration::wait_status(client, doing, COMPLETE, MigrationStatus::is_over, |_| {})?;
+        let status = migration::wait_status(
+            client,
+            doing,
+            COMPLETION_TIMEOUT,
+            MigrationStatus::is_over,
+            |_| {},
+        )?;
         if status.is_none() {
             return Err(QmpError::TimedOut {
                 doing: doing.to_owned(),
-                after: COMPLETE,
+                after: COMPLETION_TIMEOUT,
             });
         }
         // Whoever is told that this is over may want to do something with QEMU.
-        migration::state_at_rest(client).map(drop)
+        migration::run_state_after_migration(client).map(drop)
     }
 
     /// A guest that its owner had paused is so again when the engine that saved
     /// it was killed in the middle, with its disks opened again. It is at the
     /// destination: it is saved once more, to the end, and nobody reads that.
-    fn end_a_paused_copy(&mut self) -> Result<(), EndError> {
+    fn end_paused_copy(&mut self) -> Result<(), EndPausedCopyError> {
         if self.undo.stopped != Some(false) || self.has_ended() {
             return Ok(());
         }
         let client = self.monitor()?;
-        if migration::state_at_rest(client)?.status != "paused" {
+        if migration::run_state_after_migration(client)?.status != "paused" {
             return Ok(());
         }
         // The settings are still those of the engine before.
@@ -640,19 +652,19 @@ impl QemuSource {
             return Ok(());
         }
         // QEMU may be blocked in writing to us.
-        self.intake = None;
+        self.reader = None;
         let ran = self.undo.stopped == Some(true);
-        let saved = self.stage == Stage::Saved;
+        let saved = self.stage == SwitchoverStage::Saved;
         let state = resume(self.monitor()?, ran, saved)?;
-        self.stage = Stage::Free;
+        self.stage = SwitchoverStage::NotStarted;
         tracing::info!(state, "the guest is as it was at the source");
-        self.stuck = state == "postmigrate";
+        self.stuck_in_postmigrate = state == "postmigrate";
         self.undo.stopped = None;
         if let Err(error) = self.restore_settings() {
             // The guest is well. Tried again, and reported, in the end.
             tracing::warn!(%error, "putting QEMU's migration settings back");
         }
-        self.note_undone();
+        self.record_undone();
         Ok(())
     }
 
@@ -662,18 +674,24 @@ impl QemuSource {
         let settings = self.undo.settings.clone();
         settings::apply(self.monitor()?, &settings)?;
         self.undo.settings = Settings::default();
-        Ok(close_descriptor(self.monitor()?)?)
+        Ok(close_fd(self.monitor()?)?)
     }
 
     /// QEMU's monitor. One that was taken up is connected to now.
     fn monitor(&mut self) -> Result<&mut Client, ConnectError> {
-        let (qmp, process) = (&self.place.qmp, &self.qemu.process);
-        monitor::reach(&mut self.client, qmp, process, TURN, &Cancel::new())
+        let (qmp, process) = (&self.identity.qmp, &self.qemu.process);
+        monitor::get_or_connect(
+            &mut self.client,
+            qmp,
+            process,
+            RECONNECT_TIMEOUTS,
+            &Cancel::new(),
+        )
     }
 
-    fn give_back(&mut self) -> Result<(), ReleaseError> {
-        let mut first: Result<(), ReleaseError> = Ok(());
-        let mut note = |result: Result<(), ReleaseError>| {
+    fn release_qemu(&mut self) -> Result<(), ReleaseSourceError> {
+        let mut first: Result<(), ReleaseSourceError> = Ok(());
+        let mut note = |result: Result<(), ReleaseSourceError>| {
             if let Err(error) = result {
                 if first.is_ok() {
                     first = Err(error);
@@ -683,12 +701,12 @@ impl QemuSource {
             }
         };
         // The guest first: everything else can wait.
-        if self.stage == Stage::Pausing {
+        if self.stage == SwitchoverStage::Pausing {
             // Nobody can have been told to run it: its device state was never whole.
             note(self.resume_guest().map_err(Into::into));
         }
-        if self.stage == Stage::Saved {
-            note(self.finish_save().map_err(ReleaseError::Finish));
+        if self.stage == SwitchoverStage::Saved {
+            note(self.finish_save().map_err(ReleaseSourceError::Finish));
         }
         if let Some(log) = &self.log {
             match log.stop() {
@@ -725,11 +743,11 @@ pub(crate) fn resume(
     ran: bool,
     announce: bool,
 ) -> Result<String, ResumeError> {
-    migration::settle(client)?;
+    migration::cancel_and_wait(client)?;
     if !ran {
-        return Ok(migration::state_at_rest(client)?.status);
+        return Ok(migration::run_state_after_migration(client)?.status);
     }
-    let state = migration::run_again(client)?;
+    let state = migration::resume_after_migration(client)?;
     // "paused" is its owner's doing, not ours.
     if !state.running && state.status != "paused" {
         return Err(ResumeError::Stopped {
@@ -745,7 +763,7 @@ pub(crate) fn resume(
 /// A copy that is left could not be brought to its end.
 #[derive(Debug, Error)]
 #[error(transparent)]
-enum EndError {
+enum EndPausedCopyError {
     Connect(#[from] ConnectError),
     Qmp(#[from] QmpError),
     Pause(#[from] PauseError),
@@ -761,17 +779,17 @@ enum EndError {
      since do not belong to the guest there, which has to be started anew from its disks if it \
      lacks any of them"
 )]
-struct RunsOn;
+struct GuestRunsAtSource;
 
-fn unasked(error: &dyn std::error::Error) -> Result<(), GuestError> {
+fn log_query_failure(error: &dyn std::error::Error) -> Result<(), GuestError> {
     tracing::warn!(%error, "asking QEMU whether the guest stands still at the source; it should");
     Ok(())
 }
 
 /// Forgets our descriptor in QEMU. That there is none is fine: `migrate` takes
 /// it.
-pub(crate) fn close_descriptor(client: &mut crate::qmp::Client) -> Result<(), QmpError> {
-    match client.execute("closefd", json!({ "fdname": stream::NAME })) {
+pub(crate) fn close_fd(client: &mut crate::qmp::Client) -> Result<(), QmpError> {
+    match client.execute("closefd", json!({ "fdname": stream::FD_NAME })) {
         Err(error) if !error.is_refusal() => Err(error),
         _ => Ok(()),
     }
@@ -803,7 +821,7 @@ impl SourceGuest for QemuSource {
     }
 
     fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError> {
-        let client = attached(&mut self.client).map_err(GuestError::new)?;
+        let client = connected(&mut self.client).map_err(GuestError::new)?;
         drain::drain(client, cancel).map_err(GuestError::new)
     }
 
@@ -830,17 +848,17 @@ impl SourceGuest for QemuSource {
         let state = match self.monitor().map(migration::run_state) {
             Ok(Ok(state)) => state,
             // Its memory is all that is needed.
-            Ok(Err(error)) => return unasked(&error),
-            Err(error) => return unasked(&error),
+            Ok(Err(error)) => return log_query_failure(&error),
+            Err(error) => return log_query_failure(&error),
         };
         if state.running {
-            return Err(GuestError::new(RunsOn));
+            return Err(GuestError::new(GuestRunsAtSource));
         }
         Ok(())
     }
 
     fn leave(&mut self) {
-        self.left = true;
+        self.detached = true;
     }
 
     fn has_ended(&self) -> bool {
@@ -848,16 +866,16 @@ impl SourceGuest for QemuSource {
     }
 
     fn release(&mut self) -> Result<(), GuestError> {
-        self.give_back().map_err(GuestError::new)
+        self.release_qemu().map_err(GuestError::new)
     }
 }
 
 impl Drop for QemuSource {
     fn drop(&mut self) {
-        if self.left {
+        if self.detached {
             return;
         }
-        if let Err(error) = self.give_back() {
+        if let Err(error) = self.release_qemu() {
             tracing::error!(%error, "leaving QEMU");
         }
     }

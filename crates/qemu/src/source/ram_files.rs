@@ -12,15 +12,15 @@ use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::GuestDescription;
 use thiserror::Error;
 
-use crate::attach::reopen::Access;
+use crate::attach::reopen::FileAccess;
 use crate::destination::DestinationNotes;
-use crate::identity::TakeUpError;
+use crate::identity::ReattachError;
 use crate::source::SourceNotes;
 
 /// Something that only a QEMU can do.
 #[derive(Debug, Error)]
 #[error("{doing}: QEMU (process {pid}) has ended")]
-pub struct GoneError {
+pub struct QemuExitedError {
     doing: &'static str,
     pid: u32,
 }
@@ -28,35 +28,35 @@ pub struct GoneError {
 /// The memory of a guest that was handed over before its QEMU ended: enough to
 /// send what the destination lacks.
 #[derive(Debug)]
-pub struct Remains {
+pub struct RamFileSource {
     pid: u32,
     description: GuestDescription,
     ram: Arc<RamFiles>,
 }
 
-impl Remains {
+impl RamFileSource {
     /// Opens the files that were noted.
     ///
     /// # Errors
     ///
-    /// See [`TakeUpError`]: they are gone, too, or somebody else's now.
-    pub fn open(notes: &SourceNotes) -> Result<Self, TakeUpError> {
-        let ram = notes.place.open_ram(None, Access::Read)?;
-        notes.place.check_unused()?;
+    /// See [`ReattachError`]: they are gone, too, or somebody else's now.
+    pub fn open(notes: &SourceNotes) -> Result<Self, ReattachError> {
+        let ram = notes.identity.open_ram_files(None, FileAccess::Read)?;
+        notes.identity.check_unused()?;
         Ok(Self {
-            pid: notes.place.pid,
-            description: notes.place.description.clone(),
+            pid: notes.identity.pid,
+            description: notes.identity.description.clone(),
             ram: Arc::new(ram),
         })
     }
 
     fn cannot<T>(&self, doing: &'static str) -> Result<T, GuestError> {
         let pid = self.pid;
-        Err(GuestError::new(GoneError { doing, pid }))
+        Err(GuestError::new(QemuExitedError { doing, pid }))
     }
 }
 
-impl SourceGuest for Remains {
+impl SourceGuest for RamFileSource {
     fn describe(&self) -> &GuestDescription {
         &self.description
     }
@@ -101,47 +101,48 @@ impl SourceGuest for Remains {
 /// A QEMU that has ended before it ran the guest that it had: all there is to
 /// do is to tell the source.
 #[derive(Debug)]
-pub struct Departed {
+pub struct ExitedDestination {
     pid: u32,
     description: GuestDescription,
     ram: Arc<RamFiles>,
 }
 
-impl Departed {
+impl ExitedDestination {
     /// The one that was noted.
     ///
     /// # Errors
     ///
-    /// See [`TakeUpError`]: the notes make no sense.
-    pub fn new(notes: &DestinationNotes) -> Result<Self, TakeUpError> {
-        let place = &notes.place;
-        let layout = place.description.layout()?;
+    /// See [`ReattachError`]: the notes make no sense.
+    pub fn new(notes: &DestinationNotes) -> Result<Self, ReattachError> {
+        let identity = &notes.identity;
+        let layout = identity.description.layout()?;
         let blocks = layout.blocks().len();
         // Nobody reads or writes them.
         let nothing = || File::open("/dev/null").map(|file| RamFile::new(file, 0));
         let files = (0..blocks)
             .map(|_| nothing())
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|source| TakeUpError::Open {
+            .map_err(|source| ReattachError::Open {
                 id: "none".to_owned(),
                 path: "/dev/null".into(),
                 source,
             })?;
-        let files = RamFiles::new(layout, files).ok_or(TakeUpError::Files { blocks, files: 0 })?;
+        let files =
+            RamFiles::new(layout, files).ok_or(ReattachError::Files { blocks, files: 0 })?;
         Ok(Self {
-            pid: place.pid,
-            description: place.description.clone(),
+            pid: identity.pid,
+            description: identity.description.clone(),
             ram: Arc::new(files),
         })
     }
 
     fn cannot<T>(&self, doing: &'static str) -> Result<T, GuestError> {
         let pid = self.pid;
-        Err(GuestError::new(GoneError { doing, pid }))
+        Err(GuestError::new(QemuExitedError { doing, pid }))
     }
 }
 
-impl DestinationGuest for Departed {
+impl DestinationGuest for ExitedDestination {
     fn describe(&self) -> &GuestDescription {
         &self.description
     }

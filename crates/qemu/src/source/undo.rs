@@ -21,15 +21,15 @@ use hikkoshi_userfault::{GiveBackError, close_remote};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::attach::exclusive_access::{self, OccupyError};
+use crate::attach::exclusive_access::{self, ExclusiveAccessError};
 use crate::attach::is_dirty_log;
 use crate::attach::process::{self, ProcessError};
-use crate::identity::Place;
-use crate::identity::namespaces::LookError;
+use crate::identity::QemuIdentity;
+use crate::identity::namespaces::FindProcessError;
 use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::settings::{self, Settings};
-use crate::source::{ResumeError, TURN, close_descriptor, resume};
+use crate::source::{RECONNECT_TIMEOUTS, ResumeError, close_fd, resume};
 
 /// What was done to a source. Can be written down and passed on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -43,11 +43,11 @@ pub struct UndoRecord {
 
 /// Who is told of changes to the record.
 #[derive(Default)]
-pub(crate) struct Journal(Option<Keep>);
+pub(crate) struct UndoRecorder(Option<Keep>);
 
 type Keep = Box<dyn FnMut(&UndoRecord) -> io::Result<()> + Send>;
 
-impl Journal {
+impl UndoRecorder {
     pub(crate) fn new(keep: impl FnMut(&UndoRecord) -> io::Result<()> + Send + 'static) -> Self {
         Self(Some(Box::new(keep)))
     }
@@ -60,7 +60,7 @@ impl Journal {
     }
 }
 
-impl fmt::Debug for Journal {
+impl fmt::Debug for UndoRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Journal").field(&self.0.is_some()).finish()
     }
@@ -68,15 +68,15 @@ impl fmt::Debug for Journal {
 
 /// What became of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Undone {
+pub enum UndoOutcome {
     /// QEMU is there, all is undone, and this is the guest's state in QEMU's
     /// words (`running`, or `paused` if its owner paused it).
-    Source {
+    Restored {
         /// QEMU's name for it.
         state: String,
     },
     /// QEMU has ended, and everything with it.
-    Gone,
+    QemuExited,
 }
 
 /// Not everything could be undone.
@@ -90,7 +90,7 @@ pub enum UndoError {
     Process(#[from] ProcessError),
     /// Whether it is there could not be found out.
     #[error("undoing an interrupted migration: {0}")]
-    Look(#[from] LookError),
+    Look(#[from] FindProcessError),
     /// It is not the QEMU that the record is about.
     #[error(
         "undoing an interrupted migration: process {found} listens on the QMP socket now, not the \
@@ -104,7 +104,7 @@ pub enum UndoError {
     },
     /// Another engine has the guest.
     #[error("undoing an interrupted migration: {0}; left alone")]
-    Occupied(#[from] OccupyError),
+    Occupied(#[from] ExclusiveAccessError),
     /// The guest.
     #[error("undoing an interrupted migration: {0}")]
     Resume(#[from] ResumeError),
@@ -129,15 +129,17 @@ pub enum UndoError {
 ///
 /// See [`UndoError`]. As much as possible was undone, the guest's running
 /// first.
-pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
-    let Some(process) = place.process()? else {
-        return Ok(Undone::Gone);
+pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome, UndoError> {
+    let Some(process) = identity.process()? else {
+        return Ok(UndoOutcome::QemuExited);
     };
     // Another engine may have begun anew, with another journal.
-    let _alone = match exclusive_access::occupy(&process) {
-        Ok(alone) => Some(alone),
-        Err(error @ OccupyError::Busy { .. }) => return Err(error.into()),
-        Err(OccupyError::Lock { .. }) if !process.is_alive() => return Ok(Undone::Gone),
+    let _lock = match exclusive_access::acquire(&process) {
+        Ok(lock) => Some(lock),
+        Err(error @ ExclusiveAccessError::Busy { .. }) => return Err(error.into()),
+        Err(ExclusiveAccessError::Lock { .. }) if !process.is_alive() => {
+            return Ok(UndoOutcome::QemuExited);
+        }
         // The guest's running comes first.
         Err(error) => {
             tracing::warn!(%error, "keeping other engines away from the guest");
@@ -146,9 +148,15 @@ pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
     };
     let mut client = None;
     let never = Cancel::new();
-    let client = match monitor::reach(&mut client, &place.qmp, &process, TURN, &never) {
+    let client = match monitor::get_or_connect(
+        &mut client,
+        &identity.qmp,
+        &process,
+        RECONNECT_TIMEOUTS,
+        &never,
+    ) {
         Ok(client) => client,
-        Err(_) if !process.is_alive() => return Ok(Undone::Gone),
+        Err(_) if !process.is_alive() => return Ok(UndoOutcome::QemuExited),
         Err(ConnectError::AnotherProcess {
             expected, found, ..
         }) => return Err(UndoError::AnotherQemu { expected, found }),
@@ -160,7 +168,7 @@ pub fn undo(place: &Place, record: &UndoRecord) -> Result<Undone, UndoError> {
     let state = guest?;
     log?;
     settings?;
-    Ok(Undone::Source { state })
+    Ok(UndoOutcome::Restored { state })
 }
 
 fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoError> {
@@ -191,5 +199,5 @@ fn undo_settings(client: &mut Client, record: &UndoRecord) -> Result<(), UndoErr
     }
     // While somebody's migration goes on QEMU refuses this, rightly.
     settings::apply(client, &record.settings).map_err(UndoError::Settings)?;
-    close_descriptor(client).map_err(UndoError::Settings)
+    close_fd(client).map_err(UndoError::Settings)
 }

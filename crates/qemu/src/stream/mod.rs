@@ -8,10 +8,10 @@
 //! When all is written QEMU calls its migration complete, and the guest
 //! *postmigrate*: a state that QEMU leaves only by running the guest. One that
 //! its owner had paused could not be brought back to that. So its stream is
-//! not read to the end ([`Until::Description`]). The devices' state is followed
+//! not read to the end ([`ReadUntil::Description`]). The devices' state is followed
 //! by a description of it for people, which no QEMU looks at when it loads;
 //! that is where the reading stops. QEMU waits in the middle of writing it, and
-//! whether it ends well ([`Intake::finish`]) or not (the intake is dropped, and
+//! whether it ends well ([`DeviceStateReader::finish`]) or not (the reader is dropped, and
 //! QEMU puts the guest back to what it was) is still ours to say.
 //!
 //! QEMU 7.2 makes *postmigrate* of that, too; 10.0 was tried and does not.
@@ -32,36 +32,36 @@ use hikkoshi_wire::MAX_DEVICE_STATE;
 use crate::qmp::{Client, QmpError};
 
 /// The name of our descriptor inside QEMU.
-pub(crate) const NAME: &str = "hikkoshi";
+pub(crate) const FD_NAME: &str = "hikkoshi";
 
 /// Bytes read at once.
 const CHUNK: usize = 256 << 10;
 
 /// Longest wait for a piece without a look at whether it is still wanted.
-const SLICE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Gives QEMU one end of a new socket, by the name of [`NAME`].
-pub(crate) fn open(client: &mut Client, until: Until) -> Result<UnixStream, QmpError> {
+/// Gives QEMU one end of a new socket, by the name of [`FD_NAME`].
+pub(crate) fn open(client: &mut Client, until: ReadUntil) -> Result<UnixStream, QmpError> {
     let failed = |source| QmpError::Socket {
         doing: "the device state's socket".to_owned(),
         source,
     };
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-    if until == Until::Description {
-        narrow(&theirs).map_err(failed)?;
+    if until == ReadUntil::Description {
+        shrink_send_buffer(&theirs).map_err(failed)?;
     }
-    client.send_fd(NAME, theirs.as_fd())?;
+    client.send_fd(FD_NAME, theirs.as_fd())?;
     // QEMU has its own copy; with ours closed, QEMU's end is the only one.
     Ok(ours)
 }
 
 /// What goes through the socket at once when QEMU is to wait in the middle of
 /// the description: much less than that has (53 KB were seen).
-const NARROW: usize = 4 << 10;
+const SMALL_BUFFER: usize = 4 << 10;
 
 /// How far the stream is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Until {
+pub(crate) enum ReadUntil {
     /// To its end.
     End,
     /// To where only its description follows, if there is one.
@@ -69,14 +69,14 @@ pub(crate) enum Until {
 }
 
 /// Makes QEMU write to our end of the socket in small pieces.
-fn narrow(theirs: &UnixStream) -> io::Result<()> {
-    rustix::net::sockopt::set_socket_send_buffer_size(theirs, NARROW).map_err(Into::into)
+fn shrink_send_buffer(theirs: &UnixStream) -> io::Result<()> {
+    rustix::net::sockopt::set_socket_send_buffer_size(theirs, SMALL_BUFFER).map_err(Into::into)
 }
 
 /// Takes in the device state that QEMU saves. Dropping it breaks the stream,
 /// so that QEMU's save fails.
 #[derive(Debug)]
-pub(crate) struct Intake {
+pub(crate) struct DeviceStateReader {
     socket: UnixStream,
     chunks: Receiver<io::Result<Vec<u8>>>,
     /// Tells the thread to read the rest.
@@ -85,9 +85,9 @@ pub(crate) struct Intake {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Intake {
+impl DeviceStateReader {
     /// Starts to read.
-    pub(crate) fn start(socket: UnixStream, until: Until) -> io::Result<Self> {
+    pub(crate) fn start(socket: UnixStream, until: ReadUntil) -> io::Result<Self> {
         let (sender, chunks) = channel();
         let (finish, finishing) = channel();
         let held = Arc::new(AtomicBool::new(false));
@@ -95,7 +95,7 @@ impl Intake {
         let thread = std::thread::Builder::new()
             .name("device-save".to_owned())
             .spawn(move || {
-                if until == Until::Description && take_in_devices(&mut reader, &sender) {
+                if until == ReadUntil::Description && read_devices(&mut reader, &sender) {
                     holds.store(true, Ordering::Release);
                     // No more pieces come.
                     drop(sender);
@@ -104,7 +104,7 @@ impl Intake {
                         let _ = io::copy(&mut reader, &mut io::sink());
                     }
                 } else {
-                    take_in(&mut reader, &sender);
+                    read_all(&mut reader, &sender);
                 }
             })?;
         Ok(Self {
@@ -118,7 +118,7 @@ impl Intake {
 
     /// Whether QEMU has been left in the middle of writing. Only of meaning
     /// when there is no next piece.
-    pub(crate) fn is_held(&self) -> bool {
+    pub(crate) fn is_writer_waiting(&self) -> bool {
         self.held.load(Ordering::Acquire)
     }
 
@@ -129,9 +129,9 @@ impl Intake {
     }
 
     /// The next piece; `Some(None)` at the end. `None` once `give_up` is set.
-    pub(crate) fn next(&self, give_up: &Cancel) -> Option<Option<io::Result<Vec<u8>>>> {
+    pub(crate) fn next_chunk(&self, give_up: &Cancel) -> Option<Option<io::Result<Vec<u8>>>> {
         loop {
-            match self.chunks.recv_timeout(SLICE) {
+            match self.chunks.recv_timeout(POLL_INTERVAL) {
                 Ok(piece) => return Some(Some(piece)),
                 Err(RecvTimeoutError::Disconnected) => return Some(None),
                 Err(RecvTimeoutError::Timeout) if give_up.is_cancelled() => return None,
@@ -143,7 +143,7 @@ impl Intake {
 
 /// Reads until the end. What has not been asked for waits in the channel, at
 /// most [`MAX_DEVICE_STATE`] bytes in all.
-fn take_in(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
+fn read_all(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
     let mut total = 0u64;
     loop {
         let mut chunk = vec![0; CHUNK];
@@ -175,10 +175,10 @@ fn take_in(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
 
 /// What QEMU writes behind the devices' state, with nothing in it: the
 /// section's type (`QEMU_VM_VMDESCRIPTION`), its length, and JSON.
-const NO_DESCRIPTION: [u8; 7] = *b"\x06\0\0\0\x02{}";
+const EMPTY_DESCRIPTION: [u8; 7] = *b"\x06\0\0\0\x02{}";
 
 /// Bytes by which the description's beginning is known.
-const MARK: usize = 8;
+const MARK_BYTES: usize = 8;
 
 /// Where the description begins: behind the end mark (`QEMU_VM_EOF`, 0) its
 /// section's type (6), a length of less than 16 MiB, and JSON that is an
@@ -186,17 +186,17 @@ const MARK: usize = 8;
 /// its loading fails.
 fn description(bytes: &[u8]) -> Option<usize> {
     let is_mark = |b: &[u8]| b[..3] == [0, 6, 0] && b[6..] == *b"{\"";
-    let at = bytes.windows(MARK).position(is_mark)?;
+    let at = bytes.windows(MARK_BYTES).position(is_mark)?;
     Some(at + 1)
 }
 
 /// Reads the devices' state, up to its description. `false` if the stream goes
 /// on or ends without one, or nobody wants it any more.
-fn take_in_devices(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) -> bool {
+fn read_devices(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) -> bool {
     let mut pending = Vec::new();
     let mut total = 0;
     loop {
-        let mut chunk = [0; NARROW];
+        let mut chunk = [0; SMALL_BUFFER];
         match socket.read(&mut chunk) {
             Ok(read @ 1..) if total <= MAX_DEVICE_STATE => {
                 total += read as u64;
@@ -211,11 +211,11 @@ fn take_in_devices(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>
         }
         if let Some(at) = description(&pending) {
             pending.truncate(at);
-            pending.extend(NO_DESCRIPTION);
+            pending.extend(EMPTY_DESCRIPTION);
             return chunks.send(Ok(pending)).is_ok();
         }
         // The mark may have come in part.
-        let rest = pending.split_off(pending.len().saturating_sub(MARK - 1));
+        let rest = pending.split_off(pending.len().saturating_sub(MARK_BYTES - 1));
         if chunks
             .send(Ok(std::mem::replace(&mut pending, rest)))
             .is_err()
@@ -225,7 +225,7 @@ fn take_in_devices(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>
     }
 }
 
-impl Drop for Intake {
+impl Drop for DeviceStateReader {
     fn drop(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);
         // A thread that waits has nothing to wait for any more.
@@ -238,12 +238,12 @@ impl Drop for Intake {
 
 /// Feeds QEMU the device state that it loads. Dropping it breaks the stream.
 #[derive(Debug)]
-pub(crate) struct Feed {
+pub(crate) struct DeviceStateWriter {
     socket: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Feed {
+impl DeviceStateWriter {
     /// Starts to write.
     pub(crate) fn start(socket: UnixStream, state: Vec<u8>) -> io::Result<Self> {
         let mut writer = socket.try_clone()?;
@@ -264,7 +264,7 @@ impl Feed {
     }
 }
 
-impl Drop for Feed {
+impl Drop for DeviceStateWriter {
     fn drop(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
@@ -280,13 +280,13 @@ mod tests {
     #[test]
     fn what_is_written_comes_out_and_ends() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let intake = Intake::start(ours, Until::End).unwrap();
+        let reader = DeviceStateReader::start(ours, ReadUntil::End).unwrap();
         let sent: Vec<u8> = (0..3_000_000u32).map(|i| i.to_le_bytes()[0]).collect();
         // More than a socket holds: the thread reads although nobody asks yet.
         theirs.write_all(&sent).unwrap();
         drop(theirs);
         let mut got = Vec::new();
-        while let Some(chunk) = intake.next(&Cancel::new()).unwrap() {
+        while let Some(chunk) = reader.next_chunk(&Cancel::new()).unwrap() {
             got.extend(chunk.unwrap());
         }
         assert!(got == sent);
@@ -310,8 +310,8 @@ mod tests {
         (devices, all)
     }
 
-    fn take_all(intake: &Intake) -> Vec<u8> {
-        std::iter::from_fn(|| intake.next(&Cancel::new()).unwrap())
+    fn take_all(reader: &DeviceStateReader) -> Vec<u8> {
+        std::iter::from_fn(|| reader.next_chunk(&Cancel::new()).unwrap())
             .flat_map(|piece| piece.unwrap())
             .collect()
     }
@@ -319,23 +319,26 @@ mod tests {
     #[test]
     fn the_writer_is_left_in_the_middle_of_its_description() {
         // The beginning falls on every place in a piece.
-        for devices in (300_000..300_000 + NARROW).step_by(509).chain([0, 1, 7]) {
+        for devices in (300_000..300_000 + SMALL_BUFFER)
+            .step_by(509)
+            .chain([0, 1, 7])
+        {
             for finish in [true, false] {
                 let (ours, mut theirs) = UnixStream::pair().unwrap();
-                narrow(&theirs).unwrap();
+                shrink_send_buffer(&theirs).unwrap();
                 let (devices, all) = described(devices);
                 let writer = std::thread::spawn(move || theirs.write_all(&all));
-                let intake = Intake::start(ours, Until::Description).unwrap();
-                let got = take_all(&intake);
-                assert!(intake.is_held());
+                let reader = DeviceStateReader::start(ours, ReadUntil::Description).unwrap();
+                let got = take_all(&reader);
+                assert!(reader.is_writer_waiting());
                 assert!(got[..devices.len()] == devices);
-                assert_eq!(got[devices.len()..], NO_DESCRIPTION);
+                assert_eq!(got[devices.len()..], EMPTY_DESCRIPTION);
                 assert!(!writer.is_finished());
                 if finish {
-                    intake.finish();
+                    reader.finish();
                     writer.join().unwrap().unwrap();
                 } else {
-                    drop(intake);
+                    drop(reader);
                     let kind = writer.join().unwrap().unwrap_err().kind();
                     // The end of writing, or what comes right after it: our end is closed with
                     // bytes in it that nobody has read.
@@ -352,18 +355,18 @@ mod tests {
         let (devices, _) = described(100_000);
         let sent = devices.clone();
         let writer = std::thread::spawn(move || theirs.write_all(&sent));
-        let intake = Intake::start(ours, Until::Description).unwrap();
-        assert!(take_all(&intake) == devices);
-        assert!(!intake.is_held());
+        let reader = DeviceStateReader::start(ours, ReadUntil::Description).unwrap();
+        assert!(take_all(&reader) == devices);
+        assert!(!reader.is_writer_waiting());
         writer.join().unwrap().unwrap();
-        intake.finish();
+        reader.finish();
     }
 
     #[test]
     fn dropping_the_intake_breaks_the_stream() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"half of it").unwrap();
-        drop(Intake::start(ours, Until::End).unwrap());
+        drop(DeviceStateReader::start(ours, ReadUntil::End).unwrap());
         let error = theirs.write_all(&[0; 1 << 20]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
@@ -372,23 +375,23 @@ mod tests {
     fn a_writer_that_stops_is_not_waited_for_when_told_so() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"half of it").unwrap();
-        let intake = Intake::start(ours, Until::End).unwrap();
+        let reader = DeviceStateReader::start(ours, ReadUntil::End).unwrap();
         let give_up = Cancel::new();
-        let piece = intake.next(&give_up).unwrap().unwrap().unwrap();
+        let piece = reader.next_chunk(&give_up).unwrap().unwrap().unwrap();
         assert_eq!(piece, b"half of it");
         let when = give_up.clone();
         std::thread::spawn(move || when.cancel());
-        assert!(intake.next(&give_up).is_none());
+        assert!(reader.next_chunk(&give_up).is_none());
         // What has come is given all the same.
         theirs.write_all(b"the rest").unwrap();
         drop(theirs);
-        assert!(take_all(&intake) == b"the rest");
+        assert!(take_all(&reader) == b"the rest");
     }
 
     #[test]
     fn an_endless_state_is_cut_off() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let intake = Intake::start(ours, Until::End).unwrap();
+        let reader = DeviceStateReader::start(ours, ReadUntil::End).unwrap();
         let writer = std::thread::spawn(move || {
             let piece = vec![7; 1 << 20];
             (0..=MAX_DEVICE_STATE >> 20)
@@ -397,27 +400,27 @@ mod tests {
         });
         let mut total = 0;
         let error = loop {
-            match intake.next(&Cancel::new()).unwrap().unwrap() {
+            match reader.next_chunk(&Cancel::new()).unwrap().unwrap() {
                 Ok(chunk) => total += chunk.len() as u64,
                 Err(error) => break error,
             }
         };
         assert!(total <= MAX_DEVICE_STATE);
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
-        drop(intake);
+        drop(reader);
         let _ = writer.join().unwrap();
     }
 
     #[test]
     fn a_feed_ends_the_stream_and_never_hangs() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let feed = Feed::start(ours, b"state".to_vec()).unwrap();
+        let writer = DeviceStateWriter::start(ours, b"state".to_vec()).unwrap();
         let mut got = Vec::new();
         theirs.read_to_end(&mut got).unwrap();
         assert_eq!(got, b"state");
-        drop(feed);
+        drop(writer);
         // Nobody reads this one.
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        drop(Feed::start(ours, vec![0; 8 << 20]).unwrap());
+        drop(DeviceStateWriter::start(ours, vec![0; 8 << 20]).unwrap());
     }
 }

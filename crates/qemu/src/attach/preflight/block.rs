@@ -17,7 +17,7 @@
 use serde_json::{Value, json};
 
 use super::Refusal;
-use super::devices::Writes;
+use super::devices::MemoryWrites;
 use crate::qmp::{Client, QmpError};
 
 const DMA: &str = "a device of the host writes into the guest's memory by itself, all of which is \
@@ -28,15 +28,15 @@ const FIXED: &str = "it registers all of the guest's memory with io_uring, which
      disk writes cannot be seen, so pages would be lost in any mode";
 
 /// How a block driver (`drv` of `query-named-block-nodes`) writes memory.
-pub(crate) fn of_driver(driver: &str) -> Writes {
+pub(crate) fn of_driver(driver: &str) -> MemoryWrites {
     match driver {
         "nvme" | "nvme-io_uring" | "virtio-blk-vhost-vdpa" | "virtio-blk-vfio-pci" => {
-            Writes::Refused(DMA)
+            MemoryWrites::Refused(DMA)
         }
-        "virtio-blk-vhost-user" => Writes::Refused(OTHER_PROCESS),
-        "io_uring" => Writes::Refused(FIXED),
-        _ if DRIVERS.iter().any(|list| list.contains(&driver)) => Writes::Seen,
-        _ => Writes::Unknown,
+        "virtio-blk-vhost-user" => MemoryWrites::Refused(OTHER_PROCESS),
+        "io_uring" => MemoryWrites::Refused(FIXED),
+        _ if DRIVERS.iter().any(|list| list.contains(&driver)) => MemoryWrites::Seen,
+        _ => MemoryWrites::Unknown,
     }
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn nodes(client: &mut Client) -> Result<Vec<Node>, QmpError> {
     let answer = client.execute("query-named-block-nodes", json!({ "flat": true }))?;
     let rows = answer
         .as_array()
-        .ok_or_else(|| QmpError::garbage("query-named-block-nodes", "not a list"))?;
+        .ok_or_else(|| QmpError::unexpected("query-named-block-nodes", "not a list"))?;
     rows.iter().map(node).collect()
 }
 
@@ -118,7 +118,7 @@ fn node(row: &Value) -> Result<Node, QmpError> {
             file: text("file").unwrap_or_default(),
             direct,
         }),
-        _ => Err(QmpError::garbage(
+        _ => Err(QmpError::unexpected(
             "query-named-block-nodes",
             row.to_string(),
         )),
@@ -130,7 +130,7 @@ fn node(row: &Value) -> Result<Node, QmpError> {
 ///
 /// QEMU shows a node as the URL that it was given, or as `json:` with its
 /// options.
-fn of_iscsi(file: &str) -> Writes {
+fn of_iscsi(file: &str) -> MemoryWrites {
     let transport = match file.strip_prefix("json:") {
         Some(options) => serde_json::from_str::<Value>(options)
             .ok()
@@ -139,10 +139,10 @@ fn of_iscsi(file: &str) -> Writes {
         None => Some("tcp".to_owned()),
     };
     match transport.as_deref() {
-        Some("tcp") => Writes::Seen,
-        Some("iser") => Writes::Refused(DMA),
+        Some("tcp") => MemoryWrites::Seen,
+        Some("iser") => MemoryWrites::Refused(DMA),
         // QEMU cuts long descriptions.
-        _ => Writes::Unknown,
+        _ => MemoryWrites::Unknown,
     }
 }
 
@@ -150,21 +150,21 @@ fn of_iscsi(file: &str) -> Writes {
 pub(crate) fn check(nodes: &[Node], is_allowed: impl Fn(&str) -> bool) -> Result<(), Refusal> {
     for node in nodes {
         let writes = match of_driver(&node.driver) {
-            Writes::Seen if node.driver == "iscsi" => of_iscsi(&node.file),
+            MemoryWrites::Seen if node.driver == "iscsi" => of_iscsi(&node.file),
             writes => writes,
         };
         match writes {
-            Writes::Seen => {}
+            MemoryWrites::Seen => {}
             // None is of this kind.
-            Writes::Refused(why) | Writes::UntilPause(why) => {
+            MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
                 return Err(Refusal::Disk {
                     node: node.name.clone(),
                     driver: node.driver.clone(),
                     why,
                 });
             }
-            Writes::Unknown if is_allowed(&node.driver) => {}
-            Writes::Unknown => {
+            MemoryWrites::Unknown if is_allowed(&node.driver) => {}
+            MemoryWrites::Unknown => {
                 return Err(Refusal::Unknown {
                     path: format!("the disk with the block node {}", node.name),
                     kind: node.driver.clone(),

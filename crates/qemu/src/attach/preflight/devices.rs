@@ -19,7 +19,7 @@ use super::known::is_known;
 
 /// How something writes the guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Writes {
+pub(crate) enum MemoryWrites {
     /// By QEMU's page tables, by block I/O that a drain waits for, or not at
     /// all.
     Seen,
@@ -49,21 +49,25 @@ const VHOST_SCSI: &str = "the host's kernel writes what it reads straight into t
      where pre-copy rounds do not see it";
 
 /// How a device (by its QOM type) or an object (`-object`) writes memory.
-pub(crate) fn of_type(kind: &str) -> Writes {
+pub(crate) fn of_type(kind: &str) -> MemoryWrites {
     let model = model(kind);
     if let Some(writes) = refused_family(kind, model) {
         return writes;
     }
     if matches!(model, "scsi-block" | "scsi-generic") {
-        return Writes::UntilPause(SG_IO);
+        return MemoryWrites::UntilPause(SG_IO);
     }
     if model == "vhost-scsi" {
-        return Writes::UntilPause(VHOST_SCSI);
+        return MemoryWrites::UntilPause(VHOST_SCSI);
     }
     let known = kind.ends_with("-x86_64-cpu")
         || kind.starts_with("memory-backend-") // The RAM checks look at these.
         || is_known(model);
-    if known { Writes::Seen } else { Writes::Unknown }
+    if known {
+        MemoryWrites::Seen
+    } else {
+        MemoryWrites::Unknown
+    }
 }
 
 /// A type without the transport that it is on.
@@ -80,7 +84,7 @@ fn model(kind: &str) -> &str {
 
 /// Those of which the whole family is out of the question, future members
 /// included.
-fn refused_family(kind: &str, model: &str) -> Option<Writes> {
+fn refused_family(kind: &str, model: &str) -> Option<MemoryWrites> {
     let begins = |family: &str| kind.starts_with(family);
     let why = if begins("vhost-user")
         || kind.contains("-vhost-user")
@@ -113,23 +117,23 @@ fn refused_family(kind: &str, model: &str) -> Option<Writes> {
     } else {
         return None;
     };
-    Some(Writes::Refused(why))
+    Some(MemoryWrites::Refused(why))
 }
 
 /// How a network backend writes memory, by the name that `-netdev` has for it.
 /// A tap with vhost is `tap`: the kernel copies to QEMU's addresses then.
-pub(crate) fn of_network(kind: &str) -> Writes {
+pub(crate) fn of_network(kind: &str) -> MemoryWrites {
     match kind {
         "nic" | "none" | "user" | "tap" | "bridge" | "l2tpv3" | "socket" | "stream" | "dgram"
-        | "vde" | "hubport" | "netmap" | "af-xdp" => Writes::Seen,
-        _ if kind.starts_with("vhost-") => Writes::Refused(OTHER_PROCESS),
-        _ => Writes::Unknown,
+        | "vde" | "hubport" | "netmap" | "af-xdp" => MemoryWrites::Seen,
+        _ if kind.starts_with("vhost-") => MemoryWrites::Refused(OTHER_PROCESS),
+        _ => MemoryWrites::Unknown,
     }
 }
 
 /// QOM types in a machine that are no devices: seen so often that QEMU need not
 /// be asked about them.
-pub(crate) fn is_no_device(kind: &str) -> bool {
+pub(crate) fn is_not_a_device(kind: &str) -> bool {
     const BUSES: &str = "CXL HDA IDE ISA IndustryPack PCI PCIE SCSI System ccid-bus floppy-bus \
         i2c-bus nvme-bus pxb-bus pxb-cxl-bus pxb-pcie-bus sd-bus sdhci-bus ssi-bus ufs-bus \
         usb-bus virtio-bus virtio-mmio-bus virtio-pci-bus virtio-serial-bus vmbus";
@@ -169,10 +173,13 @@ mod tests {
             "PIIX3-xen",
             "cxl-type3",
         ] {
-            assert!(matches!(of_type(kind), Writes::Refused(_)), "{kind}");
+            assert!(matches!(of_type(kind), MemoryWrites::Refused(_)), "{kind}");
         }
         for kind in ["vhost-user", "vhost-vdpa"] {
-            assert!(matches!(of_network(kind), Writes::Refused(_)), "{kind}");
+            assert!(
+                matches!(of_network(kind), MemoryWrites::Refused(_)),
+                "{kind}"
+            );
         }
     }
 
@@ -185,7 +192,10 @@ mod tests {
             "vhost-scsi-pci",
             "vhost-scsi-pci-non-transitional",
         ] {
-            assert!(matches!(of_type(kind), Writes::UntilPause(_)), "{kind}");
+            assert!(
+                matches!(of_type(kind), MemoryWrites::UntilPause(_)),
+                "{kind}"
+            );
         }
     }
 
@@ -202,19 +212,19 @@ mod tests {
             "memory-backend-file",
             "iothread",
         ] {
-            assert_eq!(of_type(kind), Writes::Seen, "{kind}");
+            assert_eq!(of_type(kind), MemoryWrites::Seen, "{kind}");
         }
         for kind in ["user", "tap", "nic", "hubport", "stream"] {
-            assert_eq!(of_network(kind), Writes::Seen, "{kind}");
+            assert_eq!(of_network(kind), MemoryWrites::Seen, "{kind}");
         }
     }
 
     #[test]
     fn what_is_new_is_not_known() {
         for kind in ["virtio-of-the-future-pci", "virtio", "", "scsi", "-pci"] {
-            assert_eq!(of_type(kind), Writes::Unknown, "{kind}");
+            assert_eq!(of_type(kind), MemoryWrites::Unknown, "{kind}");
         }
-        assert_eq!(of_network("passt"), Writes::Unknown);
-        assert!(!is_no_device("virtio-of-the-future-pci"));
+        assert_eq!(of_network("passt"), MemoryWrites::Unknown);
+        assert!(!is_not_a_device("virtio-of-the-future-pci"));
     }
 }

@@ -10,7 +10,7 @@ use crate::qmp::{Client, QmpError};
 pub(crate) fn check(client: &mut Client) -> Result<(), Refusal> {
     let jobs = client.execute("query-jobs", json!({}))?;
     match running(&jobs) {
-        None => Err(QmpError::garbage("query-jobs", jobs.to_string()).into()),
+        None => Err(QmpError::unexpected("query-jobs", jobs.to_string()).into()),
         Some(None) => Ok(()),
         Some(Some(job)) => Err(job),
     }

@@ -24,10 +24,10 @@ use crate::qmp::migration::{self, MigrationStatus};
 use crate::qmp::{Client, QmpError, Version};
 
 pub use refusal::Refusal;
-pub use survey::Allowed;
+pub use survey::AllowedTypes;
 
 /// Oldest QEMU that this has been tried with.
-pub const OLDEST: Version = Version::new(7, 2, 0);
+pub const OLDEST_QEMU: Version = Version::new(7, 2, 0);
 
 /// Which end of the move this QEMU is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,9 +37,13 @@ pub(crate) enum Side {
 }
 
 /// All checks that QEMU alone can answer.
-pub(crate) fn check(client: &mut Client, side: Side, allowed: &Allowed) -> Result<(), Refusal> {
+pub(crate) fn check(
+    client: &mut Client,
+    side: Side,
+    allowed: &AllowedTypes,
+) -> Result<(), Refusal> {
     let version = client.version();
-    if version < OLDEST {
+    if version < OLDEST_QEMU {
         return Err(Refusal::TooOld { version });
     }
     // First: with what is refused later it is known how the guest is.
@@ -148,7 +152,7 @@ fn check_confidential(client: &mut Client) -> Result<(), Refusal> {
 pub(crate) fn check_mode(
     client: &mut Client,
     mode: Mode,
-    allowed: &Allowed,
+    allowed: &AllowedTypes,
 ) -> Result<(), Refusal> {
     if mode != Mode::Postcopy
         && let Some(refusal) = survey::survey(client, allowed)?.rounds
@@ -175,7 +179,7 @@ pub(crate) fn check_tracking(layout: &RamLayout) -> Result<(), Refusal> {
 
 /// What is known of a move that is about to pause its guest.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct UnderWay {
+pub(crate) struct MoveInProgress {
     /// How it goes, if that was said.
     pub(crate) mode: Option<Mode>,
     /// There have been rounds: the dirty log runs.
@@ -188,8 +192,8 @@ pub(crate) struct UnderWay {
 /// plugged in, a disk been opened in another way, a job been started.
 pub(crate) fn check_again(
     client: &mut Client,
-    move_: UnderWay,
-    allowed: &Allowed,
+    move_: MoveInProgress,
+    allowed: &AllowedTypes,
 ) -> Result<(), Refusal> {
     let survey = survey::survey(client, allowed)?;
     if move_.rounds {

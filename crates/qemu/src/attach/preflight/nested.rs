@@ -29,12 +29,12 @@ pub(crate) fn feature(client: &mut Client) -> Result<Option<&'static str>, QmpEr
     let cpus = client.execute("query-cpus-fast", json!({}))?;
     let cpus = cpus
         .as_array()
-        .ok_or_else(|| QmpError::garbage("query-cpus-fast", "not a list"))?;
+        .ok_or_else(|| QmpError::unexpected("query-cpus-fast", "not a list"))?;
     for cpu in cpus {
         let path = cpu
             .get("qom-path")
             .and_then(Value::as_str)
-            .ok_or_else(|| QmpError::garbage("query-cpus-fast", cpu.to_string()))?;
+            .ok_or_else(|| QmpError::unexpected("query-cpus-fast", cpu.to_string()))?;
         for feature in FEATURES {
             // What was asked for and this host lacks reads as off.
             if property(client, path, feature)? == Some(Value::Bool(true)) {

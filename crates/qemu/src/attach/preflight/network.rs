@@ -17,7 +17,7 @@ pub(crate) fn peers(client: &mut Client) -> Result<Vec<Peer>, QmpError> {
     let command = "info network";
     let answer = client.execute("human-monitor-command", json!({ "command-line": command }))?;
     parse(answer.as_str().unwrap_or_default())
-        .map_err(|line| QmpError::garbage(command, line.to_owned()))
+        .map_err(|line| QmpError::unexpected(command, line.to_owned()))
 }
 
 /// `n0: index=0,type=user,net=…`, perhaps with ` \ ` before it, or behind the

@@ -10,7 +10,7 @@ use hikkoshi_lab::QemuVersion;
 use serde_json::{Value, json};
 
 use super::block;
-use super::devices::{Writes, is_no_device, of_network, of_type};
+use super::devices::{MemoryWrites, is_not_a_device, of_network, of_type};
 use crate::qmp::Client;
 
 /// Runs `ask` with a QEMU of each version that has been set up.
@@ -89,12 +89,12 @@ fn every_device_and_object_is_classified() {
         assert!(offered.len() > 100 && offered.iter().all(|name| kinds.contains(name)));
         let unknown: Vec<_> = kinds
             .iter()
-            .filter(|kind| of_type(kind) == Writes::Unknown)
+            .filter(|kind| of_type(kind) == MemoryWrites::Unknown)
             .collect();
         assert!(unknown.is_empty(), "not classified: {unknown:?}");
         let unsafe_ones = kinds
             .into_iter()
-            .filter(|kind| of_type(kind) != Writes::Seen);
+            .filter(|kind| of_type(kind) != MemoryWrites::Seen);
         for kind in unsafe_ones {
             assert!(expected.contains(&kind), "{kind}: {:?}", of_type(&kind));
         }
@@ -105,10 +105,10 @@ fn every_device_and_object_is_classified() {
 fn no_device_is_passed_over() {
     with_each(|client, _| {
         for kind in types(client, "device", true) {
-            assert!(!is_no_device(&kind), "{kind}");
+            assert!(!is_not_a_device(&kind), "{kind}");
         }
         for bus in types(client, "bus", false) {
-            let classified = is_no_device(&bus) || bus.starts_with("xen-");
+            let classified = is_not_a_device(&bus) || bus.starts_with("xen-");
             assert!(
                 classified,
                 "{bus}: QEMU would be asked about it in each survey"
@@ -126,8 +126,8 @@ fn every_network_backend_is_classified() {
         for kind in kinds {
             let refused = kind.starts_with("vhost-");
             match of_network(kind) {
-                Writes::Seen => assert!(!refused, "{kind}"),
-                Writes::Refused(_) => assert!(refused, "{kind}"),
+                MemoryWrites::Seen => assert!(!refused, "{kind}"),
+                MemoryWrites::Refused(_) => assert!(refused, "{kind}"),
                 other => panic!("{kind}: {other:?}"),
             }
         }
@@ -162,8 +162,8 @@ fn every_block_driver_is_classified() {
             .unwrap();
         for driver in &drivers {
             match block::of_driver(driver) {
-                Writes::Seen => assert!(!REFUSED.contains(&driver.as_str()), "{driver}"),
-                Writes::Refused(_) => assert!(REFUSED.contains(&driver.as_str()), "{driver}"),
+                MemoryWrites::Seen => assert!(!REFUSED.contains(&driver.as_str()), "{driver}"),
+                MemoryWrites::Refused(_) => assert!(REFUSED.contains(&driver.as_str()), "{driver}"),
                 other => panic!("{driver}: {other:?}"),
             }
         }

@@ -14,7 +14,7 @@ use std::fs;
 use std::io;
 
 use super::block::{Node, of_driver};
-use super::devices::Writes;
+use super::devices::MemoryWrites;
 
 /// Drivers that read by system calls on QEMU's buffers.
 const HOST_FILES: [&str; 3] = ["file", "host_cdrom", "host_device"];
@@ -55,7 +55,7 @@ const COPYING: [&str; 27] = [
 /// Where its files cannot be looked at, they are taken for such ones.
 pub(crate) fn first(nodes: &[Node], pid: Option<u32>) -> Option<&Node> {
     let pins = |node: &&Node| match of_driver(&node.driver) {
-        Writes::Seen => node.direct && HOST_FILES.contains(&node.driver.as_str()),
+        MemoryWrites::Seen => node.direct && HOST_FILES.contains(&node.driver.as_str()),
         // Allowed by the user: nothing is known of it.
         _ => true,
     };

@@ -4,7 +4,7 @@ use hikkoshi_dirty::UnsupportedKernel;
 use hikkoshi_wire::MachineMismatch;
 use thiserror::Error;
 
-use super::OLDEST;
+use super::OLDEST_QEMU;
 use crate::qmp::{QmpError, Version};
 
 /// Why a guest is refused. It has not been touched.
@@ -22,7 +22,7 @@ pub enum Refusal {
         why: UnsupportedKernel,
     },
     /// QEMU is too old.
-    #[error("this is QEMU {version}; QEMU {OLDEST} or later is needed")]
+    #[error("this is QEMU {version}; QEMU {OLDEST_QEMU} or later is needed")]
     TooOld {
         /// What it is.
         version: Version,

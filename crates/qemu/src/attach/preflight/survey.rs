@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::devices::{self, Writes};
+use super::devices::{self, MemoryWrites};
 use super::tree::{self, Object};
 use super::{Refusal, block, nested, network, pinning};
 use crate::attach::ram::backend;
@@ -12,9 +12,9 @@ use crate::qmp::{Client, QmpError, Version};
 /// Types of devices, objects, network backends and block drivers that hikkoshi
 /// does not know and that its user vouches for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Allowed(Vec<String>);
+pub struct AllowedTypes(Vec<String>);
 
-impl Allowed {
+impl AllowedTypes {
     /// These types, as a refusal names them.
     pub fn new(types: impl IntoIterator<Item = String>) -> Self {
         Self(types.into_iter().collect())
@@ -39,7 +39,7 @@ pub(crate) struct Survey {
 }
 
 /// Looks at all of it.
-pub(crate) fn survey(client: &mut Client, allowed: &Allowed) -> Result<Survey, Refusal> {
+pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Survey, Refusal> {
     let mut rounds = None;
     for object in objects(client)? {
         let found = look_at(client, &object, allowed)?;
@@ -51,15 +51,15 @@ pub(crate) fn survey(client: &mut Client, allowed: &Allowed) -> Result<Survey, R
             kind: peer.kind,
         };
         match devices::of_network(&object.kind) {
-            Writes::Seen => {}
-            Writes::Refused(why) | Writes::UntilPause(why) => {
+            MemoryWrites::Seen => {}
+            MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
                 return Err(Refusal::Device {
                     path: object.path,
                     kind: format!("{} network backend", object.kind),
                     why,
                 });
             }
-            Writes::Unknown => unknown(object, allowed)?,
+            MemoryWrites::Unknown => unknown(object, allowed)?,
         }
     }
     let nodes = block::nodes(client)?;
@@ -78,23 +78,23 @@ pub(crate) fn survey(client: &mut Client, allowed: &Allowed) -> Result<Survey, R
 /// The machine's devices, and the objects beside it.
 fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
     let mut objects = tree::objects(client)?;
-    objects.retain(|object| !devices::is_no_device(&object.kind));
+    objects.retain(|object| !devices::is_not_a_device(&object.kind));
     if objects
         .iter()
-        .any(|object| devices::of_type(&object.kind) == Writes::Unknown)
+        .any(|object| devices::of_type(&object.kind) == MemoryWrites::Unknown)
     {
         // Not every object of a machine is a device. Asked for only when it
         // matters: QEMU loads all of its modules to answer.
         let types = client.execute("qom-list-types", json!({ "implements": "device" }))?;
         let types = types
             .as_array()
-            .ok_or_else(|| QmpError::garbage("qom-list-types", "not a list"))?;
+            .ok_or_else(|| QmpError::unexpected("qom-list-types", "not a list"))?;
         let is_device = |kind: &str| {
             let mut names = types.iter().filter_map(|row| row.get("name")?.as_str());
             names.any(|name| name == kind)
         };
         objects.retain(|object| {
-            devices::of_type(&object.kind) != Writes::Unknown || is_device(&object.kind)
+            devices::of_type(&object.kind) != MemoryWrites::Unknown || is_device(&object.kind)
         });
     }
     for (name, kind) in backend::children(client, "/objects")? {
@@ -108,7 +108,7 @@ fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
 fn look_at(
     client: &mut Client,
     object: &Object,
-    allowed: &Allowed,
+    allowed: &AllowedTypes,
 ) -> Result<Option<Refusal>, Refusal> {
     let Object { path, kind } = object;
     let for_rounds = |why| Refusal::Rounds {
@@ -117,15 +117,17 @@ fn look_at(
         why,
     };
     match devices::of_type(kind) {
-        Writes::Seen if passes_scsi_on(client, object)? => Ok(Some(for_rounds(devices::SG_IO))),
-        Writes::Seen => Ok(None),
-        Writes::UntilPause(why) => Ok(Some(for_rounds(why))),
-        Writes::Refused(why) => Err(Refusal::Device {
+        MemoryWrites::Seen if passes_scsi_on(client, object)? => {
+            Ok(Some(for_rounds(devices::SG_IO)))
+        }
+        MemoryWrites::Seen => Ok(None),
+        MemoryWrites::UntilPause(why) => Ok(Some(for_rounds(why))),
+        MemoryWrites::Refused(why) => Err(Refusal::Device {
             path: path.clone(),
             kind: kind.clone(),
             why,
         }),
-        Writes::Unknown => unknown(object.clone(), allowed).map(|()| None),
+        MemoryWrites::Unknown => unknown(object.clone(), allowed).map(|()| None),
     }
 }
 
@@ -138,7 +140,7 @@ fn passes_scsi_on(client: &mut Client, object: &Object) -> Result<bool, QmpError
     Ok(backend::property(client, &object.path, "scsi")? == Some(Value::Bool(true)))
 }
 
-fn unknown(object: Object, allowed: &Allowed) -> Result<(), Refusal> {
+fn unknown(object: Object, allowed: &AllowedTypes) -> Result<(), Refusal> {
     let Object { path, kind } = object;
     if !allowed.contains(&kind) {
         return Err(Refusal::Unknown { path, kind });
@@ -181,7 +183,7 @@ mod tests {
             }
         });
         let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
-        let allowed = Allowed::new(allowed.iter().map(|&kind| kind.to_owned()));
+        let allowed = AllowedTypes::new(allowed.iter().map(|&kind| kind.to_owned()));
         let found = survey(&mut client, &allowed);
         drop(client);
         server.join().unwrap();

@@ -22,7 +22,7 @@ pub(crate) fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
     let answer = client.execute("human-monitor-command", json!({ "command-line": command }))?;
     let text = answer.as_str().unwrap_or_default();
     parse(text)
-        .ok_or_else(|| QmpError::garbage(command, text.chars().take(200).collect::<String>()))
+        .ok_or_else(|| QmpError::unexpected(command, text.chars().take(200).collect::<String>()))
 }
 
 /// A line for each object: two blanks for each level, `/`, its name, its type

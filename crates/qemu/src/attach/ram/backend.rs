@@ -46,7 +46,7 @@ pub(crate) fn children(client: &mut Client, path: &str) -> Result<Vec<(String, S
     };
     let rows = listed
         .as_array()
-        .ok_or_else(|| QmpError::garbage("qom-list", "not a list"))?;
+        .ok_or_else(|| QmpError::unexpected("qom-list", "not a list"))?;
     Ok(rows
         .iter()
         .filter_map(|row| {
@@ -85,7 +85,7 @@ pub(crate) fn list(client: &mut Client) -> Result<Vec<Backend>, QmpError> {
         let number = |value: Option<Value>| value.as_ref().and_then(Value::as_u64);
         found.push(Backend {
             bytes: number(get("size")?)
-                .ok_or_else(|| QmpError::garbage("qom-get", format!("no size of {path}")))?,
+                .ok_or_else(|| QmpError::unexpected("qom-get", format!("no size of {path}")))?,
             share: flag(get("share")?, false),
             reserve: flag(get("reserve")?, true),
             readonly: flag(get("readonly")?, false),

@@ -9,11 +9,11 @@ use hikkoshi_linux::Process;
 use crate::attach::maps::Mapping;
 use crate::attach::ram::RamError;
 use crate::attach::ram::backend::Backend;
-use crate::attach::reopen::{self, Access, Stretch};
+use crate::attach::reopen::{self, FileAccess, MappedFileRange};
 
 /// A backend's file, found and opened.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct BackendFile {
     /// The file.
     pub(crate) file: File,
     /// Its metadata when it was opened.
@@ -38,8 +38,8 @@ pub(crate) fn find(
     process: &Process,
     mappings: &[Mapping],
     backend: &Backend,
-    access: Access,
-) -> Result<Found, RamError> {
+    access: FileAccess,
+) -> Result<BackendFile, RamError> {
     let given = backend.path.as_deref().unwrap_or_default();
     // Only looked at: it says which of QEMU's mappings is meant, nothing more.
     let place = from_outside(process, given);
@@ -77,7 +77,7 @@ pub(crate) fn find(
         path: mapping.path.clone(),
         source,
     };
-    let stretch = Stretch {
+    let stretch = MappedFileRange {
         device: mapping.device,
         inode: mapping.inode,
         offset: backend.offset,
@@ -112,13 +112,13 @@ pub(crate) fn find(
             needed: backend.offset.saturating_add(backend.bytes),
         });
     }
-    if access == Access::Read && !huge {
+    if access == FileAccess::Read && !huge {
         // hugetlbfs reads too, but would have to be asked for a whole page.
         let mut byte = [0];
         file.read_exact_at(&mut byte, backend.offset)
             .map_err(cannot)?;
     }
-    Ok(Found {
+    Ok(BackendFile {
         file,
         metadata,
         address,

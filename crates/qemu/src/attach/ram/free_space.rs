@@ -12,11 +12,11 @@ use std::path::Path;
 use thiserror::Error;
 
 use crate::attach::ram::backend::Backend;
-use crate::attach::ram::file::Found;
+use crate::attach::ram::file::BackendFile;
 
 /// There is no room for the guest's memory.
 #[derive(Debug, Error)]
-pub enum RoomError {
+pub enum FreeSpaceError {
     /// tmpfs is full, or too small.
     #[error(
         "the file system of the guest's memory {ids} has {free} bytes free, but {needed} more are \
@@ -65,12 +65,12 @@ struct Need {
 
 /// Checks all files together: several may be on one file system.
 pub(crate) fn check<'a>(
-    files: impl Iterator<Item = (&'a Backend, &'a Found)>,
-) -> Result<(), RoomError> {
+    files: impl Iterator<Item = (&'a Backend, &'a BackendFile)>,
+) -> Result<(), FreeSpaceError> {
     let mut systems: BTreeMap<u64, Need> = BTreeMap::new();
     let mut pools: BTreeMap<u64, Need> = BTreeMap::new();
     for (backend, found) in files {
-        let ask = |source| RoomError::Ask {
+        let ask = |source| FreeSpaceError::Ask {
             id: backend.id.clone(),
             source,
         };
@@ -102,7 +102,7 @@ pub(crate) fn check<'a>(
     }
     for need in systems.into_values() {
         if need.bytes > need.free {
-            return Err(RoomError::FileSystem {
+            return Err(FreeSpaceError::FileSystem {
                 ids: need.ids.join(", "),
                 free: need.free,
                 needed: need.bytes,
@@ -111,7 +111,7 @@ pub(crate) fn check<'a>(
     }
     for (page, need) in pools {
         if need.bytes > need.free {
-            return Err(RoomError::HugePages {
+            return Err(FreeSpaceError::HugePages {
                 ids: need.ids.join(", "),
                 page,
                 free: need.free / page,

@@ -28,10 +28,10 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use self::backend::Backend;
-use self::file::Found;
-use self::free_space::RoomError;
+use self::file::BackendFile;
+use self::free_space::FreeSpaceError;
 use crate::attach::process::{self, ProcessError};
-use crate::attach::reopen::Access;
+use crate::attach::reopen::FileAccess;
 use crate::qmp::{Client, QmpError};
 
 /// The guest's memory cannot be moved, or could not be found.
@@ -198,7 +198,7 @@ pub enum RamError {
     Layout(#[from] LayoutError),
     /// There is no room for it.
     #[error(transparent)]
-    Room(#[from] RoomError),
+    Room(#[from] FreeSpaceError),
 }
 
 /// How QEMU must be started.
@@ -216,11 +216,11 @@ pub(crate) struct Ram {
 
 /// Finds all of it.
 ///
-/// At the destination ([`Access::Write`]) there must also be room for it.
+/// At the destination ([`FileAccess::Write`]) there must also be room for it.
 pub(crate) fn find(
     client: &mut Client,
     process: &Process,
-    access: Access,
+    access: FileAccess,
 ) -> Result<Ram, RamError> {
     let backends = backend::list(client)?;
     check_kinds(&backends)?;
@@ -237,7 +237,7 @@ pub(crate) fn find(
         found.push((backend, guest, file));
     }
     check_distinct(&found)?;
-    if access == Access::Write {
+    if access == FileAccess::Write {
         free_space::check(found.iter().map(|(backend, _, file)| (*backend, file)))?;
     }
     // The same order on both sides, whatever order the objects were given in.
@@ -314,7 +314,7 @@ fn check_complete(client: &mut Client, backends: &[Backend]) -> Result<(), RamEr
     Ok(())
 }
 
-fn check_distinct(found: &[(&Backend, Vec<GuestRange>, Found)]) -> Result<(), RamError> {
+fn check_distinct(found: &[(&Backend, Vec<GuestRange>, BackendFile)]) -> Result<(), RamError> {
     let mut seen: Vec<(u64, u64, &str)> = found
         .iter()
         .map(|(backend, _, file)| {

@@ -16,8 +16,8 @@ use vm_memory::{FileOffset, MmapRegion};
 use super::find;
 use crate::attach::ram::RamError;
 use crate::attach::ram::backend::Backend;
-use crate::attach::reopen::Access;
-use crate::identity::MemoryPlace;
+use crate::attach::reopen::FileAccess;
+use crate::identity::RamFileIdentity;
 
 const PATH: &str = "HIKKOSHI_TEST_HOSTILE_PATH";
 const READ_ONLY: &str = "HIKKOSHI_TEST_HOSTILE_READ_ONLY";
@@ -81,7 +81,7 @@ impl Other {
     }
 
     /// As if QEMU had said that the memory is at `path`.
-    fn find(&self, path: &Path, access: Access) -> Result<super::Found, RamError> {
+    fn find(&self, path: &Path, access: FileAccess) -> Result<super::BackendFile, RamError> {
         let mappings = crate::attach::process::mappings(&self.process).unwrap();
         let backend = Backend {
             id: "ram".into(),
@@ -139,7 +139,7 @@ fn soon<T: Send>(what: &str, does: impl FnOnce() -> T + Send) -> T {
 fn what_a_process_may_only_read_is_not_opened_for_it() {
     let (_folder, path) = folder();
     let other = Other::maps(&path, true);
-    for access in [Access::Write, Access::Read] {
+    for access in [FileAccess::Write, FileAccess::Read] {
         let error = other.find(&path, access).unwrap_err();
         assert!(matches!(error, RamError::NotWritable { .. }), "{error}");
     }
@@ -157,14 +157,14 @@ fn a_path_that_leads_elsewhere_now_is_not_opened() {
     for target in [&victim, &fifo] {
         std::fs::remove_file(&path).unwrap();
         symlink(target, &path).unwrap();
-        for access in [Access::Read, Access::Write] {
+        for access in [FileAccess::Read, FileAccess::Write] {
             let found = soon("finding what is mapped", || other.find(&path, access));
             assert_eq!(numbers(&found.unwrap().metadata), mapped);
         }
     }
     std::fs::remove_file(&path).unwrap();
     put_fifo(&path);
-    for access in [Access::Read, Access::Write] {
+    for access in [FileAccess::Read, FileAccess::Write] {
         let found = soon("finding what is mapped", || other.find(&path, access));
         assert_eq!(numbers(&found.unwrap().metadata), mapped);
     }
@@ -174,19 +174,19 @@ fn a_path_that_leads_elsewhere_now_is_not_opened() {
 fn what_was_noted_is_opened_only_while_it_is_mapped_for_writing() {
     let (_folder, path) = folder();
     let other = Other::maps(&path, false);
-    let found = other.find(&path, Access::Write).unwrap();
+    let found = other.find(&path, FileAccess::Write).unwrap();
     let open = |other: &Other| {
         // As a journal names it, wherever this process has it.
         let mappings = crate::attach::process::mappings(&other.process).unwrap();
         let is_it = |m: &&crate::attach::maps::Mapping| m.inode == found.metadata.ino();
-        let place = MemoryPlace {
+        let place = RamFileIdentity {
             path: path.clone(),
             device: found.metadata.dev(),
             inode: found.metadata.ino(),
             offset: 0,
             address: mappings.iter().find(is_it).unwrap().start,
         };
-        place.open(BYTES, Some(&other.process), Access::Write)
+        place.open(BYTES, Some(&other.process), FileAccess::Write)
     };
     let opened = open(&other).unwrap().metadata().unwrap();
     assert_eq!(numbers(&opened), numbers(&found.metadata));
@@ -198,7 +198,7 @@ fn what_was_noted_is_opened_only_while_it_is_mapped_for_writing() {
 fn of_a_process_that_has_ended_only_the_file_at_the_path_itself_is_opened() {
     let (folder, path) = folder();
     let metadata = std::fs::metadata(&path).unwrap();
-    let place = MemoryPlace {
+    let place = RamFileIdentity {
         path: path.clone(),
         device: metadata.dev(),
         inode: metadata.ino(),
@@ -207,7 +207,7 @@ fn of_a_process_that_has_ended_only_the_file_at_the_path_itself_is_opened() {
     };
     let open = || {
         soon("opening what was noted", || {
-            place.open(BYTES, None, Access::Read)
+            place.open(BYTES, None, FileAccess::Read)
         })
     };
     assert_eq!(
