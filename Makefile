@@ -54,6 +54,10 @@ lint: setup ## formatting, clippy, rustdoc and shell scripts; warnings are error
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
 	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
 
+.PHONY: check-docs
+check-docs: ## the documents' links, paths and width
+	cargo run --quiet --locked --package hikkoshi-docs
+
 # Not part of `make test`: the advisories come from a database on GitHub. Without a network,
 # `make deny DENY_CHECKS="bans licenses sources"` does the rest.
 DENY_CHECKS ?= advisories bans licenses sources
