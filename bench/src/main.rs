@@ -22,25 +22,15 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people
 
 mod args;
-mod client;
-mod disk;
 mod error;
-mod hikkoshi;
-mod latency;
-mod line;
-mod machine;
+mod host_info;
+mod measure;
+mod meter;
+mod mover;
 mod plan;
-mod plot;
-mod qemu;
-mod quiet;
-mod reach;
 mod record;
-mod run;
-mod scan;
-mod table;
-mod vcpu;
-mod watch;
-mod web;
+mod report;
+mod testbed;
 
 use std::process::ExitCode;
 
@@ -48,10 +38,11 @@ use clap::Parser;
 
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::record::{Record, Run};
+use crate::record::Run;
+use crate::report::ResultFile;
 
 fn main() -> ExitCode {
-    match measure(&Args::parse()) {
+    match run_plan(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench: {error}");
@@ -60,7 +51,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(args: &Args) -> Result<(), BenchError> {
+fn run_plan(args: &Args) -> Result<(), BenchError> {
     let plan = plan::Plan::new(args)?;
     if args.list {
         for case in &plan.cases {
@@ -69,30 +60,30 @@ fn measure(args: &Args) -> Result<(), BenchError> {
         return Ok(());
     }
     let program = args.program()?;
-    let mut record = Record::begin(args, &plan)?;
+    let mut results = ResultFile::begin(args, &plan)?;
     let total = plan.turns().count();
-    println!("{}\n", record.machine);
+    println!("{}\n", results.host);
     for (turn, (round, case)) in plan.turns().enumerate() {
         let run = attempt(args, &program, round, case);
         println!("[{}/{total}] round {} {}", turn + 1, round + 1, run);
-        record.runs.push(run);
+        results.runs.push(run);
         // After every run: an interrupted bench has what it has measured.
-        record.write(&args.json)?;
+        results.write(&args.json)?;
     }
-    for sheet in table::sheets(&record.runs) {
-        println!("\n{}", sheet.text());
+    for table in report::tables(&results.runs) {
+        println!("\n{}", table.text());
     }
-    let reach = reach::sheet(&record.runs);
-    if !reach.lines.is_empty() {
-        println!("{}", reach.text());
+    let goals = report::goals_table(&results.runs);
+    if !goals.lines.is_empty() {
+        println!("{}", goals.text());
     }
-    plot::write(&args.plots, &record.machine, &record.runs)?;
+    report::write_plots(&args.plots, &results.host, &results.runs)?;
     println!(
         "every run is in {}, plots and tables are in {}",
         args.json.display(),
         args.plots.display()
     );
-    match record
+    match results
         .runs
         .iter()
         .filter(|run| run.failure.is_some())
@@ -107,8 +98,8 @@ fn measure(args: &Args) -> Result<(), BenchError> {
 fn attempt(args: &Args, program: &std::path::Path, round: u32, case: &plan::Case) -> Run {
     let mut best: Option<Run> = None;
     for _ in 0..=args.retries {
-        quiet::wait(args.patience());
-        let run = run::run(case, program, round, args);
+        meter::wait_until_idle(args.patience());
+        let run = measure::measure(case, program, round, args);
         let failed = run.failure.is_some();
         let quieter = best.as_ref().is_none_or(|best| {
             (failed, run.others_cores) < (best.failure.is_some(), best.others_cores)

@@ -1,54 +1,25 @@
 //! What is measured: lines, workloads, systems, and in which order.
 
-mod line;
-mod load;
+mod case;
+mod cases;
+mod network;
 mod system;
 mod variant;
+mod workload;
 
-use serde::Serialize;
-use std::fmt;
-
-pub use line::LineKind;
-pub use load::{
-    DISK_ARENA_MIB, Kind, Load, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES,
-    WORKING_SET_MIB,
-};
+pub use case::Case;
+pub use network::NetworkKind;
 pub use system::System;
 pub use variant::Variant;
+pub use workload::{
+    DISK_ARENA_MIB, Kind, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES, WORKING_SET_MIB,
+    Workload,
+};
+
+use cases::{all, is_quick};
 
 use crate::args::Args;
 use crate::error::BenchError;
-
-/// One thing to measure.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
-pub struct Case {
-    /// Over what.
-    pub line: LineKind,
-    /// What the guest does.
-    pub load: Load,
-    /// Who moves it.
-    pub system: System,
-    /// hikkoshi's options.
-    pub variant: Variant,
-    /// How often, unless said otherwise.
-    pub rounds: u32,
-}
-
-impl Case {
-    /// The system with its options, for tables.
-    pub fn who(&self) -> String {
-        match self.variant {
-            Variant::Plain => self.system.name().to_owned(),
-            variant => format!("{}/{variant}", self.system.name()),
-        }
-    }
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", self.line, self.load, self.who())
-    }
-}
 
 /// Everything to measure.
 #[derive(Clone, Debug)]
@@ -74,7 +45,7 @@ impl Plan {
             .map(|case| Case {
                 rounds: match (args.quick, args.rounds) {
                     // What does not converge says the same every time.
-                    _ if case.load == Load::Endless => 1,
+                    _ if case.workload == Workload::Endless => 1,
                     (_, Some(rounds)) => rounds,
                     (true, None) => 1,
                     (false, None) => case.rounds,
@@ -99,132 +70,6 @@ impl Plan {
                 .map(move |case| (round, case))
         })
     }
-}
-
-/// Every case, those that are compared with one another side by side.
-fn all() -> Vec<Case> {
-    use System::{
-        HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, QemuMultifd, QemuPostcopy, QemuPrecopy,
-        QemuPreempt,
-    };
-    use Variant::{
-        Links, NoBound, NoDrain, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll,
-        ReadAhead8, Tls,
-    };
-    const UNSHAPED: LineKind = LineKind::Loopback;
-    const TEN: LineKind = LineKind::Gbit(10);
-    const ONE: LineKind = LineKind::Gbit(1);
-    const ONE_A_FLOW: LineKind = LineKind::GbitPerFlow(1);
-
-    let mut cases = Vec::new();
-    let mut add = |line, load, rounds, who: &[(System, Variant)]| {
-        cases.extend(who.iter().map(|&(system, variant)| Case {
-            line,
-            load,
-            system,
-            variant,
-            rounds,
-        }));
-    };
-    for line in [UNSHAPED, TEN, ONE] {
-        add(
-            line,
-            Load::Busy,
-            5,
-            &[HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPostcopy]
-                .map(|system| (system, Plain)),
-        );
-        let paced = [HikkoshiPrecopy, QemuPrecopy, HikkoshiHybrid, QemuMultifd];
-        add(
-            line,
-            Load::paced(line),
-            5,
-            &paced.map(|system| (system, Plain)),
-        );
-    }
-    let endless = [HikkoshiPrecopy, QemuPrecopy, QemuMultifd];
-    add(
-        ONE,
-        Load::Endless,
-        1,
-        &endless.map(|system| (system, Plain)),
-    );
-    for line in [TEN, ONE] {
-        add(
-            line,
-            Load::Huge,
-            5,
-            &[(HikkoshiHybrid, Plain), (QemuPreempt, Plain)],
-        );
-        let ahead = [Plain, NoReadAhead].map(|variant| (HikkoshiPostcopy, variant));
-        add(line, Load::Sequential, 5, &ahead);
-        add(line, Load::Sequential, 3, &[(HikkoshiPostcopy, ReadAhead8)]);
-        let fill = [
-            (HikkoshiPostcopy, Plain),
-            (HikkoshiPostcopy, NoBound),
-            (HikkoshiPrecopy, Plain),
-        ];
-        add(line, Load::Fill, 5, &fill);
-    }
-    let scanners = [
-        (HikkoshiPostcopy, ReadAhead8),
-        (HikkoshiPostcopy, Plain),
-        (QemuPreempt, Plain),
-    ];
-    add(TEN, Load::Scan, 2, &scanners);
-    // The plain ones are among those above, or beside these.
-    let random = [NoReadAhead, Poll, NoPriority, Links(1), Links(2), Links(4)];
-    add(
-        TEN,
-        Load::Busy,
-        3,
-        &random.map(|variant| (HikkoshiHybrid, variant)),
-    );
-    let encrypted = [(HikkoshiHybrid, Tls), (HikkoshiPostcopy, Tls)];
-    add(TEN, Load::Busy, 3, &encrypted);
-    add(UNSHAPED, Load::Busy, 3, &encrypted);
-    add(TEN, Load::Fill, 3, &encrypted[1..]);
-    let hotspot = [Plain, NoHotFirst, NoFollow, NoReadAhead];
-    add(
-        TEN,
-        Load::Hotspot,
-        3,
-        &hotspot.map(|variant| (HikkoshiHybrid, variant)),
-    );
-    let links = [Links(1), Links(2), Links(4)];
-    add(
-        UNSHAPED,
-        Load::Fill,
-        3,
-        &links.map(|variant| (HikkoshiPostcopy, variant)),
-    );
-    add(
-        UNSHAPED,
-        Load::paced(UNSHAPED),
-        3,
-        &links.map(|variant| (HikkoshiPrecopy, variant)),
-    );
-    for system in [HikkoshiPostcopy, HikkoshiPrecopy] {
-        let links = links.map(|variant| (system, variant));
-        add(ONE_A_FLOW, Load::Fill, 3, &links);
-    }
-    for load in [Load::Disk20, Load::Disk100] {
-        let precopy = [
-            (HikkoshiPrecopy, Plain),
-            (HikkoshiPrecopy, NoDrain),
-            (QemuPrecopy, Plain),
-        ];
-        add(TEN, load, 3, &precopy);
-    }
-    let servers = [HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPrecopy];
-    add(ONE, Load::Web, 1, &servers.map(|system| (system, Plain)));
-    cases
-}
-
-fn is_quick(case: &Case) -> bool {
-    case.line != LineKind::Loopback
-        && case.variant == Variant::Plain
-        && matches!(case.load, Load::Busy | Load::Paced(_))
 }
 
 fn wanted(only: &[String], label: &str) -> bool {
@@ -268,7 +113,11 @@ mod tests {
             "busy,paced",
         ]);
         let plan = plan.unwrap();
-        assert!(plan.cases.iter().all(|case| case.line == LineKind::Gbit(1)));
+        assert!(
+            plan.cases
+                .iter()
+                .all(|case| case.network == NetworkKind::Gbit(1))
+        );
         assert_eq!(plan.cases.len(), 3, "{:?}", plan.cases);
         let text = super::Plan::new(&Args::parse_from(["bench", "--only", "gbit"]))
             .unwrap_err()

@@ -1,0 +1,108 @@
+//! What it was measured on.
+
+use std::fmt;
+use std::fs;
+use std::process::Command;
+
+use hikkoshi_lab::QemuVersion;
+use serde::Serialize;
+
+/// The machine, as far as it matters.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostInfo {
+    /// UTC.
+    pub date: String,
+    /// Processors.
+    pub cores: usize,
+    /// Their name.
+    pub processor: String,
+    /// Memory, MiB.
+    pub memory_mib: u64,
+    /// The kernel's release.
+    pub kernel: String,
+    /// What QEMU calls itself.
+    pub qemu: String,
+    /// TCP congestion control of the namespaces.
+    pub congestion: String,
+    /// `git describe` of the tree that was measured.
+    pub revision: String,
+}
+
+impl HostInfo {
+    /// This one.
+    pub fn collect(congestion: Option<&str>) -> Self {
+        let file = |path: &str| {
+            fs::read_to_string(path)
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        };
+        let field = |text: &str, name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.split_once(':'))
+                .map(|(_, value)| value.trim().to_owned())
+                .unwrap_or_default()
+        };
+        let memory = field(&file("/proc/meminfo"), "MemTotal");
+        let qemu = QemuVersion::V10_0.runner().map_or_else(
+            |error| error.to_string(),
+            |runner| output(Command::new(runner).arg("--version")),
+        );
+        Self {
+            date: output(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"])),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            processor: field(&file("/proc/cpuinfo"), "model name"),
+            memory_mib: memory
+                .split(' ')
+                .next()
+                .and_then(|kib| kib.parse::<u64>().ok())
+                .unwrap_or(0)
+                / 1024,
+            kernel: file("/proc/sys/kernel/osrelease"),
+            qemu: qemu.lines().next().unwrap_or_default().to_owned(),
+            congestion: congestion.map_or_else(
+                || file("/proc/sys/net/ipv4/tcp_congestion_control"),
+                str::to_owned,
+            ),
+            revision: output(Command::new("git").args(["describe", "--always", "--dirty"])),
+        }
+    }
+}
+
+impl HostInfo {
+    /// When and on what, for a plot.
+    pub fn in_two_lines(&self) -> [String; 2] {
+        [
+            format!(
+                "{}, revision {}: {} cores ({}), {} MiB, Linux {}",
+                self.date, self.revision, self.cores, self.processor, self.memory_mib, self.kernel
+            ),
+            format!("{}, TCP {}", self.qemu, self.congestion),
+        ]
+    }
+}
+
+/// What a program prints, or nothing.
+fn output(command: &mut Command) -> String {
+    command
+        .output()
+        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        .unwrap_or_default()
+}
+
+impl fmt::Display for HostInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {} cores ({}), {} MiB, Linux {}, {}, TCP {}, revision {}",
+            self.date,
+            self.cores,
+            self.processor,
+            self.memory_mib,
+            self.kernel,
+            self.qemu,
+            self.congestion,
+            self.revision
+        )
+    }
+}

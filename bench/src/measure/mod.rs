@@ -1,0 +1,27 @@
+//! Measures one case: boots the guest, moves it, and has it check its memory.
+
+mod migration;
+mod scan;
+mod threads;
+mod web;
+
+use std::path::Path;
+
+use crate::args::Args;
+use crate::plan::{Case, Kind};
+use crate::record::Run;
+use crate::testbed::Testbed;
+
+/// Measures a case once. A failure is a result, too.
+pub fn measure(case: &Case, program: &Path, round: u32, args: &Args) -> Run {
+    let mut run = Run::new(case, round);
+    let measured = Testbed::boot(case, args).and_then(|testbed| match case.workload.kind() {
+        Kind::Move => migration::measure(case, &testbed, program, args, &mut run),
+        Kind::Scan => scan::measure(case, &testbed, program, args, &mut run),
+        Kind::Web => web::measure(case, &testbed, program, args, &mut run),
+    });
+    if let Err(error) = measured {
+        run.failure = Some(error.to_string());
+    }
+    run
+}

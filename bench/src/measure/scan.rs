@@ -1,0 +1,178 @@
+//! The guest scans its memory at the destination while no background pages are sent.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use hikkoshi_lab::{LabError, Line, QemuMigration, Report, Scanned};
+
+use super::threads::join;
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::meter::{CpuMeter, seconds_between, vcpu_time_ns};
+use crate::mover::{HikkoshiMigration, qemu_migrate};
+use crate::plan::Case;
+use crate::record::{Run, ScanOutcome};
+use crate::testbed::{DESTINATION, Testbed};
+
+/// How long a scan may take.
+const LIMIT: Duration = Duration::from_secs(240);
+/// The background begins later than any scan ends, ms.
+const BACKGROUND_DELAY_MS: &str = "600000";
+/// QEMU has no switch for its background, and takes less than 10 bytes a second for no limit.
+const BACKGROUND_OF_QEMU: u64 = 4096;
+
+/// Switches the guest over and has it scan. The move is not seen through to its end: the scan has
+/// checked what it is about.
+pub fn measure(
+    case: &Case,
+    testbed: &Testbed,
+    program: &Path,
+    args: &Args,
+    run: &mut Run,
+) -> Result<(), BenchError> {
+    let pids = testbed.pids();
+    let meter = CpuMeter::start(&pids);
+    let outcome = match (case.system.hikkoshi_mode(), case.system.qemu_mode()) {
+        (Some(mode), _) => {
+            let more = ["--background-delay", BACKGROUND_DELAY_MS];
+            let mut moving =
+                HikkoshiMigration::start(testbed, program, mode, case.variant, args, &more)?;
+            let mut failure = None;
+            let outcome = scanned(testbed, &mut || match moving.check() {
+                Ok(()) => false,
+                Err(error) => {
+                    failure = Some(error);
+                    true
+                }
+            });
+            failure.map_or(outcome, Err)
+        }
+        (None, Some(mode)) => {
+            let mut migration = QemuMigration::new(mode);
+            migration.switch_at_once = true;
+            migration.postcopy_bandwidth = BACKGROUND_OF_QEMU;
+            std::thread::scope(|scope| {
+                let mover = scope.spawn(|| qemu_migrate(&migration, testbed, None));
+                let outcome = scanned(testbed, &mut || mover.is_finished());
+                testbed.source.kill();
+                testbed.destination.kill();
+                // Its source was killed while it moved: no use for what it says, unless it said
+                // so before.
+                let moved = join(mover);
+                outcome.map_err(|error| moved.err().unwrap_or(error))
+            })
+        }
+        (None, None) => unreachable!("every system is one or the other"),
+    }?;
+    run.others_cores = meter.others_cores(&pids);
+    run.cpu_seconds = meter.own_seconds(&pids);
+    run.scan = Some(outcome);
+    Ok(())
+}
+
+/// Waits for the switch, orders the scan, and waits for its end.
+fn scanned(testbed: &Testbed, over: &mut dyn FnMut() -> bool) -> Result<ScanOutcome, BenchError> {
+    let guest = &testbed.destination;
+    if testbed.resumed(&mut *over).is_none() {
+        return Err(BenchError::NoSwitch);
+    }
+    let first = guest.console().len();
+    let (begun, before) = (Instant::now(), vcpu_time_ns(guest)?);
+    guest.send("scan")?;
+    let end = loop {
+        // In short turns, to notice early that nobody moves the guest any more.
+        let turn = Duration::from_millis(500);
+        let found = guest.wait_report("the end of the scan", first, turn, |report| match report {
+            Report::Scanned(scanned) => Some(*scanned),
+            _ => None,
+        });
+        match found {
+            Ok(end) => break end,
+            Err(error) if over() || begun.elapsed() > LIMIT => return Err(error.into()),
+            Err(LabError::TimedOut { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let (elapsed, after) = (begun.elapsed(), vcpu_time_ns(guest)?);
+    outcome(
+        &end,
+        &guest.console().since(first),
+        begun,
+        (elapsed, after.saturating_sub(before)),
+    )
+}
+
+#[allow(clippy::cast_precision_loss)] // far below 2^52
+fn outcome(
+    end: &Scanned,
+    lines: &[Line],
+    begun: Instant,
+    (elapsed, ran_ns): (Duration, u64),
+) -> Result<ScanOutcome, BenchError> {
+    if !end.ok {
+        return Err(BenchError::BadPages(end.bad));
+    }
+    let (mut pages, mut progress) = (0, vec![(0.0, 0.0)]);
+    for line in lines.iter().filter(|line| *line.vm == *DESTINATION) {
+        if let Report::Scan(scan) = &line.report {
+            pages += scan.latency.accesses;
+            progress.push((seconds_between(begun, line.at), pages as f64));
+            if pages >= end.pages {
+                break;
+            }
+        }
+    }
+    Ok(ScanOutcome {
+        ms: end.ms,
+        pages: end.pages,
+        ran: ran_ns as f64 / 1e9 / elapsed.as_secs_f64().max(1e-9),
+        progress,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(at: Instant, text: &str) -> Line {
+        Line {
+            at,
+            vm: DESTINATION.into(),
+            report: Report::parse(text),
+            text: text.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_scans_lines_add_up_to_its_progress() {
+        let begun = Instant::now();
+        let at = |ms| begun + Duration::from_millis(ms);
+        let part = |ms, pages| {
+            line(
+                at(ms),
+                &format!(
+                    "scan: ok t=1.0 span_ms=100 accesses={pages} slow=0 mean_us=1.0 max_us=1.0 slow_mean_us=0.0 slow_max_us=0.0 hist=-"
+                ),
+            )
+        };
+        let lines = [part(100, 40), part(200, 60), part(300, 0)];
+        let end = Scanned {
+            ok: true,
+            pages: 100,
+            bad: 0,
+            ms: 200.0,
+        };
+        let ran = (Duration::from_millis(250), 50_000_000);
+        let scan = outcome(&end, &lines, begun, ran).unwrap();
+        assert_eq!(scan.progress, [(0.0, 0.0), (0.1, 40.0), (0.2, 100.0)]);
+        assert!((scan.ran - 0.2).abs() < 1e-9);
+        assert!((scan.pages_per_second() - 500.0).abs() < 1e-9);
+        let bad = Scanned {
+            ok: false,
+            bad: 3,
+            ..end
+        };
+        let error = outcome(&bad, &lines, begun, ran).unwrap_err();
+        assert!(matches!(error, BenchError::BadPages(3)), "{error}");
+    }
+}

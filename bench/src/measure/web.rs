@@ -1,0 +1,141 @@
+//! The guest serves files to 128 clients while it is moved.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hikkoshi_lab::GuestNetwork;
+
+use super::threads::join;
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::meter::{CpuMeter, INTERVAL, Responses, run_clients, seconds_between};
+use crate::mover::migrate;
+use crate::plan::Case;
+use crate::record::{Run, WebOutcome};
+use crate::testbed::Testbed;
+
+/// How long the clients have the guest to themselves before the move, and after it.
+const BEFORE: Duration = Duration::from_secs(6);
+const AFTER: Duration = Duration::from_secs(6);
+/// Where Apache listens (`guest/initramfs/web/httpd.conf`).
+const PORT: u16 = 80;
+
+/// Moves the guest while clients ask it for files.
+pub fn measure(
+    case: &Case,
+    testbed: &Testbed,
+    program: &Path,
+    args: &Args,
+    run: &mut Run,
+) -> Result<(), BenchError> {
+    let Some(network) = &testbed.guest_network else {
+        unreachable!("a guest that serves has a network");
+    };
+    let server = SocketAddr::from((guest_address(), PORT));
+    let stop = AtomicBool::new(false);
+    let pids = testbed.pids();
+    let before = Instant::now();
+    let (moved, seen) = std::thread::scope(|scope| {
+        let clients = scope.spawn(|| network.client().run(|| run_clients(server, &stop)));
+        // Half an interval is spent before the first client asks for its second file.
+        std::thread::sleep(INTERVAL + BEFORE);
+        let bytes = testbed.network.bytes();
+        let meter = CpuMeter::start(&pids);
+        let moved = migrate(testbed, case, program, args);
+        run.others_cores = meter.others_cores(&pids);
+        run.cpu_seconds = meter.own_seconds(&pids);
+        if let (Ok(before), Ok(after)) = (bytes, testbed.network.bytes()) {
+            run.bytes = Some(after.saturating_sub(before));
+        }
+        if moved.is_ok() {
+            std::thread::sleep(AFTER);
+        }
+        stop.store(true, Ordering::Relaxed);
+        (moved, join(clients))
+    });
+    let moved = moved?;
+    let seen = seen?.map_err(|source| BenchError::Clients { server, source })?;
+    run.take(&moved);
+    let (left, resumed) = testbed.switch()?;
+    run.downtime_ms = Some(resumed.happened.saturating_sub(left.happened).as_secs_f64() * 1e3);
+    let warm = before + INTERVAL;
+    run.web = Some(outcome(
+        &seen,
+        warm,
+        moved.started,
+        (left.at, resumed.at),
+        moved.ended,
+    ));
+    if let Some(first) = seen.errors.first() {
+        return Err(BenchError::BadAnswers {
+            count: seen.errors.len(),
+            first: first.clone(),
+        });
+    }
+    Ok(())
+}
+
+fn guest_address() -> Ipv4Addr {
+    GuestNetwork::GUEST.parse().unwrap_or(Ipv4Addr::LOCALHOST)
+}
+
+fn outcome(
+    seen: &Responses,
+    warm: Instant,
+    command: Instant,
+    (stop, resume): (Instant, Instant),
+    end: Instant,
+) -> WebOutcome {
+    let at = |moment| seconds_between(command, moment);
+    // Pre-copy ends with the switch, give or take.
+    let last = end.max(resume);
+    WebOutcome {
+        before: seen.span(warm, command),
+        until_switch: seen.span(command, resume),
+        until_end: seen.span(resume, last),
+        after: seen.span(last, last + AFTER),
+        stop_s: at(stop),
+        resume_s: at(resume),
+        end_s: at(end),
+        answers: seen
+            .answers
+            .iter()
+            .map(|(sent, took)| (at(*sent), took.as_secs_f64() * 1e3))
+            .collect(),
+        unanswered: seen.unanswered,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meter::Span;
+
+    #[test]
+    fn the_guests_address_is_one() {
+        assert_eq!(guest_address().to_string(), GuestNetwork::GUEST);
+    }
+
+    #[test]
+    fn requests_belong_to_the_phase_they_were_sent_in() {
+        let zero = Instant::now();
+        let at = |s| zero + Duration::from_secs(s);
+        let seen = Responses {
+            answers: [(1, 5), (4, 6), (6, 900), (9, 7), (11, 5)]
+                .map(|(s, ms)| (at(s), Duration::from_millis(ms)))
+                .into(),
+            unanswered: 1,
+            errors: Vec::new(),
+        };
+        let web = outcome(&seen, at(2), at(5), (at(7), at(8)), at(10));
+        let most = |span: Option<Span>| span.map(|span| (span.answers, span.max_ms));
+        assert_eq!(most(web.before), Some((1, 6.0)), "the warm-up is left out");
+        assert_eq!(most(web.until_switch), Some((1, 900.0)));
+        assert_eq!(most(web.until_end), Some((1, 7.0)));
+        assert_eq!(most(web.after), Some((1, 5.0)));
+        assert_eq!((web.stop_s, web.resume_s, web.end_s), (2.0, 3.0, 5.0));
+        assert_eq!(web.answers[0], (-4.0, 5.0));
+    }
+}

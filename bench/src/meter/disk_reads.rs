@@ -1,0 +1,90 @@
+//! What the disk of a guest gives while the guest is moved.
+
+use std::time::Instant;
+
+use hikkoshi_lab::{Line, Report};
+use serde::Serialize;
+use serde_json::Value;
+
+/// How a disk did.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DiskOutcome {
+    /// Bytes read a second before the move.
+    pub before: Option<f64>,
+    /// The same from the command to the source's stop.
+    pub during: Option<f64>,
+    /// Drains, as hikkoshi counts them.
+    pub drains: Option<u64>,
+    /// Time in all of them, ms.
+    pub drains_ms: Option<f64>,
+    /// The longest, ms.
+    pub longest_drain_ms: Option<f64>,
+    /// Pages that were not as they should be at the destination.
+    pub bad_pages: u64,
+}
+
+/// What hikkoshi's account says about drains.
+pub fn drains(account: &Value) -> DiskOutcome {
+    let drains = &account["drains"];
+    DiskOutcome {
+        drains: drains["count"].as_u64(),
+        drains_ms: drains["total_ms"].as_f64(),
+        longest_drain_ms: drains["max_ms"].as_f64(),
+        ..DiskOutcome::default()
+    }
+}
+
+/// Bytes that the guest read a second, by those of its lines in `vm` that lie wholly between two
+/// moments.
+#[allow(clippy::cast_precision_loss)] // far below 2^52
+pub fn read_rate(lines: &[Line], vm: &str, from: Instant, until: Instant) -> Option<f64> {
+    let works = lines
+        .iter()
+        .filter(|line| *line.vm == *vm && (from..=until).contains(&line.at));
+    // The first line began before.
+    let works = works
+        .filter_map(|line| match &line.report {
+            Report::Disk(work) => Some(work),
+            _ => None,
+        })
+        .skip(1);
+    let (kib, ms) = works.fold((0, 0), |(kib, ms), work| {
+        (kib + work.read_kib, ms + work.span_ms)
+    });
+    (ms > 0).then(|| kib as f64 * 1024.0 * 1000.0 / ms as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn whole_lines_in_between_count() {
+        let zero = Instant::now();
+        let line = |vm: &str, ms: u64, kib: u64| {
+            let text = format!(
+                "disk: ok t=1.0 span_ms=100 bad=0 reads=1 writes=0 read_kib={kib} written_kib=0 \
+                 files=0 passes=0"
+            );
+            Line {
+                at: zero + Duration::from_millis(ms),
+                vm: vm.into(),
+                report: Report::parse(&text),
+                text,
+            }
+        };
+        let lines = [
+            line("source", 100, 7000),
+            line("source", 200, 9000),
+            line("source", 300, 1000),
+            line("source", 400, 3000),
+            line("destination", 450, 100),
+            line("source", 600, 8000),
+        ];
+        let at = |ms| zero + Duration::from_millis(ms);
+        let rate = read_rate(&lines, "source", at(150), at(500)).unwrap();
+        assert!((rate - 4000.0 * 1024.0 * 5.0).abs() < 1.0, "{rate}");
+        assert_eq!(read_rate(&lines, "source", at(150), at(250)), None);
+    }
+}

@@ -1,0 +1,376 @@
+//! 128 clients of the guest's web server, on one thread.
+//!
+//! Each keeps its connection and asks for a file at fixed intervals, in turns; an answer that
+//! comes late delays only its own client's next request. Every answer's content is checked: its
+//! length, the number that it begins with, and the checksum that it ends with
+//! (`guest/workload/src/files.rs`).
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
+
+use crate::plan::{WEB_FILE_BYTES, WEB_FILES};
+
+/// Clients.
+const CLIENTS: usize = 128;
+/// How often each asks. All together ask 64 times a second, 6.5 MB/s: less than half of what an
+/// emulated guest serves on a core of its own.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+/// The longest that the thread sleeps without looking at `stop`.
+const TURN: Duration = Duration::from_millis(20);
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(30);
+/// How long answers are waited for after `stop`.
+const LAST: Duration = Duration::from_secs(10);
+/// An answer's header is shorter.
+const HEADER_LIMIT: usize = 4096;
+
+/// What the clients saw.
+#[derive(Clone, Debug, Default)]
+pub struct Responses {
+    /// When each request was sent, and how long it took until the answer was whole.
+    pub answers: Vec<(Instant, Duration)>,
+    /// Requests without an answer when everything was over.
+    pub unanswered: usize,
+    /// Connections that broke, and answers that were not what was asked for.
+    pub errors: Vec<String>,
+}
+
+/// Answers in a span of time. Times are in ms.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Span {
+    /// Answers to requests sent in it.
+    pub answers: usize,
+    /// The median.
+    pub p50_ms: f64,
+    /// 99 in 100 were no slower.
+    pub p99_ms: f64,
+    /// The slowest.
+    pub max_ms: f64,
+}
+
+impl Responses {
+    /// The answers to requests sent from `from` until before `until`.
+    pub fn span(&self, from: Instant, until: Instant) -> Option<Span> {
+        let mut times: Vec<f64> = self
+            .answers
+            .iter()
+            .filter(|(sent, _)| (from..until).contains(sent))
+            .map(|(_, took)| took.as_secs_f64() * 1e3)
+            .collect();
+        times.sort_by(f64::total_cmp);
+        let part =
+            |percent: usize| times.get((times.len().saturating_sub(1) * percent).div_ceil(100));
+        Some(Span {
+            answers: times.len(),
+            p50_ms: *part(50)?,
+            p99_ms: *part(99)?,
+            max_ms: *times.last()?,
+        })
+    }
+}
+
+/// Asks until `stop`. To be called on a thread inside the clients' network namespace.
+///
+/// # Errors
+/// When the server cannot be reached at the beginning.
+pub fn run_clients(server: SocketAddr, stop: &AtomicBool) -> io::Result<Responses> {
+    let begun = Instant::now();
+    let clients = u32::try_from(CLIENTS).unwrap_or(1);
+    let mut clients = (0..clients)
+        .map(|number| Client::connect(server, begun, number, INTERVAL * number / clients))
+        .collect::<io::Result<Vec<_>>>()?;
+    let mut seen = Responses::default();
+    let mut stopped: Option<Instant> = None;
+    loop {
+        if stopped.is_none() && stop.load(Ordering::Relaxed) {
+            stopped = Some(Instant::now());
+        }
+        if stopped.is_none() {
+            let now = Instant::now();
+            for client in clients.iter_mut().filter(|client| client.is_due(now)) {
+                client.ask(&mut seen);
+            }
+        }
+        let waiting = clients.iter().filter(|client| client.waits()).count();
+        if stopped.is_some_and(|at| waiting == 0 || at.elapsed() > LAST) {
+            seen.unanswered = waiting;
+            return Ok(seen);
+        }
+        wait(&mut clients, &mut seen)?;
+    }
+}
+
+/// Waits until an answer, or the time for the next request, comes; takes what has come.
+fn wait(clients: &mut [Client], seen: &mut Responses) -> io::Result<()> {
+    let now = Instant::now();
+    let next = clients
+        .iter()
+        .filter(|client| !client.waits())
+        .map(|client| client.next.saturating_duration_since(now))
+        .min()
+        .unwrap_or(TURN)
+        .min(TURN);
+    let waiting: Vec<_> = (0..clients.len())
+        .filter(|&at| clients.get(at).is_some_and(Client::waits))
+        .collect();
+    let ready: Vec<usize> = {
+        let mut polled: Vec<_> = waiting
+            .iter()
+            .filter_map(|&at| Some(PollFd::new(&clients.get(at)?.stream, PollFlags::IN)))
+            .collect();
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(next.subsec_nanos()),
+        };
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        waiting
+            .iter()
+            .zip(&polled)
+            .filter(|(_, polled)| !polled.revents().is_empty())
+            .map(|(&at, _)| at)
+            .collect()
+    };
+    for at in ready {
+        if let Some(client) = clients.get_mut(at) {
+            client.take(seen);
+        }
+    }
+    Ok(())
+}
+
+/// A client and its connection.
+#[derive(Debug)]
+struct Client {
+    server: SocketAddr,
+    stream: TcpStream,
+    /// When it asks next, if it does not wait.
+    next: Instant,
+    /// The file it asks for now or next.
+    file: u64,
+    sent: Option<Instant>,
+    answer: Vec<u8>,
+}
+
+impl Client {
+    fn connect(
+        server: SocketAddr,
+        begun: Instant,
+        number: u32,
+        offset: Duration,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            server,
+            stream: connect(server)?,
+            next: begun + offset,
+            // Spread over the files, so that two clients ask for different ones.
+            file: u64::from(number) * 39 % WEB_FILES,
+            sent: None,
+            answer: Vec::new(),
+        })
+    }
+
+    fn waits(&self) -> bool {
+        self.sent.is_some()
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        !self.waits() && self.next <= now
+    }
+
+    fn ask(&mut self, seen: &mut Responses) {
+        let request = format!("GET /{} HTTP/1.1\r\nHost: guest\r\n\r\n", self.file);
+        let now = Instant::now();
+        self.answer.clear();
+        self.sent = Some(now);
+        // Due again one interval later; what was missed is not made up for.
+        self.next = (self.next + INTERVAL).max(now);
+        // Far less than a socket's buffer: it goes whole or not at all.
+        if let Err(error) = self.stream.write_all(request.as_bytes()) {
+            self.fail(seen, &error.to_string());
+        }
+    }
+
+    /// Takes what has arrived.
+    fn take(&mut self, seen: &mut Responses) {
+        let mut buffer = [0; 65536];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return self.fail(seen, "the server closed the connection"),
+                Ok(count) => self.answer.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return self.fail(seen, &error.to_string()),
+            }
+            match body(&self.answer) {
+                Err(reason) => return self.fail(seen, &reason),
+                Ok(None) => {}
+                Ok(Some(body)) => {
+                    let verdict = check(body, self.file);
+                    let now = Instant::now();
+                    if let Some(sent) = self.sent.take() {
+                        seen.answers.push((sent, now - sent));
+                    }
+                    if let Err(reason) = verdict {
+                        seen.errors.push(format!("file {}: {reason}", self.file));
+                    }
+                    self.file = (self.file + 1) % WEB_FILES;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, seen: &mut Responses, reason: &str) {
+        seen.errors.push(reason.to_owned());
+        self.sent = None;
+        match connect(self.server) {
+            Ok(stream) => self.stream = stream,
+            // Said once more at the next request.
+            Err(error) => seen.errors.push(format!("connecting again: {error}")),
+        }
+    }
+}
+
+fn connect(server: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&server, CONNECT)?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
+}
+
+/// The content of an answer that is whole; `None` when more is to come.
+fn body(answer: &[u8]) -> Result<Option<&[u8]>, String> {
+    let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else {
+        return match answer.len() {
+            0..HEADER_LIMIT => Ok(None),
+            _ => Err("an answer without an end to its header".to_owned()),
+        };
+    };
+    let header = String::from_utf8_lossy(&answer[..end]);
+    let mut lines = header.lines();
+    let status = lines.next().unwrap_or_default();
+    if !status.starts_with("HTTP/1.1 200 ") {
+        return Err(format!("the server answered {status}"));
+    }
+    let length = lines
+        .filter_map(|line| line.split_once(':'))
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .and_then(|(_, value)| value.trim().parse::<usize>().ok())
+        .ok_or("an answer without a length")?;
+    if length != WEB_FILE_BYTES {
+        return Err(format!("an answer of {length} bytes"));
+    }
+    let body = &answer[end + 4..];
+    match body.len().cmp(&length) {
+        std::cmp::Ordering::Less => Ok(None),
+        std::cmp::Ordering::Equal => Ok(Some(body)),
+        std::cmp::Ordering::Greater => Err("more than was asked for".to_owned()),
+    }
+}
+
+/// Whether the content is file `number`: its number first, and last a checksum over all words
+/// before (FNV-1a's step, a word at a time).
+fn check(body: &[u8], number: u64) -> Result<(), String> {
+    let mut words = body
+        .chunks_exact(8)
+        .filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?)));
+    let last = words.next_back();
+    let mut sum = 0xcbf2_9ce4_8422_2325_u64;
+    let mut first = None;
+    for word in words {
+        first.get_or_insert(word);
+        sum = (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    match (first, last) {
+        (Some(held), _) if held != number => Err(format!("it is file {held}")),
+        (Some(_), Some(wanted)) if wanted == sum => Ok(()),
+        _ => Err("its checksum is wrong".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(number: u64) -> Vec<u8> {
+        let words = WEB_FILE_BYTES / 8;
+        let mut content: Vec<u64> = std::iter::once(number)
+            .chain((1..words as u64 - 1).map(|word| word * 0x9e37))
+            .collect();
+        let sum = content
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| {
+                (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3)
+            });
+        content.push(sum);
+        content.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn answer(content: &[u8]) -> Vec<u8> {
+        let mut answer = format!(
+            "HTTP/1.1 200 OK\r\nServer: Apache\r\nContent-Length: {}\r\n\r\n",
+            content.len()
+        )
+        .into_bytes();
+        answer.extend_from_slice(content);
+        answer
+    }
+
+    #[test]
+    fn a_file_is_the_one_asked_for_and_whole() {
+        let good = file(17);
+        assert_eq!(check(&good, 17), Ok(()));
+        assert_eq!(check(&good, 18), Err("it is file 17".to_owned()));
+        for at in [9, WEB_FILE_BYTES / 2, WEB_FILE_BYTES - 1] {
+            let mut bad = good.clone();
+            bad[at] ^= 4;
+            assert!(check(&bad, 17).is_err(), "byte {at}");
+        }
+        assert!(
+            check(&vec![0; WEB_FILE_BYTES], 0).is_err(),
+            "zeros are no file"
+        );
+    }
+
+    #[test]
+    fn an_answer_in_pieces_is_whole_at_its_last_byte() {
+        let whole = answer(&file(3));
+        for cut in [0, 10, 60, whole.len() - 1] {
+            assert_eq!(body(&whole[..cut]), Ok(None), "cut at {cut}");
+        }
+        assert_eq!(body(&whole).unwrap().map(<[u8]>::len), Some(WEB_FILE_BYTES));
+        let mut more = whole.clone();
+        more.push(0);
+        assert!(body(&more).is_err());
+        assert!(body(b"HTTP/1.1 404 Not Found\r\nContent-Length: 3\r\n\r\nno\n").is_err());
+        assert!(body(&answer(b"short")).is_err());
+        assert!(body(&[b'x'; 5000]).is_err());
+    }
+
+    #[test]
+    fn a_span_counts_what_was_sent_in_it() {
+        let zero = Instant::now();
+        let at = |ms| zero + Duration::from_millis(ms);
+        let seen = Responses {
+            answers: (0..100)
+                .map(|n| (at(n * 10), Duration::from_millis(n + 1)))
+                .collect(),
+            ..Responses::default()
+        };
+        let span = seen.span(at(0), at(1000)).unwrap();
+        assert_eq!(
+            (span.answers, span.p99_ms, span.max_ms),
+            (100, 100.0, 100.0)
+        );
+        assert_eq!(seen.span(at(500), at(600)).unwrap().answers, 10);
+        assert_eq!(seen.span(at(2000), at(3000)), None);
+    }
+}

@@ -1,0 +1,17 @@
+//! Instruments: what the guest, its clients, the network and the host show during a migration.
+
+mod accesses;
+mod disk_reads;
+mod host_cpu;
+mod http_clients;
+mod time;
+mod traffic;
+mod vcpu_time;
+
+pub use accesses::{Accesses, access_rates, accesses_between};
+pub use disk_reads::{DiskOutcome, drains, read_rate};
+pub use host_cpu::{CpuMeter, wait_until_idle};
+pub use http_clients::{INTERVAL, Responses, Span, run_clients};
+pub use time::seconds_between;
+pub use traffic::{Sent, record_traffic, throughput, traffic_rates};
+pub use vcpu_time::vcpu_time_ns;

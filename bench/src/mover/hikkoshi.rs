@@ -1,0 +1,317 @@
+//! hikkoshi moves the guest: two processes, as on two hosts.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hikkoshi_lab::{Namespace, Vm};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::outcome::MoveOutcome;
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::plan::Variant;
+use crate::testbed::Testbed;
+
+/// How long the destination may take until it listens, and either side to end when it should.
+const SOON: Duration = Duration::from_secs(30);
+/// How long a move may take that should come to an end.
+const LONG: Duration = Duration::from_secs(300);
+const POLL: Duration = Duration::from_millis(1);
+
+/// A move that is under way; given up on drop.
+#[derive(Debug)]
+pub struct HikkoshiMigration {
+    receive: Side,
+    migrate: Side,
+    started: Instant,
+    account: PathBuf,
+}
+
+impl HikkoshiMigration {
+    /// Begins to move the guest; `more` goes to `hikkoshi migrate`.
+    pub fn start(
+        testbed: &Testbed,
+        program: &Path,
+        mode: &str,
+        variant: Variant,
+        args: &Args,
+        more: &[&str],
+    ) -> Result<Self, BenchError> {
+        let account = |name: &str| testbed.lab.folder().join(format!("{name}.json"));
+        let encrypted = variant.is_encrypted();
+        let open = if encrypted { "--invite" } else { "--plaintext" };
+        let mut words = vec!["receive", "--listen", testbed.network.address(), open];
+        words.extend(variant.receive_words());
+        let mut receive = Side::start(
+            "receive",
+            program,
+            testbed.network.destination(),
+            &words,
+            &testbed.destination,
+            &account("receive"),
+        )?;
+        receive.wait_listening()?;
+
+        let (downtime, variant) = (args.max_downtime.to_string(), variant.migrate_words());
+        let invitation;
+        let mut words = if encrypted {
+            invitation = receive.invitation()?;
+            vec!["migrate", "--to", &invitation, "--mode", mode]
+        } else {
+            vec![
+                "migrate",
+                testbed.network.address(),
+                "--plaintext",
+                "--mode",
+                mode,
+            ]
+        };
+        words.extend(["--max-downtime", &downtime]);
+        words.extend(variant.iter().map(String::as_str));
+        words.extend(more);
+        let started = Instant::now();
+        let migrate = Side::start(
+            "migrate",
+            program,
+            testbed.network.source(),
+            &words,
+            &testbed.source,
+            &account("migrate"),
+        )?;
+        Ok(Self {
+            receive,
+            migrate,
+            started,
+            account: account("migrate"),
+        })
+    }
+
+    /// Waits for its end; calls it off after `give_up`.
+    pub fn finish(mut self, give_up: Option<Duration>) -> Result<MoveOutcome, BenchError> {
+        let (receive, migrate) = (&mut self.receive, &mut self.migrate);
+        let ended = migrate.wait(give_up.unwrap_or(LONG))?;
+        let called_off = give_up.is_some() && ended.is_none();
+        let status = match ended {
+            Some(status) => status,
+            None => {
+                migrate.interrupt();
+                migrate.wait(SOON)?.ok_or_else(|| migrate.hangs())?
+            }
+        };
+        let ended = Instant::now();
+        let received = receive.wait(SOON)?.ok_or_else(|| receive.hangs())?;
+        let mut moved = MoveOutcome {
+            started: self.started,
+            ended,
+            called_off,
+            own_downtime_ms: None,
+            rounds: None,
+            account: Value::Null,
+        };
+        if called_off {
+            // 1: the guest runs on at the source.
+            if status.code() != Some(1) {
+                return Err(migrate.ended(status));
+            }
+            moved.rounds = migrate.last_round();
+            return Ok(moved);
+        }
+        if !status.success() {
+            return Err(migrate.ended(status));
+        }
+        if !received.success() {
+            return Err(receive.ended(received));
+        }
+        moved.account = read(&self.account)?;
+        moved.own_downtime_ms = moved.account["downtime_ms"].as_f64();
+        moved.rounds = moved.account["rounds"].as_u64();
+        Ok(moved)
+    }
+
+    /// What went wrong, if one of the two has ended before its time.
+    pub fn check(&mut self) -> Result<(), BenchError> {
+        for side in [&mut self.migrate, &mut self.receive] {
+            if let Some(status) = side.wait(Duration::ZERO)? {
+                return Err(side.ended(status));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<Value, BenchError> {
+    fs::read_to_string(path)
+        .and_then(|text| serde_json::from_str(&text).map_err(Into::into))
+        .map_err(|source| BenchError::File {
+            doing: "reading the account",
+            path: path.to_owned(),
+            source,
+        })
+}
+
+/// `hikkoshi receive` or `hikkoshi migrate`; killed on drop.
+#[derive(Debug)]
+struct Side {
+    name: &'static str,
+    child: Child,
+    said: Arc<Mutex<Vec<String>>>,
+    notices: Receiver<String>,
+}
+
+impl Side {
+    fn start(
+        name: &'static str,
+        program: &Path,
+        host: &Namespace,
+        arguments: &[&str],
+        vm: &Vm,
+        account: &Path,
+    ) -> Result<Self, BenchError> {
+        let failed = |source| BenchError::Program { side: name, source };
+        let mut child = host
+            .command(program)
+            .args(arguments)
+            .args(["--progress", "json"])
+            .arg("--qmp")
+            .arg(vm.qmp_path())
+            .arg("--json")
+            .arg(account)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let (sender, notices) = channel();
+        if let Some(stderr) = child.stderr.take() {
+            let said = Arc::clone(&said);
+            std::thread::Builder::new()
+                .name(format!("stderr-{name}"))
+                .spawn(move || collect(stderr, &said, |notice| drop(sender.send(notice))))
+                .map_err(failed)?;
+        }
+        Ok(Self {
+            name,
+            child,
+            said,
+            notices,
+        })
+    }
+
+    /// Waits until the destination says that it does.
+    fn wait_listening(&mut self) -> Result<(), BenchError> {
+        let deadline = Instant::now() + SOON;
+        while Instant::now() < deadline {
+            match self.notices.recv_timeout(Duration::from_millis(100)) {
+                Ok(notice) if notice.contains("waiting for a guest") => return Ok(()),
+                Ok(_) => {}
+                Err(_) => {
+                    if let Some(status) = self.wait(Duration::ZERO)? {
+                        return Err(self.ended(status));
+                    }
+                }
+            }
+        }
+        Err(self.hangs())
+    }
+
+    /// What it shows once it listens.
+    fn invitation(&mut self) -> Result<String, BenchError> {
+        let mut line = String::new();
+        if let Some(stdout) = self.child.stdout.take() {
+            BufReader::new(stdout)
+                .read_line(&mut line)
+                .map_err(|source| BenchError::Program {
+                    side: self.name,
+                    source,
+                })?;
+        }
+        Ok(line.trim().to_owned())
+    }
+
+    /// Waits for its end; `None` when that did not come in time.
+    fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, BenchError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let status = self
+                .child
+                .try_wait()
+                .map_err(|source| BenchError::Program {
+                    side: self.name,
+                    source,
+                })?;
+            if status.is_some() || Instant::now() >= deadline {
+                return Ok(status);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// As Ctrl-C does.
+    fn interrupt(&self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It may have ended in this moment.
+            let _ = kill_process(pid, Signal::INT);
+        }
+    }
+
+    /// The round that was told last.
+    fn last_round(&self) -> Option<u64> {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.iter().rev().find_map(|line| {
+            let value: Value = serde_json::from_str(line).ok()?;
+            value["progress"]["round"].as_u64().filter(|&n| n > 0)
+        })
+    }
+
+    fn last_words(&self) -> String {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = said.len().saturating_sub(12);
+        said[from..].join("\n")
+    }
+
+    fn ended(&self, status: ExitStatus) -> BenchError {
+        BenchError::Ended {
+            side: self.name,
+            status: status.to_string(),
+            stderr: self.last_words(),
+        }
+    }
+
+    fn hangs(&self) -> BenchError {
+        BenchError::Ended {
+            side: self.name,
+            status: "nothing: it still runs and should not".to_owned(),
+            stderr: self.last_words(),
+        }
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Keeps every line, and hands on what is a notice.
+fn collect(stderr: ChildStderr, said: &Mutex<Vec<String>>, notice: impl Fn(String)) {
+    for line in BufReader::new(stderr).lines() {
+        let Ok(line) = line else { return };
+        if let Ok(value) = serde_json::from_str::<Value>(&line)
+            && let Some(text) = value["notice"].as_str()
+        {
+            notice(text.to_owned());
+        }
+        said.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(line);
+    }
+}

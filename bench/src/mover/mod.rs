@@ -1,0 +1,40 @@
+//! HikkoshiMigration the guest: by hikkoshi, or by QEMU's own migration.
+
+mod hikkoshi;
+mod outcome;
+mod qemu;
+
+pub use hikkoshi::HikkoshiMigration;
+pub use outcome::MoveOutcome;
+pub use qemu::migrate as qemu_migrate;
+
+use std::path::Path;
+
+use hikkoshi_lab::QemuMigration;
+
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::plan::{Case, Workload};
+use crate::testbed::Testbed;
+
+/// Moves the guest from its source to its destination, by the case's system.
+pub fn migrate(
+    testbed: &Testbed,
+    case: &Case,
+    program: &Path,
+    args: &Args,
+) -> Result<MoveOutcome, BenchError> {
+    let give_up = (case.workload == Workload::Endless).then(|| args.give_up());
+    match (case.system.hikkoshi_mode(), case.system.qemu_mode()) {
+        (Some(mode), _) => {
+            HikkoshiMigration::start(testbed, program, mode, case.variant, args, &[])?
+                .finish(give_up)
+        }
+        (None, Some(mode)) => {
+            let mut migration = QemuMigration::new(mode);
+            migration.downtime_ms = args.max_downtime;
+            qemu_migrate(&migration, testbed, give_up)
+        }
+        (None, None) => unreachable!("every system is one or the other"),
+    }
+}

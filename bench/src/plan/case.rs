@@ -1,0 +1,48 @@
+//! One thing to measure: a network, a workload and a system.
+
+use serde::Serialize;
+use std::fmt;
+
+use super::network::NetworkKind;
+use super::system::System;
+use super::variant::Variant;
+use super::workload::Workload;
+
+/// One thing to measure.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+pub struct Case {
+    /// Over what.
+    #[serde(rename = "line")]
+    pub network: NetworkKind,
+    /// What the guest does.
+    #[serde(rename = "load")]
+    pub workload: Workload,
+    /// Who moves it.
+    pub system: System,
+    /// hikkoshi's options.
+    pub variant: Variant,
+    /// How often, unless said otherwise.
+    pub rounds: u32,
+}
+
+impl Case {
+    /// The system with its options, for tables.
+    pub fn system_label(&self) -> String {
+        match self.variant {
+            Variant::Plain => self.system.name().to_owned(),
+            variant => format!("{}/{variant}", self.system.name()),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}/{}/{}",
+            self.network,
+            self.workload,
+            self.system_label()
+        )
+    }
+}

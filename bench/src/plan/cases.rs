@@ -1,0 +1,143 @@
+//! Every case that can be measured.
+
+use super::case::Case;
+use super::network::NetworkKind;
+use super::system::System;
+use super::variant::Variant;
+use super::workload::Workload;
+
+/// Every case, those that are compared with one another side by side.
+pub(super) fn all() -> Vec<Case> {
+    use System::{
+        HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, QemuMultifd, QemuPostcopy, QemuPrecopy,
+        QemuPreempt,
+    };
+    use Variant::{
+        Links, NoBound, NoDrain, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll,
+        ReadAhead8, Tls,
+    };
+    const UNSHAPED: NetworkKind = NetworkKind::Loopback;
+    const TEN: NetworkKind = NetworkKind::Gbit(10);
+    const ONE: NetworkKind = NetworkKind::Gbit(1);
+    const ONE_A_FLOW: NetworkKind = NetworkKind::GbitPerFlow(1);
+
+    let mut cases = Vec::new();
+    let mut add = |network, workload, rounds, systems: &[(System, Variant)]| {
+        cases.extend(systems.iter().map(|&(system, variant)| Case {
+            network,
+            workload,
+            system,
+            variant,
+            rounds,
+        }));
+    };
+    for network in [UNSHAPED, TEN, ONE] {
+        add(
+            network,
+            Workload::Busy,
+            5,
+            &[HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPostcopy]
+                .map(|system| (system, Plain)),
+        );
+        let paced = [HikkoshiPrecopy, QemuPrecopy, HikkoshiHybrid, QemuMultifd];
+        add(
+            network,
+            Workload::paced(network),
+            5,
+            &paced.map(|system| (system, Plain)),
+        );
+    }
+    let endless = [HikkoshiPrecopy, QemuPrecopy, QemuMultifd];
+    add(
+        ONE,
+        Workload::Endless,
+        1,
+        &endless.map(|system| (system, Plain)),
+    );
+    for network in [TEN, ONE] {
+        add(
+            network,
+            Workload::Huge,
+            5,
+            &[(HikkoshiHybrid, Plain), (QemuPreempt, Plain)],
+        );
+        let ahead = [Plain, NoReadAhead].map(|variant| (HikkoshiPostcopy, variant));
+        add(network, Workload::Sequential, 5, &ahead);
+        add(
+            network,
+            Workload::Sequential,
+            3,
+            &[(HikkoshiPostcopy, ReadAhead8)],
+        );
+        let fill = [
+            (HikkoshiPostcopy, Plain),
+            (HikkoshiPostcopy, NoBound),
+            (HikkoshiPrecopy, Plain),
+        ];
+        add(network, Workload::Fill, 5, &fill);
+    }
+    let scanners = [
+        (HikkoshiPostcopy, ReadAhead8),
+        (HikkoshiPostcopy, Plain),
+        (QemuPreempt, Plain),
+    ];
+    add(TEN, Workload::Scan, 2, &scanners);
+    // The plain ones are among those above, or beside these.
+    let random = [NoReadAhead, Poll, NoPriority, Links(1), Links(2), Links(4)];
+    add(
+        TEN,
+        Workload::Busy,
+        3,
+        &random.map(|variant| (HikkoshiHybrid, variant)),
+    );
+    let encrypted = [(HikkoshiHybrid, Tls), (HikkoshiPostcopy, Tls)];
+    add(TEN, Workload::Busy, 3, &encrypted);
+    add(UNSHAPED, Workload::Busy, 3, &encrypted);
+    add(TEN, Workload::Fill, 3, &encrypted[1..]);
+    let hotspot = [Plain, NoHotFirst, NoFollow, NoReadAhead];
+    add(
+        TEN,
+        Workload::Hotspot,
+        3,
+        &hotspot.map(|variant| (HikkoshiHybrid, variant)),
+    );
+    let links = [Links(1), Links(2), Links(4)];
+    add(
+        UNSHAPED,
+        Workload::Fill,
+        3,
+        &links.map(|variant| (HikkoshiPostcopy, variant)),
+    );
+    add(
+        UNSHAPED,
+        Workload::paced(UNSHAPED),
+        3,
+        &links.map(|variant| (HikkoshiPrecopy, variant)),
+    );
+    for system in [HikkoshiPostcopy, HikkoshiPrecopy] {
+        let links = links.map(|variant| (system, variant));
+        add(ONE_A_FLOW, Workload::Fill, 3, &links);
+    }
+    for workload in [Workload::Disk20, Workload::Disk100] {
+        let precopy = [
+            (HikkoshiPrecopy, Plain),
+            (HikkoshiPrecopy, NoDrain),
+            (QemuPrecopy, Plain),
+        ];
+        add(TEN, workload, 3, &precopy);
+    }
+    let servers = [HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPrecopy];
+    add(
+        ONE,
+        Workload::Web,
+        1,
+        &servers.map(|system| (system, Plain)),
+    );
+    cases
+}
+
+pub(super) fn is_quick(case: &Case) -> bool {
+    case.network != NetworkKind::Loopback
+        && case.variant == Variant::Plain
+        && matches!(case.workload, Workload::Busy | Workload::Paced(_))
+}

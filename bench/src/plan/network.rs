@@ -1,0 +1,41 @@
+//! What lies between the two hosts.
+
+use hikkoshi_lab::Shape;
+use serde::Serialize;
+use std::fmt;
+use std::time::Duration;
+
+/// What lies between the two hosts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+pub enum NetworkKind {
+    /// TCP over one namespace's loopback.
+    Loopback,
+    /// Two namespaces and a veth, shaped to so many Gbit/s.
+    Gbit(u64),
+    /// The same, with so many Gbit/s for each connection, and no limit for all of them together.
+    GbitPerFlow(u64),
+}
+
+impl NetworkKind {
+    /// The shape of the line or of each connection, if there is one: a burst of 512 KiB, and a queue of 50 ms.
+    pub fn shape(self) -> Option<Shape> {
+        match self {
+            Self::Loopback => None,
+            Self::Gbit(gbit) | Self::GbitPerFlow(gbit) => Some(Shape {
+                rate_bits: gbit * 1_000_000_000,
+                burst_bytes: 512 * 1024,
+                latency: Duration::from_millis(50),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for NetworkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loopback => f.write_str("loopback"),
+            Self::Gbit(gbit) => write!(f, "{gbit}gbit"),
+            Self::GbitPerFlow(gbit) => write!(f, "flow{gbit}gbit"),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What the guest does, and of what its memory is made.
+
+use hikkoshi_lab::{Pattern, Ram, Workload as GuestWorkload};
+use serde::Serialize;
+use std::fmt;
+
+use super::network::NetworkKind;
+
+/// The guest's memory, MiB.
+pub const RAM_MIB: u64 = 1024;
+/// What its virtual processor writes to, MiB.
+pub const WORKING_SET_MIB: u64 = 600;
+/// From where on an access counts as slow, µs: far above an undisturbed one (0.3 µs), and below
+/// the fastest fault.
+pub const SLOW_US: u64 = 20;
+/// The same for huge pages. There are only hundreds of faults, each of a millisecond or more, so
+/// that the few accesses that were held up by the scheduler would count among them.
+const SLOW_HUGE_US: u64 = 300;
+/// Time between two lines of the guest, ms.
+pub const REPORT_MS: u64 = 100;
+
+/// What each of the scan's threads reads, MiB (200 MB and a little).
+const SCAN_PART_MIB: u64 = 191;
+/// Threads of the scan.
+const SCAN_THREADS: u32 = 4;
+/// What the sequential reader reads, MiB.
+const SEQUENTIAL_MIB: u64 = 400;
+
+/// What the guest with the disk reads it into, MiB.
+pub const DISK_ARENA_MIB: u64 = 300;
+/// What its processor writes to, MiB.
+const DISK_WRITTEN_MIB: u64 = 64;
+/// Pages that its processor writes a second.
+const DISK_WRITES: u64 = 2000;
+
+/// Files that the web server has.
+pub const WEB_FILES: u64 = 5_000;
+/// Bytes in each.
+pub const WEB_FILE_BYTES: usize = 102_400;
+/// Memory of the guest with the web server, MiB: the files take 490.
+const WEB_RAM_MIB: u64 = 1536;
+
+/// What the guest does meanwhile.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+pub enum Workload {
+    /// Writes random pages as fast as it can, until all pages are there.
+    Busy,
+    /// The same, with nine accesses in ten to a tenth of the pages.
+    Hotspot,
+    /// As [`Workload::Busy`], with huge host pages of 2 MiB.
+    Huge,
+    /// Writes so many pages a second: pre-copy converges after several rounds.
+    Paced(u64),
+    /// As [`Workload::Busy`], moved by pre-copy: called off after a while.
+    Endless,
+    /// Touches next to nothing: all that is on the line is background.
+    Fill,
+    /// One thread reads page after page, once, after the switch, with the background held back.
+    Sequential,
+    /// The same with four threads, each of which reads 200 MB.
+    Scan,
+    /// Reads a disk by direct I/O that gives 20 MB/s.
+    Disk20,
+    /// The same with 100 MB/s.
+    Disk100,
+    /// Serves files over the network.
+    Web,
+}
+
+/// How a case is measured.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// The guest is moved, and what it did meanwhile is summed up.
+    Move,
+    /// The guest is switched over and scans its memory.
+    Scan,
+    /// The guest is moved while clients ask it for files.
+    Web,
+}
+
+impl Workload {
+    /// A rate that gives QEMU's pre-copy several rounds on that line: two fifths of the pages
+    /// that it carries.
+    pub fn paced(network: NetworkKind) -> Self {
+        match network {
+            NetworkKind::Gbit(1) => Self::Paced(12_000),
+            _ => Self::Paced(60_000),
+        }
+    }
+
+    /// How it is measured.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Sequential | Self::Scan => Kind::Scan,
+            Self::Web => Kind::Web,
+            _ => Kind::Move,
+        }
+    }
+
+    /// What the guest is told.
+    pub fn guest_workload(self) -> GuestWorkload {
+        let dirty = GuestWorkload::dirty(WORKING_SET_MIB);
+        let workload = match self {
+            Self::Busy | Self::Endless | Self::Huge => dirty,
+            Self::Hotspot => dirty.pattern(Pattern::Hotspot),
+            Self::Paced(rate) => dirty.rate(rate),
+            Self::Fill => dirty.rate(1),
+            Self::Sequential => GuestWorkload::scan(SEQUENTIAL_MIB),
+            Self::Scan => {
+                GuestWorkload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS)).threads(SCAN_THREADS)
+            }
+            Self::Disk20 | Self::Disk100 => GuestWorkload::dirty(DISK_WRITTEN_MIB)
+                .rate(DISK_WRITES)
+                .and_direct_reads(DISK_ARENA_MIB),
+            Self::Web => GuestWorkload::idle()
+                .option("files", WEB_FILES)
+                .option("file_bytes", WEB_FILE_BYTES),
+        };
+        workload
+            .option("slow_us", self.slow_us())
+            .option("every_ms", REPORT_MS)
+    }
+
+    /// What its disk gives, if it has one.
+    pub fn disk_bytes_per_second(self) -> Option<u64> {
+        match self {
+            Self::Disk20 => Some(20_000_000),
+            Self::Disk100 => Some(100_000_000),
+            _ => None,
+        }
+    }
+
+    /// From where on an access counts as slow, µs.
+    pub fn slow_us(self) -> u64 {
+        match self {
+            Self::Huge => SLOW_HUGE_US,
+            _ => SLOW_US,
+        }
+    }
+
+    /// The guest's memory.
+    pub fn ram(self) -> Ram {
+        match self {
+            Self::Huge => Ram::Huge { mib: RAM_MIB },
+            Self::Web => Ram::shared(WEB_RAM_MIB),
+            _ => Ram::shared(RAM_MIB),
+        }
+    }
+
+    /// Its name in filters and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Hotspot => "hotspot",
+            Self::Huge => "huge",
+            Self::Paced(_) => "paced",
+            Self::Endless => "endless",
+            Self::Fill => "fill",
+            Self::Sequential => "sequential",
+            Self::Scan => "scan",
+            Self::Disk20 => "disk20",
+            Self::Disk100 => "disk100",
+            Self::Web => "web",
+        }
+    }
+
+    /// In words.
+    pub fn describe(self) -> String {
+        match self {
+            Self::Busy => "busy: writes at random at full speed".to_owned(),
+            Self::Hotspot => "hotspot: as busy, nine in ten to a tenth of the pages".to_owned(),
+            Self::Huge => "huge: as busy, host pages of 2 MiB".to_owned(),
+            Self::Paced(rate) => format!("paced: {rate} pages a second"),
+            Self::Endless => "endless: full speed, pre-copy with a time limit".to_owned(),
+            Self::Fill => "fill: a quiet guest, background only".to_owned(),
+            Self::Sequential => {
+                format!("sequential: one thread reads {SEQUENTIAL_MIB} MiB, no background")
+            }
+            Self::Scan => {
+                format!("scan: {SCAN_THREADS} threads read {SCAN_PART_MIB} MiB each, no background")
+            }
+            Self::Disk20 | Self::Disk100 => format!(
+                "a disk of {} MB/s, cache=none, read by six threads into {DISK_ARENA_MIB} MiB",
+                self.disk_bytes_per_second().unwrap_or(0) / 1_000_000
+            ),
+            Self::Web => format!("web: {WEB_FILES} files of {WEB_FILE_BYTES} bytes"),
+        }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

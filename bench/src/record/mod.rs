@@ -1,0 +1,14 @@
+//! What is measured in one run of a case.
+
+mod display;
+mod outcomes;
+mod run;
+#[cfg(test)]
+mod test_run;
+
+pub use outcomes::{ScanOutcome, WebOutcome};
+#[cfg(test)]
+pub use run::SlowAccesses;
+pub use run::{Run, Series};
+#[cfg(test)]
+pub(crate) use test_run::test_run;

@@ -1,0 +1,102 @@
+//! The JSON file with everything that was measured.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::goals::goals;
+use super::medians::rows;
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::host_info::HostInfo;
+use crate::plan::{NetworkKind, Plan, RAM_MIB, REPORT_MS, SLOW_US, WORKING_SET_MIB};
+use crate::record::Run;
+
+/// All of it.
+#[derive(Debug)]
+pub struct ResultFile {
+    /// What it was measured on.
+    pub host: HostInfo,
+    /// The runs so far.
+    pub runs: Vec<Run>,
+    setup: Value,
+}
+
+impl ResultFile {
+    /// Before the first run.
+    ///
+    /// # Errors
+    /// When the file to write cannot be written: better now than after an hour.
+    pub fn begin(args: &Args, plan: &Plan) -> Result<Self, BenchError> {
+        let mut networks: Vec<NetworkKind> = Vec::new();
+        for case in &plan.cases {
+            if !networks.contains(&case.network) {
+                networks.push(case.network);
+            }
+        }
+        let networks: Vec<_> = networks.into_iter().map(network).collect();
+        let file = Self {
+            host: HostInfo::collect(args.congestion.as_deref()),
+            runs: Vec::new(),
+            setup: json!({
+                "guest": {
+                    "ram_mib": RAM_MIB,
+                    "ram": "memory-backend-file on tmpfs, share=on, for all systems",
+                    "processors": 1,
+                    "accelerator": "tcg",
+                    "workload": "dirty",
+                    "working_set_mib": WORKING_SET_MIB,
+                    "slow_us": SLOW_US,
+                    "report_ms": REPORT_MS,
+                },
+                "lines": networks,
+                "max_downtime_ms": args.max_downtime,
+                "give_up_s": args.give_up,
+            }),
+        };
+        file.write(&args.json)?;
+        Ok(file)
+    }
+
+    /// Writes what there is.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub fn write(&self, path: &Path) -> Result<(), BenchError> {
+        let value = json!({
+            "machine": self.host,
+            "setup": self.setup,
+            "summary": rows(&self.runs),
+            "reach": goals(&self.runs),
+            "runs": self.runs,
+        });
+        let written = path
+            .parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| fs::write(path, format!("{value:#}\n")));
+        written.map_err(|source| BenchError::File {
+            doing: "writing",
+            path: path.to_owned(),
+            source,
+        })
+    }
+}
+
+fn network(kind: NetworkKind) -> Value {
+    match kind.shape() {
+        None => json!({ "name": kind.to_string(), "shape": null }),
+        Some(shape) => json!({
+            "name": kind.to_string(),
+            "shape": {
+                "by": match kind {
+                    NetworkKind::GbitPerFlow(_) => "tc htb, a class for each connection, both directions",
+                    _ => "tc tbf, both directions",
+                },
+                "rate_bits": shape.rate_bits,
+                "burst_bytes": shape.burst_bytes,
+                "latency_ms": u64::try_from(shape.latency.as_millis()).unwrap_or(u64::MAX),
+            },
+        }),
+    }
+}

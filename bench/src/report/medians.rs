@@ -1,0 +1,171 @@
+//! A case's numbers: medians over its rounds.
+
+use serde::Serialize;
+
+use crate::plan::{Case, Kind};
+use crate::record::Run;
+
+/// The median over the rounds of one case.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// `LINE`.
+    #[serde(rename = "line")]
+    pub network: String,
+    /// `WORKLOAD`.
+    #[serde(rename = "load")]
+    pub workload: String,
+    /// `SYSTEM[/VARIANT]`.
+    pub system: String,
+    /// The case.
+    #[serde(skip)]
+    pub case: Case,
+    /// Runs with numbers.
+    pub runs: usize,
+    /// Runs that failed.
+    pub failed: usize,
+    /// Runs that did not converge.
+    pub called_off: usize,
+    /// ms.
+    pub downtime_ms: Option<f64>,
+    /// ms, by the system's own account.
+    pub own_downtime_ms: Option<f64>,
+    /// ms.
+    pub total_ms: Option<f64>,
+    /// On the line.
+    pub bytes: Option<f64>,
+    /// On the line a second, from the switch to the last page, or, in pre-copy, until the switch.
+    pub throughput: Option<f64>,
+    /// Rounds of pre-copy.
+    pub rounds: Option<f64>,
+    /// Slow accesses from the switch to the last page.
+    pub faults: Option<f64>,
+    /// Their mean, µs.
+    pub fault_us: Option<f64>,
+    /// Half of them were below this, µs.
+    pub fault_p50_us: Option<f64>,
+    /// 99 in 100 of them were below this, µs.
+    pub fault_p99_us: Option<f64>,
+    /// The longest access, µs.
+    pub fault_max_us: Option<f64>,
+    /// Accesses a second from the switch to the last page.
+    pub accesses_per_second: Option<f64>,
+    /// Accesses from the switch to the last page.
+    pub accesses: Option<f64>,
+    /// Of the engine's requests: from the fault to the request sent, from there to the page, and
+    /// from there to its installation, means, µs.
+    pub stages_us: [Option<f64>; 3],
+    /// The scan's time, ms.
+    pub scan_ms: Option<f64>,
+    /// Pages that it read a second.
+    pub scan_pages: Option<f64>,
+    /// Of its time, how much the virtual processor ran.
+    pub scan_ran: Option<f64>,
+    /// Bytes that the guest read of its disk a second, before the move and during it.
+    pub disk: [Option<f64>; 2],
+    /// Drains: how many, and ms in all and in the longest.
+    pub drains: [Option<f64>; 3],
+    /// Pages lost.
+    pub bad_pages: Option<f64>,
+    /// Processor seconds.
+    pub cpu_seconds: Option<f64>,
+    /// Processors that others kept busy.
+    pub others_cores: Option<f64>,
+}
+
+/// The median of what there is.
+pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => values.get(middle).copied(),
+        _ => Some((values.get(middle - 1)? + values.get(middle)?) / 2.0),
+    }
+}
+
+/// A row for each case, in the order of their first runs.
+pub fn rows(runs: &[Run]) -> Vec<Row> {
+    let mut labels: Vec<&str> = Vec::new();
+    for run in runs {
+        if !labels.contains(&run.label.as_str()) {
+            labels.push(&run.label);
+        }
+    }
+    labels
+        .into_iter()
+        .filter_map(|label| row(runs.iter().filter(|run| run.label == label).collect()))
+        .collect()
+}
+
+/// The names of the stages in hikkoshi's account.
+const STAGES: [&str; 3] = ["fault_to_request", "request_to_page", "page_to_installed"];
+
+#[allow(clippy::cast_precision_loss)] // counts far below 2^52
+fn row(runs: Vec<&Run>) -> Option<Row> {
+    let case = runs.first()?.case;
+    let good: Vec<_> = runs.iter().filter(|run| run.failure.is_none()).collect();
+    let of = |value: &dyn Fn(&Run) -> Option<f64>| median(good.iter().filter_map(|run| value(run)));
+    let accesses = |value: &dyn Fn(&crate::meter::Accesses) -> Option<f64>| {
+        of(&|run| run.accesses.as_ref().and_then(value))
+            .filter(|_| case.system.is_postcopy() && case.workload.kind() == Kind::Move)
+    };
+    Some(Row {
+        network: case.network.to_string(),
+        workload: case.workload.to_string(),
+        system: case.system_label(),
+        case,
+        runs: good.len(),
+        failed: runs.len() - good.len(),
+        called_off: good.iter().filter(|run| run.called_off).count(),
+        downtime_ms: of(&|run| run.downtime_ms),
+        own_downtime_ms: of(&|run| run.own_downtime_ms),
+        total_ms: of(&|run| run.total_ms),
+        bytes: of(&|run| run.bytes.map(|bytes| bytes as f64)),
+        throughput: of(&|run| run.throughput),
+        rounds: of(&|run| run.rounds.map(|rounds| rounds as f64)),
+        faults: accesses(&|a| Some(a.slow as f64)),
+        fault_us: accesses(&|a| Some(a.slow_mean_us)),
+        fault_p50_us: of(&|run| run.slow.as_ref()?.p50_us),
+        fault_p99_us: of(&|run| run.slow.as_ref()?.p99_us),
+        fault_max_us: accesses(&|a| Some(a.max_us)),
+        accesses_per_second: accesses(&|a| a.per_second),
+        accesses: accesses(&|a| a.completed),
+        stages_us: STAGES
+            .map(|stage| of(&|run| run.account["request_stages_us"][stage]["mean"].as_f64())),
+        scan_ms: of(&|run| run.scan.as_ref().map(|scan| scan.ms)),
+        scan_pages: of(&|run| run.scan.as_ref().map(|scan| scan.pages_per_second())),
+        scan_ran: of(&|run| run.scan.as_ref().map(|scan| scan.ran)),
+        disk: [
+            of(&|run| run.disk.as_ref()?.before),
+            of(&|run| run.disk.as_ref()?.during),
+        ],
+        drains: [
+            of(&|run| run.disk.as_ref()?.drains.map(|count| count as f64)),
+            of(&|run| run.disk.as_ref()?.drains_ms),
+            of(&|run| run.disk.as_ref()?.longest_drain_ms),
+        ],
+        bad_pages: of(&|run| Some(run.disk.as_ref()?.bad_pages as f64)),
+        cpu_seconds: of(&|run| Some(run.cpu_seconds)),
+        others_cores: of(&|run| Some(run.others_cores)),
+    })
+}
+
+/// How much of the line's rate was used, if it has one.
+#[allow(clippy::cast_precision_loss)] // far below 2^52
+pub fn network_part(row: &Row) -> Option<f64> {
+    let shape = row.case.network.shape()?;
+    Some(row.throughput? * 8.0 / shape.rate_bits as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([].into_iter()), None);
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), Some(2.0));
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), Some(2.5));
+    }
+}

@@ -1,0 +1,311 @@
+//! Which plots there are.
+
+use super::axis::{Axis, Scale};
+use super::chart::{Chart, Panel, Points, Style};
+use crate::host_info::HostInfo;
+use crate::plan::{Case, Kind, NetworkKind, Variant, Workload};
+use crate::record::Run;
+
+/// Seconds before the switch that are shown.
+const BEFORE: f64 = 2.0;
+
+/// Every plot that the runs have numbers for, with its file's name.
+pub fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
+    let good: Vec<&Run> = runs.iter().filter(|run| run.failure.is_none()).collect();
+    let mut charts = Vec::new();
+    let mut lines: Vec<NetworkKind> = Vec::new();
+    for run in &good {
+        if !lines.contains(&run.case.network) {
+            lines.push(run.case.network);
+        }
+    }
+    for line in lines {
+        for load in [Workload::Busy, Workload::Huge] {
+            charts.extend(
+                faults(&good, line, load).map(|c| (format!("faults-{load}-{line}.svg"), c)),
+            );
+        }
+        charts.extend(switch(&good, line).map(|c| (format!("switch-{line}.svg"), c)));
+        charts.extend(scans(&good, line).map(|c| (format!("scan-{line}.svg"), c)));
+        charts.extend(web(&good, line).map(|c| (format!("web-{line}.svg"), c)));
+    }
+    for (_, chart) in &mut charts {
+        chart.subtitle = host.in_two_lines();
+    }
+    charts
+}
+
+/// The cases that some runs belong to, in their order.
+fn cases(runs: &[&Run], wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    for run in runs.iter().filter(|run| wanted(&run.case)) {
+        if !cases.contains(&run.case) {
+            cases.push(run.case);
+        }
+    }
+    cases
+}
+
+fn chart(title: String, panels: Vec<Panel>) -> Chart {
+    Chart {
+        title,
+        subtitle: Default::default(),
+        panels,
+    }
+}
+
+fn panel(
+    title: String,
+    x: (&'static str, Scale),
+    y: (&'static str, Scale),
+    points: Vec<Points>,
+) -> Panel {
+    let values =
+        |of: fn(&(f64, f64)) -> f64| points.iter().flat_map(move |p| p.points.iter().map(of));
+    Panel {
+        title,
+        x: Axis::around(x.0, x.1, values(|point| point.0)),
+        y: Axis::around(y.0, y.1, values(|point| point.1)),
+        points,
+        marks: Vec::new(),
+    }
+}
+
+/// How many of the faults took longer than a time: the tail is what a guest notices.
+fn faults(runs: &[&Run], line: NetworkKind, load: Workload) -> Option<Chart> {
+    let systems = cases(runs, |case| {
+        (case.network, case.workload, case.variant) == (line, load, Variant::Plain)
+    });
+    let points: Vec<_> = systems
+        .iter()
+        .filter_map(|case| {
+            let of = runs.iter().filter(|run| run.case == *case);
+            let mut buckets: Vec<(f64, u64)> = Vec::new();
+            for slow in of.filter_map(|run| run.slow.as_ref()) {
+                for &(below, count) in &slow.histogram {
+                    match buckets
+                        .iter_mut()
+                        .find(|(other, _)| (*other - below).abs() < 1e-9)
+                    {
+                        Some((_, sum)) => *sum += count,
+                        None => buckets.push((below, count)),
+                    }
+                }
+            }
+            buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+            (!buckets.is_empty()).then(|| Points {
+                name: case.system.name().to_owned(),
+                style: Style::Line,
+                points: longer(&buckets),
+            })
+        })
+        .collect();
+    let what = format!("Fault latency as the guest sees it: {line}, {load}");
+    let axes = (
+        ("µs", Scale::Log),
+        ("part of the faults that take longer", Scale::Log),
+    );
+    (!points.is_empty()).then(|| chart(what, vec![panel(String::new(), axes.0, axes.1, points)]))
+}
+
+/// From counts below bounds to the part above each bound.
+#[allow(clippy::cast_precision_loss)] // counts far below 2^52
+fn longer(buckets: &[(f64, u64)]) -> Vec<(f64, f64)> {
+    let all: u64 = buckets.iter().map(|bucket| bucket.1).sum();
+    let mut left = all;
+    let mut points = Vec::new();
+    for &(below, count) in buckets {
+        left -= count;
+        // The last one's zero has no place on this axis.
+        if left > 0 {
+            points.push((below, left as f64 / all.max(1) as f64));
+        }
+    }
+    points
+}
+
+/// What the guest gets done, and what is on the line, from before the switch to after the end.
+fn switch(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
+    let systems = cases(runs, |case| {
+        let busy =
+            (case.network, case.workload, case.variant) == (line, Workload::Busy, Variant::Plain);
+        busy && case.system.is_postcopy()
+    });
+    let firsts: Vec<&Run> = systems
+        .iter()
+        .filter_map(|case| runs.iter().find(|run| run.case == *case).copied())
+        .collect();
+    let last = firsts
+        .iter()
+        .map(|run| run.series.ended)
+        .fold(0.0, f64::max)
+        + 1.0;
+    let shown = |points: &[(f64, f64)], scale: f64| -> Vec<(f64, f64)> {
+        let inside = points.iter().filter(|(t, _)| (-BEFORE..=last).contains(t));
+        inside.map(|(t, value)| (*t, value * scale)).collect()
+    };
+    let of = |series: &dyn Fn(&Run) -> Vec<(f64, f64)>| -> Vec<Points> {
+        firsts
+            .iter()
+            .map(|run| Points {
+                name: run.case.system.name().to_owned(),
+                style: Style::Line,
+                points: series(run),
+            })
+            .collect()
+    };
+    // A line of the guest without an access is drawn at one a second.
+    let accesses = of(&|run| {
+        let shown = shown(&run.series.accesses, 1.0).into_iter();
+        shown.map(|(t, rate)| (t, rate.max(1.0))).collect()
+    });
+    let bytes = of(&|run| shown(&run.series.bytes, 1e-6));
+    if accesses.iter().all(|points| points.points.is_empty()) {
+        return None;
+    }
+    let seconds = ("seconds after the switch", Scale::Linear);
+    let mut panels = vec![
+        panel(
+            "what the guest gets done".to_owned(),
+            seconds,
+            ("accesses/s", Scale::Log),
+            accesses,
+        ),
+        panel(
+            "what is on the line".to_owned(),
+            seconds,
+            ("MB/s", Scale::Linear),
+            bytes,
+        ),
+    ];
+    for panel in &mut panels {
+        panel.x = Axis::around(seconds.0, seconds.1, [-BEFORE, last].into_iter());
+        panel.marks.push((0.0, "switch"));
+    }
+    Some(chart(format!("Through the switch: {line}, busy"), panels))
+}
+
+/// How far the scans were when.
+fn scans(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
+    let mut panels = Vec::new();
+    for load in [Workload::Scan, Workload::Sequential] {
+        let points: Vec<_> = cases(runs, |case| (case.network, case.workload) == (line, load))
+            .iter()
+            .filter_map(|case| {
+                let run = runs.iter().find(|run| run.case == *case)?;
+                let scan = run.scan.as_ref()?;
+                Some(Points {
+                    // All of them are post-copy.
+                    name: format!(
+                        "{} (ran {:.0} %)",
+                        case.system_label().replace("hikkoshi-postcopy", "hikkoshi"),
+                        scan.ran * 100.0
+                    ),
+                    style: Style::Line,
+                    points: scan.progress.clone(),
+                })
+            })
+            .collect();
+        if !points.is_empty() {
+            let axes = (("seconds", Scale::Linear), ("pages read", Scale::Linear));
+            panels.push(panel(load.describe(), axes.0, axes.1, points));
+        }
+    }
+    let title = format!("Reading memory that is not there yet: {line}");
+    (!panels.is_empty()).then(|| chart(title, panels))
+}
+
+/// When the web server's clients asked, and how long they waited.
+fn web(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
+    let systems = cases(runs, |case| {
+        case.network == line && case.workload.kind() == Kind::Web
+    });
+    let mut panels: Vec<_> = systems
+        .iter()
+        .filter_map(|case| {
+            let web = runs.iter().find(|run| run.case == *case)?.web.as_ref()?;
+            let points = vec![Points {
+                name: "responses".to_owned(),
+                style: Style::Dots,
+                points: web.answers.clone(),
+            }];
+            let axes = (
+                ("seconds after the command", Scale::Linear),
+                ("ms", Scale::Log),
+            );
+            let mut panel = panel(case.system_label(), axes.0, axes.1, points);
+            panel.marks = vec![
+                (0.0, "command"),
+                (web.resume_s, "switch"),
+                (web.end_s, "last page"),
+            ];
+            Some(panel)
+        })
+        .collect();
+    // One scale for all, so that they can be compared.
+    let ends = |of: fn(&Panel) -> (f64, f64)| {
+        let all = panels.iter().map(of);
+        all.fold(
+            (f64::INFINITY, f64::NEG_INFINITY),
+            |(low, high), (min, max)| (low.min(min), high.max(max)),
+        )
+    };
+    let (x, y) = (ends(|p| (p.x.min, p.x.max)), ends(|p| (p.y.min, p.y.max)));
+    for panel in &mut panels {
+        (panel.x.min, panel.x.max) = x;
+        (panel.y.min, panel.y.max) = y;
+    }
+    let title = format!("A web server that is moved: {line}");
+    (!panels.is_empty()).then(|| chart(title, panels))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::System;
+    use crate::record::test_run as run;
+    use crate::record::{Series, SlowAccesses};
+
+    fn slow(histogram: Vec<(f64, u64)>) -> SlowAccesses {
+        SlowAccesses {
+            count: histogram.iter().map(|bucket| bucket.1).sum(),
+            mean_us: 0.0,
+            p50_us: None,
+            p99_us: None,
+            histogram,
+        }
+    }
+
+    #[test]
+    fn the_part_that_takes_longer_falls() {
+        let points = longer(&[(36.0, 90), (64.0, 9), (1152.0, 1)]);
+        assert_eq!(points, [(36.0, 0.1), (64.0, 0.01)]);
+    }
+
+    #[test]
+    fn what_was_measured_is_drawn_and_nothing_else() {
+        let mut one = run(System::HikkoshiHybrid, Workload::Busy, 1.0, 1.0);
+        one.slow = Some(slow(vec![(36.0, 90), (64.0, 10)]));
+        one.series = Series {
+            ended: 3.0,
+            accesses: vec![(-1.0, 1e6), (0.1, 0.0), (1.0, 2e4), (99.0, 1e6)],
+            bytes: vec![(0.0, 1e8)],
+        };
+        let mut failed = run(System::QemuPreempt, Workload::Busy, 1.0, 1.0);
+        failed.failure = Some("broken".to_owned());
+        let runs = [one, failed];
+        let good: Vec<&Run> = runs.iter().filter(|run| run.failure.is_none()).collect();
+        let line = NetworkKind::Gbit(1);
+        let svg = faults(&good, line, Workload::Busy).unwrap().svg();
+        assert!(svg.contains("hikkoshi-hybrid") && !svg.contains("qemu-preempt"));
+        let through = switch(&good, line).unwrap();
+        assert_eq!(through.panels.len(), 2);
+        assert_eq!(
+            through.panels[0].points[0].points.len(),
+            3,
+            "99 s is beyond the end"
+        );
+        assert!(scans(&good, line).is_none() && web(&good, line).is_none());
+        assert!(faults(&good, NetworkKind::Loopback, Workload::Busy).is_none());
+    }
+}

@@ -1,0 +1,53 @@
+//! Plots of what was measured, as SVG, and the tables beside them as Markdown.
+
+mod axis;
+mod chart;
+mod figures;
+
+use std::fs;
+use std::path::Path;
+
+use super::goals::goals_table;
+use super::tables::tables;
+use crate::error::BenchError;
+use crate::host_info::HostInfo;
+use crate::record::Run;
+
+/// The tables' file.
+const TABLES: &str = "measured.md";
+
+/// Writes everything that the runs have numbers for into `folder`. What another selection of cases
+/// made there stays.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn write_plots(folder: &Path, host: &HostInfo, runs: &[Run]) -> Result<(), BenchError> {
+    let mut files: Vec<_> = figures::all(host, runs)
+        .into_iter()
+        .map(|(name, chart)| (name, chart.svg()))
+        .collect();
+    files.push((TABLES.to_owned(), tables_markdown(host, runs)));
+    fs::create_dir_all(folder).map_err(|source| BenchError::File {
+        doing: "creating",
+        path: folder.to_owned(),
+        source,
+    })?;
+    for (name, content) in files {
+        let path = folder.join(name);
+        fs::write(&path, content).map_err(|source| BenchError::File {
+            doing: "writing",
+            path,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+fn tables_markdown(host: &HostInfo, runs: &[Run]) -> String {
+    let mut text = format!("# Measured\n\nWritten by `make bench`. {host}.\n");
+    for table in std::iter::once(goals_table(runs)).chain(tables(runs)) {
+        text.push('\n');
+        text.push_str(&table.markdown());
+    }
+    text
+}

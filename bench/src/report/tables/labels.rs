@@ -1,0 +1,31 @@
+//! Titles of tables and names of rows.
+
+use crate::report::medians::Row;
+
+/// What it is about, and how often it was measured.
+pub(super) fn title(group: &[&Row]) -> String {
+    let Some(first) = group.first() else {
+        return String::new();
+    };
+    let (least, most) = group.iter().fold((usize::MAX, 0), |(least, most), row| {
+        (least.min(row.runs), most.max(row.runs))
+    });
+    let runs = match least == most {
+        true => most.to_string(),
+        false => format!("{least} to {most}"),
+    };
+    let what = first.case.workload.describe();
+    format!("{}, {what}; medians of {runs}", first.network)
+}
+
+/// The system, and what became of its runs.
+pub(super) fn name(row: &Row) -> String {
+    let mut name = row.system.clone();
+    if row.called_off > 0 {
+        name.push_str(" (does not converge)");
+    }
+    if row.failed > 0 {
+        name.push_str(&format!(" ({} failed)", row.failed));
+    }
+    name
+}

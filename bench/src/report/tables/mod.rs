@@ -1,0 +1,115 @@
+//! Medians side by side, as tables.
+
+mod labels;
+mod moves;
+mod others;
+mod policies;
+
+use self::moves::moves;
+use self::others::{disks, fills, scans, web};
+use self::policies::policies;
+use super::medians::{Row, rows};
+use super::table::Table;
+use crate::plan::{Kind, Workload};
+use crate::record::Run;
+
+/// Every table that the runs have numbers for.
+pub fn tables(runs: &[Run]) -> Vec<Table> {
+    let rows = rows(runs);
+    let mut groups: Vec<Vec<&Row>> = Vec::new();
+    for row in &rows {
+        let same = |group: &&mut Vec<&Row>| {
+            let first = group.first().map(|first| (&first.network, &first.workload));
+            first == Some((&row.network, &row.workload))
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
+        }
+    }
+    let mut tables = Vec::new();
+    for group in &groups {
+        let Some(first) = group.first() else { continue };
+        match first.case.workload {
+            Workload::Fill => {}
+            load if load.kind() == Kind::Scan => tables.push(scans(group)),
+            load if load.disk_bytes_per_second().is_some() => tables.push(disks(group)),
+            load if load.kind() == Kind::Web => tables.push(web(group, runs)),
+            _ => tables.extend(moves(group)),
+        }
+    }
+    tables.extend(groups.iter().filter_map(|group| policies(group)));
+    tables.extend(fills(&rows));
+    tables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meter::DiskOutcome;
+    use crate::plan::{System, Variant};
+    use crate::record::test_run as run;
+
+    fn text(runs: &[Run]) -> String {
+        tables(runs).iter().map(Table::text).collect()
+    }
+
+    #[test]
+    fn a_failed_run_counts_as_failed_and_not_as_a_number() {
+        let mut failed = run(System::QemuPrecopy, Workload::Paced(5), 9000.0, 1.0);
+        failed.failure = Some("broken".to_owned());
+        let runs = [
+            run(System::HikkoshiPrecopy, Workload::Paced(5), 20.0, 1000.0),
+            run(System::QemuPrecopy, Workload::Paced(5), 200.0, 2000.0),
+            failed,
+        ];
+        let rows = rows(&runs);
+        assert_eq!((rows[1].runs, rows[1].failed), (1, 1));
+        assert_eq!(rows[1].downtime_ms, Some(200.0));
+        let text = text(&runs);
+        assert!(text.contains("precopy / qemu-precopy"), "{text}");
+        assert!(text.contains("0.10x") && text.contains("0.50x"), "{text}");
+        assert!(text.contains("(1 failed)"), "{text}");
+    }
+
+    #[test]
+    fn policies_are_beside_the_plain_one_and_not_among_the_systems() {
+        let plain = run(System::HikkoshiHybrid, Workload::Busy, 20.0, 1000.0);
+        let mut case = plain.case;
+        case.variant = Variant::NoFollow;
+        let mut other = Run::new(&case, 0);
+        other.total_ms = Some(1500.0);
+        let tables = tables(&[plain, other]);
+        assert_eq!(tables.len(), 2);
+        assert_eq!(tables[0].lines.len(), 1, "{}", tables[0].text());
+        let text = tables[1].text();
+        assert!(text.contains("hikkoshi-hybrid/no-follow"), "{text}");
+        assert!(text.contains("1.50x"), "{text}");
+    }
+
+    #[test]
+    fn a_disks_table_has_what_it_gave_and_what_was_lost() {
+        let mut lost = run(System::HikkoshiPrecopy, Workload::Disk20, 20.0, 1000.0);
+        lost.case.variant = Variant::NoDrain;
+        lost.disk = Some(DiskOutcome {
+            before: Some(20e6),
+            during: Some(19.5e6),
+            bad_pages: 192,
+            ..Default::default()
+        });
+        let tables = tables(&[lost]);
+        assert_eq!(tables.len(), 1, "it is no policy");
+        let text = tables[0].text();
+        assert!(text.contains("hikkoshi-precopy/no-drain"), "{text}");
+        assert!(text.contains(" 19.5 ") && text.contains(" 192 "), "{text}");
+    }
+
+    #[test]
+    fn the_line_is_full_when_its_rate_is_used() {
+        let mut filled = run(System::HikkoshiPostcopy, Workload::Fill, 10.0, 1000.0);
+        filled.throughput = Some(120e6);
+        let tables = tables(&[filled]);
+        assert_eq!(tables.len(), 1);
+        assert!(tables[0].text().contains(" 96.0 "), "{}", tables[0].text());
+    }
+}

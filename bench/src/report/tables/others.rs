@@ -1,0 +1,159 @@
+//! Scans, throttled disks, background throughput and the web server.
+
+use super::labels::{name, title};
+use crate::meter::Span;
+use crate::plan::{System, Variant, Workload};
+use crate::record::Run;
+use crate::report::medians::{Row, network_part};
+use crate::report::table::{Table, number, ratio};
+
+/// Reading what is not there yet.
+pub(super) fn scans(group: &[&Row]) -> Table {
+    let without = group
+        .iter()
+        .find(|row| row.case.variant == Variant::NoReadAhead)
+        .or_else(|| {
+            group
+                .iter()
+                .find(|row| row.case.system == System::QemuPreempt)
+        });
+    let lines = group
+        .iter()
+        .map(|row| {
+            vec![
+                name(row),
+                number(row.scan_ms.map(|ms| ms / 1e3), 2),
+                number(row.scan_pages, 0),
+                ratio(row.scan_pages, without.and_then(|row| row.scan_pages)),
+                number(row.scan_ran, 2),
+                number(row.others_cores, 2),
+            ]
+        })
+        .collect();
+    Table {
+        title: title(group),
+        words: false,
+        head: vec!["system", "s", "pages/s", "x", "processor ran", "others"],
+        lines,
+    }
+}
+
+/// A disk that is read by direct I/O during the move.
+pub(super) fn disks(group: &[&Row]) -> Table {
+    let lines = group
+        .iter()
+        .map(|row| {
+            let [before, during] = row.disk;
+            let [drains, drains_ms, longest] = row.drains;
+            vec![
+                name(row),
+                number(row.downtime_ms, 1),
+                number(row.total_ms.map(|ms| ms / 1e3), 2),
+                number(row.bytes.map(|bytes| bytes / 1e6), 0),
+                number(row.rounds, 0),
+                number(before.map(|rate| rate / 1e6), 1),
+                number(during.map(|rate| rate / 1e6), 1),
+                number(drains, 0),
+                number(drains_ms, 1),
+                number(longest, 1),
+                number(row.bad_pages, 0),
+                number(row.cpu_seconds, 1),
+                number(row.others_cores, 2),
+            ]
+        })
+        .collect();
+    Table {
+        title: title(group),
+        words: false,
+        head: vec![
+            "system",
+            "downtime ms",
+            "total s",
+            "MB",
+            "rounds",
+            "disk MB/s before",
+            "during",
+            "drains",
+            "ms in all",
+            "longest ms",
+            "pages lost",
+            "cpu s",
+            "others",
+        ],
+        lines,
+    }
+}
+
+/// What the background alone puts on the line.
+pub(super) fn fills(rows: &[Row]) -> Option<Table> {
+    let lines: Vec<_> = rows
+        .iter()
+        .filter(|row| row.case.workload == Workload::Fill)
+        .map(|row| {
+            vec![
+                format!("{} {}", row.network, name(row)),
+                number(row.throughput.map(|bytes| bytes / 1e6), 0),
+                number(network_part(row).map(|part| part * 100.0), 1),
+                number(row.cpu_seconds, 1),
+                number(row.others_cores, 2),
+            ]
+        })
+        .collect();
+    (!lines.is_empty()).then(|| Table {
+        title: Workload::Fill.describe(),
+        words: false,
+        head: vec![
+            "line and system",
+            "MB/s",
+            "% of the line",
+            "cpu s",
+            "others",
+        ],
+        lines,
+    })
+}
+
+/// What the web server's clients saw: the first run of each.
+pub(super) fn web(group: &[&Row], runs: &[Run]) -> Table {
+    let mut lines = Vec::new();
+    for row in group {
+        let run = runs
+            .iter()
+            .find(|run| run.case == row.case && run.failure.is_none());
+        let outcome = run.and_then(|run| run.web.as_ref());
+        let span = |span: Option<Span>| match span {
+            Some(Span {
+                p50_ms,
+                p99_ms,
+                max_ms,
+                ..
+            }) => format!("{p50_ms:.0} / {p99_ms:.0} / {max_ms:.0}"),
+            None => "-".to_owned(),
+        };
+        lines.push(vec![
+            name(row),
+            number(row.downtime_ms, 1),
+            number(row.total_ms.map(|ms| ms / 1e3), 2),
+            span(outcome.and_then(|web| web.before)),
+            span(outcome.and_then(|web| web.until_switch)),
+            span(outcome.and_then(|web| web.until_end)),
+            span(outcome.and_then(|web| web.after)),
+            number(row.others_cores, 2),
+        ]);
+    }
+    Table {
+        title: format!("{}; response times p50 / p99 / max, ms", title(group)),
+        words: false,
+        head: vec![
+            "system",
+            "downtime ms",
+            "total s",
+            "before",
+            "until the switch",
+            "until the last page",
+            "after",
+            "others",
+        ],
+        lines,
+    }
+}

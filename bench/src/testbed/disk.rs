@@ -1,0 +1,21 @@
+//! A throttled disk for the guest.
+
+use hikkoshi_lab::{Disk, DiskContent, DiskFormat, DiskImage, Lab, LabError, Throttle, VmConfig};
+
+/// The disk's size, MiB.
+const DISK_MIB: u64 = 128;
+
+/// A machine with a disk that gives so many bytes a second: raw, `cache=none`, `aio=native`.
+///
+/// # Errors
+/// When it cannot be made, or this host cannot slow it down.
+pub fn attach_throttled(
+    lab: &Lab,
+    config: VmConfig,
+    bytes_per_second: u64,
+) -> Result<(VmConfig, Throttle), LabError> {
+    let content = DiskContent::Blocks { mib: DISK_MIB };
+    let image = DiskImage::new(lab, "disk", DiskFormat::Raw, content)?;
+    let throttle = Throttle::new(lab, bytes_per_second)?;
+    Ok((config.disk(Disk::new(image)).throttle(&throttle), throttle))
+}

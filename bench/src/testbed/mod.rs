@@ -1,0 +1,142 @@
+//! The testbed of one case: a working guest on the source host, a waiting QEMU on the destination
+//! host, and the network between them.
+
+mod disk;
+mod network;
+
+pub use network::Network;
+
+use std::time::{Duration, Instant};
+
+use hikkoshi_lab::{Event, GuestNetwork, Lab, LabError, Report, Vm, VmConfig, web_initramfs};
+
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::plan::{Case, DISK_ARENA_MIB, Kind};
+
+/// How long the guest may take for a line, or for looking at all of its pages.
+pub const LONG: Duration = Duration::from_secs(60);
+/// How long a move may take until the switch.
+const SWITCH: Duration = Duration::from_secs(300);
+pub const DESTINATION: &str = "destination";
+
+/// A guest at work, its new home, and the line between.
+#[derive(Debug)]
+pub struct Testbed {
+    pub lab: Lab,
+    pub network: Network,
+    pub source: Vm,
+    pub destination: Vm,
+    /// The guest's network, if it serves.
+    pub guest_network: Option<GuestNetwork>,
+}
+
+impl Testbed {
+    /// Boots the guest, and waits until it is at work.
+    pub fn boot(case: &Case, args: &Args) -> Result<Self, BenchError> {
+        let lab = Lab::new()?;
+        let config = VmConfig::new()
+            .ram(case.workload.ram())
+            .workload(case.workload.guest_workload());
+        let (config, throttle) = match case.workload.disk_bytes_per_second() {
+            Some(rate) => {
+                let (config, throttle) = disk::attach_throttled(&lab, config, rate)?;
+                (config, Some(throttle))
+            }
+            None => (config, None),
+        };
+        let congestion = args.congestion.as_deref();
+        let (guest_network, network, config) = if case.workload.kind() == Kind::Web {
+            let guest_network = GuestNetwork::new()?;
+            let hosts = (
+                guest_network.source().clone(),
+                guest_network.destination().clone(),
+            );
+            let network = Network::between(hosts, case.network, congestion)?;
+            let config = config.nic(guest_network.nic()).initramfs(web_initramfs()?);
+            (Some(guest_network), network, config)
+        } else {
+            (None, Network::new(case.network, congestion)?, config)
+        };
+        let source = config
+            .clone()
+            .namespace(network.source())
+            .start(&lab, "source")?;
+        let destination = config
+            .namespace(network.destination())
+            .console(source.console().clone())
+            .incoming()
+            .start(&lab, DESTINATION)?;
+        source.wait_ready()?;
+        source.wait_sign_of_life(LONG)?;
+        if let (Some(throttle), Some(rate)) = (&throttle, case.workload.disk_bytes_per_second()) {
+            // All of the memory that the disk is read into has been used before it counts.
+            throttle.set(0)?;
+            wait_read(&source, 2 * DISK_ARENA_MIB * 1024)?;
+            throttle.set(rate)?;
+        }
+        Ok(Self {
+            lab,
+            network,
+            source,
+            destination,
+            guest_network,
+        })
+    }
+
+    /// QEMU's processes.
+    pub fn pids(&self) -> [u32; 2] {
+        [self.source.pid(), self.destination.pid()]
+    }
+
+    /// Waits until the guest runs at its destination; `None` when `over` says that it will not.
+    pub fn resumed(&self, mut over: impl FnMut() -> bool) -> Option<Event> {
+        let deadline = Instant::now() + SWITCH;
+        loop {
+            let events = self.destination.qmp().events();
+            if let Some(event) = events.into_iter().find(|event| event.name == "RESUME") {
+                return Some(event);
+            }
+            if over() || Instant::now() > deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The events that downtime lies between: the destination's first `RESUME`, and the source's
+    /// last `STOP` before it.
+    pub fn switch(&self) -> Result<(Event, Event), BenchError> {
+        let resume = self.destination.qmp().wait_event("RESUME", 0, LONG)?;
+        self.source.qmp().wait_event("STOP", 0, LONG)?;
+        let stop = self
+            .source
+            .qmp()
+            .events()
+            .into_iter()
+            .rfind(|event| event.name == "STOP" && event.happened <= resume.happened);
+        match stop {
+            Some(stop) => Ok((stop, resume)),
+            // A source that stops after the destination runs would be two guests at once.
+            None => Err(LabError::TimedOut {
+                what: "the source's STOP before the destination's RESUME".to_owned(),
+                after: Duration::ZERO,
+                seen: format!("{:?}", self.source.qmp().events()),
+            }
+            .into()),
+        }
+    }
+}
+
+/// Waits until the guest has read so much of its disk, KiB.
+fn wait_read(vm: &Vm, kib: u64) -> Result<(), BenchError> {
+    let mut read = 0;
+    let first = vm.console().len();
+    vm.wait_report("its disk to be read", first, LONG, |report| {
+        if let Report::Disk(work) = report {
+            read += work.read_kib;
+        }
+        (read >= kib).then_some(())
+    })?;
+    Ok(())
+}
