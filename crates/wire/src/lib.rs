@@ -157,7 +157,7 @@ mod messages;
 mod negotiation;
 pub mod text;
 
-pub use compatibility::{Mismatch, Names, ProcessorDifferences};
+pub use compatibility::{MachineMismatch, Mismatch, Names, ProcessorDifferences};
 pub use framing::{
     ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN, Limits,
     MAX_CONTROL, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message,
@@ -168,9 +168,9 @@ pub use messages::{
     DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
     MAX_AUXILIARY, MAX_CPUID_WORDS, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DEVICES, MAX_FAULTING,
     MAX_LINKS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS, MAX_PROCESSORS, MAX_RANGES, MAX_TEXT,
-    Machine, MachineMismatch, Mode, OutsideLayout, PageRanges, Place, Processor, ProcessorKind,
-    ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults,
-    ToDestination, ToSource, Topology,
+    Machine, Mode, OutsideLayout, PageRanges, Place, Processor, ProcessorKind, ProcessorSetting,
+    Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

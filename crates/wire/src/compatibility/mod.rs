@@ -1,8 +1,9 @@
 //! Whether a guest can run at the destination.
 
-mod cpuid_names;
 mod guest;
+mod machine;
 mod processors;
 
 pub use guest::{Mismatch, Names};
+pub use machine::MachineMismatch;
 pub use processors::ProcessorDifferences;

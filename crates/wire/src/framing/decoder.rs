@@ -3,7 +3,7 @@
 use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
-use super::control::{ControlError, ControlMessage, decode_control};
+use super::control_codec::{ControlError, ControlMessage, decode_control};
 use super::frame::{DecodeError, Frame, HEADER_LEN, Limits};
 
 /// A frame with its payload, decoded.

@@ -17,7 +17,7 @@
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout, usize_from};
 use thiserror::Error;
 
-use super::control::MAX_CONTROL;
+use super::control_codec::MAX_CONTROL;
 use super::fields::{field, put};
 
 /// Bytes in a frame header.

@@ -1,11 +1,11 @@
 //! What is on a link after the hello: frames, and control messages in them.
 
-mod control;
+mod control_codec;
 mod decoder;
 mod fields;
 mod frame;
 
-pub use control::{
+pub use control_codec::{
     ControlError, ControlMessage, EncodeError, MAX_CONTROL, Subject, control_frame, decode_control,
     encode_control,
 };

@@ -14,13 +14,14 @@ mod measurements;
 mod mode;
 mod page_ranges;
 mod processors;
+mod stage;
 
 use bounded::{Bytes, List, Reason};
 
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
-pub use machine::{Auxiliary, Device, MAX_AUXILIARY, MAX_DEVICES, Machine, MachineMismatch};
+pub use machine::{Auxiliary, Device, MAX_AUXILIARY, MAX_DEVICES, Machine};
 pub use measurements::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};
 pub use mode::Mode;
 pub use page_ranges::{MAX_RANGES, OutsideLayout, PageRanges};
@@ -28,6 +29,7 @@ pub use processors::{
     CpuidRegister, CpuidWord, MAX_CPUID_WORDS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS,
     MAX_PROCESSORS, Place, Processor, ProcessorKind, ProcessorSetting, Processors, Topology,
 };
+pub use stage::{DestinationStage, SourceStage};
 
 /// Most background links of one migration. More than any machine has cores to
 /// feed, and few enough for a thread and a buffer each.
@@ -132,36 +134,6 @@ pub enum ToDestination {
         /// The guest's.
         machine: Machine,
     },
-}
-
-/// How far a source is in giving its guest away; `docs/protocol.md` has what it
-/// means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SourceStage {
-    /// The guest is the source's.
-    Keeps,
-    /// *Commit* may have been sent.
-    Committed,
-    /// The destination runs the guest.
-    Gone,
-    /// The destination has everything.
-    Done,
-}
-
-/// How far a destination is in taking a guest in; `docs/protocol.md` has what
-/// it means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DestinationStage {
-    /// Nothing was promised.
-    Arriving,
-    /// The guest could run here.
-    Ready,
-    /// The guest is the destination's; pages may be missing.
-    Runs,
-    /// All of it is here.
-    Whole,
-    /// The guest was never run here and never will be.
-    Declined,
 }
 
 /// What the destination says.

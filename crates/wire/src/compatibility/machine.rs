@@ -1,0 +1,276 @@
+//! Whether the guest's device state can be loaded into the destination's machine.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use crate::messages::{Auxiliary, Device, Machine};
+
+/// Memory by this name has the length that the source gives it, up to a limit.
+const RESIZEABLE: &str = "/rom@";
+
+impl Auxiliary {
+    fn takes(&self, source: &Self) -> bool {
+        let resizeable = self.most > self.bytes || self.name.starts_with(RESIZEABLE);
+        source.bytes == self.bytes || (resizeable && source.bytes <= self.most)
+    }
+}
+
+impl Device {
+    fn is_like(&self, other: &Self) -> bool {
+        self.kind == other.kind || (self.pci != 0 && self.pci == other.pci)
+    }
+
+    fn described(&self) -> String {
+        if self.name.is_empty() {
+            self.kind.to_string()
+        } else {
+            format!("{} ({:?})", self.kind, self.name)
+        }
+    }
+}
+
+impl Machine {
+    /// Whether this guest's device state (the source's) fits in `destination`.
+    ///
+    /// # Errors
+    ///
+    /// The first difference found.
+    pub fn fits(&self, destination: &Self) -> Result<(), MachineMismatch> {
+        let empty = Self::default();
+        if *self == empty || *destination == empty {
+            return Ok(());
+        }
+        same_places(&self.devices, &destination.devices)?;
+        same_numbers(&self.devices, &destination.devices)?;
+        let here: BTreeMap<_, _> = destination
+            .auxiliary
+            .iter()
+            .map(|piece| (&piece.name, piece))
+            .collect();
+        for piece in &self.auxiliary {
+            match here.get(&piece.name) {
+                None => {
+                    return Err(MachineMismatch::NoMemory {
+                        name: piece.name.clone(),
+                        bytes: piece.bytes,
+                    });
+                }
+                Some(there) if !there.takes(piece) => {
+                    return Err(MachineMismatch::Memory {
+                        name: piece.name.clone(),
+                        source_has: piece.bytes,
+                        destination_has: there.bytes,
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn same_places(source: &[Device], destination: &[Device]) -> Result<(), MachineMismatch> {
+    let by_place = |devices: &'_ [Device]| -> BTreeMap<Box<str>, Device> {
+        let placed = devices.iter().filter(|device| !device.place.is_empty());
+        placed
+            .map(|device| (device.place.clone(), device.clone()))
+            .collect()
+    };
+    let (source, destination) = (by_place(source), by_place(destination));
+    let mismatch = |place: &str, source: Option<&Device>, destination: Option<&Device>| {
+        let what = |device: Option<&Device>| device.map_or("nothing".into(), Device::described);
+        MachineMismatch::Device {
+            place: place.into(),
+            source_has: what(source),
+            destination_has: what(destination),
+        }
+    };
+    for (place, device) in &source {
+        let there = destination.get(place);
+        if !there.is_some_and(|there| device.is_like(there)) {
+            return Err(mismatch(place, Some(device), there));
+        }
+    }
+    for (place, device) in &destination {
+        if !source.contains_key(place) {
+            return Err(mismatch(place, None, Some(device)));
+        }
+    }
+    Ok(())
+}
+
+fn same_numbers(source: &[Device], destination: &[Device]) -> Result<(), MachineMismatch> {
+    let mut kinds: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    let unplaced = |device: &&Device| device.place.is_empty();
+    for device in source.iter().filter(unplaced) {
+        kinds.entry(&device.kind).or_default().0 += 1;
+    }
+    for device in destination.iter().filter(unplaced) {
+        kinds.entry(&device.kind).or_default().1 += 1;
+    }
+    let differs = kinds.into_iter().find(|(_, (ours, theirs))| ours != theirs);
+    match differs {
+        None => Ok(()),
+        Some((kind, (source_has, destination_has))) => Err(MachineMismatch::Number {
+            kind: kind.into(),
+            source_has,
+            destination_has,
+        }),
+    }
+}
+
+/// What is different about the two machines.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MachineMismatch {
+    /// Another device, or none, at one place.
+    #[error(
+        "comparing the two guests: at {place} the source has {source_has} and the destination \
+         {destination_has}; start the destination with the source's devices, each with the same \
+         addr= (or port, unit, …)"
+    )]
+    Device {
+        /// Where.
+        place: String,
+        /// What the source has there.
+        source_has: String,
+        /// What the destination has there.
+        destination_has: String,
+    },
+    /// More or fewer of a kind.
+    #[error(
+        "comparing the two guests: the source has {source_has} and the destination \
+         {destination_has} devices of the type {kind}; start the destination with the source's \
+         devices"
+    )]
+    Number {
+        /// The type.
+        kind: Box<str>,
+        /// How many the source has.
+        source_has: usize,
+        /// How many the destination has.
+        destination_has: usize,
+    },
+    /// A piece of memory is not there.
+    #[error(
+        "comparing the two guests: the source's memory {name:?} of {bytes} bytes is missing at the \
+         destination; start the destination with the source's devices, firmware and option ROMs"
+    )]
+    NoMemory {
+        /// Its name.
+        name: Box<str>,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// A piece of memory has another length.
+    #[error(
+        "comparing the two guests: the memory {name:?} is {source_has} bytes long at the source \
+         and {destination_has} at the destination; start the destination with the same firmware \
+         and option ROM files, or files of the same length"
+    )]
+    Memory {
+        /// Its name.
+        name: Box<str>,
+        /// Its length at the source, in bytes.
+        source_has: u64,
+        /// Its length at the destination, in bytes.
+        destination_has: u64,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(place: &str, kind: &str, pci: u32) -> Device {
+        Device {
+            place: place.into(),
+            kind: kind.into(),
+            name: if place.is_empty() { "" } else { "d" }.into(),
+            pci,
+        }
+    }
+
+    fn memory(name: &str, bytes: u64, most: u64) -> Auxiliary {
+        Auxiliary {
+            name: name.into(),
+            bytes,
+            most,
+        }
+    }
+
+    fn machine() -> Machine {
+        Machine {
+            devices: vec![
+                device("pcie.0/02.0", "virtio-net-pci", 0x1af4_1000),
+                device("pcie.0/1f.0", "ICH9-LPC", 0x8086_2918),
+                device("", "vmgenid", 0),
+            ],
+            auxiliary: vec![
+                memory("pc.bios", 0x4_0000, 0x4_0000),
+                memory("/rom@etc/acpi/tables", 0x2_0000, 0x20_0000),
+            ],
+        }
+    }
+
+    fn changed(change: impl FnOnce(&mut Machine)) -> Machine {
+        let mut machine = machine();
+        change(&mut machine);
+        machine
+    }
+
+    #[test]
+    fn what_the_device_state_does_not_name_may_differ() {
+        for other in [
+            machine(),
+            Machine::default(),
+            changed(|machine| machine.devices.reverse()),
+            changed(|machine| machine.devices[0].name = "other".into()),
+            changed(|machine| machine.devices[1].kind = "ich9-lpc-of-the-future".into()),
+            changed(|machine| machine.auxiliary[1].bytes = 0x4_0000),
+        ] {
+            assert_eq!(machine().fits(&other), Ok(()));
+            assert_eq!(other.fits(&machine()), Ok(()));
+        }
+        // Memory that only the destination has is not named.
+        let more = changed(|machine| machine.auxiliary.push(memory("more", 1, 1)));
+        assert_eq!(machine().fits(&more), Ok(()));
+    }
+
+    #[test]
+    fn every_difference_is_named_with_both_sides() {
+        let text = |change: fn(&mut Machine)| {
+            let text = machine().fits(&changed(change)).unwrap_err().to_string();
+            let text = text.strip_prefix("comparing the two guests: ").unwrap();
+            text.split_once(';').unwrap().0.to_owned()
+        };
+        assert_eq!(
+            text(|machine| machine.devices[0] = device("pcie.0/02.0", "e1000", 0x8086_100e)),
+            "at pcie.0/02.0 the source has virtio-net-pci (\"d\") and the destination e1000 (\"d\")"
+        );
+        assert_eq!(
+            text(|machine| machine.devices[0].place = "pcie.0/03.0".into()),
+            "at pcie.0/02.0 the source has virtio-net-pci (\"d\") and the destination nothing"
+        );
+        assert_eq!(
+            text(|machine| machine.devices.push(device("pcie.0/04.0", "VGA", 1))),
+            "at pcie.0/04.0 the source has nothing and the destination VGA (\"d\")"
+        );
+        assert_eq!(
+            text(|machine| drop(machine.devices.pop())),
+            "the source has 1 and the destination 0 devices of the type vmgenid"
+        );
+        assert_eq!(
+            text(|machine| machine.auxiliary[0].bytes = 0x8_0000),
+            "the memory \"pc.bios\" is 262144 bytes long at the source and 524288 at the \
+             destination"
+        );
+        assert_eq!(
+            text(|machine| drop(machine.auxiliary.remove(0))),
+            "the source's memory \"pc.bios\" of 262144 bytes is missing at the destination"
+        );
+        let long = changed(|machine| machine.auxiliary[1].bytes = 0x40_0000);
+        assert!(long.fits(&machine()).is_err());
+    }
+}
