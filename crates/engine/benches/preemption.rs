@@ -14,12 +14,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use hikkoshi_engine::link::secure::{Patience, TlsClient, TlsServer};
-use hikkoshi_engine::link::{
-    Address, BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, Urgency, split,
-};
 use hikkoshi_engine::{Cancel, Priority, Rank};
 use hikkoshi_lab::{Link, Namespace, Shape};
+use hikkoshi_link::tls::{Patience, TlsClient, TlsServer};
+use hikkoshi_link::{
+    Address, BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, Urgency, split,
+};
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits};
 

@@ -42,7 +42,6 @@ pub mod custody;
 pub mod destination;
 mod guest;
 mod last_word;
-pub mod link;
 mod outages;
 mod ram;
 mod retry;

@@ -23,10 +23,10 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
-use hikkoshi_engine::link::{Address, Incoming, LinkReader, LinkWriter, Listener, Remote, split};
 use hikkoshi_engine::stats::Silent;
 use hikkoshi_engine::{Cancel, Mode, Outcome, SourceOptions, Watch, migrate};
+use hikkoshi_link::tls::{TlsClient, TlsServer};
+use hikkoshi_link::{Address, Incoming, LinkReader, LinkWriter, Listener, Remote, split};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits, Role, ToDestination, ToSource};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};

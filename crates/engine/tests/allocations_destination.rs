@@ -31,12 +31,10 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
-use hikkoshi_engine::link::{
-    Address, LinkReader, LinkWriter, Listener, Remote, hello, open, split,
-};
 use hikkoshi_engine::stats::Silent;
 use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_link::tls::{TlsClient, TlsServer};
+use hikkoshi_link::{Address, LinkReader, LinkWriter, Listener, Remote, hello, open, split};
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_wire::{
     DeviceStateDigest, Frame, Limits, MigrationId, PageRanges, Role, ToDestination, ToSource,

@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| hikkoshi_engine::link::secure::fuzzing::invitation(bytes));
+fuzz_target!(|bytes: &[u8]| hikkoshi_link::tls::fuzzing::invitation(bytes));

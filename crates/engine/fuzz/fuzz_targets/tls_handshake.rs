@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| hikkoshi_engine::link::secure::fuzzing::tls_handshake(bytes));
+fuzz_target!(|bytes: &[u8]| hikkoshi_link::tls::fuzzing::tls_handshake(bytes));

@@ -23,11 +23,11 @@ use super::stay::{Line, Link, State, Stay};
 use super::{DestinationOptions, ReceiveWatch, collapse};
 use crate::custody::{DestinationEvent, DestinationRecord, DestinationStage};
 use crate::guest::DestinationGuest;
-use crate::link::{Incoming, LinkError};
 use crate::outages::Outages;
 use crate::ram::RamFiles;
 use crate::source::Outcome;
 use crate::stats::{Account, Counters, GuestState, Phase};
+use hikkoshi_link::{Incoming, LinkError};
 
 /// Takes the offered guest in.
 pub(super) fn run(
@@ -404,7 +404,7 @@ impl<'a> Arrival<'a> {
                         self.let_memory_go();
                     }
                 } else {
-                    thread::sleep(crate::link::TICK);
+                    thread::sleep(hikkoshi_link::TICK);
                 }
             }
             let loaded = loader.join().map_err(|_| {

@@ -15,8 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use crate::link::secure::Sealer;
-use crate::link::{LinkError, LinkWriter, Stream, TICK};
+use hikkoshi_link::tls::Sealer;
+use hikkoshi_link::{LinkError, LinkWriter, Stream, TICK};
 
 /// With so many bytes unsent no more faults are read: they wait in the kernel
 /// as well as here.

@@ -15,9 +15,9 @@ use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use super::ReceiveWatch;
 use crate::guest::DestinationGuest;
-use crate::link::{Pace, TICK};
 use crate::ram::RamFiles;
 use crate::stats::{CollapseAccount, CollapseFailures};
+use hikkoshi_link::{Pace, TICK};
 use hikkoshi_linux::{Priority, Rank};
 
 /// Pages in a huge page.

@@ -9,8 +9,8 @@ use thiserror::Error;
 use super::installer::InstallError;
 use super::presence::PresenceError;
 use crate::guest::{DestinationGuest, GuestError};
-use crate::link::{LinkError, WaitOver};
 use crate::source::Outcome;
+use hikkoshi_link::{LinkError, WaitOver};
 
 /// Why a guest was not taken in.
 #[derive(Debug, Error)]

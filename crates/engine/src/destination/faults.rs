@@ -25,7 +25,7 @@ use super::session::Event;
 use super::staging::GAPS;
 use super::who::Who;
 use crate::last_word::LastWord;
-use crate::link::Stream;
+use hikkoshi_link::Stream;
 use hikkoshi_linux::Rank;
 
 /// Faults read with one system call.

@@ -11,8 +11,8 @@ use super::receiver;
 use super::session::Session;
 use super::stay::{Line, Link, Stay};
 use crate::custody::{DestinationStage, SourceStage};
-use crate::link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use crate::stats::Phase;
+use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::Cancel;
 
 /// How long the source may take to say where it is.

@@ -58,9 +58,9 @@ pub use presence::PresenceError;
 
 use crate::custody::{DestinationRecord, Journal};
 use crate::guest::DestinationGuest;
-use crate::link::{Incoming, Listener, TICK};
 use crate::source::Outcome;
 use crate::stats::{Account, Observer};
+use hikkoshi_link::{Incoming, Listener, TICK};
 use hikkoshi_linux::Cancel;
 
 /// Who watches over the receiving side.

@@ -13,7 +13,7 @@ use super::options::DestinationOptions;
 use super::processors;
 use super::staging::Size;
 use crate::guest::DestinationGuest;
-use crate::link::{Incoming, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_link::{Incoming, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::Cancel;
 
 /// How long a source may take to make its offer.

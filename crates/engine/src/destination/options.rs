@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Priority;
 use crate::RetryFor;
-use crate::link::PEER_TIMEOUT;
+use hikkoshi_link::PEER_TIMEOUT;
 
 /// Most threads that read faults, however many processors a guest has: each
 /// costs a stack, and 64 of them outrun what one userfaultfd hands out.

@@ -14,8 +14,8 @@ use super::receiver::Sink;
 use super::session::Event;
 use super::who::{Faulted, Names, Who};
 use crate::guest::DestinationGuest;
-use crate::link::{LinkReader, LinkWriter};
 use crate::stats::{Phase, Requests};
+use hikkoshi_link::{LinkReader, LinkWriter};
 
 /// What post-copy needs, until it begins.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use super::memory::Memory;
 use super::options::DestinationOptions;
 use super::session::{Ends, Event};
 use crate::last_word::LastWord;
-use crate::link::{LinkError, LinkReader, LinkWriter};
 use crate::stats::{Counters, RequestLatencies, Tracker};
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, Rank};
 

@@ -9,7 +9,7 @@ use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use super::error::DestinationFailure;
 use super::no_door;
-use crate::link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
+use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
 

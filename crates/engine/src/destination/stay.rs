@@ -29,10 +29,10 @@ use super::session::{Channel, Event, Session};
 use super::{DestinationOptions, ReceiveWatch};
 use crate::custody::{DestinationAction, DestinationEvent, DestinationStage};
 use crate::guest::DestinationGuest;
-use crate::link::{Incoming, LinkError, TICK};
 use crate::outages::Outages;
 use crate::ram::RamFiles;
 use crate::stats::Requests;
+use hikkoshi_link::{Incoming, LinkError, TICK};
 
 /// How long the source may take to answer the last word: to say goodbye, or that
 /// it keeps a guest that was declined.

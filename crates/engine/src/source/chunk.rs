@@ -11,8 +11,8 @@ use super::crew::{Batch, Work};
 use super::error::SourceFailure;
 use super::owed::Owed;
 use super::pieces::{Piece, PieceReader};
-use crate::link::BackgroundSender;
 use crate::stats::Counters;
+use hikkoshi_link::BackgroundSender;
 
 /// Pages sent in one frame, 1 MiB.
 const PIECE: usize = 256;

@@ -22,7 +22,7 @@ use super::Move;
 use super::chunk::ChunkSender;
 use super::error::SourceFailure;
 use super::owed::Owed;
-use crate::link::{BackgroundSender, Stream};
+use hikkoshi_link::{BackgroundSender, Stream};
 use hikkoshi_linux::Rank;
 use hikkoshi_linux::sandbox_thread;
 

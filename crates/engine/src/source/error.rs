@@ -8,7 +8,7 @@ use hikkoshi_dirty::DirtyError;
 use thiserror::Error;
 
 use crate::guest::GuestError;
-use crate::link::{HandshakeError, LinkError};
+use hikkoshi_link::{HandshakeError, LinkError};
 
 /// Where the guest is after a migration that did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -24,9 +24,9 @@ use super::switchover::Answering;
 use super::urgent::UrgentThread;
 use crate::custody::{DestinationStage, SourceAction, SourceEvent, SourceStage};
 use crate::guest::{GuestError, SourceGuest};
-use crate::link::{BackgroundSender, LinkError, Remote, TICK};
 use crate::outages::Outages;
 use crate::stats::{Phase, Requests};
+use hikkoshi_link::{BackgroundSender, LinkError, Remote, TICK};
 
 const DOING: &str = "sending pages to the running guest";
 

@@ -13,8 +13,8 @@ use hikkoshi_wire::{Capabilities, Limits, MigrationId, Role, ToDestination, ToSo
 use super::error::SourceFailure;
 use super::patience::Deadline;
 use crate::custody::SourceStage;
-use crate::link::{HandshakeError, LinkError, Remote, hello, open, split};
 use crate::stats::Observer;
+use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
 use hikkoshi_linux::Cancel;
 
 /// For how long to try. The guest runs meanwhile.

@@ -42,12 +42,12 @@ use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::custody::{Journal, SourceAction, SourceEvent, SourceRecord, SourceStage};
 use crate::guest::SourceGuest;
-use crate::link::{BackgroundSender, HandshakeError, Remote, Urgency};
 use crate::outages::Outages;
 use crate::ram::RamFiles;
 use crate::stats::{Account, Counters, GuestState, Observer, Phase, Requests, Tracker};
 use crew::Crew;
 use handover::{Handed, Handover, Line};
+use hikkoshi_link::{BackgroundSender, HandshakeError, Remote, Urgency};
 use hikkoshi_linux::Cancel;
 use keeper::Keeper;
 use owed::Owed;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hikkoshi_wire::Mode;
 
-use crate::link::PEER_TIMEOUT;
 use crate::retry::RetryFor;
+use hikkoshi_link::PEER_TIMEOUT;
 use hikkoshi_linux::Priority;
 
 /// What to do when pre-copy does not converge within its rounds.

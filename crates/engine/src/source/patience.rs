@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use crate::link::Stream;
+use hikkoshi_link::Stream;
 use hikkoshi_linux::Cancel;
 
 /// A deadline that ends links and sets a flag, unless it is met.

@@ -17,8 +17,8 @@ use super::error::SourceFailure;
 use super::owed::Owed;
 use super::{Move, SourceOptions, WhenStalled};
 use crate::guest::SourceGuest;
-use crate::link::BackgroundSender;
 use crate::stats::Phase;
+use hikkoshi_link::BackgroundSender;
 
 /// The part of the downtime that is not sending dirty pages: pausing, saving
 /// and loading the device state, resuming. 17 ms were measured for QEMU.

@@ -16,7 +16,7 @@ use super::Move;
 use super::error::SourceFailure;
 use super::owed::Owed;
 use crate::custody::{DestinationStage, SourceStage};
-use crate::link::{
+use hikkoshi_link::{
     BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream,
     TICK, hello, open, split,
 };

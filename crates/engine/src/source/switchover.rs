@@ -37,8 +37,8 @@ use super::precopy::Precopy;
 use super::session::{EMPTYING, Session, Stage};
 use super::urgent::UrgentThread;
 use crate::guest::SourceGuest;
-use crate::link::{BackgroundSender, LinkError};
 use crate::stats::{Counters, Phase};
+use hikkoshi_link::{BackgroundSender, LinkError};
 use hikkoshi_linux::Cancel;
 
 /// How often the log is taken before the pause, at most: each pass drops what

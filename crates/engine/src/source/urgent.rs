@@ -24,9 +24,9 @@ use super::pieces::{Piece, PieceReader};
 use super::requests::{Request, Requests};
 use super::session::{Event, Session};
 use crate::last_word::LastWord;
-use crate::link::{LinkError, LinkReader, LinkWriter, Urgency};
 use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Urgency};
 use hikkoshi_linux::Rank;
 use hikkoshi_linux::sandbox_thread;
 

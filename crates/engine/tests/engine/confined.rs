@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::link::{Address, Listener, Remote, hello};
 use hikkoshi_engine::{Cancel, Mode};
+use hikkoshi_link::{Address, Listener, Remote, hello};
 use hikkoshi_wire::{MigrationId, Role};
 
 use crate::relay::{Fate, Passing};

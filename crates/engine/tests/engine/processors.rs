@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::thread;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::{Address, Listener, hello, split};
 use hikkoshi_engine::{
     Cancel, DestinationOptions, Mode, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
+use hikkoshi_link::{Address, Listener, hello, split};
 use hikkoshi_wire::{
     CHALLENGE_LEN, CpuidRegister, CpuidWord, HELLO_LEN, Hello, Limits, MigrationId, Place,
     Processor, ProcessorKind, Processors, Role, ToDestination, ToSource, Topology, Versions,

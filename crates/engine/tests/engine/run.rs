@@ -8,13 +8,13 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::custody::{DestinationRecord, Journal, SourceRecord, SourceStage};
-use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
-use hikkoshi_engine::link::{self, Address, HandshakeError, Listener, Remote, Stream};
 use hikkoshi_engine::{
     Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, Outcome, ReceiveError,
     ReceiveWatch, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
     resume_migrate, resume_receive,
 };
+use hikkoshi_link::tls::{TlsClient, TlsServer};
+use hikkoshi_link::{Address, HandshakeError, Listener, Remote, Stream};
 use hikkoshi_pages::RamLayout;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{Hello, Limits};
@@ -591,6 +591,6 @@ impl Done {
 
 /// Connects to `remote` and says `hello`, however long that takes.
 pub fn open(remote: &Remote, hello: &Hello) -> Result<Stream, HandshakeError> {
-    let opened = link::open(remote, hello, &Cancel::new());
+    let opened = hikkoshi_link::open(remote, hello, &Cancel::new());
     opened.map(|(stream, _)| stream)
 }

@@ -4,11 +4,11 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use hikkoshi_engine::link::secure::{
+use hikkoshi_engine::{Cancel, Mode, Outcome};
+use hikkoshi_link::tls::{
     DestinationCredentials, Invitation, SourceCredentials, TlsClient, TlsServer,
 };
-use hikkoshi_engine::link::{Address, HandshakeError, Incoming, Listener, Remote, hello};
-use hikkoshi_engine::{Cancel, Mode, Outcome};
+use hikkoshi_link::{Address, HandshakeError, Incoming, Listener, Remote, hello};
 use hikkoshi_wire::{MigrationId, Role};
 
 use crate::machine::Side;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use hikkoshi_engine::link::Address;
+use hikkoshi_link::Address;
 
 use crate::machine::stamp;
 

@@ -16,12 +16,12 @@ use clap::{
     ArgMatches, Args as ClapArgs, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
 };
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
-use hikkoshi_engine::link::Address;
-use hikkoshi_engine::link::secure::Invitation;
 use hikkoshi_engine::{
     DestinationOptions, MAX_LINKS, Mode, Observer, Priority, ReadAhead, RetryFor, SourceOptions,
     WhenStalled,
 };
+use hikkoshi_link::Address;
+use hikkoshi_link::tls::Invitation;
 
 use hikkoshi_qemu::AllowedTypes;
 

@@ -5,12 +5,13 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::custody::{DestinationStage, Journal, SourceRecord, SourceStage};
-use hikkoshi_engine::link::Remote;
 use hikkoshi_engine::stats::{GuestState, Observer};
 use hikkoshi_engine::{
-    Account, Cancel, MigrateError, Mode, Outcome, SourceGuest, Watch, migrate, resume_migrate,
+    Account, Cancel, MigrateError, Mode, SourceGuest, Watch, migrate, resume_migrate,
 };
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::{DestinationStage, Journal, SourceRecord, SourceStage};
+use hikkoshi_link::Remote;
 use hikkoshi_qemu::{AttachError, QemuSource, RamFileSource};
 
 use crate::args::{Common, Migrate};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hikkoshi_engine::link::Address;
+use hikkoshi_link::Address;
 use hikkoshi_qemu::{FindProcessError, GuestState, QemuIdentity, QmpListener};
 
 use crate::args::Common;

@@ -3,7 +3,7 @@
 use std::io::{self, Stdout};
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::link::{WaitOver, Waiting};
+use hikkoshi_link::{WaitOver, Waiting};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FileType;
 

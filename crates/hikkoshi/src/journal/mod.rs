@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::custody::{DestinationRecord, Journal, SourceRecord};
-use hikkoshi_engine::link::secure::{
+use hikkoshi_handover::{DestinationRecord, Journal, SourceRecord};
+use hikkoshi_link::tls::{
     DestinationCredentials, SourceCredentials, TlsClient, TlsServer,
 };
-use hikkoshi_engine::link::{Address, Remote};
+use hikkoshi_link::{Address, Remote};
 use hikkoshi_qemu::{DestinationNotes, QemuIdentity, SharedNotes, SourceNotes, UndoRecord};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
@@ -619,8 +619,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use hikkoshi_engine::Mode;
-    use hikkoshi_engine::custody::SourceStage;
-    use hikkoshi_engine::link::Address;
+    use hikkoshi_handover::SourceStage;
+    use hikkoshi_link::Address;
 
     fn notes(pid: u32, qmp: &str) -> SourceNotes {
         let text = format!(

@@ -5,8 +5,8 @@
 
 use hikkoshi_engine::Outcome;
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::link::{LinkError, WaitOver};
 use hikkoshi_engine::source::SourceFailure;
+use hikkoshi_link::{LinkError, WaitOver};
 use serde::{Serialize, Serializer};
 
 /// Defines [`Reason`] with its codes and what they mean to a program's author.

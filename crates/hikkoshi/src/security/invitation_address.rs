@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use hikkoshi_engine::link::Address;
+use hikkoshi_link::Address;
 
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;

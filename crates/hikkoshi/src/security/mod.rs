@@ -10,10 +10,10 @@ use std::str::FromStr;
 
 use clap::Args as ClapArgs;
 use hikkoshi_engine::Observer;
-use hikkoshi_engine::link::secure::{
+use hikkoshi_link::tls::{
     Certificates, DestinationCredentials, Invitation, SourceCredentials, TlsClient, TlsServer,
 };
-use hikkoshi_engine::link::{Address, Listener, Remote};
+use hikkoshi_link::{Address, Listener, Remote};
 
 use crate::args::{Migrate, Receive};
 use crate::commands::resume;

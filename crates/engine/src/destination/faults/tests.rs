@@ -1,7 +1,7 @@
 use super::*;
 use crate::Cancel;
 use crate::destination::installer::tests::{installer, range};
-use crate::link::{LinkWriter, Stream};
+use hikkoshi_link::{LinkWriter, Stream};
 use hikkoshi_pages::{PAGE_SIZE, Page};
 use hikkoshi_wire::Limits;
 use std::io::{ErrorKind, Read};

@@ -11,7 +11,7 @@ use crate::destination::ending::{REASON_TIMEOUT, parting};
 use crate::destination::error::DestinationFailure;
 use crate::destination::no_door;
 use crate::destination::session::{Channel, Event, LISTENING};
-use crate::link::{Incoming, LinkError};
+use hikkoshi_link::{Incoming, LinkError};
 
 impl Stay<'_> {
     /// Looks around for up to `wait`.

@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::{Incoming, LinkReader, LinkWriter, Listener, Stream, split};
 use hikkoshi_engine::{
     Account, Cancel, MigrateError, Mode, Outcome, SourceOptions, Watch, migrate,
 };
+use hikkoshi_link::{Incoming, LinkReader, LinkWriter, Listener, Stream, split};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     DestinationStage, Frame, Limits, RequestSummary, Role, ToDestination, ToSource,

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::{Address, hello};
 use hikkoshi_engine::{
     Cancel, DestinationOptions, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
+use hikkoshi_link::{Address, hello};
 use hikkoshi_wire::{Frame, MigrationId, Role};
 
 use crate::guests::{TestDestination, TestSource};

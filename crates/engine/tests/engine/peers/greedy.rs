@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::LinkWriter;
 use hikkoshi_engine::{Cancel, DestinationOptions, Outcome, ReceiveWatch, receive};
+use hikkoshi_link::LinkWriter;
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits, PageRanges, ToDestination, ToSource};
 

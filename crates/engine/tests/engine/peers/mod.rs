@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::link::{Address, HandshakeError, Listener, Remote};
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{Account, MigrateError, SourceOptions, Watch, migrate};
+use hikkoshi_link::{Address, HandshakeError, Listener, Remote};
 use hikkoshi_pages::RamLayout;
 use tempfile::TempDir;
 

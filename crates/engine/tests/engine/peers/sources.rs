@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::{Address, LinkReader, LinkWriter, Stream, hello, split};
 use hikkoshi_engine::{Cancel, DestinationOptions, Outcome, ReceiveError, ReceiveWatch, receive};
+use hikkoshi_link::{Address, LinkReader, LinkWriter, Stream, hello, split};
 use hikkoshi_pages::{MAX_GUEST_RANGES, PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_wire::{
     DeviceStateDigest, Frame, GuestDescription, GuestRangeDescription, Limits, MAX_DEVICE_CHUNK,

@@ -11,13 +11,13 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::secure::{SecureError, TlsClient, TlsServer};
-use hikkoshi_engine::link::{Address, HandshakeError, Listener, Remote, hello};
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{
     Account, Cancel, DestinationOptions, MigrateError, Mode, ReceiveWatch, SourceOptions, Watch,
     migrate, receive,
 };
+use hikkoshi_link::tls::{SecureError, TlsClient, TlsServer};
+use hikkoshi_link::{Address, HandshakeError, Listener, Remote, hello};
 use hikkoshi_wire::{CHALLENGE_LEN, HELLO_LEN, MigrationId, Role};
 use socket2::{Domain, Socket, Type};
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::thread;
 
 use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::link::secure::{TlsClient, TlsServer};
-use hikkoshi_engine::link::{Address, Listener, Remote, Stream, hello};
 use hikkoshi_engine::{
     Cancel, DestinationOptions, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
+use hikkoshi_link::tls::{TlsClient, TlsServer};
+use hikkoshi_link::{Address, Listener, Remote, Stream, hello};
 use hikkoshi_wire::{MigrationId, Role};
 
 use crate::guests::{TestDestination, TestSource};

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 
 /// What a person should check after a connection attempt failed with `error`:
 /// empty, if the error says enough, or begins with "; ".
-pub(super) fn advice(error: &io::Error) -> &'static str {
+pub(crate) fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::ConnectionRefused => {
             "; does 'hikkoshi receive' run there, and listen on this port? A firewall can refuse \
@@ -28,7 +28,7 @@ pub(super) fn advice(error: &io::Error) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::HandshakeError;
+    use crate::HandshakeError;
 
     #[test]
     fn closed_and_filtered_ports_are_told_apart() {

@@ -1,5 +1,16 @@
 //! A connected socket of either family, shared by its reader and its writer.
 
+mod dscp;
+mod framed;
+mod reader;
+mod spin;
+mod writer;
+
+pub use dscp::Mark;
+pub use framed::{LinkError, TICK, split};
+pub use reader::LinkReader;
+pub use writer::LinkWriter;
+
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,10 +24,8 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
-use super::secure::{
-    self, Fingerprint, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer,
-};
-use super::{Address, Mark, Remote, TICK};
+use crate::tls::{self, Fingerprint, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer};
+use crate::{Address, Remote};
 use hikkoshi_linux::Cancel;
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts
@@ -125,7 +134,7 @@ impl Stream {
         patience: Patience<'_>,
     ) -> Result<Self, SecureError> {
         self.set_timeout(Some(TICK))?;
-        let (opener, sealer) = secure::connect(client, &mut &self, patience)?;
+        let (opener, sealer) = tls::connect(client, &mut &self, patience)?;
         Ok(Self::secured(self, opener, sealer))
     }
 
@@ -140,7 +149,7 @@ impl Stream {
         patience: Patience<'_>,
     ) -> Result<(Self, Option<Fingerprint>), SecureError> {
         self.set_timeout(Some(TICK))?;
-        let (opener, sealer, source) = secure::accept(server, &mut &self, patience)?;
+        let (opener, sealer, source) = tls::accept(server, &mut &self, patience)?;
         Ok((Self::secured(self, opener, sealer), source))
     }
 
@@ -175,7 +184,7 @@ impl Stream {
     }
 
     /// Gives back what was taken for a while.
-    pub(super) fn put_back(&self, opener: Opener, sealer: Sealer) {
+    pub(crate) fn put_back(&self, opener: Opener, sealer: Sealer) {
         if let Self::Secure(secured) = self {
             *secured
                 .opener

@@ -48,7 +48,7 @@ impl Mark {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Stream;
+    use crate::Stream;
     use socket2::SockRef;
     use std::net::{TcpListener, TcpStream};
 

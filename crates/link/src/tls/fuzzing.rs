@@ -17,7 +17,7 @@ use super::keys::{ALERT, Common, DATA, HANDSHAKE, Key, PLAIN, Renew, TAG};
 use super::open::{EMPTY, LONGEST};
 use super::verify::fingerprint;
 use super::{Invitation, InvitationError, Opener, Patience, SecureError, TlsClient, TlsServer};
-use crate::link::Address;
+use crate::Address;
 use hikkoshi_linux::Cancel;
 
 /// A socket that has all that the peer will ever send.
@@ -332,7 +332,7 @@ pub fn invitation(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::secure::identity::Identity;
+    use crate::tls::identity::Identity;
     use proptest::prelude::*;
 
     /// What a fuzz target is called, and what it does.

@@ -8,8 +8,8 @@ use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{ControlMessage, Frame, encode_control};
 
 use super::framed::{TICK, is_timeout};
-use super::secure::Sealer;
-use super::{LinkError, Stream};
+use crate::tls::Sealer;
+use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;
 
 /// Bytes that are made records at once: they stay in the processor's cache
@@ -92,7 +92,7 @@ impl LinkWriter {
     }
 
     /// The connection, and what makes its records.
-    pub(crate) fn into_parts(self) -> (Arc<Stream>, Option<Sealer>) {
+    pub fn into_parts(self) -> (Arc<Stream>, Option<Sealer>) {
         (self.stream, self.sealer)
     }
 

@@ -1,7 +1,7 @@
 //! Where a source finds its destination.
 
-use super::Address;
-use super::secure::TlsClient;
+use crate::Address;
+use crate::tls::TlsClient;
 
 /// A destination's address, and how the links to it are protected.
 #[derive(Debug, Clone)]

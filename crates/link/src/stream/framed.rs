@@ -7,12 +7,12 @@ use std::time::Duration;
 use hikkoshi_wire::{ControlError, DecodeError, Limits};
 use thiserror::Error;
 
-use super::{LinkReader, LinkWriter, Stream};
+use crate::{LinkReader, LinkWriter, Stream};
 use hikkoshi_linux::Cancel;
 
 /// How long a blocking call on a link lasts before the thread looks whether
 /// it should stop.
-pub(crate) const TICK: Duration = Duration::from_millis(100);
+pub const TICK: Duration = Duration::from_millis(100);
 
 /// Why a link can no longer be used.
 #[derive(Debug, Error)]
@@ -42,7 +42,7 @@ pub enum LinkError {
 
 impl LinkError {
     /// Whether the link has ended, for whatever reason the peer had.
-    pub(crate) fn is_end(&self) -> bool {
+    pub fn is_end(&self) -> bool {
         matches!(self, Self::Closed | Self::Io(_))
     }
 }
@@ -64,6 +64,6 @@ pub fn split(
 
 /// Whether a call on a socket ended because its time-out did. (A peer that was
 /// silent for too long is `TimedOut`, and said once.)
-pub(super) fn is_timeout(error: &io::Error) -> bool {
+pub(crate) fn is_timeout(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }

@@ -14,7 +14,7 @@ use rcgen::{
 
 use super::keys::PLAIN;
 use super::*;
-use crate::link::Address;
+use crate::Address;
 use hikkoshi_linux::Cancel;
 
 type Side = Result<(Opener, Sealer), SecureError>;

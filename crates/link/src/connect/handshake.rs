@@ -11,9 +11,9 @@ use hikkoshi_wire::{
 };
 use thiserror::Error;
 
-use super::secure::{self, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer};
 use super::unreached;
-use super::{Incoming, Mark, Remote, Stream};
+use crate::tls::{self, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer};
+use crate::{Incoming, Mark, Remote, Stream};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
 
@@ -138,7 +138,7 @@ fn patience(stop: &Cancel) -> Patience<'_> {
 
 /// Reads the hello of an accepted connection and answers it, if the link
 /// belongs to the migration under way or begins one.
-pub(super) fn answer(
+pub(crate) fn answer(
     mut stream: Stream,
     peer: String,
     tls: Option<&TlsServer>,
@@ -199,7 +199,7 @@ struct Speech<'a> {
 
 impl<'a> Speech<'a> {
     fn over(stream: &'a Stream) -> io::Result<Self> {
-        stream.set_timeout(Some(super::TICK))?;
+        stream.set_timeout(Some(crate::TICK))?;
         let ends = stream.take_opener()?.zip(stream.take_sealer()?);
         Ok(Self { stream, ends })
     }
@@ -214,7 +214,7 @@ impl<'a> Speech<'a> {
     fn write(&mut self, bytes: &[u8], patience: Patience<'_>) -> Result<(), HandshakeError> {
         let mut socket = self.stream;
         match &mut self.ends {
-            Some((_, sealer)) => secure::send(sealer, bytes, &mut socket, patience)?,
+            Some((_, sealer)) => tls::send(sealer, bytes, &mut socket, patience)?,
             None => socket.write_all(bytes)?,
         }
         Ok(())
@@ -225,7 +225,7 @@ impl<'a> Speech<'a> {
         let Some((opener, _)) = &mut self.ends else {
             return self.fill(bytes, patience);
         };
-        let read = secure::receive(opener, bytes, &mut self.stream, patience);
+        let read = tls::receive(opener, bytes, &mut self.stream, patience);
         read.map_err(|error| match error {
             SecureError::Silent => HandshakeError::Silent,
             SecureError::Io(error) if hung_up(&error) => HandshakeError::Closed,

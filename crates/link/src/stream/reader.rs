@@ -9,9 +9,9 @@ use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::framed::{TICK, is_timeout};
-use super::secure::Opener;
 use super::spin::Spin;
-use super::{LinkError, Stream};
+use crate::tls::Opener;
+use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;
 
 /// How much is read from a socket at once.

@@ -45,7 +45,7 @@ impl Urgency {
     }
 
     /// A moment that all who share this agree on.
-    pub(super) fn zero(&self) -> Instant {
+    pub(crate) fn zero(&self) -> Instant {
         self.0.zero
     }
 

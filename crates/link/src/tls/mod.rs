@@ -48,6 +48,6 @@ pub use handshake::{Patience, SecureError};
 pub use invitation::{Fingerprint, Invitation, InvitationError};
 pub use suitable::{Unsuitable, Validity};
 
-pub(super) use handshake::{accept, connect, receive, send};
+pub(crate) use handshake::{accept, connect, receive, send};
 pub(crate) use open::Opener;
-pub(crate) use seal::Sealer;
+pub use seal::Sealer;

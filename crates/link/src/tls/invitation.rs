@@ -7,7 +7,7 @@ use data_encoding::BASE64URL_NOPAD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use thiserror::Error;
 
-use crate::link::{Address, AddressError};
+use crate::{Address, AddressError};
 
 const SCHEME: &str = Invitation::SCHEME;
 

@@ -24,9 +24,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::net::Shutdown;
 
-use super::Stream;
-use super::framed::TICK;
-use super::mentions::Mentions;
+use super::log_limit::Mentions;
+use crate::Stream;
+use crate::TICK;
 use hikkoshi_linux::Cancel;
 
 /// Connections that are listened to at once.
@@ -41,7 +41,7 @@ const KEPT: usize = ROOM / 2;
 
 /// The connections that are being listened to.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Hellos(Arc<Shared>);
+pub(crate) struct Hellos(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -98,19 +98,19 @@ impl fmt::Display for From {
 
 /// A connection's place, until it is dropped by the thread that listens.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     hellos: Hellos,
     number: u64,
 }
 
 impl Hellos {
     /// The source of the migration under way is at `address`, if that is known.
-    pub(super) fn prefer(&self, address: Option<IpAddr>) {
+    pub(crate) fn prefer(&self, address: Option<IpAddr>) {
         self.lock().source = address.map(|address| From::of(Some(address)));
     }
 
     /// Tells that a connection was turned away.
-    pub(super) fn turned_away(&self, peer: &str, error: &dyn fmt::Display) {
+    pub(crate) fn turned_away(&self, peer: &str, error: &dyn fmt::Display) {
         self.0.mentions.turned_away(&peer, error);
     }
 
@@ -119,7 +119,7 @@ impl Hellos {
     ///
     /// # Errors
     /// When its descriptor cannot be duplicated.
-    pub(super) fn enter(
+    pub(crate) fn enter(
         &self,
         stream: &Stream,
         address: Option<IpAddr>,

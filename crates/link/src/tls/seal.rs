@@ -12,7 +12,7 @@ const RENEW_AFTER: u64 = 1 << 23;
 
 /// Makes records of one direction of a connection.
 #[derive(Debug)]
-pub(crate) struct Sealer {
+pub struct Sealer {
     key: Key,
     common: Arc<Common>,
     renew_after: u64,
@@ -28,7 +28,7 @@ impl Sealer {
     }
 
     /// As many bytes as [`seal`](Self::seal) makes of `plain` ones, at most.
-    pub(crate) const fn sealed_len(plain: usize) -> usize {
+    pub const fn sealed_len(plain: usize) -> usize {
         let records = plain / PLAIN + 1;
         // One more for a key update.
         plain + (records + 1) * (HEADER + 1 + TAG) + KEY_UPDATE.len()
@@ -39,12 +39,7 @@ impl Sealer {
     ///
     /// # Errors
     /// When a record cannot be made; nothing may be sent any more then.
-    pub(crate) fn seal(
-        &mut self,
-        head: &[u8],
-        body: &[u8],
-        sealed: &mut Vec<u8>,
-    ) -> io::Result<()> {
+    pub fn seal(&mut self, head: &[u8], body: &[u8], sealed: &mut Vec<u8>) -> io::Result<()> {
         let (mut head, mut body) = (head, body);
         while !head.is_empty() || !body.is_empty() {
             if self.key.records() >= self.renew_after

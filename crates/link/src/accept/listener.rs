@@ -14,11 +14,12 @@ use std::thread;
 use hikkoshi_wire::{Capabilities, MigrationId, Role};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::framed::TICK;
-use super::hellos::Hellos;
-use super::secure::{Fingerprint, TlsServer};
+use super::pending::Hellos;
 use super::waiting::{WaitOver, Waiting};
-use super::{Address, Stream, handshake};
+use crate::TICK;
+use crate::connect::handshake;
+use crate::tls::{Fingerprint, TlsServer};
+use crate::{Address, Stream};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, Rank};
@@ -129,7 +130,7 @@ impl Listener {
     }
 
     /// Whether to stop waiting for a source, and why.
-    pub(crate) fn wait_over(&self) -> Option<WaitOver> {
+    pub fn wait_over(&self) -> Option<WaitOver> {
         self.waiting.over()
     }
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
 
-use super::Stream;
-use super::framed::TICK;
+use crate::Stream;
+use crate::TICK;
 use hikkoshi_linux::Cancel;
 
 /// A gap this long between two looks at the clock: the thread did not have its
@@ -31,7 +31,7 @@ const PAUSES: u32 = 8;
 
 /// The spinning of one thread on one socket.
 #[derive(Debug, Default)]
-pub(super) struct Spin {
+pub(crate) struct Spin {
     /// Until then somebody else wants the core.
     sleep_until: Option<Instant>,
 }
@@ -39,7 +39,7 @@ pub(super) struct Spin {
 impl Spin {
     /// Reads what comes next. [`io::ErrorKind::WouldBlock`] after a
     /// [`TICK`] without anything, and when `stop` is set.
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         stream: &Stream,
         buffer: &mut [u8],

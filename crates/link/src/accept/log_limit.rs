@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// What is said about those who were turned away.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Mentions(Arc<Mutex<State>>);
+pub(crate) struct Mentions(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -30,7 +30,7 @@ struct State {
 impl Mentions {
     /// Writes to the log that a connection was turned away and why, if that is
     /// not too much.
-    pub(super) fn turned_away(&self, peer: &dyn fmt::Display, error: &dyn fmt::Display) {
+    pub(crate) fn turned_away(&self, peer: &dyn fmt::Display, error: &dyn fmt::Display) {
         let state = self.0.lock();
         let may = state
             .unwrap_or_else(PoisonError::into_inner)

@@ -136,10 +136,7 @@ pub struct Patience<'a> {
 
 impl Patience<'_> {
     /// Calls `call` until it does not end for a time-out of the socket's.
-    pub(in crate::link) fn retry(
-        self,
-        mut call: impl FnMut() -> io::Result<usize>,
-    ) -> io::Result<usize> {
+    pub(crate) fn retry(self, mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         loop {
             if Instant::now() > self.deadline || self.stop.is_cancelled() {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -181,7 +178,7 @@ fn silent(error: io::Error) -> SecureError {
 ///
 /// # Errors
 /// See [`SecureError`].
-pub(in crate::link) fn connect<S: Read + Write>(
+pub(crate) fn connect<S: Read + Write>(
     client: &TlsClient,
     socket: &mut S,
     patience: Patience<'_>,
@@ -208,7 +205,7 @@ pub(in crate::link) fn connect<S: Read + Write>(
 ///
 /// # Errors
 /// See [`SecureError`].
-pub(in crate::link) fn accept<S: Read + Write>(
+pub(crate) fn accept<S: Read + Write>(
     server: &TlsServer,
     socket: &mut S,
     patience: Patience<'_>,
@@ -239,7 +236,7 @@ pub(in crate::link) fn accept<S: Read + Write>(
 }
 
 /// Sends plain bytes.
-pub(in crate::link) fn send<S: Write>(
+pub(crate) fn send<S: Write>(
     sealer: &mut Sealer,
     plain: &[u8],
     socket: &mut S,
@@ -251,7 +248,7 @@ pub(in crate::link) fn send<S: Write>(
 }
 
 /// Reads plain bytes until `buffer` is full; what comes behind them stays.
-pub(in crate::link) fn receive<S: Read>(
+pub(crate) fn receive<S: Read>(
     opener: &mut Opener,
     buffer: &mut [u8],
     socket: &mut S,

@@ -240,5 +240,5 @@ impl Window {
 }
 
 #[cfg(test)]
-#[path = "simulation.rs"]
+#[path = "simulated_path.rs"]
 mod tests;

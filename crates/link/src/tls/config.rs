@@ -19,7 +19,7 @@ use super::identity::Identity;
 use super::invitation::{Fingerprint, Invitation, Proof, Secret};
 use super::suitable::{self, Side};
 use super::verify::{AnyKey, Pinned};
-use crate::link::Address;
+use crate::Address;
 
 /// The application protocol (ALPN): whoever speaks TLS but not this is told
 /// apart in the handshake.
@@ -200,7 +200,7 @@ impl TlsServer {
 
     /// From now on only the source with this key is let in; `None`: whoever was
     /// invited. Of no consequence where an authority vouches for sources.
-    pub(in crate::link) fn bind(&self, source: Option<Fingerprint>) {
+    pub(crate) fn bind(&self, source: Option<Fingerprint>) {
         if let ServerSide::Invitation { admission, .. } = &self.known_by {
             admission.bind(source);
         }

@@ -6,7 +6,7 @@ use super::invitation::{Fingerprint, Proof, Secret};
 
 /// What a destination answers to a proof, as one byte on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::link) enum Verdict {
+pub(crate) enum Verdict {
     /// It is let in.
     Welcome,
     /// It does not know the secret.

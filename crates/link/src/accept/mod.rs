@@ -1,0 +1,10 @@
+//! The destination's end of new connections: a listener that gives each peer a bounded time and
+//! number of tries.
+
+mod listener;
+mod log_limit;
+mod pending;
+mod waiting;
+
+pub use listener::{Incoming, Listener};
+pub use waiting::{WaitOver, Waiting};

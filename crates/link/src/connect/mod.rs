@@ -1,0 +1,10 @@
+//! The source's end of new connections: addresses, connecting, and the first message of a link.
+
+mod address;
+pub(crate) mod handshake;
+mod remote;
+mod unreached;
+
+pub use address::{Address, AddressError, ResolveError};
+pub use handshake::{HandshakeError, hello, open};
+pub use remote::Remote;
