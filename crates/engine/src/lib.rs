@@ -17,7 +17,7 @@
 //! `source/switchover.rs`), which keeps one promise: *at no instant can two
 //! guests run*, and what fails before *commit* leaves the guest running at the
 //! source. Who may run it is decided by two machines without any I/O
-//! ([`custody`]); their stages are recorded ([`custody::Journal`]), so that links
+//! ([`hikkoshi_handover`]); their stages are recorded ([`hikkoshi_handover::Journal`]), so that links
 //! and engines may be lost at any moment, and [`resume_migrate`] and
 //! [`resume_receive`] go on from there.
 //!
@@ -38,7 +38,6 @@
 //! - Only memory and device state are moved. That disks and networks can be
 //!   reached at the destination as they were is not looked at.
 
-pub mod custody;
 pub mod destination;
 mod guest;
 mod last_word;
@@ -57,7 +56,7 @@ pub use hikkoshi_linux::{Cancel, Priority, Rank};
 pub use ram::{RamFile, RamFiles};
 pub use retry::RetryFor;
 pub use source::{
-    MigrateError, Outcome, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,
+    MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,
     resume_migrate,
 };
 pub use stats::{Account, Observer};

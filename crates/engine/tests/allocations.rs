@@ -22,9 +22,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::stats::Silent;
-use hikkoshi_engine::{Cancel, Mode, Outcome, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{Cancel, Mode, SourceOptions, Watch, migrate};
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, Incoming, LinkReader, LinkWriter, Listener, Remote, split};
 use hikkoshi_pages::{Page, PageRange};

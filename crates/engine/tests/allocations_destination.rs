@@ -30,9 +30,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::stats::Silent;
 use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Listener, Remote, hello, open, split};
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout};

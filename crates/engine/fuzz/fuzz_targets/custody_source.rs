@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code)] // Each target is one of its functions.
-#[path = "../../tests/custody/fuzzing.rs"]
+#[path = "../../../handover/tests/machines/fuzzing.rs"]
 mod fuzzing;
 
 fuzz_target!(|bytes: &[u8]| fuzzing::source(bytes));

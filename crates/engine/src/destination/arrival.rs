@@ -21,12 +21,12 @@ use super::receiver::{self, Sink};
 use super::session::{Channel, Event, Session};
 use super::stay::{Line, Link, State, Stay};
 use super::{DestinationOptions, ReceiveWatch, collapse};
-use crate::custody::{DestinationEvent, DestinationRecord, DestinationStage};
 use crate::guest::DestinationGuest;
 use crate::outages::Outages;
 use crate::ram::RamFiles;
-use crate::source::Outcome;
 use crate::stats::{Account, Counters, GuestState, Phase};
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError};
 
 /// Takes the offered guest in.

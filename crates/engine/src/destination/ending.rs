@@ -9,7 +9,7 @@ use super::arrival::Arrival;
 use super::error::{DestinationFailure, ReceiveError};
 use super::session::{Event, LISTENING};
 use crate::guest::DestinationGuest;
-use crate::source::Outcome;
+use hikkoshi_handover::Outcome;
 
 /// How long to listen for the reason when a link has failed: a busy host takes
 /// its time, and the end of the control link ends the wait.

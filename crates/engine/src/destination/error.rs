@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::installer::InstallError;
 use super::presence::PresenceError;
 use crate::guest::{DestinationGuest, GuestError};
-use crate::source::Outcome;
+use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitOver};
 
 /// Why a guest was not taken in.

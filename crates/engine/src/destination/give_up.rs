@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::ReceiveWatch;
 use super::error::{DestinationFailure, ReceiveError};
 use super::keeper::Keeper;
-use crate::custody::{DestinationAction, DestinationEvent, DestinationRecord, DestinationStage};
 use crate::guest::DestinationGuest;
-use crate::source::Outcome;
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationRecord, DestinationStage};
 
 /// Gives a migration up that another engine has begun and recorded.
 ///

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::custody::{
+use hikkoshi_handover::{
     Destination, DestinationAction, DestinationEvent, DestinationRecord, DestinationStage, Journal,
 };
 

@@ -10,8 +10,8 @@ use super::error::DestinationFailure;
 use super::receiver;
 use super::session::Session;
 use super::stay::{Line, Link, Stay};
-use crate::custody::{DestinationStage, SourceStage};
 use crate::stats::Phase;
+use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::Cancel;
 

@@ -56,10 +56,10 @@ pub use installer::InstallError;
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
 pub use presence::PresenceError;
 
-use crate::custody::{DestinationRecord, Journal};
 use crate::guest::DestinationGuest;
-use crate::source::Outcome;
 use crate::stats::{Account, Observer};
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::{DestinationRecord, Journal};
 use hikkoshi_link::{Incoming, Listener, TICK};
 use hikkoshi_linux::Cancel;
 

@@ -27,11 +27,11 @@ use super::presence;
 use super::receiver::Sink;
 use super::session::{Channel, Event, Session};
 use super::{DestinationOptions, ReceiveWatch};
-use crate::custody::{DestinationAction, DestinationEvent, DestinationStage};
 use crate::guest::DestinationGuest;
 use crate::outages::Outages;
 use crate::ram::RamFiles;
 use crate::stats::Requests;
+use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError, TICK};
 
 /// How long the source may take to answer the last word: to say goodbye, or that

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::{FaultMeasures, RequestSummary, ToDestination, ToSource};
 
 use super::Move;
-use super::error::{MigrateError, Outcome, SourceFailure};
+use super::error::{MigrateError, SourceFailure};
 use super::keeper::Keeper;
 use super::kept;
 use super::order::Order;
@@ -22,10 +22,10 @@ use super::pusher::Pushers;
 use super::session::{Session, nothing_unsent, unexpected};
 use super::switchover::Answering;
 use super::urgent::UrgentThread;
-use crate::custody::{DestinationStage, SourceAction, SourceEvent, SourceStage};
 use crate::guest::{GuestError, SourceGuest};
 use crate::outages::Outages;
 use crate::stats::{Phase, Requests};
+use hikkoshi_handover::{DestinationStage, Outcome, SourceAction, SourceEvent, SourceStage};
 use hikkoshi_link::{BackgroundSender, LinkError, Remote, TICK};
 
 const DOING: &str = "sending pages to the running guest";

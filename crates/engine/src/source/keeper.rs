@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hikkoshi_wire::MigrationId;
 
-use crate::custody::{Journal, Source, SourceAction, SourceEvent, SourceRecord, SourceStage};
+use hikkoshi_handover::{Journal, Source, SourceAction, SourceEvent, SourceRecord, SourceStage};
 
 /// Says what to do next, with everything recorded that must be before it.
 #[derive(Debug)]

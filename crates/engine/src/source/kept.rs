@@ -12,8 +12,8 @@ use hikkoshi_wire::{Capabilities, Limits, MigrationId, Role, ToDestination, ToSo
 
 use super::error::SourceFailure;
 use super::patience::Deadline;
-use crate::custody::SourceStage;
 use crate::stats::Observer;
+use hikkoshi_handover::SourceStage;
 use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
 use hikkoshi_linux::Cancel;
 

@@ -34,19 +34,19 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use error::{MigrateError, Outcome, SourceFailure};
+pub use error::{MigrateError, SourceFailure};
 pub use handover::SOURCE_ENDED;
 pub use options::{ReadAhead, SourceOptions, WhenStalled};
 
 use hikkoshi_wire::{MigrationId, Mode};
 
-use crate::custody::{Journal, SourceAction, SourceEvent, SourceRecord, SourceStage};
 use crate::guest::SourceGuest;
 use crate::outages::Outages;
 use crate::ram::RamFiles;
 use crate::stats::{Account, Counters, GuestState, Observer, Phase, Requests, Tracker};
 use crew::Crew;
 use handover::{Handed, Handover, Line};
+use hikkoshi_handover::{Journal, Outcome, SourceAction, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote, Urgency};
 use hikkoshi_linux::Cancel;
 use keeper::Keeper;

@@ -15,7 +15,7 @@ use hikkoshi_wire::{
 use super::Move;
 use super::error::SourceFailure;
 use super::owed::Owed;
-use crate::custody::{DestinationStage, SourceStage};
+use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{
     BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream,
     TICK, hello, open, split,

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use hikkoshi_engine::custody::{DestinationStage, SourceStage};
-use hikkoshi_engine::{GuestError, Mode, Outcome};
+use hikkoshi_engine::{GuestError, Mode};
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::{DestinationStage, SourceStage};
 
 use crate::machine::Side;
 use crate::run::{Done, Setup};

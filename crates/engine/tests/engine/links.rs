@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::SourceStage;
-use hikkoshi_engine::{Mode, Outcome};
+use hikkoshi_engine::Mode;
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::SourceStage;
 use hikkoshi_wire::Role;
 
 use crate::machine::Side;

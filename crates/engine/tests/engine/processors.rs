@@ -5,10 +5,11 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread;
 
-use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, Mode, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, Listener, hello, split};
 use hikkoshi_wire::{
     CHALLENGE_LEN, CpuidRegister, CpuidWord, HELLO_LEN, Hello, Limits, MigrationId, Place,

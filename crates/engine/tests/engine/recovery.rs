@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use hikkoshi_engine::custody::{DestinationStage, SourceStage};
 use hikkoshi_engine::stats::Phase;
-use hikkoshi_engine::{Mode, Outcome, RetryFor};
+use hikkoshi_engine::{Mode, RetryFor};
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_wire::{Frame, Role, ToDestination};
 
 use crate::machine::Side;

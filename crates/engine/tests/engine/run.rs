@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::{DestinationRecord, Journal, SourceRecord, SourceStage};
 use hikkoshi_engine::{
-    Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, Outcome, ReceiveError,
-    ReceiveWatch, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
-    resume_migrate, resume_receive,
+    Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, ReceiveError, ReceiveWatch,
+    SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive, resume_migrate,
+    resume_receive,
 };
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::{DestinationRecord, Journal, SourceRecord, SourceStage};
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, HandshakeError, Listener, Remote, Stream};
 use hikkoshi_pages::RamLayout;

@@ -4,7 +4,8 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use hikkoshi_engine::{Cancel, Mode, Outcome};
+use hikkoshi_engine::{Cancel, Mode};
+use hikkoshi_handover::Outcome;
 use hikkoshi_link::tls::{
     DestinationCredentials, Invitation, SourceCredentials, TlsClient, TlsServer,
 };

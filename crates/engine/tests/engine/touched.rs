@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use hikkoshi_engine::{Mode, Outcome};
+use hikkoshi_engine::Mode;
+use hikkoshi_handover::Outcome;
 use hikkoshi_pages::{PAGE_SIZE, RamLayout};
 
 use crate::guests::Script;

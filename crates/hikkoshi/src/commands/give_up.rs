@@ -7,10 +7,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::custody::{DestinationStage, SourceStage};
 use hikkoshi_engine::{
-    Cancel, DestinationGuest, Outcome, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
+    Cancel, DestinationGuest, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
 };
+use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
 use crate::args::{Common, Migrate, Receive};

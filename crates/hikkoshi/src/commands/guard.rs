@@ -22,7 +22,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::custody::SourceStage;
+use hikkoshi_handover::SourceStage;
 use hikkoshi_qemu::{UndoError, UndoOutcome};
 use rustix::event::{PollFd, PollFlags, Timespec};
 

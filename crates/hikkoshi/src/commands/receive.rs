@@ -4,13 +4,13 @@ use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::custody::{DestinationRecord, DestinationStage};
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::source::SOURCE_ENDED;
 use hikkoshi_engine::stats::GuestState;
 use hikkoshi_engine::{
-    Account, Cancel, DestinationGuest, Outcome, ReceiveError, ReceiveWatch, receive, resume_receive,
+    Account, Cancel, DestinationGuest, ReceiveError, ReceiveWatch, receive, resume_receive,
 };
+use hikkoshi_handover::{DestinationRecord, DestinationStage, Outcome};
 use hikkoshi_qemu::{
     AttachError, ExitedDestination, FindProcessError, QemuDestination, Refusal, SharedNotes,
 };

@@ -19,9 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hikkoshi_handover::{DestinationRecord, Journal, SourceRecord};
-use hikkoshi_link::tls::{
-    DestinationCredentials, SourceCredentials, TlsClient, TlsServer,
-};
+use hikkoshi_link::tls::{DestinationCredentials, SourceCredentials, TlsClient, TlsServer};
 use hikkoshi_link::{Address, Remote};
 use hikkoshi_qemu::{DestinationNotes, QemuIdentity, SharedNotes, SourceNotes, UndoRecord};
 use rustix::fs::{FlockOperation, OFlags, flock};

@@ -4,8 +4,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use hikkoshi_engine::Outcome;
 use hikkoshi_engine::stats::GuestState;
+use hikkoshi_handover::Outcome;
 use serde::Serialize;
 
 use crate::output::reason::{Holder, Reason};

@@ -3,9 +3,9 @@
 //! `docs/json.md` lists them for their readers. They are a contract: a code keeps
 //! its meaning, and new ones may be added.
 
-use hikkoshi_engine::Outcome;
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::source::SourceFailure;
+use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitOver};
 use serde::{Serialize, Serializer};
 

@@ -4,11 +4,11 @@
 use hikkoshi_wire::{Capabilities, ToSource};
 
 use super::{Link, Stay, Stayed};
-use crate::custody::{DestinationEvent, DestinationStage};
 use crate::destination::ending::parting;
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::guest::DestinationGuest;
-use crate::source::Outcome;
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::{DestinationEvent, DestinationStage};
 
 impl Stay<'_> {
     pub(super) fn end(

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::{Capabilities, Role, ToDestination};
 
 use super::{Link, Seen, Stay};
-use crate::custody::{DestinationEvent, DestinationStage};
 use crate::destination::ending::{REASON_TIMEOUT, parting};
 use crate::destination::error::DestinationFailure;
 use crate::destination::no_door;
 use crate::destination::session::{Channel, Event, LISTENING};
+use hikkoshi_handover::{DestinationEvent, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError};
 
 impl Stay<'_> {

@@ -4,9 +4,9 @@ use std::thread;
 use std::time::Instant;
 
 use super::{LOOK, NotRun, Seen, Stay};
-use crate::custody::{DestinationAction, DestinationEvent, DestinationStage};
 use crate::destination::error::DestinationFailure;
 use crate::guest::DestinationGuest;
+use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
 use hikkoshi_linux::Cancel;
 
 impl Stay<'_> {

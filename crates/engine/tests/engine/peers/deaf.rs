@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{Cancel, Mode, Outcome, SourceOptions};
+use hikkoshi_engine::{Cancel, Mode, SourceOptions};
+use hikkoshi_handover::Outcome;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, ToSource};
 

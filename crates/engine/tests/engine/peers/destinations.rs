@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::{
-    Account, Cancel, MigrateError, Mode, Outcome, SourceOptions, Watch, migrate,
-};
+use hikkoshi_engine::{Account, Cancel, MigrateError, Mode, SourceOptions, Watch, migrate};
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Incoming, LinkReader, LinkWriter, Listener, Stream, split};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    Cancel, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, hello};
 use hikkoshi_wire::{Frame, MigrationId, Role};
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::{Account, Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{FaultMeasures, Frame, Limits, ToDestination, ToSource};
 

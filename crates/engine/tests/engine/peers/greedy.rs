@@ -8,8 +8,9 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::{Cancel, DestinationOptions, Outcome, ReceiveWatch, receive};
+use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::LinkWriter;
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits, PageRanges, ToDestination, ToSource};

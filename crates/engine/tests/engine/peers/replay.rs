@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use hikkoshi_engine::custody::{SourceStage, Unrecorded};
 use hikkoshi_engine::{
     Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
+use hikkoshi_handover::{SourceStage, Unrecorded};
 use hikkoshi_link::{Address, Listener, hello};
 use hikkoshi_wire::{
     CHALLENGE_LEN, Frame, HELLO_LEN, MigrationId, Role, ToDestination, encode_control,

@@ -5,8 +5,9 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::Unrecorded;
-use hikkoshi_engine::{Cancel, DestinationOptions, Outcome, ReceiveError, ReceiveWatch, receive};
+use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveError, ReceiveWatch, receive};
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Stream, hello, split};
 use hikkoshi_pages::{MAX_GUEST_RANGES, PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_wire::{

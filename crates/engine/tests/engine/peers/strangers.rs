@@ -10,12 +10,12 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{
     Account, Cancel, DestinationOptions, MigrateError, Mode, ReceiveWatch, SourceOptions, Watch,
     migrate, receive,
 };
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{SecureError, TlsClient, TlsServer};
 use hikkoshi_link::{Address, HandshakeError, Listener, Remote, hello};
 use hikkoshi_wire::{CHALLENGE_LEN, HELLO_LEN, MigrationId, Role};

@@ -5,10 +5,11 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
-use hikkoshi_engine::custody::Unrecorded;
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, Outcome, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    Cancel, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
+use hikkoshi_handover::Outcome;
+use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, Listener, Remote, Stream, hello};
 use hikkoshi_wire::{MigrationId, Role};

@@ -1,6 +1,6 @@
 //! What can happen next, and what comes of it.
 
-use hikkoshi_engine::custody::{
+use hikkoshi_handover::{
     DestinationAction, DestinationEvent, DestinationStage, SourceAction, SourceEvent, SourceStage,
 };
 

@@ -23,10 +23,12 @@
 //! order of messages, losses and crashes.
 
 mod destination;
+mod outcome;
 mod record;
 mod source;
 mod wire;
 
 pub use destination::{Destination, DestinationAction, DestinationEvent, DestinationStage};
+pub use outcome::Outcome;
 pub use record::{DestinationRecord, Journal, SourceRecord, Unrecorded};
 pub use source::{Source, SourceAction, SourceEvent, SourceStage};

@@ -1,7 +1,7 @@
 //! Who may run the guest: every order of messages, losses and crashes.
 //!
 //! `world.rs` is the two hosts, the links between them and a guest of two
-//! pages, driven by the machines of `hikkoshi_engine::custody`; `steps.rs` is
+//! pages, driven by the machines of `hikkoshi_handover`; `steps.rs` is
 //! all that can happen next. The check is exhaustive within a budget of what goes
 //! wrong: links lost, engines killed, records and guests that fail.
 
@@ -13,7 +13,7 @@ mod world;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-use hikkoshi_engine::custody::{DestinationStage, SourceStage};
+use hikkoshi_handover::{DestinationStage, SourceStage};
 use steps::Step;
 use world::{Flaw, Guest, World};
 

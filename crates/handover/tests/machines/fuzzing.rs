@@ -6,7 +6,7 @@
 //! that loses; this is about the rest. Run by the property tests (`arbitrary_messages.rs`) and
 //! by the fuzz target on whatever it comes up with.
 
-use hikkoshi_engine::custody::{
+use hikkoshi_handover::{
     Destination, DestinationAction, DestinationEvent, DestinationStage, Source, SourceAction,
     SourceEvent, SourceStage,
 };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hikkoshi_engine::custody::{
+use hikkoshi_handover::{
     Destination, DestinationEvent, DestinationStage, Source, SourceEvent, SourceStage,
 };
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use hikkoshi_engine::custody::{
+use hikkoshi_handover::{
     Destination, DestinationAction, DestinationEvent, DestinationStage, Source, SourceAction,
     SourceEvent, SourceStage,
 };
