@@ -16,8 +16,8 @@ use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
-use crate::ram::RamFiles;
 use hikkoshi_linux::Cancel;
+use hikkoshi_memory::RamFiles;
 
 /// What went wrong inside a guest adapter, in the adapter's own words.
 ///

@@ -8,7 +8,7 @@
 //! [`DestinationGuest`]) and talks to the other over three kinds of links
 //! ([`link`]): control, urgent, background. Memory is a flat space of 4 KiB
 //! pages (`hikkoshi-pages`), read and written through the RAM blocks' files
-//! ([`RamFiles`]).
+//! ([`RamFiles`](hikkoshi_memory::RamFiles)).
 //!
 //! There are three modes ([`Mode`]): **pre-copy** sends rounds of dirty pages
 //! until the rest fits into the downtime; **post-copy** moves the guest first
@@ -42,7 +42,6 @@ pub mod destination;
 mod guest;
 mod last_word;
 mod outages;
-mod ram;
 mod retry;
 pub mod source;
 pub mod stats;
@@ -53,7 +52,6 @@ pub use destination::{
 };
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use hikkoshi_linux::{Cancel, Priority, Rank};
-pub use ram::{RamFile, RamFiles};
 pub use retry::RetryFor;
 pub use source::{
     MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,

@@ -174,7 +174,7 @@ fn a_part_of_a_file() {
             .ram()
             .files()
             .iter()
-            .map(hikkoshi_engine::RamFile::offset)
+            .map(hikkoshi_memory::RamFile::offset)
             .collect();
         assert_eq!(offsets, [48 * MIB, 16 * MIB]);
     });

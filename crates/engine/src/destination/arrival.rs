@@ -23,11 +23,11 @@ use super::stay::{Line, Link, State, Stay};
 use super::{DestinationOptions, ReceiveWatch, collapse};
 use crate::guest::DestinationGuest;
 use crate::outages::Outages;
-use crate::ram::RamFiles;
 use crate::stats::{Account, Counters, GuestState, Phase};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError};
+use hikkoshi_memory::RamFiles;
 
 /// Takes the offered guest in.
 pub(super) fn run(

@@ -15,10 +15,10 @@ use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use super::ReceiveWatch;
 use crate::guest::DestinationGuest;
-use crate::ram::RamFiles;
 use crate::stats::{CollapseAccount, CollapseFailures};
 use hikkoshi_link::{Pace, TICK};
 use hikkoshi_linux::{Priority, Rank};
+use hikkoshi_memory::RamFiles;
 
 /// Pages in a huge page.
 const PAGES: u64 = COLLAPSE_BYTES / PAGE_BYTES;

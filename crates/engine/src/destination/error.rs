@@ -2,15 +2,15 @@
 
 use std::io;
 
-use hikkoshi_pages::PageRange;
 use hikkoshi_userfault::{CopyError, RangeError, ReadError};
 use thiserror::Error;
 
 use super::installer::InstallError;
-use super::presence::PresenceError;
+
 use crate::guest::{DestinationGuest, GuestError};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitOver};
+use hikkoshi_memory::{MemoryError, PresenceError};
 
 /// Why a guest was not taken in.
 #[derive(Debug, Error)]
@@ -36,30 +36,9 @@ pub enum DestinationFailure {
     /// The guest's adapter failed.
     #[error("{0}")]
     Guest(#[from] GuestError),
-    /// Guest memory could not be written.
-    #[error(
-        "writing {range} of the guest's memory: {cause}; is the RAM file's file system (or the \
-         huge-page pool) full?"
-    )]
-    Ram {
-        /// Which pages.
-        range: PageRange,
-        /// What went wrong.
-        cause: io::Error,
-    },
-    /// Stale pages could not be dropped.
-    #[error(
-        "dropping {range} of the guest's memory: {0}; post-copy needs a RAM file whose pages can \
-         be dropped one by one: tmpfs without huge pages (mount option huge=never), or hugetlbfs",
-        cause.as_ref().map_or("they are still there".to_owned(), ToString::to_string)
-    )]
-    Drop {
-        /// Which pages.
-        range: PageRange,
-        /// What went wrong; nothing, if the system call succeeded and the
-        /// pages are still there.
-        cause: Option<io::Error>,
-    },
+    /// The guest's memory could not be written or dropped.
+    #[error("{0}")]
+    Memory(#[from] MemoryError),
     /// No room for putting huge pages together.
     #[error(
         "setting aside {} MiB for putting huge pages together: {cause}; free as much here; a \
@@ -163,8 +142,7 @@ impl DestinationFailure {
         let by_machine = matches!(
             self,
             Self::Guest(_)
-                | Self::Ram { .. }
-                | Self::Drop { .. }
+                | Self::Memory(_)
                 | Self::Install(_)
                 | Self::Presence(_)
                 | Self::Faults(_)

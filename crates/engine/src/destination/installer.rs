@@ -16,15 +16,15 @@ use hikkoshi_userfault::{CopyError, RangeError, RegisterMode, Userfault};
 use thiserror::Error;
 
 use super::book::TooManyPartial;
-use super::content::Content;
 use super::error::DestinationFailure;
 use super::outstanding::{Made, Outstanding};
-use super::presence::PresenceError;
 use super::room::Room;
 use super::staging::{Size, Staging};
 use super::turns::{News, Turns};
-use crate::ram::RamFiles;
 use crate::stats::{Moments, RequestLatencies};
+use hikkoshi_memory::Content;
+use hikkoshi_memory::PresenceError;
+use hikkoshi_memory::RamFiles;
 
 /// Why a page could not be installed.
 #[derive(Debug, Error)]

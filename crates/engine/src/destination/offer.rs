@@ -8,13 +8,13 @@ use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, Mode, ToDestin
 
 use super::ReceiveWatch;
 use super::error::DestinationFailure;
-use super::memory::Memory;
 use super::options::DestinationOptions;
 use super::processors;
 use super::staging::Size;
 use crate::guest::DestinationGuest;
 use hikkoshi_link::{Incoming, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::Cancel;
+use hikkoshi_memory::RamWriter;
 
 /// How long a source may take to make its offer.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ pub(super) struct Offered {
     pub(super) mode: Mode,
     /// How many background links the source will open.
     pub(super) background_links: u16,
-    pub(super) memory: Memory,
+    pub(super) memory: RamWriter,
     /// Where post-copy is possible: what is needed for it.
     pub(super) userfault: Option<(Arc<Userfault>, Vec<u64>)>,
 }
@@ -175,7 +175,7 @@ fn check_links(links: u16) -> Result<(), String> {
     }
 }
 
-type Ready = (Memory, Option<(Arc<Userfault>, Vec<u64>)>);
+type Ready = (RamWriter, Option<(Arc<Userfault>, Vec<u64>)>);
 
 fn make_ready(
     guest: &mut dyn DestinationGuest,
@@ -192,7 +192,7 @@ fn make_ready(
     } else {
         None
     };
-    let memory = Memory::open(guest.ram()).map_err(text)?;
+    let memory = RamWriter::open(guest.ram()).map_err(text)?;
     // The first pre-copy round sends no holes, and what is not owed in
     // post-copy holds zeros: nothing may be left here.
     memory.drop_all().map_err(text)?;

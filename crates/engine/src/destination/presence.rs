@@ -5,62 +5,20 @@
 //! monitor that has read the guest's memory meanwhile (`pmemsave`, `xp`, a
 //! debugger) has filled holes with zeros.
 
-use hikkoshi_linux::{HostAddr, HostRange};
-use hikkoshi_pages::{PAGE_BYTES, PageRange};
-use hikkoshi_userfault::{RangeError, Userfault};
-use thiserror::Error;
+use hikkoshi_memory::{MemoryError, RamWriter};
 
 use super::error::DestinationFailure;
 use super::installer::Installer;
-use super::memory::Memory;
-use crate::ram::RamFiles;
-
-/// It could not be found out which pages are there.
-#[derive(Debug, Error)]
-#[error("looking which pages of the guest's memory are here: {0}")]
-pub enum PresenceError {
-    /// The file system.
-    File(#[from] std::io::Error),
-    /// The userfaultfd.
-    Userfault(#[from] RangeError),
-}
-
-/// Tells which pages are not there: holes of tmpfs, and huge pages that
-/// hugetlbfs has not. `hosts` says where each block begins in the process that
-/// `userfault` belongs to, and in which all of it is registered.
-pub(super) fn missing(
-    ram: &RamFiles,
-    userfault: &Userfault,
-    hosts: &[u64],
-    mut each: impl FnMut(PageRange),
-) -> Result<(), PresenceError> {
-    for ((block, pages), &host) in ram.layout().blocks().zip(hosts) {
-        if block.host_page == PAGE_BYTES {
-            let mut rest = pages;
-            while let Some(data) = ram.next_data(rest)? {
-                each(PageRange::new(rest.start(), data.start()));
-                rest = PageRange::new(data.end(), rest.end());
-            }
-            each(rest);
-            continue;
-        }
-        for page in pages.chunks(block.host_page / PAGE_BYTES) {
-            let offset = PageRange::new(pages.start(), page.start()).bytes();
-            let range = HostRange::new(HostAddr(host + offset), block.host_page);
-            if !userfault.holds_huge_page(range)? {
-                each(page);
-            }
-        }
-    }
-    Ok(())
-}
 
 /// Makes sure that nothing of what the source owes is there, and drops again
 /// what is. All of it must be registered, and nobody may bring pages meanwhile.
 ///
 /// # Errors
-/// [`DestinationFailure::Drop`] when something is there still.
-pub(super) fn drop_owed(memory: &Memory, installer: &Installer) -> Result<(), DestinationFailure> {
+/// [`MemoryError::Drop`] when something is there still.
+pub(super) fn drop_owed(
+    memory: &RamWriter,
+    installer: &Installer,
+) -> Result<(), DestinationFailure> {
     if !memory.may_hold_more()? {
         return Ok(());
     }
@@ -78,7 +36,7 @@ pub(super) fn drop_owed(memory: &Memory, installer: &Installer) -> Result<(), De
                     memory.drop_stale(range)?;
                     pages += range.len();
                     if installer.holds(range)? {
-                        return Err(DestinationFailure::Drop { range, cause: None });
+                        return Err(MemoryError::Drop { range, cause: None }.into());
                     }
                 }
             }

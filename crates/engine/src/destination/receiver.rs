@@ -10,7 +10,6 @@ use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 
 use super::error::DestinationFailure;
 use super::installer::{Installer, Recorder};
-use super::memory::Memory;
 use super::options::DestinationOptions;
 use super::session::{Ends, Event};
 use crate::last_word::LastWord;
@@ -18,6 +17,7 @@ use crate::stats::{Counters, RequestLatencies, Tracker};
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, Rank};
+use hikkoshi_memory::RamWriter;
 
 /// The source hears of applied bytes at least this often, so that a window of
 /// twice as much keeps the link busy.
@@ -32,7 +32,7 @@ const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
 #[derive(Debug)]
 pub(super) struct Sink {
     /// None where no page comes but through the installer.
-    pub(super) memory: Option<Memory>,
+    pub(super) memory: Option<RamWriter>,
     pub(super) installer: OnceLock<Arc<Installer>>,
     pub(super) counters: Arc<Counters>,
     pub(super) tracker: Arc<Tracker>,
@@ -42,7 +42,7 @@ pub(super) struct Sink {
 
 impl Sink {
     /// Pages go to `memory` until there is an installer.
-    pub(super) fn new(memory: Option<Memory>) -> Arc<Self> {
+    pub(super) fn new(memory: Option<RamWriter>) -> Arc<Self> {
         Arc::new(Self {
             memory,
             installer: OnceLock::new(),
@@ -224,7 +224,10 @@ impl Receiver {
                         let received = installer.now();
                         Ok(installer.install(range, content, received, &self.recorder)?)
                     }
-                    None => memory()?.write(range, content).map(|()| false),
+                    None => {
+                        memory()?.write(range, content)?;
+                        Ok(false)
+                    }
                 }
             }
             Frame::Zeros { range } => match installer {
@@ -232,7 +235,10 @@ impl Receiver {
                     let received = installer.now();
                     Ok(installer.install_zeros(range, received, &self.recorder)?)
                 }
-                None => memory()?.zero(range).map(|()| false),
+                None => {
+                    memory()?.zero(range)?;
+                    Ok(false)
+                }
             },
             other => Err(DestinationFailure::unexpected(doing, &other)),
         }

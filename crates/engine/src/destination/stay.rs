@@ -23,16 +23,15 @@ use super::installer::Installer;
 use super::keeper::Keeper;
 use super::meeting::Met;
 use super::postcopy::Faulting;
-use super::presence;
 use super::receiver::Sink;
 use super::session::{Channel, Event, Session};
 use super::{DestinationOptions, ReceiveWatch};
 use crate::guest::DestinationGuest;
 use crate::outages::Outages;
-use crate::ram::RamFiles;
 use crate::stats::Requests;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError, TICK};
+use hikkoshi_memory::RamFiles;
 
 /// How long the source may take to answer the last word: to say goodbye, or that
 /// it keeps a guest that was declined.
@@ -379,7 +378,9 @@ impl<'a> Stay<'a> {
         installer.be_patient();
         // It is registered already, unless that engine was killed at it.
         installer.start()?;
-        presence::missing(&self.ram, &userfault, &hosts, |range| installer.owe(range))?;
+        hikkoshi_memory::missing_pages(&self.ram, &userfault, &hosts, |range| {
+            installer.owe(range)
+        })?;
         tracing::info!(pages = installer.left(), "pages are not here");
         let Link::Down(channel) = &self.link else {
             return Ok(());

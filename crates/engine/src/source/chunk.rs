@@ -10,9 +10,9 @@ use super::collect::Collector;
 use super::crew::{Batch, Work};
 use super::error::SourceFailure;
 use super::owed::Owed;
-use super::pieces::{Piece, PieceReader};
 use crate::stats::Counters;
 use hikkoshi_link::BackgroundSender;
+use hikkoshi_memory::{Piece, PieceReader};
 
 /// Pages sent in one frame, 1 MiB.
 const PIECE: usize = 256;

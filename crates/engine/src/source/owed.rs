@@ -7,7 +7,7 @@ use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use super::error::SourceFailure;
 use super::order::{Heat, first_run};
-use crate::ram::RamFiles;
+use hikkoshi_memory::RamFiles;
 
 /// Pages whose log is taken at once, 2 MiB: what one page-table page maps, and
 /// small enough for a scan not to matter.
@@ -204,7 +204,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::sync::Mutex;
 
-    use crate::ram::RamFile;
+    use hikkoshi_memory::RamFile;
 
     fn range(from: u64, to: u64) -> PageRange {
         PageRange::new(Page::new(from), Page::new(to))

@@ -16,15 +16,15 @@ use super::Move;
 use super::error::SourceFailure;
 use super::order::{Next, Order, Route};
 use super::owed::Owed;
-use super::pieces::{Piece, PieceReader};
 use super::session::{Event, Session};
 use crate::last_word::LastWord;
-use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::Rank;
 use hikkoshi_linux::sandbox_thread;
+use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::{Piece, PieceReader};
 
 /// Pages in one piece at most, 32 KiB: an urgent page never waits for more than
 /// that on a processor. On the wire the link makes do with less.

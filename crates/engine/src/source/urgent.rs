@@ -20,15 +20,15 @@ use super::Move;
 use super::error::SourceFailure;
 use super::order::{Order, Place, Streams};
 use super::owed::Owed;
-use super::pieces::{Piece, PieceReader};
 use super::requests::{Request, Requests};
 use super::session::{Event, Session};
 use crate::last_word::LastWord;
-use crate::ram::RamFiles;
 use crate::stats::{Counters, Tracker};
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Urgency};
 use hikkoshi_linux::Rank;
 use hikkoshi_linux::sandbox_thread;
+use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::{Piece, PieceReader};
 
 /// The most pages in one frame: a request for a huge page is answered in
 /// pieces of 32 KiB.

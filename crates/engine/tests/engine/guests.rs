@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
-use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, SourceGuest, ThreadName};
+use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, SourceGuest, ThreadName};
 use hikkoshi_linux::{HostAddr, Process};
+use hikkoshi_memory::RamFiles;
 use hikkoshi_pages::PageRange;
 use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::{GuestDescription, Processors};

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hikkoshi_engine::{RamFile, RamFiles};
+use hikkoshi_memory::{RamFile, RamFiles};
 use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};

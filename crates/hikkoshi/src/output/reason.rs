@@ -145,8 +145,7 @@ impl From<&DestinationFailure> for Reason {
         match failure {
             DestinationFailure::Link { cause, .. } => Self::of_link(cause),
             DestinationFailure::Guest(_) => Self::Qemu,
-            DestinationFailure::Ram { .. }
-            | DestinationFailure::Drop { .. }
+            DestinationFailure::Memory(_)
             | DestinationFailure::Staging { .. }
             | DestinationFailure::Install(_)
             | DestinationFailure::Presence(_)

@@ -14,8 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hikkoshi_engine::RamFiles;
 use hikkoshi_linux::Process;
+use hikkoshi_memory::RamFiles;
 use hikkoshi_userfault::{Features, GiveBackError, Leftover, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde_json::{Value, json};

@@ -11,8 +11,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFiles, ThreadName};
+use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, ThreadName};
 use hikkoshi_linux::Process;
+use hikkoshi_memory::RamFiles;
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{Features, ForeignUserfault, GiveBackError, TakeError, Userfault};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};

@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hikkoshi_engine::{RamFile, RamFiles};
 use hikkoshi_linux::Process;
+use hikkoshi_memory::{RamFile, RamFiles};
 use hikkoshi_pages::LayoutError;
 use hikkoshi_userfault::TakeError;
 use hikkoshi_wire::GuestDescription;

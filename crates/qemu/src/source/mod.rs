@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError, UnsupportedKernel};
-use hikkoshi_engine::{Cancel, GuestError, Mode, RamFiles, SourceGuest};
+use hikkoshi_engine::{Cancel, GuestError, Mode, SourceGuest};
 use hikkoshi_linux::{HostAddr, Process};
+use hikkoshi_memory::RamFiles;
 use hikkoshi_userfault::{Features, ForeignUserfault, GiveBackError, TakeError, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};

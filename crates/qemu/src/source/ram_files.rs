@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, RamFile, RamFiles, SourceGuest};
+use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, SourceGuest};
+use hikkoshi_memory::{RamFile, RamFiles};
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::GuestDescription;
 use thiserror::Error;

@@ -2,7 +2,7 @@ use super::*;
 use hikkoshi_pages::{RamBlock, RamLayout};
 use hikkoshi_userfault::{EventBuffer, Features};
 
-use crate::ram::RamFile;
+use hikkoshi_memory::RamFile;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

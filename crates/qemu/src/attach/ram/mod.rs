@@ -21,8 +21,8 @@ pub(crate) mod mtree;
 
 use std::io;
 
-use hikkoshi_engine::{RamFile, RamFiles};
 use hikkoshi_linux::Process;
+use hikkoshi_memory::{RamFile, RamFiles};
 use hikkoshi_pages::{GuestRange, LayoutError, RamBlock, RamLayout};
 use serde_json::{Value, json};
 use thiserror::Error;

@@ -16,12 +16,42 @@ use rustix::fs::{FallocateFlags, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-use super::error::DestinationFailure;
-use crate::ram::RamFiles;
+use thiserror::Error;
+
+use crate::files::RamFiles;
+
+/// Guest memory could not be written or dropped.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// Guest memory could not be written.
+    #[error(
+        "writing {range} of the guest's memory: {cause}; is the RAM file's file system (or the \
+         huge-page pool) full?"
+    )]
+    Write {
+        /// Which pages.
+        range: PageRange,
+        /// What went wrong.
+        cause: io::Error,
+    },
+    /// Stale pages could not be dropped.
+    #[error(
+        "dropping {range} of the guest's memory: {0}; post-copy needs a RAM file whose pages can \
+         be dropped one by one: tmpfs without huge pages (mount option huge=never), or hugetlbfs",
+        cause.as_ref().map_or("they are still there".to_owned(), ToString::to_string)
+    )]
+    Drop {
+        /// Which pages.
+        range: PageRange,
+        /// What went wrong; nothing, if the system call succeeded and the
+        /// pages are still there.
+        cause: Option<io::Error>,
+    },
+}
 
 /// The RAM files, for writing.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub struct RamWriter {
     ram: Arc<RamFiles>,
     /// For each block the mapping that it is written through, if it is one
     /// that cannot be written to as a file.
@@ -31,9 +61,9 @@ pub(super) struct Memory {
     written: PageBitmap,
 }
 
-impl Memory {
+impl RamWriter {
     /// Takes hold of the RAM files; hugetlbfs is mapped.
-    pub(super) fn open(ram: Arc<RamFiles>) -> Result<Self, DestinationFailure> {
+    pub fn open(ram: Arc<RamFiles>) -> Result<Self, MemoryError> {
         let mapped = ram
             .layout()
             .blocks()
@@ -49,7 +79,7 @@ impl Memory {
                 };
                 map()
                     .map(Some)
-                    .map_err(|cause| DestinationFailure::Ram { range, cause })
+                    .map_err(|cause| MemoryError::Write { range, cause })
             })
             .collect::<Result<_, _>>()?;
         let written = PageBitmap::empty(ram.layout().pages());
@@ -61,7 +91,7 @@ impl Memory {
     }
 
     /// The RAM files.
-    pub(super) fn ram(&self) -> &RamFiles {
+    pub fn ram(&self) -> &RamFiles {
         &self.ram
     }
 
@@ -69,11 +99,11 @@ impl Memory {
     /// at each file, however many pages it has: tmpfs counts them exactly.
     ///
     /// `false` is certain, as long as nobody else has dropped pages.
-    pub(super) fn may_hold_more(&self) -> Result<bool, DestinationFailure> {
+    pub fn may_hold_more(&self) -> Result<bool, MemoryError> {
         // Blocks may be parts of one file.
         let mut files = BTreeMap::new();
         for (number, (_, range)) in self.ram.layout().blocks().enumerate() {
-            let fail = |cause| DestinationFailure::Ram { range, cause };
+            let fail = |cause| MemoryError::Write { range, cause };
             let metadata = self.ram.files()[number].file().metadata().map_err(fail)?;
             // A huge page counts for more than what was written of it.
             let written = match self.mapped[number] {
@@ -89,8 +119,8 @@ impl Memory {
     }
 
     /// Writes the content of `range`.
-    pub(super) fn write(&self, range: PageRange, content: &[u8]) -> Result<(), DestinationFailure> {
-        let fail = |cause| DestinationFailure::Ram { range, cause };
+    pub fn write(&self, range: PageRange, content: &[u8]) -> Result<(), MemoryError> {
+        let fail = |cause| MemoryError::Write { range, cause };
         let mut rest = content;
         for extent in self.ram.layout().locate_range(range) {
             let (piece, tail) = usize::try_from(extent.pages.bytes())
@@ -121,11 +151,11 @@ impl Memory {
     }
 
     /// Makes `range` read as zeros. Allocates nothing.
-    pub(super) fn zero(&self, range: PageRange) -> Result<(), DestinationFailure> {
+    pub fn zero(&self, range: PageRange) -> Result<(), MemoryError> {
         for extent in self.ram.layout().locate_range(range) {
             if self.mapped[extent.block].is_none() {
                 self.punch(&extent)
-                    .map_err(|cause| DestinationFailure::Ram { range, cause })?;
+                    .map_err(|cause| MemoryError::Write { range, cause })?;
                 self.written.clear_range(extent.pages);
                 continue;
             }
@@ -143,10 +173,10 @@ impl Memory {
     /// Drops `range`, so that the next access faults, and makes sure of it.
     ///
     /// `range` must be whole host pages.
-    pub(super) fn drop_stale(&self, range: PageRange) -> Result<(), DestinationFailure> {
+    pub fn drop_stale(&self, range: PageRange) -> Result<(), MemoryError> {
         for extent in self.ram.layout().locate_range(range) {
             let range = extent.pages;
-            let fail = |cause| DestinationFailure::Drop { range, cause };
+            let fail = |cause| MemoryError::Drop { range, cause };
             self.punch(&extent).map_err(|e| fail(Some(e)))?;
             self.written.clear_range(range);
             if self.mapped[extent.block].is_none()
@@ -159,7 +189,7 @@ impl Memory {
     }
 
     /// Drops everything.
-    pub(super) fn drop_all(&self) -> Result<(), DestinationFailure> {
+    pub fn drop_all(&self) -> Result<(), MemoryError> {
         self.drop_stale(self.ram.layout().all())
     }
 
@@ -192,11 +222,11 @@ mod tests {
     use super::*;
     use hikkoshi_pages::{Page, RamBlock, RamLayout};
 
-    use crate::ram::RamFile;
+    use crate::files::RamFile;
 
     /// Two blocks of 16 pages; the second begins behind the first, in the same
     /// file.
-    fn memory() -> Memory {
+    fn memory() -> RamWriter {
         let block = |id: &str| RamBlock {
             id: id.to_owned(),
             bytes: 16 * PAGE_BYTES,
@@ -210,7 +240,7 @@ mod tests {
             RamFile::new(file.try_clone().unwrap(), 0),
             RamFile::new(file, 16 * PAGE_BYTES),
         ];
-        Memory::open(Arc::new(RamFiles::new(layout, files).unwrap())).unwrap()
+        RamWriter::open(Arc::new(RamFiles::new(layout, files).unwrap())).unwrap()
     }
 
     fn range(from: u64, to: u64) -> PageRange {
@@ -218,7 +248,7 @@ mod tests {
     }
 
     /// The pages that the files hold something for.
-    fn present(memory: &Memory) -> Vec<u64> {
+    fn present(memory: &RamWriter) -> Vec<u64> {
         let all = memory.ram.layout().all();
         all.iter()
             .filter(|&page| {
@@ -298,8 +328,11 @@ mod tests {
             RamFile::new(sealed, 16 * PAGE_BYTES),
         ];
         let ram = RamFiles::new(memory.ram.layout().clone(), files).unwrap();
-        let error = Memory::open(Arc::new(ram)).unwrap().drop_all().unwrap_err();
-        assert!(matches!(error, DestinationFailure::Drop { .. }));
+        let error = RamWriter::open(Arc::new(ram))
+            .unwrap()
+            .drop_all()
+            .unwrap_err();
+        assert!(matches!(error, MemoryError::Drop { .. }));
         assert!(
             error.to_string().contains("Operation not permitted")
                 && error.to_string().contains("huge=never"),

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_pages::{PAGE_SIZE, PageRange, is_zero};
 
-use crate::ram::RamFiles;
+use crate::files::RamFiles;
 
 /// Bytes in a word.
 const WORD: usize = size_of::<u64>();
 
 /// The content of pages, from the first on.
-pub(super) trait Content {
+pub trait Content {
     /// Whether page number `nth` of this is zeros, or just what `page` in the
     /// RAM file holds.
     fn is_in_page(&self, nth: usize, page: &[u8; PAGE_SIZE]) -> bool;

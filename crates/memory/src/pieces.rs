@@ -4,11 +4,11 @@ use std::io;
 
 use hikkoshi_pages::{PAGE_SIZE, PageRange, is_zero};
 
-use crate::ram::RamFiles;
+use crate::files::RamFiles;
 
 /// Adjacent pages of one kind, not more than a reader's chunk.
 #[derive(Debug)]
-pub(super) enum Piece<'a> {
+pub enum Piece<'a> {
     /// Pages with content.
     Data(PageRange, &'a [u8]),
     /// Pages that hold only zeros.
@@ -17,13 +17,13 @@ pub(super) enum Piece<'a> {
 
 /// Reads guest memory in chunks and splits them by content.
 #[derive(Debug)]
-pub(super) struct PieceReader {
+pub struct PieceReader {
     buffer: Vec<u8>,
 }
 
 impl PieceReader {
     /// A reader whose pieces have at most `chunk` pages.
-    pub(super) fn new(chunk: usize) -> Self {
+    pub fn new(chunk: usize) -> Self {
         Self {
             buffer: vec![0; chunk * PAGE_SIZE],
         }
@@ -35,7 +35,7 @@ impl PieceReader {
     /// writes meanwhile may be torn in it, and is then dirty again.
     ///
     /// `E` is the caller's error; a failed read becomes one.
-    pub(super) fn pieces<E: From<io::Error>>(
+    pub fn pieces<E: From<io::Error>>(
         &mut self,
         ram: &RamFiles,
         range: PageRange,
@@ -71,13 +71,12 @@ impl PieceReader {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use super::*;
     use hikkoshi_pages::{PAGE_BYTES, Page, RamBlock, RamLayout};
     use std::os::unix::fs::FileExt;
 
-    use crate::ram::RamFile;
+    use crate::files::RamFile;
 
     /// Two blocks of ten pages; those in `data` begin with their number.
     fn files(data: &[u64]) -> RamFiles {

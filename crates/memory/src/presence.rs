@@ -1,0 +1,51 @@
+//! Which pages are present: holes of a file and pages that hugetlbfs does not have are absent.
+
+use hikkoshi_linux::{HostAddr, HostRange};
+use hikkoshi_pages::{PAGE_BYTES, PageRange};
+use hikkoshi_userfault::{RangeError, Userfault};
+use thiserror::Error;
+
+use crate::files::RamFiles;
+
+/// It could not be found out which pages are there.
+#[derive(Debug, Error)]
+#[error("looking which pages of the guest's memory are here: {0}")]
+pub enum PresenceError {
+    /// The file system.
+    File(#[from] std::io::Error),
+    /// The userfaultfd.
+    Userfault(#[from] RangeError),
+}
+
+/// Calls `each` with every range of absent pages: holes of tmpfs, and huge pages that hugetlbfs
+/// does not have. `hosts` is the address of each block in the process that `userfault` belongs to;
+/// all blocks must be registered there.
+///
+/// # Errors
+/// When the file system or the userfaultfd cannot be asked.
+pub fn missing_pages(
+    ram: &RamFiles,
+    userfault: &Userfault,
+    hosts: &[u64],
+    mut each: impl FnMut(PageRange),
+) -> Result<(), PresenceError> {
+    for ((block, pages), &host) in ram.layout().blocks().zip(hosts) {
+        if block.host_page == PAGE_BYTES {
+            let mut rest = pages;
+            while let Some(data) = ram.next_data(rest)? {
+                each(PageRange::new(rest.start(), data.start()));
+                rest = PageRange::new(data.end(), rest.end());
+            }
+            each(rest);
+            continue;
+        }
+        for page in pages.chunks(block.host_page / PAGE_BYTES) {
+            let offset = PageRange::new(pages.start(), page.start()).bytes();
+            let range = HostRange::new(HostAddr(host + offset), block.host_page);
+            if !userfault.holds_huge_page(range)? {
+                each(page);
+            }
+        }
+    }
+    Ok(())
+}
