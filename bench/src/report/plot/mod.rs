@@ -44,7 +44,9 @@ pub fn write_plots(folder: &Path, host: &HostInfo, runs: &[Run]) -> Result<(), B
 }
 
 fn tables_markdown(host: &HostInfo, runs: &[Run]) -> String {
-    let mut text = format!("# Measured\n\nWritten by `make bench`. {host}.\n");
+    // One fact a line, so that no line of the document gets too long.
+    let host = host.to_string().replace(", ", ",\n");
+    let mut text = format!("# Measured\n\nWritten by `make bench`.\n{host}.\n");
     for table in std::iter::once(goals_table(runs)).chain(tables(runs)) {
         text.push('\n');
         text.push_str(&table.markdown());
