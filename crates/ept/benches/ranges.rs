@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use hikkoshi_ept::model::{Access, Machine, Ram};
+use hikkoshi_ept::testing::{Access, Machine, Ram};
 use hikkoshi_ept::{Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, View};
 
 /// 64 MiB.

@@ -4,11 +4,11 @@ use thiserror::Error;
 
 use crate::address::{Gfn, GfnRange, INDEX_BITS, Level};
 use crate::atomic::Ordering;
+use crate::dirty_log::CHUNK;
 use crate::entry::Entry;
-use crate::flush::Flush;
 use crate::guest::{Guest, View};
-use crate::log::CHUNK;
-use crate::memory::Memory;
+use crate::host_memory::Memory;
+use crate::tlb_flush::Flush;
 use crate::walk::{Node, replace};
 
 /// Why pages were not aged.

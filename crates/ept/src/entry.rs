@@ -7,7 +7,7 @@
 use core::fmt;
 
 use crate::address::{Frame, Level};
-use crate::kinds::{EXECUTE, MemoryType, PRESENT, PageType, Permissions, READ, WRITE};
+use crate::attributes::{EXECUTE, MemoryType, PRESENT, PageType, Permissions, READ, WRITE};
 
 const MEMORY_TYPE_SHIFT: u32 = 3;
 const IGNORE_PAT: u64 = 1 << 6;

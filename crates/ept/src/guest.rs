@@ -7,16 +7,16 @@ use thiserror::Error;
 
 use crate::address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, Level, MAX_PAGES, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::bits::{ones, zeroes};
-use crate::capability::{Capabilities, Eptp};
+use crate::bitmap::{ones, zeroes};
+use crate::capabilities::{Capabilities, Eptp};
+use crate::dirty_log::Log;
 use crate::entry::Entry;
-use crate::flush::Flush;
-use crate::log::Log;
-use crate::memory::Memory;
-use crate::merges::Merges;
+use crate::host_memory::Memory;
+use crate::merge_seqcount::Merges;
+use crate::rcu::Walkers;
 use crate::rmap::{NoMemory, Rmap};
+use crate::tlb_flush::Flush;
 use crate::walk::Node;
-use crate::walkers::Walkers;
 
 /// Views a guest can have, [`View::MAIN`] included.
 pub const MAX_VIEWS: usize = if cfg!(loom) { 2 } else { 64 };

@@ -47,7 +47,7 @@
 //! ```
 //! use std::cell::RefCell;
 //!
-//! use hikkoshi_ept::model::{Access, Cpu, Exit, Ram};
+//! use hikkoshi_ept::testing::{Access, Cpu, Exit, Ram};
 //! use hikkoshi_ept::*;
 //!
 //! struct Vm {
@@ -149,7 +149,7 @@
 //! The orders that make this right (an entry is made writable *before* the page goes into the log; a
 //! flag goes into the log *before* it goes out of the entry; what is reported is *always* flushed; a new
 //! setting is known to all *before* the leaves are visited) are argued where they are kept, and tried in
-//! every interleaving by the loom models in `tests/loom.rs`.
+//! every interleaving by the loom models in `tests/loom/`.
 //!
 //! # What is missing
 //!
@@ -171,40 +171,42 @@ compile_error!("hikkoshi-ept needs a 64-bit host: addresses and frame numbers mu
 mod address;
 mod age;
 mod atomic;
-mod bits;
-mod capability;
+mod attributes;
+mod bitmap;
+mod capabilities;
+mod dirty_log;
 mod entry;
-mod flush;
 mod guest;
-mod kinds;
-mod log;
+mod host_memory;
 mod map;
-mod memory;
-mod merges;
-pub mod model;
+mod merge_seqcount;
 mod processors;
 mod protect;
-mod retire;
+mod rcu;
+mod reclaim;
 mod rmap;
-mod spin;
+mod spinlock;
 mod split;
+pub mod testing;
+mod tlb_flush;
 mod unmap;
 mod violation;
 mod walk;
-mod walkers;
 
 pub use address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
 pub use age::AgeError;
 pub use atomic::AtomicU64;
-pub use capability::{Capabilities, Eptp};
+pub use attributes::{MemoryType, PageType, Permissions};
+pub use capabilities::{Capabilities, Eptp};
+pub use dirty_log::{
+    Form, PML_ENTRIES, PML_START, StartError, StopError, TakeError, Vcpu, VcpuError,
+};
 pub use entry::Entry;
-pub use flush::Flush;
 pub use guest::{CreateError, Guest, MAX_VIEWS, ReverseMapBytes, View};
-pub use kinds::{MemoryType, PageType, Permissions};
-pub use log::{Form, PML_ENTRIES, PML_START, StartError, StopError, TakeError, Vcpu, VcpuError};
+pub use host_memory::{FrameAllocator, FrameReach, Memory, Table};
 pub use map::{MapError, Mapping};
-pub use memory::{FrameAllocator, FrameReach, Memory, Table};
 pub use processors::Processors;
 pub use protect::Lookup;
 pub use split::{MergeError, SplitError};
+pub use tlb_flush::Flush;
 pub use violation::{Qualification, Violation};

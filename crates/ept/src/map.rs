@@ -4,10 +4,10 @@ use thiserror::Error;
 
 use crate::address::{FRAME_SHIFT, Frame, Gfn, GfnRange, Level, MAX_PAGES};
 use crate::atomic::{Ordering, relax};
+use crate::attributes::{MemoryType, Permissions};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::kinds::{MemoryType, Permissions};
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::walk::{Position, replace};
 
 /// What to map, and how.

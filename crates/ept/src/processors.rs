@@ -1,7 +1,7 @@
 //! What the crate asks of the processors.
 
-use crate::flush::Flush;
-use crate::log::Vcpu;
+use crate::dirty_log::Vcpu;
+use crate::tlb_flush::Flush;
 
 /// The hypervisor's hold on the processors that run a guest.
 ///

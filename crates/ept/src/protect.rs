@@ -2,12 +2,12 @@
 
 use crate::address::{Frame, Gfn, GfnRange, Level};
 use crate::atomic::{Ordering, relax};
+use crate::attributes::{MemoryType, PageType, Permissions};
 use crate::entry::Entry;
-use crate::flush::Flush;
 use crate::guest::{Guest, View};
-use crate::kinds::{MemoryType, PageType, Permissions};
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::split::SplitError;
+use crate::tlb_flush::Flush;
 use crate::walk::Position;
 
 /// What is mapped at an address.

@@ -5,9 +5,9 @@ use thiserror::Error;
 use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
 use crate::atomic::{AtomicU64, Ordering, relax};
 use crate::entry::Entry;
-use crate::flush::Flush;
 use crate::guest::{Guest, View};
-use crate::memory::Memory;
+use crate::host_memory::Memory;
+use crate::tlb_flush::Flush;
 use crate::walk::{Node, Position, gfn_of, replace};
 
 /// Why a superpage was not split.

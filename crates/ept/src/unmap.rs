@@ -3,10 +3,10 @@
 use crate::address::{ENTRIES, Gfn, GfnRange, INDEX_BITS, Level};
 use crate::atomic::{Ordering, relax};
 use crate::entry::Entry;
-use crate::flush::Flush;
 use crate::guest::{Guest, View};
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::rmap::Location;
+use crate::tlb_flush::Flush;
 use crate::walk::{Node, Position, gfn_of, replace, settled};
 
 /// An unmapping under way.
@@ -276,9 +276,9 @@ impl<M: Memory> Guest<M> {
 mod tests {
     use super::*;
     use crate::address::Frame;
-    use crate::capability::Capabilities;
+    use crate::capabilities::Capabilities;
     use crate::map::Mapping;
-    use crate::model::Ram;
+    use crate::testing::Ram;
 
     /// Somebody read in the reverse map where frame 0 is mapped, and the entry maps frame 1 by now.
     #[test]

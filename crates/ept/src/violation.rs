@@ -4,7 +4,7 @@ use crate::address::{FRAME_BYTES, Gfn, Level};
 use crate::atomic::{Ordering, relax};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::walk::Position;
 
 /// The exit qualification of an EPT violation (SDM vol. 3C, "Basic VM-Exit Information", table "Exit

@@ -4,7 +4,7 @@ use crate::address::{Frame, Gfn, GfnRange, Level};
 use crate::atomic::{AtomicU64, Ordering, relax};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::memory::{FrameReach, Memory};
+use crate::host_memory::{FrameReach, Memory};
 use crate::rmap::Location;
 
 /// A guest frame that no guest has.

@@ -3,7 +3,7 @@
 // Helpers outside the test functions: their failure is the message too.
 #![allow(clippy::unwrap_used)]
 
-use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
     Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, PageType, View, Violation,
 };

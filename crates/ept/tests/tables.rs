@@ -3,7 +3,7 @@
 // Helpers outside the test functions: their failure is the message too.
 #![allow(clippy::unwrap_used)]
 
-use hikkoshi_ept::model::{Access, Cpu, Exit, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, Cpu, Exit, Machine, Ram, Stop};
 use hikkoshi_ept::{
     AgeError, Capabilities, CreateError, Entry, Flush, Form, Frame, FrameAllocator, FrameReach,
     Gfn, GfnRange, Guest, Level, MAX_PAGES, MapError, Mapping, MemoryType, MergeError, PageType,

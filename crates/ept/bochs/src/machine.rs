@@ -1,8 +1,8 @@
 //! A guest under the crate's tables: what a hypervisor does with the crate, and no more.
 
-use crate::guest::{BYTES, LIST, Program};
+use crate::frame_pool::{POOL, Pool};
+use crate::guest_program::{BYTES, LIST, Program};
 use crate::memory::GUEST;
-use crate::pool::{POOL, Pool};
 use crate::vmx::vcpu::{Exit, Host, Registers, Vcpu};
 use crate::vmx::{capability, operation};
 use alloc::collections::BTreeSet;

@@ -9,17 +9,17 @@ extern crate alloc;
 mod boot;
 mod checks;
 mod cpu;
-mod guest;
+mod exceptions;
+mod frame_pool;
+mod gdt;
+mod guest_program;
 mod machine;
 mod memory;
-mod pattern;
-mod pool;
 mod port;
 mod report;
 mod runtime;
-mod segments;
-mod traps;
 mod vmx;
+mod write_patterns;
 
 use report::Report;
 use vmx::vcpu::Host;
@@ -35,8 +35,8 @@ fn fail(reason: impl core::fmt::Display) -> ! {
 extern "C" fn hypervisor() -> ! {
     say!("boot: 64-bit code runs");
     let host = Host {
-        segments: segments::load(),
-        idt: traps::load(),
+        segments: gdt::load(),
+        idt: exceptions::load(),
     };
     vmx::operation::enter();
     say!(
@@ -44,25 +44,25 @@ extern "C" fn hypervisor() -> ! {
         vmx::capability::secondary(),
         vmx::capability::ept_capabilities()
     );
-    guest::load();
+    guest_program::load();
     let mut report = Report::default();
     for check in [
         checks::processor::run,
-        checks::full::run,
-        checks::forms::run,
+        checks::pml_full::run,
+        checks::log_methods::run,
         checks::superpages::run,
-        checks::ranges::run,
+        checks::tracked_ranges::run,
         checks::violations::run,
         checks::paging::run,
         checks::vcpus::run,
         checks::views::run,
-        checks::figures::run,
+        checks::measurements::run,
     ] {
         check(&mut report, host);
     }
     report.equal(
         "every frame that the crate borrowed came back",
-        pool::POOL.lent(),
+        frame_pool::POOL.lent(),
         0,
     );
     report.verdict();

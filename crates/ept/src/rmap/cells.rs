@@ -6,9 +6,9 @@
 
 use crate::address::{ENTRIES, FRAME_SHIFT, Frame, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::memory::{FrameReach, Memory};
+use crate::host_memory::{FrameReach, Memory};
 use crate::rmap::NoMemory;
-use crate::spin::SpinLock;
+use crate::spinlock::SpinLock;
 
 /// Bytes of a cell.
 pub(super) const CELL_BYTES: u64 = 16;

@@ -2,7 +2,7 @@
 
 use crate::address::{FRAME_SHIFT, Frame, usize_from};
 use crate::atomic::AtomicU64;
-use crate::memory::FrameReach;
+use crate::host_memory::FrameReach;
 
 /// The entry belongs to a nested view: its table's addresses are not guest frame numbers.
 const NESTED: u64 = 1 << 1;

@@ -21,7 +21,7 @@
 //! Readers hold no lock. A location is added in front, by one exchange of the frame's word. Whoever
 //! removes from a chain holds a bit of that word, so that no two change one chain; the cell taken out is
 //! marked as retired, and a reader that comes upon one begins again at the word. Nothing is freed under
-//! readers ([`Walkers`](crate::walkers::Walkers)).
+//! readers ([`Walkers`](crate::rcu::Walkers)).
 
 mod cells;
 mod location;
@@ -34,8 +34,8 @@ pub(crate) use location::Location;
 
 use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, usize_from};
 use crate::atomic::{AtomicU64, Ordering, gap, relax};
-use crate::bits::zeroes;
-use crate::memory::Memory;
+use crate::bitmap::zeroes;
+use crate::host_memory::Memory;
 
 /// No memory was left for the reverse map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,7 +289,7 @@ impl Rmap {
     /// Calls `visit` for each location of the frame (of the group of frames, at larger levels); for some
     /// twice if others change the chain meanwhile.
     ///
-    /// The caller is inside the tables ([`Walkers`](crate::walkers::Walkers)): no table seen here is
+    /// The caller is inside the tables ([`Walkers`](crate::rcu::Walkers)): no table seen here is
     /// freed meanwhile. The entry may be busy, and change; that of a nested view may map another frame.
     pub(crate) fn each<M: Memory>(
         &self,
@@ -416,8 +416,8 @@ mod tests {
     use alloc::vec::Vec;
 
     use super::*;
-    use crate::memory::FrameAllocator;
-    use crate::model::Ram;
+    use crate::host_memory::FrameAllocator;
+    use crate::testing::Ram;
 
     fn location(number: u64) -> Location {
         Location::new(Frame::new(0x1000 + number), 0, number % 2 == 1)

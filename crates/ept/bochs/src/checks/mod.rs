@@ -1,12 +1,12 @@
 //! What is checked, one file each.
 
-pub mod figures;
-pub mod forms;
-pub mod full;
+pub mod log_methods;
+pub mod measurements;
 pub mod paging;
+pub mod pml_full;
 pub mod processor;
-pub mod ranges;
 pub mod superpages;
+pub mod tracked_ranges;
 pub mod vcpus;
 pub mod views;
 pub mod violations;

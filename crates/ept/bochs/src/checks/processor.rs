@@ -4,7 +4,7 @@
 //! Without the crate, so that a later failure can be told: either the rule is another one here, or
 //! the crate breaks it.
 
-use crate::guest::{self, PLAYGROUND, Program};
+use crate::guest_program::{self, PLAYGROUND, Program};
 use crate::memory::{FRAME, Frame, GUEST};
 use crate::report::Report;
 use crate::vmx::operation;
@@ -216,11 +216,12 @@ fn full(report: &mut Report, bench: &mut Bench) {
     report.check("its dirty flag was not set", !bench.is_dirty(first_beyond));
     report.check(
         "its write did not happen",
-        guest::read_word(first_beyond) != 0x5eed,
+        guest_program::read_word(first_beyond) != 0x5eed,
     );
     report.check(
         "the 512th write did",
-        guest::read_word(first_beyond - 4096) == 0x5eed && bench.is_dirty(first_beyond - 4096),
+        guest_program::read_word(first_beyond - 4096) == 0x5eed
+            && bench.is_dirty(first_beyond - 4096),
     );
     bench.vcpu.set_log_index(511);
     let exit = bench.vcpu.run();
@@ -229,7 +230,10 @@ fn full(report: &mut Report, bench: &mut Bench) {
         exit,
         Exit::Call,
     );
-    report.check("and happened", guest::read_word(first_beyond) == 0x5eed);
+    report.check(
+        "and happened",
+        guest_program::read_word(first_beyond) == 0x5eed,
+    );
     report.equal(
         "88 entries more, the 513th page first",
         bench.vcpu.log_index(),

@@ -1,20 +1,20 @@
 //! Superpages stay write-protected while they are logged, and are split on the first write: the log is
 //! one of 4 KiB pages in every form.
 
-use super::forms::FORMS;
-use crate::guest::{self, PLAYGROUND};
+use super::log_methods::FORMS;
+use crate::guest_program::{self, PLAYGROUND};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::memory::GUEST;
-use crate::pattern;
 use crate::report::Report;
 use crate::vmx::vcpu::Host;
+use crate::write_patterns;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use hikkoshi_ept::{Form, Frame, Gfn, Level, Mapping, View};
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
-    for pattern in pattern::all() {
+    for pattern in write_patterns::all() {
         let expected = pattern.frames();
         let large: BTreeSet<u64> = expected.iter().map(|frame| frame >> 9).collect();
         report.part(format_args!(
@@ -26,7 +26,7 @@ pub fn run(report: &mut Report, host: Host) {
         for (form, name) in FORMS {
             let mut machine = Machine::new(host, Level::Large);
             machine.start(form, frames(0, FRAMES));
-            guest::write_list(&pattern.addresses);
+            guest_program::write_list(&pattern.addresses);
             machine.prepare_list(0, 0, pattern.addresses.len(), 7);
             machine.finish(0);
             let least = match form {
@@ -64,10 +64,10 @@ fn merged(report: &mut Report, host: Host) {
     report.part("2 MiB leaves, split by the log and merged after it");
     let mut machine = Machine::new(host, Level::Large);
     let all = frames(0, FRAMES);
-    let before = crate::pool::POOL.lent();
+    let before = crate::frame_pool::POOL.lent();
     machine.start(Form::Pml, all);
     let addresses: Vec<u32> = (0..1500).map(|page| playground(page * 4096)).collect();
-    guest::write_list(&addresses);
+    guest_program::write_list(&addresses);
     machine.prepare_list(0, 0, addresses.len(), 9);
     machine.finish(0);
     machine.stop(all);
@@ -94,12 +94,12 @@ fn merged(report: &mut Report, host: Host) {
         "what it wrote is there",
         addresses
             .iter()
-            .all(|address| guest::read_word(u64::from(*address)) == 10),
+            .all(|address| guest_program::read_word(u64::from(*address)) == 10),
     );
     // The reverse map keeps what it grew by.
     report.check(
         "the tables of the pieces came back",
-        crate::pool::POOL.lent() <= before + 3,
+        crate::frame_pool::POOL.lent() <= before + 3,
     );
 }
 
@@ -141,7 +141,7 @@ fn huge(report: &mut Report, host: Host) {
             .iter()
             .filter_map(|page| u32::try_from((first + page) << 12).ok())
             .collect();
-        guest::write_list(&addresses);
+        guest_program::write_list(&addresses);
         machine.prepare_list(0, 0, addresses.len(), 11);
         machine.finish(0);
         let expected: BTreeSet<u64> = pages.iter().map(|page| first + page).collect();
@@ -163,7 +163,7 @@ fn huge(report: &mut Report, host: Host) {
         );
         let arrived = pages
             .iter()
-            .all(|page| guest::read_word(PLAYGROUND + (page << 12)) == 11);
+            .all(|page| guest_program::read_word(PLAYGROUND + (page << 12)) == 11);
         report.check(format_args!("{name}: every write arrived"), arrived);
     }
 }

@@ -5,12 +5,12 @@
 //! instructions, wherever it is. What two processors do to each other at the same moment is for the
 //! crate's loom models.
 
-use super::forms::FORMS;
-use crate::guest;
+use super::log_methods::FORMS;
+use crate::guest_program;
 use crate::machine::{FRAMES, Machine, frames};
-use crate::pattern::{Pattern, Random, all};
 use crate::report::Report;
 use crate::vmx::vcpu::Host;
+use crate::write_patterns::{Pattern, Random, all};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use hikkoshi_ept::{Form, GfnRange, Level};
@@ -62,7 +62,7 @@ fn own_logs(report: &mut Report, host: Host) {
         .take(3 * EACH)
         .map(|page| 0x40_0000 + (page << 12))
         .collect();
-    guest::write_list(&addresses);
+    guest_program::write_list(&addresses);
     for number in 0..3 {
         machine.prepare_list(number, number * EACH, EACH, 13);
         machine.finish(number);
@@ -118,7 +118,7 @@ fn taken_while_running(
     let mut machine = Machine::new(host, largest);
     machine.add_vcpu();
     machine.start(form, frames(0, FRAMES));
-    guest::write_list(&pattern.addresses);
+    guest_program::write_list(&pattern.addresses);
     let half = pattern.addresses.len() / 2;
     let mut writers = [0..half, half..pattern.addresses.len()].map(|part| Writer {
         done: part.start,
@@ -179,7 +179,7 @@ fn advance(machine: &Machine, number: usize, writer: &mut Writer, pattern: &Patt
     let end = if writer.finished {
         writer.part.end
     } else {
-        guest::written(&vmx.registers, vmx.instruction())
+        guest_program::written(&vmx.registers, vmx.instruction())
     };
     let start = core::mem::replace(&mut writer.done, end);
     pattern.addresses[start..end]

@@ -2,8 +2,8 @@
 //! that was removed, and another whose root lies where its was. (That nothing stale is used there the software
 //! model shows; Bochs remembers nothing from one entry to the next.)
 
-use super::forms::FORMS;
-use crate::guest::{self, PLAYGROUND};
+use super::log_methods::FORMS;
+use crate::guest_program::{self, PLAYGROUND};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::memory::GUEST;
 use crate::report::Report;
@@ -42,7 +42,7 @@ fn one(report: &mut Report, host: Host, form: Form) {
     let addresses: Vec<u32> = (0..COUNT * 3 / 2)
         .filter_map(|index| u32::try_from(frame(index) << 12).ok())
         .collect();
-    guest::write_list(&addresses);
+    guest_program::write_list(&addresses);
     let by_first: BTreeSet<u64> = (0..COUNT).map(frame).collect();
     let by_second: BTreeSet<u64> = (COUNT / 2..COUNT * 3 / 2).map(frame).collect();
     let write = |machine: &mut Machine, number: usize, stamp: u32| {

@@ -1,7 +1,7 @@
 //! What a hypervisor does with the tables beside the log: filling on the first access, emulated
 //! devices, protection of its own, and ageing by accessed flags. With real exits.
 
-use crate::guest::{self, Program};
+use crate::guest_program::{self, Program};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::memory::GUEST;
 use crate::report::Report;
@@ -82,7 +82,11 @@ fn absent(report: &mut Report, machine: &mut Machine) {
         crate::fail(error);
     }
     report.equal("mapped then: the write goes on", again(machine), None);
-    report.equal("and arrives", guest::read_word((ABSENT << 12) + 0x10), 17);
+    report.equal(
+        "and arrives",
+        guest_program::read_word((ABSENT << 12) + 0x10),
+        17,
+    );
 }
 
 fn device(report: &mut Report, machine: &mut Machine) {

@@ -10,7 +10,7 @@ use super::entry::{vmx_enter, vmx_exit};
 use super::field::{self, Segment};
 use super::operation::{Vmcs, read, write};
 use crate::cpu;
-use crate::segments::{self, Segments};
+use crate::gdt::{self, Segments};
 
 /// What the host half of every VMCS says.
 #[derive(Clone, Copy, Debug)]
@@ -258,13 +258,13 @@ fn write_host(host: Host) {
     write(field::HOST_CR0, cpu::cr0());
     write(field::HOST_CR3, cpu::cr3());
     write(field::HOST_CR4, cpu::cr4());
-    write(field::HOST_CS, u64::from(segments::CODE));
+    write(field::HOST_CS, u64::from(gdt::CODE));
     for data in [field::HOST_ES, field::HOST_SS, field::HOST_DS] {
-        write(data, u64::from(segments::DATA));
+        write(data, u64::from(gdt::DATA));
     }
     write(field::HOST_FS, 0);
     write(field::HOST_GS, 0);
-    write(field::HOST_TR, u64::from(segments::TASK));
+    write(field::HOST_TR, u64::from(gdt::TASK));
     write(field::HOST_TR_BASE, host.segments.task);
     write(field::HOST_GDTR_BASE, host.segments.gdt);
     write(field::HOST_IDTR_BASE, host.idt);

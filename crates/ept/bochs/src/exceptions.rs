@@ -1,6 +1,6 @@
 //! Exceptions: none is expected, so each ends the run and says where it was.
 
-use crate::segments::{CODE, TablePointer};
+use crate::gdt::{CODE, TablePointer};
 use alloc::boxed::Box;
 use core::arch::asm;
 

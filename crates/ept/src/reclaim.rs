@@ -3,10 +3,10 @@
 use crate::address::{ENTRIES, Frame};
 use crate::atomic::Ordering;
 use crate::entry::Entry;
-use crate::flush::{Chain, Flush};
 use crate::guest::Guest;
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::processors::Processors;
+use crate::tlb_flush::{Chain, Flush};
 use crate::walk::{Node, replace, settled};
 
 impl<M: Memory> Guest<M> {

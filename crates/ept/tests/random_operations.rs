@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
     AgeError, Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping,
     Permissions, View, Violation,

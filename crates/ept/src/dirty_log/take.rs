@@ -2,18 +2,18 @@
 
 use thiserror::Error;
 
+use super::dirty_flags::GROUP;
 use super::runs::Runs;
-use super::scan::GROUP;
 use super::{Form, by_protection};
 use crate::address::{Gfn, GfnRange, Level};
 use crate::atomic::Ordering;
-use crate::bits::{WORD, ones};
+use crate::bitmap::{WORD, ones};
 use crate::entry::Entry;
-use crate::flush::Flush;
 use crate::guest::{Guest, View};
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::processors::Processors;
 use crate::rmap::{Head, Location};
+use crate::tlb_flush::Flush;
 use crate::walk::replace;
 
 /// Why a log was not taken.

@@ -2,10 +2,10 @@
 
 use crate::address::{GfnRange, Level, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::bits::{WORD, ones, words_of};
+use crate::bitmap::{WORD, ones, words_of};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::walk::{replace, settled};
 
 /// Pages that are scanned together: those of a table of the lowest level, and whole words.

@@ -21,7 +21,7 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Everything, 48 address bits: what current server processors have, and what the software
-    /// processor ([`model`](crate::model)) does.
+    /// processor ([`testing`](crate::testing)) does.
     pub const ALL: Self = Self {
         execute_only: true,
         large: true,

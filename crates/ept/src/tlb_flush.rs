@@ -20,7 +20,7 @@ const RANGES: usize = 8;
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
-/// use hikkoshi_ept::{model::Ram, *};
+/// use hikkoshi_ept::{testing::Ram, *};
 ///
 /// let guest = Guest::new(Ram::new(10), 512, 0, Capabilities::ALL).unwrap();
 /// guest.unmap(View::MAIN, guest.all());
@@ -28,7 +28,7 @@ const RANGES: usize = 8;
 ///
 /// ```
 /// # #![deny(unused_must_use)]
-/// # use hikkoshi_ept::{model::Ram, *};
+/// # use hikkoshi_ept::{testing::Ram, *};
 /// # let guest = Guest::new(Ram::new(10), 512, 0, Capabilities::ALL).unwrap();
 /// # let processors = ();
 /// let flush = guest.unmap(View::MAIN, guest.all());

@@ -1,7 +1,7 @@
 //! Joining what is found to maximal runs.
 
 use crate::address::{Gfn, GfnRange};
-use crate::bits::WORD;
+use crate::bitmap::WORD;
 
 /// Joins bits of ascending words to maximal runs.
 pub(super) struct Runs<'a> {

@@ -9,8 +9,8 @@ use core::fmt;
 
 use crate::address::{Frame, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::memory::{FrameAllocator, FrameReach, Table};
-use crate::spin::SpinLock;
+use crate::host_memory::{FrameAllocator, FrameReach, Table};
+use crate::spinlock::SpinLock;
 
 /// What a freed frame is filled with: present, reserved bits set, a frame that does not exist.
 const POISON: u64 = u64::MAX;

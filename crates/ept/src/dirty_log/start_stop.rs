@@ -5,10 +5,10 @@ use thiserror::Error;
 use super::{CHUNK, Form, Log, pml};
 use crate::address::{GfnRange, Level};
 use crate::atomic::Ordering;
-use crate::bits::words_of;
+use crate::bitmap::words_of;
 use crate::entry::Entry;
 use crate::guest::Guest;
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::processors::Processors;
 
 /// Why a log was not started.

@@ -1,7 +1,7 @@
 //! The exit "page-modification log full" comes exactly when the SDM says: when the log has 512 entries
 //! and a 513th is to be written. Under the crate's tables and its handling of the exit.
 
-use crate::guest::{PLAYGROUND, Program};
+use crate::guest_program::{PLAYGROUND, Program};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
 use crate::vmx::vcpu::{Exit, Host, Registers};

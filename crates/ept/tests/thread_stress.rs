@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
     Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, Permissions,
     Qualification, SplitError, StartError, TakeError, VcpuError, View, Violation,

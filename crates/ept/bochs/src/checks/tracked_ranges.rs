@@ -1,7 +1,7 @@
 //! Only some ranges are logged, as for a guest's video memory: the guest's other pages cost nothing.
 
-use super::forms::FORMS;
-use crate::guest;
+use super::log_methods::FORMS;
+use crate::guest_program;
 use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
 use crate::vmx::vcpu::Host;
@@ -42,7 +42,7 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) 
         .iter()
         .filter_map(|frame| u32::try_from(frame << 12).ok())
         .collect();
-    guest::write_list(&addresses);
+    guest_program::write_list(&addresses);
     write_all(&mut machine, addresses.len());
 
     let inside = chosen(&frames_written, &[screen]);

@@ -9,8 +9,8 @@
 
 mod cpu;
 mod machine;
-mod ram;
+mod memory;
 
 pub use cpu::{Access, Counts, Cpu, Exit};
 pub use machine::{Machine, Stop};
-pub use ram::Ram;
+pub use memory::Ram;

@@ -1,24 +1,24 @@
 //! The dirty log: what is tracked, in which form, and the rules that a leaf follows.
 
+mod dirty_flags;
 mod pml;
 mod runs;
-mod scan;
-mod start;
+mod start_stop;
 mod take;
 
 use alloc::boxed::Box;
 use core::fmt;
 
 pub use pml::{PML_ENTRIES, PML_START, Vcpu, VcpuError};
-pub use start::{StartError, StopError};
+pub use start_stop::{StartError, StopError};
 pub use take::TakeError;
 
 use crate::address::{Gfn, GfnRange, Level};
 use crate::atomic::{AtomicU8, AtomicU64, Ordering};
-use crate::bits::{Bits, DirtyBits, zeroes};
+use crate::bitmap::{Bits, DirtyBits, zeroes};
 use crate::entry::Entry;
 use crate::guest::Guest;
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 
 /// How writes are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

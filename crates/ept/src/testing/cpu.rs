@@ -9,12 +9,12 @@ use alloc::collections::BTreeMap;
 
 use crate::address::{FRAME_BYTES, FRAME_SHIFT, Frame, Gfn, Level};
 use crate::atomic::Ordering;
-use crate::capability::{Capabilities, Eptp};
+use crate::capabilities::{Capabilities, Eptp};
+use crate::dirty_log::{PML_ENTRIES, PML_START};
 use crate::entry::Entry;
-use crate::flush::Flush;
 use crate::guest::View;
-use crate::log::{PML_ENTRIES, PML_START};
-use crate::memory::FrameReach;
+use crate::host_memory::FrameReach;
+use crate::tlb_flush::Flush;
 use crate::violation::Qualification;
 
 /// What the guest does at an address.

@@ -7,7 +7,7 @@
 //! new operations keep coming.
 
 use crate::atomic::{AtomicU64, AtomicUsize, Ordering, relax};
-use crate::spin::SpinLock;
+use crate::spinlock::SpinLock;
 
 /// Counters a set. Processors share one only by chance: cache lines don't travel much.
 const SHARDS: usize = if cfg!(loom) { 1 } else { 16 };

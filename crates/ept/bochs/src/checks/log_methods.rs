@@ -1,10 +1,10 @@
 //! The same guest under each form of the log: every log equals what was written.
 
-use crate::guest;
+use crate::guest_program;
 use crate::machine::{FRAMES, Machine, frames};
-use crate::pattern::{self, Pattern};
 use crate::report::Report;
 use crate::vmx::vcpu::Host;
+use crate::write_patterns::{self, Pattern};
 use hikkoshi_ept::{Form, Level};
 
 /// The forms, with their names.
@@ -16,7 +16,7 @@ pub const FORMS: [(Form, &str); 3] = [
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
-    for pattern in pattern::all() {
+    for pattern in write_patterns::all() {
         let pages = pattern.frames().len();
         report.part(format_args!(
             "{}: {pages} pages, in 4 KiB leaves",
@@ -40,7 +40,7 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, pattern: &Patter
         machine.take(all).is_empty(),
     );
 
-    guest::write_list(&pattern.addresses);
+    guest_program::write_list(&pattern.addresses);
     machine.prepare_list(0, 0, pattern.addresses.len(), FIRST);
     machine.finish(0);
     exits(report, &machine, form, name, expected.len() as u64);
@@ -69,7 +69,7 @@ fn arrived(pattern: &Pattern, stamp: u32) -> bool {
     pattern
         .addresses
         .iter()
-        .all(|address| guest::read_word(u64::from(*address)) == stamp)
+        .all(|address| guest_program::read_word(u64::from(*address)) == stamp)
 }
 
 /// The exits a form costs, and no others.

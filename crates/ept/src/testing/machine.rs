@@ -4,12 +4,12 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::{Access, Counts, Cpu, Exit};
-use crate::flush::Flush;
+use crate::dirty_log::{PML_START, Vcpu, VcpuError};
 use crate::guest::{Guest, View};
-use crate::log::{PML_START, Vcpu, VcpuError};
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::processors::Processors;
-use crate::spin::SpinLock;
+use crate::spinlock::SpinLock;
+use crate::tlb_flush::Flush;
 use crate::violation::Violation;
 
 /// Why an access did not happen, and the crate could not see to it.

@@ -10,7 +10,7 @@ use super::Log;
 use crate::address::{ENTRIES, Frame, Gfn};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::guest::Guest;
-use crate::memory::Memory;
+use crate::host_memory::Memory;
 use crate::rmap::NoMemory;
 
 /// Entries of a page-modification log: 512.

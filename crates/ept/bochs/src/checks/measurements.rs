@@ -4,8 +4,8 @@
 //! In Bochs an exit costs no more than any instruction. On a processor it costs about as much as a
 //! thousand, so there the exits weigh more than the instructions that handle them.
 
-use super::forms::FORMS;
-use crate::guest::{PLAYGROUND, Program};
+use super::log_methods::FORMS;
+use crate::guest_program::{PLAYGROUND, Program};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
 use crate::vmx::vcpu::{Exits, Host, Registers};

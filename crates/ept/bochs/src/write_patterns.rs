@@ -1,6 +1,6 @@
 //! What the guest writes: lists of addresses, and the set of pages they make dirty.
 
-use crate::guest::{BYTES, PLAYGROUND};
+use crate::guest_program::{BYTES, PLAYGROUND};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hikkoshi_ept::model::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, Machine, Ram, Stop};
 use hikkoshi_ept::{
     AtomicU64, Capabilities, Form, Frame, FrameAllocator, Gfn, GfnRange, Guest, Level, Mapping,
     MergeError, PageType, Permissions, TakeError, View, Violation,

@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_ept::model::Ram;
+use hikkoshi_ept::testing::Ram;
 use hikkoshi_ept::{
     Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, Processors,
     Qualification, StartError, StopError, Vcpu, View, Violation,
