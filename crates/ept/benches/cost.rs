@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{GIB, Host, PAGES_16_GIB, dirty, dirty_in, guest, take_by_walking, use_pages};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use hikkoshi_ept::{Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, View};
+use hikkoshi_ept::{Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, View};
 
 /// Times `work` `rounds` times, each after `prepare`, which is not timed. Returns `rounds` times the
 /// median: a round during which the machine did something else says nothing.
@@ -31,15 +31,15 @@ fn timed(rounds: u64, mut prepare: impl FnMut(), mut work: impl FnMut()) -> Dura
 fn take_all(guest: &Guest<Host>, expected: u64) {
     let mut pages = 0;
     let taken = guest
-        .take(guest.all(), &(), &mut |run| pages += run.len())
+        .take_log(guest.all(), &(), &mut |run| pages += run.len())
         .unwrap();
     assert_eq!((taken, pages), (expected, expected));
 }
 
-const FORMS: [(&str, Form); 3] = [
-    ("write protection", Form::WriteProtection),
-    ("page-modification log", Form::Pml),
-    ("dirty flags", Form::DirtyFlags),
+const LOG_METHODS: [(&str, LogMethod); 3] = [
+    ("write protection", LogMethod::WriteProtection),
+    ("page-modification log", LogMethod::Pml),
+    ("dirty flags", LogMethod::DirtyFlags),
 ];
 
 /// Against the number of dirty pages, in 16 GiB of guest memory.
@@ -49,10 +49,10 @@ fn take_by_dirty_pages(criterion: &mut Criterion) {
     group.warm_up_time(Duration::from_millis(200));
     group.measurement_time(Duration::from_millis(1000));
     let counts = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, PAGES_16_GIB];
-    for (name, form) in FORMS {
-        let guest = guest(PAGES_16_GIB, Level::Page);
+    for (name, method) in LOG_METHODS {
+        let guest = guest(PAGES_16_GIB, Level::Size4K);
         let vcpu = guest.add_vcpu().unwrap();
-        guest.start_log(form, guest.all(), &()).unwrap();
+        guest.start_log(method, guest.all(), &()).unwrap();
         for count in counts {
             group.bench_function(BenchmarkId::new(name, count), |bencher| {
                 bencher.iter_custom(|rounds| {
@@ -65,9 +65,11 @@ fn take_by_dirty_pages(criterion: &mut Criterion) {
             });
         }
     }
-    let guest = guest(PAGES_16_GIB, Level::Page);
+    let guest = guest(PAGES_16_GIB, Level::Size4K);
     let vcpu = guest.add_vcpu().unwrap();
-    guest.start_log(Form::DirtyFlags, guest.all(), &()).unwrap();
+    guest
+        .start_log(LogMethod::DirtyFlags, guest.all(), &())
+        .unwrap();
     for count in counts {
         group.bench_function(BenchmarkId::new("walk of all tables", count), |bencher| {
             bencher.iter_custom(|rounds| {
@@ -88,10 +90,10 @@ fn take_by_guest_size(criterion: &mut Criterion) {
     group.measurement_time(Duration::from_millis(1000));
     const COUNT: u64 = 1000;
     for gib in [1, 2, 4, 8, 16, 32] {
-        for (name, form) in FORMS {
-            let guest = guest(gib * GIB, Level::Page);
+        for (name, method) in LOG_METHODS {
+            let guest = guest(gib * GIB, Level::Size4K);
             let vcpu = guest.add_vcpu().unwrap();
-            guest.start_log(form, guest.all(), &()).unwrap();
+            guest.start_log(method, guest.all(), &()).unwrap();
             let mut take = |name: String, pages: u64| {
                 group.bench_function(BenchmarkId::new(name, gib), |bencher| {
                     bencher.iter_custom(|rounds| {
@@ -104,7 +106,7 @@ fn take_by_guest_size(criterion: &mut Criterion) {
                 });
             };
             take(name.into(), gib * GIB);
-            if form != Form::DirtyFlags {
+            if method != LogMethod::DirtyFlags {
                 take(format!("{name}, all in 1 GiB"), GIB);
                 continue;
             }
@@ -125,24 +127,24 @@ fn unmap(criterion: &mut Criterion) {
     group.sample_size(20);
     group.warm_up_time(Duration::from_millis(200));
     group.measurement_time(Duration::from_millis(1000));
-    let regions = [("2 MiB", 512, Level::Large), ("1 GiB", GIB, Level::Huge)];
-    for (region, pages, largest) in regions {
-        for (leaves, largest) in [("superpage", largest), ("4 KiB leaves", Level::Page)] {
-            let guest = guest(GIB, largest);
+    let regions = [("2 MiB", 512, Level::Size2M), ("1 GiB", GIB, Level::Size1G)];
+    for (region, pages, max_level) in regions {
+        for (leaves, max_level) in [("superpage", max_level), ("4 KiB leaves", Level::Size4K)] {
+            let guest = guest(GIB, max_level);
             let range = GfnRange::from_len(Gfn::new(0), pages);
             let mapping = Mapping {
-                largest,
+                max_level,
                 ..Mapping::ram(range, Frame::new(1 << 30))
             };
             let remap = || guest.map(View::MAIN, &mapping).unwrap();
             let flush = guest.unmap(View::MAIN, range);
-            guest.discharge(flush, &());
+            guest.flush(flush, &());
             let name = |how: &str| format!("{region} of {leaves}, {how}");
             group.bench_function(name("as a range"), |bencher| {
                 bencher.iter_custom(|rounds| {
                     timed(rounds, remap, || {
                         let flush = guest.unmap(View::MAIN, range);
-                        guest.discharge(flush, &());
+                        guest.flush(flush, &());
                     })
                 });
             });
@@ -150,21 +152,21 @@ fn unmap(criterion: &mut Criterion) {
                 bencher.iter_custom(|rounds| {
                     let work = || {
                         for page in range.iter() {
-                            page_by_page(&guest, page, largest);
+                            page_by_page(&guest, page, max_level);
                         }
                     };
                     timed(rounds, remap, work)
                 });
             });
             // A call a page would break a superpage into its pages first: another work.
-            if largest == Level::Page {
+            if max_level == Level::Size4K {
                 group.bench_function(name("a call a page"), |bencher| {
                     bencher.iter_custom(|rounds| {
                         let work = || {
                             for page in range.iter() {
                                 let page = GfnRange::from_len(page, 1);
                                 let flush = guest.unmap(View::MAIN, page);
-                                guest.discharge(flush, &());
+                                guest.flush(flush, &());
                             }
                         };
                         timed(rounds, remap, work)
@@ -183,10 +185,10 @@ fn age(criterion: &mut Criterion) {
     group.sample_size(20);
     group.warm_up_time(Duration::from_millis(200));
     group.measurement_time(Duration::from_millis(1000));
-    let regions = [("2 MiB", 512, Level::Large), ("1 GiB", GIB, Level::Huge)];
-    for (region, pages, largest) in regions {
-        for (leaves, largest) in [("superpage", largest), ("4 KiB leaves", Level::Page)] {
-            let guest = guest(GIB, largest);
+    let regions = [("2 MiB", 512, Level::Size2M), ("1 GiB", GIB, Level::Size1G)];
+    for (region, pages, max_level) in regions {
+        for (leaves, max_level) in [("superpage", max_level), ("4 KiB leaves", Level::Size4K)] {
+            let guest = guest(GIB, max_level);
             let range = GfnRange::from_len(Gfn::new(0), pages);
             let used = || use_pages(&guest, range);
             let every = |found: u64| assert_eq!(found, pages);
@@ -197,7 +199,7 @@ fn age(criterion: &mut Criterion) {
                         let mut found = 0;
                         let mut note = |span: GfnRange| found += span.intersect(range).len();
                         let flush = guest.age(View::MAIN, range, &mut note).unwrap();
-                        guest.discharge(flush, &());
+                        guest.flush(flush, &());
                         every(found);
                     })
                 });
@@ -207,8 +209,8 @@ fn age(criterion: &mut Criterion) {
                     timed(rounds, used, || {
                         let mut found = 0;
                         let mut note = |span: GfnRange| found += span.intersect(range).len();
-                        let flush = guest.age_everywhere(range, &mut note).unwrap();
-                        guest.discharge(flush, &());
+                        let flush = guest.age_all_views(range, &mut note).unwrap();
+                        guest.flush(flush, &());
                         every(found);
                     })
                 });
@@ -221,7 +223,7 @@ fn age(criterion: &mut Criterion) {
                             let page = GfnRange::from_len(page, 1);
                             let mut note = |span: GfnRange| found += span.intersect(range).len();
                             let flush = guest.age(View::MAIN, page, &mut note).unwrap();
-                            guest.discharge(flush, &());
+                            guest.flush(flush, &());
                         }
                         every(found);
                     })
@@ -234,14 +236,14 @@ fn age(criterion: &mut Criterion) {
 
 /// What an invalidation without ranges does for each 4 KiB page: it looks the page up at every size a
 /// leaf could have, and takes away what it finds.
-fn page_by_page(guest: &Guest<Host>, page: Gfn, largest: Level) {
+fn page_by_page(guest: &Guest<Host>, page: Gfn, max_level: Level) {
     for level in Level::LEAVES {
         let found = guest.lookup(View::MAIN, page.align_down(level)).unwrap();
         if found.level == level && found.host.is_some() {
             let span = GfnRange::from_len(page.align_down(level), level.pages());
             let flush = guest.unmap(View::MAIN, span);
-            guest.discharge(flush, &());
-            assert!(level <= largest);
+            guest.flush(flush, &());
+            assert!(level <= max_level);
         }
     }
 }

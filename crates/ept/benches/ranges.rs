@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use hikkoshi_ept::testing::{Access, Machine, Ram};
-use hikkoshi_ept::{Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, View};
+use hikkoshi_ept::testing::{Access, Machine, TestMemory};
+use hikkoshi_ept::{Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, View};
 
 /// 64 MiB.
 const PAGES: u64 = 16 * 1024;
@@ -54,15 +54,17 @@ fn main() {
 /// again by the time they were sent (so their copy would have served the later send as well), and the
 /// pages left for the stop.
 fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u64, u64) {
-    let guest = Guest::new(Ram::new(200), PAGES, 1, Capabilities::ALL).unwrap();
+    let guest = Guest::new(TestMemory::new(200), PAGES, 1, Capabilities::ALL).unwrap();
     let mapping = Mapping {
-        largest: Level::Page,
+        max_level: Level::Size4K,
         ..Mapping::ram(guest.all(), Frame::new(1 << 18))
     };
     guest.map(View::MAIN, &mapping).unwrap();
     let machine = Machine::new(&guest, 1).unwrap();
-    guest.start_log(Form::Pml, guest.all(), &machine).unwrap();
-    guest.mark(guest.all());
+    guest
+        .start_log(LogMethod::Pml, guest.all(), &machine)
+        .unwrap();
+    guest.mark_dirty(guest.all());
     let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
     let (mut sent, mut stale, mut due, mut at) = (0, 0, 0, 0);
     let mut rounds = 0;
@@ -73,7 +75,7 @@ fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u6
             let range = GfnRange::from_len(Gfn::new(number * part), part);
             let mut pages = Vec::new();
             guest
-                .take(range, &machine, &mut |run| pages.extend(run.iter()))
+                .take_log(range, &machine, &mut |run| pages.extend(run.iter()))
                 .unwrap();
             // Pages of the taken range that are written before their turn: they go twice.
             let mut again = BTreeSet::new();
@@ -96,7 +98,7 @@ fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u6
                 }
             }
         }
-        let left = guest.count(guest.all(), &machine).unwrap();
+        let left = guest.count_dirty(guest.all(), &machine).unwrap();
         if left <= LEFT || rounds == MAX_ROUNDS {
             return (rounds, sent, stale, left);
         }

@@ -16,11 +16,11 @@ mod common;
 use std::time::Instant;
 
 use common::{GIB, Host, dirty_in, guest};
-use hikkoshi_ept::{Form, Guest, Level};
+use hikkoshi_ept::{Guest, Level, LogMethod};
 
 #[inline(never)]
 fn measured(guest: &Guest<Host>) -> u64 {
-    guest.take(guest.all(), &(), &mut |_| ()).unwrap()
+    guest.take_log(guest.all(), &(), &mut |_| ()).unwrap()
 }
 
 fn main() {
@@ -32,10 +32,10 @@ fn main() {
         println!("usage: one_take GIB DIRTY_PAGES SPREAD_OVER_GIB [ROUNDS [COLD]]");
         return;
     };
-    let guest = guest(gib * GIB, Level::Page);
+    let guest = guest(gib * GIB, Level::Size4K);
     let vcpu = guest.add_vcpu().unwrap();
     guest
-        .start_log(Form::WriteProtection, guest.all(), &())
+        .start_log(LogMethod::WriteProtection, guest.all(), &())
         .unwrap();
     let mut times = Vec::new();
     for _ in 0..cold.first().copied().unwrap_or(1) {

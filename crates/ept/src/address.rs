@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Bits of an address that one level of the tables translates (SDM vol. 3C, "EPT Translation
+/// Bitmap of an address that one level of the tables translates (SDM vol. 3C, "EPT Translation
 /// Mechanism"): 9. The loom models use tables of two entries, so that every interleaving of a split
 /// can be tried; nothing else in the crate knows the difference.
 pub const INDEX_BITS: u32 = if cfg!(loom) { 1 } else { 9 };
@@ -200,18 +200,18 @@ impl fmt::Debug for GfnRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// A page table (EPT PTEs); its leaves map 4 KiB.
-    Page = 1,
+    Size4K = 1,
     /// A page directory (EPT PDEs); its leaves map 2 MiB.
-    Large = 2,
+    Size2M = 2,
     /// A page-directory-pointer table (EPT PDPTEs); its leaves map 1 GiB.
-    Huge = 3,
+    Size1G = 3,
     /// The root (EPT PML4Es); no leaves.
     Root = 4,
 }
 
 impl Level {
     /// The levels that can have leaves, largest first.
-    pub const LEAVES: [Self; 3] = [Self::Huge, Self::Large, Self::Page];
+    pub const LEAVES: [Self; 3] = [Self::Size1G, Self::Size2M, Self::Size4K];
 
     /// 4 KiB pages that one entry of a table at this level covers.
     pub const fn pages(self) -> u64 {
@@ -227,10 +227,10 @@ impl Level {
     /// The next level on the way down, if there is one.
     pub const fn below(self) -> Option<Self> {
         match self {
-            Self::Page => None,
-            Self::Large => Some(Self::Page),
-            Self::Huge => Some(Self::Large),
-            Self::Root => Some(Self::Huge),
+            Self::Size4K => None,
+            Self::Size2M => Some(Self::Size4K),
+            Self::Size1G => Some(Self::Size2M),
+            Self::Root => Some(Self::Size1G),
         }
     }
 }
@@ -250,9 +250,9 @@ mod tests {
 
     #[test]
     fn levels_cover_what_the_sdm_says() {
-        assert_eq!(Level::Page.pages() * FRAME_BYTES, 4 << 10);
-        assert_eq!(Level::Large.pages() * FRAME_BYTES, 2 << 20);
-        assert_eq!(Level::Huge.pages() * FRAME_BYTES, 1 << 30);
+        assert_eq!(Level::Size4K.pages() * FRAME_BYTES, 4 << 10);
+        assert_eq!(Level::Size2M.pages() * FRAME_BYTES, 2 << 20);
+        assert_eq!(Level::Size1G.pages() * FRAME_BYTES, 1 << 30);
         assert_eq!(Level::Root.pages() * FRAME_BYTES, 512 << 30);
         assert_eq!(MAX_PAGES * FRAME_BYTES, 1 << 48);
     }

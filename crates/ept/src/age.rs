@@ -4,12 +4,12 @@ use thiserror::Error;
 
 use crate::address::{Gfn, GfnRange, INDEX_BITS, Level};
 use crate::atomic::Ordering;
-use crate::dirty_log::CHUNK;
+use crate::dirty_log::CHUNK_PAGES;
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
-use crate::tlb_flush::Flush;
-use crate::walk::{Node, replace};
+use crate::host_memory::HostMemory;
+use crate::tlb_flush::TlbFlush;
+use crate::walk::{Node, try_replace};
 
 /// Why pages were not aged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -24,7 +24,7 @@ pub enum AgeError {
     NoView(View),
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Looks which leaves of `range` (addresses of the view) have been used since the last time: calls
     /// `used` with the span of each whose accessed flag is set, and clears the flag. One entry a leaf,
     /// whatever its size; what is not mapped costs one entry a hole.
@@ -37,18 +37,18 @@ impl<M: Memory> Guest<M> {
     ///
     /// See [`AgeError`]. Without accessed flags, a hypervisor can take pages away
     /// ([`Guest::unmap`]), keep where they were, and see in
-    /// [`Violation::Absent`](crate::Violation::Absent) which are wanted back.
+    /// [`ViolationOutcome::Absent`](crate::ViolationOutcome::Absent) which are wanted back.
     pub fn age(
         &self,
         view: View,
         range: GfnRange,
         used: &mut dyn FnMut(GfnRange),
-    ) -> Result<Flush, AgeError> {
+    ) -> Result<TlbFlush, AgeError> {
         if !self.capabilities.accessed_dirty {
             return Err(AgeError::Unsupported);
         }
-        let mut flush = self.no_flush();
-        let there = self.each_gib(
+        let mut flush = self.empty_flush();
+        let there = self.for_each_gib(
             view,
             range.intersect(GfnRange::TRANSLATED),
             &mut |root, part| {
@@ -69,7 +69,7 @@ impl<M: Memory> Guest<M> {
         (node, level): (Node, Level),
         base: Gfn,
         used: &mut dyn FnMut(GfnRange),
-        flush: &mut Flush,
+        flush: &mut TlbFlush,
     ) {
         let covered = GfnRange::from_len(base, level.pages() << INDEX_BITS);
         let part = covered.intersect(range);
@@ -88,7 +88,7 @@ impl<M: Memory> Guest<M> {
                 }
             } else if entry.is_leaf(level) && entry.accessed() {
                 // A change meanwhile is a use.
-                let _ = replace(slot, entry, entry.with_accessed(false));
+                let _ = try_replace(slot, entry, entry.with_accessed(false));
                 let span = GfnRange::from_len(start, level.pages());
                 flush.add(view.bit(), span);
                 used(span);
@@ -105,21 +105,21 @@ impl<M: Memory> Guest<M> {
     /// # Errors
     ///
     /// [`AgeError::Unsupported`].
-    pub fn age_everywhere(
+    pub fn age_all_views(
         &self,
         range: GfnRange,
         used: &mut dyn FnMut(GfnRange),
-    ) -> Result<Flush, AgeError> {
+    ) -> Result<TlbFlush, AgeError> {
         if !self.capabilities.accessed_dirty {
             return Err(AgeError::Unsupported);
         }
-        let mut flush = self.no_flush();
+        let mut flush = self.empty_flush();
         let mut in_nested = false;
-        for part in range.intersect(self.all()).chunks(CHUNK) {
-            let _inside = self.walkers.enter();
+        for part in range.intersect(self.all()).chunks(CHUNK_PAGES) {
+            let _guard = self.rcu.read();
             for level in Level::LEAVES {
                 self.rmap
-                    .each_in(&self.memory, level, part, &mut |gfn, location| {
+                    .for_each_in(&self.memory, level, part, &mut |gfn, location| {
                         let young =
                             |leaf: Entry| leaf.accessed().then(|| leaf.with_accessed(false));
                         if self.change_leaf(level, gfn, location, young) {
@@ -136,9 +136,9 @@ impl<M: Memory> Guest<M> {
             }
         }
         // Only now: views may have been added meanwhile.
-        flush.also_in(self.plain_views());
+        flush.extend_to_views(self.plain_views());
         if in_nested {
-            flush.add_whole(self.nested_views());
+            flush.add_whole_views(self.nested_views());
         }
         Ok(flush)
     }

@@ -6,7 +6,7 @@ pub use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 pub use loom::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// One turn of a short wait for another processor.
-pub(crate) fn relax() {
+pub(crate) fn cpu_relax() {
     #[cfg(loom)]
     loom::thread::yield_now();
     #[cfg(not(loom))]
@@ -18,7 +18,7 @@ pub(crate) fn relax() {
 ///
 /// Loom finds such places by remembering the *last* access to each atomic: of a thread that loads and then
 /// exchanges, as all of ours do, it remembers the load, and forgets another thread's load before that.
-pub(crate) fn gap() {
+pub(crate) fn loom_yield() {
     #[cfg(loom)]
     loom::thread::yield_now();
 }

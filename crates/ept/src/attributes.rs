@@ -1,6 +1,6 @@
 //! What a mapping allows, how it is cached, and what a page is.
 
-/// Bits 2:0 of a present entry.
+/// Bitmap 2:0 of a present entry.
 pub(crate) const READ: u64 = 1 << 0;
 pub(crate) const WRITE: u64 = 1 << 1;
 pub(crate) const EXECUTE: u64 = 1 << 2;
@@ -48,7 +48,7 @@ impl Permissions {
     }
 
     /// Whether writing is allowed.
-    pub const fn writes(self) -> bool {
+    pub const fn is_writable(self) -> bool {
         self.bits() & WRITE != 0
     }
 }

@@ -8,11 +8,11 @@ use core::ops::Range;
 use crate::address::{Gfn, GfnRange, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
 
-/// Bits of a word.
+/// Bitmap of a word.
 pub(crate) const WORD: u64 = 64;
 
 /// `count` zero words, or `None` without memory for them.
-pub(crate) fn zeroes(count: u64) -> Option<Box<[AtomicU64]>> {
+pub(crate) fn zeroed_words(count: u64) -> Option<Box<[AtomicU64]>> {
     let count = usize::try_from(count).ok()?;
     let mut words = Vec::new();
     words.try_reserve_exact(count).ok()?;
@@ -48,25 +48,25 @@ pub(crate) fn ones(mut bits: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-const fn position(gfn: Gfn) -> (usize, u64) {
+const fn word_and_bit(gfn: Gfn) -> (usize, u64) {
     (usize_from(gfn.index() / WORD), 1 << (gfn.index() % WORD))
 }
 
 /// A plain set of frames.
 #[derive(Debug)]
-pub(crate) struct Bits {
+pub(crate) struct Bitmap {
     words: Box<[AtomicU64]>,
 }
 
-impl Bits {
+impl Bitmap {
     pub(crate) fn new(pages: u64) -> Option<Self> {
         Some(Self {
-            words: zeroes(pages.div_ceil(WORD))?,
+            words: zeroed_words(pages.div_ceil(WORD))?,
         })
     }
 
     pub(crate) fn get(&self, gfn: Gfn) -> bool {
-        let (word, bit) = position(gfn);
+        let (word, bit) = word_and_bit(gfn);
         self.words
             .get(word)
             .is_some_and(|word| word.load(Ordering::Acquire) & bit != 0)
@@ -104,17 +104,17 @@ impl Bits {
 /// The dirty bits: a set of frames that is filled and emptied at the same time by many, with a summary
 /// bit a word.
 ///
-/// Invariant: when nobody is inside [`DirtyBits::set`], a word with a set bit has its summary bit set.
+/// Invariant: when nobody is inside [`DirtyBitmap::set`], a word with a set bit has its summary bit set.
 #[derive(Debug)]
-pub(crate) struct DirtyBits {
+pub(crate) struct DirtyBitmap {
     words: Box<[AtomicU64]>,
     summary: Box<[AtomicU64]>,
 }
 
-impl DirtyBits {
+impl DirtyBitmap {
     pub(crate) fn new(pages: u64) -> Option<Self> {
-        let words = zeroes(pages.div_ceil(WORD))?;
-        let summary = zeroes((words.len() as u64).div_ceil(WORD))?;
+        let words = zeroed_words(pages.div_ceil(WORD))?;
+        let summary = zeroed_words((words.len() as u64).div_ceil(WORD))?;
         Some(Self { words, summary })
     }
 
@@ -132,7 +132,7 @@ impl DirtyBits {
     }
 
     pub(crate) fn set(&self, gfn: Gfn) {
-        let (word, bit) = position(gfn);
+        let (word, bit) = word_and_bit(gfn);
         self.set_word(word, bit);
     }
 
@@ -233,7 +233,7 @@ mod tests {
         GfnRange::new(Gfn::new(start), Gfn::new(end))
     }
 
-    fn taken(bits: &DirtyBits, range: GfnRange) -> Vec<u64> {
+    fn taken(bits: &DirtyBitmap, range: GfnRange) -> Vec<u64> {
         let mut all = Vec::new();
         bits.take(range, |word, set| {
             all.extend(ones(set).map(|bit| word as u64 * WORD + bit))
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_range_is_taken_and_the_rest_is_left() {
-        let bits = DirtyBits::new(100_000).unwrap();
+        let bits = DirtyBitmap::new(100_000).unwrap();
         let pages = [0, 1, 63, 64, 100, 4096, 4097, 70_000, 99_999];
         for page in pages {
             bits.set(Gfn::new(page));
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn peeking_takes_nothing() {
-        let bits = DirtyBits::new(1000).unwrap();
+        let bits = DirtyBitmap::new(1000).unwrap();
         bits.set(Gfn::new(999));
         for _ in 0..2 {
             let mut seen = 0;
@@ -291,7 +291,7 @@ mod models {
     #[test]
     fn set_vs_set_vs_take() {
         loom::model(|| {
-            let bits = Arc::new(DirtyBits::new(128).unwrap());
+            let bits = Arc::new(DirtyBitmap::new(128).unwrap());
             let other = {
                 let bits = bits.clone();
                 loom::thread::spawn(move || bits.set(Gfn::new(0)))

@@ -8,14 +8,14 @@ pub struct Capabilities {
     /// Leaves may allow fetching instructions without reading.
     pub execute_only: bool,
     /// 2 MiB leaves.
-    pub large: bool,
+    pub pages_2m: bool,
     /// 1 GiB leaves.
-    pub huge: bool,
+    pub pages_1g: bool,
     /// Accessed and dirty flags.
     pub accessed_dirty: bool,
     /// Page-modification logging.
     pub pml: bool,
-    /// Bits of a host-physical address (`CPUID.80000008H:EAX[7:0]`).
+    /// Bitmap of a host-physical address (`CPUID.80000008H:EAX[7:0]`).
     pub physical_bits: u32,
 }
 
@@ -24,8 +24,8 @@ impl Capabilities {
     /// processor ([`testing`](crate::testing)) does.
     pub const ALL: Self = Self {
         execute_only: true,
-        large: true,
-        huge: true,
+        pages_2m: true,
+        pages_1g: true,
         accessed_dirty: true,
         pml: true,
         physical_bits: 48,
@@ -45,8 +45,8 @@ impl Capabilities {
         }
         Some(Self {
             execute_only: ept_vpid & 1 != 0,
-            large: ept_vpid & (1 << 16) != 0,
-            huge: ept_vpid & (1 << 17) != 0,
+            pages_2m: ept_vpid & (1 << 16) != 0,
+            pages_1g: ept_vpid & (1 << 17) != 0,
             accessed_dirty: ept_vpid & (1 << 21) != 0,
             // "Allowed 1-settings" are the upper half; enable PML is control bit 17.
             pml: ept_vpid & (1 << 21) != 0 && controls2 & (1 << (32 + 17)) != 0,

@@ -1,7 +1,7 @@
 //! One entry of the tables: Intel's bits, and the few that the processor leaves to us.
 //!
 //! SDM vol. 3C, ch. "VMX Support for Address Translation", "EPT Translation Mechanism" (tables of the
-//! formats of EPT PML4Es, PDPTEs, PDEs and PTEs). Bits 56:52 of a present entry are ignored by the
+//! formats of EPT PML4Es, PDPTEs, PDEs and PTEs). Bitmap 56:52 of a present entry are ignored by the
 //! processor; of an entry whose bits 2:0 are clear it ignores all others.
 
 use core::fmt;
@@ -22,8 +22,8 @@ const LOG: u64 = 1 << 52;
 const MAY_WRITE: u64 = 1 << 53;
 /// Ours, entries that are not present.
 const MMIO: u64 = 1 << 54;
-const DEAD: u64 = 1 << 55;
-const BUSY: u64 = 1 << 56;
+const DETACHED: u64 = 1 << 55;
+const FROZEN: u64 = 1 << 56;
 
 /// A value of one entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -35,9 +35,9 @@ impl Entry {
     /// An emulated device.
     pub const MMIO: Self = Self(MMIO);
     /// One thread is replacing this entry; the others wait or let the guest try again.
-    pub(crate) const BUSY: Self = Self(BUSY);
+    pub(crate) const FROZEN: Self = Self(FROZEN);
     /// The table has been taken out of the tree: start again at the root.
-    pub(crate) const DEAD: Self = Self(DEAD);
+    pub(crate) const DETACHED: Self = Self(DETACHED);
 
     /// A leaf at `level`. `ignore_pat` keeps the guest's PAT from weakening `memory` (bit 6).
     pub const fn leaf(
@@ -49,13 +49,13 @@ impl Entry {
     ) -> Self {
         let mut bits = frame.address() & ADDRESS;
         bits |= permissions.bits() | (memory as u64) << MEMORY_TYPE_SHIFT;
-        if permissions.writes() {
+        if permissions.is_writable() {
             bits |= MAY_WRITE;
         }
         if ignore_pat {
             bits |= IGNORE_PAT;
         }
-        if !matches!(level, Level::Page) {
+        if !matches!(level, Level::Size4K) {
             bits |= LEAF;
         }
         Self(bits)
@@ -67,15 +67,15 @@ impl Entry {
     }
 
     /// A dead entry that remembers the next table of a chain of dead tables.
-    pub(crate) const fn dead_link(next: Option<Frame>) -> Self {
+    pub(crate) const fn detached_link(next: Option<Frame>) -> Self {
         match next {
-            Some(frame) => Self(DEAD | (frame.address() & ADDRESS)),
-            None => Self::DEAD,
+            Some(frame) => Self(DETACHED | (frame.address() & ADDRESS)),
+            None => Self::DETACHED,
         }
     }
 
-    /// The table that [`Entry::dead_link`] remembers.
-    pub(crate) const fn next_dead(self) -> Option<Frame> {
+    /// The table that [`Entry::detached_link`] remembers.
+    pub(crate) const fn next_detached(self) -> Option<Frame> {
         match self.0 & ADDRESS {
             0 => None,
             address => Some(Frame::containing(address)),
@@ -89,7 +89,7 @@ impl Entry {
 
     /// Whether the entry, found at `level`, maps a page.
     pub const fn is_leaf(self, level: Level) -> bool {
-        self.is_present() && (matches!(level, Level::Page) || self.0 & LEAF != 0)
+        self.is_present() && (matches!(level, Level::Size4K) || self.0 & LEAF != 0)
     }
 
     /// Whether the entry, found at `level`, leads to another table.
@@ -97,12 +97,12 @@ impl Entry {
         self.is_present() && !self.is_leaf(level)
     }
 
-    pub(crate) const fn is_busy(self) -> bool {
-        !self.is_present() && self.0 & BUSY != 0
+    pub(crate) const fn is_frozen(self) -> bool {
+        !self.is_present() && self.0 & FROZEN != 0
     }
 
-    pub(crate) const fn is_dead(self) -> bool {
-        !self.is_present() && self.0 & DEAD != 0
+    pub(crate) const fn is_detached(self) -> bool {
+        !self.is_present() && self.0 & DETACHED != 0
     }
 
     pub(crate) const fn is_mmio(self) -> bool {
@@ -134,17 +134,17 @@ impl Entry {
     }
 
     /// Whether the processor allows reading (bit 0).
-    pub const fn reads(self) -> bool {
+    pub const fn is_readable(self) -> bool {
         self.0 & READ != 0
     }
 
     /// Whether the processor allows writing (bit 1).
-    pub const fn writes(self) -> bool {
+    pub const fn is_writable(self) -> bool {
         self.0 & WRITE != 0
     }
 
     /// Whether the processor allows fetching instructions (bit 2).
-    pub const fn executes(self) -> bool {
+    pub const fn is_executable(self) -> bool {
         self.0 & EXECUTE != 0
     }
 
@@ -206,23 +206,23 @@ impl Entry {
     /// The same leaf with other permissions, outside any log.
     pub(crate) const fn with_permissions(self, permissions: Permissions) -> Self {
         let bits = self.0 & !(PRESENT | MAY_WRITE | LOG) | permissions.bits();
-        Self(bits).with(MAY_WRITE, permissions.writes())
+        Self(bits).with(MAY_WRITE, permissions.is_writable())
     }
 
     /// One of the smaller leaves, at `level`, that a leaf above breaks into: number `index`.
-    pub(crate) const fn piece(self, level: Level, index: u64) -> Self {
+    pub(crate) const fn child_leaf(self, level: Level, index: u64) -> Self {
         let frame = self.frame().plus(index * level.pages());
         let bits = self.0 & !(ADDRESS | LEAF) | (frame.address() & ADDRESS);
-        Self(bits).with(LEAF, !matches!(level, Level::Page))
+        Self(bits).with(LEAF, !matches!(level, Level::Size4K))
     }
 
-    /// The same leaf one level up; the opposite of [`Entry::piece`] 0.
-    pub(crate) const fn grown(self) -> Self {
+    /// The same leaf one level up; the opposite of [`Entry::child_leaf`] 0.
+    pub(crate) const fn parent_leaf(self) -> Self {
         self.with(LEAF, true)
     }
 
     /// The bits in which the pieces of a leaf agree: all but the address and the two flags.
-    pub(crate) const fn traits(self) -> u64 {
+    pub(crate) const fn attributes(self) -> u64 {
         self.0 & !(ADDRESS | ACCESSED | DIRTY)
     }
 }
@@ -234,9 +234,9 @@ impl fmt::Debug for Entry {
             f,
             "{:#018x} [{}{}{} {}{}{}]",
             self.0,
-            flag(self.reads(), 'r'),
-            flag(self.writes(), 'w'),
-            flag(self.executes(), 'x'),
+            flag(self.is_readable(), 'r'),
+            flag(self.is_writable(), 'w'),
+            flag(self.is_executable(), 'x'),
             flag(self.accessed(), 'A'),
             flag(self.dirty(), 'D'),
             flag(self.is_logged(), 'L'),
@@ -253,7 +253,7 @@ mod tests {
         let frame = Frame::new(0x1_2345);
         let page = Entry::leaf(
             frame,
-            Level::Page,
+            Level::Size4K,
             Permissions::All,
             MemoryType::WriteBack,
             false,
@@ -261,15 +261,15 @@ mod tests {
         assert_eq!(page.0 & 0x000f_ffff_ffff_ffff, 0x1234_5037);
         let large = Entry::leaf(
             Frame::new(0x1_2200),
-            Level::Large,
+            Level::Size2M,
             Permissions::Read,
             MemoryType::Uncacheable,
             true,
         );
         assert_eq!(large.0, 0x1220_00c1);
-        assert!(large.is_leaf(Level::Large) && !large.is_table(Level::Large));
+        assert!(large.is_leaf(Level::Size2M) && !large.is_table(Level::Size2M));
         assert_eq!(Entry::table(frame).0, 0x1234_5007);
-        assert!(Entry::table(frame).is_table(Level::Huge));
+        assert!(Entry::table(frame).is_table(Level::Size1G));
     }
 
     #[test]
@@ -277,41 +277,41 @@ mod tests {
         for entry in [
             Entry::ABSENT,
             Entry::MMIO,
-            Entry::BUSY,
-            Entry::dead_link(Some(Frame::new(7))),
+            Entry::FROZEN,
+            Entry::detached_link(Some(Frame::new(7))),
         ] {
             assert_eq!(entry.0 & 7, 0);
             assert!(!entry.is_present());
         }
         assert_eq!(
-            Entry::dead_link(Some(Frame::new(7))).next_dead(),
+            Entry::detached_link(Some(Frame::new(7))).next_detached(),
             Some(Frame::new(7))
         );
-        assert_eq!(Entry::DEAD.next_dead(), None);
+        assert_eq!(Entry::DETACHED.next_detached(), None);
     }
 
     #[test]
     fn pieces_grow_back() {
         let huge = Entry::leaf(
             Frame::new(1 << 18),
-            Level::Huge,
+            Level::Size1G,
             Permissions::All,
             MemoryType::WriteBack,
             false,
         );
-        let large = huge.piece(Level::Large, 3);
+        let large = huge.child_leaf(Level::Size2M, 3);
         assert_eq!(large.frame(), Frame::new((1 << 18) + 3 * 512));
-        let page = large.piece(Level::Page, 5);
+        let page = large.child_leaf(Level::Size4K, 5);
         assert_eq!(page.frame(), Frame::new((1 << 18) + 3 * 512 + 5));
-        assert!(page.is_leaf(Level::Page));
-        assert_eq!(large.piece(Level::Page, 0).grown(), large);
+        assert!(page.is_leaf(Level::Size4K));
+        assert_eq!(large.child_leaf(Level::Size4K, 0).parent_leaf(), large);
     }
 
     #[test]
     fn held_back_writing_is_still_granted() {
         let entry = Entry::leaf(
             Frame::new(1),
-            Level::Page,
+            Level::Size4K,
             Permissions::All,
             MemoryType::WriteBack,
             false,

@@ -7,15 +7,15 @@ use thiserror::Error;
 
 use crate::address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, Level, MAX_PAGES, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::bitmap::{ones, zeroes};
+use crate::bitmap::{ones, zeroed_words};
 use crate::capabilities::{Capabilities, Eptp};
 use crate::dirty_log::Log;
 use crate::entry::Entry;
-use crate::host_memory::Memory;
-use crate::merge_seqcount::Merges;
-use crate::rcu::Walkers;
+use crate::host_memory::HostMemory;
+use crate::merge_seqcount::MergeSeqCount;
+use crate::rcu::Rcu;
 use crate::rmap::{NoMemory, Rmap};
-use crate::tlb_flush::Flush;
+use crate::tlb_flush::TlbFlush;
 use crate::walk::Node;
 
 /// Views a guest can have, [`View::MAIN`] included.
@@ -84,23 +84,23 @@ pub enum CreateError {
 ///
 /// All operations take `&self`; any number of threads and virtual processors may use them at once. See
 /// the crate's documentation for what an operation may wait for.
-pub struct Guest<M: Memory> {
+pub struct Guest<M: HostMemory> {
     pub(crate) memory: M,
     pub(crate) pages: u64,
     pub(crate) capabilities: Capabilities,
     /// The views' root tables, and whether they are nested; zero: no such view.
     views: Box<[AtomicU64]>,
     /// Beside the roots of nested views.
-    origins: Box<[AtomicU64]>,
+    gfn_tables: Box<[AtomicU64]>,
     /// Tables whose split was given up, linked as dead tables are, for the next discharge to free.
     pub(crate) abandoned: AtomicU64,
-    pub(crate) walkers: Walkers,
-    pub(crate) merges: Merges,
+    pub(crate) rcu: Rcu,
+    pub(crate) merge_seq: MergeSeqCount,
     pub(crate) rmap: Rmap,
     pub(crate) log: Log,
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// A guest with `pages` guest frames, room for `processors` virtual processors, and nothing mapped.
     ///
     /// # Errors
@@ -117,8 +117,8 @@ impl<M: Memory> Guest<M> {
         }
         let rmap = Rmap::new(pages).ok_or(CreateError::NoMemory)?;
         let log = Log::new(pages, processors).ok_or(CreateError::NoMemory)?;
-        let words = || zeroes(MAX_VIEWS as u64).ok_or(CreateError::NoMemory);
-        let (views, origins) = (words()?, words()?);
+        let words = || zeroed_words(MAX_VIEWS as u64).ok_or(CreateError::NoMemory);
+        let (views, gfn_tables) = (words()?, words()?);
         let root = memory.allocate().ok_or(CreateError::NoMemory)?;
         views[0].store(root.address(), Ordering::Release);
         Ok(Self {
@@ -126,10 +126,10 @@ impl<M: Memory> Guest<M> {
             pages,
             capabilities,
             views,
-            origins,
+            gfn_tables,
             abandoned: AtomicU64::new(0),
-            walkers: Walkers::new(),
-            merges: Merges::new(),
+            rcu: Rcu::new(),
+            merge_seq: MergeSeqCount::new(),
             rmap,
             log,
         })
@@ -146,8 +146,8 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Nothing to forget, yet.
-    pub(crate) fn no_flush(&self) -> Flush {
-        Flush::of(self.id())
+    pub(crate) fn empty_flush(&self) -> TlbFlush {
+        TlbFlush::for_guest(self.id())
     }
 
     /// The host memory that the guest was created with.
@@ -193,8 +193,8 @@ impl<M: Memory> Guest<M> {
         for (number, word) in (0u8..).zip(&*self.views) {
             let claimed = word.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed);
             if claimed.is_ok() {
-                let origins = root.origins.map_or(0, Frame::address);
-                self.origins[usize::from(number)].store(origins, Ordering::Release);
+                let gfn_table = root.gfn_table.map_or(0, Frame::address);
+                self.gfn_tables[usize::from(number)].store(gfn_table, Ordering::Release);
                 word.store(root.table.address() | kind, Ordering::Release);
                 return Ok(View(number));
             }
@@ -208,14 +208,14 @@ impl<M: Memory> Guest<M> {
     ///
     /// The view's number, and the frame of its root, are used for others once the obligation is met, and
     /// not before: what processors remember is tagged with the root's address.
-    pub fn remove_view(&self, view: View) -> Flush {
+    pub fn remove_view(&self, view: View) -> TlbFlush {
         let mut flush = self.unmap(view, GfnRange::TRANSLATED);
         if view != View::MAIN {
-            let _inside = self.walkers.enter();
+            let _guard = self.rcu.read();
             if let Some(root) = self.take_root(view) {
-                flush.add_removed(view.bit());
+                flush.add_removed_views(view.bit());
                 // Whoever is still in the view finds dead entries, and then no view.
-                self.kill(&mut flush, view, root);
+                self.detach_tree(&mut flush, view, root);
             }
         }
         flush
@@ -230,7 +230,7 @@ impl<M: Memory> Guest<M> {
 
     /// The EPT pointers of the views that `flush` concerns, those included that it removes: what `INVEPT`
     /// takes in [`Processors::invalidate`](crate::Processors::invalidate).
-    pub fn eptps(&self, flush: &Flush) -> impl Iterator<Item = Eptp> {
+    pub fn eptps(&self, flush: &TlbFlush) -> impl Iterator<Item = Eptp> {
         let concerned = ones(flush.views()).filter_map(|number| self.views.get(usize_from(number)));
         concerned.filter_map(|word| {
             let value = word.load(Ordering::Acquire);
@@ -248,16 +248,16 @@ impl<M: Memory> Guest<M> {
                 return None;
             }
             if value & NESTED == 0 {
-                let origins = None;
+                let gfn_table = None;
                 let table = Frame::containing(value);
-                return (value > CLAIMED).then_some(Node { table, origins });
+                return (value > CLAIMED).then_some(Node { table, gfn_table });
             }
-            let origins = self.origins[number].load(Ordering::Acquire);
+            let gfn_table = self.gfn_tables[number].load(Ordering::Acquire);
             // Another view may have got the number: the root before and after is the same one.
             if word.load(Ordering::Acquire) == value {
-                let origins = Some(Frame::containing(origins));
+                let gfn_table = Some(Frame::containing(gfn_table));
                 let table = Frame::containing(value);
-                return Some(Node { table, origins });
+                return Some(Node { table, gfn_table });
             }
         }
     }
@@ -315,7 +315,7 @@ impl<M: Memory> Guest<M> {
         self.views_by_kind().1
     }
 
-    pub(crate) fn each_plain_view(&self, mut visit: impl FnMut(View)) {
+    pub(crate) fn for_each_plain_view(&self, mut visit: impl FnMut(View)) {
         for number in ones(self.plain_views()) {
             #[allow(clippy::cast_possible_truncation)] // below 64
             visit(View::numbered(number as u8));
@@ -335,21 +335,21 @@ impl<M: Memory> Guest<M> {
     /// A table, with the frame beside it that a nested view needs.
     pub(crate) fn new_table(&self, nested: bool) -> Result<Node, NoMemory> {
         let table = self.memory.allocate().ok_or(NoMemory)?;
-        let mut origins = None;
+        let mut gfn_table = None;
         if nested {
-            origins = self.memory.allocate();
-            if origins.is_none() {
+            gfn_table = self.memory.allocate();
+            if gfn_table.is_none() {
                 self.memory.release(table);
                 return Err(NoMemory);
             }
         }
-        Ok(Node { table, origins })
+        Ok(Node { table, gfn_table })
     }
 
     /// Frees a table that nobody sees.
     pub(crate) fn free_node(&self, node: Node) {
-        if let Some(origins) = node.origins {
-            self.memory.release(origins);
+        if let Some(gfn_table) = node.gfn_table {
+            self.memory.release(gfn_table);
         }
         self.memory.release(node.table);
     }
@@ -376,8 +376,8 @@ impl<M: Memory> Guest<M> {
 /// contexts, or one for each view's [`Guest::eptp`]), or must do so before it enters *any* guest again.
 /// Otherwise the tables' frames are used for something else while a processor still walks them, and another
 /// guest whose root comes to lie in the same frame runs on this one's translations. Obligations that were not
-/// met by then ([`Flush`]) leak the tables that they hold.
-impl<M: Memory> Drop for Guest<M> {
+/// met by then ([`TlbFlush`]) leak the tables that they hold.
+impl<M: HostMemory> Drop for Guest<M> {
     fn drop(&mut self) {
         for number in (0u8..).take(self.views.len()) {
             if let Some(root) = self.take_root(View(number)) {
@@ -390,7 +390,7 @@ impl<M: Memory> Drop for Guest<M> {
     }
 }
 
-impl<M: Memory> fmt::Debug for Guest<M> {
+impl<M: HostMemory> fmt::Debug for Guest<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guest")
             .field("pages", &self.pages)

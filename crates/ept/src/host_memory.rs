@@ -17,7 +17,7 @@ pub type Table = [AtomicU64; ENTRIES];
 /// beforehand, under a short lock at most, and answer `None` when it is empty. Every operation says so
 /// then, and can be tried again after memory was found, outside of it.
 pub trait FrameAllocator {
-    /// A frame filled with zeroes, or `None` if there is none left. Never host frame 0.
+    /// A frame filled with zeroed_words, or `None` if there is none left. Never host frame 0.
     fn allocate(&self) -> Option<Frame>;
 
     /// Takes back a frame that [`FrameAllocator::allocate`] gave. Neither a processor nor this crate
@@ -29,7 +29,7 @@ pub trait FrameAllocator {
 ///
 /// # Safety
 ///
-/// For every frame that the allocator gave and did not get back, [`FrameReach::table`] must return the
+/// For every frame that the allocator gave and did not get back, [`FrameAccess::table`] must return the
 /// 4096 bytes of that frame, the same ones each time, aligned to 8 bytes, valid for as long as the
 /// reference lives, and not reached by anything but atomic accesses (the processor's table walks are
 /// such). Distinct frames must not overlap.
@@ -37,15 +37,15 @@ pub trait FrameAllocator {
 /// For any other frame it must panic, or return words that are safe to read and write: the method is a safe one,
 /// and whoever has the memory can call it with any number. (A direct map checks that the frame lies in
 /// it, and that it holds no memory of anybody else's.)
-pub unsafe trait FrameReach {
+pub unsafe trait FrameAccess {
     /// The words of `frame`.
     fn table(&self, frame: Frame) -> &Table;
 }
 
 /// Everything the crate asks of a host's memory.
-pub trait Memory: FrameAllocator + FrameReach {}
+pub trait HostMemory: FrameAllocator + FrameAccess {}
 
-impl<T: FrameAllocator + FrameReach + ?Sized> Memory for T {}
+impl<T: FrameAllocator + FrameAccess + ?Sized> HostMemory for T {}
 
 impl<T: FrameAllocator + ?Sized> FrameAllocator for &T {
     fn allocate(&self) -> Option<Frame> {
@@ -58,7 +58,7 @@ impl<T: FrameAllocator + ?Sized> FrameAllocator for &T {
 }
 
 // SAFETY: the same frames, reached by the same code.
-unsafe impl<T: FrameReach + ?Sized> FrameReach for &T {
+unsafe impl<T: FrameAccess + ?Sized> FrameAccess for &T {
     fn table(&self, frame: Frame) -> &Table {
         (**self).table(frame)
     }

@@ -11,25 +11,25 @@
 //! root each. [`View::MAIN`] is always there; others give the same guest other permissions
 //! ([`Guest::add_view`]), or are the second stage of a guest's own guest
 //! ([`Guest::add_nested_view`]). The hypervisor lends frames and a way to reach them
-//! ([`FrameAllocator`], [`FrameReach`]), and the crate asks it to disturb processors through
+//! ([`FrameAllocator`], [`FrameAccess`]), and the crate asks it to disturb processors through
 //! [`Processors`]. What the processor offers is in [`Capabilities`]; what goes into the VMCS comes from
 //! [`Guest::eptp`] and [`Guest::pml_address`].
 //!
 //! - A **leaf** maps 4 KiB, 2 MiB or 1 GiB ([`Level`]). [`Guest::map`], [`Guest::unmap`],
 //!   [`Guest::protect`], [`Guest::lookup`], [`Guest::split`], [`Guest::merge`], [`Guest::age`],
-//!   [`Guest::age_everywhere`].
+//!   [`Guest::age_all_views`].
 //! - A page is absent, RAM, **log-dirty RAM**, or an emulated device ([`PageType`]).
-//! - A [`Flush`] is an **obligation**: processors may still use what the tables no longer say. Gather
-//!   several with [`Guest::batch`], meet them with [`Guest::discharge`].
+//! - A [`TlbFlush`] is an **obligation**: processors may still use what the tables no longer say. Gather
+//!   several with [`Guest::batch`], meet them with [`Guest::flush`].
 //! - The **reverse map** holds, for every guest frame and leaf size, where its leaves are: a word where
 //!   there is one mapping, a chain beyond. 0.196 % of the memory of a guest that is mapped once; 16 bytes for
 //!   each further mapping of a frame or superpage ([`Guest::reverse_map_bytes`]).
 //!
 //! # Dirty log
 //!
-//! [`Guest::start_log`] starts logging in one of three forms ([`Form`]), for a range or for everything,
-//! while virtual processors run. [`Guest::take`] hands out and clears the log of a range, without
-//! touching the rest: call it right before that range is sent. [`Guest::peek`] and [`Guest::count`] look
+//! [`Guest::start_log`] starts logging in one of three forms ([`LogMethod`]), for a range or for everything,
+//! while virtual processors run. [`Guest::take_log`] hands out and clears the log of a range, without
+//! touching the rest: call it right before that range is sent. [`Guest::peek_log`] and [`Guest::count_dirty`] look
 //! without clearing. Only what is found dirty is protected anew, found through the reverse map.
 //!
 //! In every form a log-dirty superpage is not writable, and is split by the first write to it, so that
@@ -41,17 +41,17 @@
 //!
 //! # Two exits
 //!
-//! - *EPT violation* (basic reason 48): [`Guest::violation`].
+//! - *EPT violation* (basic reason 48): [`Guest::handle_ept_violation`].
 //! - *Page-modification log full* (basic reason 62): [`Guest::drain_pml`].
 //!
 //! ```
 //! use std::cell::RefCell;
 //!
-//! use hikkoshi_ept::testing::{Access, Cpu, Exit, Ram};
+//! use hikkoshi_ept::testing::{Access, Cpu, Exit, TestMemory};
 //! use hikkoshi_ept::*;
 //!
 //! struct Vm {
-//!     guest: Guest<Ram>,
+//!     guest: Guest<TestMemory>,
 //!     vcpu: Vcpu,
 //!     // A processor in software, that is never in the guest while the hypervisor works.
 //!     cpu: RefCell<Cpu>,
@@ -59,7 +59,7 @@
 //!
 //! // On hardware: kick the processors, INVEPT, VMREAD and VMWRITE.
 //! impl Processors for Vm {
-//!     fn invalidate(&self, flush: &Flush) {
+//!     fn invalidate(&self, flush: &TlbFlush) {
 //!         for eptp in self.guest.eptps(flush) {
 //!             self.cpu.borrow_mut().invalidate(eptp, flush);
 //!         }
@@ -73,7 +73,7 @@
 //!     fn set_pml(&self, on: bool) {
 //!         let mut cpu = self.cpu.borrow_mut();
 //!         cpu.pml = if on { self.guest.pml_address(self.vcpu) } else { None };
-//!         cpu.pml_index = PML_START;
+//!         cpu.pml_index = PML_HEAD_INDEX;
 //!     }
 //! }
 //!
@@ -88,9 +88,9 @@
 //!                     cpu.pml_index = self.guest.drain_pml(self.vcpu, cpu.pml_index);
 //!                 }
 //!                 Err(Exit::Violation { address, qualification }) => {
-//!                     match self.guest.violation(View::MAIN, address, qualification) {
-//!                         Violation::Resume => {} // enter again
-//!                         Violation::Mmio { .. } => return true,
+//!                     match self.guest.handle_ept_violation(View::MAIN, address, qualification) {
+//!                         ViolationOutcome::Resume => {} // enter again
+//!                         ViolationOutcome::Mmio { .. } => return true,
 //!                         other => panic!("map the page, or tell the guest: {other:?}"),
 //!                     }
 //!                 }
@@ -102,7 +102,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // 32 MiB of memory from host address 4 GiB on, in superpages, and a device.
-//! let guest = Guest::new(Ram::new(100), 16 * 1024, 1, Capabilities::ALL)?;
+//! let guest = Guest::new(TestMemory::new(100), 16 * 1024, 1, Capabilities::ALL)?;
 //! let (ram, device) = (GfnRange::from_len(Gfn::new(0), 8192), Gfn::new(9000));
 //! guest.map(View::MAIN, &Mapping::ram(ram, Frame::containing(4 << 30)))?;
 //! guest.map_mmio(View::MAIN, GfnRange::from_len(device, 1))?;
@@ -110,7 +110,7 @@
 //! let cpu = RefCell::new(Cpu::new(View::MAIN, guest.main_eptp(), guest.capabilities()));
 //! let vm = Vm { guest, vcpu, cpu };
 //!
-//! vm.guest.start_log(Form::Pml, ram, &vm)?;
+//! vm.guest.start_log(LogMethod::Pml, ram, &vm)?;
 //! for address in [0x5000, 0x5008, 0x20_0000] {
 //!     assert!(!vm.write(address));
 //! }
@@ -118,14 +118,14 @@
 //!
 //! // A migration takes the log of the range that it is about to send, and then reads the pages.
 //! let mut dirty = Vec::new();
-//! vm.guest.take(ram, &vm, &mut |run| dirty.push(run))?;
+//! vm.guest.take_log(ram, &vm, &mut |run| dirty.push(run))?;
 //! assert_eq!(dirty, [5, 0x200].map(|page| GfnRange::from_len(Gfn::new(page), 1)));
-//! assert_eq!(vm.guest.count(ram, &vm)?, 0);
+//! assert_eq!(vm.guest.count_dirty(ram, &vm)?, 0);
 //!
 //! // Logging ends, and 4 MiB go back to the host.
 //! vm.guest.stop_log(ram, &vm)?;
 //! let flush = vm.guest.unmap(View::MAIN, GfnRange::from_len(Gfn::new(0), 1024));
-//! vm.guest.discharge(flush, &vm);
+//! vm.guest.flush(flush, &vm);
 //! # Ok(())
 //! # }
 //! ```
@@ -137,10 +137,10 @@
 //! entry, an atomic bit. Filling and splitting hold *one entry* busy for a moment; others wait for it, the
 //! guest tries again. The reverse map's chains are read without a lock; whoever takes a mapping out of one
 //! holds that chain's word for a moment. Two short locks are left, one on the free cells of chains, one on
-//! waiting for others. Pages that are taken back by guest frame ([`Guest::unmap_everywhere`]) are looked for
+//! waiting for others. Pages that are taken back by guest frame ([`Guest::unmap_all_views`]) are looked for
 //! again if leaves of a nested view were put together meanwhile. Whoever starts or stops a log while another does is told so, and does not wait.
 //!
-//! [`Guest::discharge`], [`Guest::start_log`] and [`Guest::stop_log`] wait until the operations of other
+//! [`Guest::flush`], [`Guest::start_log`] and [`Guest::stop_log`] wait until the operations of other
 //! threads that were under way have ended, and for the processors. Long operations are made of parts (at most
 //! 128 MiB of a log, 1 GiB of an unmapping), and one such part is waited for. No part has in its middle
 //! a call to the hypervisor's [`Processors`], so an exit handler may use the guest meanwhile.
@@ -199,14 +199,14 @@ pub use atomic::AtomicU64;
 pub use attributes::{MemoryType, PageType, Permissions};
 pub use capabilities::{Capabilities, Eptp};
 pub use dirty_log::{
-    Form, PML_ENTRIES, PML_START, StartError, StopError, TakeError, Vcpu, VcpuError,
+    LogMethod, PML_ENTRIES, PML_HEAD_INDEX, StartError, StopError, TakeError, Vcpu, VcpuError,
 };
 pub use entry::Entry;
 pub use guest::{CreateError, Guest, MAX_VIEWS, ReverseMapBytes, View};
-pub use host_memory::{FrameAllocator, FrameReach, Memory, Table};
+pub use host_memory::{FrameAccess, FrameAllocator, HostMemory, Table};
 pub use map::{MapError, Mapping};
 pub use processors::Processors;
 pub use protect::Lookup;
 pub use split::{MergeError, SplitError};
-pub use tlb_flush::Flush;
-pub use violation::{Qualification, Violation};
+pub use tlb_flush::TlbFlush;
+pub use violation::{ExitQualification, ViolationOutcome};

@@ -3,12 +3,12 @@
 use thiserror::Error;
 
 use crate::address::{FRAME_SHIFT, Frame, Gfn, GfnRange, Level, MAX_PAGES};
-use crate::atomic::{Ordering, relax};
+use crate::atomic::{Ordering, cpu_relax};
 use crate::attributes::{MemoryType, Permissions};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
-use crate::walk::{Position, replace};
+use crate::host_memory::HostMemory;
+use crate::walk::{EntryRef, try_replace};
 
 /// What to map, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +20,9 @@ pub struct Mapping {
     /// What the guest may do.
     pub permissions: Permissions,
     /// How the processor caches it.
-    pub memory: MemoryType,
+    pub memory_type: MemoryType,
     /// The largest leaf to use.
-    pub largest: Level,
+    pub max_level: Level,
 }
 
 impl Mapping {
@@ -32,8 +32,8 @@ impl Mapping {
             guest,
             host,
             permissions: Permissions::All,
-            memory: MemoryType::WriteBack,
-            largest: Level::Huge,
+            memory_type: MemoryType::WriteBack,
+            max_level: Level::Size1G,
         }
     }
 }
@@ -61,7 +61,7 @@ pub enum MapError {
     NoMemory(Gfn),
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Maps guest frames in a view whose addresses are guest frame numbers.
     ///
     /// Nothing has to be flushed: processors don't remember what is not present (SDM vol. 3C, "Caching
@@ -106,14 +106,14 @@ impl<M: Memory> Guest<M> {
         }
         let mut done = 0;
         while done < guest.len() {
-            let step = Step {
+            let step = LeafMapping {
                 view,
                 at: at.plus(done),
                 gfn: guest.start().plus(done),
                 host: mapping.host.plus(done),
             };
-            let level = self.level_for(&step, guest.len() - done, mapping.largest);
-            let _inside = self.walkers.enter();
+            let level = self.level_for(&step, guest.len() - done, mapping.max_level);
+            let _guard = self.rcu.read();
             done += self.map_leaf(&step, level, mapping)?;
         }
         Ok(())
@@ -125,51 +125,62 @@ impl<M: Memory> Guest<M> {
     }
 
     /// The largest leaf that fits.
-    fn level_for(&self, step: &Step, left: u64, largest: Level) -> Level {
+    fn level_for(&self, step: &LeafMapping, left: u64, max_level: Level) -> Level {
         let offered = |level: Level| match level {
-            Level::Huge => self.capabilities.huge,
-            Level::Large => self.capabilities.large,
+            Level::Size1G => self.capabilities.pages_1g,
+            Level::Size2M => self.capabilities.pages_2m,
             _ => true,
         };
         let fits = |level: &Level| {
-            *level <= largest
+            *level <= max_level
                 && offered(*level)
                 && level.pages() <= left
                 && step.at.is_aligned(*level)
                 && step.gfn.is_aligned(*level)
                 && step.host.is_aligned(*level)
         };
-        Level::LEAVES.into_iter().find(fits).unwrap_or(Level::Page)
+        Level::LEAVES
+            .into_iter()
+            .find(fits)
+            .unwrap_or(Level::Size4K)
     }
 
     /// Maps one leaf at `level`, or smaller ones where smaller ones are there; returns the pages done.
-    fn map_leaf(&self, step: &Step, mut level: Level, mapping: &Mapping) -> Result<u64, MapError> {
+    fn map_leaf(
+        &self,
+        step: &LeafMapping,
+        mut level: Level,
+        mapping: &Mapping,
+    ) -> Result<u64, MapError> {
         loop {
-            let position = self
+            let found = self
                 .walk(step.view, step.at, level)
                 .ok_or(MapError::NoView(step.view))?;
-            let entry = position.entry;
-            if entry.is_busy() {
-                relax();
-            } else if entry.is_table(position.level) {
+            let entry = found.entry;
+            if entry.is_frozen() {
+                cpu_relax();
+            } else if entry.is_table(found.level) {
                 // Somebody has mapped smaller leaves here: ours may be the same ones.
                 level = level.below().ok_or(MapError::Occupied(step.at))?;
             } else if entry != Entry::ABSENT {
-                return Self::same(&position, step, mapping).ok_or(MapError::Occupied(step.at));
-            } else if position.level > level {
-                self.add_table(step, &position)?;
-            } else if position.replace(Entry::BUSY) {
-                let made =
-                    Entry::leaf(step.host, level, mapping.permissions, mapping.memory, false);
+                return Self::same(&found, step, mapping).ok_or(MapError::Occupied(step.at));
+            } else if found.level > level {
+                self.add_table(step, &found)?;
+            } else if found.try_replace(Entry::FROZEN) {
+                let made = Entry::leaf(
+                    step.host,
+                    level,
+                    mapping.permissions,
+                    mapping.memory_type,
+                    false,
+                );
                 let span = GfnRange::from_len(step.gfn, level.pages());
-                let leaf = self.armed(made, level, span, position.location.is_nested());
-                position.set_gfn(step.gfn);
-                let added = self
-                    .rmap
-                    .add(&self.memory, level, step.gfn, position.location);
+                let leaf = self.arm_leaf(made, level, span, found.location.is_nested());
+                found.set_gfn(step.gfn);
+                let added = self.rmap.add(&self.memory, level, step.gfn, found.location);
                 let entry = if added.is_ok() { leaf } else { Entry::ABSENT };
                 // Release: whoever sees the leaf finds it in the reverse map.
-                position.slot.store(entry.0, Ordering::Release);
+                found.slot.store(entry.0, Ordering::Release);
                 return match added {
                     Ok(()) => Ok(level.pages()),
                     Err(_) => Err(MapError::NoMemory(step.at)),
@@ -179,34 +190,34 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Whether the leaf that is there maps the same; the number of pages from here to its end.
-    fn same(position: &Position<'_>, step: &Step, mapping: &Mapping) -> Option<u64> {
-        let entry = position.entry;
-        let offset = step.at.index() - step.at.align_down(position.level).index();
-        let same = entry.is_leaf(position.level)
+    fn same(found: &EntryRef<'_>, step: &LeafMapping, mapping: &Mapping) -> Option<u64> {
+        let entry = found.entry;
+        let offset = step.at.index() - step.at.align_down(found.level).index();
+        let same = entry.is_leaf(found.level)
             && entry.frame().plus(offset) == step.host
             && entry.granted() == Some(mapping.permissions)
-            && entry.memory_type() == Some(mapping.memory);
-        same.then(|| position.level.pages() - offset)
+            && entry.memory_type() == Some(mapping.memory_type);
+        same.then(|| found.level.pages() - offset)
     }
 
     /// Puts a table where nothing is.
-    fn add_table(&self, step: &Step, position: &Position<'_>) -> Result<(), MapError> {
-        let nested = position.location.is_nested();
+    fn add_table(&self, step: &LeafMapping, found: &EntryRef<'_>) -> Result<(), MapError> {
+        let nested = found.location.is_nested();
         let node = self
             .new_table(nested)
             .map_err(|_| MapError::NoMemory(step.at))?;
         let entry = Entry::table(node.table);
-        if nested && position.replace(Entry::BUSY) {
-            position.set_origins_of(node);
-            position.slot.store(entry.0, Ordering::Release);
-        } else if nested || !position.replace(entry) {
+        if nested && found.try_replace(Entry::FROZEN) {
+            found.set_gfn_table(node);
+            found.slot.store(entry.0, Ordering::Release);
+        } else if nested || !found.try_replace(entry) {
             self.free_node(node); // somebody was faster; nobody has seen ours
         }
         Ok(())
     }
 
     /// Marks addresses as an emulated device: accesses exit, and
-    /// [`Guest::violation`](crate::Guest::violation) answers [`Violation::Mmio`](crate::Violation).
+    /// [`Guest::handle_ept_violation`](crate::Guest::handle_ept_violation) answers [`ViolationOutcome::Mmio`](crate::ViolationOutcome).
     ///
     /// # Errors
     ///
@@ -219,8 +230,11 @@ impl<M: Memory> Guest<M> {
         while at < range.end() {
             let left = range.end().index() - at.index();
             let fits = |level: &Level| at.is_aligned(*level) && level.pages() <= left;
-            let level = Level::LEAVES.into_iter().find(fits).unwrap_or(Level::Page);
-            let _inside = self.walkers.enter();
+            let level = Level::LEAVES
+                .into_iter()
+                .find(fits)
+                .unwrap_or(Level::Size4K);
+            let _guard = self.rcu.read();
             at = at.plus(self.mark_mmio(view, at, level)?);
         }
         Ok(())
@@ -228,26 +242,26 @@ impl<M: Memory> Guest<M> {
 
     fn mark_mmio(&self, view: View, at: Gfn, mut level: Level) -> Result<u64, MapError> {
         loop {
-            let position = self.walk(view, at, level).ok_or(MapError::NoView(view))?;
-            let entry = position.entry;
-            let step = Step {
+            let found = self.walk(view, at, level).ok_or(MapError::NoView(view))?;
+            let entry = found.entry;
+            let step = LeafMapping {
                 view,
                 at,
                 gfn: at,
                 host: Frame::default(),
             };
-            if entry.is_busy() {
-                relax();
-            } else if entry.is_table(position.level) {
+            if entry.is_frozen() {
+                cpu_relax();
+            } else if entry.is_table(found.level) {
                 level = level.below().ok_or(MapError::Occupied(at))?;
             } else if entry.is_mmio() {
-                let offset = at.index() - at.align_down(position.level).index();
-                return Ok(position.level.pages() - offset);
+                let offset = at.index() - at.align_down(found.level).index();
+                return Ok(found.level.pages() - offset);
             } else if entry != Entry::ABSENT {
                 return Err(MapError::Occupied(at));
-            } else if position.level > level {
-                self.add_table(&step, &position)?;
-            } else if replace(position.slot, Entry::ABSENT, Entry::MMIO) {
+            } else if found.level > level {
+                self.add_table(&step, &found)?;
+            } else if try_replace(found.slot, Entry::ABSENT, Entry::MMIO) {
                 return Ok(level.pages());
             }
         }
@@ -256,7 +270,7 @@ impl<M: Memory> Guest<M> {
 
 /// One leaf to make.
 #[derive(Debug)]
-struct Step {
+struct LeafMapping {
     view: View,
     at: Gfn,
     gfn: Gfn,

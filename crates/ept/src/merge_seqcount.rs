@@ -3,32 +3,32 @@
 //! Such leaves are found by guest frame only, level after level, and a merge takes them from one level to
 //! the one above: whoever has to find all of them looks again if a merge was under way.
 
-use crate::atomic::{AtomicU64, Ordering, relax};
+use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 
 /// Counts merges: those begun so far in the upper half, those under way in the lower.
 const BEGUN: u64 = 1 << 32;
 const UNDER_WAY: u64 = BEGUN - 1;
 
 #[derive(Debug)]
-pub(crate) struct Merges(AtomicU64);
+pub(crate) struct MergeSeqCount(AtomicU64);
 
-impl Merges {
+impl MergeSeqCount {
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
     /// Before a merge changes anything; it ends when the guard is dropped.
-    pub(crate) fn begin(&self) -> Merging<'_> {
+    pub(crate) fn begin(&self) -> MergeGuard<'_> {
         self.0.fetch_add(BEGUN + 1, Ordering::AcqRel);
-        Merging(self)
+        MergeGuard(self)
     }
 
     /// Does `work` until no merge was under way meanwhile.
-    pub(crate) fn without(&self, work: impl Fn()) {
+    pub(crate) fn retry_if_merged(&self, work: impl Fn()) {
         loop {
             let before = self.0.load(Ordering::Acquire);
             if before & UNDER_WAY != 0 {
-                relax();
+                cpu_relax();
                 continue;
             }
             work();
@@ -42,9 +42,9 @@ impl Merges {
 
 /// A merge is under way.
 #[derive(Debug)]
-pub(crate) struct Merging<'a>(&'a Merges);
+pub(crate) struct MergeGuard<'a>(&'a MergeSeqCount);
 
-impl Drop for Merging<'_> {
+impl Drop for MergeGuard<'_> {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -1,14 +1,14 @@
 //! Changing permissions, and looking up what is mapped.
 
 use crate::address::{Frame, Gfn, GfnRange, Level};
-use crate::atomic::{Ordering, relax};
+use crate::atomic::{Ordering, cpu_relax};
 use crate::attributes::{MemoryType, PageType, Permissions};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
+use crate::host_memory::HostMemory;
 use crate::split::SplitError;
-use crate::tlb_flush::Flush;
-use crate::walk::Position;
+use crate::tlb_flush::TlbFlush;
+use crate::walk::EntryRef;
 
 /// What is mapped at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,33 +24,33 @@ pub struct Lookup {
     /// What the mapping allows.
     pub permissions: Option<Permissions>,
     /// How the processor caches it.
-    pub memory: Option<MemoryType>,
+    pub memory_type: Option<MemoryType>,
     /// The entry itself, with its flags and what the dirty log holds back.
     pub entry: Entry,
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// What is mapped at `at`; `None` if there is no such view, or `at` is not below
     /// [`MAX_PAGES`](crate::MAX_PAGES).
     pub fn lookup(&self, view: View, at: Gfn) -> Option<Lookup> {
         loop {
-            let _inside = self.walkers.enter();
-            let position = self.walk(view, at, Level::Page)?;
-            let entry = position.entry;
-            if entry.is_busy() {
-                relax();
+            let _guard = self.rcu.read();
+            let found = self.walk(view, at, Level::Size4K)?;
+            let entry = found.entry;
+            if entry.is_frozen() {
+                cpu_relax();
                 continue;
             }
-            let offset = at.index() - at.align_down(position.level).index();
-            let leaf = entry.is_leaf(position.level);
-            let start = at.align_down(position.level);
+            let offset = at.index() - at.align_down(found.level).index();
+            let leaf = entry.is_leaf(found.level);
+            let start = at.align_down(found.level);
             return Some(Lookup {
                 page_type: entry.page_type(),
-                gfn: leaf.then(|| position.gfn(start).plus(offset)),
+                gfn: leaf.then(|| found.gfn(start).plus(offset)),
                 host: leaf.then(|| entry.frame().plus(offset)),
-                level: position.level,
+                level: found.level,
                 permissions: entry.granted().filter(|_| leaf),
-                memory: entry.memory_type().filter(|_| leaf),
+                memory_type: entry.memory_type().filter(|_| leaf),
                 entry,
             });
         }
@@ -67,32 +67,32 @@ impl<M: Memory> Guest<M> {
         view: View,
         range: GfnRange,
         permissions: Permissions,
-    ) -> (Flush, Result<(), SplitError>) {
-        let mut flush = self.no_flush();
+    ) -> (TlbFlush, Result<(), SplitError>) {
+        let mut flush = self.empty_flush();
         if !GfnRange::TRANSLATED.covers(range) {
             return (flush, Err(SplitError::OutOfRange(range.end())));
         }
         let mut at = range.start();
         while at < range.end() {
-            let _inside = self.walkers.enter();
-            let Some(position) = self.walk(view, at, Level::Page) else {
+            let _guard = self.rcu.read();
+            let Some(found) = self.walk(view, at, Level::Size4K) else {
                 return (flush, Err(SplitError::NoView(view)));
             };
-            let start = at.align_down(position.level);
-            let span = GfnRange::from_len(start, position.level.pages());
-            let entry = position.entry;
-            if entry.is_busy() {
-                relax();
-            } else if !entry.is_leaf(position.level) {
+            let start = at.align_down(found.level);
+            let span = GfnRange::from_len(start, found.level.pages());
+            let entry = found.entry;
+            if entry.is_frozen() {
+                cpu_relax();
+            } else if !entry.is_leaf(found.level) {
                 at = span.end();
             } else if !range.covers(span) {
-                if let Err(error) = self.split_at(start, &position) {
+                if let Err(error) = self.split_at(start, &found) {
                     return (flush, Err(error));
                 }
-            } else if position.replace(Entry::BUSY) {
-                let pages = GfnRange::from_len(position.gfn(start), span.len());
-                let new = self.permitted(&position, pages, permissions);
-                position.slot.store(new.0, Ordering::Release);
+            } else if found.try_replace(Entry::FROZEN) {
+                let pages = GfnRange::from_len(found.gfn(start), span.len());
+                let new = self.permitted(&found, pages, permissions);
+                found.slot.store(new.0, Ordering::Release);
                 // Execution and reading too: any bit that has gone.
                 if entry.0 & !new.0 & 7 != 0 || forgets(entry, new) {
                     flush.add(view.bit(), span);
@@ -103,26 +103,21 @@ impl<M: Memory> Guest<M> {
         (flush, Ok(()))
     }
 
-    fn permitted(
-        &self,
-        position: &Position<'_>,
-        pages: GfnRange,
-        permissions: Permissions,
-    ) -> Entry {
-        let (old, nested) = (position.entry, position.location.is_nested());
+    fn permitted(&self, found: &EntryRef<'_>, pages: GfnRange, permissions: Permissions) -> Entry {
+        let (old, nested) = (found.entry, found.location.is_nested());
         let new = old.with_permissions(permissions);
-        if old.is_logged() && permissions.writes() {
+        if old.is_logged() && permissions.is_writable() {
             // Logged before and after: as writable, and as dirty, as it was.
-            return new.with_log(true).with_write(old.writes());
+            return new.with_log(true).with_write(old.is_writable());
         }
         if !nested {
-            self.save_flag(old, pages.start());
+            self.log_dirty_flag(old, pages.start());
         }
-        self.armed(new, position.level, pages, nested)
+        self.arm_leaf(new, found.level, pages, nested)
     }
 }
 
 /// Whether processors may remember more than the new leaf allows.
 fn forgets(old: Entry, new: Entry) -> bool {
-    (old.writes() && !new.writes()) || (old.dirty() && !new.dirty())
+    (old.is_writable() && !new.is_writable()) || (old.dirty() && !new.dirty())
 }

@@ -6,7 +6,7 @@
 //! sets of counters, and the one that is entered changes with each wait, so that a wait ends even if
 //! new operations keep coming.
 
-use crate::atomic::{AtomicU64, AtomicUsize, Ordering, relax};
+use crate::atomic::{AtomicU64, AtomicUsize, Ordering, cpu_relax};
 use crate::spinlock::SpinLock;
 
 /// Counters a set. Processors share one only by chance: cache lines don't travel much.
@@ -15,20 +15,20 @@ const SHARDS: usize = if cfg!(loom) { 1 } else { 16 };
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
-    inside: [AtomicU64; 2],
+    readers: [AtomicU64; 2],
 }
 
 #[derive(Debug)]
-pub(crate) struct Walkers {
+pub(crate) struct Rcu {
     set: AtomicUsize,
     shards: [Shard; SHARDS],
     waiting: SpinLock<()>,
 }
 
-impl Walkers {
+impl Rcu {
     pub(crate) fn new() -> Self {
         let shard = |_| Shard {
-            inside: [AtomicU64::new(0), AtomicU64::new(0)],
+            readers: [AtomicU64::new(0), AtomicU64::new(0)],
         };
         Self {
             set: AtomicUsize::new(0),
@@ -38,7 +38,7 @@ impl Walkers {
     }
 
     /// Enters; leaves when the guard is dropped. Must not be held across a call to the outside.
-    pub(crate) fn enter(&self) -> Inside<'_> {
+    pub(crate) fn read(&self) -> ReadGuard<'_> {
         // Stacks of different processors lie at different addresses.
         let mark = 0u8;
         let shard = if cfg!(loom) {
@@ -47,14 +47,14 @@ impl Walkers {
             ((&raw const mark).addr() >> 13) % SHARDS
         };
         let set = self.set.load(Ordering::Relaxed) & 1;
-        let counter = &self.shards[shard].inside[set];
+        let counter = &self.shards[shard].readers[set];
         // Acquire: comes after a wait's look at the counter => sees what was done before that wait.
         counter.fetch_add(1, Ordering::AcqRel);
-        Inside { counter }
+        ReadGuard { counter }
     }
 
     /// Returns when everybody who was inside at the call has left. The caller must not be inside.
-    pub(crate) fn wait(&self) {
+    pub(crate) fn synchronize(&self) {
         let _one_at_a_time = self.waiting.lock();
         // Twice: an operation may have read the number of the set before the previous wait, and entered
         // that set after it.
@@ -63,8 +63,8 @@ impl Walkers {
             for shard in &self.shards {
                 // A read-modify-write, not a load: it takes its place in the counter's order of
                 // changes, so that an operation that enters later sees everything done before.
-                while shard.inside[old].fetch_add(0, Ordering::AcqRel) != 0 {
-                    relax();
+                while shard.readers[old].fetch_add(0, Ordering::AcqRel) != 0 {
+                    cpu_relax();
                 }
             }
         }
@@ -73,11 +73,11 @@ impl Walkers {
 
 /// Somebody is inside the tables.
 #[derive(Debug)]
-pub(crate) struct Inside<'a> {
+pub(crate) struct ReadGuard<'a> {
     counter: &'a AtomicU64,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for ReadGuard<'_> {
     fn drop(&mut self) {
         self.counter.fetch_sub(1, Ordering::AcqRel);
     }

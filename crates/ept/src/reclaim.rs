@@ -4,26 +4,26 @@ use crate::address::{ENTRIES, Frame};
 use crate::atomic::Ordering;
 use crate::entry::Entry;
 use crate::guest::Guest;
-use crate::host_memory::Memory;
+use crate::host_memory::HostMemory;
 use crate::processors::Processors;
-use crate::tlb_flush::{Chain, Flush};
-use crate::walk::{Node, replace, settled};
+use crate::tlb_flush::{TableList, TlbFlush};
+use crate::walk::{Node, load_unfrozen, try_replace};
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Joins obligations, so that processors are disturbed once.
     ///
     /// # Panics
     ///
     /// If one of them is another guest's.
-    pub fn batch(&self, into: &mut Flush, other: Flush) {
-        into.check(self.id());
-        other.check(self.id());
+    pub fn batch(&self, into: &mut TlbFlush, other: TlbFlush) {
+        into.assert_guest(self.id());
+        other.assert_guest(self.id());
         if other.is_empty() {
             return;
         }
         into.absorb(&other);
         if let Some(chain) = other.tables {
-            self.chain(into, chain);
+            self.append_tables(into, chain);
         }
     }
 
@@ -35,8 +35,8 @@ impl<M: Memory> Guest<M> {
     /// # Panics
     ///
     /// If it is another guest's: processors would go on using what that one is about to free.
-    pub fn discharge(&self, flush: Flush, processors: &(impl Processors + ?Sized)) {
-        flush.check(self.id());
+    pub fn flush(&self, flush: TlbFlush, processors: &(impl Processors + ?Sized)) {
+        flush.assert_guest(self.id());
         if flush.is_empty() {
             return;
         }
@@ -46,7 +46,7 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Frees tables taken out, and what else was put by until now, once nobody looks at it any more.
-    pub(crate) fn reclaim(&self, tables: Option<Chain>) {
+    pub(crate) fn reclaim(&self, tables: Option<TableList>) {
         let cells = self.rmap.take_retired();
         let abandoned = match self.abandoned.load(Ordering::Relaxed) {
             0 => 0,
@@ -55,52 +55,52 @@ impl<M: Memory> Guest<M> {
         if tables.is_none() && cells.is_empty() && abandoned == 0 {
             return;
         }
-        self.walkers.wait();
-        self.free_dead(tables.map(|chain| chain.first));
+        self.rcu.synchronize();
+        self.free_detached(tables.map(|chain| chain.first));
         self.free_abandoned(abandoned);
         self.rmap.free_cells(&self.memory, cells);
     }
 
     /// Frees a list of dead tables: the first word of each leads to the next, the second to its origins.
-    fn free_dead(&self, mut next: Option<Frame>) {
+    fn free_detached(&self, mut next: Option<Frame>) {
         while let Some(table) = next {
             let words = self.memory.table(table);
-            next = Entry(words[0].load(Ordering::Acquire)).next_dead();
-            let origins = Entry(words[1].load(Ordering::Acquire)).next_dead();
-            self.free_node(Node { table, origins });
+            next = Entry(words[0].load(Ordering::Acquire)).next_detached();
+            let gfn_table = Entry(words[1].load(Ordering::Acquire)).next_detached();
+            self.free_node(Node { table, gfn_table });
         }
     }
 
     pub(crate) fn free_abandoned(&self, top: u64) {
-        self.free_dead((top != 0).then(|| Frame::containing(top)));
+        self.free_detached((top != 0).then(|| Frame::containing(top)));
     }
 
     /// Makes a list of its own of a table whose entries are all dead.
-    fn dead_node(&self, node: Node, next: Option<Frame>) {
+    fn link_detached(&self, node: Node, next: Option<Frame>) {
         let words = self.memory.table(node.table);
-        words[0].store(Entry::dead_link(next).0, Ordering::Release);
-        words[1].store(Entry::dead_link(node.origins).0, Ordering::Release);
+        words[0].store(Entry::detached_link(next).0, Ordering::Release);
+        words[1].store(Entry::detached_link(node.gfn_table).0, Ordering::Release);
     }
 
     /// Adds a table that was taken out, and whose entries are all dead, to those to be freed.
-    pub(crate) fn retire(&self, flush: &mut Flush, node: Node) {
-        self.dead_node(node, None);
-        let alone = Chain {
+    pub(crate) fn retire(&self, flush: &mut TlbFlush, node: Node) {
+        self.link_detached(node, None);
+        let alone = TableList {
             first: node.table,
             last: node.table,
         };
-        self.chain(flush, alone);
+        self.append_tables(flush, alone);
     }
 
     /// Puts by a table that no processor has seen, but perhaps a thread, for the next discharge to free.
     pub(crate) fn abandon(&self, node: Node) {
         for index in 0..ENTRIES {
             let slot = node.slot(&self.memory, index);
-            while !replace(slot, settled(slot), Entry::DEAD) {}
+            while !try_replace(slot, load_unfrozen(slot), Entry::DETACHED) {}
         }
         let mut top = self.abandoned.load(Ordering::Relaxed);
         loop {
-            self.dead_node(node, (top != 0).then(|| Frame::containing(top)));
+            self.link_detached(node, (top != 0).then(|| Frame::containing(top)));
             match self.abandoned.compare_exchange(
                 top,
                 node.table.address(),
@@ -113,10 +113,10 @@ impl<M: Memory> Guest<M> {
         }
     }
 
-    fn chain(&self, flush: &mut Flush, mut chain: Chain) {
+    fn append_tables(&self, flush: &mut TlbFlush, mut chain: TableList) {
         if let Some(old) = flush.tables {
             // A dead entry stays dead for whoever still walks here; the processor ignores it.
-            let link = Entry::dead_link(Some(old.first));
+            let link = Entry::detached_link(Some(old.first));
             self.memory.table(chain.last)[0].store(link.0, Ordering::Release);
             chain.last = old.last;
         }

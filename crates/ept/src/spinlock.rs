@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
 
-use crate::atomic::{AtomicU8, Ordering, relax};
+use crate::atomic::{AtomicU8, Ordering, cpu_relax};
 
 /// A spin lock. Nothing blocks, faults or calls out while one is held, unless its owner says so.
 pub(crate) struct SpinLock<T> {
@@ -30,7 +30,7 @@ impl<T> SpinLock<T> {
             .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
             .is_err()
         {
-            relax();
+            cpu_relax();
         }
         Guard { lock: self }
     }

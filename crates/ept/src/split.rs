@@ -3,12 +3,12 @@
 use thiserror::Error;
 
 use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
-use crate::atomic::{AtomicU64, Ordering, relax};
+use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
-use crate::tlb_flush::Flush;
-use crate::walk::{Node, Position, gfn_of, replace};
+use crate::host_memory::HostMemory;
+use crate::tlb_flush::TlbFlush;
+use crate::walk::{EntryRef, Node, mapped_gfn, try_replace};
 
 /// Why a superpage was not split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -45,31 +45,28 @@ pub enum MergeError {
     NoView(View),
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Breaks superpages until the leaf for `at`, if there is one, is not larger than `to`.
     ///
     /// # Errors
     ///
     /// See [`SplitError`].
-    pub fn split(&self, view: View, at: Gfn, to: Level) -> Result<Flush, SplitError> {
+    pub fn split(&self, view: View, at: Gfn, to: Level) -> Result<TlbFlush, SplitError> {
         if !at.is_translated() {
             return Err(SplitError::OutOfRange(at));
         }
-        let mut flush = self.no_flush();
+        let mut flush = self.empty_flush();
         loop {
-            let _inside = self.walkers.enter();
-            let position = self.walk(view, at, to).ok_or(SplitError::NoView(view))?;
-            if position.entry.is_busy() {
-                relax();
-            } else if position.level <= to || position.entry == Entry::ABSENT {
+            let _guard = self.rcu.read();
+            let found = self.walk(view, at, to).ok_or(SplitError::NoView(view))?;
+            if found.entry.is_frozen() {
+                cpu_relax();
+            } else if found.level <= to || found.entry == Entry::ABSENT {
                 return Ok(flush);
             } else {
-                let start = at.align_down(position.level);
-                self.split_at(start, &position)?;
-                flush.add(
-                    view.bit(),
-                    GfnRange::from_len(start, position.level.pages()),
-                );
+                let start = at.align_down(found.level);
+                self.split_at(start, &found)?;
+                flush.add(view.bit(), GfnRange::from_len(start, found.level.pages()));
             }
         }
     }
@@ -79,27 +76,27 @@ impl<M: Memory> Guest<M> {
     /// The pieces allow no more than the leaf did, and map the same frames: a processor that goes on
     /// using the leaf does no harm until one of the pieces is changed, and whoever changes it flushes
     /// an address that the leaf covers.
-    pub(crate) fn split_at(&self, start: Gfn, position: &Position<'_>) -> Result<(), SplitError> {
-        let Some(below) = position.level.below() else {
+    pub(crate) fn split_at(&self, start: Gfn, found: &EntryRef<'_>) -> Result<(), SplitError> {
+        let Some(below) = found.level.below() else {
             return Ok(());
         };
         let no_memory = SplitError::NoMemory(start);
-        let nested = position.location.is_nested();
+        let nested = found.location.is_nested();
         let node = self.new_table(nested).map_err(|_| no_memory)?;
-        if !position.replace(Entry::BUSY) {
+        if !found.try_replace(Entry::FROZEN) {
             self.free_node(node);
             return Ok(());
         }
         // Nobody else changes this entry now, and no processor sets its flags.
-        let leaf = position.entry;
+        let leaf = found.entry;
         if leaf.is_mmio() {
             for slot in self.memory.table(node.table) {
                 slot.store(Entry::MMIO.0, Ordering::Relaxed);
             }
         } else {
-            let gfn = position.gfn(start);
-            if let Err(seen) = self.fill_pieces(node, leaf, below, gfn) {
-                position.slot.store(leaf.0, Ordering::Release);
+            let gfn = found.gfn(start);
+            if let Err(seen) = self.fill_split_table(node, leaf, below, gfn) {
+                found.slot.store(leaf.0, Ordering::Release);
                 if seen {
                     self.abandon(node);
                 } else {
@@ -108,10 +105,10 @@ impl<M: Memory> Guest<M> {
                 return Err(no_memory);
             }
             self.rmap
-                .remove(&self.memory, position.level, gfn, position.location);
+                .remove(&self.memory, found.level, gfn, found.location);
         }
-        position.set_origins_of(node);
-        position
+        found.set_gfn_table(node);
+        found
             .slot
             .store(Entry::table(node.table).0, Ordering::Release);
         Ok(())
@@ -119,8 +116,14 @@ impl<M: Memory> Guest<M> {
 
     /// Writes the pieces of a leaf for `gfn` into a new table, and adds them to the reverse map; all or,
     /// without memory, none. The error: whether visitors may have seen the table.
-    fn fill_pieces(&self, node: Node, leaf: Entry, below: Level, gfn: Gfn) -> Result<(), bool> {
-        let nested = node.origins.is_some();
+    fn fill_split_table(
+        &self,
+        node: Node,
+        leaf: Entry,
+        below: Level,
+        gfn: Gfn,
+    ) -> Result<(), bool> {
+        let nested = node.gfn_table.is_some();
         let mut spare = self
             .rmap
             .reserve(&self.memory, below, gfn)
@@ -129,12 +132,12 @@ impl<M: Memory> Guest<M> {
         let mut done = Ok(());
         for index in 0..ENTRIES {
             let span = GfnRange::from_len(piece(index), below.pages());
-            let entry = self.armed(leaf.piece(below, index as u64), below, span, nested);
+            let entry = self.arm_leaf(leaf.child_leaf(below, index as u64), below, span, nested);
             // Before it is in the reverse map: a visitor may change it from then on.
             node.slot(&self.memory, index)
                 .store(entry.0, Ordering::Release);
-            if let Some(origin) = node.origin(&self.memory, index) {
-                origin.store(piece(index).index() + 1, Ordering::Release);
+            if let Some(gfn_word) = node.gfn_word(&self.memory, index) {
+                gfn_word.store(piece(index).index() + 1, Ordering::Release);
             }
             let location = node.location(index);
             let added = self
@@ -160,10 +163,10 @@ impl<M: Memory> Guest<M> {
     /// # Errors
     ///
     /// See [`MergeError`]; nothing has changed then.
-    pub fn merge(&self, view: View, at: Gfn, level: Level) -> Result<Flush, MergeError> {
+    pub fn merge(&self, view: View, at: Gfn, level: Level) -> Result<TlbFlush, MergeError> {
         let offered = match level {
-            Level::Large => self.capabilities.large,
-            Level::Huge => self.capabilities.huge,
+            Level::Size2M => self.capabilities.pages_2m,
+            Level::Size1G => self.capabilities.pages_1g,
             _ => false,
         };
         let Some(below) = level
@@ -172,28 +175,28 @@ impl<M: Memory> Guest<M> {
         else {
             return Err(MergeError::Level(at, level));
         };
-        let mut flush = self.no_flush();
-        let _inside = self.walkers.enter();
+        let mut flush = self.empty_flush();
+        let _guard = self.rcu.read();
         loop {
-            let position = self.walk(view, at, level).ok_or(MergeError::NoView(view))?;
-            if position.entry.is_busy() {
-                relax();
+            let found = self.walk(view, at, level).ok_or(MergeError::NoView(view))?;
+            if found.entry.is_frozen() {
+                cpu_relax();
                 continue;
             }
-            if position.level != level || !position.entry.is_table(level) {
+            if found.level != level || !found.entry.is_table(level) {
                 return Err(MergeError::Unlike(at));
             }
-            let nested = position.location.is_nested();
-            let _merging = nested.then(|| self.merges.begin());
-            if position.replace(Entry::BUSY) {
-                return match self.merge_table(at, &position, below) {
+            let nested = found.location.is_nested();
+            let _merging = nested.then(|| self.merge_seq.begin());
+            if found.try_replace(Entry::FROZEN) {
+                return match self.merge_table(at, &found, below) {
                     Ok(node) => {
                         flush.add(view.bit(), GfnRange::from_len(at, level.pages()));
                         self.retire(&mut flush, node);
                         Ok(flush)
                     }
                     Err(error) => {
-                        position.slot.store(position.entry.0, Ordering::Release);
+                        found.slot.store(found.entry.0, Ordering::Release);
                         Err(error)
                     }
                 };
@@ -204,42 +207,37 @@ impl<M: Memory> Guest<M> {
     /// With the entry above busy: checks and kills the leaves one by one, and writes the large one.
     /// Threads that are in the table already find dead entries, and start again at the root; so does a
     /// processor that has cached the way here, with an exit.
-    fn merge_table(
-        &self,
-        at: Gfn,
-        position: &Position<'_>,
-        below: Level,
-    ) -> Result<Node, MergeError> {
+    fn merge_table(&self, at: Gfn, found: &EntryRef<'_>, below: Level) -> Result<Node, MergeError> {
         // The entry is busy, so its origin stands still.
         let node = Node {
-            table: position.entry.frame(),
-            origins: position
-                .origin
+            table: found.entry.frame(),
+            gfn_table: found
+                .gfn_word
                 .map(|word| Frame::containing(word.load(Ordering::Acquire))),
         };
-        let gfn_at = |index: usize, at: Gfn| gfn_of(node.origin(&self.memory, index), at);
+        let gfn_at = |index: usize, at: Gfn| mapped_gfn(node.gfn_word(&self.memory, index), at);
         let gfn = gfn_at(0, at);
         let head = Entry(node.slot(&self.memory, 0).load(Ordering::Acquire));
         let aligned = head.is_leaf(below)
-            && head.frame().is_aligned(position.level)
-            && gfn.is_aligned(position.level);
+            && head.frame().is_aligned(found.level)
+            && gfn.is_aligned(found.level);
         if !aligned {
             return Err(MergeError::Unlike(at));
         }
         // Not only if the leaves say so: a log may be starting, and not have come to them yet.
-        let span = GfnRange::from_len(gfn, position.level.pages()).intersect(self.all());
-        if self.log.form().is_some() && self.log.tracked.any(span) {
+        let span = GfnRange::from_len(gfn, found.level.pages()).intersect(self.all());
+        if self.log.method().is_some() && self.log.tracked.any(span) {
             return Err(MergeError::Logged(at));
         }
         let mut killed = [Entry::ABSENT; ENTRIES];
-        let mut merged = head.grown().with_accessed(false).with_dirty(false);
+        let mut merged = head.parent_leaf().with_accessed(false).with_dirty(false);
         let mut outcome = Ok(());
         let mut count = 0;
         while outcome.is_ok() && count < ENTRIES {
             let slot = node.slot(&self.memory, count);
             let offset = count as u64 * below.pages();
             let expected = (head.frame().plus(offset), gfn.plus(offset));
-            match kill_alike(slot, below, head) {
+            match detach_if_alike(slot, below, head) {
                 // What is dead is not mapped anew: the origin stands still.
                 Ok(leaf) if (leaf.frame(), gfn_at(count, at.plus(offset))) == expected => {
                     merged = merged
@@ -259,7 +257,7 @@ impl<M: Memory> Guest<M> {
         if outcome.is_ok() {
             outcome = self
                 .rmap
-                .add(&self.memory, position.level, gfn, position.location)
+                .add(&self.memory, found.level, gfn, found.location)
                 .map_err(|_| MergeError::NoMemory(at));
         }
         if let Err(error) = outcome {
@@ -274,26 +272,26 @@ impl<M: Memory> Guest<M> {
             self.rmap
                 .remove(&self.memory, below, piece, node.location(index));
         }
-        position.set_gfn(gfn);
+        found.set_gfn(gfn);
         // A log may be on beside these pages: PML has to know that they are none of its.
-        let nested = node.origins.is_some();
-        let merged = self.armed(merged, position.level, span, nested);
-        position.slot.store(merged.0, Ordering::Release);
+        let nested = node.gfn_table.is_some();
+        let merged = self.arm_leaf(merged, found.level, span, nested);
+        found.slot.store(merged.0, Ordering::Release);
         Ok(node)
     }
 }
 
 /// Kills a leaf that is like `head`; `Err(true)` if it is logged, `Err(false)` if it is unlike.
-fn kill_alike(slot: &AtomicU64, level: Level, head: Entry) -> Result<Entry, bool> {
+fn detach_if_alike(slot: &AtomicU64, level: Level, head: Entry) -> Result<Entry, bool> {
     loop {
         let entry = Entry(slot.load(Ordering::Acquire));
-        if entry.is_busy() {
-            relax();
+        if entry.is_frozen() {
+            cpu_relax();
         } else if entry.is_logged() {
             return Err(true);
-        } else if !entry.is_leaf(level) || entry.traits() != head.traits() {
+        } else if !entry.is_leaf(level) || entry.attributes() != head.attributes() {
             return Err(false);
-        } else if replace(slot, entry, Entry::DEAD) {
+        } else if try_replace(slot, entry, Entry::DETACHED) {
             return Ok(entry);
         }
     }

@@ -5,12 +5,12 @@ use core::fmt;
 use crate::address::{Frame, Gfn, GfnRange};
 use crate::guest::View;
 
-/// Ranges kept apart in one [`Flush`]; the nearest two are joined when there are more.
+/// Ranges kept apart in one [`TlbFlush`]; the nearest two are joined when there are more.
 const RANGES: usize = 8;
 
 /// An obligation: processors may still use translations that the tables no longer hold.
 ///
-/// Hand it to [`Guest::discharge`](crate::Guest::discharge), at once or after batching several with
+/// Hand it to [`Guest::flush`](crate::Guest::flush), at once or after batching several with
 /// [`Guest::batch`](crate::Guest::batch). Until then a guest can go on reading and writing through the
 /// old translations, and tables that were taken out, and the numbers of removed views, stay taken: dropping an
 /// obligation leaks them, which is safe; freeing them early would not be (SDM vol. 3C, "Caching Translation Information":
@@ -20,43 +20,43 @@ const RANGES: usize = 8;
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
-/// use hikkoshi_ept::{testing::Ram, *};
+/// use hikkoshi_ept::{testing::TestMemory, *};
 ///
-/// let guest = Guest::new(Ram::new(10), 512, 0, Capabilities::ALL).unwrap();
+/// let guest = Guest::new(TestMemory::new(10), 512, 0, Capabilities::ALL).unwrap();
 /// guest.unmap(View::MAIN, guest.all());
 /// ```
 ///
 /// ```
 /// # #![deny(unused_must_use)]
-/// # use hikkoshi_ept::{testing::Ram, *};
-/// # let guest = Guest::new(Ram::new(10), 512, 0, Capabilities::ALL).unwrap();
+/// # use hikkoshi_ept::{testing::TestMemory, *};
+/// # let guest = Guest::new(TestMemory::new(10), 512, 0, Capabilities::ALL).unwrap();
 /// # let processors = ();
 /// let flush = guest.unmap(View::MAIN, guest.all());
-/// guest.discharge(flush, &processors);
+/// guest.flush(flush, &processors);
 /// ```
-#[must_use = "processors keep using the old translations until this is handed to Guest::discharge"]
+#[must_use = "processors keep using the old translations until this is handed to Guest::flush"]
 #[derive(Default)]
-pub struct Flush {
+pub struct TlbFlush {
     views: u64,
     /// [`Guest::id`](crate::Guest) of the guest that it is for; zero of one that came from
-    /// [`Flush::none`].
+    /// [`TlbFlush::none`].
     guest: usize,
     /// Views whose numbers are given back when this is met.
     removed: u64,
     whole: bool,
     count: usize,
     ranges: [GfnRange; RANGES],
-    pub(crate) tables: Option<Chain>,
+    pub(crate) tables: Option<TableList>,
 }
 
 /// Tables taken out, linked through their first words.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Chain {
+pub(crate) struct TableList {
     pub(crate) first: Frame,
     pub(crate) last: Frame,
 }
 
-impl Flush {
+impl TlbFlush {
     /// Nothing to forget.
     pub fn none() -> Self {
         Self::default()
@@ -68,7 +68,7 @@ impl Flush {
     }
 
     /// Whether translations of `view` are to be forgotten.
-    pub fn concerns(&self, view: View) -> bool {
+    pub fn applies_to(&self, view: View) -> bool {
         self.views & view.bit() != 0
     }
 
@@ -85,14 +85,14 @@ impl Flush {
 
     /// Whether a translation of `at` in `view` is to be forgotten.
     pub fn covers(&self, view: View, at: Gfn) -> bool {
-        self.concerns(view)
+        self.applies_to(view)
             && self
                 .ranges()
                 .is_none_or(|ranges| ranges.iter().any(|range| range.contains(at)))
     }
 
     /// The same for a guest.
-    pub(crate) fn of(guest: usize) -> Self {
+    pub(crate) fn for_guest(guest: usize) -> Self {
         Self {
             guest,
             ..Self::default()
@@ -100,7 +100,7 @@ impl Flush {
     }
 
     /// Panics if another guest owes it.
-    pub(crate) fn check(&self, guest: usize) {
+    pub(crate) fn assert_guest(&self, guest: usize) {
         assert!(
             self.guest == guest || self.is_empty(),
             "an obligation was handed to a guest that is not its own"
@@ -116,9 +116,9 @@ impl Flush {
     }
 
     /// These views were removed.
-    pub(crate) fn add_removed(&mut self, views: u64) {
+    pub(crate) fn add_removed_views(&mut self, views: u64) {
         self.removed |= views;
-        self.add_whole(views);
+        self.add_whole_views(views);
     }
 
     pub(crate) fn add(&mut self, views: u64, range: GfnRange) {
@@ -141,7 +141,7 @@ impl Flush {
         }
     }
 
-    pub(crate) fn add_whole(&mut self, views: u64) {
+    pub(crate) fn add_whole_views(&mut self, views: u64) {
         if views != 0 {
             self.views |= views;
             self.whole = true;
@@ -149,7 +149,7 @@ impl Flush {
     }
 
     /// What is to be forgotten, is to be forgotten in these views too.
-    pub(crate) fn also_in(&mut self, views: u64) {
+    pub(crate) fn extend_to_views(&mut self, views: u64) {
         if self.views != 0 {
             self.views |= views;
         }
@@ -201,9 +201,9 @@ impl Flush {
     }
 }
 
-impl fmt::Debug for Flush {
+impl fmt::Debug for TlbFlush {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Flush")
+        f.debug_struct("TlbFlush")
             .field("views", &format_args!("{:#x}", self.views))
             .field("ranges", &self.ranges())
             .field("tables", &self.tables)
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn neighbours_become_one_range() {
-        let mut flush = Flush::none();
+        let mut flush = TlbFlush::none();
         for page in 0..100 {
             flush.add(1, range(page, 1));
         }
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_nearest_are_joined_and_nothing_is_lost() {
-        let mut flush = Flush::none();
+        let mut flush = TlbFlush::none();
         let starts = [0, 100, 110, 300, 400, 500, 600, 700, 800, 900, 1000];
         for start in starts {
             flush.add(1, range(start, 1));
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn ascending_ranges_are_all_covered() {
-        let mut flush = Flush::none();
+        let mut flush = TlbFlush::none();
         for start in 0..20 {
             flush.add_ascending(1, range(start * 1000, 2));
         }
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn an_empty_range_concerns_nobody() {
-        let mut flush = Flush::none();
+        let mut flush = TlbFlush::none();
         flush.add(1, GfnRange::EMPTY);
         assert!(flush.is_empty());
     }

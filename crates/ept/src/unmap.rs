@@ -1,25 +1,25 @@
 //! Taking mappings away: each level is walked once, and a table that the range covers goes as a whole.
 
 use crate::address::{ENTRIES, Gfn, GfnRange, INDEX_BITS, Level};
-use crate::atomic::{Ordering, relax};
+use crate::atomic::{Ordering, cpu_relax};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
+use crate::host_memory::HostMemory;
 use crate::rmap::Location;
-use crate::tlb_flush::Flush;
-use crate::walk::{Node, Position, gfn_of, replace, settled};
+use crate::tlb_flush::TlbFlush;
+use crate::walk::{EntryRef, Node, load_unfrozen, mapped_gfn, try_replace};
 
 /// An unmapping under way.
-struct Unmapping {
+struct UnmapJob {
     view: View,
     range: GfnRange,
-    flush: Flush,
+    flush: TlbFlush,
 }
 
 /// An entry that was found dead, by its first address.
-struct Dead(Gfn);
+struct Detached(Gfn);
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Takes away what is mapped at `range` (addresses of the view): memory and device marks. A
     /// superpage that lies in the range in part is split.
     ///
@@ -28,20 +28,20 @@ impl<M: Memory> Guest<M> {
     /// superpage at the range's edge, all of it is taken away: the guest faults there once more, and
     /// nothing is lost. A device mark of that size stays as a whole then: the hypervisor has it from nowhere
     /// else.
-    pub fn unmap(&self, view: View, range: GfnRange) -> Flush {
+    pub fn unmap(&self, view: View, range: GfnRange) -> TlbFlush {
         let range = range.intersect(GfnRange::TRANSLATED);
-        let mut job = Unmapping {
+        let mut job = UnmapJob {
             view,
             range,
-            flush: self.no_flush(),
+            flush: self.empty_flush(),
         };
         // Whoever waits for others to leave waits for one GiB, not for a guest.
-        self.each_gib(view, range, &mut |root, part| {
+        self.for_each_gib(view, range, &mut |root, part| {
             self.unmap_part(&mut job, root, part);
         });
         if range.len() >= Level::Root.pages() {
             // Tables of 512 GiB, empty by now, that lie in the range as a whole.
-            let _inside = self.walkers.enter();
+            let _guard = self.rcu.read();
             if let Some(root) = self.root(view) {
                 self.unmap_part(&mut job, root, range);
             }
@@ -53,17 +53,17 @@ impl<M: Memory> Guest<M> {
     /// back. A superpage of a nested view goes as a whole, wherever the range ends.
     ///
     /// What others map meanwhile may be there afterwards.
-    pub fn unmap_everywhere(&self, range: GfnRange) -> Flush {
-        let mut flush = self.no_flush();
-        self.each_plain_view(|view| self.batch(&mut flush, self.unmap(view, range)));
+    pub fn unmap_all_views(&self, range: GfnRange) -> TlbFlush {
+        let mut flush = self.empty_flush();
+        self.for_each_plain_view(|view| self.batch(&mut flush, self.unmap(view, range)));
         let before = self.nested_views();
         if before != 0 {
-            for part in range.intersect(self.all()).chunks(Level::Huge.pages()) {
-                let _inside = self.walkers.enter();
+            for part in range.intersect(self.all()).chunks(Level::Size1G.pages()) {
+                let _guard = self.rcu.read();
                 self.remove_nested(part);
             }
             // One may have come meanwhile.
-            flush.add_whole(before | self.nested_views());
+            flush.add_whole_views(before | self.nested_views());
         }
         flush
     }
@@ -72,10 +72,10 @@ impl<M: Memory> Guest<M> {
     fn remove_nested(&self, range: GfnRange) {
         // Downwards: a leaf that is split meanwhile is found as its pieces. One that is put together with
         // others goes the other way, and may be passed on it; and while it is under way there is no leaf.
-        self.merges.without(|| {
+        self.merge_seq.retry_if_merged(|| {
             for level in Level::LEAVES {
                 self.rmap
-                    .each_in(&self.memory, level, range, &mut |gfn, location| {
+                    .for_each_in(&self.memory, level, range, &mut |gfn, location| {
                         if location.is_nested() {
                             // If it is not there any more, another thread has taken it away.
                             self.remove_leaf(location, level, gfn, Entry::ABSENT);
@@ -90,10 +90,10 @@ impl<M: Memory> Guest<M> {
     /// A dead entry does not mean that nothing is mapped: the leaf is being put together with others, or
     /// its table was taken out and another is there by now. From such an entry on it begins again at the
     /// root, on the way to which whoever is at work holds an entry busy, or has left it changed.
-    fn unmap_part(&self, job: &mut Unmapping, mut root: Node, part: GfnRange) {
+    fn unmap_part(&self, job: &mut UnmapJob, mut root: Node, part: GfnRange) {
         job.range = part;
-        while let Err(Dead(at)) = self.unmap_in(job, root, Level::Root, Gfn::new(0)) {
-            relax();
+        while let Err(Detached(at)) = self.unmap_in(job, root, Level::Root, Gfn::new(0)) {
+            cpu_relax();
             job.range = GfnRange::new(at, part.end()).intersect(part);
             let Some(again) = self.root(job.view) else {
                 return;
@@ -104,11 +104,11 @@ impl<M: Memory> Guest<M> {
 
     fn unmap_in(
         &self,
-        job: &mut Unmapping,
+        job: &mut UnmapJob,
         node: Node,
         level: Level,
         base: Gfn,
-    ) -> Result<(), Dead> {
+    ) -> Result<(), Detached> {
         let covered = GfnRange::from_len(base, level.pages() << INDEX_BITS);
         let part = covered.intersect(job.range);
         if part.is_empty() {
@@ -125,12 +125,12 @@ impl<M: Memory> Guest<M> {
 
     fn unmap_entry(
         &self,
-        job: &mut Unmapping,
+        job: &mut UnmapJob,
         node: Node,
         index: usize,
         level: Level,
         span: GfnRange,
-    ) -> Result<(), Dead> {
+    ) -> Result<(), Detached> {
         let slot = node.slot(&self.memory, index);
         let whole = job.range.covers(span);
         loop {
@@ -138,11 +138,11 @@ impl<M: Memory> Guest<M> {
             if entry == Entry::ABSENT {
                 return Ok(());
             }
-            if entry.is_dead() {
-                return Err(Dead(span.start()));
+            if entry.is_detached() {
+                return Err(Detached(span.start()));
             }
-            if entry.is_busy() {
-                relax();
+            if entry.is_frozen() {
+                cpu_relax();
             } else if entry.is_table(level) {
                 let Some(below) = level.below() else {
                     return Ok(());
@@ -153,16 +153,16 @@ impl<M: Memory> Guest<M> {
                 if !whole {
                     return self.unmap_in(job, table, below, span.start());
                 }
-                if replace(slot, entry, Entry::ABSENT) {
+                if try_replace(slot, entry, Entry::ABSENT) {
                     job.flush.add(job.view.bit(), span);
-                    self.kill_table(job, table, below, span.start());
+                    self.detach_table(job, table, below, span.start());
                     return Ok(());
                 }
             } else {
                 let mut all = whole;
                 if !whole {
-                    let position = Position::new(&self.memory, node, index, level, entry);
-                    all = self.split_at(span.start(), &position).is_err();
+                    let found = EntryRef::new(&self.memory, node, index, level, entry);
+                    all = self.split_at(span.start(), &found).is_err();
                     if all && entry.is_mmio() {
                         return Ok(());
                     }
@@ -175,37 +175,37 @@ impl<M: Memory> Guest<M> {
     }
 
     /// Kills all entries of a root that was taken out, and the tables below.
-    pub(crate) fn kill(&self, flush: &mut Flush, view: View, root: Node) {
-        let mut job = Unmapping {
+    pub(crate) fn detach_tree(&self, flush: &mut TlbFlush, view: View, root: Node) {
+        let mut job = UnmapJob {
             view,
             range: GfnRange::EMPTY,
             flush: core::mem::take(flush),
         };
-        self.kill_table(&mut job, root, Level::Root, Gfn::new(0));
+        self.detach_table(&mut job, root, Level::Root, Gfn::new(0));
         *flush = job.flush;
     }
 
-    fn kill_table(&self, job: &mut Unmapping, node: Node, level: Level, base: Gfn) {
+    fn detach_table(&self, job: &mut UnmapJob, node: Node, level: Level, base: Gfn) {
         for index in 0..ENTRIES {
             let slot = node.slot(&self.memory, index);
             let start = base.plus(index as u64 * level.pages());
             let span = GfnRange::from_len(start, level.pages());
             loop {
                 let entry = Entry(slot.load(Ordering::Acquire));
-                if entry.is_dead() {
+                if entry.is_detached() {
                     break;
                 }
-                if entry.is_busy() {
-                    relax();
+                if entry.is_frozen() {
+                    cpu_relax();
                 } else if let Some(below) = level.below().filter(|_| entry.is_table(level)) {
                     let Some(table) = node.below(&self.memory, index, entry) else {
                         continue;
                     };
-                    if replace(slot, entry, Entry::DEAD) {
-                        self.kill_table(job, table, below, start);
+                    if try_replace(slot, entry, Entry::DETACHED) {
+                        self.detach_table(job, table, below, start);
                         break;
                     }
-                } else if self.remove_at(job, node, index, level, span, Entry::DEAD) {
+                } else if self.remove_at(job, node, index, level, span, Entry::DETACHED) {
                     break;
                 }
             }
@@ -216,7 +216,7 @@ impl<M: Memory> Guest<M> {
     /// Replaces what is no table by `with`; false if it is one by now, or dead before its table is.
     fn remove_at(
         &self,
-        job: &mut Unmapping,
+        job: &mut UnmapJob,
         node: Node,
         index: usize,
         level: Level,
@@ -227,18 +227,18 @@ impl<M: Memory> Guest<M> {
         loop {
             let entry = Entry(slot.load(Ordering::Acquire));
             if entry.is_leaf(level) {
-                let gfn = gfn_of(node.origin(&self.memory, index), span.start());
+                let gfn = mapped_gfn(node.gfn_word(&self.memory, index), span.start());
                 if self.remove_leaf(node.location(index), level, gfn, with) {
                     job.flush.add(job.view.bit(), span);
                     return true;
                 }
             } else if entry.is_table(level) {
                 return false;
-            } else if entry.is_busy() {
-                relax();
-            } else if entry.is_dead() {
-                return with.is_dead();
-            } else if replace(slot, entry, with) {
+            } else if entry.is_frozen() {
+                cpu_relax();
+            } else if entry.is_detached() {
+                return with.is_detached();
+            } else if try_replace(slot, entry, with) {
                 return true;
             }
         }
@@ -250,16 +250,16 @@ impl<M: Memory> Guest<M> {
         let slot = location.slot(&self.memory);
         let nested = location.is_nested();
         loop {
-            let entry = settled(slot);
+            let entry = load_unfrozen(slot);
             if !entry.is_leaf(level) {
                 return false;
             }
             if !nested {
                 // Into the log first, then out of the entry: a taker finds one of the two.
-                self.save_flag(entry, gfn);
+                self.log_dirty_flag(entry, gfn);
             }
-            if replace(slot, entry, Entry::BUSY) {
-                if nested && !self.rmap.holds(&self.memory, level, gfn, location) {
+            if try_replace(slot, entry, Entry::FROZEN) {
+                if nested && !self.rmap.contains(&self.memory, level, gfn, location) {
                     // Mapped anew since the caller looked: not the leaf that was meant.
                     slot.store(entry.0, Ordering::Release);
                     return false;
@@ -278,24 +278,24 @@ mod tests {
     use crate::address::Frame;
     use crate::capabilities::Capabilities;
     use crate::map::Mapping;
-    use crate::testing::Ram;
+    use crate::testing::TestMemory;
 
     /// Somebody read in the reverse map where frame 0 is mapped, and the entry maps frame 1 by now.
     #[test]
     fn a_nested_leaf_that_maps_another_frame_by_now_is_left_alone() {
-        let guest = Guest::new(Ram::new(20), 512, 0, Capabilities::ALL).unwrap();
+        let guest = Guest::new(TestMemory::new(20), 512, 0, Capabilities::ALL).unwrap();
         let nested = guest.add_nested_view().unwrap();
         let (at, page) = (Gfn::new(7), GfnRange::from_len(Gfn::new(1), 1));
         let mapping = Mapping::ram(page, Frame::new(0x1000));
         guest.map_nested(nested, at, &mapping).unwrap();
-        let leaf = guest.walk(nested, at, Level::Page).unwrap();
+        let leaf = guest.walk(nested, at, Level::Size4K).unwrap();
         let change = |leaf: Entry| Some(leaf.with_write(false));
         for (gfn, ours) in [(Gfn::new(0), false), (page.start(), true)] {
             assert_eq!(
-                guest.change_leaf(Level::Page, gfn, leaf.location, change),
+                guest.change_leaf(Level::Size4K, gfn, leaf.location, change),
                 ours
             );
-            let removed = guest.remove_leaf(leaf.location, Level::Page, gfn, Entry::ABSENT);
+            let removed = guest.remove_leaf(leaf.location, Level::Size4K, gfn, Entry::ABSENT);
             assert_eq!(removed, ours);
             let left = guest.lookup(nested, at).unwrap().gfn;
             assert_eq!(left.is_none(), ours);

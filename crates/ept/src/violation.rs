@@ -1,18 +1,18 @@
 //! The exit "EPT violation": what happened, and what the hypervisor does about it.
 
 use crate::address::{FRAME_BYTES, Gfn, Level};
-use crate::atomic::{Ordering, relax};
+use crate::atomic::{Ordering, cpu_relax};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
-use crate::walk::Position;
+use crate::host_memory::HostMemory;
+use crate::walk::EntryRef;
 
 /// The exit qualification of an EPT violation (SDM vol. 3C, "Basic VM-Exit Information", table "Exit
 /// Qualification for EPT Violations").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Qualification(pub u64);
+pub struct ExitQualification(pub u64);
 
-impl Qualification {
+impl ExitQualification {
     /// The access was a data read.
     pub const fn read(self) -> bool {
         self.0 & 1 != 0
@@ -32,7 +32,7 @@ impl Qualification {
 
 /// What to do after an EPT violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Violation {
+pub enum ViolationOutcome {
     /// Enter the guest again: the access will go through now, or find out more.
     Resume,
     /// Nothing is mapped: map the page and enter again, or tell the guest that nothing is there. Beyond
@@ -51,12 +51,12 @@ pub enum Violation {
     NoView,
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Handles an EPT violation at guest-physical `address` (VMCS field "guest-physical address") of a
     /// virtual processor in `view`. Lock-free, but where a superpage is split and where another thread
     /// is changing this very entry.
     ///
-    /// After [`Violation::Resume`] no processor has to forget anything: the entry allows more than
+    /// After [`ViolationOutcome::Resume`] no processor has to forget anything: the entry allows more than
     /// before, and the exit itself has dropped what this processor remembered of the address (SDM
     /// vol. 3C, "Operations that Invalidate Cached Mappings").
     ///
@@ -65,67 +65,72 @@ impl<M: Memory> Guest<M> {
     /// (SDM vol. 3C, "Information for VM Exits During Event Delivery"). If it is not, and bit 12 of the
     /// qualification is set ("NMI unblocking due to IRET"), blocking by NMI has to be set in the guest's
     /// interruptibility state again, or a second NMI could come into the handler of the first.
-    pub fn violation(&self, view: View, address: u64, why: Qualification) -> Violation {
+    pub fn handle_ept_violation(
+        &self,
+        view: View,
+        address: u64,
+        why: ExitQualification,
+    ) -> ViolationOutcome {
         let at = Gfn::new(address / FRAME_BYTES);
         if !at.is_translated() {
             // A processor with more than 48 address bits: no entry could allow the access.
-            return Violation::Absent(at);
+            return ViolationOutcome::Absent(at);
         }
-        let _inside = self.walkers.enter();
+        let _guard = self.rcu.read();
         loop {
-            let Some(position) = self.walk(view, at, Level::Page) else {
-                return Violation::NoView;
+            let Some(found) = self.walk(view, at, Level::Size4K) else {
+                return ViolationOutcome::NoView;
             };
-            let entry = position.entry;
-            if entry.is_busy() {
-                relax();
+            let entry = found.entry;
+            if entry.is_frozen() {
+                cpu_relax();
                 continue;
             }
             if entry.is_mmio() {
-                return Violation::Mmio { address };
+                return ViolationOutcome::Mmio { address };
             }
-            if !entry.is_leaf(position.level) {
-                return Violation::Absent(at);
+            if !entry.is_leaf(found.level) {
+                return ViolationOutcome::Absent(at);
             }
             if allows(entry, why) {
-                return Violation::Resume; // another processor was faster, or we had an old translation
+                return ViolationOutcome::Resume; // another processor was faster, or we had an old translation
             }
             if !allows(entry.with_write(entry.may_write()), why) {
-                return Violation::Denied(at);
+                return ViolationOutcome::Denied(at);
             }
-            let start = at.align_down(position.level);
-            if entry.is_logged() && position.level > Level::Page {
-                if self.split_at(start, &position).is_err() {
-                    return Violation::NoMemory(at);
+            let start = at.align_down(found.level);
+            if entry.is_logged() && found.level > Level::Size4K {
+                if self.split_at(start, &found).is_err() {
+                    return ViolationOutcome::NoMemory(at);
                 }
-            } else if let Some(gfn) = self.grant(start, &position) {
+            } else if let Some(gfn) = self.grant(start, &found) {
                 // Writable first, then into the log: if the log is taken between the two, the page is in
                 // the next one. The other way round the log could be taken in between, and a write to a
                 // page that is writable and in no log would be lost.
-                self.log.mark(gfn);
-                return Violation::Resume;
+                self.log.mark_dirty(gfn);
+                return ViolationOutcome::Resume;
             }
         }
     }
 
     /// Makes a leaf writable; returns the guest frame it maps, or `None` if it changed meanwhile.
-    fn grant(&self, start: Gfn, position: &Position<'_>) -> Option<Gfn> {
-        let new = position.entry.with_write(true);
-        if !position.location.is_nested() {
-            return position.replace(new).then_some(start);
+    fn grant(&self, start: Gfn, found: &EntryRef<'_>) -> Option<Gfn> {
+        let new = found.entry.with_write(true);
+        if !found.location.is_nested() {
+            return found.try_replace(new).then_some(start);
         }
         // A nested view's entry may be mapped anew at any time: held busy while asking what it maps.
-        if !position.replace(Entry::BUSY) {
+        if !found.try_replace(Entry::FROZEN) {
             return None;
         }
-        let gfn = position.gfn(start);
-        position.slot.store(new.0, Ordering::Release);
+        let gfn = found.gfn(start);
+        found.slot.store(new.0, Ordering::Release);
         Some(gfn)
     }
 }
 
-fn allows(entry: Entry, why: Qualification) -> bool {
-    (!why.read() || entry.reads())
-        && (!why.write() || entry.writes())
-        && (!why.fetch() || entry.executes())
+fn allows(entry: Entry, why: ExitQualification) -> bool {
+    (!why.read() || entry.is_readable())
+        && (!why.write() || entry.is_writable())
+        && (!why.fetch() || entry.is_executable())
 }

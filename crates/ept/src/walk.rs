@@ -1,14 +1,14 @@
 //! The way from a root to an entry, and changing it there.
 
 use crate::address::{Frame, Gfn, GfnRange, Level};
-use crate::atomic::{AtomicU64, Ordering, relax};
+use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::{FrameReach, Memory};
+use crate::host_memory::{FrameAccess, HostMemory};
 use crate::rmap::Location;
 
 /// A guest frame that no guest has.
-const NOWHERE: Gfn = Gfn::new(u64::MAX >> 12);
+const INVALID_GFN: Gfn = Gfn::new(u64::MAX >> 12);
 
 /// A table of a view. Beside each table of a nested view lies a frame of *origins*: for each leaf the
 /// guest frame that it maps (plus 1), for each reference to a table the address of that table's origins.
@@ -17,64 +17,64 @@ const NOWHERE: Gfn = Gfn::new(u64::MAX >> 12);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) table: Frame,
-    pub(crate) origins: Option<Frame>,
+    pub(crate) gfn_table: Option<Frame>,
 }
 
 impl Node {
     #[inline]
     pub(crate) const fn location(self, index: usize) -> Location {
-        Location::new(self.table, index, self.origins.is_some())
+        Location::new(self.table, index, self.gfn_table.is_some())
     }
 
     #[inline]
-    pub(crate) fn slot<M: FrameReach + ?Sized>(self, memory: &M, index: usize) -> &AtomicU64 {
+    pub(crate) fn slot<M: FrameAccess + ?Sized>(self, memory: &M, index: usize) -> &AtomicU64 {
         &memory.table(self.table)[index]
     }
 
     #[inline]
-    pub(crate) fn origin<M: FrameReach + ?Sized>(
+    pub(crate) fn gfn_word<M: FrameAccess + ?Sized>(
         self,
         memory: &M,
         index: usize,
     ) -> Option<&AtomicU64> {
-        Some(&memory.table(self.origins?)[index])
+        Some(&memory.table(self.gfn_table?)[index])
     }
 
     /// The table that `entry`, read at `index`, refers to; `None` if it has changed since.
     #[inline]
-    pub(crate) fn below<M: FrameReach + ?Sized>(
+    pub(crate) fn below<M: FrameAccess + ?Sized>(
         self,
         memory: &M,
         index: usize,
         entry: Entry,
     ) -> Option<Self> {
         let table = entry.frame();
-        let Some(origin) = self.origin(memory, index) else {
-            let origins = None;
-            return Some(Self { table, origins });
+        let Some(gfn_word) = self.gfn_word(memory, index) else {
+            let gfn_table = None;
+            return Some(Self { table, gfn_table });
         };
-        let origins = Some(Frame::containing(origin.load(Ordering::Acquire)));
+        let gfn_table = Some(Frame::containing(gfn_word.load(Ordering::Acquire)));
         // The same table before and after: the origin is its own. No table comes back while somebody is
         // inside.
         let now = Entry(self.slot(memory, index).load(Ordering::Acquire));
         let same = now.is_present() && now.frame() == table;
-        same.then_some(Self { table, origins })
+        same.then_some(Self { table, gfn_table })
     }
 }
 
 /// An entry on the way to an address.
 #[derive(Debug)]
-pub(crate) struct Position<'g> {
+pub(crate) struct EntryRef<'g> {
     pub(crate) location: Location,
     pub(crate) slot: &'g AtomicU64,
-    pub(crate) origin: Option<&'g AtomicU64>,
+    pub(crate) gfn_word: Option<&'g AtomicU64>,
     pub(crate) level: Level,
     pub(crate) entry: Entry,
 }
 
-impl<'g> Position<'g> {
+impl<'g> EntryRef<'g> {
     #[inline]
-    pub(crate) fn new<M: Memory>(
+    pub(crate) fn new<M: HostMemory>(
         memory: &'g M,
         node: Node,
         index: usize,
@@ -84,67 +84,67 @@ impl<'g> Position<'g> {
         Self {
             location: node.location(index),
             slot: node.slot(memory, index),
-            origin: node.origin(memory, index),
+            gfn_word: node.gfn_word(memory, index),
             level,
             entry,
         }
     }
 
     /// Replaces the entry that was read; fails if it has changed since.
-    pub(crate) fn replace(&self, new: Entry) -> bool {
-        replace(self.slot, self.entry, new)
+    pub(crate) fn try_replace(&self, new: Entry) -> bool {
+        try_replace(self.slot, self.entry, new)
     }
 
     /// The guest frame that the leaf, for `at`, maps. Of a nested view's leaf it is certain only while the
     /// entry is busy: it may be mapped anew meanwhile.
     pub(crate) fn gfn(&self, at: Gfn) -> Gfn {
-        gfn_of(self.origin, at)
+        mapped_gfn(self.gfn_word, at)
     }
 
     /// Notes which guest frame the leaf maps, in a nested view. The caller holds the entry busy.
     pub(crate) fn set_gfn(&self, gfn: Gfn) {
-        if let Some(origin) = self.origin {
-            origin.store(gfn.index() + 1, Ordering::Release);
+        if let Some(gfn_word) = self.gfn_word {
+            gfn_word.store(gfn.index() + 1, Ordering::Release);
         }
     }
 
     /// Refers to a table. The caller holds the entry busy, or it is absent in a view that is not nested.
-    pub(crate) fn set_origins_of(&self, table: Node) {
-        if let (Some(origin), Some(origins)) = (self.origin, table.origins) {
-            origin.store(origins.address(), Ordering::Release);
+    pub(crate) fn set_gfn_table(&self, table: Node) {
+        if let (Some(gfn_word), Some(gfn_table)) = (self.gfn_word, table.gfn_table) {
+            gfn_word.store(gfn_table.address(), Ordering::Release);
         }
     }
 }
 
 /// The guest frame that a leaf for `at`, with this origin, maps.
-pub(crate) fn gfn_of(origin: Option<&AtomicU64>, at: Gfn) -> Gfn {
-    match origin.map(|word| word.load(Ordering::Acquire)) {
+pub(crate) fn mapped_gfn(gfn_word: Option<&AtomicU64>, at: Gfn) -> Gfn {
+    match gfn_word.map(|word| word.load(Ordering::Acquire)) {
         None => at,
-        Some(word) => word.checked_sub(1).map_or(NOWHERE, Gfn::new),
+        Some(word) => word.checked_sub(1).map_or(INVALID_GFN, Gfn::new),
     }
 }
 
 /// The entry, once nobody is replacing it. Whoever holds one busy waits for nobody.
-pub(crate) fn settled(slot: &AtomicU64) -> Entry {
+pub(crate) fn load_unfrozen(slot: &AtomicU64) -> Entry {
     loop {
         let entry = Entry(slot.load(Ordering::Acquire));
-        if !entry.is_busy() {
+        if !entry.is_frozen() {
             return entry;
         }
-        relax();
+        cpu_relax();
     }
 }
 
 /// Changes an entry from `old` to `new`; fails if it is not `old` any more.
-pub(crate) fn replace(slot: &AtomicU64, old: Entry, new: Entry) -> bool {
+pub(crate) fn try_replace(slot: &AtomicU64, old: Entry, new: Entry) -> bool {
     slot.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
         .is_ok()
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Follows the tables of `view` towards `at`, to an entry that is no table, or to level `floor`.
     /// The caller is inside. `None`: there is no such view, or no table has an entry for `at`.
-    pub(crate) fn walk(&self, view: View, at: Gfn, floor: Level) -> Option<Position<'_>> {
+    pub(crate) fn walk(&self, view: View, at: Gfn, floor: Level) -> Option<EntryRef<'_>> {
         if !at.is_translated() {
             return None;
         }
@@ -154,8 +154,8 @@ impl<M: Memory> Guest<M> {
             loop {
                 let index = level.index_of(at);
                 let entry = Entry(node.slot(&self.memory, index).load(Ordering::Acquire));
-                if entry.is_dead() {
-                    relax();
+                if entry.is_detached() {
+                    cpu_relax();
                     continue 'again;
                 }
                 match level.below() {
@@ -166,7 +166,7 @@ impl<M: Memory> Guest<M> {
                         node = next;
                         level = below;
                     }
-                    _ => return Some(Position::new(&self.memory, node, index, level, entry)),
+                    _ => return Some(EntryRef::new(&self.memory, node, index, level, entry)),
                 }
             }
         }
@@ -175,7 +175,7 @@ impl<M: Memory> Guest<M> {
     /// Calls `visit` with the root and each part of `range` (addresses of `view`) that one entry of 1 GiB
     /// covers and that is not a hole of 512 GiB, ascending; leaves the tables after each. False if there is
     /// no such view.
-    pub(crate) fn each_gib(
+    pub(crate) fn for_each_gib(
         &self,
         view: View,
         range: GfnRange,
@@ -183,19 +183,19 @@ impl<M: Memory> Guest<M> {
     ) -> bool {
         let mut at = range.start();
         while at < range.end() {
-            let _inside = self.walkers.enter();
+            let _guard = self.rcu.read();
             let Some(root) = self.root(view) else {
                 return false;
             };
             let slot = root.slot(&self.memory, Level::Root.index_of(at));
-            let entry = settled(slot);
+            let entry = load_unfrozen(slot);
             let level = if entry == Entry::ABSENT {
                 Level::Root
             } else {
-                Level::Huge
+                Level::Size1G
             };
             let next = at.align_down(level).plus(level.pages());
-            if level == Level::Huge {
+            if level == Level::Size1G {
                 visit(root, GfnRange::new(at, next).intersect(range));
             }
             at = next;
@@ -214,7 +214,7 @@ impl<M: Memory> Guest<M> {
     ) -> bool {
         let slot = location.slot(&self.memory);
         loop {
-            let old = settled(slot);
+            let old = load_unfrozen(slot);
             if !old.is_leaf(level) {
                 return false;
             }
@@ -222,12 +222,12 @@ impl<M: Memory> Guest<M> {
                 return false;
             };
             if !location.is_nested() {
-                if replace(slot, old, new) {
+                if try_replace(slot, old, new) {
                     return true;
                 }
-            } else if replace(slot, old, Entry::BUSY) {
+            } else if try_replace(slot, old, Entry::FROZEN) {
                 // The entry may be mapping another guest frame by now; while it is busy, that is known.
-                let ours = self.rmap.holds(&self.memory, level, gfn, location);
+                let ours = self.rmap.contains(&self.memory, level, gfn, location);
                 slot.store(if ours { new.0 } else { old.0 }, Ordering::Release);
                 return ours;
             }

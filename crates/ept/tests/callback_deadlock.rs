@@ -10,15 +10,15 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_ept::testing::Ram;
+use hikkoshi_ept::testing::TestMemory;
 use hikkoshi_ept::{
-    Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, Processors,
-    Qualification, StartError, StopError, Vcpu, View, Violation,
+    Capabilities, ExitQualification, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping,
+    Processors, StartError, StopError, TlbFlush, Vcpu, View, ViolationOutcome,
 };
 
 /// Processors that, before they do what they are told, finish all that a processor may be in the middle of.
 struct Busy<'g> {
-    guest: &'g Guest<Ram>,
+    guest: &'g Guest<TestMemory>,
     vcpu: Vcpu,
     calls: Cell<[u32; 3]>,
     /// Whether a log is being started or stopped, or only taken.
@@ -46,29 +46,29 @@ impl Busy<'_> {
     }
 }
 
-fn in_the_middle(guest: &Guest<Ram>, vcpu: Vcpu, changing: bool) {
+fn in_the_middle(guest: &Guest<TestMemory>, vcpu: Vcpu, changing: bool) {
     let page = GfnRange::from_len(Gfn::new(700), 1);
-    let exit = guest.violation(View::MAIN, 700 << 12, Qualification(2));
-    assert_eq!(exit, Violation::Resume);
+    let exit = guest.handle_ept_violation(View::MAIN, 700 << 12, ExitQualification(2));
+    assert_eq!(exit, ViolationOutcome::Resume);
     guest.drain_pml(vcpu, 511);
     let flush = guest.unmap(View::MAIN, page);
-    guest.discharge(flush, &());
+    guest.flush(flush, &());
     let mapping = Mapping::ram(page, Frame::new(1700));
     guest.map(View::MAIN, &mapping).unwrap();
-    guest.mark(page);
-    let split = guest.split(View::MAIN, Gfn::new(0), Level::Page).unwrap();
-    guest.discharge(split, &());
+    guest.mark_dirty(page);
+    let split = guest.split(View::MAIN, Gfn::new(0), Level::Size4K).unwrap();
+    guest.flush(split, &());
     let added = guest.add_vcpu().unwrap();
     guest.remove_vcpu(added, 511);
     if changing {
-        let start = guest.start_log(Form::Pml, page, &());
+        let start = guest.start_log(LogMethod::Pml, page, &());
         assert_eq!(start, Err(StartError::Busy));
         assert_eq!(guest.stop_log(page, &()), Err(StopError::Busy));
     }
 }
 
 impl Processors for Busy<'_> {
-    fn invalidate(&self, _: &Flush) {
+    fn invalidate(&self, _: &TlbFlush) {
         self.call(0);
     }
 
@@ -84,7 +84,7 @@ impl Processors for Busy<'_> {
 
 #[test]
 fn nothing_is_held_while_processors_are_waited_for() {
-    let guest = Guest::new(Ram::new(60), 1024, 2, Capabilities::ALL).unwrap();
+    let guest = Guest::new(TestMemory::new(60), 1024, 2, Capabilities::ALL).unwrap();
     let vcpu = guest.add_vcpu().unwrap();
     let mapping = Mapping::ram(guest.all(), Frame::new(1000 + 24));
     guest.map(View::MAIN, &mapping).unwrap();
@@ -94,12 +94,12 @@ fn nothing_is_held_while_processors_are_waited_for() {
         calls: Cell::new([0; 3]),
         changing: Cell::new(true),
     };
-    guest.start_log(Form::Pml, guest.all(), &busy).unwrap();
+    guest.start_log(LogMethod::Pml, guest.all(), &busy).unwrap();
     assert_eq!(busy.calls.get(), [1, 0, 1]);
     busy.changing.set(false);
-    guest.mark(guest.all());
-    guest.take(guest.all(), &busy, &mut |_| ()).unwrap();
-    guest.count(guest.all(), &busy).unwrap();
+    guest.mark_dirty(guest.all());
+    guest.take_log(guest.all(), &busy, &mut |_| ()).unwrap();
+    guest.count_dirty(guest.all(), &busy).unwrap();
     assert_eq!(busy.calls.get(), [2, 2, 1]);
     busy.changing.set(true);
     guest.stop_log(guest.all(), &busy).unwrap();

@@ -3,12 +3,17 @@
 // Helpers outside the test functions: their failure is the message too.
 #![allow(clippy::unwrap_used)]
 
-use hikkoshi_ept::testing::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, PageType, View, Violation,
+    Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, PageType, View,
+    ViolationOutcome,
 };
 
-const FORMS: [Form; 3] = [Form::WriteProtection, Form::DirtyFlags, Form::Pml];
+const LOG_METHODS: [LogMethod; 3] = [
+    LogMethod::WriteProtection,
+    LogMethod::DirtyFlags,
+    LogMethod::Pml,
+];
 /// Two words of the summary of what is dirty.
 const PAGES: u64 = 8192;
 
@@ -16,27 +21,27 @@ fn range(start: u64, end: u64) -> GfnRange {
     GfnRange::new(Gfn::new(start), Gfn::new(end))
 }
 
-fn guest(largest: Level) -> Guest<Ram> {
-    let guest = Guest::new(Ram::new(200), PAGES, 4, Capabilities::ALL).unwrap();
+fn guest(max_level: Level) -> Guest<TestMemory> {
+    let guest = Guest::new(TestMemory::new(200), PAGES, 4, Capabilities::ALL).unwrap();
     let mapping = Mapping {
-        largest,
+        max_level,
         ..Mapping::ram(guest.all(), Frame::new(1 << 18))
     };
     guest.map(View::MAIN, &mapping).unwrap();
     guest
 }
 
-fn write(machine: &Machine<'_, Ram>, cpu: usize, page: u64) {
+fn write(machine: &Machine<'_, TestMemory>, cpu: usize, page: u64) {
     let host = machine
         .access(cpu, page << 12 | 8, Access::Write, |host| host)
         .unwrap();
     assert_eq!(host, ((1 << 18) + page) << 12 | 8);
 }
 
-fn take(guest: &Guest<Ram>, machine: &Machine<'_, Ram>, range: GfnRange) -> Vec<u64> {
+fn take(guest: &Guest<TestMemory>, machine: &Machine<'_, TestMemory>, range: GfnRange) -> Vec<u64> {
     let mut pages = Vec::new();
     let count = guest
-        .take(range, machine, &mut |run| {
+        .take_log(range, machine, &mut |run| {
             pages.extend(run.iter().map(Gfn::index))
         })
         .unwrap();
@@ -46,12 +51,12 @@ fn take(guest: &Guest<Ram>, machine: &Machine<'_, Ram>, range: GfnRange) -> Vec<
 
 #[test]
 fn what_is_written_is_taken_once() {
-    for form in FORMS {
-        for largest in [Level::Page, Level::Huge] {
-            let guest = guest(largest);
+    for method in LOG_METHODS {
+        for max_level in [Level::Size4K, Level::Size1G] {
+            let guest = guest(max_level);
             let machine = Machine::new(&guest, 2).unwrap();
             write(&machine, 0, 7);
-            guest.start_log(form, guest.all(), &machine).unwrap();
+            guest.start_log(method, guest.all(), &machine).unwrap();
             assert_eq!(take(&guest, &machine, guest.all()), []);
             for round in 0..3 {
                 for page in [3, 4, 600, 4095] {
@@ -59,7 +64,11 @@ fn what_is_written_is_taken_once() {
                     write(&machine, (round + 1) % 2, page);
                 }
                 machine.access(0, 9 << 12, Access::Read, |_| ()).unwrap();
-                assert_eq!(guest.count(guest.all(), &machine), Ok(4), "{form:?}");
+                assert_eq!(
+                    guest.count_dirty(guest.all(), &machine),
+                    Ok(4),
+                    "{method:?}"
+                );
                 assert_eq!(take(&guest, &machine, range(0, 4)), [3]);
                 assert_eq!(take(&guest, &machine, range(0, PAGES)), [4, 600, 4095]);
                 assert_eq!(take(&guest, &machine, guest.all()), []);
@@ -68,26 +77,32 @@ fn what_is_written_is_taken_once() {
             let before = machine.counts();
             write(&machine, 0, 3);
             assert_eq!(machine.counts().violations, before.violations);
-            assert_eq!(guest.logging(), None);
+            assert_eq!(guest.log_method(), None);
         }
     }
 }
 
 #[test]
 fn only_the_tracked_range_is_logged() {
-    for form in FORMS {
-        let guest = guest(Level::Huge);
+    for method in LOG_METHODS {
+        let guest = guest(Level::Size1G);
         let machine = Machine::new(&guest, 1).unwrap();
-        guest.start_log(form, range(700, 800), &machine).unwrap();
+        guest.start_log(method, range(700, 800), &machine).unwrap();
         for page in [0, 699, 700, 799, 800, 4000] {
             write(&machine, 0, page);
         }
-        assert_eq!(take(&guest, &machine, guest.all()), [700, 799], "{form:?}");
+        assert_eq!(
+            take(&guest, &machine, guest.all()),
+            [700, 799],
+            "{method:?}"
+        );
         let main = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap();
         assert_eq!(main(750).page_type, PageType::LogDirtyRam);
         assert_eq!(main(800).page_type, PageType::Ram);
-        assert_eq!(main(4000).level, Level::Large, "untouched superpages stay");
-        guest.start_log(form, range(4000, 4001), &machine).unwrap();
+        assert_eq!(main(4000).level, Level::Size2M, "untouched superpages stay");
+        guest
+            .start_log(method, range(4000, 4001), &machine)
+            .unwrap();
         write(&machine, 0, 4000);
         write(&machine, 0, 4001);
         assert_eq!(take(&guest, &machine, guest.all()), [4000]);
@@ -100,17 +115,17 @@ fn only_the_tracked_range_is_logged() {
 
 #[test]
 fn one_exit_a_page_or_one_in_512() {
-    for (form, violations, full) in [
-        (Form::WriteProtection, 2048, 0),
-        (Form::DirtyFlags, 0, 0),
-        (Form::Pml, 0, 3),
+    for (method, violations, full) in [
+        (LogMethod::WriteProtection, 2048, 0),
+        (LogMethod::DirtyFlags, 0, 0),
+        (LogMethod::Pml, 0, 3),
     ] {
-        let guest = guest(Level::Page);
+        let guest = guest(Level::Size4K);
         let machine = Machine::new(&guest, 1).unwrap();
         for page in 0..2048 {
             write(&machine, 0, page);
         }
-        guest.start_log(form, guest.all(), &machine).unwrap();
+        guest.start_log(method, guest.all(), &machine).unwrap();
         for page in 0..2048 {
             write(&machine, 0, page);
         }
@@ -118,7 +133,7 @@ fn one_exit_a_page_or_one_in_512() {
         assert_eq!(
             (counts.violations, counts.pml_full),
             (violations, full),
-            "{form:?}"
+            "{method:?}"
         );
         assert_eq!(take(&guest, &machine, guest.all()).len(), 2048);
     }
@@ -126,59 +141,63 @@ fn one_exit_a_page_or_one_in_512() {
 
 #[test]
 fn unmapping_keeps_what_was_written_in_the_log() {
-    for form in FORMS {
-        let guest = guest(Level::Page);
+    for method in LOG_METHODS {
+        let guest = guest(Level::Size4K);
         let machine = Machine::new(&guest, 1).unwrap();
-        guest.start_log(form, guest.all(), &machine).unwrap();
+        guest.start_log(method, guest.all(), &machine).unwrap();
         write(&machine, 0, 1000);
         let flush = guest.unmap(View::MAIN, range(512, 1536));
-        guest.discharge(flush, &machine);
-        assert_eq!(take(&guest, &machine, guest.all()), [1000], "{form:?}");
+        guest.flush(flush, &machine);
+        assert_eq!(take(&guest, &machine, guest.all()), [1000], "{method:?}");
         let stop = machine.access(0, 1000 << 12, Access::Read, |_| ());
         assert_eq!(
             stop,
-            Err(Stop::Violation(Violation::Absent(Gfn::new(1000))))
+            Err(AccessError::Violation(ViolationOutcome::Absent(Gfn::new(
+                1000
+            ))))
         );
     }
 }
 
 #[test]
 fn obligations_put_off_hide_no_write() {
-    for form in FORMS {
-        let guest = guest(Level::Page);
+    for method in LOG_METHODS {
+        let guest = guest(Level::Size4K);
         let machine = Machine::new(&guest, 1).unwrap();
         let again = Mapping {
-            largest: Level::Page,
+            max_level: Level::Size4K,
             ..Mapping::ram(range(5, 6), Frame::new((1 << 18) + 5))
         };
         // The processor remembers the page as written; then it is unmapped and mapped anew.
         write(&machine, 0, 5);
         let mut late = guest.unmap(View::MAIN, range(5, 6));
         guest.map(View::MAIN, &again).unwrap();
-        guest.start_log(form, guest.all(), &machine).unwrap();
+        guest.start_log(method, guest.all(), &machine).unwrap();
         write(&machine, 0, 5);
         // Once more, while the log is on.
         guest.batch(&mut late, guest.unmap(View::MAIN, range(5, 6)));
         guest.map(View::MAIN, &again).unwrap();
         for _ in 0..3 {
             write(&machine, 0, 5);
-            assert_eq!(take(&guest, &machine, guest.all()), [5], "{form:?}");
+            assert_eq!(take(&guest, &machine, guest.all()), [5], "{method:?}");
         }
-        assert_eq!(take(&guest, &machine, guest.all()), [], "{form:?}");
-        guest.discharge(late, &machine);
+        assert_eq!(take(&guest, &machine, guest.all()), [], "{method:?}");
+        guest.flush(late, &machine);
     }
 }
 
 #[test]
 fn nothing_leaks() {
-    let ram = Ram::new(200);
+    let ram = TestMemory::new(200);
     let free = ram.free_frames();
     {
         let guest = Guest::new(&ram, PAGES, 2, Capabilities::ALL).unwrap();
         let mapping = Mapping::ram(guest.all(), Frame::new(1 << 18));
         guest.map(View::MAIN, &mapping).unwrap();
         let machine = Machine::new(&guest, 2).unwrap();
-        guest.start_log(Form::Pml, guest.all(), &machine).unwrap();
+        guest
+            .start_log(LogMethod::Pml, guest.all(), &machine)
+            .unwrap();
         for page in (0..PAGES).step_by(100) {
             machine
                 .access(0, page << 12, Access::Write, |_| ())
@@ -187,15 +206,15 @@ fn nothing_leaks() {
         guest.stop_log(guest.all(), &machine).unwrap();
         let mut all = guest.unmap(View::MAIN, range(0, 700));
         guest.batch(&mut all, guest.unmap(View::MAIN, range(700, PAGES)));
-        guest.discharge(all, &machine);
+        guest.flush(all, &machine);
     }
     assert_eq!(ram.free_frames(), free);
 }
 
 /// Fills several batches of a take; calls `meanwhile` once, between two of them. Returns what was taken.
 fn take_and_meanwhile(
-    guest: &Guest<Ram>,
-    machine: &Machine<'_, Ram>,
+    guest: &Guest<TestMemory>,
+    machine: &Machine<'_, TestMemory>,
     meanwhile: impl FnOnce(),
 ) -> Vec<u64> {
     for page in (0..PAGES / 2).step_by(64) {
@@ -204,7 +223,7 @@ fn take_and_meanwhile(
     let mut pages = Vec::new();
     let mut meanwhile = Some(meanwhile);
     guest
-        .take(guest.all(), machine, &mut |run| {
+        .take_log(guest.all(), machine, &mut |run| {
             pages.extend(run.iter().map(Gfn::index));
             if let Some(meanwhile) = meanwhile.take() {
                 meanwhile();
@@ -217,8 +236,11 @@ fn take_and_meanwhile(
 /// The log changes its form while it is taken: the rest is rearmed in the new one.
 #[test]
 fn a_take_goes_on_in_the_form_that_is_on() {
-    for (old, new) in FORMS.iter().flat_map(|old| FORMS.map(|new| (*old, new))) {
-        let guest = guest(Level::Page);
+    for (old, new) in LOG_METHODS
+        .iter()
+        .flat_map(|old| LOG_METHODS.map(|new| (*old, new)))
+    {
+        let guest = guest(Level::Size4K);
         let machine = Machine::new(&guest, 2).unwrap();
         guest.start_log(old, guest.all(), &machine).unwrap();
         let late = PAGES - 10;
@@ -245,10 +267,10 @@ fn a_take_goes_on_in_the_form_that_is_on() {
 /// A view comes while the log is taken, and one of its pages is in the part still to come.
 #[test]
 fn a_view_that_comes_during_a_take_has_its_translations_forgotten() {
-    for form in FORMS {
-        let guest = guest(Level::Page);
+    for method in LOG_METHODS {
+        let guest = guest(Level::Size4K);
         let machine = Machine::new(&guest, 2).unwrap();
-        guest.start_log(form, guest.all(), &machine).unwrap();
+        guest.start_log(method, guest.all(), &machine).unwrap();
         let late = PAGES - 10;
         let first = take_and_meanwhile(&guest, &machine, || {
             let view = guest.add_view().unwrap();
@@ -258,20 +280,20 @@ fn a_view_that_comes_during_a_take_has_its_translations_forgotten() {
             assert!(machine.enter_view(1, view));
             write(&machine, 1, late);
             // What page-modification logs hold is in the log now; the others' forms have it there.
-            guest.count(range(0, 1), &machine).unwrap();
+            guest.count_dirty(range(0, 1), &machine).unwrap();
         });
-        if form != Form::DirtyFlags {
-            assert!(first.contains(&late), "{form:?}");
+        if method != LogMethod::DirtyFlags {
+            assert!(first.contains(&late), "{method:?}");
         }
         write(&machine, 1, late);
-        assert_eq!(take(&guest, &machine, guest.all()), [late], "{form:?}");
+        assert_eq!(take(&guest, &machine, guest.all()), [late], "{method:?}");
     }
 }
 
 /// The same for ageing, by the accessed flag.
 #[test]
 fn a_view_that_comes_during_ageing_has_its_translations_forgotten() {
-    let guest = Guest::new(Ram::new(200), 1 << 16, 2, Capabilities::ALL).unwrap();
+    let guest = Guest::new(TestMemory::new(200), 1 << 16, 2, Capabilities::ALL).unwrap();
     let machine = Machine::new(&guest, 2).unwrap();
     let (early, late) = (5, (1 << 16) - 10);
     let page = |page| GfnRange::from_len(Gfn::new(page), 1);
@@ -280,7 +302,7 @@ fn a_view_that_comes_during_ageing_has_its_translations_forgotten() {
     write(&machine, 0, early);
     let mut used = Vec::new();
     let mut come = true;
-    let flush = guest.age_everywhere(guest.all(), &mut |span| {
+    let flush = guest.age_all_views(guest.all(), &mut |span| {
         used.push(span);
         if core::mem::take(&mut come) {
             let view = guest.add_view().unwrap();
@@ -289,11 +311,11 @@ fn a_view_that_comes_during_ageing_has_its_translations_forgotten() {
             write(&machine, 1, late);
         }
     });
-    guest.discharge(flush.unwrap(), &machine);
+    guest.flush(flush.unwrap(), &machine);
     assert_eq!(used, [page(early), page(late)]);
     write(&machine, 1, late);
     let mut again = Vec::new();
-    let flush = guest.age_everywhere(guest.all(), &mut |span| again.push(span));
-    guest.discharge(flush.unwrap(), &machine);
+    let flush = guest.age_all_views(guest.all(), &mut |span| again.push(span));
+    guest.flush(flush.unwrap(), &machine);
     assert_eq!(again, [page(late)]);
 }

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hikkoshi_ept::testing::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    AgeError, Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping,
-    Permissions, View, Violation,
+    AgeError, Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, MapError, Mapping,
+    Permissions, TlbFlush, View, ViolationOutcome,
 };
 use proptest::prelude::*;
 
@@ -27,7 +27,7 @@ enum Step {
     Read(usize, u64),
     Map(u64, u64, bool),
     Unmap(u64, u64),
-    UnmapEverywhere(u64, u64),
+    UnmapAllViews(u64, u64),
     Protect(u64, u64, bool),
     Split(u64),
     Merge(u64),
@@ -56,7 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..CPUS, page()).prop_map(|(cpu, page)| Step::Read(cpu, page)),
         3 => (span(), any::<bool>()).prop_map(|((a, b), large)| Step::Map(a, b, large)),
         2 => span().prop_map(|(a, b)| Step::Unmap(a, b)),
-        1 => span().prop_map(|(a, b)| Step::UnmapEverywhere(a, b)),
+        1 => span().prop_map(|(a, b)| Step::UnmapAllViews(a, b)),
         1 => (span(), any::<bool>()).prop_map(|((a, b), on)| Step::Protect(a, b, on)),
         1 => page().prop_map(Step::Split),
         1 => (0..2u64).prop_map(|large| Step::Merge(large * 512)),
@@ -81,15 +81,20 @@ struct Reference {
     /// What the second plain view maps, everything allowed.
     second: BTreeSet<u64>,
     /// Obligations, if they are put off.
-    late: Option<Flush>,
+    late: Option<TlbFlush>,
 }
 
 impl Reference {
     /// Meets an obligation, or puts it off.
-    fn owe(&mut self, guest: &Guest<&Ram>, machine: &Machine<'_, &Ram>, flush: Flush) {
+    fn owe(
+        &mut self,
+        guest: &Guest<&TestMemory>,
+        machine: &Machine<'_, &TestMemory>,
+        flush: TlbFlush,
+    ) {
         match &mut self.late {
             Some(late) => guest.batch(late, flush),
-            None => guest.discharge(flush, machine),
+            None => guest.flush(flush, machine),
         }
     }
 
@@ -113,8 +118,8 @@ struct Views {
 
 /// Runs the steps on a guest and on the reference. The last processor runs in the nested view, the one
 /// before in a second plain view.
-fn run(form: Form, steps: &[Step], capabilities: Capabilities, lazy: bool) {
-    let ram = Ram::new(if lazy { 2000 } else { 90 });
+fn run(method: LogMethod, steps: &[Step], capabilities: Capabilities, lazy: bool) {
+    let ram = TestMemory::new(if lazy { 2000 } else { 90 });
     let free = ram.free_frames();
     {
         let guest = Guest::new(&ram, PAGES, CPUS, capabilities).unwrap();
@@ -126,25 +131,25 @@ fn run(form: Form, steps: &[Step], capabilities: Capabilities, lazy: bool) {
         assert!(machine.enter_view(CPUS - 2, views.second));
         assert!(machine.enter_view(CPUS - 1, views.nested));
         let mut want = Reference {
-            late: lazy.then(Flush::none),
+            late: lazy.then(TlbFlush::none),
             ..Reference::default()
         };
         for step in steps {
-            apply(&guest, &machine, views, form, step, &mut want);
+            apply(&guest, &machine, views, method, step, &mut want);
         }
         let mut flush = guest.remove_view(views.nested);
         guest.batch(&mut flush, guest.remove_view(views.second));
         guest.batch(&mut flush, want.late.unwrap_or_default());
-        guest.discharge(flush, &machine);
+        guest.flush(flush, &machine);
     }
     assert_eq!(ram.free_frames(), free, "frames leaked");
 }
 
 fn apply(
-    guest: &Guest<&Ram>,
-    machine: &Machine<'_, &Ram>,
+    guest: &Guest<&TestMemory>,
+    machine: &Machine<'_, &TestMemory>,
     Views { second, nested }: Views,
-    form: Form,
+    method: LogMethod,
     step: &Step,
     want: &mut Reference,
 ) {
@@ -173,9 +178,15 @@ fn apply(
                 return;
             }
             match allowed {
-                None => assert_eq!(got, Err(Stop::Violation(Violation::Absent(at)))),
+                None => assert_eq!(
+                    got,
+                    Err(AccessError::Violation(ViolationOutcome::Absent(at)))
+                ),
                 Some(false) if write => {
-                    assert_eq!(got, Err(Stop::Violation(Violation::Denied(at))));
+                    assert_eq!(
+                        got,
+                        Err(AccessError::Violation(ViolationOutcome::Denied(at)))
+                    );
                 }
                 Some(_) => {
                     assert_eq!(got, Ok((HOST + page) << 12 | 0x123));
@@ -186,9 +197,9 @@ fn apply(
             }
         }
         Step::Map(start, end, large) => {
-            let largest = if large { Level::Huge } else { Level::Page };
+            let max_level = if large { Level::Size1G } else { Level::Size4K };
             let mapping = Mapping {
-                largest,
+                max_level,
                 ..Mapping::ram(range(start, end), Frame::new(HOST + start))
             };
             match guest.map(main, &mapping) {
@@ -213,8 +224,8 @@ fn apply(
             want.owe(guest, machine, flush);
             want.mapped.retain(|page, _| !(start..end).contains(page));
         }
-        Step::UnmapEverywhere(start, end) => {
-            let flush = guest.unmap_everywhere(range(start, end));
+        Step::UnmapAllViews(start, end) => {
+            let flush = guest.unmap_all_views(range(start, end));
             want.owe(guest, machine, flush);
             want.mapped.retain(|page, _| !(start..end).contains(page));
             want.second.retain(|page| !(start..end).contains(page));
@@ -239,21 +250,21 @@ fn apply(
                 .for_each(|(_, allowed)| *allowed = write);
         }
         Step::Split(page) => {
-            let flush = guest.split(main, Gfn::new(page), Level::Page).unwrap();
+            let flush = guest.split(main, Gfn::new(page), Level::Size4K).unwrap();
             want.owe(guest, machine, flush);
         }
         Step::Merge(page) => {
-            if let Ok(flush) = guest.merge(main, Gfn::new(page), Level::Large) {
+            if let Ok(flush) = guest.merge(main, Gfn::new(page), Level::Size2M) {
                 want.owe(guest, machine, flush);
                 assert_eq!(
                     guest.lookup(main, Gfn::new(page)).unwrap().level,
-                    Level::Large
+                    Level::Size2M
                 );
             }
         }
         Step::Age(everywhere) => {
             let aged = if everywhere {
-                guest.age_everywhere(guest.all(), &mut |_| ())
+                guest.age_all_views(guest.all(), &mut |_| ())
             } else {
                 guest.age(main, guest.all(), &mut |_| ())
             };
@@ -266,7 +277,7 @@ fn apply(
             }
         }
         Step::Start(start, end) => {
-            guest.start_log(form, range(start, end), machine).unwrap();
+            guest.start_log(method, range(start, end), machine).unwrap();
             want.tracked.extend(start..end);
         }
         Step::Stop(start, end) => {
@@ -277,7 +288,7 @@ fn apply(
         Step::Take(start, end) => {
             let mut got = Vec::new();
             if guest
-                .take(range(start, end), machine, &mut |run| {
+                .take_log(range(start, end), machine, &mut |run| {
                     got.extend(run.iter())
                 })
                 .is_ok()
@@ -289,12 +300,12 @@ fn apply(
             }
         }
         Step::Count(start, end) => {
-            if let Ok(count) = guest.count(range(start, end), machine) {
+            if let Ok(count) = guest.count_dirty(range(start, end), machine) {
                 assert_eq!(count, want.dirty.range(start..end).count() as u64);
             }
         }
         Step::Mark(page) => {
-            guest.mark(GfnRange::from_len(Gfn::new(page), 1));
+            guest.mark_dirty(GfnRange::from_len(Gfn::new(page), 1));
             want.written(page);
         }
         Step::Reclaim => {
@@ -302,7 +313,7 @@ fn apply(
             want.owe(guest, machine, flush);
             want.nested.clear();
             if let Some(late) = &mut want.late {
-                guest.discharge(std::mem::take(late), machine);
+                guest.flush(std::mem::take(late), machine);
             }
         }
     }
@@ -318,16 +329,16 @@ proptest! {
         lazy in any::<bool>(),
     ) {
         let capabilities = Capabilities { accessed_dirty: flags, ..Capabilities::ALL };
-        run(Form::WriteProtection, &steps, capabilities, lazy);
+        run(LogMethod::WriteProtection, &steps, capabilities, lazy);
     }
 
     #[test]
     fn dirty_flags(steps in prop::collection::vec(step(), 1..120), lazy in any::<bool>()) {
-        run(Form::DirtyFlags, &steps, Capabilities::ALL, lazy);
+        run(LogMethod::DirtyFlags, &steps, Capabilities::ALL, lazy);
     }
 
     #[test]
     fn pml(steps in prop::collection::vec(step(), 1..120), lazy in any::<bool>()) {
-        run(Form::Pml, &steps, Capabilities::ALL, lazy);
+        run(LogMethod::Pml, &steps, Capabilities::ALL, lazy);
     }
 }

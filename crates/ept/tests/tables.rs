@@ -3,11 +3,12 @@
 // Helpers outside the test functions: their failure is the message too.
 #![allow(clippy::unwrap_used)]
 
-use hikkoshi_ept::testing::{Access, Cpu, Exit, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, AccessError, Cpu, Exit, Machine, TestMemory};
 use hikkoshi_ept::{
-    AgeError, Capabilities, CreateError, Entry, Flush, Form, Frame, FrameAllocator, FrameReach,
-    Gfn, GfnRange, Guest, Level, MAX_PAGES, MapError, Mapping, MemoryType, MergeError, PageType,
-    Permissions, Qualification, SplitError, StartError, TakeError, VcpuError, View, Violation,
+    AgeError, Capabilities, CreateError, Entry, ExitQualification, Frame, FrameAccess,
+    FrameAllocator, Gfn, GfnRange, Guest, Level, LogMethod, MAX_PAGES, MapError, Mapping,
+    MemoryType, MergeError, PageType, Permissions, SplitError, StartError, TakeError, TlbFlush,
+    VcpuError, View, ViolationOutcome,
 };
 
 const HOST: u64 = 1 << 18;
@@ -18,8 +19,8 @@ fn range(start: u64, end: u64) -> GfnRange {
     GfnRange::new(Gfn::new(start), Gfn::new(end))
 }
 
-fn guest() -> Guest<Ram> {
-    Guest::new(Ram::new(3000), PAGES, 2, Capabilities::ALL).unwrap()
+fn guest() -> Guest<TestMemory> {
+    Guest::new(TestMemory::new(3000), PAGES, 2, Capabilities::ALL).unwrap()
 }
 
 fn ram(start: u64, end: u64) -> Mapping {
@@ -31,15 +32,15 @@ fn leaves_are_as_large_as_they_can_be() {
     let guest = guest();
     guest.map(View::MAIN, &ram(100, PAGES - 1)).unwrap();
     let level = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().level;
-    assert_eq!(level(100), Level::Page);
-    assert_eq!(level(512), Level::Large);
-    assert_eq!(level(1 << 18), Level::Large, "the second GiB lacks a page");
-    assert_eq!(level(PAGES - 2), Level::Page);
+    assert_eq!(level(100), Level::Size4K);
+    assert_eq!(level(512), Level::Size2M);
+    assert_eq!(level(1 << 18), Level::Size2M, "the second GiB lacks a page");
+    assert_eq!(level(PAGES - 2), Level::Size4K);
     let found = guest.lookup(View::MAIN, Gfn::new(777)).unwrap();
     assert_eq!(found.host, Some(Frame::new(HOST + 777)));
     assert_eq!(found.gfn, Some(Gfn::new(777)));
     assert_eq!(found.permissions, Some(Permissions::All));
-    assert_eq!(found.memory, Some(MemoryType::WriteBack));
+    assert_eq!(found.memory_type, Some(MemoryType::WriteBack));
     let hole = guest.lookup(View::MAIN, Gfn::new(99)).unwrap();
     assert_eq!((hole.page_type, hole.host), (PageType::Absent, None));
 
@@ -47,18 +48,18 @@ fn leaves_are_as_large_as_they_can_be() {
     whole.map(View::MAIN, &ram(0, PAGES)).unwrap();
     assert_eq!(
         whole.lookup(View::MAIN, Gfn::new(5)).unwrap().level,
-        Level::Huge
+        Level::Size1G
     );
     let small = Capabilities {
-        huge: false,
-        large: false,
+        pages_1g: false,
+        pages_2m: false,
         ..Capabilities::ALL
     };
-    let small = Guest::new(Ram::new(100), 1024, 0, small).unwrap();
+    let small = Guest::new(TestMemory::new(100), 1024, 0, small).unwrap();
     small.map(View::MAIN, &ram(0, 1024)).unwrap();
     assert_eq!(
         small.lookup(View::MAIN, Gfn::new(5)).unwrap().level,
-        Level::Page
+        Level::Size4K
     );
 }
 
@@ -93,7 +94,7 @@ fn what_cannot_be_mapped_is_refused_by_name() {
         execute_only: false,
         ..Capabilities::ALL
     };
-    let guest = Guest::new(Ram::new(4), 1024, 1, plain).unwrap();
+    let guest = Guest::new(TestMemory::new(4), 1024, 1, plain).unwrap();
     let execute = Mapping {
         permissions: Permissions::Execute,
         ..ram(0, 1)
@@ -112,7 +113,7 @@ fn what_cannot_be_mapped_is_refused_by_name() {
         guest.lookup(View::MAIN, Gfn::new(0)).unwrap().page_type,
         PageType::Absent
     );
-    let none = Guest::new(Ram::new(4), 0, 1, plain).unwrap_err();
+    let none = Guest::new(TestMemory::new(4), 0, 1, plain).unwrap_err();
     assert_eq!(none, CreateError::Size(0));
 }
 
@@ -124,10 +125,12 @@ fn devices_exit_and_can_be_cut() {
     let stop = machine.access(0, 0x12_3456, Access::Read, |_| ());
     assert_eq!(
         stop,
-        Err(Stop::Violation(Violation::Mmio { address: 0x12_3456 }))
+        Err(AccessError::Violation(ViolationOutcome::Mmio {
+            address: 0x12_3456
+        }))
     );
     let flush = guest.unmap(View::MAIN, range(3, 5));
-    guest.discharge(flush, &machine);
+    guest.flush(flush, &machine);
     let kind = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().page_type;
     assert_eq!(
         [2, 3, 4, 5].map(kind),
@@ -150,33 +153,36 @@ fn addresses_beyond_48_bits_are_other_addresses() {
     let guest = guest();
     let machine = Machine::new(&guest, 1).unwrap();
     let small = Mapping {
-        largest: Level::Page,
+        max_level: Level::Size4K,
         ..ram(0, 1024)
     };
     guest.map(View::MAIN, &small).unwrap();
-    let form = Form::WriteProtection;
-    guest.start_log(form, range(0, 512), &machine).unwrap();
+    let method = LogMethod::WriteProtection;
+    guest.start_log(method, range(0, 512), &machine).unwrap();
     let beyond = Gfn::new(MAX_PAGES + 5);
-    let absent = Violation::Absent(beyond);
-    let write = Qualification(2);
-    assert_eq!(guest.violation(View::MAIN, beyond.address(), write), absent);
+    let absent = ViolationOutcome::Absent(beyond);
+    let write = ExitQualification(2);
+    assert_eq!(
+        guest.handle_ept_violation(View::MAIN, beyond.address(), write),
+        absent
+    );
     assert_eq!(
         machine.access(0, beyond.address(), Access::Write, |_| ()),
-        Err(Stop::Violation(absent))
+        Err(AccessError::Violation(absent))
     );
     machine.access(0, 5 << 12, Access::Write, |_| ()).unwrap();
     assert_eq!(
-        guest.count(guest.all(), &machine),
+        guest.count_dirty(guest.all(), &machine),
         Ok(1),
         "page 5 is logged"
     );
 
     let (page, aligned) = (GfnRange::from_len(beyond, 1), Gfn::new(MAX_PAGES + 512));
     assert_eq!(guest.lookup(View::MAIN, beyond), None);
-    let split = guest.split(View::MAIN, beyond, Level::Page).map(|_| ());
+    let split = guest.split(View::MAIN, beyond, Level::Size4K).map(|_| ());
     assert_eq!(split, Err(SplitError::OutOfRange(beyond)));
-    let merged = guest.merge(View::MAIN, aligned, Level::Large).map(|_| ());
-    assert_eq!(merged, Err(MergeError::Level(aligned, Level::Large)));
+    let merged = guest.merge(View::MAIN, aligned, Level::Size2M).map(|_| ());
+    assert_eq!(merged, Err(MergeError::Level(aligned, Level::Size2M)));
     let (flush, done) = guest.protect(View::MAIN, page, Permissions::Read);
     assert!(flush.is_empty());
     assert_eq!(done, Err(SplitError::OutOfRange(page.end())));
@@ -206,15 +212,17 @@ fn permissions_hold_and_superpages_are_cut() {
     done.unwrap();
     // Until the obligation is met, the processor goes on as before: the model is a mean one.
     machine.access(0, 0x5000, Access::Write, |_| ()).unwrap();
-    guest.discharge(flush, &machine);
-    let denied = Err(Stop::Violation(Violation::Denied(Gfn::new(5))));
+    guest.flush(flush, &machine);
+    let denied = Err(AccessError::Violation(ViolationOutcome::Denied(Gfn::new(
+        5,
+    ))));
     assert_eq!(machine.access(0, 0x5000, Access::Write, |_| ()), denied);
     assert_eq!(machine.access(0, 0x5000, Access::Fetch, |_| ()), denied);
     machine.access(0, 0x5000, Access::Read, |_| ()).unwrap();
     machine.access(0, 0x6000, Access::Fetch, |_| ()).unwrap();
     assert_eq!(
         guest.lookup(View::MAIN, Gfn::new(600)).unwrap().level,
-        Level::Large
+        Level::Size2M
     );
 }
 
@@ -225,23 +233,23 @@ fn split_and_merge_are_opposites() {
     let machine = Machine::new(&guest, 1).unwrap();
     let before = guest.lookup(View::MAIN, Gfn::new(0)).unwrap().entry;
     let flush = guest
-        .split(View::MAIN, Gfn::new(1000), Level::Page)
+        .split(View::MAIN, Gfn::new(1000), Level::Size4K)
         .unwrap();
-    guest.discharge(flush, &machine);
+    guest.flush(flush, &machine);
     let level = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().level;
     assert_eq!(
         [1000, 512, 511, 1024].map(level),
-        [Level::Page, Level::Page, Level::Large, Level::Large]
+        [Level::Size4K, Level::Size4K, Level::Size2M, Level::Size2M]
     );
     let merge = |at, level| guest.merge(View::MAIN, Gfn::new(at), level);
     assert_eq!(
-        merge(0, Level::Huge).unwrap_err(),
+        merge(0, Level::Size1G).unwrap_err(),
         MergeError::Unlike(Gfn::new(0))
     );
     machine
         .access(0, 1000 << 12, Access::Write, |_| ())
         .unwrap();
-    let flush = merge(512, Level::Large).unwrap();
+    let flush = merge(512, Level::Size2M).unwrap();
     assert!(
         guest
             .lookup(View::MAIN, Gfn::new(512))
@@ -249,29 +257,29 @@ fn split_and_merge_are_opposites() {
             .entry
             .dirty()
     );
-    guest.discharge(flush, &machine);
-    let flush = merge(0, Level::Huge).unwrap();
-    guest.discharge(flush, &machine);
+    guest.flush(flush, &machine);
+    let flush = merge(0, Level::Size1G).unwrap();
+    guest.flush(flush, &machine);
     let after = guest.lookup(View::MAIN, Gfn::new(0)).unwrap();
     assert_eq!(
         (
             after.level,
             after.entry.with_accessed(false).with_dirty(false)
         ),
-        (Level::Huge, before)
+        (Level::Size1G, before)
     );
     machine
         .access(0, 1000 << 12, Access::Write, |_| ())
         .unwrap();
-    let wrong = MergeError::Level(Gfn::new(1), Level::Large);
-    assert_eq!(merge(1, Level::Large).unwrap_err(), wrong);
+    let wrong = MergeError::Level(Gfn::new(1), Level::Size2M);
+    assert_eq!(merge(1, Level::Size2M).unwrap_err(), wrong);
 
     guest
-        .start_log(Form::WriteProtection, range(0, 10), &machine)
+        .start_log(LogMethod::WriteProtection, range(0, 10), &machine)
         .unwrap();
     machine.access(0, 0, Access::Write, |_| ()).unwrap();
     assert_eq!(
-        merge(0, Level::Large).unwrap_err(),
+        merge(0, Level::Size2M).unwrap_err(),
         MergeError::Logged(Gfn::new(0))
     );
 }
@@ -283,7 +291,7 @@ fn a_guest_in_several_views() {
     let second = guest.add_view().unwrap();
     let nested = guest.add_nested_view().unwrap();
     let page = Mapping {
-        largest: Level::Page,
+        max_level: Level::Size4K,
         ..ram(0, 512)
     };
     guest.map(View::MAIN, &page).unwrap();
@@ -299,7 +307,9 @@ fn a_guest_in_several_views() {
     guest.map_nested(nested, Gfn::new(1 << 20), &page).unwrap();
     assert_eq!(guest.map(nested, &page), Err(MapError::NoView(nested)));
     assert!(machine.enter_view(1, nested));
-    guest.start_log(Form::Pml, guest.all(), &machine).unwrap();
+    guest
+        .start_log(LogMethod::Pml, guest.all(), &machine)
+        .unwrap();
     for (cpu, page) in [(0, 3), (1, (1 << 20) + 4), (1, (1 << 20) + 3)] {
         machine
             .access(cpu, page << 12, Access::Write, |_| ())
@@ -307,15 +317,15 @@ fn a_guest_in_several_views() {
     }
     let mut dirty = Vec::new();
     guest
-        .take(guest.all(), &machine, &mut |run| dirty.push(run))
+        .take_log(guest.all(), &machine, &mut |run| dirty.push(run))
         .unwrap();
     assert_eq!(dirty, [range(3, 5)], "by guest frame, whatever the view");
     machine
         .access(1, ((1 << 20) + 3) << 12, Access::Write, |_| ())
         .unwrap();
-    assert_eq!(guest.count(guest.all(), &machine), Ok(1));
-    let flush = guest.unmap_everywhere(range(3, 4));
-    guest.discharge(flush, &machine);
+    assert_eq!(guest.count_dirty(guest.all(), &machine), Ok(1));
+    let flush = guest.unmap_all_views(range(3, 4));
+    guest.flush(flush, &machine);
     for (view, at) in [(View::MAIN, 3), (second, 3), (nested, (1 << 20) + 3)] {
         let found = guest.lookup(view, Gfn::new(at)).unwrap();
         assert_eq!(found.page_type, PageType::Absent);
@@ -325,7 +335,7 @@ fn a_guest_in_several_views() {
         );
     }
     let flush = guest.remove_view(second);
-    guest.discharge(flush, &machine);
+    guest.flush(flush, &machine);
     assert_eq!(guest.eptp(second), None);
     assert_eq!(guest.lookup(second, Gfn::new(0)), None);
 }
@@ -360,7 +370,7 @@ fn a_removed_view_is_not_another_one_before_it_is_forgotten() {
         read().unwrap();
         let flush = guest.remove_view(old);
         assert_eq!(guest.eptp(old), None);
-        assert!(flush.concerns(old));
+        assert!(flush.applies_to(old));
         assert!(guest.eptps(&flush).eq([pointer]), "what INVEPT needs");
         assert!(!machine.enter_view(1, old));
         // Removing it again removes nothing.
@@ -368,8 +378,8 @@ fn a_removed_view_is_not_another_one_before_it_is_forgotten() {
 
         let new = add().unwrap();
         map(new);
-        assert!(!flush.concerns(new));
-        guest.discharge(flush, &machine);
+        assert!(!flush.applies_to(new));
+        guest.flush(flush, &machine);
         // The processor comes to a root in the frame of the old one, and remembers nothing of it.
         let mut views = vec![new];
         while guest.eptp(*views.last().unwrap()) != Some(pointer) {
@@ -377,19 +387,21 @@ fn a_removed_view_is_not_another_one_before_it_is_forgotten() {
         }
         let last = *views.last().unwrap();
         assert!(machine.enter_view(1, last));
-        let absent = Err(Stop::Violation(Violation::Absent(Gfn::new(5))));
+        let absent = Err(AccessError::Violation(ViolationOutcome::Absent(Gfn::new(
+            5,
+        ))));
         assert_eq!(read(), absent);
         assert!(machine.enter_view(1, View::MAIN));
         for view in views {
             let flush = guest.remove_view(view);
-            guest.discharge(flush, &machine);
+            guest.flush(flush, &machine);
         }
     }
     // Numbers and frames come back.
     for _ in 0..100 {
         let view = guest.add_view().unwrap();
         let flush = guest.remove_view(view);
-        guest.discharge(flush, &machine);
+        guest.flush(flush, &machine);
     }
 }
 
@@ -403,14 +415,14 @@ fn a_take_reaches_processors_that_are_still_in_a_removed_view() {
     guest.map(view, &ram(0, 9)).unwrap();
     assert!(machine.enter_view(1, view));
     guest
-        .start_log(Form::WriteProtection, guest.all(), &machine)
+        .start_log(LogMethod::WriteProtection, guest.all(), &machine)
         .unwrap();
     machine.access(1, 5 << 12, Access::Write, |_| ()).unwrap();
     let flush = guest.remove_view(view);
-    assert_eq!(guest.take(guest.all(), &machine, &mut |_| ()), Ok(1));
-    let gone = Err(Stop::Violation(Violation::NoView));
+    assert_eq!(guest.take_log(guest.all(), &machine, &mut |_| ()), Ok(1));
+    let gone = Err(AccessError::Violation(ViolationOutcome::NoView));
     assert_eq!(machine.access(1, 5 << 12, Access::Write, |_| ()), gone);
-    guest.discharge(flush, &machine);
+    guest.flush(flush, &machine);
 }
 
 #[test]
@@ -418,20 +430,20 @@ fn an_obligation_is_met_where_it_is_owed() {
     let (guest, other) = (guest(), self::guest());
     guest.map(View::MAIN, &ram(0, 9)).unwrap();
     let flush = || guest.unmap(View::MAIN, range(0, 1));
-    for wrong in [&|flush: Flush| other.discharge(flush, &()), &|flush| {
-        other.batch(&mut Flush::none(), flush)
-    }] as [&dyn Fn(Flush); 2]
+    for wrong in [&|flush: TlbFlush| other.flush(flush, &()), &|flush| {
+        other.batch(&mut TlbFlush::none(), flush)
+    }] as [&dyn Fn(TlbFlush); 2]
     {
         let attempt = std::panic::AssertUnwindSafe(|| wrong(flush()));
         assert!(std::panic::catch_unwind(attempt).is_err());
         guest.map(View::MAIN, &ram(0, 1)).unwrap();
     }
     // What is empty, and what was gathered, is anybody's and the guest's.
-    other.discharge(Flush::none(), &());
-    let mut all = Flush::none();
+    other.flush(TlbFlush::none(), &());
+    let mut all = TlbFlush::none();
     guest.batch(&mut all, flush());
     guest.batch(&mut all, flush());
-    guest.discharge(all, &());
+    guest.flush(all, &());
 }
 
 #[test]
@@ -444,7 +456,7 @@ fn ageing_tells_what_was_used() {
         let flush = guest
             .age(View::MAIN, guest.all(), &mut |span| used.push(span))
             .unwrap();
-        guest.discharge(flush, &machine);
+        guest.flush(flush, &machine);
         used
     };
     assert_eq!(age(), []);
@@ -470,9 +482,9 @@ fn ageing_goes_through_all_views() {
     let age = || {
         let mut used = Vec::new();
         let flush = guest
-            .age_everywhere(range(0, 1000), &mut |span| used.push(span))
+            .age_all_views(range(0, 1000), &mut |span| used.push(span))
             .unwrap();
-        guest.discharge(flush, &machine);
+        guest.flush(flush, &machine);
         used
     };
     let read = |cpu: usize, page: u64| machine.access(cpu, page << 12, Access::Read, |_| ());
@@ -495,15 +507,15 @@ fn ageing_is_refused_where_it_would_say_nothing() {
         pml: false,
         ..Capabilities::ALL
     };
-    let guest = Guest::new(Ram::new(100), 1024, 1, old).unwrap();
+    let guest = Guest::new(TestMemory::new(100), 1024, 1, old).unwrap();
     let age = guest.age(View::MAIN, guest.all(), &mut |_| ());
     assert_eq!(age.map(|_| ()), Err(AgeError::Unsupported));
-    let age = guest.age_everywhere(guest.all(), &mut |_| ());
+    let age = guest.age_all_views(guest.all(), &mut |_| ());
     assert_eq!(age.map(|_| ()), Err(AgeError::Unsupported));
     let guest = self::guest();
     let gone = guest.add_view().unwrap();
     let flush = guest.remove_view(gone);
-    guest.discharge(flush, &());
+    guest.flush(flush, &());
     let age = guest.age(gone, guest.all(), &mut |_| ());
     assert_eq!(age.map(|_| ()), Err(AgeError::NoView(gone)));
 }
@@ -515,46 +527,49 @@ fn a_log_is_refused_where_it_cannot_be() {
         pml: false,
         ..Capabilities::ALL
     };
-    let guest = Guest::new(Ram::new(100), 1024, 2, old).unwrap();
-    let start = |form, range| guest.start_log(form, range, &());
-    for form in [Form::DirtyFlags, Form::Pml] {
-        assert_eq!(start(form, guest.all()), Err(StartError::Unsupported(form)));
+    let guest = Guest::new(TestMemory::new(100), 1024, 2, old).unwrap();
+    let start = |method, range| guest.start_log(method, range, &());
+    for method in [LogMethod::DirtyFlags, LogMethod::Pml] {
+        assert_eq!(
+            start(method, guest.all()),
+            Err(StartError::Unsupported(method))
+        );
     }
     let past = range(0, 1025);
     assert_eq!(
-        start(Form::WriteProtection, past),
+        start(LogMethod::WriteProtection, past),
         Err(StartError::OutOfRange(past))
     );
     assert_eq!(
-        guest.take(guest.all(), &(), &mut |_| ()),
+        guest.take_log(guest.all(), &(), &mut |_| ()),
         Err(TakeError::Off)
     );
 
     // Memory for one of two page-modification logs.
-    let guest = Guest::new(Ram::new(2), 1024, 2, Capabilities::ALL).unwrap();
+    let guest = Guest::new(TestMemory::new(2), 1024, 2, Capabilities::ALL).unwrap();
     let first = guest.add_vcpu().unwrap();
     guest.add_vcpu().unwrap();
     assert_eq!(guest.add_vcpu(), Err(VcpuError::TooMany(2)));
     let all = guest.all();
     assert_eq!(
-        guest.start_log(Form::Pml, all, &()),
+        guest.start_log(LogMethod::Pml, all, &()),
         Err(StartError::NoMemory)
     );
-    assert_eq!((guest.logging(), guest.pml_address(first)), (None, None));
+    assert_eq!((guest.log_method(), guest.pml_address(first)), (None, None));
     assert_eq!(guest.memory().free_frames(), 1, "nothing is kept");
     let second = guest.add_vcpu();
     assert_eq!(second, Err(VcpuError::TooMany(2)));
 
     // A processor that comes later has its log, or does not come.
-    let guest = Guest::new(Ram::new(3), 1024, 3, Capabilities::ALL).unwrap();
+    let guest = Guest::new(TestMemory::new(3), 1024, 3, Capabilities::ALL).unwrap();
     guest.add_vcpu().unwrap();
-    guest.start_log(Form::Pml, guest.all(), &()).unwrap();
-    let other = StartError::OtherForm {
-        wanted: Form::DirtyFlags,
-        on: Form::Pml,
+    guest.start_log(LogMethod::Pml, guest.all(), &()).unwrap();
+    let other = StartError::OtherMethod {
+        wanted: LogMethod::DirtyFlags,
+        on: LogMethod::Pml,
     };
     assert_eq!(
-        guest.start_log(Form::DirtyFlags, guest.all(), &()),
+        guest.start_log(LogMethod::DirtyFlags, guest.all(), &()),
         Err(other)
     );
     let later = guest.add_vcpu().unwrap();
@@ -567,49 +582,54 @@ fn a_log_is_refused_where_it_cannot_be() {
 #[test]
 fn splitting_without_memory_leaves_all_as_it_was() {
     // Root, two tables, a frame of the reverse map's; none for pieces.
-    let guest = Guest::new(Ram::new(4), 1024, 1, Capabilities::ALL).unwrap();
+    let guest = Guest::new(TestMemory::new(4), 1024, 1, Capabilities::ALL).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
     assert_eq!(guest.memory().free_frames(), 0);
     let machine = Machine::new(&guest, 1).unwrap();
     let split = guest
-        .split(View::MAIN, Gfn::new(3), Level::Page)
+        .split(View::MAIN, Gfn::new(3), Level::Size4K)
         .map(|_| ());
     assert_eq!(split, Err(SplitError::NoMemory(Gfn::new(0))));
     guest
-        .start_log(Form::WriteProtection, guest.all(), &machine)
+        .start_log(LogMethod::WriteProtection, guest.all(), &machine)
         .unwrap();
     let stop = machine.access(0, 3 << 12, Access::Write, |_| ());
-    assert_eq!(stop, Err(Stop::Violation(Violation::NoMemory(Gfn::new(3)))));
+    assert_eq!(
+        stop,
+        Err(AccessError::Violation(ViolationOutcome::NoMemory(
+            Gfn::new(3)
+        )))
+    );
     machine.access(0, 3 << 12, Access::Read, |_| ()).unwrap();
 }
 
 #[test]
 fn unmapping_without_memory_takes_whole_superpages_and_leaves_devices() {
     // Root, two tables, a frame of the reverse map's; none for pieces.
-    let guest = Guest::new(Ram::new(4), 1024, 1, Capabilities::ALL).unwrap();
+    let guest = Guest::new(TestMemory::new(4), 1024, 1, Capabilities::ALL).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
     guest.map_mmio(View::MAIN, range(512, 1024)).unwrap();
     assert_eq!(guest.memory().free_frames(), 0);
     let kind = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().page_type;
     let flush = guest.unmap(View::MAIN, range(500, 600));
     assert!(flush.covers(View::MAIN, Gfn::new(3)));
-    guest.discharge(flush, &());
+    guest.flush(flush, &());
     assert_eq!([3, 505].map(kind), [PageType::Absent; 2]);
     assert_eq!([550, 1000].map(kind), [PageType::Mmio; 2]);
     // Where it need not be split it goes.
     let flush = guest.unmap(View::MAIN, range(512, 1024));
-    guest.discharge(flush, &());
+    guest.flush(flush, &());
     assert_eq!(kind(1000), PageType::Absent);
 }
 
 #[test]
 fn splitting_that_fails_half_way_keeps_nothing() {
     // One frame is left: for the table, but not for the reverse map of its pieces.
-    let guest = Guest::new(Ram::new(5), 1024, 1, Capabilities::ALL).unwrap();
+    let guest = Guest::new(TestMemory::new(5), 1024, 1, Capabilities::ALL).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
     for _ in 0..3 {
         let split = guest
-            .split(View::MAIN, Gfn::new(3), Level::Page)
+            .split(View::MAIN, Gfn::new(3), Level::Size4K)
             .map(|_| ());
         assert_eq!(split, Err(SplitError::NoMemory(Gfn::new(0))));
         assert_eq!(guest.memory().free_frames(), 1);
@@ -620,7 +640,7 @@ fn splitting_that_fails_half_way_keeps_nothing() {
 
 #[test]
 fn the_model_refuses_what_the_sdm_calls_a_misconfiguration() {
-    let ram = Ram::new(10);
+    let ram = TestMemory::new(10);
     let tables: Vec<_> = (0..4).map(|_| ram.allocate().unwrap()).collect();
     let set = |level: usize, bits: u64| {
         ram.table(tables[level])[0].store(bits, std::sync::atomic::Ordering::Relaxed)

@@ -8,10 +8,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use hikkoshi_ept::testing::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, Form, Frame, Gfn, GfnRange, Guest, Level, MapError, Mapping, Permissions,
-    Qualification, SplitError, StartError, TakeError, VcpuError, View, Violation,
+    Capabilities, ExitQualification, Frame, Gfn, GfnRange, Guest, Level, LogMethod, MapError,
+    Mapping, Permissions, SplitError, StartError, TakeError, VcpuError, View, ViolationOutcome,
 };
 
 const PAGES: u64 = 2048;
@@ -31,40 +31,40 @@ fn next(seed: &mut u64) -> u64 {
 
 /// A view, and where in it the guest's frame 0 is.
 #[derive(Clone, Copy)]
-struct Place {
+struct ViewOffset {
     view: View,
     shift: u64,
 }
 
-const MAIN: Place = Place {
+const MAIN: ViewOffset = ViewOffset {
     view: View::MAIN,
     shift: 0,
 };
 
 /// One write in a view, with the page filled first if it is not there: as a superpage now and then.
 fn write(
-    machine: &Machine<'_, &Ram>,
-    (guest, place): (&Guest<&Ram>, Place),
+    machine: &Machine<'_, &TestMemory>,
+    (guest, in_view): (&Guest<&TestMemory>, ViewOffset),
     cpu: usize,
     page: u64,
     then: &dyn Fn(),
 ) {
-    let address = (page + place.shift) << 12;
+    let address = (page + in_view.shift) << 12;
     loop {
         match machine.access(cpu, address, Access::Write, |_| then()) {
             Ok(()) => return,
-            Err(Stop::Violation(Violation::Absent(at))) => {
-                assert_eq!(at.index(), page + place.shift);
+            Err(AccessError::Violation(ViolationOutcome::Absent(at))) => {
+                assert_eq!(at.index(), page + in_view.shift);
                 let gfn = Gfn::new(page);
-                let first = gfn.align_down(Level::Large);
-                let large = GfnRange::from_len(first, Level::Large.pages()).intersect(guest.all());
+                let first = gfn.align_down(Level::Size2M);
+                let large = GfnRange::from_len(first, Level::Size2M.pages()).intersect(guest.all());
                 let one = GfnRange::from_len(gfn, 1);
                 let range = if page.is_multiple_of(3) { large } else { one };
                 let mapping = Mapping::ram(range, Frame::new(HOST + range.start().index()));
-                let mapped = if place.shift == 0 {
-                    guest.map(place.view, &mapping)
+                let mapped = if in_view.shift == 0 {
+                    guest.map(in_view.view, &mapping)
                 } else {
-                    guest.map_nested(place.view, range.start().plus(place.shift), &mapping)
+                    guest.map_nested(in_view.view, range.start().plus(in_view.shift), &mapping)
                 };
                 match mapped {
                     // No frame is left for a moment: tables taken out are not freed yet. Or a neighbour is
@@ -74,7 +74,9 @@ fn write(
                 }
             }
             // Protected for a moment, or not to be split for one.
-            Err(Stop::Violation(Violation::Denied(_) | Violation::NoMemory(_))) => {
+            Err(AccessError::Violation(
+                ViolationOutcome::Denied(_) | ViolationOutcome::NoMemory(_),
+            )) => {
                 thread::yield_now();
             }
             Err(other) => panic!("{other:?}"),
@@ -84,37 +86,42 @@ fn write(
 
 /// Stops the log of a part or of everything, and starts it again, of everything in another form. What was
 /// written meanwhile is not logged: all of it is to be copied again.
-fn restart(guest: &Guest<&Ram>, machine: &Machine<'_, &Ram>, seed: &mut u64) {
+fn restart(guest: &Guest<&TestMemory>, machine: &Machine<'_, &TestMemory>, seed: &mut u64) {
     let part = GfnRange::from_len(Gfn::new(next(seed) % PAGES), 700).intersect(guest.all());
-    let (range, form) = match (next(seed) % 4, guest.logging()) {
-        (0, Some(form)) => (part, form),
-        (1, _) => (guest.all(), Form::DirtyFlags),
-        (2, _) => (guest.all(), Form::Pml),
-        _ => (guest.all(), Form::WriteProtection),
+    let (range, method) = match (next(seed) % 4, guest.log_method()) {
+        (0, Some(method)) => (part, method),
+        (1, _) => (guest.all(), LogMethod::DirtyFlags),
+        (2, _) => (guest.all(), LogMethod::Pml),
+        _ => (guest.all(), LogMethod::WriteProtection),
     };
     guest.stop_log(range, machine).unwrap();
-    while let Err(error) = guest.start_log(form, range, machine) {
+    while let Err(error) = guest.start_log(method, range, machine) {
         assert_eq!(error, StartError::NoMemory);
     }
-    guest.mark(range);
+    guest.mark_dirty(range);
 }
 
 /// Splits, puts together and protects leaves, in the main view or the nested one.
-fn reshape(guest: &Guest<&Ram>, machine: &Machine<'_, &Ram>, place: Place, seed: &mut u64) {
-    let at = Gfn::new(next(seed) % PAGES + place.shift);
-    match guest.split(place.view, at, Level::Page) {
-        Ok(flush) => guest.discharge(flush, machine),
+fn reshape(
+    guest: &Guest<&TestMemory>,
+    machine: &Machine<'_, &TestMemory>,
+    in_view: ViewOffset,
+    seed: &mut u64,
+) {
+    let at = Gfn::new(next(seed) % PAGES + in_view.shift);
+    match guest.split(in_view.view, at, Level::Size4K) {
+        Ok(flush) => guest.flush(flush, machine),
         Err(error) => assert!(matches!(error, SplitError::NoMemory(_))),
     }
-    let at = Gfn::new(next(seed) % PAGES + place.shift).align_down(Level::Large);
-    if let Ok(flush) = guest.merge(place.view, at, Level::Large) {
-        guest.discharge(flush, machine);
+    let at = Gfn::new(next(seed) % PAGES + in_view.shift).align_down(Level::Size2M);
+    if let Ok(flush) = guest.merge(in_view.view, at, Level::Size2M) {
+        guest.flush(flush, machine);
     }
-    let range = GfnRange::from_len(Gfn::new(next(seed) % PAGES + place.shift), 30);
+    let range = GfnRange::from_len(Gfn::new(next(seed) % PAGES + in_view.shift), 30);
     for permissions in [Permissions::Read, Permissions::All] {
         loop {
-            let (flush, done) = guest.protect(place.view, range, permissions);
-            guest.discharge(flush, machine);
+            let (flush, done) = guest.protect(in_view.view, range, permissions);
+            guest.flush(flush, machine);
             if done.is_ok() {
                 break;
             }
@@ -122,8 +129,8 @@ fn reshape(guest: &Guest<&Ram>, machine: &Machine<'_, &Ram>, place: Place, seed:
     }
 }
 
-fn run(form: Form) {
-    let ram = Ram::new(300);
+fn run(method: LogMethod) {
+    let ram = TestMemory::new(300);
     let free = ram.free_frames();
     {
         let guest = Guest::new(&ram, PAGES + 20, CPUS + 1, Capabilities::ALL).unwrap();
@@ -132,11 +139,11 @@ fn run(form: Form) {
         let nested = guest.add_nested_view().unwrap();
         assert!(machine.enter_view(CPUS - 2, second));
         assert!(machine.enter_view(CPUS - 1, nested));
-        let second = Place {
+        let second = ViewOffset {
             view: second,
             shift: 0,
         };
-        let nested = Place {
+        let nested = ViewOffset {
             view: nested,
             shift: SHIFT,
         };
@@ -145,7 +152,7 @@ fn run(form: Form) {
         let running = AtomicBool::new(true);
         let take = |range: GfnRange| {
             let mut pages = Vec::new();
-            match guest.take(range, &machine, &mut |run| pages.extend(run.iter())) {
+            match guest.take_log(range, &machine, &mut |run| pages.extend(run.iter())) {
                 Ok(count) => assert_eq!(count, pages.len() as u64),
                 Err(TakeError::Off) => assert_eq!(pages, []),
             }
@@ -153,12 +160,12 @@ fn run(form: Form) {
                 copy[page].store(memory[page].load(Ordering::Relaxed), Ordering::Relaxed);
             }
         };
-        guest.start_log(form, guest.all(), &machine).unwrap();
+        guest.start_log(method, guest.all(), &machine).unwrap();
         let (guest, machine, memory, running, take) = (&guest, &machine, &memory, &running, &take);
         thread::scope(|scope| {
             let vcpus: Vec<_> = (0..CPUS)
                 .map(|cpu| {
-                    let place = match cpu + 2 {
+                    let in_view = match cpu + 2 {
                         CPUS => second,
                         number if number > CPUS => nested,
                         _ => MAIN,
@@ -171,7 +178,7 @@ fn run(form: Form) {
                                 memory[page as usize]
                                     .store(number << 8 | cpu as u64, Ordering::Relaxed);
                             };
-                            write(machine, (guest, place), cpu, page, &store);
+                            write(machine, (guest, in_view), cpu, page, &store);
                         }
                     })
                 })
@@ -198,8 +205,8 @@ fn run(form: Form) {
             scope.spawn(move || {
                 let mut seed = 3;
                 while running.load(Ordering::Relaxed) {
-                    for place in [MAIN, nested] {
-                        reshape(guest, machine, place, &mut seed);
+                    for in_view in [MAIN, nested] {
+                        reshape(guest, machine, in_view, &mut seed);
                     }
                     thread::yield_now();
                 }
@@ -227,13 +234,13 @@ fn run(form: Form) {
                 while running.load(Ordering::Relaxed) {
                     let start = Gfn::new(next(&mut seed) % PAGES);
                     let mut flush = guest.unmap(View::MAIN, GfnRange::from_len(start, 40));
-                    let more = guest.age_everywhere(guest.all(), &mut |_| ()).unwrap();
+                    let more = guest.age_all_views(guest.all(), &mut |_| ()).unwrap();
                     guest.batch(&mut flush, more);
                     guest.batch(
                         &mut flush,
-                        guest.unmap_everywhere(GfnRange::from_len(start, 600)),
+                        guest.unmap_all_views(GfnRange::from_len(start, 600)),
                     );
-                    guest.discharge(flush, machine);
+                    guest.flush(flush, machine);
                     thread::yield_now();
                 }
             });
@@ -248,45 +255,51 @@ fn run(form: Form) {
             assert_eq!(
                 value(&copy, page),
                 value(memory, page),
-                "page {page}, {form:?}"
+                "page {page}, {method:?}"
             );
         }
         guest.stop_log(guest.all(), machine).unwrap();
         let flush = guest.unmap(View::MAIN, guest.all());
-        guest.discharge(flush, machine);
+        guest.flush(flush, machine);
     }
-    assert_eq!(ram.free_frames(), free, "frames leaked, {form:?}");
+    assert_eq!(ram.free_frames(), free, "frames leaked, {method:?}");
 }
 
 #[test]
 fn write_protection() {
-    run(Form::WriteProtection);
+    run(LogMethod::WriteProtection);
 }
 
 #[test]
 fn dirty_flags() {
-    run(Form::DirtyFlags);
+    run(LogMethod::DirtyFlags);
 }
 
 #[test]
 fn pml() {
-    run(Form::Pml);
+    run(LogMethod::Pml);
 }
 
-type Work<'a> = &'a (dyn Fn(&Guest<Ram>, View) + Sync);
+type Work<'a> = &'a (dyn Fn(&Guest<TestMemory>, View) + Sync);
 
 /// The host takes a page of a nested view back by guest frame, again and again, while `work` goes on in
 /// other threads: whenever it has, the page is gone, and it stays gone until it is mapped again.
 fn take_back(logged: bool, work: [Work<'_>; 2]) {
-    let guest = Guest::new(Ram::new(200), Level::Large.pages(), 0, Capabilities::ALL).unwrap();
+    let guest = Guest::new(
+        TestMemory::new(200),
+        Level::Size2M.pages(),
+        0,
+        Capabilities::ALL,
+    )
+    .unwrap();
     let nested = guest.add_nested_view().unwrap();
     if logged {
         guest
-            .start_log(Form::WriteProtection, guest.all(), &())
+            .start_log(LogMethod::WriteProtection, guest.all(), &())
             .unwrap();
     }
     let mapping = Mapping {
-        largest: Level::Page,
+        max_level: Level::Size4K,
         ..Mapping::ram(guest.all(), Frame::new(HOST))
     };
     let running = AtomicBool::new(true);
@@ -309,10 +322,10 @@ fn take_back(logged: bool, work: [Work<'_>; 2]) {
             }
             let at = mapping.guest.start();
             guest.map_nested(nested, at, &mapping).unwrap();
-            let flush = guest.unmap_everywhere(page);
+            let flush = guest.unmap_all_views(page);
             let found = guest.lookup(nested, page.start()).unwrap();
             left += u32::from(found.host.is_some());
-            guest.discharge(flush, &());
+            guest.flush(flush, &());
         }
         running.store(false, Ordering::Relaxed);
     });
@@ -321,25 +334,25 @@ fn take_back(logged: bool, work: [Work<'_>; 2]) {
 
 #[test]
 fn a_nested_page_is_taken_back_while_it_is_written_and_its_log_taken() {
-    let fault = |guest: &Guest<Ram>, nested| {
-        guest.violation(nested, 7 << 12, Qualification(2));
+    let fault = |guest: &Guest<TestMemory>, nested| {
+        guest.handle_ept_violation(nested, 7 << 12, ExitQualification(2));
     };
-    let take = |guest: &Guest<Ram>, _| {
-        guest.take(guest.all(), &(), &mut |_| ()).unwrap();
+    let take = |guest: &Guest<TestMemory>, _| {
+        guest.take_log(guest.all(), &(), &mut |_| ()).unwrap();
     };
     take_back(true, [&fault, &take]);
 }
 
 #[test]
 fn a_nested_page_is_taken_back_while_leaves_are_split_and_put_together() {
-    let merge = |guest: &Guest<Ram>, nested| {
-        if let Ok(flush) = guest.merge(nested, Gfn::new(0), Level::Large) {
-            guest.discharge(flush, &());
+    let merge = |guest: &Guest<TestMemory>, nested| {
+        if let Ok(flush) = guest.merge(nested, Gfn::new(0), Level::Size2M) {
+            guest.flush(flush, &());
         }
     };
-    let split = |guest: &Guest<Ram>, nested| {
-        let flush = guest.split(nested, Gfn::new(0), Level::Page).unwrap();
-        guest.discharge(flush, &());
+    let split = |guest: &Guest<TestMemory>, nested| {
+        let flush = guest.split(nested, Gfn::new(0), Level::Size4K).unwrap();
+        guest.flush(flush, &());
     };
     take_back(false, [&merge, &split]);
 }

@@ -10,8 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_ept::{
-    Capabilities, ENTRIES, Entry, Form, Frame, FrameAllocator, FrameReach, Gfn, GfnRange, Guest,
-    Level, Mapping, PML_START, Qualification, Table, Vcpu, View,
+    Capabilities, ENTRIES, Entry, ExitQualification, Frame, FrameAccess, FrameAllocator, Gfn,
+    GfnRange, Guest, Level, LogMethod, Mapping, PML_HEAD_INDEX, Table, Vcpu, View,
 };
 
 pub const GIB: u64 = 1 << 18;
@@ -59,7 +59,7 @@ impl FrameAllocator for Host {
 
 // SAFETY: frames are page-aligned parts of leaked memory, each its own. There is no check that a frame is one of
 // them, as a hypervisor has to have: nobody but the crate calls this here, and the check would be measured.
-unsafe impl FrameReach for Host {
+unsafe impl FrameAccess for Host {
     fn table(&self, frame: Frame) -> &Table {
         let address = usize::try_from(frame.address()).unwrap_or_default();
         // SAFETY: `allocate` exposed the address of a whole `Table` that lives for good.
@@ -68,10 +68,10 @@ unsafe impl FrameReach for Host {
 }
 
 /// A guest of `pages`, all mapped with leaves up to `largest`.
-pub fn guest(pages: u64, largest: Level) -> Guest<Host> {
+pub fn guest(pages: u64, max_level: Level) -> Guest<Host> {
     let guest = Guest::new(Host::default(), pages, 1, Capabilities::ALL).unwrap();
     let mapping = Mapping {
-        largest,
+        max_level,
         ..Mapping::ram(guest.all(), Frame::new(1 << 30))
     };
     guest.map(View::MAIN, &mapping).unwrap();
@@ -101,15 +101,15 @@ pub fn dirty(guest: &Guest<Host>, vcpu: Vcpu, count: u64) {
 pub fn dirty_in(guest: &Guest<Host>, vcpu: Vcpu, count: u64, pages: u64) {
     let distance = pages / count;
     let pages = (0..count).map(|number| Gfn::new(number * distance));
-    match guest.logging() {
-        Some(Form::WriteProtection) => {
+    match guest.log_method() {
+        Some(LogMethod::WriteProtection) => {
             for page in pages {
-                guest.violation(View::MAIN, page.address(), Qualification(2));
+                guest.handle_ept_violation(View::MAIN, page.address(), ExitQualification(2));
             }
         }
-        Some(Form::Pml) => {
+        Some(LogMethod::Pml) => {
             let log = guest.memory().table(guest.pml_address(vcpu).unwrap());
-            let mut index = PML_START;
+            let mut index = PML_HEAD_INDEX;
             for page in pages {
                 set_dirty_flag(guest, page);
                 log[usize::from(index)].store(page.address(), Ordering::Relaxed);
@@ -129,7 +129,7 @@ pub fn use_pages(guest: &Guest<Host>, range: GfnRange) {
     let mut at = range.start();
     while at < range.end() {
         let mut table = guest.main_eptp().root();
-        for level in [Level::Root, Level::Huge, Level::Large, Level::Page] {
+        for level in [Level::Root, Level::Size1G, Level::Size2M, Level::Size4K] {
             let index = (at.index() / level.pages()) as usize % ENTRIES;
             let slot = &guest.memory().table(table)[index];
             let entry = Entry(slot.load(Ordering::Relaxed));

@@ -2,7 +2,7 @@
 
 use crate::memory;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use hikkoshi_ept::{Frame, FrameAllocator, FrameReach, Table};
+use hikkoshi_ept::{Frame, FrameAccess, FrameAllocator, Table};
 
 /// The pool. There is one; every guest of a run borrows from it.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl FrameAllocator for Pool {
 
 // SAFETY: `words` returns the frame itself, by its physical address, which is mapped for good;
 // distinct frames have distinct addresses.
-unsafe impl FrameReach for Pool {
+unsafe impl FrameAccess for Pool {
     fn table(&self, frame: Frame) -> &Table {
         words(frame)
     }

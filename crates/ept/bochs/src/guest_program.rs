@@ -15,7 +15,7 @@ pub const LIST: u64 = 0x10_0000;
 /// Room for the list.
 pub const LIST_BYTES: u64 = 0x10_0000;
 /// The memory from here on is for writing to.
-pub const PLAYGROUND: u64 = 0x20_0000;
+pub const WRITE_AREA: u64 = 0x20_0000;
 
 // Programs of the guest. Both end by calling the hypervisor, and would begin anew after it.
 core::arch::global_asm!(

@@ -9,8 +9,8 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::cell::Cell;
 use hikkoshi_ept::{
-    Capabilities, Flush, Form, Frame, Gfn, GfnRange, Guest, Level, Mapping, PML_START, Processors,
-    Qualification, View, Violation,
+    Capabilities, ExitQualification, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping,
+    PML_HEAD_INDEX, Processors, TlbFlush, View, ViolationOutcome,
 };
 
 /// Frames of the guest's memory.
@@ -60,10 +60,10 @@ pub fn frames(first: u64, count: u64) -> GfnRange {
 
 impl Machine {
     /// A guest whose memory is mapped by leaves of at most this size, with one vCPU.
-    pub fn new(host: Host, largest: Level) -> Machine {
+    pub fn new(host: Host, max_level: Level) -> Machine {
         let first = Frame::containing(GUEST.start as u64);
         let memory = Mapping {
-            largest,
+            max_level,
             ..Mapping::ram(frames(0, FRAMES), first)
         };
         Machine::with(host, FRAMES, &memory)
@@ -105,7 +105,7 @@ impl Machine {
         let id = must(self.guest.add_vcpu());
         let vmx = Vcpu::new(self.host, self.pointer());
         if let Some(log) = self.guest.pml_address(id) {
-            vmx.log_to(Some((log.address(), PML_START)));
+            vmx.set_pml_log(Some((log.address(), PML_HEAD_INDEX)));
         }
         let view = View::MAIN;
         self.vcpus.push(Cpu { vmx, id, view });
@@ -114,13 +114,13 @@ impl Machine {
     /// Removes the last vCPU.
     pub fn remove_vcpu(&mut self) {
         if let Some(cpu) = self.vcpus.pop() {
-            self.guest.remove_vcpu(cpu.id, cpu.vmx.log_index());
+            self.guest.remove_vcpu(cpu.id, cpu.vmx.pml_index());
         }
     }
 
     /// Starts logging, or adds a range to what is logged.
-    pub fn start(&self, form: Form, range: GfnRange) {
-        must(self.guest.start_log(form, range, self));
+    pub fn start(&self, method: LogMethod, range: GfnRange) {
+        must(self.guest.start_log(method, range, self));
     }
 
     /// Stops logging a range.
@@ -131,7 +131,7 @@ impl Machine {
     /// Takes the log of a range: the frames in it.
     pub fn take(&self, range: GfnRange) -> BTreeSet<u64> {
         let mut runs = Vec::new();
-        must(self.guest.take(range, self, &mut |run| runs.push(run)));
+        must(self.guest.take_log(range, self, &mut |run| runs.push(run)));
         runs.iter()
             .flat_map(|run| run.iter())
             .map(Gfn::index)
@@ -140,13 +140,13 @@ impl Machine {
 
     /// How many pages of a range are in the log, left there.
     pub fn peek(&self, range: GfnRange) -> u64 {
-        must(self.guest.count(range, self))
+        must(self.guest.count_dirty(range, self))
     }
 
     /// Sets a vCPU up to run a program.
     pub fn prepare(&mut self, number: usize, program: Program, registers: Registers) {
         let vmx = &mut self.vcpus[number].vmx;
-        vmx.set_instruction(program.address());
+        vmx.set_rip(program.address());
         vmx.registers = registers;
     }
 
@@ -164,7 +164,7 @@ impl Machine {
     /// Runs a vCPU until its program is done, and handles its other exits.
     pub fn finish(&mut self, number: usize) {
         while let Some(exit) = self.step(number, None) {
-            if exit == Exit::Call {
+            if exit == Exit::Vmcall {
                 return;
             }
         }
@@ -172,13 +172,13 @@ impl Machine {
 
     /// Runs a vCPU for about so many instructions. Whether its program is done.
     pub fn run_for(&mut self, number: usize, instructions: u64) -> bool {
-        let end = self.vcpus[number].vmx.inside + instructions;
+        let end = self.vcpus[number].vmx.guest_instructions + instructions;
         loop {
             // Other exits do not begin a new turn.
-            let left = end.saturating_sub(self.vcpus[number].vmx.inside);
+            let left = end.saturating_sub(self.vcpus[number].vmx.guest_instructions);
             match self.step(number, Some(left)) {
-                Some(Exit::Call) => return true,
-                Some(Exit::TimeOver) => return false,
+                Some(Exit::Vmcall) => return true,
+                Some(Exit::PreemptionTimer) => return false,
                 _ => {}
             }
         }
@@ -199,23 +199,26 @@ impl Machine {
 
     fn handle(&self, number: usize, exit: Exit) {
         match exit {
-            Exit::Call | Exit::TimeOver => {}
+            Exit::Vmcall | Exit::PreemptionTimer => {}
             Exit::Violation {
                 address,
                 qualification,
             } => {
-                let why = Qualification(qualification);
-                match self.guest.violation(self.vcpus[number].view, address, why) {
-                    Violation::Resume => {}
+                let why = ExitQualification(qualification);
+                match self
+                    .guest
+                    .handle_ept_violation(self.vcpus[number].view, address, why)
+                {
+                    ViolationOutcome::Resume => {}
                     other => crate::fail(format_args!(
                         "a violation at {address:#x}, qualification {qualification:#x}: {other:?}"
                     )),
                 }
             }
-            Exit::LogFull => {
+            Exit::PmlFull => {
                 let cpu = &self.vcpus[number];
                 cpu.vmx
-                    .set_log_index(self.guest.drain_pml(cpu.id, cpu.vmx.log_index()));
+                    .set_pml_index(self.guest.drain_pml(cpu.id, cpu.vmx.pml_index()));
             }
             Exit::Misconfiguration { address } => {
                 let found = self.guest.lookup(View::MAIN, Gfn::containing(address));
@@ -240,7 +243,7 @@ impl Machine {
 /// One processor, which is not in the guest while this code runs: its only translations are dropped by
 /// one instruction, and every vCPU's index lies in its VMCS.
 impl Processors for Machine {
-    fn invalidate(&self, flush: &Flush) {
+    fn invalidate(&self, flush: &TlbFlush) {
         for pointer in self.guest.eptps(flush) {
             operation::invalidate(pointer.0);
             self.invalidations.set(self.invalidations.get() + 1);
@@ -249,7 +252,7 @@ impl Processors for Machine {
 
     fn drain(&self, drain: &dyn Fn(hikkoshi_ept::Vcpu, u16) -> u16) {
         for cpu in &self.vcpus {
-            cpu.vmx.set_log_index(drain(cpu.id, cpu.vmx.log_index()));
+            cpu.vmx.set_pml_index(drain(cpu.id, cpu.vmx.pml_index()));
         }
     }
 
@@ -257,7 +260,7 @@ impl Processors for Machine {
         for cpu in &self.vcpus {
             let log = self.guest.pml_address(cpu.id).filter(|_| on);
             cpu.vmx
-                .log_to(log.map(|frame| (frame.address(), PML_START)));
+                .set_pml_log(log.map(|frame| (frame.address(), PML_HEAD_INDEX)));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the guest writes: lists of addresses, and the set of pages they make dirty.
 
-use crate::guest_program::{BYTES, PLAYGROUND};
+use crate::guest_program::{BYTES, WRITE_AREA};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
@@ -38,15 +38,15 @@ impl Pattern {
 fn address(frame: u64, offset: u64) -> u32 {
     let address = (frame << 12) + offset;
     assert!(
-        (PLAYGROUND..BYTES).contains(&address),
+        (WRITE_AREA..BYTES).contains(&address),
         "{address:#x} is not in the playground"
     );
     u32::try_from(address).unwrap_or(0)
 }
 
 /// First frame of the playground, and how many there are.
-const FIRST: u64 = PLAYGROUND >> 12;
-const COUNT: u64 = (BYTES - PLAYGROUND) >> 12;
+const FIRST: u64 = WRITE_AREA >> 12;
+const COUNT: u64 = (BYTES - WRITE_AREA) >> 12;
 
 /// The patterns, always the same ones.
 pub fn all() -> Vec<Pattern> {

@@ -1,23 +1,23 @@
-//! Reading the dirty flags of the plain views, for [`Form::DirtyFlags`](super::Form::DirtyFlags).
+//! Reading the dirty flags of the plain views, for [`LogMethod::DirtyFlags`](super::LogMethod::DirtyFlags).
 
 use crate::address::{GfnRange, Level, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::bitmap::{WORD, ones, words_of};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
-use crate::walk::{replace, settled};
+use crate::host_memory::HostMemory;
+use crate::walk::{load_unfrozen, try_replace};
 
 /// Pages that are scanned together: those of a table of the lowest level, and whole words.
-pub(super) const GROUP: u64 = if Level::Large.pages() > WORD {
-    Level::Large.pages()
+pub(super) const GROUP: u64 = if Level::Size2M.pages() > WORD {
+    Level::Size2M.pages()
 } else {
     WORD
 };
 /// Words of a group.
 const WORDS: usize = usize_from(GROUP / WORD);
 
-/// Bits of the words of one group.
+/// Bitmap of the words of one group.
 pub(super) struct Group {
     first: usize,
     bits: [u64; WORDS],
@@ -25,7 +25,7 @@ pub(super) struct Group {
 
 impl Group {
     /// The tracked pages of `part`, which lies in one group.
-    fn tracked<M: Memory>(guest: &Guest<M>, part: GfnRange) -> Self {
+    fn tracked<M: HostMemory>(guest: &Guest<M>, part: GfnRange) -> Self {
         let mut group = Self::empty(part);
         for (word, mask) in words_of(part) {
             group.bits[word - group.first] = mask & guest.log.tracked.word(word);
@@ -50,7 +50,7 @@ impl Group {
     }
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// The tracked pages of `part`, which lies in one group, and those of them whose dirty flag is set in
     /// one of the plain views; clears the flags if told to. `None`: nothing is tracked. The caller is
     /// inside.
@@ -78,22 +78,26 @@ impl<M: Memory> Guest<M> {
         for number in ones(views) {
             #[allow(clippy::cast_possible_truncation)] // below 64
             let view = View::numbered(number as u8);
-            for table in part.chunks(Level::Large.pages()) {
-                let Some(position) = self.walk(view, table.start(), Level::Page) else {
+            for table in part.chunks(Level::Size2M.pages()) {
+                let Some(found) = self.walk(view, table.start(), Level::Size4K) else {
                     break;
                 };
-                if position.level == Level::Page {
-                    let slots = self.memory.table(position.location.table());
-                    for (gfn, slot) in table.iter().zip(&slots[position.location.index()..]) {
+                if found.level == Level::Size4K {
+                    let slots = self.memory.table(found.location.table());
+                    for (gfn, slot) in table.iter().zip(&slots[found.location.index()..]) {
                         scan(gfn.index(), slot);
                     }
                 } else {
-                    self.rmap
-                        .each_in(&self.memory, Level::Page, table, &mut |gfn, location| {
+                    self.rmap.for_each_in(
+                        &self.memory,
+                        Level::Size4K,
+                        table,
+                        &mut |gfn, location| {
                             if !location.is_nested() {
                                 scan(gfn.index(), location.slot(&self.memory));
                             }
-                        });
+                        },
+                    );
                 }
             }
         }
@@ -109,11 +113,11 @@ fn test_flag(slot: &AtomicU64, clear: bool) -> bool {
         return false;
     }
     loop {
-        let old = settled(slot);
+        let old = load_unfrozen(slot);
         if !old.is_logged() || !old.dirty() {
             return false;
         }
-        if !clear || replace(slot, old, old.with_dirty(false)) {
+        if !clear || try_replace(slot, old, old.with_dirty(false)) {
             return true;
         }
     }

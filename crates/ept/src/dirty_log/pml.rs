@@ -10,7 +10,7 @@ use super::Log;
 use crate::address::{ENTRIES, Frame, Gfn};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::guest::Guest;
-use crate::host_memory::Memory;
+use crate::host_memory::HostMemory;
 use crate::rmap::NoMemory;
 
 /// Entries of a page-modification log: 512.
@@ -18,7 +18,7 @@ use crate::rmap::NoMemory;
 pub const PML_ENTRIES: u16 = ENTRIES as u16;
 
 /// The PML index of an empty log: 511. It counts down.
-pub const PML_START: u16 = PML_ENTRIES - 1;
+pub const PML_HEAD_INDEX: u16 = PML_ENTRIES - 1;
 
 /// In the word of a virtual processor that exists.
 const EXISTS: u64 = 1;
@@ -56,7 +56,7 @@ const PREPARED: u8 = 1;
 const ON: u8 = 2;
 
 /// A buffer for each virtual processor, also for those that come from now on; or for none.
-pub(super) fn allocate_all<M: Memory>(memory: &M, log: &Log) -> Result<(), NoMemory> {
+pub(super) fn allocate_all<M: HostMemory>(memory: &M, log: &Log) -> Result<(), NoMemory> {
     log.pml.swap(PREPARED, Ordering::AcqRel);
     for word in &log.vcpus {
         if allocate(memory, word).is_err() {
@@ -70,7 +70,7 @@ pub(super) fn allocate_all<M: Memory>(memory: &M, log: &Log) -> Result<(), NoMem
 }
 
 /// A buffer for the virtual processor in this place, if there is one and it has none.
-fn allocate<M: Memory>(memory: &M, word: &AtomicU64) -> Result<(), NoMemory> {
+fn allocate<M: HostMemory>(memory: &M, word: &AtomicU64) -> Result<(), NoMemory> {
     if word.load(Ordering::Acquire) != EXISTS {
         return Ok(());
     }
@@ -96,7 +96,7 @@ pub(super) fn switch_off(log: &Log) {
 }
 
 /// Takes the buffers back. No processor uses them any more.
-pub(super) fn release_all<M: Memory>(memory: &M, log: &Log) {
+pub(super) fn release_all<M: HostMemory>(memory: &M, log: &Log) {
     for word in &log.vcpus {
         let value = word.load(Ordering::Acquire);
         if let Some(frame) = buffer(value)
@@ -115,7 +115,7 @@ fn buffer(word: u64) -> Option<Frame> {
 
 impl Log {
     /// Gives the buffers back. Nobody uses the guest any more.
-    pub(crate) fn release<M: Memory>(&mut self, memory: &M) {
+    pub(crate) fn release<M: HostMemory>(&mut self, memory: &M) {
         release_all(memory, self);
     }
 
@@ -124,7 +124,7 @@ impl Log {
     }
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Adds a virtual processor, also while a log is on, starts or stops. Lock-free.
     ///
     /// So that no log passes it by, the hypervisor
@@ -176,13 +176,13 @@ impl<M: Memory> Guest<M> {
             return;
         };
         if let Some(frame) = buffer(word.swap(0, Ordering::AcqRel)) {
-            self.walkers.wait();
+            self.rcu.synchronize();
             self.memory.release(frame);
         }
     }
 
     /// What belongs into the VMCS field "PML address" of this virtual processor (the frame's address);
-    /// `None` while no log in form [`Form::Pml`](crate::Form::Pml) is on.
+    /// `None` while no log in form [`LogMethod::Pml`](crate::LogMethod::Pml) is on.
     pub fn pml_address(&self, vcpu: Vcpu) -> Option<Frame> {
         if self.log.pml.load(Ordering::Acquire) != ON {
             return None;
@@ -196,11 +196,11 @@ impl<M: Memory> Guest<M> {
     ///
     /// Entries of pages that are not tracked are left out. Lock-free.
     ///
-    /// Two things of the exit are the hypervisor's, as with [`Guest::violation`]: an event in the IDT-vectoring
+    /// Two things of the exit are the hypervisor's, as with [`Guest::handle_ept_violation`]: an event in the IDT-vectoring
     /// information, and NMIs unblocked by an `IRET` (qualification, bit 12). The access that found the log full
     /// has not happened and will be tried again.
     pub fn drain_pml(&self, vcpu: Vcpu, index: u16) -> u16 {
-        let _inside = self.walkers.enter();
+        let _guard = self.rcu.read();
         // 0..=511: the entries above are in use. FFFFH: all are.
         let first = index.wrapping_add(1);
         // Only while it is on: before, the buffer may be taken back without a wait, as nobody has seen it;
@@ -215,9 +215,9 @@ impl<M: Memory> Guest<M> {
             let table = self.memory.table(frame);
             for entry in table.iter().skip(usize::from(first)) {
                 self.log
-                    .mark(Gfn::containing(entry.load(Ordering::Acquire)));
+                    .mark_dirty(Gfn::containing(entry.load(Ordering::Acquire)));
             }
         }
-        PML_START
+        PML_HEAD_INDEX
     }
 }

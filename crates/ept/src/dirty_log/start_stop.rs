@@ -2,13 +2,13 @@
 
 use thiserror::Error;
 
-use super::{CHUNK, Form, Log, pml};
+use super::{CHUNK_PAGES, Log, LogMethod, pml};
 use crate::address::{GfnRange, Level};
 use crate::atomic::Ordering;
 use crate::bitmap::words_of;
 use crate::entry::Entry;
 use crate::guest::Guest;
-use crate::host_memory::Memory;
+use crate::host_memory::HostMemory;
 use crate::processors::Processors;
 
 /// Why a log was not started.
@@ -16,16 +16,16 @@ use crate::processors::Processors;
 pub enum StartError {
     /// The processor cannot do it.
     #[error("starting a log in form {0:?}: the processor lacks it; use write protection")]
-    Unsupported(Form),
+    Unsupported(LogMethod),
     /// A log of another form is on.
     #[error(
         "starting a log in form {wanted:?}: one in form {on:?} is on; stop it first, or add to it"
     )]
-    OtherForm {
+    OtherMethod {
         /// The form asked for.
-        wanted: Form,
+        wanted: LogMethod,
         /// The form that is on.
-        on: Form,
+        on: LogMethod,
     },
     /// Memory for the logs of the virtual processors.
     #[error("starting a log: no frame left for a virtual processor's page-modification log")]
@@ -71,7 +71,7 @@ impl Drop for Changing<'_> {
     }
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Starts logging writes to `range` ([`Guest::all`] for the whole guest), or adds `range` to what
     /// is logged already.
     ///
@@ -84,28 +84,28 @@ impl<M: Memory> Guest<M> {
     /// See [`StartError`]; nothing has changed then.
     pub fn start_log(
         &self,
-        form: Form,
+        method: LogMethod,
         range: GfnRange,
         processors: &(impl Processors + ?Sized),
     ) -> Result<(), StartError> {
         if !self.all().covers(range) {
             return Err(StartError::OutOfRange(range));
         }
-        let offered = match form {
-            Form::WriteProtection => true,
-            Form::DirtyFlags => self.capabilities.accessed_dirty,
-            Form::Pml => self.capabilities.accessed_dirty && self.capabilities.pml,
+        let offered = match method {
+            LogMethod::WriteProtection => true,
+            LogMethod::DirtyFlags => self.capabilities.accessed_dirty,
+            LogMethod::Pml => self.capabilities.accessed_dirty && self.capabilities.pml,
         };
         if !offered {
-            return Err(StartError::Unsupported(form));
+            return Err(StartError::Unsupported(method));
         }
         let _changing = self.log.change().ok_or(StartError::Busy)?;
-        let first = match self.log.form() {
+        let first = match self.log.method() {
             None => true,
-            Some(on) if on == form => false,
-            Some(on) => return Err(StartError::OtherForm { wanted: form, on }),
+            Some(on) if on == method => false,
+            Some(on) => return Err(StartError::OtherMethod { wanted: method, on }),
         };
-        if first && form == Form::Pml {
+        if first && method == LogMethod::Pml {
             pml::allocate_all(&self.memory, &self.log).map_err(|_| StartError::NoMemory)?;
         }
         // What was left behind where nothing is tracked.
@@ -114,8 +114,8 @@ impl<M: Memory> Guest<M> {
                 .dirty
                 .take_word(word, mask & !self.log.tracked.word(word));
         }
-        self.log.set_form(Some(form));
-        if first && form == Form::Pml {
+        self.log.set_method(Some(method));
+        if first && method == LogMethod::Pml {
             // Before any dirty flag is cleared: a flag set by a processor that does not log yet would
             // hide the page.
             pml::switch_on(&self.log);
@@ -124,20 +124,20 @@ impl<M: Memory> Guest<M> {
         self.log.tracked.set(range);
         // Operations that began without knowing all this have ended after the wait, and what they
         // mapped is there to be visited; later ones know.
-        self.walkers.wait();
+        self.rcu.synchronize();
         // PML logs wherever the flag is clear: the pages beside the range get theirs set.
-        let visited = if first && form == Form::Pml {
+        let visited = if first && method == LogMethod::Pml {
             self.all()
         } else {
             range
         };
-        self.rearm_all(visited, &|leaf| !leaf.is_logged());
+        self.rearm_range(visited, &|leaf| !leaf.is_logged());
         // All of it, not only the leaves that changed: an obligation of before may not have been met yet,
         // and a processor that remembers an older leaf as written would write past the log.
-        let mut flush = self.no_flush();
+        let mut flush = self.empty_flush();
         flush.add(self.plain_views(), visited);
-        flush.add_whole(self.nested_views());
-        self.discharge(flush, processors);
+        flush.add_whole_views(self.nested_views());
+        self.flush(flush, processors);
         Ok(())
     }
 
@@ -156,26 +156,26 @@ impl<M: Memory> Guest<M> {
     ) -> Result<(), StopError> {
         let range = range.intersect(self.all());
         let _changing = self.log.change().ok_or(StopError::Busy)?;
-        let Some(form) = self.log.form() else {
+        let Some(method) = self.log.method() else {
             return Ok(());
         };
         self.log.tracked.clear(range);
         let last = self.log.tracked.is_empty();
         if last {
-            self.log.set_form(None);
+            self.log.set_method(None);
         }
-        self.walkers.wait();
+        self.rcu.synchronize();
         // Allows writes again, sets flags: nothing that a processor would have to forget.
-        self.rearm_all(range, &|leaf| leaf.is_logged());
-        if form == Form::Pml {
+        self.rearm_range(range, &|leaf| leaf.is_logged());
+        if method == LogMethod::Pml {
             // Nothing of the range may be in a buffer still when it is tracked the next time.
             processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
         }
-        if last && form == Form::Pml {
+        if last && method == LogMethod::Pml {
             pml::switch_off(&self.log);
             processors.set_pml(false);
             // An exit handler may still be reading a buffer.
-            self.walkers.wait();
+            self.rcu.synchronize();
             pml::release_all(&self.memory, &self.log);
         }
         self.log.dirty.take(range, |_, _| ());
@@ -184,18 +184,18 @@ impl<M: Memory> Guest<M> {
 
     /// Gives each leaf of `range`, in all views, the state of a page that nobody has written, where
     /// `which` says so.
-    fn rearm_all(&self, range: GfnRange, which: &dyn Fn(Entry) -> bool) {
-        for part in range.chunks(CHUNK) {
-            let _inside = self.walkers.enter();
+    fn rearm_range(&self, range: GfnRange, which: &dyn Fn(Entry) -> bool) {
+        for part in range.chunks(CHUNK_PAGES) {
+            let _guard = self.rcu.read();
             // Downwards: a leaf that is split meanwhile is found as its pieces. None is put together:
             // `merge` knows what is tracked, and refuses.
             for level in Level::LEAVES {
                 self.rmap
-                    .each_in(&self.memory, level, part, &mut |gfn, location| {
+                    .for_each_in(&self.memory, level, part, &mut |gfn, location| {
                         let span = GfnRange::from_len(gfn, level.pages()).intersect(self.all());
                         let nested = location.is_nested();
                         self.change_leaf(level, gfn, location, |leaf| {
-                            which(leaf).then(|| self.armed(leaf, level, span, nested))
+                            which(leaf).then(|| self.arm_leaf(leaf, level, span, nested))
                         });
                     });
             }

@@ -4,17 +4,17 @@ use thiserror::Error;
 
 use super::dirty_flags::GROUP;
 use super::runs::Runs;
-use super::{Form, by_protection};
+use super::{LogMethod, uses_write_protection};
 use crate::address::{Gfn, GfnRange, Level};
 use crate::atomic::Ordering;
 use crate::bitmap::{WORD, ones};
 use crate::entry::Entry;
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
+use crate::host_memory::HostMemory;
 use crate::processors::Processors;
 use crate::rmap::{Head, Location};
-use crate::tlb_flush::Flush;
-use crate::walk::replace;
+use crate::tlb_flush::TlbFlush;
+use crate::walk::try_replace;
 
 /// Why a log was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -28,19 +28,19 @@ pub enum TakeError {
 const BATCH: usize = 16;
 /// Pages whose places are read ahead of changing the first: each is two cache misses in a large guest,
 /// and an exchange would keep the processor from starting the next page's.
-const AHEAD: usize = 32;
+const PREFETCH: usize = 32;
 
 /// What a take has found: words of dirty pages, rearmed by batches, noted as runs, and to be flushed.
-struct Found<'t, M: Memory> {
+struct TakeState<'t, M: HostMemory> {
     guest: &'t Guest<M>,
     range: GfnRange,
     words: [(usize, u64); BATCH],
     count: usize,
     runs: Runs<'t>,
-    flush: Flush,
+    flush: TlbFlush,
 }
 
-impl<M: Memory> Found<'_, M> {
+impl<M: HostMemory> TakeState<'_, M> {
     /// Pages whose bits have been taken out of the log; those that are tracked now are reported.
     fn add(&mut self, word: usize, bits: u64) {
         let bits = bits & self.guest.log.tracked.word(word);
@@ -58,13 +58,13 @@ impl<M: Memory> Found<'_, M> {
         }
         let words = self.words;
         let words = &words[..core::mem::take(&mut self.count)];
-        let inside = self.guest.walkers.enter();
+        let guard = self.guest.rcu.read();
         // The form of now: whoever changes it waits for those inside before it relies on the new one.
         // After a stop there is nothing to notice, and the next start visits all leaves.
-        if let Some(form) = self.guest.log.form() {
-            self.guest.rearm(form, words);
+        if let Some(method) = self.guest.log.method() {
+            self.guest.rearm(method, words);
         }
-        drop(inside);
+        drop(guard);
         for &(word, bits) in words {
             self.note(word, bits);
         }
@@ -81,15 +81,15 @@ impl<M: Memory> Found<'_, M> {
     }
 
     /// What is to be flushed, and the number of pages.
-    fn end(mut self) -> (Flush, u64) {
+    fn end(mut self) -> (TlbFlush, u64) {
         self.rearm();
         // Only now: a view that was added meanwhile may have had leaves to be rearmed.
-        self.flush.also_in(self.guest.plain_views());
+        self.flush.extend_to_views(self.guest.plain_views());
         (self.flush, self.runs.end())
     }
 }
 
-impl<M: Memory> Guest<M> {
+impl<M: HostMemory> Guest<M> {
     /// Takes the log of `range`: calls `note` with each maximal run of pages written since they were
     /// last taken, ascending, and starts anew for those. Returns the number of pages.
     ///
@@ -107,30 +107,30 @@ impl<M: Memory> Guest<M> {
     ///
     /// The rest of the guest is neither touched nor locked; nor is the range: its words are exchanged,
     /// its entries compared and exchanged. The cost: a word for 4096 pages of the range, a word for 64
-    /// pages around each dirty one, a word and an entry a dirty page. With [`Form::DirtyFlags`]: an
+    /// pages around each dirty one, a word and an entry a dirty page. With [`LogMethod::DirtyFlags`]: an
     /// entry for every page of the range.
     ///
     /// # Errors
     ///
     /// [`TakeError::Off`].
-    pub fn take(
+    pub fn take_log(
         &self,
         range: GfnRange,
         processors: &(impl Processors + ?Sized),
         note: &mut dyn FnMut(GfnRange),
     ) -> Result<u64, TakeError> {
-        let form = self.log.form().ok_or(TakeError::Off)?;
-        self.drain_all(form, processors);
+        let method = self.log.method().ok_or(TakeError::Off)?;
+        self.drain_all(method, processors);
         let range = range.intersect(self.all());
-        let mut found = Found {
+        let mut found = TakeState {
             guest: self,
             range,
             words: [(0, 0); BATCH],
             count: 0,
             runs: Runs::new(note),
-            flush: Flush::none(),
+            flush: TlbFlush::none(),
         };
-        if form == Form::DirtyFlags {
+        if method == LogMethod::DirtyFlags {
             let views = self.plain_views();
             for part in range.chunks(GROUP) {
                 self.take_flags(&mut found, views, part);
@@ -144,19 +144,19 @@ impl<M: Memory> Guest<M> {
         if !flush.is_empty() {
             // What is reported is flushed, whatever the entries said: another thread may have changed
             // one, and not flushed yet.
-            flush.add_whole(self.nested_views());
+            flush.add_whole_views(self.nested_views());
             processors.invalidate(&flush);
         }
         Ok(pages)
     }
 
     /// Takes the flags and the log of a group.
-    fn take_flags(&self, found: &mut Found<'_, M>, views: u64, part: GfnRange) {
-        let form = Form::DirtyFlags;
-        let inside = self.walkers.enter();
-        if self.log.form() != Some(form) {
+    fn take_flags(&self, found: &mut TakeState<'_, M>, views: u64, part: GfnRange) {
+        let method = LogMethod::DirtyFlags;
+        let guard = self.rcu.read();
+        if self.log.method() != Some(method) {
             // Stopped meanwhile, and perhaps started in a form that has no flags to read.
-            drop(inside);
+            drop(guard);
             let add = |word, bits| found.add(word, bits);
             self.log.dirty.take(part, add);
             found.rearm();
@@ -168,7 +168,7 @@ impl<M: Memory> Guest<M> {
         };
         let marked = tracked.words(&dirty).map(|(word, mask, bits)| {
             let marked = self.log.dirty.take_word(word, mask);
-            self.rearm(form, &[(word, marked)]);
+            self.rearm(method, &[(word, marked)]);
             (word, bits | marked)
         });
         let mut words = [(0, 0); BATCH];
@@ -177,7 +177,7 @@ impl<M: Memory> Guest<M> {
             *place = word;
             count += 1;
         }
-        drop(inside);
+        drop(guard);
         for &(word, bits) in &words[..count] {
             found.note(word, bits);
         }
@@ -189,22 +189,22 @@ impl<M: Memory> Guest<M> {
     /// # Errors
     ///
     /// [`TakeError::Off`].
-    pub fn peek(
+    pub fn peek_log(
         &self,
         range: GfnRange,
         processors: &(impl Processors + ?Sized),
         note: &mut dyn FnMut(GfnRange),
     ) -> Result<u64, TakeError> {
-        let form = self.log.form().ok_or(TakeError::Off)?;
-        self.drain_all(form, processors);
+        let method = self.log.method().ok_or(TakeError::Off)?;
+        self.drain_all(method, processors);
         let range = range.intersect(self.all());
         let mut runs = Runs::new(note);
-        if form == Form::DirtyFlags {
+        if method == LogMethod::DirtyFlags {
             let views = self.plain_views();
             for part in range.chunks(GROUP) {
-                let inside = self.walkers.enter();
+                let guard = self.rcu.read();
                 let found = self.scan_flags(views, part, false);
-                drop(inside);
+                drop(guard);
                 let Some((tracked, dirty)) = found else {
                     continue;
                 };
@@ -225,34 +225,34 @@ impl<M: Memory> Guest<M> {
     /// # Errors
     ///
     /// [`TakeError::Off`].
-    pub fn count(
+    pub fn count_dirty(
         &self,
         range: GfnRange,
         processors: &(impl Processors + ?Sized),
     ) -> Result<u64, TakeError> {
-        self.peek(range, processors, &mut |_| ())
+        self.peek_log(range, processors, &mut |_| ())
     }
 
     /// Has the virtual processors hand over what they have logged.
-    fn drain_all(&self, form: Form, processors: &(impl Processors + ?Sized)) {
-        if form == Form::Pml {
+    fn drain_all(&self, method: LogMethod, processors: &(impl Processors + ?Sized)) {
+        if method == LogMethod::Pml {
             processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
         }
     }
 
     /// Has the next write to each of these pages noticed again. The caller is inside.
-    fn rearm(&self, form: Form, words: &[(usize, u64)]) {
+    fn rearm(&self, method: LogMethod, words: &[(usize, u64)]) {
         let mut pages = words
             .iter()
             .flat_map(|&(word, bits)| ones(bits).map(move |bit| word as u64 * WORD + bit))
             .map(Gfn::new);
-        let mut heads = [(Gfn::new(0), Head::NONE, Entry::ABSENT); AHEAD];
+        let mut heads = [(Gfn::new(0), Head::NONE, Entry::ABSENT); PREFETCH];
         loop {
             let mut count = 0;
             for (place, gfn) in heads.iter_mut().zip(pages.by_ref()) {
                 *place = (
                     gfn,
-                    self.rmap.head(&self.memory, Level::Page, gfn),
+                    self.rmap.head(&self.memory, Level::Size4K, gfn),
                     Entry::ABSENT,
                 );
                 count += 1;
@@ -265,26 +265,27 @@ impl<M: Memory> Guest<M> {
             }
             for (gfn, head, entry) in &*heads {
                 match head.single() {
-                    Some(location) => self.rearm_leaf(form, *gfn, location, *entry),
-                    None => self
-                        .rmap
-                        .each(&self.memory, Level::Page, *gfn, &mut |location| {
-                            self.rearm_leaf(form, *gfn, location, Entry::ABSENT);
-                        }),
+                    Some(location) => self.rearm_leaf(method, *gfn, location, *entry),
+                    None => {
+                        self.rmap
+                            .for_each(&self.memory, Level::Size4K, *gfn, &mut |location| {
+                                self.rearm_leaf(method, *gfn, location, Entry::ABSENT);
+                            })
+                    }
                 }
             }
-            if count < AHEAD {
+            if count < PREFETCH {
                 return;
             }
         }
     }
 
     /// Rearms one leaf, last seen as `seen`.
-    fn rearm_leaf(&self, form: Form, gfn: Gfn, location: Location, seen: Entry) {
+    fn rearm_leaf(&self, method: LogMethod, gfn: Gfn, location: Location, seen: Entry) {
         let nested = location.is_nested();
         let rearmed = |leaf: Entry| {
             leaf.is_logged().then(|| {
-                if by_protection(form, Level::Page, nested) {
+                if uses_write_protection(method, Level::Size4K, nested) {
                     leaf.with_write(false)
                 } else {
                     leaf.with_dirty(false)
@@ -293,10 +294,10 @@ impl<M: Memory> Guest<M> {
         };
         if !nested
             && let Some(new) = rearmed(seen)
-            && (new == seen || replace(location.slot(&self.memory), seen, new))
+            && (new == seen || try_replace(location.slot(&self.memory), seen, new))
         {
             return;
         }
-        self.change_leaf(Level::Page, gfn, location, rearmed);
+        self.change_leaf(Level::Size4K, gfn, location, rearmed);
     }
 }

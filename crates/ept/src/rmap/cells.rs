@@ -6,13 +6,13 @@
 
 use crate::address::{ENTRIES, FRAME_SHIFT, Frame, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::host_memory::{FrameReach, Memory};
+use crate::host_memory::{FrameAccess, HostMemory};
 use crate::rmap::NoMemory;
 use crate::spinlock::SpinLock;
 
 /// Bytes of a cell.
 pub(super) const CELL_BYTES: u64 = 16;
-/// Cells of a frame.
+/// CellAllocator of a frame.
 const CELLS: u64 = ENTRIES as u64 / 2;
 /// In the first word of a retired cell; never in that of a cell in a chain.
 pub(super) const RETIRED: u64 = 1;
@@ -22,35 +22,35 @@ pub(super) const RETIRED: u64 = 1;
 pub(super) struct Cell(pub(super) u64);
 
 impl Cell {
-    fn word<M: FrameReach + ?Sized>(self, memory: &M, number: usize) -> &AtomicU64 {
+    fn word<M: FrameAccess + ?Sized>(self, memory: &M, number: usize) -> &AtomicU64 {
         let index = usize_from((self.0 & ((1 << FRAME_SHIFT) - 1)) >> 3);
         &memory.table(Frame::containing(self.0))[index + number]
     }
 
     /// The location; of a free or retired cell the link to the next such.
-    pub(super) fn first<M: FrameReach + ?Sized>(self, memory: &M) -> &AtomicU64 {
+    pub(super) fn first<M: FrameAccess + ?Sized>(self, memory: &M) -> &AtomicU64 {
         self.word(memory, 0)
     }
 
     /// The rest of the chain: what a frame's word would hold without this cell.
-    pub(super) fn rest<M: FrameReach + ?Sized>(self, memory: &M) -> &AtomicU64 {
+    pub(super) fn rest<M: FrameAccess + ?Sized>(self, memory: &M) -> &AtomicU64 {
         self.word(memory, 1)
     }
 }
 
-/// Cells that belong to the caller, linked through their first words.
+/// CellAllocator that belong to the caller, linked through their first words.
 #[derive(Debug, Default)]
-pub(crate) struct Spare {
+pub(crate) struct ReservedCells {
     top: u64,
 }
 
-impl Spare {
-    pub(super) fn push<M: FrameReach + ?Sized>(&mut self, memory: &M, cell: Cell) {
+impl ReservedCells {
+    pub(super) fn push<M: FrameAccess + ?Sized>(&mut self, memory: &M, cell: Cell) {
         cell.first(memory).store(self.top, Ordering::Relaxed);
         self.top = cell.0;
     }
 
-    pub(super) fn pop<M: FrameReach + ?Sized>(&mut self, memory: &M) -> Option<Cell> {
+    pub(super) fn pop<M: FrameAccess + ?Sized>(&mut self, memory: &M) -> Option<Cell> {
         if self.top == 0 {
             return None;
         }
@@ -72,49 +72,49 @@ impl RetiredCells {
 
 /// The free cells, and the book of frames that cells lie in.
 #[derive(Debug, Default)]
-struct Pool {
-    free: Spare,
+struct CellPool {
+    free: ReservedCells,
     /// The last page of the book: word 0 leads to the page before, the others to frames of cells.
-    book: u64,
+    frame_list: u64,
     /// Words of that page in use.
     used: usize,
     frames: u64,
 }
 
-impl Pool {
-    fn book_is_full(&self) -> bool {
-        self.book == 0 || self.used == ENTRIES
+impl CellPool {
+    fn frame_list_is_full(&self) -> bool {
+        self.frame_list == 0 || self.used == ENTRIES
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Cells {
+pub(crate) struct CellAllocator {
     /// Held for a few instructions, never while the allocator runs.
-    pool: SpinLock<Pool>,
+    pool: SpinLock<CellPool>,
     retired: AtomicU64,
 }
 
-impl Cells {
+impl CellAllocator {
     pub(super) fn new() -> Self {
         Self {
-            pool: SpinLock::new(Pool::default()),
+            pool: SpinLock::new(CellPool::default()),
             retired: AtomicU64::new(0),
         }
     }
 
     /// A free cell.
-    pub(super) fn get<M: Memory>(&self, memory: &M) -> Result<Cell, NoMemory> {
+    pub(super) fn get<M: HostMemory>(&self, memory: &M) -> Result<Cell, NoMemory> {
         loop {
-            let book_is_full = {
+            let frame_list_is_full = {
                 let mut pool = self.pool.lock();
                 if let Some(cell) = pool.free.pop(memory) {
                     return Ok(cell);
                 }
-                pool.book_is_full()
+                pool.frame_list_is_full()
             };
             let frame = memory.allocate().ok_or(NoMemory)?;
             let mut page = None;
-            if book_is_full {
+            if frame_list_is_full {
                 page = memory.allocate();
                 if page.is_none() {
                     memory.release(frame);
@@ -133,18 +133,18 @@ impl Cells {
     }
 
     /// Enters a frame into the book, and frees its cells. False if that needs a page and there is none.
-    fn enter<M: Memory>(&self, memory: &M, frame: Frame, page: &mut Option<Frame>) -> bool {
+    fn enter<M: HostMemory>(&self, memory: &M, frame: Frame, page: &mut Option<Frame>) -> bool {
         let mut pool = self.pool.lock();
-        if pool.book_is_full() {
+        if pool.frame_list_is_full() {
             let Some(page) = page.take() else {
                 return false;
             };
-            memory.table(page)[0].store(pool.book, Ordering::Relaxed);
-            pool.book = page.address();
+            memory.table(page)[0].store(pool.frame_list, Ordering::Relaxed);
+            pool.frame_list = page.address();
             pool.used = 1;
             pool.frames += 1;
         }
-        let place = &memory.table(Frame::containing(pool.book))[pool.used];
+        let place = &memory.table(Frame::containing(pool.frame_list))[pool.used];
         place.store(frame.address(), Ordering::Relaxed);
         pool.used += 1;
         pool.frames += 1;
@@ -156,7 +156,7 @@ impl Cells {
     }
 
     /// Takes back cells that nobody has seen.
-    pub(super) fn give_back<M: Memory>(&self, memory: &M, mut spare: Spare) {
+    pub(super) fn give_back<M: HostMemory>(&self, memory: &M, mut spare: ReservedCells) {
         if spare.top == 0 {
             return;
         }
@@ -167,7 +167,7 @@ impl Cells {
     }
 
     /// Takes a cell that is in no chain any more, and that readers may still be on.
-    pub(super) fn retire<M: Memory>(&self, memory: &M, cell: Cell) {
+    pub(super) fn retire<M: HostMemory>(&self, memory: &M, cell: Cell) {
         let mut top = self.retired.load(Ordering::Relaxed);
         loop {
             cell.first(memory).store(top | RETIRED, Ordering::Release);
@@ -181,7 +181,7 @@ impl Cells {
         }
     }
 
-    /// Takes all retired cells, for [`Cells::free`] after a wait for everybody inside.
+    /// Takes all retired cells, for [`CellAllocator::free`] after a wait for everybody inside.
     pub(super) fn take_retired(&self) -> RetiredCells {
         if self.retired.load(Ordering::Relaxed) == 0 {
             return RetiredCells(0);
@@ -189,8 +189,8 @@ impl Cells {
         RetiredCells(self.retired.swap(0, Ordering::AcqRel))
     }
 
-    pub(super) fn free<M: Memory>(&self, memory: &M, cells: RetiredCells) {
-        let mut spare = Spare::default();
+    pub(super) fn free<M: HostMemory>(&self, memory: &M, cells: RetiredCells) {
+        let mut spare = ReservedCells::default();
         let mut next = cells.0;
         while next != 0 {
             let cell = Cell(next);
@@ -206,18 +206,18 @@ impl Cells {
     }
 
     /// Gives all frames back. Nobody uses the chains any more.
-    pub(super) fn release<M: Memory>(&self, memory: &M) {
+    pub(super) fn release<M: HostMemory>(&self, memory: &M) {
         let mut pool = self.pool.lock();
-        while pool.book != 0 {
-            let page = Frame::containing(pool.book);
+        while pool.frame_list != 0 {
+            let page = Frame::containing(pool.frame_list);
             let words = memory.table(page);
             for word in &words[1..pool.used] {
                 memory.release(Frame::containing(word.load(Ordering::Relaxed)));
             }
-            pool.book = words[0].load(Ordering::Relaxed);
+            pool.frame_list = words[0].load(Ordering::Relaxed);
             pool.used = ENTRIES;
             memory.release(page);
         }
-        *pool = Pool::default();
+        *pool = CellPool::default();
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::address::{FRAME_SHIFT, Frame, usize_from};
 use crate::atomic::AtomicU64;
-use crate::host_memory::FrameReach;
+use crate::host_memory::FrameAccess;
 
 /// The entry belongs to a nested view: its table's addresses are not guest frame numbers.
 const NESTED: u64 = 1 << 1;
@@ -30,7 +30,7 @@ impl Location {
         self.0 & NESTED != 0
     }
 
-    pub(crate) fn slot<M: FrameReach + ?Sized>(self, memory: &M) -> &AtomicU64 {
+    pub(crate) fn slot<M: FrameAccess + ?Sized>(self, memory: &M) -> &AtomicU64 {
         &memory.table(self.table())[self.index()]
     }
 }

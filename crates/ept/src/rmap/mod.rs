@@ -21,21 +21,21 @@
 //! Readers hold no lock. A location is added in front, by one exchange of the frame's word. Whoever
 //! removes from a chain holds a bit of that word, so that no two change one chain; the cell taken out is
 //! marked as retired, and a reader that comes upon one begins again at the word. Nothing is freed under
-//! readers ([`Walkers`](crate::rcu::Walkers)).
+//! readers ([`Rcu`](crate::rcu::Rcu)).
 
 mod cells;
 mod location;
 
 use alloc::boxed::Box;
 
-use cells::{Cell, Cells, RETIRED};
-pub(crate) use cells::{RetiredCells, Spare};
+use cells::{Cell, CellAllocator, RETIRED};
+pub(crate) use cells::{ReservedCells, RetiredCells};
 pub(crate) use location::Location;
 
 use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, usize_from};
-use crate::atomic::{AtomicU64, Ordering, gap, relax};
-use crate::bitmap::zeroes;
-use crate::host_memory::Memory;
+use crate::atomic::{AtomicU64, Ordering, cpu_relax, loom_yield};
+use crate::bitmap::zeroed_words;
+use crate::host_memory::HostMemory;
 
 /// No memory was left for the reverse map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,20 +67,20 @@ impl Head {
 pub(crate) struct Rmap {
     /// For each level: the frames that hold the words, 0 where there is none yet.
     levels: [Box<[AtomicU64]>; 3],
-    cells: Cells,
+    cells: CellAllocator,
 }
 
 impl Rmap {
     pub(crate) fn new(pages: u64) -> Option<Self> {
         let directory =
-            |level: Level| zeroes(pages.div_ceil(level.pages()).div_ceil(ENTRIES as u64));
+            |level: Level| zeroed_words(pages.div_ceil(level.pages()).div_ceil(ENTRIES as u64));
         Some(Self {
             levels: [
-                directory(Level::Page)?,
-                directory(Level::Large)?,
-                directory(Level::Huge)?,
+                directory(Level::Size4K)?,
+                directory(Level::Size2M)?,
+                directory(Level::Size1G)?,
             ],
-            cells: Cells::new(),
+            cells: CellAllocator::new(),
         })
     }
 
@@ -89,7 +89,12 @@ impl Rmap {
     }
 
     /// The word of the frame or group of frames, if its frame of words is there.
-    fn word<'m, M: Memory>(&self, memory: &'m M, level: Level, gfn: Gfn) -> Option<&'m AtomicU64> {
+    fn word<'m, M: HostMemory>(
+        &self,
+        memory: &'m M,
+        level: Level,
+        gfn: Gfn,
+    ) -> Option<&'m AtomicU64> {
         let number = usize_from(gfn.index() / level.pages());
         let frame = self
             .directory(level)
@@ -98,7 +103,7 @@ impl Rmap {
         (frame != 0).then(|| &memory.table(Frame::containing(frame))[number % ENTRIES])
     }
 
-    fn word_or_new<'m, M: Memory>(
+    fn word_or_new<'m, M: HostMemory>(
         &self,
         memory: &'m M,
         level: Level,
@@ -126,13 +131,13 @@ impl Rmap {
 
     /// Sees to it that adding locations for the leaves of one table, whose first maps `gfn`, needs no more
     /// frames: unless others map the same guest frames meanwhile, the cells returned suffice.
-    pub(crate) fn reserve<M: Memory>(
+    pub(crate) fn reserve<M: HostMemory>(
         &self,
         memory: &M,
         level: Level,
         gfn: Gfn,
-    ) -> Result<Spare, NoMemory> {
-        let mut spare = Spare::default();
+    ) -> Result<ReservedCells, NoMemory> {
+        let mut spare = ReservedCells::default();
         for index in 0..ENTRIES {
             let word = self.word_or_new(memory, level, gfn.plus(index as u64 * level.pages()))?;
             if word.load(Ordering::Relaxed) == 0 {
@@ -150,38 +155,38 @@ impl Rmap {
     }
 
     /// Takes back what was reserved and not needed.
-    pub(crate) fn give_back<M: Memory>(&self, memory: &M, spare: Spare) {
+    pub(crate) fn give_back<M: HostMemory>(&self, memory: &M, spare: ReservedCells) {
         self.cells.give_back(memory, spare);
     }
 
     /// Adds a location.
-    pub(crate) fn add<M: Memory>(
+    pub(crate) fn add<M: HostMemory>(
         &self,
         memory: &M,
         level: Level,
         gfn: Gfn,
         location: Location,
     ) -> Result<(), NoMemory> {
-        let mut spare = Spare::default();
+        let mut spare = ReservedCells::default();
         let added = self.add_with(memory, level, gfn, location, &mut spare);
         self.give_back(memory, spare);
         added
     }
 
     /// Adds a location, with one of the cells of `spare` if it needs one and there is one.
-    pub(crate) fn add_with<M: Memory>(
+    pub(crate) fn add_with<M: HostMemory>(
         &self,
         memory: &M,
         level: Level,
         gfn: Gfn,
         location: Location,
-        spare: &mut Spare,
+        spare: &mut ReservedCells,
     ) -> Result<(), NoMemory> {
         let word = self.word_or_new(memory, level, gfn)?;
         loop {
             let old = word.load(Ordering::Acquire);
             if old & LOCKED != 0 && old & CHAIN != 0 {
-                relax();
+                cpu_relax();
             } else if old == 0 {
                 let added =
                     word.compare_exchange(0, location.0, Ordering::AcqRel, Ordering::Relaxed);
@@ -206,7 +211,13 @@ impl Rmap {
     }
 
     /// Removes a location that was added. Needs no memory.
-    pub(crate) fn remove<M: Memory>(&self, memory: &M, level: Level, gfn: Gfn, location: Location) {
+    pub(crate) fn remove<M: HostMemory>(
+        &self,
+        memory: &M,
+        level: Level,
+        gfn: Gfn,
+        location: Location,
+    ) {
         let Some(word) = self.word(memory, level, gfn) else {
             return;
         };
@@ -224,7 +235,7 @@ impl Rmap {
                 let locked =
                     word.compare_exchange(old, old | LOCKED, Ordering::AcqRel, Ordering::Relaxed);
                 if locked.is_ok() {
-                    let (new, gone) = Self::without(memory, old, location);
+                    let (new, gone) = Self::unlink(memory, old, location);
                     word.store(new, Ordering::Release);
                     if let Some(cell) = gone {
                         self.cells.retire(memory, cell);
@@ -232,14 +243,14 @@ impl Rmap {
                     return;
                 }
             } else {
-                relax();
+                cpu_relax();
             }
         }
     }
 
     /// Takes a location out of a chain that nobody else changes: the new word, and the cell that is in
     /// the chain no more.
-    fn without<M: Memory>(memory: &M, head: u64, location: Location) -> (u64, Option<Cell>) {
+    fn unlink<M: HostMemory>(memory: &M, head: u64, location: Location) -> (u64, Option<Cell>) {
         let mut link: Option<&AtomicU64> = None;
         let mut at = head;
         while at & CHAIN != 0 {
@@ -267,14 +278,14 @@ impl Rmap {
     }
 
     /// The word of the frame.
-    pub(crate) fn head<M: Memory>(&self, memory: &M, level: Level, gfn: Gfn) -> Head {
+    pub(crate) fn head<M: HostMemory>(&self, memory: &M, level: Level, gfn: Gfn) -> Head {
         let word = self.word(memory, level, gfn);
         word.map_or(Head::NONE, |word| Head(word.load(Ordering::Acquire)))
     }
 
     /// Whether the location is one of the frame's. The answer stays right while the caller holds the entry
     /// busy.
-    pub(crate) fn holds<M: Memory>(
+    pub(crate) fn contains<M: HostMemory>(
         &self,
         memory: &M,
         level: Level,
@@ -282,16 +293,16 @@ impl Rmap {
         location: Location,
     ) -> bool {
         let mut found = false;
-        self.each(memory, level, gfn, &mut |other| found |= other == location);
+        self.for_each(memory, level, gfn, &mut |other| found |= other == location);
         found
     }
 
     /// Calls `visit` for each location of the frame (of the group of frames, at larger levels); for some
     /// twice if others change the chain meanwhile.
     ///
-    /// The caller is inside the tables ([`Walkers`](crate::rcu::Walkers)): no table seen here is
+    /// The caller is inside the tables ([`Rcu`](crate::rcu::Rcu)): no table seen here is
     /// freed meanwhile. The entry may be busy, and change; that of a nested view may map another frame.
-    pub(crate) fn each<M: Memory>(
+    pub(crate) fn for_each<M: HostMemory>(
         &self,
         memory: &M,
         level: Level,
@@ -299,30 +310,30 @@ impl Rmap {
         visit: &mut dyn FnMut(Location),
     ) {
         if let Some(word) = self.word(memory, level, gfn) {
-            Self::each_of(memory, word, visit);
+            Self::visit_word(memory, word, visit);
         }
     }
 
-    fn each_of<M: Memory>(memory: &M, word: &AtomicU64, visit: &mut dyn FnMut(Location)) {
+    fn visit_word<M: HostMemory>(memory: &M, word: &AtomicU64, visit: &mut dyn FnMut(Location)) {
         'again: loop {
             let mut at = word.load(Ordering::Acquire);
             while at & CHAIN != 0 {
-                gap();
+                loom_yield();
                 let cell = Cell(at & !(CHAIN | LOCKED));
                 let first = cell.first(memory).load(Ordering::Acquire);
                 if first & RETIRED != 0 {
-                    relax();
+                    cpu_relax();
                     continue 'again;
                 }
                 if Location(first).is_nested() {
-                    gap();
+                    loom_yield();
                 }
                 visit(Location(first));
                 at = cell.rest(memory).load(Ordering::Acquire);
             }
             if at != 0 {
                 if Location(at).is_nested() {
-                    gap();
+                    loom_yield();
                 }
                 visit(Location(at));
             }
@@ -332,7 +343,7 @@ impl Rmap {
 
     /// Calls `visit` for each location at `level` of each frame in `range`, ascending: one word read a
     /// leaf that could be there, and none where nothing was ever mapped at this level.
-    pub(crate) fn each_in<M: Memory>(
+    pub(crate) fn for_each_in<M: HostMemory>(
         &self,
         memory: &M,
         level: Level,
@@ -358,7 +369,7 @@ impl Rmap {
                     // Acquire: also who finds nothing here knows what was done before it was taken away.
                     if word.load(Ordering::Acquire) != 0 {
                         let gfn = Gfn::new(number * level.pages());
-                        Self::each_of(memory, word, &mut |location| visit(gfn, location));
+                        Self::visit_word(memory, word, &mut |location| visit(gfn, location));
                     }
                 }
             }
@@ -371,7 +382,7 @@ impl Rmap {
         self.cells.take_retired()
     }
 
-    pub(crate) fn free_cells<M: Memory>(&self, memory: &M, cells: RetiredCells) {
+    pub(crate) fn free_cells<M: HostMemory>(&self, memory: &M, cells: RetiredCells) {
         self.cells.free(memory, cells);
     }
 
@@ -398,7 +409,7 @@ impl Rmap {
     }
 
     /// Gives all frames back. Nobody uses the map any more.
-    pub(crate) fn release<M: Memory>(&mut self, memory: &M) {
+    pub(crate) fn release<M: HostMemory>(&mut self, memory: &M) {
         for word in self.levels.iter().flat_map(|level| level.iter()) {
             let frame = word.swap(0, Ordering::AcqRel);
             if frame != 0 {
@@ -417,15 +428,15 @@ mod tests {
 
     use super::*;
     use crate::host_memory::FrameAllocator;
-    use crate::testing::Ram;
+    use crate::testing::TestMemory;
 
     fn location(number: u64) -> Location {
         Location::new(Frame::new(0x1000 + number), 0, number % 2 == 1)
     }
 
-    fn found(rmap: &Rmap, ram: &Ram, gfn: Gfn) -> Vec<u64> {
+    fn found(rmap: &Rmap, ram: &TestMemory, gfn: Gfn) -> Vec<u64> {
         let mut found = Vec::new();
-        rmap.each(ram, Level::Page, gfn, &mut |location| {
+        rmap.for_each(ram, Level::Size4K, gfn, &mut |location| {
             found.push(location.table().index() - 0x1000);
         });
         found.sort_unstable();
@@ -438,23 +449,24 @@ mod tests {
 
         #[test]
         fn chains_hold_what_was_added_whatever_goes_first() {
-            let ram = Ram::new(20);
+            let ram = TestMemory::new(20);
             let gfn = Gfn::new(5);
             // Every order of taking four away.
             for order in 0..24 {
                 let mut rmap = Rmap::new(1000).unwrap();
                 let mut left: Vec<u64> = (0..4).collect();
                 for number in &left {
-                    rmap.add(&ram, Level::Page, gfn, location(*number)).unwrap();
+                    rmap.add(&ram, Level::Size4K, gfn, location(*number))
+                        .unwrap();
                 }
                 let mut choice = order;
                 for count in (1..=4).rev() {
                     assert_eq!(found(&rmap, &ram, gfn), left);
                     let gone = left.remove(choice % count);
                     choice /= count;
-                    assert!(rmap.holds(&ram, Level::Page, gfn, location(gone)));
-                    rmap.remove(&ram, Level::Page, gfn, location(gone));
-                    assert!(!rmap.holds(&ram, Level::Page, gfn, location(gone)));
+                    assert!(rmap.contains(&ram, Level::Size4K, gfn, location(gone)));
+                    rmap.remove(&ram, Level::Size4K, gfn, location(gone));
+                    assert!(!rmap.contains(&ram, Level::Size4K, gfn, location(gone)));
                 }
                 assert_eq!(found(&rmap, &ram, gfn), [] as [u64; 0]);
                 rmap.release(&ram);
@@ -464,15 +476,16 @@ mod tests {
 
         #[test]
         fn cells_are_used_again_once_they_are_free() {
-            let ram = Ram::new(20);
+            let ram = TestMemory::new(20);
             let gfn = Gfn::new(5);
             let mut rmap = Rmap::new(1000).unwrap();
             for _ in 0..1000 {
                 for number in 0..5 {
-                    rmap.add(&ram, Level::Page, gfn, location(number)).unwrap();
+                    rmap.add(&ram, Level::Size4K, gfn, location(number))
+                        .unwrap();
                 }
                 for number in 0..5 {
-                    rmap.remove(&ram, Level::Page, gfn, location(number));
+                    rmap.remove(&ram, Level::Size4K, gfn, location(number));
                 }
                 let retired = rmap.take_retired();
                 assert!(!retired.is_empty());
@@ -489,15 +502,15 @@ mod tests {
 
         #[test]
         fn without_memory_for_a_cell_the_chain_is_as_it_was() {
-            let ram = Ram::new(2); // one for words, one too few for cells and their book
+            let ram = TestMemory::new(2); // one for words, one too few for cells and their book
             let gfn = Gfn::new(5);
             let mut rmap = Rmap::new(1000).unwrap();
-            rmap.add(&ram, Level::Page, gfn, location(1)).unwrap();
+            rmap.add(&ram, Level::Size4K, gfn, location(1)).unwrap();
             for _ in 0..3 {
-                let added = rmap.add(&ram, Level::Page, gfn, location(2));
+                let added = rmap.add(&ram, Level::Size4K, gfn, location(2));
                 assert_eq!(added, Err(NoMemory));
                 assert_eq!(
-                    rmap.reserve(&ram, Level::Page, Gfn::new(0)).err(),
+                    rmap.reserve(&ram, Level::Size4K, Gfn::new(0)).err(),
                     Some(NoMemory)
                 );
             }
@@ -523,19 +536,19 @@ mod tests {
             builder.preemption_bound = Some(3);
             builder.max_branches = 100_000;
             builder.check(|| {
-                let shared = Arc::new((Rmap::new(2).unwrap(), Ram::new(12)));
+                let shared = Arc::new((Rmap::new(2).unwrap(), TestMemory::new(12)));
                 let gfn = Gfn::new(0);
                 for number in [1, 2, 3] {
                     let (rmap, ram) = &*shared;
-                    rmap.add(ram, Level::Page, gfn, location(number)).unwrap();
+                    rmap.add(ram, Level::Size4K, gfn, location(number)).unwrap();
                 }
                 let change = |gone: u64, new: Option<u64>| {
                     let shared = shared.clone();
                     loom::thread::spawn(move || {
                         let (rmap, ram) = &*shared;
-                        rmap.remove(ram, Level::Page, gfn, location(gone));
+                        rmap.remove(ram, Level::Size4K, gfn, location(gone));
                         if let Some(new) = new {
-                            rmap.add(ram, Level::Page, gfn, location(new)).unwrap();
+                            rmap.add(ram, Level::Size4K, gfn, location(new)).unwrap();
                         }
                     })
                 };

@@ -10,12 +10,12 @@ use alloc::collections::BTreeMap;
 use crate::address::{FRAME_BYTES, FRAME_SHIFT, Frame, Gfn, Level};
 use crate::atomic::Ordering;
 use crate::capabilities::{Capabilities, Eptp};
-use crate::dirty_log::{PML_ENTRIES, PML_START};
+use crate::dirty_log::{PML_ENTRIES, PML_HEAD_INDEX};
 use crate::entry::Entry;
 use crate::guest::View;
-use crate::host_memory::FrameReach;
-use crate::tlb_flush::Flush;
-use crate::violation::Qualification;
+use crate::host_memory::FrameAccess;
+use crate::tlb_flush::TlbFlush;
+use crate::violation::ExitQualification;
 
 /// What the guest does at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,7 +46,7 @@ pub enum Exit {
         /// VMCS field "guest-physical address".
         address: u64,
         /// VMCS field "exit qualification".
-        qualification: Qualification,
+        qualification: ExitQualification,
     },
     /// EPT misconfiguration (basic exit reason 49).
     Misconfiguration {
@@ -74,9 +74,9 @@ pub struct Counts {
 
 /// A remembered translation of a leaf ("guest-physical mapping").
 #[derive(Clone, Copy, Debug)]
-struct Mapping {
+struct TlbEntry {
     frame: Frame,
-    /// Bits 2:0 of all entries on the way, and-ed.
+    /// Bitmap 2:0 of all entries on the way, and-ed.
     allowed: u64,
     dirty: bool,
 }
@@ -96,9 +96,9 @@ pub struct Cpu {
     pub counts: Counts,
     capabilities: Capabilities,
     /// Tagged, as all that is remembered, with the address of the root (the SDM's "EP4TA").
-    mappings: BTreeMap<(Frame, Level, Gfn), Mapping>,
+    tlb: BTreeMap<(Frame, Level, Gfn), TlbEntry>,
     /// Page tables (lowest level) and what the way there allows, by the first address they translate.
-    paths: BTreeMap<(Frame, Gfn), (Frame, u64)>,
+    walk_cache: BTreeMap<(Frame, Gfn), (Frame, u64)>,
 }
 
 impl Cpu {
@@ -108,7 +108,7 @@ impl Cpu {
             eptp,
             view,
             pml: None,
-            pml_index: PML_START,
+            pml_index: PML_HEAD_INDEX,
             counts: Counts {
                 accesses: 0,
                 violations: 0,
@@ -116,8 +116,8 @@ impl Cpu {
                 walks: 0,
             },
             capabilities,
-            mappings: BTreeMap::new(),
-            paths: BTreeMap::new(),
+            tlb: BTreeMap::new(),
+            walk_cache: BTreeMap::new(),
         }
     }
 
@@ -128,7 +128,7 @@ impl Cpu {
     /// [`Exit`]: the access did not happen.
     pub fn access(
         &mut self,
-        memory: &(impl FrameReach + ?Sized),
+        memory: &(impl FrameAccess + ?Sized),
         address: u64,
         access: Access,
     ) -> Result<u64, Exit> {
@@ -137,7 +137,7 @@ impl Cpu {
             // A walk of four levels: 48 bits, and a violation where others are set.
             return Err(self.violation(address, access, 0));
         }
-        let frame = match self.remembered(at, access) {
+        let frame = match self.cached(at, access) {
             Some(Ok(frame)) => frame,
             Some(Err(allowed)) => return Err(self.violation(address, access, allowed)),
             None => self.walk(memory, address, access)?,
@@ -148,10 +148,10 @@ impl Cpu {
 
     /// What the caches say: go ahead, a violation (with what is allowed), or that the tables must be
     /// walked, which a write does whose translation is not remembered as dirty.
-    fn remembered(&self, at: Gfn, access: Access) -> Option<Result<Frame, u64>> {
+    fn cached(&self, at: Gfn, access: Access) -> Option<Result<Frame, u64>> {
         for level in Level::LEAVES {
             let key = (self.eptp.root(), level, at.align_down(level));
-            let Some(mapping) = self.mappings.get(&key) else {
+            let Some(mapping) = self.tlb.get(&key) else {
                 continue;
             };
             if mapping.allowed & access.bits() == 0 {
@@ -169,7 +169,7 @@ impl Cpu {
     /// Walks the tables, until no other processor interferes.
     fn walk(
         &mut self,
-        memory: &(impl FrameReach + ?Sized),
+        memory: &(impl FrameAccess + ?Sized),
         address: u64,
         access: Access,
     ) -> Result<Frame, Exit> {
@@ -183,14 +183,14 @@ impl Cpu {
 
     fn try_walk(
         &mut self,
-        memory: &(impl FrameReach + ?Sized),
+        memory: &(impl FrameAccess + ?Sized),
         address: u64,
         access: Access,
     ) -> Result<Option<Frame>, Exit> {
         let at = Gfn::containing(address);
-        let path = (self.eptp.root(), at.align_down(Level::Large));
-        let (mut table, mut level, mut allowed) = match self.paths.get(&path) {
-            Some((table, allowed)) => (*table, Level::Page, *allowed),
+        let path = (self.eptp.root(), at.align_down(Level::Size2M));
+        let (mut table, mut level, mut allowed) = match self.walk_cache.get(&path) {
+            Some((table, allowed)) => (*table, Level::Size4K, *allowed),
             None => (self.eptp.root(), Level::Root, 7),
         };
         let mut used = [None; 4];
@@ -250,15 +250,15 @@ impl Cpu {
             }
         }
         let dirty = leaf.dirty() || access == Access::Write;
-        let mapping = Mapping {
+        let mapping = TlbEntry {
             frame: leaf.frame(),
             allowed: allowed & 7,
             dirty,
         };
-        self.mappings
+        self.tlb
             .insert((self.eptp.root(), level, at.align_down(level)), mapping);
-        if level == Level::Page && used[1].is_some() {
-            self.paths.insert(path, (table, way));
+        if level == Level::Size4K && used[1].is_some() {
+            self.walk_cache.insert(path, (table, way));
         }
         let offset = at.index() - at.align_down(level).index();
         Ok(Some(leaf.frame().plus(offset)))
@@ -276,12 +276,12 @@ impl Cpu {
         let reserved = match level {
             Level::Root => bits & 0xf8 != 0,
             _ if entry.is_table(level) => bits & 0x78 != 0,
-            Level::Page => entry.memory_type().is_none(),
-            Level::Large | Level::Huge => {
-                let offered = if level == Level::Huge {
-                    self.capabilities.huge
+            Level::Size4K => entry.memory_type().is_none(),
+            Level::Size2M | Level::Size1G => {
+                let offered = if level == Level::Size1G {
+                    self.capabilities.pages_1g
                 } else {
-                    self.capabilities.large
+                    self.capabilities.pages_2m
                 };
                 !offered || entry.memory_type().is_none() || !entry.frame().is_aligned(level)
             }
@@ -294,10 +294,10 @@ impl Cpu {
         self.counts.violations += 1;
         let at = Gfn::containing(address);
         let here = self.eptp.root();
-        self.forget(|root, level, start| root == here && at.align_down(level) == start);
+        self.evict(|root, level, start| root == here && at.align_down(level) == start);
         const LINEAR_ADDRESS_VALID: u64 = 1 << 7;
         const TRANSLATION_OF_LINEAR: u64 = 1 << 8;
-        let qualification = Qualification(
+        let qualification = ExitQualification(
             access.bits() | (allowed & 7) << 3 | LINEAR_ADDRESS_VALID | TRANSLATION_OF_LINEAR,
         );
         Exit::Violation {
@@ -306,17 +306,17 @@ impl Cpu {
         }
     }
 
-    fn forget(&mut self, which: impl Fn(Frame, Level, Gfn) -> bool) {
-        self.mappings
+    fn evict(&mut self, which: impl Fn(Frame, Level, Gfn) -> bool) {
+        self.tlb
             .retain(|(root, level, start), _| !which(*root, *level, *start));
-        self.paths
-            .retain(|(root, start), _| !which(*root, Level::Large, *start));
+        self.walk_cache
+            .retain(|(root, start), _| !which(*root, Level::Size2M, *start));
     }
 
     /// Forgets what an obligation names of the tables under `eptp`, as software would have the processor do
     /// for each of [`Guest::eptps`](crate::Guest::eptps). What it need not forget, it remembers.
-    pub fn invalidate(&mut self, eptp: Eptp, flush: &Flush) {
-        self.forget(|root, level, start| {
+    pub fn invalidate(&mut self, eptp: Eptp, flush: &TlbFlush) {
+        self.evict(|root, level, start| {
             let pages = level.pages();
             root == eptp.root()
                 && flush.ranges().is_none_or(|ranges| {

@@ -4,34 +4,34 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::{Access, Counts, Cpu, Exit};
-use crate::dirty_log::{PML_START, Vcpu, VcpuError};
+use crate::dirty_log::{PML_HEAD_INDEX, Vcpu, VcpuError};
 use crate::guest::{Guest, View};
-use crate::host_memory::Memory;
+use crate::host_memory::HostMemory;
 use crate::processors::Processors;
 use crate::spinlock::SpinLock;
-use crate::tlb_flush::Flush;
-use crate::violation::Violation;
+use crate::tlb_flush::TlbFlush;
+use crate::violation::ViolationOutcome;
 
 /// Why an access did not happen, and the crate could not see to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum AccessError {
     /// The violation is the hypervisor's to answer.
-    Violation(Violation),
+    Violation(ViolationOutcome),
     /// The tables are broken.
     Misconfiguration(Exit),
     /// There is no such virtual processor.
-    NoProcessor,
+    NoVcpu,
 }
 
 /// Some virtual processors, each on a [`Cpu`] of its own. A virtual processor is *in the guest* while
 /// its lock is held; to make it leave is to take the lock.
-pub struct Machine<'g, M: Memory> {
+pub struct Machine<'g, M: HostMemory> {
     guest: &'g Guest<M>,
     /// By [`Vcpu::number`]; places of virtual processors that are not there (yet) are empty.
     cpus: Vec<SpinLock<Option<(Vcpu, Cpu)>>>,
 }
 
-impl<'g, M: Memory> Machine<'g, M> {
+impl<'g, M: HostMemory> Machine<'g, M> {
     /// `count` virtual processors, all in [`View::MAIN`], and room for as many as the guest has.
     ///
     /// # Errors
@@ -105,19 +105,19 @@ impl<'g, M: Memory> Machine<'g, M> {
     ///
     /// # Errors
     ///
-    /// [`Stop`].
+    /// [`AccessError`].
     pub fn access<R>(
         &self,
         cpu: usize,
         address: u64,
         access: Access,
         then: impl FnOnce(u64) -> R,
-    ) -> Result<R, Stop> {
+    ) -> Result<R, AccessError> {
         let lock = &self.cpus[cpu];
         loop {
             let mut place = lock.lock();
             let Some((vcpu, cpu)) = &mut *place else {
-                return Err(Stop::NoProcessor);
+                return Err(AccessError::NoVcpu);
             };
             let view = cpu.view;
             match cpu.access(self.guest.memory(), address, access) {
@@ -130,13 +130,16 @@ impl<'g, M: Memory> Machine<'g, M> {
                     qualification,
                 }) => {
                     drop(place); // the exit is handled while others go on
-                    match self.guest.violation(view, address, qualification) {
-                        Violation::Resume => {}
-                        other => return Err(Stop::Violation(other)),
+                    match self
+                        .guest
+                        .handle_ept_violation(view, address, qualification)
+                    {
+                        ViolationOutcome::Resume => {}
+                        other => return Err(AccessError::Violation(other)),
                     }
                 }
                 Err(broken @ Exit::Misconfiguration { .. }) => {
-                    return Err(Stop::Misconfiguration(broken));
+                    return Err(AccessError::Misconfiguration(broken));
                 }
             }
         }
@@ -155,8 +158,8 @@ impl<'g, M: Memory> Machine<'g, M> {
     }
 }
 
-impl<M: Memory> Processors for Machine<'_, M> {
-    fn invalidate(&self, flush: &Flush) {
+impl<M: HostMemory> Processors for Machine<'_, M> {
+    fn invalidate(&self, flush: &TlbFlush) {
         for eptp in self.guest.eptps(flush) {
             self.each(|_, cpu| cpu.invalidate(eptp, flush));
         }
@@ -169,12 +172,12 @@ impl<M: Memory> Processors for Machine<'_, M> {
     fn set_pml(&self, on: bool) {
         self.each(|vcpu, cpu| {
             cpu.pml = self.guest.pml_address(vcpu).filter(|_| on);
-            cpu.pml_index = PML_START;
+            cpu.pml_index = PML_HEAD_INDEX;
         });
     }
 }
 
-impl<M: Memory> fmt::Debug for Machine<'_, M> {
+impl<M: HostMemory> fmt::Debug for Machine<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Machine")
             .field("processors", &self.cpus.len())

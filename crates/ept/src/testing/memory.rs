@@ -9,7 +9,7 @@ use core::fmt;
 
 use crate::address::{Frame, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::host_memory::{FrameAllocator, FrameReach, Table};
+use crate::host_memory::{FrameAccess, FrameAllocator, Table};
 use crate::spinlock::SpinLock;
 
 /// What a freed frame is filled with: present, reserved bits set, a frame that does not exist.
@@ -19,12 +19,12 @@ const POISON: u64 = u64::MAX;
 const BASE: u64 = 0x100;
 
 /// A fixed number of frames.
-pub struct Ram {
+pub struct TestMemory {
     frames: Box<[Table]>,
     free: SpinLock<Vec<Frame>>,
 }
 
-impl Ram {
+impl TestMemory {
     /// `count` frames, all free.
     pub fn new(count: u64) -> Self {
         let word = |_| AtomicU64::new(POISON);
@@ -45,7 +45,7 @@ impl Ram {
     }
 }
 
-impl FrameAllocator for Ram {
+impl FrameAllocator for TestMemory {
     fn allocate(&self) -> Option<Frame> {
         let frame = self.free.lock().pop()?;
         for word in self.table(frame) {
@@ -65,15 +65,15 @@ impl FrameAllocator for Ram {
 
 // SAFETY: a frame is one element of the boxed slice: 4096 bytes of atomics, its own, in one place as long
 // as `self` lives. A number that is none of ours panics.
-unsafe impl FrameReach for Ram {
+unsafe impl FrameAccess for TestMemory {
     fn table(&self, frame: Frame) -> &Table {
         &self.frames[usize_from(frame.index().wrapping_sub(BASE))]
     }
 }
 
-impl fmt::Debug for Ram {
+impl fmt::Debug for TestMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ram")
+        f.debug_struct("TestMemory")
             .field("frames", &self.frames.len())
             .finish_non_exhaustive()
     }

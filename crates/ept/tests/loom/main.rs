@@ -9,10 +9,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hikkoshi_ept::testing::{Access, Machine, Ram, Stop};
+use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    AtomicU64, Capabilities, Form, Frame, FrameAllocator, Gfn, GfnRange, Guest, Level, Mapping,
-    MergeError, PageType, Permissions, TakeError, View, Violation,
+    AtomicU64, Capabilities, Frame, FrameAllocator, Gfn, GfnRange, Guest, Level, LogMethod,
+    Mapping, MergeError, PageType, Permissions, TakeError, View, ViolationOutcome,
 };
 
 use loom::thread;
@@ -22,33 +22,33 @@ const HOST: u64 = 16;
 
 /// A guest, its processors, its memory's content, and the copy that a migration makes of it.
 struct World {
-    guest: &'static Guest<Ram>,
-    machine: Machine<'static, Ram>,
+    guest: &'static Guest<TestMemory>,
+    machine: Machine<'static, TestMemory>,
     data: Vec<AtomicU64>,
     copy: Vec<AtomicU64>,
 }
 
 impl World {
     /// Everything mapped with leaves up to `largest`; page 0 written before the log starts.
-    fn new(form: Form, largest: Level, cpus: usize) -> Arc<Self> {
-        let world = Self::unlogged(largest, cpus);
+    fn new(method: LogMethod, max_level: Level, cpus: usize) -> Arc<Self> {
+        let world = Self::unlogged(max_level, cpus);
         world
             .guest
-            .start_log(form, world.guest.all(), &world.machine)
+            .start_log(method, world.guest.all(), &world.machine)
             .unwrap();
         world
     }
 
-    fn unlogged(largest: Level, cpus: usize) -> Arc<Self> {
-        Self::with_room(largest, cpus, cpus)
+    fn unlogged(max_level: Level, cpus: usize) -> Arc<Self> {
+        Self::with_room(max_level, cpus, cpus)
     }
 
     /// With room for more processors than there are.
-    fn with_room(largest: Level, cpus: usize, room: usize) -> Arc<Self> {
-        let guest = Guest::new(Ram::new(30), PAGES, room, Capabilities::ALL).unwrap();
-        let guest: &'static Guest<Ram> = Box::leak(Box::new(guest));
+    fn with_room(max_level: Level, cpus: usize, room: usize) -> Arc<Self> {
+        let guest = Guest::new(TestMemory::new(30), PAGES, room, Capabilities::ALL).unwrap();
+        let guest: &'static Guest<TestMemory> = Box::leak(Box::new(guest));
         let mapping = Mapping {
-            largest,
+            max_level,
             ..Mapping::ram(guest.all(), Frame::new(HOST))
         };
         guest.map(View::MAIN, &mapping).unwrap();
@@ -75,7 +75,7 @@ impl World {
     fn take(&self, range: GfnRange) {
         let mut pages = Vec::new();
         self.guest
-            .take(range, &self.machine, &mut |run| pages.extend(run.iter()))
+            .take_log(range, &self.machine, &mut |run| pages.extend(run.iter()))
             .unwrap();
         for page in pages {
             let page = page.index() as usize;
@@ -122,7 +122,7 @@ fn first() -> GfnRange {
 #[test]
 fn set_dirty_flag_vs_take() {
     check(3, || {
-        let world = World::new(Form::DirtyFlags, Level::Page, 1);
+        let world = World::new(LogMethod::DirtyFlags, Level::Size4K, 1);
         world.write(0, 0, 1);
         let vcpu = {
             let world = world.clone();
@@ -141,7 +141,7 @@ fn set_dirty_flag_vs_take() {
 #[test]
 fn fault_vs_take() {
     check(2, || {
-        let world = World::new(Form::WriteProtection, Level::Page, 2);
+        let world = World::new(LogMethod::WriteProtection, Level::Size4K, 2);
         let vcpu = |cpu: usize| {
             let world = world.clone();
             thread::spawn(move || world.write(cpu, 0, 1 + cpu as u64))
@@ -159,7 +159,7 @@ fn fault_vs_take() {
 #[test]
 fn write_again_vs_take() {
     check(3, || {
-        let world = World::new(Form::WriteProtection, Level::Page, 1);
+        let world = World::new(LogMethod::WriteProtection, Level::Size4K, 1);
         world.write(0, 0, 1);
         let vcpu = {
             let world = world.clone();
@@ -179,7 +179,7 @@ fn write_again_vs_take() {
 #[test]
 fn split_vs_write() {
     check(2, || {
-        let world = World::new(Form::WriteProtection, Level::Large, 2);
+        let world = World::new(LogMethod::WriteProtection, Level::Size2M, 2);
         let vcpu = |cpu: usize| {
             let world = world.clone();
             thread::spawn(move || world.write(cpu, cpu as u64, 5))
@@ -197,7 +197,7 @@ fn split_vs_write() {
 #[test]
 fn explicit_split_vs_write() {
     check(3, || {
-        let world = World::new(Form::Pml, Level::Large, 1);
+        let world = World::new(LogMethod::Pml, Level::Size2M, 1);
         let vcpu = {
             let world = world.clone();
             thread::spawn(move || {
@@ -207,9 +207,9 @@ fn explicit_split_vs_write() {
         };
         let flush = world
             .guest
-            .split(View::MAIN, Gfn::new(0), Level::Page)
+            .split(View::MAIN, Gfn::new(0), Level::Size4K)
             .unwrap();
-        world.guest.discharge(flush, &world.machine);
+        world.guest.flush(flush, &world.machine);
         vcpu.join().unwrap();
         world.finish();
     });
@@ -219,7 +219,7 @@ fn explicit_split_vs_write() {
 #[test]
 fn flush_vs_report() {
     check(3, || {
-        let world = World::new(Form::Pml, Level::Page, 1);
+        let world = World::new(LogMethod::Pml, Level::Size4K, 1);
         let vcpu = {
             let world = world.clone();
             thread::spawn(move || {
@@ -239,7 +239,7 @@ fn flush_vs_report() {
 #[test]
 fn flush_of_two_vs_report() {
     check(2, || {
-        let world = World::new(Form::Pml, Level::Page, 2);
+        let world = World::new(LogMethod::Pml, Level::Size4K, 2);
         let vcpu = |cpu: usize| {
             let world = world.clone();
             thread::spawn(move || {
@@ -261,7 +261,7 @@ fn flush_of_two_vs_report() {
 #[test]
 fn unmap_vs_take() {
     check(3, || {
-        let world = World::new(Form::DirtyFlags, Level::Page, 1);
+        let world = World::new(LogMethod::DirtyFlags, Level::Size4K, 1);
         world.write(0, 0, 1);
         let remover = {
             let world = world.clone();
@@ -269,7 +269,7 @@ fn unmap_vs_take() {
                 let flush = world
                     .guest
                     .unmap(View::MAIN, GfnRange::from_len(Gfn::new(0), 1));
-                world.guest.discharge(flush, &world.machine);
+                world.guest.flush(flush, &world.machine);
             })
         };
         world.take(first());
@@ -284,7 +284,7 @@ fn unmap_vs_take() {
 #[test]
 fn protect_vs_take() {
     check(3, || {
-        let world = World::new(Form::WriteProtection, Level::Page, 1);
+        let world = World::new(LogMethod::WriteProtection, Level::Size4K, 1);
         world.write(0, 0, 1);
         let protector = {
             let world = world.clone();
@@ -294,7 +294,7 @@ fn protect_vs_take() {
                     .guest
                     .protect(View::MAIN, range, Permissions::ReadWrite);
                 done.unwrap();
-                world.guest.discharge(flush, &world.machine);
+                world.guest.flush(flush, &world.machine);
                 world.write(0, 0, 2);
             })
         };
@@ -307,13 +307,17 @@ fn protect_vs_take() {
 /// A page is mapped while logging starts: what is written once it has started is logged.
 #[test]
 fn map_vs_start() {
-    for form in [Form::WriteProtection, Form::DirtyFlags, Form::Pml] {
+    for method in [
+        LogMethod::WriteProtection,
+        LogMethod::DirtyFlags,
+        LogMethod::Pml,
+    ] {
         check(2, move || {
-            let world = World::unlogged(Level::Page, 1);
+            let world = World::unlogged(Level::Size4K, 1);
             let page = GfnRange::from_len(Gfn::new(0), 1);
             let flush = world.guest.unmap(View::MAIN, page);
-            world.guest.discharge(flush, &world.machine);
-            during_start(world, form, move |world| {
+            world.guest.flush(flush, &world.machine);
+            during_start(world, method, move |world| {
                 let mapping = Mapping::ram(page, Frame::new(HOST));
                 world.guest.map(View::MAIN, &mapping).unwrap();
             });
@@ -323,7 +327,7 @@ fn map_vs_start() {
 
 /// Runs `work` and an access to page 0 on another thread while logging starts: what is written once it
 /// has started is logged.
-fn during_start(world: Arc<World>, form: Form, work: impl FnOnce(&World) + Send + 'static) {
+fn during_start(world: Arc<World>, method: LogMethod, work: impl FnOnce(&World) + Send + 'static) {
     let started = Arc::new(AtomicU64::new(0));
     let vcpu = {
         let (world, started) = (world.clone(), started.clone());
@@ -338,7 +342,7 @@ fn during_start(world: Arc<World>, form: Form, work: impl FnOnce(&World) + Send 
     };
     world
         .guest
-        .start_log(form, world.guest.all(), &world.machine)
+        .start_log(method, world.guest.all(), &world.machine)
         .unwrap();
     started.store(1, Ordering::Release);
     vcpu.join().unwrap();
@@ -348,19 +352,23 @@ fn during_start(world: Arc<World>, form: Form, work: impl FnOnce(&World) + Send 
 /// A superpage is split, or leaves are put together, while logging starts.
 #[test]
 fn split_and_merge_vs_start() {
-    for form in [Form::WriteProtection, Form::DirtyFlags, Form::Pml] {
+    for method in [
+        LogMethod::WriteProtection,
+        LogMethod::DirtyFlags,
+        LogMethod::Pml,
+    ] {
         check(2, move || {
-            let world = World::unlogged(Level::Large, 1);
-            during_start(world, form, |world| {
-                let split = world.guest.split(View::MAIN, Gfn::new(0), Level::Page);
-                world.guest.discharge(split.unwrap(), &world.machine);
+            let world = World::unlogged(Level::Size2M, 1);
+            during_start(world, method, |world| {
+                let split = world.guest.split(View::MAIN, Gfn::new(0), Level::Size4K);
+                world.guest.flush(split.unwrap(), &world.machine);
             });
         });
         check(2, move || {
-            let world = World::unlogged(Level::Page, 1);
-            during_start(world, form, |world| {
-                match world.guest.merge(View::MAIN, Gfn::new(0), Level::Large) {
-                    Ok(flush) => world.guest.discharge(flush, &world.machine),
+            let world = World::unlogged(Level::Size4K, 1);
+            during_start(world, method, |world| {
+                match world.guest.merge(View::MAIN, Gfn::new(0), Level::Size2M) {
+                    Ok(flush) => world.guest.flush(flush, &world.machine),
                     Err(error) => assert_eq!(error, MergeError::Logged(Gfn::new(0))),
                 }
             });
@@ -372,7 +380,7 @@ fn split_and_merge_vs_start() {
 #[test]
 fn add_vs_start() {
     check(3, || {
-        let world = World::with_room(Level::Page, 1, 2);
+        let world = World::with_room(Level::Size4K, 1, 2);
         let adder = {
             let world = world.clone();
             thread::spawn(move || {
@@ -383,7 +391,7 @@ fn add_vs_start() {
         };
         world
             .guest
-            .start_log(Form::Pml, world.guest.all(), &world.machine)
+            .start_log(LogMethod::Pml, world.guest.all(), &world.machine)
             .unwrap();
         let cpu = adder.join().unwrap();
         world.write(cpu, 0, 9);
@@ -396,10 +404,10 @@ fn add_vs_start() {
 #[test]
 fn add_vs_stop() {
     check(3, || {
-        let world = World::with_room(Level::Page, 1, 2);
+        let world = World::with_room(Level::Size4K, 1, 2);
         world
             .guest
-            .start_log(Form::Pml, world.guest.all(), &world.machine)
+            .start_log(LogMethod::Pml, world.guest.all(), &world.machine)
             .unwrap();
         let adder = {
             let world = world.clone();
@@ -423,15 +431,19 @@ fn add_vs_stop() {
 /// A page is mapped in two views, and a processor in each writes to it while the log is taken.
 #[test]
 fn two_views_vs_take() {
-    for form in [Form::WriteProtection, Form::DirtyFlags, Form::Pml] {
+    for method in [
+        LogMethod::WriteProtection,
+        LogMethod::DirtyFlags,
+        LogMethod::Pml,
+    ] {
         check(2, move || {
-            let world = World::unlogged(Level::Page, 2);
+            let world = World::unlogged(Level::Size4K, 2);
             let view = world.guest.add_view().unwrap();
             let page = GfnRange::from_len(Gfn::new(0), 1);
             let mapping = Mapping::ram(page, Frame::new(HOST));
             world.guest.map(view, &mapping).unwrap();
             assert!(world.machine.enter_view(1, view));
-            world.guest.start_log(form, page, &world.machine).unwrap();
+            world.guest.start_log(method, page, &world.machine).unwrap();
             world.write(1, 0, 1);
             let vcpu = |cpu: usize| {
                 let world = world.clone();
@@ -450,20 +462,20 @@ fn two_views_vs_take() {
 /// One of two views loses the page while the log is taken: the other's leaf is found all the same.
 #[test]
 fn unmap_of_one_view_vs_take() {
-    for form in [Form::WriteProtection, Form::DirtyFlags] {
+    for method in [LogMethod::WriteProtection, LogMethod::DirtyFlags] {
         check(2, move || {
-            let world = World::unlogged(Level::Page, 1);
+            let world = World::unlogged(Level::Size4K, 1);
             let view = world.guest.add_view().unwrap();
             let page = GfnRange::from_len(Gfn::new(0), 1);
             let mapping = Mapping::ram(page, Frame::new(HOST));
             world.guest.map(view, &mapping).unwrap();
-            world.guest.start_log(form, page, &world.machine).unwrap();
+            world.guest.start_log(method, page, &world.machine).unwrap();
             world.write(0, 0, 1);
             let remover = {
                 let world = world.clone();
                 thread::spawn(move || {
                     let flush = world.guest.unmap(view, page);
-                    world.guest.discharge(flush, &world.machine);
+                    world.guest.flush(flush, &world.machine);
                 })
             };
             world.take(first());
@@ -481,7 +493,7 @@ fn unmap_of_one_view_vs_take() {
 #[test]
 fn remap_of_nested_view_vs_take() {
     check(2, || {
-        let world = World::unlogged(Level::Page, 1);
+        let world = World::unlogged(Level::Size4K, 1);
         let nested = world.guest.add_nested_view().unwrap();
         let at = GfnRange::from_len(Gfn::new(2), 1);
         let map = move |world: &World, page: u64| {
@@ -496,13 +508,13 @@ fn remap_of_nested_view_vs_take() {
         assert!(world.machine.enter_view(0, nested));
         world
             .guest
-            .start_log(Form::WriteProtection, first(), &world.machine)
+            .start_log(LogMethod::WriteProtection, first(), &world.machine)
             .unwrap();
         let vcpu = {
             let world = world.clone();
             thread::spawn(move || {
                 let flush = world.guest.unmap(nested, at);
-                world.guest.discharge(flush, &world.machine);
+                world.guest.flush(flush, &world.machine);
                 map(&world, 1);
                 // The view's page 2 is the guest's page 1 by now.
                 let wrote = world.machine.access(0, 2 << 12, Access::Write, |host| {
@@ -515,8 +527,8 @@ fn remap_of_nested_view_vs_take() {
         world.take(first());
         let flush = world
             .guest
-            .unmap_everywhere(GfnRange::from_len(Gfn::new(0), 1));
-        world.guest.discharge(flush, &world.machine);
+            .unmap_all_views(GfnRange::from_len(Gfn::new(0), 1));
+        world.guest.flush(flush, &world.machine);
         vcpu.join().unwrap();
         let left = world.guest.lookup(nested, at.start()).unwrap();
         assert_eq!(
@@ -532,7 +544,7 @@ fn remap_of_nested_view_vs_take() {
 #[test]
 fn free_vs_walk() {
     check(2, || {
-        let world = World::unlogged(Level::Page, 1);
+        let world = World::unlogged(Level::Size4K, 1);
         world.write(0, 0, 1);
         let walker = {
             let world = world.clone();
@@ -544,7 +556,7 @@ fn free_vs_walk() {
             })
         };
         let flush = world.guest.unmap(View::MAIN, first());
-        world.guest.discharge(flush, &world.machine);
+        world.guest.flush(flush, &world.machine);
         walker.join().unwrap();
         world.close();
     });
@@ -554,7 +566,7 @@ fn free_vs_walk() {
 #[test]
 fn merge_vs_write() {
     check(2, || {
-        let world = World::unlogged(Level::Page, 1);
+        let world = World::unlogged(Level::Size4K, 1);
         world.write(0, 0, 1);
         let vcpu = {
             let world = world.clone();
@@ -566,12 +578,12 @@ fn merge_vs_write() {
         };
         let flush = world
             .guest
-            .merge(View::MAIN, Gfn::new(0), Level::Large)
+            .merge(View::MAIN, Gfn::new(0), Level::Size2M)
             .unwrap();
-        world.guest.discharge(flush, &world.machine);
+        world.guest.flush(flush, &world.machine);
         vcpu.join().unwrap();
         let merged = world.guest.lookup(View::MAIN, Gfn::new(1)).unwrap();
-        assert_eq!(merged.level, Level::Large);
+        assert_eq!(merged.level, Level::Size2M);
         assert!(merged.entry.dirty());
         world.close();
     });
@@ -583,13 +595,13 @@ fn merge_vs_write() {
 fn unmap_vs_merge() {
     for (page, alike) in [(0, true), (1, true), (0, false)] {
         check(3, move || {
-            let world = World::unlogged(Level::Page, 1);
+            let world = World::unlogged(Level::Size4K, 1);
             let page = GfnRange::from_len(Gfn::new(page), 1);
             if !alike {
                 let other = GfnRange::from_len(Gfn::new(1), 1);
                 let (flush, done) = world.guest.protect(View::MAIN, other, Permissions::Read);
                 done.unwrap();
-                world.guest.discharge(flush, &world.machine);
+                world.guest.flush(flush, &world.machine);
             }
             let at = page.start();
             world
@@ -599,15 +611,15 @@ fn unmap_vs_merge() {
             let merger = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    if let Ok(flush) = world.guest.merge(View::MAIN, Gfn::new(0), Level::Large) {
+                    if let Ok(flush) = world.guest.merge(View::MAIN, Gfn::new(0), Level::Size2M) {
                         assert!(alike);
-                        world.guest.discharge(flush, &world.machine);
+                        world.guest.flush(flush, &world.machine);
                     }
                 })
             };
             let flush = world.guest.unmap(View::MAIN, page);
-            world.guest.discharge(flush, &world.machine);
-            let absent = Err(Stop::Violation(Violation::Absent(at)));
+            world.guest.flush(flush, &world.machine);
+            let absent = Err(AccessError::Violation(ViolationOutcome::Absent(at)));
             let read = world.machine.access(0, at.address(), Access::Read, |_| ());
             assert_eq!(read, absent);
             merger.join().unwrap();
@@ -624,7 +636,7 @@ fn unmap_vs_merge() {
 /// logged.
 #[test]
 fn take_vs_restart() {
-    use Form::{DirtyFlags, Pml, WriteProtection};
+    use LogMethod::{DirtyFlags, Pml, WriteProtection};
     for (old, new) in [
         (Pml, WriteProtection),
         (DirtyFlags, WriteProtection),
@@ -632,7 +644,7 @@ fn take_vs_restart() {
         (WriteProtection, Pml),
     ] {
         check(2, move || {
-            let world = World::new(old, Level::Page, 1);
+            let world = World::new(old, Level::Size4K, 1);
             let page = GfnRange::from_len(Gfn::new(0), 1);
             let changer = {
                 let world = world.clone();
@@ -642,10 +654,10 @@ fn take_vs_restart() {
                     guest.start_log(new, page, machine).unwrap();
                     world.write(0, 0, 2);
                     // So that the log knows of the page while the other thread takes it.
-                    guest.mark(page);
+                    guest.mark_dirty(page);
                 })
             };
-            let taken = world.guest.take(page, &world.machine, &mut |_| ());
+            let taken = world.guest.take_log(page, &world.machine, &mut |_| ());
             assert!(taken.is_ok() || taken == Err(TakeError::Off));
             changer.join().unwrap();
             for (data, copy) in world.data.iter().zip(&world.copy) {
@@ -659,10 +671,10 @@ fn take_vs_restart() {
 
 /// A guest whose only processor runs in a nested view with the same addresses, which maps the first pages.
 fn nested_world() -> (Arc<World>, View) {
-    let world = World::unlogged(Level::Page, 1);
+    let world = World::unlogged(Level::Size4K, 1);
     let nested = world.guest.add_nested_view().unwrap();
     let mapping = Mapping {
-        largest: Level::Page,
+        max_level: Level::Size4K,
         ..Mapping::ram(first(), Frame::new(HOST))
     };
     world
@@ -674,7 +686,7 @@ fn nested_world() -> (Arc<World>, View) {
 }
 
 /// Takes page 1 back by guest frame while `work` runs on another thread: it is gone from the nested view.
-fn during_unmap_everywhere(
+fn during_unmap_all_views(
     (world, nested): (Arc<World>, View),
     work: impl FnOnce(&World, View) + Send + 'static,
 ) -> Arc<World> {
@@ -683,12 +695,14 @@ fn during_unmap_everywhere(
         let world = world.clone();
         thread::spawn(move || work(&world, nested))
     };
-    let flush = world.guest.unmap_everywhere(page);
-    world.guest.discharge(flush, &world.machine);
+    let flush = world.guest.unmap_all_views(page);
+    world.guest.flush(flush, &world.machine);
     let read = world
         .machine
         .access(0, page.start().address(), Access::Read, |_| ());
-    let absent = Err(Stop::Violation(Violation::Absent(page.start())));
+    let absent = Err(AccessError::Violation(ViolationOutcome::Absent(
+        page.start(),
+    )));
     assert_eq!(read, absent);
     worker.join().unwrap();
     let left = world.guest.lookup(nested, page.start()).unwrap();
@@ -698,7 +712,7 @@ fn during_unmap_everywhere(
 
 /// Pages of a nested view are taken away by guest frame while they are put together, or fail to be.
 #[test]
-fn unmap_everywhere_vs_merge() {
+fn unmap_all_views_vs_merge() {
     for alike in [true, false] {
         check(3, move || {
             let (world, nested) = nested_world();
@@ -706,43 +720,43 @@ fn unmap_everywhere_vs_merge() {
                 let other = GfnRange::from_len(Gfn::new(1), 1);
                 let (flush, done) = world.guest.protect(nested, other, Permissions::Read);
                 done.unwrap();
-                world.guest.discharge(flush, &world.machine);
+                world.guest.flush(flush, &world.machine);
             }
             let merge = move |world: &World, nested| {
-                if let Ok(flush) = world.guest.merge(nested, Gfn::new(0), Level::Large) {
+                if let Ok(flush) = world.guest.merge(nested, Gfn::new(0), Level::Size2M) {
                     assert!(alike);
-                    world.guest.discharge(flush, &world.machine);
+                    world.guest.flush(flush, &world.machine);
                 }
             };
-            during_unmap_everywhere((world, nested), merge).close();
+            during_unmap_all_views((world, nested), merge).close();
         });
     }
 }
 
 /// The same while the pages are split from a superpage.
 #[test]
-fn unmap_everywhere_vs_split() {
+fn unmap_all_views_vs_split() {
     check(3, || {
         let (world, nested) = nested_world();
-        let flush = world.guest.merge(nested, Gfn::new(0), Level::Large);
-        world.guest.discharge(flush.unwrap(), &world.machine);
+        let flush = world.guest.merge(nested, Gfn::new(0), Level::Size2M);
+        world.guest.flush(flush.unwrap(), &world.machine);
         let split = |world: &World, nested| {
-            let flush = world.guest.split(nested, Gfn::new(0), Level::Page);
-            world.guest.discharge(flush.unwrap(), &world.machine);
+            let flush = world.guest.split(nested, Gfn::new(0), Level::Size4K);
+            world.guest.flush(flush.unwrap(), &world.machine);
         };
-        during_unmap_everywhere((world, nested), split).close();
+        during_unmap_all_views((world, nested), split).close();
     });
 }
 
 /// The same while the processor writes to them, or the log is taken: each holds the entry for a moment.
 #[test]
-fn unmap_everywhere_vs_write_and_take() {
+fn unmap_all_views_vs_write_and_take() {
     for take in [false, true] {
         check(3, move || {
             let (world, nested) = nested_world();
-            let form = Form::WriteProtection;
+            let method = LogMethod::WriteProtection;
             let guest = world.guest;
-            guest.start_log(form, first(), &world.machine).unwrap();
+            guest.start_log(method, first(), &world.machine).unwrap();
             if take {
                 world.write(0, 1, 1);
             }
@@ -753,7 +767,7 @@ fn unmap_everywhere_vs_write_and_take() {
                     world.write(0, 1, 1);
                 }
             };
-            during_unmap_everywhere((world, nested), work).finish();
+            during_unmap_all_views((world, nested), work).finish();
         });
     }
 }
@@ -763,20 +777,20 @@ fn unmap_everywhere_vs_write_and_take() {
 #[test]
 fn remove_view_vs_take() {
     check(3, || {
-        let world = World::unlogged(Level::Page, 1);
+        let world = World::unlogged(Level::Size4K, 1);
         let view = world.guest.add_view().unwrap();
         let page = GfnRange::from_len(Gfn::new(0), 1);
         let mapping = Mapping::ram(page, Frame::new(HOST));
         world.guest.map(view, &mapping).unwrap();
         assert!(world.machine.enter_view(0, view));
-        let form = Form::WriteProtection;
-        world.guest.start_log(form, page, &world.machine).unwrap();
+        let method = LogMethod::WriteProtection;
+        world.guest.start_log(method, page, &world.machine).unwrap();
         world.write(0, 0, 1);
         let remover = {
             let world = world.clone();
             thread::spawn(move || {
                 let flush = world.guest.remove_view(view);
-                world.guest.discharge(flush, &world.machine);
+                world.guest.flush(flush, &world.machine);
                 assert!(world.guest.add_view().is_ok(), "the number is free again");
             })
         };

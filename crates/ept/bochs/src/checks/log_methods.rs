@@ -5,13 +5,13 @@ use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
 use crate::vmx::vcpu::Host;
 use crate::write_patterns::{self, Pattern};
-use hikkoshi_ept::{Form, Level};
+use hikkoshi_ept::{Level, LogMethod};
 
 /// The forms, with their names.
-pub const FORMS: [(Form, &str); 3] = [
-    (Form::WriteProtection, "write protection"),
-    (Form::DirtyFlags, "dirty flags"),
-    (Form::Pml, "page-modification logging"),
+pub const LOG_METHODS: [(LogMethod, &str); 3] = [
+    (LogMethod::WriteProtection, "write protection"),
+    (LogMethod::DirtyFlags, "dirty flags"),
+    (LogMethod::Pml, "page-modification logging"),
 ];
 
 /// Runs the checks.
@@ -22,19 +22,19 @@ pub fn run(report: &mut Report, host: Host) {
             "{}: {pages} pages, in 4 KiB leaves",
             pattern.name
         ));
-        for (form, name) in FORMS {
-            one(report, host, form, name, &pattern);
+        for (method, name) in LOG_METHODS {
+            one(report, host, method, name, &pattern);
         }
     }
 }
 
-fn one(report: &mut Report, host: Host, form: Form, name: &str, pattern: &Pattern) {
+fn one(report: &mut Report, host: Host, method: LogMethod, name: &str, pattern: &Pattern) {
     const FIRST: u32 = 0x1111_1111;
     const SECOND: u32 = 0x2222_2222;
     let expected = pattern.frames();
-    let mut machine = Machine::new(host, Level::Page);
+    let mut machine = Machine::new(host, Level::Size4K);
     let all = frames(0, FRAMES);
-    machine.start(form, all);
+    machine.start(method, all);
     report.check(
         format_args!("{name}: empty at first"),
         machine.take(all).is_empty(),
@@ -43,7 +43,7 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, pattern: &Patter
     guest_program::write_list(&pattern.addresses);
     machine.prepare_list(0, 0, pattern.addresses.len(), FIRST);
     machine.finish(0);
-    exits(report, &machine, form, name, expected.len() as u64);
+    exits(report, &machine, method, name, expected.len() as u64);
     report.check(
         format_args!("{name}: every write arrived"),
         arrived(pattern, FIRST),
@@ -73,22 +73,22 @@ fn arrived(pattern: &Pattern, stamp: u32) -> bool {
 }
 
 /// The exits a form costs, and no others.
-fn exits(report: &mut Report, machine: &Machine, form: Form, name: &str, pages: u64) {
+fn exits(report: &mut Report, machine: &Machine, method: LogMethod, name: &str, pages: u64) {
     let found = machine.vcpus[0].vmx.exits;
     let what = format_args!(
         "{name}: {} violations, {} full logs",
-        found.violations, found.log_full
+        found.violations, found.pml_full
     );
-    match form {
-        Form::WriteProtection => {
-            report.check(what, found.violations == pages && found.log_full == 0);
+    match method {
+        LogMethod::WriteProtection => {
+            report.check(what, found.violations == pages && found.pml_full == 0);
         }
-        Form::DirtyFlags => report.check(what, found.violations == 0 && found.log_full == 0),
-        Form::Pml => {
+        LogMethod::DirtyFlags => report.check(what, found.violations == 0 && found.pml_full == 0),
+        LogMethod::Pml => {
             // When the 512th entry was the last, the exit need not come any more; reading the list may
             // bring it in Bochs (see the notes).
             let (least, most) = ((pages - 1) / 512, pages / 512);
-            let within = (least..=most).contains(&found.log_full);
+            let within = (least..=most).contains(&found.pml_full);
             report.check(what, found.violations == 0 && within);
         }
     }

@@ -4,15 +4,15 @@
 //! In Bochs an exit costs no more than any instruction. On a processor it costs about as much as a
 //! thousand, so there the exits weigh more than the instructions that handle them.
 
-use super::log_methods::FORMS;
-use crate::guest_program::{PLAYGROUND, Program};
+use super::log_methods::LOG_METHODS;
+use crate::guest_program::{Program, WRITE_AREA};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
 use crate::vmx::vcpu::{Exits, Host, Registers};
-use hikkoshi_ept::{Form, GfnRange, Level};
+use hikkoshi_ept::{GfnRange, Level, LogMethod};
 
 /// Pages that the guest may write to.
-const PLAYGROUND_PAGES: u64 = FRAMES - (PLAYGROUND >> 12);
+const WRITE_AREA_PAGES: u64 = FRAMES - (WRITE_AREA >> 12);
 
 /// What one run cost.
 #[derive(Clone, Copy)]
@@ -27,25 +27,25 @@ struct Cost {
 impl Cost {
     /// Exits beside the one that ends the guest's program.
     fn log_exits(self) -> u64 {
-        self.exits.violations + self.exits.log_full
+        self.exits.violations + self.exits.pml_full
     }
 }
 
 /// Runs the checks and prints the figures.
 pub fn run(report: &mut Report, host: Host) {
-    for pages in [1000, PLAYGROUND_PAGES] {
+    for pages in [1000, WRITE_AREA_PAGES] {
         report.part(format_args!(
             "figures: {pages} pages written in order, 4 KiB leaves, all logged"
         ));
-        let mut off = Machine::new(host, Level::Page);
+        let mut off = Machine::new(host, Level::Size4K);
         let bare = write(&mut off, pages);
         report.figure(format_args!(
             "no log: {} exits, guest {} instructions",
             bare.log_exits(),
             bare.guest
         ));
-        for (form, name) in FORMS {
-            logged(report, host, form, name, pages);
+        for (method, name) in LOG_METHODS {
+            logged(report, host, method, name, pages);
         }
     }
     takes(report, host);
@@ -58,21 +58,21 @@ fn write(machine: &mut Machine, pages: u64) -> Cost {
         rax: 15,
         rcx: pages,
         rdx: 4096,
-        rdi: PLAYGROUND,
+        rdi: WRITE_AREA,
         ..Registers::default()
     };
     machine.prepare(0, Program::WriteStride, registers);
     let vmx = &machine.vcpus[0].vmx;
-    let (exits, guest, handling) = (vmx.exits, vmx.inside, machine.handling);
+    let (exits, guest, handling) = (vmx.exits, vmx.guest_instructions, machine.handling);
     machine.finish(0);
     let vmx = &machine.vcpus[0].vmx;
     Cost {
         exits: Exits {
             violations: vmx.exits.violations - exits.violations,
-            log_full: vmx.exits.log_full - exits.log_full,
-            calls: vmx.exits.calls - exits.calls,
+            pml_full: vmx.exits.pml_full - exits.pml_full,
+            vmcalls: vmx.exits.vmcalls - exits.vmcalls,
         },
-        guest: vmx.inside - guest,
+        guest: vmx.guest_instructions - guest,
         handling: machine.handling - handling,
     }
 }
@@ -80,7 +80,7 @@ fn write(machine: &mut Machine, pages: u64) -> Cost {
 /// Takes a range; the pages and the instructions.
 fn take(machine: &Machine, range: GfnRange) -> (u64, u64) {
     let from = crate::cpu::instructions();
-    let pages = machine.guest.take(range, machine, &mut |_| ());
+    let pages = machine.guest.take_log(range, machine, &mut |_| ());
     let instructions = crate::cpu::instructions() - from;
     (
         pages.unwrap_or_else(|error| crate::fail(error)),
@@ -88,19 +88,19 @@ fn take(machine: &Machine, range: GfnRange) -> (u64, u64) {
     )
 }
 
-fn logged(report: &mut Report, host: Host, form: Form, name: &str, pages: u64) {
+fn logged(report: &mut Report, host: Host, method: LogMethod, name: &str, pages: u64) {
     let all = frames(0, FRAMES);
-    let mut machine = Machine::new(host, Level::Page);
-    machine.start(form, all);
+    let mut machine = Machine::new(host, Level::Size4K);
+    machine.start(method, all);
     // Once before: the guest's code and the tables' accessed flags are as in a guest that has run.
     write(&mut machine, pages);
     take(&machine, all);
     let cost = write(&mut machine, pages);
     let (taken, instructions) = take(&machine, all);
-    let expected = match form {
-        Form::WriteProtection => pages,
-        Form::DirtyFlags => 0,
-        Form::Pml => (pages - 1) / 512,
+    let expected = match method {
+        LogMethod::WriteProtection => pages,
+        LogMethod::DirtyFlags => 0,
+        LogMethod::Pml => (pages - 1) / 512,
     };
     report.check(
         format_args!(
@@ -124,10 +124,10 @@ fn takes(report: &mut Report, host: Host) {
         "figures: takes of all {FRAMES} pages, by dirty pages"
     ));
     let all = frames(0, FRAMES);
-    for (form, name) in FORMS {
-        let mut machine = Machine::new(host, Level::Page);
-        machine.start(form, all);
-        for pages in [0, 1, 10, 100, 1000, PLAYGROUND_PAGES] {
+    for (method, name) in LOG_METHODS {
+        let mut machine = Machine::new(host, Level::Size4K);
+        machine.start(method, all);
+        for pages in [0, 1, 10, 100, 1000, WRITE_AREA_PAGES] {
             if pages > 0 {
                 write(&mut machine, pages);
             }
@@ -144,20 +144,20 @@ fn takes(report: &mut Report, host: Host) {
 fn video_memory(report: &mut Report, host: Host) {
     const SCREEN: u64 = 256;
     report.part(format_args!(
-        "figures: {PLAYGROUND_PAGES} pages written, all of them or {SCREEN} of them logged"
+        "figures: {WRITE_AREA_PAGES} pages written, all of them or {SCREEN} of them logged"
     ));
-    for (form, name) in FORMS {
+    for (method, name) in LOG_METHODS {
         let watch = |range: GfnRange| {
-            let mut machine = Machine::new(host, Level::Page);
-            machine.start(form, range);
-            let cost = write(&mut machine, PLAYGROUND_PAGES);
+            let mut machine = Machine::new(host, Level::Size4K);
+            machine.start(method, range);
+            let cost = write(&mut machine, WRITE_AREA_PAGES);
             (cost.log_exits(), take(&machine, frames(0, FRAMES)).0)
         };
         let (exits, taken) = watch(frames(0, FRAMES));
-        let (screen_exits, screen_taken) = watch(frames((PLAYGROUND >> 12) + 1000, SCREEN));
+        let (screen_exits, screen_taken) = watch(frames((WRITE_AREA >> 12) + 1000, SCREEN));
         report.check(
             format_args!("{name}: {exits} exits for all, {screen_exits} for the range"),
-            taken == PLAYGROUND_PAGES && screen_taken == SCREEN && screen_exits <= SCREEN,
+            taken == WRITE_AREA_PAGES && screen_taken == SCREEN && screen_exits <= SCREEN,
         );
     }
 }

@@ -2,7 +2,7 @@
 //! of the processor to the guest's page tables counts as a write (SDM vol. 3C, "Accessed and Dirty
 //! Flags for EPT"), also one that changes nothing. So these pages are in the log, in every form.
 
-use super::log_methods::FORMS;
+use super::log_methods::LOG_METHODS;
 use crate::guest_program::{self, DIRECTORY};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
@@ -21,18 +21,18 @@ pub fn run(report: &mut Report, host: Host) {
             "a guest with paging of its own, {}",
             pattern.name
         ));
-        for (form, name) in FORMS {
-            for largest in [Level::Page, Level::Large] {
-                let mut machine = Machine::new(host, largest);
-                machine.start(form, all);
+        for (method, name) in LOG_METHODS {
+            for max_level in [Level::Size4K, Level::Size2M] {
+                let mut machine = Machine::new(host, max_level);
+                machine.start(method, all);
                 guest_program::write_list(&pattern.addresses);
                 guest_program::write_directory();
-                machine.vcpus[0].vmx.page_by(DIRECTORY);
+                machine.vcpus[0].vmx.enable_paging(DIRECTORY);
                 machine.prepare_list(0, 0, pattern.addresses.len(), 16);
                 machine.finish(0);
                 report.check(
                     format_args!(
-                        "{name}, {largest:?} leaves: what was written, and the page directory"
+                        "{name}, {max_level:?} leaves: what was written, and the page directory"
                     ),
                     machine.take(all) == expected,
                 );

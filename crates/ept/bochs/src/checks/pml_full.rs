@@ -1,12 +1,12 @@
 //! The exit "page-modification log full" comes exactly when the SDM says: when the log has 512 entries
 //! and a 513th is to be written. Under the crate's tables and its handling of the exit.
 
-use crate::guest_program::{PLAYGROUND, Program};
+use crate::guest_program::{Program, WRITE_AREA};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
 use crate::vmx::vcpu::{Exit, Host, Registers};
 use alloc::vec::Vec;
-use hikkoshi_ept::{Form, Level};
+use hikkoshi_ept::{Level, LogMethod};
 
 /// Pages that the guest writes, in order and without reading anything: five full logs and 440 entries.
 const PAGES: u64 = 3000;
@@ -16,16 +16,16 @@ pub fn run(report: &mut Report, host: Host) {
     report.part(format_args!(
         "full logs: {PAGES} pages written without a read"
     ));
-    let mut machine = Machine::new(host, Level::Page);
+    let mut machine = Machine::new(host, Level::Size4K);
     let all = frames(0, FRAMES);
-    machine.start(Form::Pml, all);
+    machine.start(LogMethod::Pml, all);
     warm_up(&mut machine);
-    write(&mut machine, PLAYGROUND, PAGES);
+    write(&mut machine, WRITE_AREA, PAGES);
     let mut left_at_exit = Vec::new();
     loop {
         match machine.step(0, None) {
-            Some(Exit::LogFull) => left_at_exit.push(left(&machine)),
-            Some(Exit::Call) => break,
+            Some(Exit::PmlFull) => left_at_exit.push(left(&machine)),
+            Some(Exit::Vmcall) => break,
             other => crate::fail(format_args!("exit {other:?} instead of a full log")),
         }
     }
@@ -37,7 +37,7 @@ pub fn run(report: &mut Report, host: Host) {
         left_at_exit,
         expected,
     );
-    let index = machine.vcpus[0].vmx.log_index();
+    let index = machine.vcpus[0].vmx.pml_index();
     report.equal(
         "the rest is in the log",
         u64::from(index),
@@ -61,31 +61,31 @@ pub fn run(report: &mut Report, host: Host) {
     );
     report.equal(
         "taking emptied the log",
-        machine.vcpus[0].vmx.log_index(),
+        machine.vcpus[0].vmx.pml_index(),
         511,
     );
 
     warm_up(&mut machine);
-    write(&mut machine, PLAYGROUND, 512);
+    write(&mut machine, WRITE_AREA, 512);
     report.equal(
         "512 pages: no full log",
         machine.step(0, None),
-        Some(Exit::Call),
+        Some(Exit::Vmcall),
     );
     report.equal(
         "the index is ffff",
-        machine.vcpus[0].vmx.log_index(),
+        machine.vcpus[0].vmx.pml_index(),
         0xffff,
     );
     report.equal("and all 512 are taken", machine.take(all).len(), 512);
 
-    write(&mut machine, PLAYGROUND, 300);
+    write(&mut machine, WRITE_AREA, 300);
     machine.finish(0);
-    write(&mut machine, PLAYGROUND, 300);
+    write(&mut machine, WRITE_AREA, 300);
     machine.finish(0);
     report.equal(
         "written twice, logged once",
-        machine.vcpus[0].vmx.log_index(),
+        machine.vcpus[0].vmx.pml_index(),
         511 - 300,
     );
     report.equal("peeking finds them", machine.peek(all), 300);
@@ -97,7 +97,7 @@ pub fn run(report: &mut Report, host: Host) {
 fn warm_up(machine: &mut Machine) {
     let registers = Registers {
         rcx: 1,
-        rdi: PLAYGROUND,
+        rdi: WRITE_AREA,
         ..Registers::default()
     };
     machine.prepare(0, Program::ReadStride, registers);
@@ -120,5 +120,5 @@ fn left(machine: &Machine) -> u64 {
 }
 
 fn frame(page: u64) -> u64 {
-    (PLAYGROUND >> 12) + page
+    (WRITE_AREA >> 12) + page
 }

@@ -4,7 +4,7 @@
 //! Without the crate, so that a later failure can be told: either the rule is another one here, or
 //! the crate breaks it.
 
-use crate::guest_program::{self, PLAYGROUND, Program};
+use crate::guest_program::{self, Program, WRITE_AREA};
 use crate::memory::{FRAME, Frame, GUEST};
 use crate::report::Report;
 use crate::vmx::operation;
@@ -23,7 +23,7 @@ const PAGES: u64 = 700;
 const LARGE: u64 = 0x60_0000;
 
 /// Tables made by hand, a vCPU under them, and its log.
-struct Bench {
+struct HandmadeTables {
     directory: Frame,
     page_tables: [Frame; PAGE_TABLES],
     pointer: u64,
@@ -31,8 +31,8 @@ struct Bench {
     log: Frame,
 }
 
-impl Bench {
-    fn new(host: Host) -> Bench {
+impl HandmadeTables {
+    fn new(host: Host) -> HandmadeTables {
         let [root, upper, directory] = core::array::from_fn(|_| Frame::zeroed());
         let page_tables = core::array::from_fn(|_| Frame::zeroed());
         set(root, 0, upper.address() | READ_WRITE_EXECUTE);
@@ -57,7 +57,7 @@ impl Bench {
         const ACCESSED_DIRTY: u64 = 1 << 6;
         let pointer = root.address() | FOUR_LEVELS | TABLES_WRITE_BACK | ACCESSED_DIRTY;
         let vcpu = Vcpu::new(host, pointer);
-        Bench {
+        HandmadeTables {
             directory,
             page_tables,
             pointer,
@@ -96,12 +96,12 @@ impl Bench {
         for at in 0..512 {
             set(self.log, at, u64::MAX);
         }
-        self.vcpu.log_to(Some((self.log.address(), index)));
+        self.vcpu.set_pml_log(Some((self.log.address(), index)));
     }
 
     /// Sets the guest up to go from `first` on.
     fn prepare(&mut self, program: Program, first: u64, step: u64, count: u64) {
-        self.vcpu.set_instruction(program.address());
+        self.vcpu.set_rip(program.address());
         self.vcpu.registers = Registers {
             rax: 1,
             rcx: count,
@@ -142,29 +142,29 @@ fn get(table: Frame, index: usize) -> u64 {
 
 /// The pages from the playground's start on.
 fn pages(count: u64) -> Vec<u64> {
-    (0..count).map(|page| PLAYGROUND + page * 4096).collect()
+    (0..count).map(|page| WRITE_AREA + page * 4096).collect()
 }
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
     report.part("the processor's rules, with tables made by hand");
-    let mut bench = Bench::new(host);
+    let mut bench = HandmadeTables::new(host);
     order_and_capacity(report, &mut bench);
     full(report, &mut bench);
     what_is_not_logged(report, &mut bench);
 }
 
-fn order_and_capacity(report: &mut Report, bench: &mut Bench) {
+fn order_and_capacity(report: &mut Report, bench: &mut HandmadeTables) {
     bench.reset(511);
-    let exit = bench.run(Program::WriteStride, PLAYGROUND, 4096, 10);
+    let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, 10);
     report.equal(
         "ten pages written: no exit but the guest's own",
         exit,
-        Exit::Call,
+        Exit::Vmcall,
     );
     report.equal(
         "ten pages written: index 511 - 10",
-        bench.vcpu.log_index(),
+        bench.vcpu.pml_index(),
         501,
     );
     report.equal(
@@ -178,19 +178,19 @@ fn order_and_capacity(report: &mut Report, bench: &mut Bench) {
     );
     report.check(
         "the next page's is not",
-        !bench.is_dirty(PLAYGROUND + 10 * 4096),
+        !bench.is_dirty(WRITE_AREA + 10 * 4096),
     );
 
     bench.reset(511);
-    let exit = bench.run(Program::WriteStride, PLAYGROUND, 4096, 512);
+    let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, 512);
     report.equal(
         "512 pages written: no exit but the guest's own",
         exit,
-        Exit::Call,
+        Exit::Vmcall,
     );
     report.equal(
         "512 pages written: the index went from 0 to ffff",
-        bench.vcpu.log_index(),
+        bench.vcpu.pml_index(),
         0xffff,
     );
     report.equal(
@@ -200,14 +200,14 @@ fn order_and_capacity(report: &mut Report, bench: &mut Bench) {
     );
 }
 
-fn full(report: &mut Report, bench: &mut Bench) {
+fn full(report: &mut Report, bench: &mut HandmadeTables) {
     const BEYOND: u64 = 88;
-    let first_beyond = PLAYGROUND + 512 * 4096;
+    let first_beyond = WRITE_AREA + 512 * 4096;
     bench.reset(511);
-    bench.prepare(Program::WriteStride, PLAYGROUND, 4096, 512 + BEYOND);
+    bench.prepare(Program::WriteStride, WRITE_AREA, 4096, 512 + BEYOND);
     bench.vcpu.registers.rax = 0x5eed;
     let exit = bench.vcpu.run();
-    report.equal("the 513th page exits with reason 62", exit, Exit::LogFull);
+    report.equal("the 513th page exits with reason 62", exit, Exit::PmlFull);
     report.equal(
         "it is the 513th: 88 of 600 are left",
         bench.vcpu.registers.rcx & 0xffff_ffff,
@@ -223,12 +223,12 @@ fn full(report: &mut Report, bench: &mut Bench) {
         guest_program::read_word(first_beyond - 4096) == 0x5eed
             && bench.is_dirty(first_beyond - 4096),
     );
-    bench.vcpu.set_log_index(511);
+    bench.vcpu.set_pml_index(511);
     let exit = bench.vcpu.run();
     report.equal(
         "with the index at 511 again, the same write goes on",
         exit,
-        Exit::Call,
+        Exit::Vmcall,
     );
     report.check(
         "and happened",
@@ -236,23 +236,23 @@ fn full(report: &mut Report, bench: &mut Bench) {
     );
     report.equal(
         "88 entries more, the 513th page first",
-        bench.vcpu.log_index(),
+        bench.vcpu.pml_index(),
         511 - 88,
     );
     let rest: Vec<u64> = (0..BEYOND).map(|page| first_beyond + page * 4096).collect();
     report.equal("they are the rest", bench.logged(511, 88), rest);
 
     bench.reset(9);
-    let exit = bench.run(Program::WriteStride, PLAYGROUND, 4096, PAGES - 512);
-    report.equal("from index 9, the 11th page exits", exit, Exit::LogFull);
+    let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, PAGES - 512);
+    report.equal("from index 9, the 11th page exits", exit, Exit::PmlFull);
     report.equal(
         "with 178 of 188 left",
         bench.vcpu.registers.rcx & 0xffff_ffff,
         PAGES - 512 - 10,
     );
     bench.reset(512);
-    let exit = bench.run(Program::WriteStride, PLAYGROUND, 4096, 1);
-    report.equal("with index 512, the first exits", exit, Exit::LogFull);
+    let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, 1);
+    report.equal("with index 512, the first exits", exit, Exit::PmlFull);
     report.check(
         "and no entry was written",
         bench
@@ -262,39 +262,39 @@ fn full(report: &mut Report, bench: &mut Bench) {
     );
 }
 
-fn what_is_not_logged(report: &mut Report, bench: &mut Bench) {
+fn what_is_not_logged(report: &mut Report, bench: &mut HandmadeTables) {
     bench.reset(511);
-    bench.run(Program::WriteStride, PLAYGROUND + 0x7fc, 0, 1000);
+    bench.run(Program::WriteStride, WRITE_AREA + 0x7fc, 0, 1000);
     report.equal(
         "one page written a thousand times: one entry",
-        bench.vcpu.log_index(),
+        bench.vcpu.pml_index(),
         510,
     );
     let entry = get(bench.log, 511);
     report.equal(
         "a write inside a page: its entry names the page",
         entry & !0xfff,
-        PLAYGROUND,
+        WRITE_AREA,
     );
     if entry & 0xfff != 0 {
         report.note("the entry's bits 11 to 0 are the write's; the SDM says they are 0");
     }
 
     bench.reset(511);
-    bench.run(Program::ReadStride, PLAYGROUND, 4096, PAGES);
-    report.equal("700 pages read: no entry", bench.vcpu.log_index(), 511);
+    bench.run(Program::ReadStride, WRITE_AREA, 4096, PAGES);
+    report.equal("700 pages read: no entry", bench.vcpu.pml_index(), 511);
     report.check(
         "700 pages read: no dirty flag",
         pages(PAGES).iter().all(|page| !bench.is_dirty(*page)),
     );
-    bench.vcpu.set_log_index(0xffff);
+    bench.vcpu.set_pml_index(0xffff);
     operation::invalidate(bench.pointer);
-    let exit = bench.run(Program::ReadStride, PLAYGROUND, 4096, PAGES);
-    if exit == Exit::LogFull {
+    let exit = bench.run(Program::ReadStride, WRITE_AREA, 4096, PAGES);
+    if exit == Exit::PmlFull {
         report.note("log full, any walk exits; the SDM says only one that has to set a flag");
     }
-    bench.vcpu.set_log_index(511);
-    bench.run(Program::WriteStride, PLAYGROUND, 4096, 5);
+    bench.vcpu.set_pml_index(511);
+    bench.run(Program::WriteStride, WRITE_AREA, 4096, 5);
     report.equal(
         "written after being read: logged",
         bench.logged(511, 5),
@@ -306,20 +306,20 @@ fn what_is_not_logged(report: &mut Report, bench: &mut Bench) {
         bench.set_dirty(page, true);
     }
     operation::invalidate(bench.pointer);
-    let exit = bench.run(Program::WriteStride, PLAYGROUND, 4096, PAGES);
+    let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, PAGES);
     report.equal(
         "700 pages that were dirty already: no exit",
         exit,
-        Exit::Call,
+        Exit::Vmcall,
     );
-    report.equal("and no entry", bench.vcpu.log_index(), 511);
+    report.equal("and no entry", bench.vcpu.pml_index(), 511);
 
     bench.reset(511);
     let exit = bench.run(Program::WriteStride, LARGE + 0x3000, 4096, 500);
-    report.equal("500 pages of a 2 MiB page: no exit", exit, Exit::Call);
+    report.equal("500 pages of a 2 MiB page: no exit", exit, Exit::Vmcall);
     report.equal(
         "one entry, for it has one dirty flag",
-        bench.vcpu.log_index(),
+        bench.vcpu.pml_index(),
         510,
     );
     report.equal(
@@ -329,9 +329,9 @@ fn what_is_not_logged(report: &mut Report, bench: &mut Bench) {
     );
 
     bench.reset(511);
-    bench.vcpu.log_to(None);
-    let exit = bench.run(Program::WriteStride, PLAYGROUND, 4096, PAGES);
-    report.equal("logging off: 700 pages, no exit", exit, Exit::Call);
+    bench.vcpu.set_pml_log(None);
+    let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, PAGES);
+    report.equal("logging off: 700 pages, no exit", exit, Exit::Vmcall);
     report.check(
         "logging off: dirty flags all the same",
         pages(PAGES).iter().all(|page| bench.is_dirty(*page)),

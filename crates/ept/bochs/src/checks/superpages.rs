@@ -1,8 +1,8 @@
 //! Superpages stay write-protected while they are logged, and are split on the first write: the log is
 //! one of 4 KiB pages in every form.
 
-use super::log_methods::FORMS;
-use crate::guest_program::{self, PLAYGROUND};
+use super::log_methods::LOG_METHODS;
+use crate::guest_program::{self, WRITE_AREA};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::memory::GUEST;
 use crate::report::Report;
@@ -10,7 +10,7 @@ use crate::vmx::vcpu::Host;
 use crate::write_patterns;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use hikkoshi_ept::{Form, Frame, Gfn, Level, Mapping, View};
+use hikkoshi_ept::{Frame, Gfn, Level, LogMethod, Mapping, View};
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
@@ -23,15 +23,15 @@ pub fn run(report: &mut Report, host: Host) {
             expected.len(),
             large.len()
         ));
-        for (form, name) in FORMS {
-            let mut machine = Machine::new(host, Level::Large);
-            machine.start(form, frames(0, FRAMES));
+        for (method, name) in LOG_METHODS {
+            let mut machine = Machine::new(host, Level::Size2M);
+            machine.start(method, frames(0, FRAMES));
             guest_program::write_list(&pattern.addresses);
             machine.prepare_list(0, 0, pattern.addresses.len(), 7);
             machine.finish(0);
-            let least = match form {
-                Form::WriteProtection => expected.len(),
-                Form::DirtyFlags | Form::Pml => large.len(),
+            let least = match method {
+                LogMethod::WriteProtection => expected.len(),
+                LogMethod::DirtyFlags | LogMethod::Pml => large.len(),
             };
             let violations = machine.vcpus[0].vmx.exits.violations;
             report.equal(
@@ -39,7 +39,7 @@ pub fn run(report: &mut Report, host: Host) {
                 violations,
                 least as u64,
             );
-            let whole = |index: &u64| machine.level(index << 9) == Some(Level::Large);
+            let whole = |index: &u64| machine.level(index << 9) == Some(Level::Size2M);
             let whole: BTreeSet<u64> = (0..FRAMES >> 9).filter(whole).collect();
             report.check(
                 format_args!("{name}: the leaves written to are split, the others are whole"),
@@ -62,11 +62,11 @@ pub fn run(report: &mut Report, host: Host) {
 /// After the log, the pieces go together again.
 fn merged(report: &mut Report, host: Host) {
     report.part("2 MiB leaves, split by the log and merged after it");
-    let mut machine = Machine::new(host, Level::Large);
+    let mut machine = Machine::new(host, Level::Size2M);
     let all = frames(0, FRAMES);
     let before = crate::frame_pool::POOL.lent();
-    machine.start(Form::Pml, all);
-    let addresses: Vec<u32> = (0..1500).map(|page| playground(page * 4096)).collect();
+    machine.start(LogMethod::Pml, all);
+    let addresses: Vec<u32> = (0..1500).map(|page| in_write_area(page * 4096)).collect();
     guest_program::write_list(&addresses);
     machine.prepare_list(0, 0, addresses.len(), 9);
     machine.finish(0);
@@ -74,9 +74,9 @@ fn merged(report: &mut Report, host: Host) {
     report.equal("three leaves are in pieces", split_leaves(&machine), 3);
     for index in 0..FRAMES >> 9 {
         let at = Gfn::new(index << 9);
-        if machine.level(at.index()) == Some(Level::Page) {
-            match machine.guest.merge(View::MAIN, at, Level::Large) {
-                Ok(flush) => machine.guest.discharge(flush, &machine),
+        if machine.level(at.index()) == Some(Level::Size4K) {
+            match machine.guest.merge(View::MAIN, at, Level::Size2M) {
+                Ok(flush) => machine.guest.flush(flush, &machine),
                 Err(error) => crate::fail(error),
             }
         }
@@ -105,12 +105,12 @@ fn merged(report: &mut Report, host: Host) {
 
 fn split_leaves(machine: &Machine) -> usize {
     (0..FRAMES >> 9)
-        .filter(|index| machine.level(index << 9) == Some(Level::Page))
+        .filter(|index| machine.level(index << 9) == Some(Level::Size4K))
         .count()
 }
 
-fn playground(offset: u64) -> u32 {
-    u32::try_from(PLAYGROUND + offset).unwrap_or(0)
+fn in_write_area(offset: u64) -> u32 {
+    u32::try_from(WRITE_AREA + offset).unwrap_or(0)
 }
 
 /// A leaf of 1 GiB. It maps all of physical memory, this program too; the guest writes where its list
@@ -119,13 +119,13 @@ fn huge(report: &mut Report, host: Host) {
     report.part("a leaf of 1 GiB");
     const GIB: u64 = 1 << 18;
     let pages = [0_u64, 1, 511, 512, 2000, 5000, 7000];
-    let first = GIB + ((GUEST.start as u64 + PLAYGROUND) >> 12);
-    for (form, name) in FORMS {
+    let first = GIB + ((GUEST.start as u64 + WRITE_AREA) >> 12);
+    for (method, name) in LOG_METHODS {
         let memory = Mapping::ram(frames(GIB, GIB), Frame::new(0));
         let mut machine = Machine::with(host, 2 * GIB, &memory);
         // Code and list, in 2 MiB leaves.
         let code = Mapping::ram(
-            frames(0, PLAYGROUND >> 12),
+            frames(0, WRITE_AREA >> 12),
             Frame::containing(GUEST.start as u64),
         );
         if let Err(error) = machine.guest.map(View::MAIN, &code) {
@@ -134,9 +134,9 @@ fn huge(report: &mut Report, host: Host) {
         report.equal(
             format_args!("{name}: it is one leaf"),
             machine.level(first),
-            Some(Level::Huge),
+            Some(Level::Size1G),
         );
-        machine.start(form, frames(0, 2 * GIB));
+        machine.start(method, frames(0, 2 * GIB));
         let addresses: Vec<u32> = pages
             .iter()
             .filter_map(|page| u32::try_from((first + page) << 12).ok())
@@ -155,7 +155,11 @@ fn huge(report: &mut Report, host: Host) {
             machine.level(first + 6000),
             machine.level(GIB),
         );
-        let pieces = (Some(Level::Page), Some(Level::Large), Some(Level::Large));
+        let pieces = (
+            Some(Level::Size4K),
+            Some(Level::Size2M),
+            Some(Level::Size2M),
+        );
         report.equal(
             format_args!("{name}: split only where it was written to"),
             levels,
@@ -163,7 +167,7 @@ fn huge(report: &mut Report, host: Host) {
         );
         let arrived = pages
             .iter()
-            .all(|page| guest_program::read_word(PLAYGROUND + (page << 12)) == 11);
+            .all(|page| guest_program::read_word(WRITE_AREA + (page << 12)) == 11);
         report.check(format_args!("{name}: every write arrived"), arrived);
     }
 }

@@ -1,13 +1,13 @@
 //! Only some ranges are logged, as for a guest's video memory: the guest's other pages cost nothing.
 
-use super::log_methods::FORMS;
+use super::log_methods::LOG_METHODS;
 use crate::guest_program;
 use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
 use crate::vmx::vcpu::Host;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use hikkoshi_ept::{Form, Gfn, GfnRange, Level};
+use hikkoshi_ept::{Gfn, GfnRange, Level, LogMethod};
 
 /// The first tracked range: 4 MiB that begin and end inside 2 MiB leaves.
 const SCREEN: (u64, u64) = (3000, 1024);
@@ -16,12 +16,12 @@ const SECOND: (u64, u64) = (6000, 300);
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
-    for (largest, size) in [(Level::Page, "4 KiB"), (Level::Large, "2 MiB")] {
+    for (max_level, size) in [(Level::Size4K, "4 KiB"), (Level::Size2M, "2 MiB")] {
         report.part(format_args!(
             "one range of 1,024 pages is tracked, in {size} leaves"
         ));
-        for (form, name) in FORMS {
-            one(report, host, form, name, largest);
+        for (method, name) in LOG_METHODS {
+            one(report, host, method, name, max_level);
         }
     }
 }
@@ -31,12 +31,12 @@ fn written() -> Vec<u64> {
     (0..6999).map(|step| 1000 + step * 8 % 6999).collect()
 }
 
-fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) {
+fn one(report: &mut Report, host: Host, method: LogMethod, name: &str, max_level: Level) {
     let screen = frames(SCREEN.0, SCREEN.1);
     let second = frames(SECOND.0, SECOND.1);
     let all = frames(0, FRAMES);
-    let mut machine = Machine::new(host, largest);
-    machine.start(form, screen);
+    let mut machine = Machine::new(host, max_level);
+    machine.start(method, screen);
     let frames_written = written();
     let addresses: Vec<u32> = frames_written
         .iter()
@@ -48,10 +48,10 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) 
     let inside = chosen(&frames_written, &[screen]);
     let exits = machine.vcpus[0].vmx.exits;
     let large: BTreeSet<u64> = inside.iter().map(|frame| frame >> 9).collect();
-    let most = match (form, largest) {
-        (Form::WriteProtection, Level::Page) => inside.len(),
-        (Form::WriteProtection, _) => inside.len() + large.len(),
-        (_, Level::Page) => 0,
+    let most = match (method, max_level) {
+        (LogMethod::WriteProtection, Level::Size4K) => inside.len(),
+        (LogMethod::WriteProtection, _) => inside.len() + large.len(),
+        (_, Level::Size4K) => 0,
         _ => large.len(),
     };
     report.check(
@@ -63,7 +63,7 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) 
         ),
         exits.violations <= most as u64,
     );
-    let full = if form == Form::Pml {
+    let full = if method == LogMethod::Pml {
         inside.len() as u64 / 512
     } else {
         0
@@ -71,9 +71,9 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) 
     report.check(
         format_args!(
             "{name}: {} full logs: pages beside the range fill none",
-            exits.log_full
+            exits.pml_full
         ),
-        exits.log_full <= full && exits.log_full + 1 >= full,
+        exits.pml_full <= full && exits.pml_full + 1 >= full,
     );
     report.check(
         format_args!("{name}: the log is what was written there"),
@@ -83,10 +83,10 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) 
     report.equal(
         format_args!("{name}: leaves beside the range stay as large"),
         untouched,
-        Some(largest),
+        Some(max_level),
     );
 
-    machine.start(form, second);
+    machine.start(method, second);
     write_all(&mut machine, addresses.len());
     let both = chosen(&frames_written, &[screen, second]);
     report.check(
@@ -105,15 +105,15 @@ fn one(report: &mut Report, host: Host, form: Form, name: &str, largest: Level) 
     machine.stop(second);
     report.check(
         format_args!("{name}: no range left: the log is off"),
-        machine.guest.logging().is_none(),
+        machine.guest.log_method().is_none(),
     );
     let exits = machine.vcpus[0].vmx.exits;
     write_all(&mut machine, addresses.len());
     let after = machine.vcpus[0].vmx.exits;
     report.equal(
         format_args!("{name}: and costs nothing"),
-        (after.violations, after.log_full),
-        (exits.violations, exits.log_full),
+        (after.violations, after.pml_full),
+        (exits.violations, exits.pml_full),
     );
 }
 

@@ -5,7 +5,7 @@
 //! instructions, wherever it is. What two processors do to each other at the same moment is for the
 //! crate's loom models.
 
-use super::log_methods::FORMS;
+use super::log_methods::LOG_METHODS;
 use crate::guest_program;
 use crate::machine::{FRAMES, Machine, frames};
 use crate::report::Report;
@@ -13,21 +13,21 @@ use crate::vmx::vcpu::Host;
 use crate::write_patterns::{Pattern, Random, all};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use hikkoshi_ept::{Form, GfnRange, Level};
+use hikkoshi_ept::{GfnRange, Level, LogMethod};
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
     own_logs(report, host);
-    for largest in [Level::Page, Level::Large] {
-        for (form, name) in FORMS {
+    for max_level in [Level::Size4K, Level::Size2M] {
+        for (method, name) in LOG_METHODS {
             report.part(format_args!(
-                "taken while two vCPUs write: {name}, {largest:?} leaves"
+                "taken while two vCPUs write: {name}, {max_level:?} leaves"
             ));
             for pattern in all()
                 .iter()
                 .filter(|pattern| pattern.addresses.len() >= 2000)
             {
-                taken_while_running(report, host, form, largest, pattern);
+                taken_while_running(report, host, method, max_level, pattern);
             }
         }
     }
@@ -38,9 +38,9 @@ fn own_logs(report: &mut Report, host: Host) {
     report.part("several vCPUs, each with its own log");
     const EACH: usize = 700;
     let whole = frames(0, FRAMES);
-    let mut machine = Machine::new(host, Level::Page);
+    let mut machine = Machine::new(host, Level::Size4K);
     machine.add_vcpu();
-    machine.start(Form::Pml, whole);
+    machine.start(LogMethod::Pml, whole);
     machine.add_vcpu();
     let buffers: BTreeSet<_> = machine
         .vcpus
@@ -70,7 +70,7 @@ fn own_logs(report: &mut Report, host: Host) {
     let left: Vec<u16> = machine
         .vcpus
         .iter()
-        .map(|cpu| cpu.vmx.log_index())
+        .map(|cpu| cpu.vmx.pml_index())
         .collect();
     report.check(
         "none of their logs is empty",
@@ -88,7 +88,7 @@ fn own_logs(report: &mut Report, host: Host) {
     let left: Vec<u16> = machine
         .vcpus
         .iter()
-        .map(|cpu| cpu.vmx.log_index())
+        .map(|cpu| cpu.vmx.pml_index())
         .collect();
     report.equal("taking emptied every log", left, alloc::vec![511, 511]);
 }
@@ -110,14 +110,14 @@ struct Writer {
 fn taken_while_running(
     report: &mut Report,
     host: Host,
-    form: Form,
-    largest: Level,
+    method: LogMethod,
+    max_level: Level,
     pattern: &Pattern,
 ) {
     const PIECE: u64 = 1500;
-    let mut machine = Machine::new(host, largest);
+    let mut machine = Machine::new(host, max_level);
     machine.add_vcpu();
-    machine.start(form, frames(0, FRAMES));
+    machine.start(method, frames(0, FRAMES));
     guest_program::write_list(&pattern.addresses);
     let half = pattern.addresses.len() / 2;
     let mut writers = [0..half, half..pattern.addresses.len()].map(|part| Writer {
@@ -144,7 +144,7 @@ fn taken_while_running(
         let expected = remove(&mut due, piece);
         let taken = machine.take(piece);
         let before_write: BTreeSet<u64> = taken.difference(&expected).copied().collect();
-        let explained = form == Form::WriteProtection
+        let explained = method == LogMethod::WriteProtection
             && before_write.is_subset(&next_writes(&writers, pattern));
         wrong += usize::from(!taken.is_superset(&expected));
         wrong += usize::from(!before_write.is_empty() && !explained);
@@ -179,7 +179,7 @@ fn advance(machine: &Machine, number: usize, writer: &mut Writer, pattern: &Patt
     let end = if writer.finished {
         writer.part.end
     } else {
-        guest_program::written(&vmx.registers, vmx.instruction())
+        guest_program::written(&vmx.registers, vmx.rip())
     };
     let start = core::mem::replace(&mut writer.done, end);
     pattern.addresses[start..end]

@@ -2,43 +2,43 @@
 //! that was removed, and another whose root lies where its was. (That nothing stale is used there the software
 //! model shows; Bochs remembers nothing from one entry to the next.)
 
-use super::log_methods::FORMS;
-use crate::guest_program::{self, PLAYGROUND};
+use super::log_methods::LOG_METHODS;
+use crate::guest_program::{self, WRITE_AREA};
 use crate::machine::{FRAMES, Machine, frames};
 use crate::memory::GUEST;
 use crate::report::Report;
 use crate::vmx::vcpu::Host;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use hikkoshi_ept::{Form, Frame, Level, MAX_VIEWS, Mapping, View};
+use hikkoshi_ept::{Frame, Level, LogMethod, MAX_VIEWS, Mapping, View};
 
 /// Frames that each vCPU writes, of which the second half of the first's is the first half of the second's.
 const COUNT: usize = 40;
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
-    for (form, name) in FORMS {
+    for (method, name) in LOG_METHODS {
         report.part(format_args!("two views, {name}"));
-        one(report, host, form);
+        one(report, host, method);
     }
 }
 
 /// The frame that the list names at `index`: one in three of the playground.
 fn frame(index: usize) -> u64 {
-    (PLAYGROUND >> 12) + 3 * index as u64
+    (WRITE_AREA >> 12) + 3 * index as u64
 }
 
-fn one(report: &mut Report, host: Host, form: Form) {
+fn one(report: &mut Report, host: Host, method: LogMethod) {
     let all = frames(0, FRAMES);
     let mapping = Mapping {
-        largest: Level::Page,
+        max_level: Level::Size4K,
         ..Mapping::ram(all, Frame::containing(GUEST.start as u64))
     };
-    let mut machine = Machine::new(host, Level::Page);
+    let mut machine = Machine::new(host, Level::Size4K);
     let second = add(&machine, &mapping);
     machine.add_vcpu();
     machine.enter_view(1, second);
-    machine.start(form, all);
+    machine.start(method, all);
     let addresses: Vec<u32> = (0..COUNT * 3 / 2)
         .filter_map(|index| u32::try_from(frame(index) << 12).ok())
         .collect();
@@ -73,7 +73,7 @@ fn one(report: &mut Report, host: Host, form: Form) {
     machine.enter_view(1, View::MAIN);
     let flush = machine.guest.remove_view(second);
     let other = add(&machine, &mapping);
-    machine.guest.discharge(flush, &machine);
+    machine.guest.flush(flush, &machine);
     machine.take(all);
     // Views until one's root lies in the frame of the removed one's.
     let mut views = Vec::from([other]);
@@ -96,7 +96,7 @@ fn one(report: &mut Report, host: Host, form: Form) {
     machine.enter_view(1, View::MAIN);
     for view in views {
         let flush = machine.guest.remove_view(view);
-        machine.guest.discharge(flush, &machine);
+        machine.guest.flush(flush, &machine);
     }
 }
 

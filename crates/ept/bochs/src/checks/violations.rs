@@ -7,7 +7,8 @@ use crate::memory::GUEST;
 use crate::report::Report;
 use crate::vmx::vcpu::{Exit, Host, Registers};
 use hikkoshi_ept::{
-    Form, Frame, Gfn, GfnRange, Level, Mapping, Permissions, Qualification, View, Violation,
+    ExitQualification, Frame, Gfn, GfnRange, Level, LogMethod, Mapping, Permissions, View,
+    ViolationOutcome,
 };
 
 /// Frames from 0 on that are mapped at first.
@@ -21,11 +22,11 @@ const DEVICE: u64 = 6000;
 pub fn run(report: &mut Report, host: Host) {
     report.part("exits beside the log");
     let memory = Mapping {
-        largest: Level::Page,
+        max_level: Level::Size4K,
         ..ram(frames(0, MAPPED))
     };
     let mut machine = Machine::with(host, FRAMES, &memory);
-    machine.start(Form::Pml, frames(0, FRAMES));
+    machine.start(LogMethod::Pml, frames(0, FRAMES));
     absent(report, &mut machine);
     device(report, &mut machine);
     denied(report, &mut machine);
@@ -44,7 +45,7 @@ fn ram(range: GfnRange) -> Mapping {
 }
 
 /// One access to a frame, and what the crate says of the exit.
-fn access(machine: &mut Machine, program: Program, frame: u64) -> Option<Violation> {
+fn access(machine: &mut Machine, program: Program, frame: u64) -> Option<ViolationOutcome> {
     let registers = Registers {
         rax: 17,
         rcx: 1,
@@ -56,17 +57,17 @@ fn access(machine: &mut Machine, program: Program, frame: u64) -> Option<Violati
 }
 
 /// Lets the guest go on: `None` when its program is done.
-fn again(machine: &mut Machine) -> Option<Violation> {
+fn again(machine: &mut Machine) -> Option<ViolationOutcome> {
     match machine.vcpus[0].vmx.run() {
-        Exit::Call => None,
+        Exit::Vmcall => None,
         Exit::Violation {
             address,
             qualification,
-        } => Some(
-            machine
-                .guest
-                .violation(View::MAIN, address, Qualification(qualification)),
-        ),
+        } => Some(machine.guest.handle_ept_violation(
+            View::MAIN,
+            address,
+            ExitQualification(qualification),
+        )),
         other => crate::fail(format_args!("exit {other:?} instead of a violation")),
     }
 }
@@ -76,7 +77,7 @@ fn absent(report: &mut Report, machine: &mut Machine) {
     report.equal(
         "nothing mapped: absent",
         found,
-        Some(Violation::Absent(Gfn::new(ABSENT))),
+        Some(ViolationOutcome::Absent(Gfn::new(ABSENT))),
     );
     if let Err(error) = machine.guest.map(View::MAIN, &ram(frames(ABSENT, 1))) {
         crate::fail(error);
@@ -102,11 +103,11 @@ fn device(report: &mut Report, machine: &mut Machine) {
         report.equal(
             format_args!("a device {name}: to be emulated"),
             found,
-            Some(Violation::Mmio { address }),
+            Some(ViolationOutcome::Mmio { address }),
         );
         // Emulated: past the access, an instruction of two bytes in both programs.
         let vmx = &machine.vcpus[0].vmx;
-        vmx.set_instruction(vmx.instruction() + 2);
+        vmx.set_rip(vmx.rip() + 2);
         report.equal(
             format_args!("a device {name}: the guest goes on after it"),
             again(machine),
@@ -127,7 +128,7 @@ fn denied(report: &mut Report, machine: &mut Machine) {
     report.equal(
         "read-only: writing is denied",
         found,
-        Some(Violation::Denied(Gfn::new(700))),
+        Some(ViolationOutcome::Denied(Gfn::new(700))),
     );
     protect(machine, page, Permissions::All);
     report.equal("allowed again: the write goes on", again(machine), None);
@@ -135,7 +136,7 @@ fn denied(report: &mut Report, machine: &mut Machine) {
 
 fn protect(machine: &Machine, range: GfnRange, permissions: Permissions) {
     let (flush, outcome) = machine.guest.protect(View::MAIN, range, permissions);
-    machine.guest.discharge(flush, machine);
+    machine.guest.flush(flush, machine);
     if let Err(error) = outcome {
         crate::fail(error);
     }
@@ -167,6 +168,6 @@ fn aged(machine: &Machine, range: GfnRange) -> u64 {
         .age(View::MAIN, range, &mut |run| pages += run.len());
     machine
         .guest
-        .discharge(aged.unwrap_or_else(|error| crate::fail(error)), machine);
+        .flush(aged.unwrap_or_else(|error| crate::fail(error)), machine);
     pages
 }

@@ -25,7 +25,7 @@ pub struct Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// It called the hypervisor: its work is done. Reason 18.
-    Call,
+    Vmcall,
     /// The tables did not allow an access. Reason 48.
     Violation {
         /// Guest-physical address.
@@ -39,9 +39,9 @@ pub enum Exit {
         address: u64,
     },
     /// The page-modification log has no room for an entry. Reason 62.
-    LogFull,
+    PmlFull,
     /// Its time was over ([`Vcpu::run_for`]). Reason 52.
-    TimeOver,
+    PreemptionTimer,
     /// Any other reason: none is expected.
     Other {
         /// The basic exit reason.
@@ -59,7 +59,7 @@ pub struct Vcpu {
     /// Exits so far.
     pub exits: Exits,
     /// Instructions (and so ticks) between entry and exit, in all.
-    pub inside: u64,
+    pub guest_instructions: u64,
 }
 
 /// How often each exit came.
@@ -67,14 +67,14 @@ pub struct Vcpu {
 pub struct Exits {
     /// By [`Exit::Violation`].
     pub violations: u64,
-    /// By [`Exit::LogFull`].
-    pub log_full: u64,
-    /// By [`Exit::Call`].
-    pub calls: u64,
+    /// By [`Exit::PmlFull`].
+    pub pml_full: u64,
+    /// By [`Exit::Vmcall`].
+    pub vmcalls: u64,
 }
 
 impl Vcpu {
-    /// A processor that runs under these tables. It logs nothing; [`Vcpu::log_to`] turns that on.
+    /// A processor that runs under these tables. It logs nothing; [`Vcpu::set_pml_log`] turns that on.
     pub fn new(host: Host, ept_pointer: u64) -> Vcpu {
         let vmcs = Vmcs::new();
         write_controls();
@@ -86,7 +86,7 @@ impl Vcpu {
             launched: false,
             registers: Registers::default(),
             exits: Exits::default(),
-            inside: 0,
+            guest_instructions: 0,
         }
     }
 
@@ -98,7 +98,7 @@ impl Vcpu {
 
     /// Turns page-modification logging on, into the frame at this address, from this index down; or
     /// off.
-    pub fn log_to(&self, log: Option<(u64, u16)>) {
+    pub fn set_pml_log(&self, log: Option<(u64, u16)>) {
         self.vmcs.load();
         let secondary = read(field::SECONDARY_CONTROLS);
         match log {
@@ -118,20 +118,20 @@ impl Vcpu {
     }
 
     /// The log's index, as the processor left it.
-    pub fn log_index(&self) -> u16 {
+    pub fn pml_index(&self) -> u16 {
         self.vmcs.load();
         u16::try_from(read(field::PML_INDEX)).unwrap_or(u16::MAX)
     }
 
     /// Sets the log's index.
-    pub fn set_log_index(&self, index: u16) {
+    pub fn set_pml_index(&self, index: u16) {
         self.vmcs.load();
         write(field::PML_INDEX, u64::from(index));
     }
 
     /// Turns the guest's own paging on: 32-bit, with pages of 4 MiB, by the page directory at this
     /// guest-physical address.
-    pub fn page_by(&self, directory: u64) {
+    pub fn enable_paging(&self, directory: u64) {
         const PG: u64 = 1 << 31;
         const PSE: u64 = 1 << 4;
         self.vmcs.load();
@@ -141,13 +141,13 @@ impl Vcpu {
     }
 
     /// Where the guest is.
-    pub fn instruction(&self) -> u64 {
+    pub fn rip(&self) -> u64 {
         self.vmcs.load();
         read(field::GUEST_RIP)
     }
 
     /// Where the guest goes on.
-    pub fn set_instruction(&self, address: u64) {
+    pub fn set_rip(&self, address: u64) {
         self.vmcs.load();
         write(field::GUEST_RIP, address);
     }
@@ -178,7 +178,7 @@ impl Vcpu {
         // SAFETY: the VMCS sends exits to `vmx_exit`. The guest reaches its own memory; where its tables
         // map more (src/checks/superpages.rs), its programs write at the addresses they are given.
         let failed = unsafe { vmx_enter(&mut self.registers, u64::from(self.launched)) };
-        self.inside += cpu::instructions() - entered;
+        self.guest_instructions += cpu::instructions() - entered;
         if failed != 0 {
             crate::fail(format_args!(
                 "the guest could not be entered: VM-instruction error {}",
@@ -201,10 +201,10 @@ impl Vcpu {
         }
         match reason & 0xffff {
             18 => {
-                self.exits.calls += 1;
+                self.exits.vmcalls += 1;
                 let length = read(field::EXIT_INSTRUCTION_LENGTH);
                 write(field::GUEST_RIP, read(field::GUEST_RIP) + length);
-                Exit::Call
+                Exit::Vmcall
             }
             48 => {
                 self.exits.violations += 1;
@@ -216,10 +216,10 @@ impl Vcpu {
             49 => Exit::Misconfiguration {
                 address: read(field::GUEST_PHYSICAL_ADDRESS),
             },
-            52 => Exit::TimeOver,
+            52 => Exit::PreemptionTimer,
             62 => {
-                self.exits.log_full += 1;
-                Exit::LogFull
+                self.exits.pml_full += 1;
+                Exit::PmlFull
             }
             reason => Exit::Other { reason },
         }
