@@ -6,9 +6,10 @@ use crate::address::{Gfn, GfnRange, INDEX_BITS, Level};
 use crate::atomic::Ordering;
 use crate::dirty_log::CHUNK_PAGES;
 use crate::entry::Entry;
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::host_memory::HostMemory;
 use crate::tlb_flush::TlbFlush;
+use crate::view::View;
 use crate::walk::{Node, try_replace};
 
 /// Why pages were not aged.

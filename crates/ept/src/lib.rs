@@ -174,11 +174,15 @@ mod atomic;
 mod attributes;
 mod bitmap;
 mod capabilities;
+mod dirty_bitmap;
 mod dirty_log;
 mod entry;
+mod eptp;
 mod guest;
 mod host_memory;
+mod lookup;
 mod map;
+mod merge;
 mod merge_seqcount;
 mod processors;
 mod protect;
@@ -190,6 +194,7 @@ mod split;
 pub mod testing;
 mod tlb_flush;
 mod unmap;
+mod view;
 mod violation;
 mod walk;
 
@@ -197,16 +202,19 @@ pub use address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, INDEX_BITS, Level,
 pub use age::AgeError;
 pub use atomic::AtomicU64;
 pub use attributes::{MemoryType, PageType, Permissions};
-pub use capabilities::{Capabilities, Eptp};
+pub use capabilities::Capabilities;
 pub use dirty_log::{
     LogMethod, PML_ENTRIES, PML_HEAD_INDEX, StartError, StopError, TakeError, Vcpu, VcpuError,
 };
 pub use entry::Entry;
-pub use guest::{CreateError, Guest, MAX_VIEWS, ReverseMapBytes, View};
+pub use eptp::Eptp;
+pub use guest::{CreateError, Guest, ReverseMapBytes};
 pub use host_memory::{FrameAccess, FrameAllocator, HostMemory, Table};
+pub use lookup::Lookup;
 pub use map::{MapError, Mapping};
+pub use merge::MergeError;
 pub use processors::Processors;
-pub use protect::Lookup;
-pub use split::{MergeError, SplitError};
+pub use split::SplitError;
 pub use tlb_flush::TlbFlush;
+pub use view::{MAX_VIEWS, View};
 pub use violation::{ExitQualification, ViolationOutcome};

@@ -6,8 +6,9 @@ use crate::address::{FRAME_SHIFT, Frame, Gfn, GfnRange, Level, MAX_PAGES};
 use crate::atomic::{Ordering, cpu_relax};
 use crate::attributes::{MemoryType, Permissions};
 use crate::entry::Entry;
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::host_memory::HostMemory;
+use crate::view::View;
 use crate::walk::{EntryRef, try_replace};
 
 /// What to map, and how.

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use crate::address::{Frame, Gfn, GfnRange};
-use crate::guest::View;
+use crate::view::View;
 
 /// Ranges kept apart in one [`TlbFlush`]; the nearest two are joined when there are more.
 const RANGES: usize = 8;

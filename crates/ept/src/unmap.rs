@@ -3,10 +3,11 @@
 use crate::address::{ENTRIES, Gfn, GfnRange, INDEX_BITS, Level};
 use crate::atomic::{Ordering, cpu_relax};
 use crate::entry::Entry;
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::host_memory::HostMemory;
 use crate::rmap::Location;
 use crate::tlb_flush::TlbFlush;
+use crate::view::View;
 use crate::walk::{EntryRef, Node, load_unfrozen, mapped_gfn, try_replace};
 
 /// An unmapping under way.

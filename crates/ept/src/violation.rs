@@ -3,8 +3,9 @@
 use crate::address::{FRAME_BYTES, Gfn, Level};
 use crate::atomic::{Ordering, cpu_relax};
 use crate::entry::Entry;
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::host_memory::HostMemory;
+use crate::view::View;
 use crate::walk::EntryRef;
 
 /// The exit qualification of an EPT violation (SDM vol. 3C, "Basic VM-Exit Information", table "Exit

@@ -3,9 +3,10 @@
 use crate::address::{Frame, Gfn, GfnRange, Level};
 use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 use crate::entry::Entry;
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::host_memory::{FrameAccess, HostMemory};
 use crate::rmap::Location;
+use crate::view::View;
 
 /// A guest frame that no guest has.
 const INVALID_GFN: Gfn = Gfn::new(u64::MAX >> 12);

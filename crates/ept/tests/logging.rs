@@ -5,8 +5,8 @@
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, PageType, View,
-    ViolationOutcome,
+    Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, PageType, StartError,
+    TakeError, VcpuError, View, ViolationOutcome,
 };
 
 const LOG_METHODS: [LogMethod; 3] = [
@@ -318,4 +318,63 @@ fn a_view_that_comes_during_ageing_has_its_translations_forgotten() {
     let flush = guest.age_all_views(guest.all(), &mut |span| again.push(span));
     guest.flush(flush.unwrap(), &machine);
     assert_eq!(again, [page(late)]);
+}
+
+#[test]
+fn a_log_is_refused_where_it_cannot_be() {
+    let old = Capabilities {
+        accessed_dirty: false,
+        pml: false,
+        ..Capabilities::ALL
+    };
+    let guest = Guest::new(TestMemory::new(100), 1024, 2, old).unwrap();
+    let start = |method, range| guest.start_log(method, range, &());
+    for method in [LogMethod::DirtyFlags, LogMethod::Pml] {
+        assert_eq!(
+            start(method, guest.all()),
+            Err(StartError::Unsupported(method))
+        );
+    }
+    let past = range(0, 1025);
+    assert_eq!(
+        start(LogMethod::WriteProtection, past),
+        Err(StartError::OutOfRange(past))
+    );
+    assert_eq!(
+        guest.take_log(guest.all(), &(), &mut |_| ()),
+        Err(TakeError::Off)
+    );
+
+    // Memory for one of two page-modification logs.
+    let guest = Guest::new(TestMemory::new(2), 1024, 2, Capabilities::ALL).unwrap();
+    let first = guest.add_vcpu().unwrap();
+    guest.add_vcpu().unwrap();
+    assert_eq!(guest.add_vcpu(), Err(VcpuError::TooMany(2)));
+    let all = guest.all();
+    assert_eq!(
+        guest.start_log(LogMethod::Pml, all, &()),
+        Err(StartError::NoMemory)
+    );
+    assert_eq!((guest.log_method(), guest.pml_address(first)), (None, None));
+    assert_eq!(guest.memory().free_frames(), 1, "nothing is kept");
+    let second = guest.add_vcpu();
+    assert_eq!(second, Err(VcpuError::TooMany(2)));
+
+    // A processor that comes later has its log, or does not come.
+    let guest = Guest::new(TestMemory::new(3), 1024, 3, Capabilities::ALL).unwrap();
+    guest.add_vcpu().unwrap();
+    guest.start_log(LogMethod::Pml, guest.all(), &()).unwrap();
+    let other = StartError::OtherMethod {
+        wanted: LogMethod::DirtyFlags,
+        on: LogMethod::Pml,
+    };
+    assert_eq!(
+        guest.start_log(LogMethod::DirtyFlags, guest.all(), &()),
+        Err(other)
+    );
+    let later = guest.add_vcpu().unwrap();
+    assert!(guest.pml_address(later).is_some());
+    assert_eq!(guest.add_vcpu(), Err(VcpuError::NoMemory));
+    guest.remove_vcpu(later, 511);
+    guest.add_vcpu().unwrap();
 }

@@ -4,8 +4,9 @@ use crate::address::{GfnRange, Level, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::bitmap::{WORD, ones, words_of};
 use crate::entry::Entry;
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::host_memory::HostMemory;
+use crate::view::View;
 use crate::walk::{load_unfrozen, try_replace};
 
 /// Pages that are scanned together: those of a table of the lowest level, and whole words.

@@ -15,7 +15,8 @@ pub use take::TakeError;
 
 use crate::address::{Gfn, GfnRange, Level};
 use crate::atomic::{AtomicU8, AtomicU64, Ordering};
-use crate::bitmap::{Bitmap, DirtyBitmap, zeroed_words};
+use crate::bitmap::{Bitmap, zeroed_words};
+use crate::dirty_bitmap::DirtyBitmap;
 use crate::entry::Entry;
 use crate::guest::Guest;
 use crate::host_memory::HostMemory;

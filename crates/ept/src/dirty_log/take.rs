@@ -9,11 +9,12 @@ use crate::address::{Gfn, GfnRange, Level};
 use crate::atomic::Ordering;
 use crate::bitmap::{WORD, ones};
 use crate::entry::Entry;
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::host_memory::HostMemory;
 use crate::processors::Processors;
 use crate::rmap::{Head, Location};
 use crate::tlb_flush::TlbFlush;
+use crate::view::View;
 use crate::walk::try_replace;
 
 /// Why a log was not taken.

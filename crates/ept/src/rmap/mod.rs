@@ -25,15 +25,16 @@
 
 mod cells;
 mod location;
+mod visit;
 
 use alloc::boxed::Box;
 
-use cells::{Cell, CellAllocator, RETIRED};
+use cells::{Cell, CellAllocator};
 pub(crate) use cells::{ReservedCells, RetiredCells};
 pub(crate) use location::Location;
 
-use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, usize_from};
-use crate::atomic::{AtomicU64, Ordering, cpu_relax, loom_yield};
+use crate::address::{ENTRIES, Frame, Gfn, Level, usize_from};
+use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 use crate::bitmap::zeroed_words;
 use crate::host_memory::HostMemory;
 
@@ -277,106 +278,6 @@ impl Rmap {
         (head, None)
     }
 
-    /// The word of the frame.
-    pub(crate) fn head<M: HostMemory>(&self, memory: &M, level: Level, gfn: Gfn) -> Head {
-        let word = self.word(memory, level, gfn);
-        word.map_or(Head::NONE, |word| Head(word.load(Ordering::Acquire)))
-    }
-
-    /// Whether the location is one of the frame's. The answer stays right while the caller holds the entry
-    /// busy.
-    pub(crate) fn contains<M: HostMemory>(
-        &self,
-        memory: &M,
-        level: Level,
-        gfn: Gfn,
-        location: Location,
-    ) -> bool {
-        let mut found = false;
-        self.for_each(memory, level, gfn, &mut |other| found |= other == location);
-        found
-    }
-
-    /// Calls `visit` for each location of the frame (of the group of frames, at larger levels); for some
-    /// twice if others change the chain meanwhile.
-    ///
-    /// The caller is inside the tables ([`Rcu`](crate::rcu::Rcu)): no table seen here is
-    /// freed meanwhile. The entry may be busy, and change; that of a nested view may map another frame.
-    pub(crate) fn for_each<M: HostMemory>(
-        &self,
-        memory: &M,
-        level: Level,
-        gfn: Gfn,
-        visit: &mut dyn FnMut(Location),
-    ) {
-        if let Some(word) = self.word(memory, level, gfn) {
-            Self::visit_word(memory, word, visit);
-        }
-    }
-
-    fn visit_word<M: HostMemory>(memory: &M, word: &AtomicU64, visit: &mut dyn FnMut(Location)) {
-        'again: loop {
-            let mut at = word.load(Ordering::Acquire);
-            while at & CHAIN != 0 {
-                loom_yield();
-                let cell = Cell(at & !(CHAIN | LOCKED));
-                let first = cell.first(memory).load(Ordering::Acquire);
-                if first & RETIRED != 0 {
-                    cpu_relax();
-                    continue 'again;
-                }
-                if Location(first).is_nested() {
-                    loom_yield();
-                }
-                visit(Location(first));
-                at = cell.rest(memory).load(Ordering::Acquire);
-            }
-            if at != 0 {
-                if Location(at).is_nested() {
-                    loom_yield();
-                }
-                visit(Location(at));
-            }
-            return;
-        }
-    }
-
-    /// Calls `visit` for each location at `level` of each frame in `range`, ascending: one word read a
-    /// leaf that could be there, and none where nothing was ever mapped at this level.
-    pub(crate) fn for_each_in<M: HostMemory>(
-        &self,
-        memory: &M,
-        level: Level,
-        range: GfnRange,
-        visit: &mut dyn FnMut(Gfn, Location),
-    ) {
-        if range.is_empty() {
-            return;
-        }
-        let words =
-            range.start().index() / level.pages()..range.end().index().div_ceil(level.pages());
-        let mut at = words.start;
-        while at < words.end {
-            let stop = ((at / ENTRIES as u64 + 1) * ENTRIES as u64).min(words.end);
-            let Some(frame) = self.directory(level).get(usize_from(at) / ENTRIES) else {
-                return;
-            };
-            let frame = frame.load(Ordering::Acquire);
-            if frame != 0 {
-                let table = memory.table(Frame::containing(frame));
-                for number in at..stop {
-                    let word = &table[usize_from(number) % ENTRIES];
-                    // Acquire: also who finds nothing here knows what was done before it was taken away.
-                    if word.load(Ordering::Acquire) != 0 {
-                        let gfn = Gfn::new(number * level.pages());
-                        Self::visit_word(memory, word, &mut |location| visit(gfn, location));
-                    }
-                }
-            }
-            at = stop;
-        }
-    }
-
     /// Takes the cells that chains have lost, for [`Rmap::free_cells`] after a wait for everybody inside.
     pub(crate) fn take_retired(&self) -> RetiredCells {
         self.cells.take_retired()
@@ -421,150 +322,4 @@ impl Rmap {
 }
 
 #[cfg(test)]
-mod tests {
-    extern crate std;
-
-    use alloc::vec::Vec;
-
-    use super::*;
-    use crate::host_memory::FrameAllocator;
-    use crate::testing::TestMemory;
-
-    fn location(number: u64) -> Location {
-        Location::new(Frame::new(0x1000 + number), 0, number % 2 == 1)
-    }
-
-    fn found(rmap: &Rmap, ram: &TestMemory, gfn: Gfn) -> Vec<u64> {
-        let mut found = Vec::new();
-        rmap.for_each(ram, Level::Size4K, gfn, &mut |location| {
-            found.push(location.table().index() - 0x1000);
-        });
-        found.sort_unstable();
-        found
-    }
-
-    #[cfg(not(loom))]
-    mod plain {
-        use super::*;
-
-        #[test]
-        fn chains_hold_what_was_added_whatever_goes_first() {
-            let ram = TestMemory::new(20);
-            let gfn = Gfn::new(5);
-            // Every order of taking four away.
-            for order in 0..24 {
-                let mut rmap = Rmap::new(1000).unwrap();
-                let mut left: Vec<u64> = (0..4).collect();
-                for number in &left {
-                    rmap.add(&ram, Level::Size4K, gfn, location(*number))
-                        .unwrap();
-                }
-                let mut choice = order;
-                for count in (1..=4).rev() {
-                    assert_eq!(found(&rmap, &ram, gfn), left);
-                    let gone = left.remove(choice % count);
-                    choice /= count;
-                    assert!(rmap.contains(&ram, Level::Size4K, gfn, location(gone)));
-                    rmap.remove(&ram, Level::Size4K, gfn, location(gone));
-                    assert!(!rmap.contains(&ram, Level::Size4K, gfn, location(gone)));
-                }
-                assert_eq!(found(&rmap, &ram, gfn), [] as [u64; 0]);
-                rmap.release(&ram);
-                assert_eq!(ram.free_frames(), 20);
-            }
-        }
-
-        #[test]
-        fn cells_are_used_again_once_they_are_free() {
-            let ram = TestMemory::new(20);
-            let gfn = Gfn::new(5);
-            let mut rmap = Rmap::new(1000).unwrap();
-            for _ in 0..1000 {
-                for number in 0..5 {
-                    rmap.add(&ram, Level::Size4K, gfn, location(number))
-                        .unwrap();
-                }
-                for number in 0..5 {
-                    rmap.remove(&ram, Level::Size4K, gfn, location(number));
-                }
-                let retired = rmap.take_retired();
-                assert!(!retired.is_empty());
-                rmap.free_cells(&ram, retired);
-            }
-            assert_eq!(
-                rmap.chain_frames(),
-                2,
-                "a frame of cells and a page of the book"
-            );
-            rmap.release(&ram);
-            assert_eq!(ram.free_frames(), 20);
-        }
-
-        #[test]
-        fn without_memory_for_a_cell_the_chain_is_as_it_was() {
-            let ram = TestMemory::new(2); // one for words, one too few for cells and their book
-            let gfn = Gfn::new(5);
-            let mut rmap = Rmap::new(1000).unwrap();
-            rmap.add(&ram, Level::Size4K, gfn, location(1)).unwrap();
-            for _ in 0..3 {
-                let added = rmap.add(&ram, Level::Size4K, gfn, location(2));
-                assert_eq!(added, Err(NoMemory));
-                assert_eq!(
-                    rmap.reserve(&ram, Level::Size4K, Gfn::new(0)).err(),
-                    Some(NoMemory)
-                );
-            }
-            assert_eq!(found(&rmap, &ram, gfn), [1]);
-            assert_eq!(ram.free_frames(), 1);
-            rmap.release(&ram);
-            let both = (ram.allocate(), ram.allocate());
-            assert!(both.0.is_some() && both.1.is_some());
-        }
-    }
-
-    #[cfg(loom)]
-    mod models {
-        use std::sync::Arc;
-
-        use super::*;
-
-        /// Chains change at both ends and in the middle while they are read: what stays is always seen,
-        /// and nothing that never was there.
-        #[test]
-        fn change_vs_read() {
-            let mut builder = loom::model::Builder::new();
-            builder.preemption_bound = Some(3);
-            builder.max_branches = 100_000;
-            builder.check(|| {
-                let shared = Arc::new((Rmap::new(2).unwrap(), TestMemory::new(12)));
-                let gfn = Gfn::new(0);
-                for number in [1, 2, 3] {
-                    let (rmap, ram) = &*shared;
-                    rmap.add(ram, Level::Size4K, gfn, location(number)).unwrap();
-                }
-                let change = |gone: u64, new: Option<u64>| {
-                    let shared = shared.clone();
-                    loom::thread::spawn(move || {
-                        let (rmap, ram) = &*shared;
-                        rmap.remove(ram, Level::Size4K, gfn, location(gone));
-                        if let Some(new) = new {
-                            rmap.add(ram, Level::Size4K, gfn, location(new)).unwrap();
-                        }
-                    })
-                };
-                let threads = [change(1, Some(4)), change(3, None)];
-                let (rmap, ram) = &*shared;
-                let seen = found(rmap, ram, gfn);
-                assert!(seen.contains(&2), "{seen:?}");
-                assert!(seen.iter().all(|number| (1..=4).contains(number)));
-                for thread in threads {
-                    thread.join().unwrap();
-                }
-                assert_eq!(found(rmap, ram, gfn), [2, 4]);
-                let (mut rmap, ram) = Arc::try_unwrap(shared).ok().unwrap();
-                rmap.release(&ram);
-                while ram.allocate().is_some() {}
-            });
-        }
-    }
-}
+mod tests;

@@ -9,12 +9,13 @@ use alloc::collections::BTreeMap;
 
 use crate::address::{FRAME_BYTES, FRAME_SHIFT, Frame, Gfn, Level};
 use crate::atomic::Ordering;
-use crate::capabilities::{Capabilities, Eptp};
+use crate::capabilities::Capabilities;
 use crate::dirty_log::{PML_ENTRIES, PML_HEAD_INDEX};
 use crate::entry::Entry;
-use crate::guest::View;
+use crate::eptp::Eptp;
 use crate::host_memory::FrameAccess;
 use crate::tlb_flush::TlbFlush;
+use crate::view::View;
 use crate::violation::ExitQualification;
 
 /// What the guest does at an address.

@@ -5,11 +5,12 @@ use core::fmt;
 
 use super::{Access, Counts, Cpu, Exit};
 use crate::dirty_log::{PML_HEAD_INDEX, Vcpu, VcpuError};
-use crate::guest::{Guest, View};
+use crate::guest::Guest;
 use crate::host_memory::HostMemory;
 use crate::processors::Processors;
 use crate::spinlock::SpinLock;
 use crate::tlb_flush::TlbFlush;
+use crate::view::View;
 use crate::violation::ViolationOutcome;
 
 /// Why an access did not happen, and the crate could not see to it.
