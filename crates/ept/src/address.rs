@@ -1,63 +1,63 @@
-//! Numbers of guest frames and host frames, ranges of them, and the levels of the tables.
+//! Guest frame numbers and host frame numbers, ranges of them, and page table levels.
 
 use core::fmt;
 
-/// Bitmap of an address that one level of the tables translates (SDM vol. 3C, "EPT Translation
-/// Mechanism"): 9. The loom models use tables of two entries, so that every interleaving of a split
-/// can be tried; nothing else in the crate knows the difference.
+/// Address bits that one table level translates (SDM vol. 3C, "EPT Translation Mechanism"): 9. The
+/// loom models use tables of two entries, so that all interleavings of a split can be explored. No
+/// other code depends on the value.
 pub const INDEX_BITS: u32 = if cfg!(loom) { 1 } else { 9 };
 
-/// Entries of one table.
+/// Number of entries of a table.
 pub const ENTRIES: usize = 1 << INDEX_BITS;
 
-/// Bytes of a frame.
+/// Size of a frame in bytes.
 pub const FRAME_BYTES: u64 = 4096;
 
-/// Position of the frame number in an address.
+/// Shift between an address and its frame number.
 pub(crate) const FRAME_SHIFT: u32 = 12;
 
-/// Number of a guest frame: guest-physical address / 4096.
+/// Guest frame number: guest-physical address / 4096.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Gfn(u64);
 
-/// Number of a host frame: host-physical address / 4096.
+/// Host frame number: host-physical address / 4096 (KVM's PFN).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Frame(u64);
 
 macro_rules! number {
     ($name:ident, $text:literal) => {
         impl $name {
-            /// The frame with this number.
+            /// Returns the frame with this number.
             pub const fn new(index: u64) -> Self {
                 Self(index)
             }
 
-            /// The frame that holds the byte at `address`.
+            /// Returns the frame that contains the byte at `address`.
             pub const fn containing(address: u64) -> Self {
                 Self(address >> FRAME_SHIFT)
             }
 
-            /// The frame's number.
+            /// Returns the frame's number.
             pub const fn index(self) -> u64 {
                 self.0
             }
 
-            /// Address of the frame's first byte.
+            /// Returns the address of the frame's first byte.
             pub const fn address(self) -> u64 {
                 self.0 << FRAME_SHIFT
             }
 
-            /// The frame `count` frames further on; stays at the last number there is.
+            /// Returns the frame `count` frames after this one; saturates at the largest number.
             pub const fn plus(self, count: u64) -> Self {
                 Self(self.0.saturating_add(count))
             }
 
-            /// Whether a leaf at `level` can start here.
+            /// Whether a leaf at `level` can start at this frame.
             pub const fn is_aligned(self, level: Level) -> bool {
                 self.0 & (level.pages() - 1) == 0
             }
 
-            /// The first frame of the leaf at `level` that would hold this one.
+            /// Returns the first frame of the leaf at `level` that would contain this frame.
             pub const fn align_down(self, level: Level) -> Self {
                 Self(self.0 & !(level.pages() - 1))
             }
@@ -78,8 +78,8 @@ macro_rules! number {
 }
 
 impl Gfn {
-    /// Whether four levels of tables have an entry for it. An address beyond must not be looked for in
-    /// them: its upper bits would be dropped, and another page found.
+    /// Whether four table levels translate this frame. Do not look up a larger number in the
+    /// tables: its upper bits would be dropped, and another page would be found.
     pub(crate) const fn is_translated(self) -> bool {
         self.0 < MAX_PAGES
     }
@@ -88,7 +88,7 @@ impl Gfn {
 number!(Gfn, "guest frame");
 number!(Frame, "host frame");
 
-/// Guest frames from `start` up to, but without, `end`.
+/// A half-open range of guest frames: `start` is included, `end` is not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct GfnRange {
     start: Gfn,
@@ -96,19 +96,20 @@ pub struct GfnRange {
 }
 
 impl GfnRange {
-    /// No frame at all.
+    /// The empty range.
     pub const EMPTY: Self = Self {
         start: Gfn(0),
         end: Gfn(0),
     };
 
-    /// What four levels of tables translate.
+    /// All frames that four table levels translate.
     pub(crate) const TRANSLATED: Self = Self {
         start: Gfn(0),
         end: Gfn(MAX_PAGES),
     };
 
-    /// From `start` up to, but without, `end`; empty if `end` does not lie behind `start`.
+    /// Creates the range from `start` to `end` (exclusive); empty if `end` is not greater than
+    /// `start`.
     pub const fn new(start: Gfn, end: Gfn) -> Self {
         if start.0 < end.0 {
             Self { start, end }
@@ -117,7 +118,7 @@ impl GfnRange {
         }
     }
 
-    /// `count` frames from `start` on.
+    /// Creates the range of `count` frames that begins at `start`.
     pub const fn from_len(start: Gfn, count: u64) -> Self {
         Self {
             start,
@@ -125,42 +126,42 @@ impl GfnRange {
         }
     }
 
-    /// The first frame.
+    /// Returns the first frame.
     pub const fn start(self) -> Gfn {
         self.start
     }
 
-    /// The frame behind the last.
+    /// Returns the end of the range: the frame after the last one.
     pub const fn end(self) -> Gfn {
         self.end
     }
 
-    /// Number of frames.
+    /// Returns the number of frames.
     pub const fn len(self) -> u64 {
         self.end.0 - self.start.0
     }
 
-    /// Whether there is no frame in it.
+    /// Whether the range is empty.
     pub const fn is_empty(self) -> bool {
         self.start.0 == self.end.0
     }
 
-    /// Whether `gfn` is in it.
+    /// Whether the range contains `gfn`.
     pub const fn contains(self, gfn: Gfn) -> bool {
         self.start.0 <= gfn.0 && gfn.0 < self.end.0
     }
 
-    /// Whether all of `other` is in it.
+    /// Whether the range contains all of `other`.
     pub const fn covers(self, other: Self) -> bool {
         other.is_empty() || (self.start.0 <= other.start.0 && other.end.0 <= self.end.0)
     }
 
-    /// The frames that are in both.
+    /// Returns the frames that are in both ranges.
     pub fn intersect(self, other: Self) -> Self {
         Self::new(self.start.max(other.start), self.end.min(other.end))
     }
 
-    /// The smallest range with both in it.
+    /// Returns the smallest range that contains both ranges.
     pub fn hull(self, other: Self) -> Self {
         if self.is_empty() {
             other
@@ -174,7 +175,7 @@ impl GfnRange {
         }
     }
 
-    /// The parts of it between multiples of `pages`.
+    /// Splits the range at the multiples of `pages`.
     pub(crate) fn chunks(self, pages: u64) -> impl Iterator<Item = Self> {
         let numbers = if self.is_empty() {
             0..0
@@ -184,7 +185,7 @@ impl GfnRange {
         numbers.map(move |number| Self::from_len(Gfn(number * pages), pages).intersect(self))
     }
 
-    /// The frames, one by one.
+    /// Iterates over the frames.
     pub fn iter(self) -> impl Iterator<Item = Gfn> {
         (self.start.0..self.end.0).map(Gfn)
     }
@@ -196,7 +197,8 @@ impl fmt::Debug for GfnRange {
     }
 }
 
-/// A level of the tables, and the size of a leaf there (SDM vol. 3C, "EPT Translation Mechanism").
+/// A table level, and the size of the leaves at that level (SDM vol. 3C, "EPT Translation
+/// Mechanism").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// A page table (EPT PTEs); its leaves map 4 KiB.
@@ -205,26 +207,26 @@ pub enum Level {
     Size2M = 2,
     /// A page-directory-pointer table (EPT PDPTEs); its leaves map 1 GiB.
     Size1G = 3,
-    /// The root (EPT PML4Es); no leaves.
+    /// The root table (EPT PML4Es); it has no leaves. An entry covers 512 GiB.
     Root = 4,
 }
 
 impl Level {
-    /// The levels that can have leaves, largest first.
+    /// The levels that can have leaves, largest size first.
     pub const LEAVES: [Self; 3] = [Self::Size1G, Self::Size2M, Self::Size4K];
 
-    /// 4 KiB pages that one entry of a table at this level covers.
+    /// Returns the number of 4 KiB pages that one entry at this level covers.
     pub const fn pages(self) -> u64 {
         1 << (INDEX_BITS * (self as u32 - 1))
     }
 
-    /// The entry of a table at this level through which the way to `at` leads.
+    /// Returns the index of the entry for `at` in a table at this level.
     #[allow(clippy::cast_possible_truncation)] // masked to ENTRIES
     pub(crate) const fn index_of(self, at: Gfn) -> usize {
         (at.0 >> (INDEX_BITS * (self as u32 - 1))) as usize & (ENTRIES - 1)
     }
 
-    /// The next level on the way down, if there is one.
+    /// Returns the next lower level, or `None` for the lowest.
     pub const fn below(self) -> Option<Self> {
         match self {
             Self::Size4K => None,
@@ -235,10 +237,21 @@ impl Level {
     }
 }
 
-/// Frames that four levels can translate: 2^36 (48-bit guest-physical addresses).
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Size4K => "4 KiB",
+            Self::Size2M => "2 MiB",
+            Self::Size1G => "1 GiB",
+            Self::Root => "512 GiB",
+        })
+    }
+}
+
+/// Number of guest frames that four table levels translate: 2^36 (48-bit guest-physical addresses).
 pub const MAX_PAGES: u64 = Level::Root.pages() << INDEX_BITS;
 
-/// A number of frames as an index.
+/// Converts a number of frames to an index.
 #[allow(clippy::cast_possible_truncation)] // 64-bit hosts only, checked at the crate root
 pub(crate) const fn usize_from(number: u64) -> usize {
     number as usize
@@ -249,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_cover_what_the_sdm_says() {
+    fn levels_have_the_sizes_of_the_sdm() {
         assert_eq!(Level::Size4K.pages() * FRAME_BYTES, 4 << 10);
         assert_eq!(Level::Size2M.pages() * FRAME_BYTES, 2 << 20);
         assert_eq!(Level::Size1G.pages() * FRAME_BYTES, 1 << 30);
@@ -258,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges() {
+    fn range_operations() {
         let range = GfnRange::from_len(Gfn::new(10), 5);
         assert_eq!(range.len(), 5);
         assert!(range.contains(Gfn::new(14)) && !range.contains(Gfn::new(15)));

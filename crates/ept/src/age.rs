@@ -1,4 +1,4 @@
-//! Ageing: which pages have been used since the last look.
+//! Ageing: finds the leaves that were used since the previous scan, by their accessed flags.
 
 use thiserror::Error;
 
@@ -15,30 +15,30 @@ use crate::walk::{Node, try_replace};
 /// Why pages were not aged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AgeError {
-    /// The processor keeps no accessed flags.
+    /// The processor does not keep accessed flags.
     #[error(
-        "ageing: the processor has no accessed flags; unmap the pages and see which are faulted in"
+        "cannot age pages: the processor has no accessed flags; unmap the pages instead and see which ones fault"
     )]
     Unsupported,
-    /// There is no such view.
-    #[error("ageing in view {}: there is no such view", .0.number())]
+    /// The view does not exist.
+    #[error("cannot age pages: view {} does not exist", .0.number())]
     NoView(View),
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// Looks which leaves of `range` (addresses of the view) have been used since the last time: calls
-    /// `used` with the span of each whose accessed flag is set, and clears the flag. One entry a leaf,
-    /// whatever its size; what is not mapped costs one entry a hole.
+    /// Ages the leaves of `range` (addresses of the view): clears each accessed flag that is set
+    /// and calls `used` with the span of that leaf. Reads one entry for each leaf, whatever its
+    /// size, and one entry for each unmapped hole.
     ///
-    /// `used` takes notes; it must not discharge an obligation, or start or stop a log. The obligation that
-    /// is returned may be put off: until it is met, a use through a remembered translation goes
-    /// unnoticed, and nothing else.
+    /// `used` must only record the span. It must not flush TLBs, and must not start or stop a log.
+    /// The returned flush may be delayed: until it is done, accesses through cached translations do
+    /// not set the flag again, and nothing else goes wrong.
     ///
     /// # Errors
     ///
-    /// See [`AgeError`]. Without accessed flags, a hypervisor can take pages away
-    /// ([`Guest::unmap`]), keep where they were, and see in
-    /// [`ViolationOutcome::Absent`](crate::ViolationOutcome::Absent) which are wanted back.
+    /// See [`AgeError`]. On a processor without accessed flags, a hypervisor can unmap the pages
+    /// ([`Guest::unmap`]), remember where they were, and see by
+    /// [`ViolationOutcome::Absent`](crate::ViolationOutcome::Absent) which ones the guest accesses.
     pub fn age(
         &self,
         view: View,
@@ -83,12 +83,12 @@ impl<M: HostMemory> Guest<M> {
             let slot = node.slot(&self.memory, index);
             let entry = Entry(slot.load(Ordering::Acquire));
             if let Some(below) = level.below().filter(|_| entry.is_table(level)) {
-                // If the table goes meanwhile, so do its pages.
+                // If the table is detached meanwhile, its pages are unmapped anyway.
                 if let Some(table) = node.below(&self.memory, index, entry) {
                     self.age_in(view, range, (table, below), start, used, flush);
                 }
             } else if entry.is_leaf(level) && entry.accessed() {
-                // A change meanwhile is a use.
+                // If this fails, the entry has just changed: the leaf is in use.
                 let _ = try_replace(slot, entry, entry.with_accessed(false));
                 let span = GfnRange::from_len(start, level.pages());
                 flush.add(view.bit(), span);
@@ -97,11 +97,13 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// The same for the guest frames of `range`, in all views, nested ones too: calls `used` with the
-    /// guest frames of each leaf whose accessed flag is set, and clears the flag. Larger leaves come first
-    /// in each part of the range; frames that several leaves map may be named several times.
+    /// Ages the leaves that map guest frames of `range`, in all views including nested ones: clears
+    /// each accessed flag that is set and calls `used` with the guest frames of that leaf. Within
+    /// each part of the range, larger leaves come first. Frames that several leaves map may be
+    /// reported several times.
     ///
-    /// `used` as for [`Guest::age`]. Each size of leaf is looked for once: one word of the reverse map, and one entry, a leaf.
+    /// The rules for `used` are those of [`Guest::age`]. For each leaf size, the scan reads one
+    /// word of the reverse map and one entry for each leaf.
     ///
     /// # Errors
     ///
@@ -127,7 +129,8 @@ impl<M: HostMemory> Guest<M> {
                             let span = GfnRange::from_len(gfn, level.pages());
                             used(span);
                             if location.is_nested() {
-                                // Where the view has it is not known by guest frame.
+                                // The reverse map does not say at which address of the view the
+                                // leaf is.
                                 in_nested = true;
                             } else {
                                 flush.add(View::MAIN.bit(), span);
@@ -136,7 +139,7 @@ impl<M: HostMemory> Guest<M> {
                     });
             }
         }
-        // Only now: views may have been added meanwhile.
+        // Read the set of views last: views may have been added meanwhile.
         flush.extend_to_views(self.plain_views());
         if in_nested {
             flush.add_whole_views(self.nested_views());

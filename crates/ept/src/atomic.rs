@@ -1,11 +1,11 @@
-//! The atomics in use: the standard ones, or loom's when the model tests run.
+//! The atomic types: those of `core`, or loom's when the loom models run.
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-/// One turn of a short wait for another processor.
+/// One iteration of a short busy wait for another processor.
 pub(crate) fn cpu_relax() {
     #[cfg(loom)]
     loom::thread::yield_now();
@@ -13,11 +13,12 @@ pub(crate) fn cpu_relax() {
     core::hint::spin_loop();
 }
 
-/// A place between two reads at which a model has to try what other threads can do meanwhile; nothing
-/// otherwise.
+/// A point between two reads where a loom model has to try a switch to another thread. Does nothing
+/// outside loom.
 ///
-/// Loom finds such places by remembering the *last* access to each atomic: of a thread that loads and then
-/// exchanges, as all of ours do, it remembers the load, and forgets another thread's load before that.
+/// Loom finds such points by remembering the *last* access to each atomic. When a thread loads and
+/// then exchanges, as all threads here do, loom remembers the load and forgets an earlier load by
+/// another thread.
 pub(crate) fn loom_yield() {
     #[cfg(loom)]
     loom::thread::yield_now();

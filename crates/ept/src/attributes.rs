@@ -1,26 +1,26 @@
-//! What a mapping allows, how it is cached, and what a page is.
+//! Attributes of a mapping and of a page: permissions, memory type, page type.
 
-/// Bitmap 2:0 of a present entry.
+/// Bits 2:0 of a present entry.
 pub(crate) const READ: u64 = 1 << 0;
 pub(crate) const WRITE: u64 = 1 << 1;
 pub(crate) const EXECUTE: u64 = 1 << 2;
 pub(crate) const PRESENT: u64 = READ | WRITE | EXECUTE;
 
-/// What a mapping lets the guest do.
+/// What a mapping permits the guest to do.
 ///
-/// Writing without reading is no combination that the processor takes (SDM, "EPT Misconfigurations"),
-/// and it cannot be said here.
+/// There is no value for write access without read access: the processor treats such an entry as a
+/// misconfiguration (SDM, "EPT Misconfigurations").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Permissions {
-    /// Reading only.
+    /// Read.
     Read,
-    /// Reading and writing.
+    /// Read and write.
     ReadWrite,
-    /// Reading and fetching instructions.
+    /// Read and instruction fetch.
     ReadExecute,
-    /// Everything.
+    /// Read, write and instruction fetch.
     All,
-    /// Fetching instructions only; the processor must support it
+    /// Instruction fetch only. The processor must support it
     /// ([`Capabilities::execute_only`](crate::Capabilities)).
     Execute,
 }
@@ -47,24 +47,24 @@ impl Permissions {
         }
     }
 
-    /// Whether writing is allowed.
+    /// Whether write access is permitted.
     pub const fn is_writable(self) -> bool {
         self.bits() & WRITE != 0
     }
 }
 
-/// How the processor caches a page (SDM vol. 3C, "EPT and Memory Typing").
+/// EPT memory type: how the processor caches a page (SDM vol. 3C, "EPT and Memory Typing").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryType {
-    /// Not at all (devices).
+    /// UC: not cached (devices).
     Uncacheable = 0,
-    /// Writes are gathered.
+    /// WC: writes are combined.
     WriteCombining = 1,
-    /// Writes go through.
+    /// WT: writes go to memory at once.
     WriteThrough = 4,
-    /// Reads are cached, writes are not.
+    /// WP: reads are cached, writes are not.
     WriteProtected = 5,
-    /// Ordinary memory.
+    /// WB: ordinary memory.
     WriteBack = 6,
 }
 
@@ -84,12 +84,12 @@ impl MemoryType {
 /// What a page is to the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageType {
-    /// Nothing is mapped: an access is the hypervisor's to fill or refuse.
+    /// Nothing is mapped. On an access, the hypervisor maps the page or rejects the access.
     Absent,
-    /// Memory whose writes nobody asks about.
+    /// Memory whose writes are not logged.
     Ram,
-    /// Memory whose writes go into the dirty log.
+    /// Memory whose writes are logged.
     LogDirtyRam,
-    /// A device that the hypervisor emulates: every access exits.
+    /// An emulated device: every access exits.
     Mmio,
 }

@@ -1,5 +1,4 @@
-//! One bit a guest frame, in atomic words; and the same with a summary, so that finding the few set
-//! bits of a large guest does not mean reading all words.
+//! Bitmaps in atomic words, one bit for each guest frame.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -7,10 +6,10 @@ use alloc::vec::Vec;
 use crate::address::{Gfn, GfnRange, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
 
-/// Bitmap of a word.
+/// Number of bits in a word.
 pub(crate) const WORD: u64 = 64;
 
-/// `count` zero words, or `None` without memory for them.
+/// Allocates `count` zero words; `None` if there is not enough memory.
 pub(crate) fn zeroed_words(count: u64) -> Option<Box<[AtomicU64]>> {
     let count = usize::try_from(count).ok()?;
     let mut words = Vec::new();
@@ -19,7 +18,7 @@ pub(crate) fn zeroed_words(count: u64) -> Option<Box<[AtomicU64]>> {
     Some(words.into_boxed_slice())
 }
 
-/// The words that hold `range`, each with the mask of the bits that belong to it.
+/// Returns the indices of the words that hold `range`, each with the mask of the bits in the range.
 pub(crate) fn words_of(range: GfnRange) -> impl Iterator<Item = (usize, u64)> {
     let (start, end) = (range.start().index(), range.end().index());
     let words = if range.is_empty() {
@@ -30,7 +29,7 @@ pub(crate) fn words_of(range: GfnRange) -> impl Iterator<Item = (usize, u64)> {
     words.map(move |word| (usize_from(word), mask_of(word, start, end)))
 }
 
-/// The bits of word `word` that stand for frames from `start` up to, but without, `end`.
+/// Returns the bits of word `word` that represent frames from `start` to `end` (exclusive).
 pub(crate) fn mask_of(word: u64, start: u64, end: u64) -> u64 {
     let first = word * WORD;
     let low = start.saturating_sub(first);
@@ -38,7 +37,7 @@ pub(crate) fn mask_of(word: u64, start: u64, end: u64) -> u64 {
     (u64::MAX >> (WORD - (high - low))) << low
 }
 
-/// The numbers of the set bits.
+/// Iterates over the numbers of the set bits.
 pub(crate) fn ones(mut bits: u64) -> impl Iterator<Item = u64> {
     core::iter::from_fn(move || {
         let bit = (bits != 0).then(|| u64::from(bits.trailing_zeros()))?;
@@ -51,7 +50,7 @@ pub(crate) const fn word_and_bit(gfn: Gfn) -> (usize, u64) {
     (usize_from(gfn.index() / WORD), 1 << (gfn.index() % WORD))
 }
 
-/// A plain set of frames.
+/// A set of guest frames: one bit for each frame, no summary.
 #[derive(Debug)]
 pub(crate) struct Bitmap {
     words: Box<[AtomicU64]>,
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn masks() {
+    fn words_of_a_range_have_the_right_masks() {
         let all: Vec<_> = words_of(range(3, 130)).collect();
         assert_eq!(all, vec![(0, u64::MAX << 3), (1, u64::MAX), (2, 3)]);
         assert_eq!(words_of(range(64, 64)).count(), 0);

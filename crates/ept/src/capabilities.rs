@@ -1,9 +1,9 @@
-//! What a processor offers, and the word that points it at a guest's tables.
+//! The EPT features of a processor.
 
-/// What the processor offers for second-stage tables.
+/// The processor's features for second-stage tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Leaves may allow fetching instructions without reading.
+    /// Execute-only leaves.
     pub execute_only: bool,
     /// 2 MiB leaves.
     pub pages_2m: bool,
@@ -11,15 +11,15 @@ pub struct Capabilities {
     pub pages_1g: bool,
     /// Accessed and dirty flags.
     pub accessed_dirty: bool,
-    /// Page-modification logging.
+    /// Page-modification logging (PML).
     pub pml: bool,
-    /// Bitmap of a host-physical address (`CPUID.80000008H:EAX[7:0]`).
+    /// Width of a host-physical address in bits (`CPUID.80000008H:EAX[7:0]`).
     pub physical_bits: u32,
 }
 
 impl Capabilities {
-    /// Everything, 48 address bits: what current server processors have, and what the software
-    /// processor ([`testing`](crate::testing)) does.
+    /// All features and 48 address bits, as on current server processors. The software processor of
+    /// [`testing`](crate::testing) has them all.
     pub const ALL: Self = Self {
         execute_only: true,
         pages_2m: true,
@@ -29,9 +29,10 @@ impl Capabilities {
         physical_bits: 48,
     };
 
-    /// Reads them from `IA32_VMX_EPT_VPID_CAP` (MSR 48CH; SDM vol. 3D, appendix A.10) and
-    /// `IA32_VMX_PROCBASED_CTLS2` (MSR 48BH, appendix A.3.3). `None` if the processor cannot use these
-    /// tables at all: it lacks 4-level walks, write-back memory for the tables, or `INVEPT` for one pointer.
+    /// Decodes `IA32_VMX_EPT_VPID_CAP` (MSR 48CH; SDM vol. 3D, appendix A.10) and
+    /// `IA32_VMX_PROCBASED_CTLS2` (MSR 48BH, appendix A.3.3). Returns `None` if the processor
+    /// cannot use these tables: four-level walks, write-back memory for the tables and
+    /// single-context `INVEPT` are required.
     pub const fn from_msrs(ept_vpid: u64, controls2: u64, physical_bits: u32) -> Option<Self> {
         const WALK_4: u64 = 1 << 6;
         const WRITE_BACK: u64 = 1 << 14;
@@ -46,7 +47,8 @@ impl Capabilities {
             pages_2m: ept_vpid & (1 << 16) != 0,
             pages_1g: ept_vpid & (1 << 17) != 0,
             accessed_dirty: ept_vpid & (1 << 21) != 0,
-            // "Allowed 1-settings" are the upper half; enable PML is control bit 17.
+            // "Allowed 1-settings" are the upper half of the MSR. "Enable PML" is bit 17 of the
+            // control.
             pml: ept_vpid & (1 << 21) != 0 && controls2 & (1 << (32 + 17)) != 0,
             physical_bits,
         })
@@ -58,8 +60,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_icelake_model_has_everything() {
-        // What Bochs' corei7_icelake_u reports.
+    fn the_msrs_of_an_icelake_model_are_decoded() {
+        // As reported by Bochs's corei7_icelake_u.
         let found = Capabilities::from_msrs(0x0633_4141, 0x0297_7fff << 32, 40).unwrap();
         assert_eq!(
             found,
@@ -76,7 +78,7 @@ mod tests {
             !Capabilities::from_msrs(0x0613_4141, u64::MAX, 40)
                 .unwrap()
                 .pml,
-            "PML needs flags"
+            "PML requires dirty flags"
         );
     }
 }

@@ -1,4 +1,5 @@
-//! The dirty bitmap.
+//! The dirty bitmap: one bit for each guest frame, and a summary bit for each word, so that a scan
+//! for a few dirty pages of a large guest does not read all words.
 
 use alloc::boxed::Box;
 use core::ops::Range;
@@ -7,10 +8,10 @@ use crate::address::{Gfn, GfnRange, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::bitmap::{WORD, mask_of, ones, word_and_bit, zeroed_words};
 
-/// The dirty bits: a set of frames that is filled and emptied at the same time by many, with a summary
-/// bit a word.
+/// The dirty bits and their summary. Several threads can set and take bits at the same time.
 ///
-/// Invariant: when nobody is inside [`DirtyBitmap::set`], a word with a set bit has its summary bit set.
+/// Invariant: while no thread is in [`DirtyBitmap::set_word`], the summary bit of each word with a
+/// set bit is set.
 #[derive(Debug)]
 pub(crate) struct DirtyBitmap {
     words: Box<[AtomicU64]>,
@@ -26,10 +27,10 @@ impl DirtyBitmap {
 
     /// Sets the bits of `mask` in word `word`.
     ///
-    /// Both steps are read-modify-writes, always: if a taker has cleared the summary bit before ours,
-    /// it stays set for the next taker; if it clears it after ours, it has read ours and so sees the
-    /// word's bit. Leaving the summary to whoever set the word's first bit would hide ours from takers
-    /// until that thread goes on.
+    /// Both steps are always read-modify-writes. If a take clears the summary bit before our write,
+    /// our write sets it again for the next take. If a take clears it after our write, the take has
+    /// read our write and therefore sees the word's bit. If only the thread that sets the first bit
+    /// of a word set the summary, a take would miss our bit until that thread continued.
     pub(crate) fn set_word(&self, word: usize, mask: u64) {
         if let Some(bits) = self.words.get(word) {
             bits.fetch_or(mask, Ordering::AcqRel);
@@ -48,7 +49,7 @@ impl DirtyBitmap {
             .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Takes the bits of `mask` out of word `word`.
+    /// Clears the bits of `mask` in word `word` and returns those that were set.
     pub(crate) fn take_word(&self, word: usize, mask: u64) -> u64 {
         let Some(bits) = self.words.get(word) else {
             return 0;
@@ -63,8 +64,9 @@ impl DirtyBitmap {
         }
     }
 
-    /// Takes all bits of `range`; tells each word with set bits, ascending. Words beside the range are
-    /// not touched; a word that belongs to it in part keeps its other bits, and its summary bit.
+    /// Clears all bits of `range` and calls `found` with each word that had set bits, in ascending
+    /// order. Does not access words outside the range. A word that is partly in the range keeps its
+    /// other bits and its summary bit.
     pub(crate) fn take(&self, range: GfnRange, mut found: impl FnMut(usize, u64)) {
         self.visit(
             range,
@@ -78,7 +80,8 @@ impl DirtyBitmap {
         );
     }
 
-    /// Tells each word with set bits in `range`, ascending, and changes nothing.
+    /// Calls `found` with each word that has set bits in `range`, in ascending order. Changes
+    /// nothing.
     pub(crate) fn peek(&self, range: GfnRange, mut found: impl FnMut(usize, u64)) {
         self.visit(
             range,
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_taken_and_the_rest_is_left() {
+    fn take_clears_only_the_range() {
         let bits = DirtyBitmap::new(100_000).unwrap();
         let pages = [0, 1, 63, 64, 100, 4096, 4097, 70_000, 99_999];
         for page in pages {
@@ -166,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn peeking_takes_nothing() {
+    fn peek_changes_nothing() {
         let bits = DirtyBitmap::new(1000).unwrap();
         bits.set(Gfn::new(999));
         for _ in 0..2 {
@@ -186,7 +189,8 @@ mod models {
 
     use super::*;
 
-    /// A bit that has been set is in the next take, whoever else is setting its neighbour.
+    /// A bit that is set is returned by the next take, even while another thread sets a bit of the
+    /// same word.
     #[test]
     fn set_vs_set_vs_take() {
         loom::model(|| {

@@ -1,8 +1,8 @@
-//! One entry of the tables: Intel's bits, and the few that the processor leaves to us.
+//! A table entry: Intel's bits, and the software bits of this crate.
 //!
-//! SDM vol. 3C, ch. "VMX Support for Address Translation", "EPT Translation Mechanism" (tables of the
-//! formats of EPT PML4Es, PDPTEs, PDEs and PTEs). Bitmap 56:52 of a present entry are ignored by the
-//! processor; of an entry whose bits 2:0 are clear it ignores all others.
+//! See SDM vol. 3C, chapter "VMX Support for Address Translation", "EPT Translation Mechanism"
+//! (formats of EPT PML4Es, PDPTEs, PDEs and PTEs). The processor ignores bits 56:52 of a present
+//! entry. If bits 2:0 are clear, the entry is not present and the processor ignores all other bits.
 
 use core::fmt;
 
@@ -16,16 +16,17 @@ const LEAF: u64 = 1 << 7;
 const ACCESSED: u64 = 1 << 8;
 const DIRTY: u64 = 1 << 9;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// Ours, present leaves: log-dirty RAM.
+/// Software bit of a present leaf: the page is log-dirty RAM.
 const LOG: u64 = 1 << 52;
-/// Ours, present leaves: the mapping allows writing, even if the log holds bit 1 back.
+/// Software bit of a present leaf: the mapping permits writes, even if bit 1 is clear for the dirty
+/// log.
 const MAY_WRITE: u64 = 1 << 53;
-/// Ours, entries that are not present.
+/// Software bits of entries that are not present.
 const MMIO: u64 = 1 << 54;
 const DETACHED: u64 = 1 << 55;
 const FROZEN: u64 = 1 << 56;
 
-/// A value of one entry.
+/// The value of a table entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Entry(pub u64);
 
@@ -34,12 +35,14 @@ impl Entry {
     pub const ABSENT: Self = Self(0);
     /// An emulated device.
     pub const MMIO: Self = Self(MMIO);
-    /// One thread is replacing this entry; the others wait or let the guest try again.
+    /// A thread is changing this entry (KVM calls this a frozen SPTE). Other threads wait, or the
+    /// guest retries the access.
     pub(crate) const FROZEN: Self = Self(FROZEN);
-    /// The table has been taken out of the tree: start again at the root.
+    /// The table was detached from its view: restart the walk at the root.
     pub(crate) const DETACHED: Self = Self(DETACHED);
 
-    /// A leaf at `level`. `ignore_pat` keeps the guest's PAT from weakening `memory` (bit 6).
+    /// Creates a leaf at `level`. With `ignore_pat` (bit 6) the guest's PAT does not affect the
+    /// memory type `memory`.
     pub const fn leaf(
         frame: Frame,
         level: Level,
@@ -61,12 +64,12 @@ impl Entry {
         Self(bits)
     }
 
-    /// A reference to the next table; everything is allowed, the leaves decide.
+    /// Creates a reference to the next table. It permits everything; the leaves restrict access.
     pub(crate) const fn table(frame: Frame) -> Self {
         Self((frame.address() & ADDRESS) | PRESENT)
     }
 
-    /// A dead entry that remembers the next table of a chain of dead tables.
+    /// Creates a detached entry that links to the next detached table of a list.
     pub(crate) const fn detached_link(next: Option<Frame>) -> Self {
         match next {
             Some(frame) => Self(DETACHED | (frame.address() & ADDRESS)),
@@ -74,7 +77,7 @@ impl Entry {
         }
     }
 
-    /// The table that [`Entry::detached_link`] remembers.
+    /// Returns the table that [`Entry::detached_link`] stored.
     pub(crate) const fn next_detached(self) -> Option<Frame> {
         match self.0 & ADDRESS {
             0 => None,
@@ -82,17 +85,17 @@ impl Entry {
         }
     }
 
-    /// Whether the processor uses the entry.
+    /// Whether the entry is present: the processor uses it.
     pub const fn is_present(self) -> bool {
         self.0 & PRESENT != 0
     }
 
-    /// Whether the entry, found at `level`, maps a page.
+    /// Whether the entry, read at `level`, maps a page.
     pub const fn is_leaf(self, level: Level) -> bool {
         self.is_present() && (matches!(level, Level::Size4K) || self.0 & LEAF != 0)
     }
 
-    /// Whether the entry, found at `level`, leads to another table.
+    /// Whether the entry, read at `level`, refers to another table.
     pub const fn is_table(self, level: Level) -> bool {
         self.is_present() && !self.is_leaf(level)
     }
@@ -109,17 +112,18 @@ impl Entry {
         !self.is_present() && self.0 & MMIO != 0
     }
 
-    /// The frame that the entry refers to: a page's first, or a table's.
+    /// Returns the frame that the entry refers to: the first frame of a page, or a table.
     pub const fn frame(self) -> Frame {
         Frame::containing(self.0 & ADDRESS)
     }
 
-    /// What the processor allows now.
+    /// Returns the permissions that the processor applies now.
     pub const fn permissions(self) -> Option<Permissions> {
         Permissions::from_bits(self.0)
     }
 
-    /// What the mapping allows: also what the dirty log holds back for a while.
+    /// Returns the permissions of the mapping, including write permission that the dirty log has
+    /// removed temporarily.
     pub const fn granted(self) -> Option<Permissions> {
         if self.may_write() {
             Permissions::from_bits(self.0 | WRITE)
@@ -128,27 +132,28 @@ impl Entry {
         }
     }
 
-    /// The caching of a leaf, if its bits are not reserved ones.
+    /// Returns the memory type of a leaf, or `None` for a reserved value.
     pub const fn memory_type(self) -> Option<MemoryType> {
         MemoryType::from_bits(self.0 >> MEMORY_TYPE_SHIFT)
     }
 
-    /// Whether the processor allows reading (bit 0).
+    /// Whether the processor permits reads (bit 0).
     pub const fn is_readable(self) -> bool {
         self.0 & READ != 0
     }
 
-    /// Whether the processor allows writing (bit 1).
+    /// Whether the processor permits writes (bit 1).
     pub const fn is_writable(self) -> bool {
         self.0 & WRITE != 0
     }
 
-    /// Whether the processor allows fetching instructions (bit 2).
+    /// Whether the processor permits instruction fetches (bit 2).
     pub const fn is_executable(self) -> bool {
         self.0 & EXECUTE != 0
     }
 
-    /// Whether the mapping allows writing, be it held back or not.
+    /// Whether the mapping permits writes, even if the dirty log has removed the permission
+    /// temporarily.
     pub const fn may_write(self) -> bool {
         self.is_present() && self.0 & MAY_WRITE != 0
     }
@@ -163,12 +168,12 @@ impl Entry {
         self.0 & ACCESSED != 0
     }
 
-    /// The dirty flag (bit 9); of leaves only.
+    /// The dirty flag (bit 9); only leaves have one.
     pub const fn dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
 
-    /// What the page is to the hypervisor.
+    /// Returns what the page is to the hypervisor.
     pub const fn page_type(self) -> PageType {
         if self.is_logged() {
             PageType::LogDirtyRam
@@ -193,35 +198,36 @@ impl Entry {
         self.with(LOG, on)
     }
 
-    /// The same with the accessed flag set or clear.
+    /// Returns the entry with the accessed flag set or clear.
     pub const fn with_accessed(self, on: bool) -> Self {
         self.with(ACCESSED, on)
     }
 
-    /// The same with the dirty flag set or clear.
+    /// Returns the entry with the dirty flag set or clear.
     pub const fn with_dirty(self, on: bool) -> Self {
         self.with(DIRTY, on)
     }
 
-    /// The same leaf with other permissions, outside any log.
+    /// Returns the leaf with other permissions and without the log-dirty bit.
     pub(crate) const fn with_permissions(self, permissions: Permissions) -> Self {
         let bits = self.0 & !(PRESENT | MAY_WRITE | LOG) | permissions.bits();
         Self(bits).with(MAY_WRITE, permissions.is_writable())
     }
 
-    /// One of the smaller leaves, at `level`, that a leaf above breaks into: number `index`.
+    /// Returns child leaf number `index` at `level` when this leaf is split.
     pub(crate) const fn child_leaf(self, level: Level, index: u64) -> Self {
         let frame = self.frame().plus(index * level.pages());
         let bits = self.0 & !(ADDRESS | LEAF) | (frame.address() & ADDRESS);
         Self(bits).with(LEAF, !matches!(level, Level::Size4K))
     }
 
-    /// The same leaf one level up; the opposite of [`Entry::child_leaf`] 0.
+    /// Returns the leaf one level up; the inverse of [`Entry::child_leaf`] with index 0.
     pub(crate) const fn parent_leaf(self) -> Self {
         self.with(LEAF, true)
     }
 
-    /// The bits in which the pieces of a leaf agree: all but the address and the two flags.
+    /// Returns the bits that are the same in all child leaves of a leaf: all except the address,
+    /// the accessed flag and the dirty flag.
     pub(crate) const fn attributes(self) -> u64 {
         self.0 & !(ADDRESS | ACCESSED | DIRTY)
     }
@@ -249,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leaf_has_the_bits_of_the_sdm() {
+    fn a_leaf_has_the_format_of_the_sdm() {
         let frame = Frame::new(0x1_2345);
         let page = Entry::leaf(
             frame,
@@ -273,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_present_has_no_permission_bit() {
+    fn non_present_entries_have_no_permission_bits() {
         for entry in [
             Entry::ABSENT,
             Entry::MMIO,
@@ -291,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_grow_back() {
+    fn child_leaves_merge_into_their_parent() {
         let huge = Entry::leaf(
             Frame::new(1 << 18),
             Level::Size1G,
@@ -308,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn held_back_writing_is_still_granted() {
+    fn write_permission_removed_by_the_log_is_still_granted() {
         let entry = Entry::leaf(
             Frame::new(1),
             Level::Size4K,

@@ -1,14 +1,15 @@
-//! The EPT pointer.
+//! The EPT pointer (EPTP): the VMCS field that selects the tables of a view.
 
 use crate::address::Frame;
 
-/// An extended-page-table pointer, as the VM-execution control field of that name takes it (SDM vol. 3C,
+/// An extended-page-table pointer, in the format of the VM-execution control field (SDM vol. 3C,
 /// "Extended-Page-Table Pointer (EPTP)").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Eptp(pub u64);
 
 impl Eptp {
-    /// Tables in write-back memory, a walk of four levels, with or without accessed and dirty flags.
+    /// Creates a pointer to tables in write-back memory with a four-level walk, with or without
+    /// accessed and dirty flags.
     pub const fn new(root: Frame, accessed_dirty: bool) -> Self {
         const WRITE_BACK: u64 = 6;
         const WALK_LENGTH_MINUS_1: u64 = 3 << 3;
@@ -17,12 +18,12 @@ impl Eptp {
         Self(root.address() | flags | WALK_LENGTH_MINUS_1 | WRITE_BACK)
     }
 
-    /// The root table.
+    /// Returns the frame of the root table.
     pub const fn root(self) -> Frame {
         Frame::containing(self.0 & 0x000f_ffff_ffff_f000)
     }
 
-    /// Whether the processor keeps accessed and dirty flags.
+    /// Whether accessed and dirty flags are enabled.
     pub const fn accessed_dirty(self) -> bool {
         self.0 & (1 << 6) != 0
     }
@@ -33,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pointer_has_the_bits_of_the_sdm() {
+    fn the_ept_pointer_has_the_format_of_the_sdm() {
         assert_eq!(Eptp::new(Frame::new(5), true).0, 0x505e);
         assert_eq!(Eptp::new(Frame::new(5), false).0, 0x501e);
         assert_eq!(Eptp(0x505e).root(), Frame::new(5));

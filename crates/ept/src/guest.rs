@@ -1,4 +1,4 @@
-//! A guest's second-stage tables: its views, and what all operations share.
+//! A guest's second-stage tables: creation, common state, and release of all memory.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -19,17 +19,17 @@ use crate::tlb_flush::TlbFlush;
 use crate::view::{MAX_VIEWS, View};
 use crate::walk::Node;
 
-/// Host memory of a guest's reverse map, in bytes.
+/// Host memory that a guest's reverse map uses, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ReverseMapBytes {
-    /// For the first mapping of each guest frame and superpage, with the directory.
+    /// For the first mapping of each guest frame and superpage, including the directory.
     pub first: u64,
     /// For the chains of frames and superpages that are mapped more than once.
     pub chains: u64,
 }
 
 impl ReverseMapBytes {
-    /// All of it.
+    /// Returns the sum.
     pub const fn total(self) -> u64 {
         self.first + self.chains
     }
@@ -38,30 +38,32 @@ impl ReverseMapBytes {
 /// Why a guest or a view was not created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CreateError {
-    /// The guest's size.
-    #[error("creating a guest of {0} pages: four levels of tables translate 1 to {MAX_PAGES}")]
+    /// The size of the guest is not supported.
+    #[error("cannot create a guest of {0} pages: four table levels translate 1 to {MAX_PAGES}")]
     Size(u64),
-    /// Memory.
-    #[error("creating a guest or a view: no memory left for its tables and logs; free some frames")]
+    /// There is not enough memory.
+    #[error(
+        "cannot create a guest or a view: not enough memory for its tables and logs; free some frames"
+    )]
     NoMemory,
-    /// Views.
-    #[error("creating a view: the guest has {MAX_VIEWS} already; remove one")]
+    /// The guest has the maximum number of views.
+    #[error("cannot create a view: the guest already has {MAX_VIEWS}; remove one")]
     TooManyViews,
 }
 
 /// A guest's second-stage tables, reverse map and dirty log.
 ///
-/// All operations take `&self`; any number of threads and virtual processors may use them at once. See
-/// the crate's documentation for what an operation may wait for.
+/// All operations take `&self`. Any number of threads and vCPUs can call them at the same time. The
+/// crate's documentation says which operations wait, and for what.
 pub struct Guest<M: HostMemory> {
     pub(crate) memory: M,
     pub(crate) pages: u64,
     pub(crate) capabilities: Capabilities,
-    /// The views' root tables, and whether they are nested; zero: no such view.
+    /// For each view, the address of its root table and its flags; zero if the view does not exist.
     pub(crate) views: Box<[AtomicU64]>,
-    /// Beside the roots of nested views.
+    /// For each nested view, the address of its root's GFN table.
     pub(crate) gfn_tables: Box<[AtomicU64]>,
-    /// Tables whose split was given up, linked as dead tables are, for the next discharge to free.
+    /// Tables of failed splits, linked like detached tables. The next flush frees them.
     pub(crate) abandoned: AtomicU64,
     pub(crate) rcu: Rcu,
     pub(crate) merge_seq: MergeSeqCount,
@@ -70,11 +72,11 @@ pub struct Guest<M: HostMemory> {
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// A guest with `pages` guest frames, room for `processors` virtual processors, and nothing mapped.
+    /// Creates a guest with `pages` guest frames, space for `processors` vCPUs, and nothing mapped.
     ///
     /// # Errors
     ///
-    /// [`CreateError::Size`] for no page or more than 2^36, [`CreateError::NoMemory`].
+    /// [`CreateError::Size`] if `pages` is 0 or more than 2^36; [`CreateError::NoMemory`].
     pub fn new(
         memory: M,
         pages: u64,
@@ -104,34 +106,35 @@ impl<M: HostMemory> Guest<M> {
         })
     }
 
-    /// All guest frames.
+    /// Returns the range of all guest frames.
     pub fn all(&self) -> GfnRange {
         GfnRange::from_len(Gfn::new(0), self.pages)
     }
 
-    /// Tells this guest from others that live.
+    /// Identifies this guest among the existing guests.
     pub(crate) fn id(&self) -> usize {
         self.views.as_ptr().addr()
     }
 
-    /// Nothing to forget, yet.
+    /// Returns an empty flush for this guest.
     pub(crate) fn empty_flush(&self) -> TlbFlush {
         TlbFlush::for_guest(self.id())
     }
 
-    /// The host memory that the guest was created with.
+    /// Returns the host memory that the guest was created with.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// What the guest was told that the processors offer.
+    /// Returns the processor features that the guest was created with.
     pub const fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// Bytes of host memory in use for the reverse map: for the first mapping of each guest frame
-    /// (at most 0.2 % of the guest's memory), and for the chains of those mapped more than once (16 bytes
-    /// for each further mapping, and a 256th of that; kept for later chains when mappings go).
+    /// Returns the host memory that the reverse map uses, in bytes: for the first mapping of each
+    /// guest frame (at most 0.2 % of the guest's memory), and for the chains of frames that are
+    /// mapped more than once (16 bytes for each further mapping, plus 1/256 of that). The memory of
+    /// chains is kept for reuse when mappings are removed.
     pub fn reverse_map_bytes(&self) -> ReverseMapBytes {
         ReverseMapBytes {
             first: self.rmap.frames() * FRAME_BYTES + self.rmap.directory_bytes(),
@@ -139,7 +142,7 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// A table, with the frame beside it that a nested view needs.
+    /// Allocates a table and, for a nested view, its GFN table.
     pub(crate) fn new_table(&self, nested: bool) -> Result<Node, NoMemory> {
         let table = self.memory.allocate().ok_or(NoMemory)?;
         let mut gfn_table = None;
@@ -153,7 +156,7 @@ impl<M: HostMemory> Guest<M> {
         Ok(Node { table, gfn_table })
     }
 
-    /// Frees a table that nobody sees.
+    /// Frees a table that no processor and no thread can access.
     pub(crate) fn free_node(&self, node: Node) {
         if let Some(gfn_table) = node.gfn_table {
             self.memory.release(gfn_table);
@@ -176,14 +179,15 @@ impl<M: HostMemory> Guest<M> {
     }
 }
 
-/// Gives all frames back, without disturbing a processor: the guest cannot know where it ran.
+/// Releases all frames. Does not contact any processor: the guest does not know where its vCPUs
+/// ran.
 ///
-/// **Before** a guest is dropped, no virtual processor of it may be in the guest, or enter it again, and each
-/// logical processor that ran one has to forget what it remembers of the guest's views (`INVEPT`, all
-/// contexts, or one for each view's [`Guest::eptp`]), or must do so before it enters *any* guest again.
-/// Otherwise the tables' frames are used for something else while a processor still walks them, and another
-/// guest whose root comes to lie in the same frame runs on this one's translations. Obligations that were not
-/// met by then ([`TlbFlush`]) leak the tables that they hold.
+/// **Before** a guest is dropped, no vCPU may be in the guest or enter it again. Each logical
+/// processor that ran a vCPU of it must invalidate the cached translations of the guest's views
+/// (`INVEPT`: all-context, or single-context for each view's [`Guest::eptp`]), at the latest before
+/// it enters *any* guest again. Otherwise a processor still walks frames that are reused for other
+/// data, and another guest whose root is in the same frame runs on the translations of this one. A
+/// [`TlbFlush`] that was not done by then leaks the tables it holds.
 impl<M: HostMemory> Drop for Guest<M> {
     fn drop(&mut self) {
         for number in (0u8..).take(self.views.len()) {

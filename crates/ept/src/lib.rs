@@ -1,48 +1,55 @@
-//! Second-stage page tables that know what is dirty.
+//! Second-stage page tables (Intel EPT) with a reverse map and a dirty log.
 //!
-//! For authors of hypervisors: the tables by which an Intel processor translates a guest's physical
-//! addresses (extended page tables, EPT), a reverse map from guest frames to the entries that map them,
-//! and a dirty log whose cost is proportional to what is dirty. `no_std` with `alloc`, no global state,
-//! no dependency on the rest of hikkoshi.
+//! This crate is for authors of hypervisors. It manages the extended page tables (EPT) with which
+//! an Intel processor translates guest-physical addresses, a reverse map from guest frames to the
+//! entries that map them, and a dirty log whose cost is proportional to the number of dirty pages.
+//! It is `no_std` with `alloc`, has no global state, and does not depend on the other crates of
+//! hikkoshi.
 //!
 //! # Model
 //!
-//! A [`Guest`] has guest frames ([`Gfn`]), and one or more **views** ([`View`]): sets of tables with a
-//! root each. [`View::MAIN`] is always there; others give the same guest other permissions
-//! ([`Guest::add_view`]), or are the second stage of a guest's own guest
-//! ([`Guest::add_nested_view`]). The hypervisor lends frames and a way to reach them
-//! ([`FrameAllocator`], [`FrameAccess`]), and the crate asks it to disturb processors through
-//! [`Processors`]. What the processor offers is in [`Capabilities`]; what goes into the VMCS comes from
-//! [`Guest::eptp`] and [`Guest::pml_address`].
+//! A [`Guest`] has guest frames ([`Gfn`]) and one or more **views** ([`View`]): sets of tables with
+//! a root each. [`View::MAIN`] always exists. Further views give the same guest other permissions
+//! ([`Guest::add_view`]), or are the second stage of a nested (L2) guest
+//! ([`Guest::add_nested_view`]). The hypervisor provides frames and access to them
+//! ([`FrameAllocator`], [`FrameAccess`]), and implements [`Processors`], which the crate calls to
+//! interrupt processors. [`Capabilities`] describes the processor's features. The VMCS fields come
+//! from [`Guest::eptp`] and [`Guest::pml_address`].
 //!
-//! - A **leaf** maps 4 KiB, 2 MiB or 1 GiB ([`Level`]). [`Guest::map`], [`Guest::unmap`],
-//!   [`Guest::protect`], [`Guest::lookup`], [`Guest::split`], [`Guest::merge`], [`Guest::age`],
-//!   [`Guest::age_all_views`].
+//! - A **leaf** maps 4 KiB, 2 MiB or 1 GiB ([`Level`]). The operations are [`Guest::map`],
+//!   [`Guest::unmap`], [`Guest::protect`], [`Guest::lookup`], [`Guest::split`], [`Guest::merge`],
+//!   [`Guest::age`] and [`Guest::age_all_views`].
 //! - A page is absent, RAM, **log-dirty RAM**, or an emulated device ([`PageType`]).
-//! - A [`TlbFlush`] is an **obligation**: processors may still use what the tables no longer say. Gather
-//!   several with [`Guest::batch`], meet them with [`Guest::flush`].
-//! - The **reverse map** holds, for every guest frame and leaf size, where its leaves are: a word where
-//!   there is one mapping, a chain beyond. 0.196 % of the memory of a guest that is mapped once; 16 bytes for
-//!   each further mapping of a frame or superpage ([`Guest::reverse_map_bytes`]).
+//! - A [`TlbFlush`] is a **pending TLB flush**: processors may still use translations that the
+//!   tables no longer contain. Combine several with [`Guest::batch`], and do them with
+//!   [`Guest::flush`].
+//! - The **reverse map** stores for every guest frame and leaf size where its leaves are: one word
+//!   for one mapping, a chain for several. It takes 0.196 % of the memory of a guest that is mapped
+//!   once, and 16 bytes for each further mapping of a frame or superpage
+//!   ([`Guest::reverse_map_bytes`]).
 //!
 //! # Dirty log
 //!
-//! [`Guest::start_log`] starts logging in one of three forms ([`LogMethod`]), for a range or for everything,
-//! while virtual processors run. [`Guest::take_log`] hands out and clears the log of a range, without
-//! touching the rest: call it right before that range is sent. [`Guest::peek_log`] and [`Guest::count_dirty`] look
-//! without clearing. Only what is found dirty is protected anew, found through the reverse map.
+//! [`Guest::start_log`] starts logging for a range or for the whole guest, while vCPUs run, by one
+//! of three methods ([`LogMethod`]). [`Guest::take_log`] returns and clears the log of a range
+//! without accessing the rest: call it right before that range is sent. [`Guest::peek_log`] and
+//! [`Guest::count_dirty`] read without clearing. A take rearms only the pages that are dirty, and
+//! finds their leaves through the reverse map.
 //!
-//! In every form a log-dirty superpage is not writable, and is split by the first write to it, so that
-//! the log is one of 4 KiB pages.
+//! With every method a log-dirty superpage is write-protected, and the first write splits it, so
+//! that the log has 4 KiB granularity.
 //!
-//! What counts as a write is the processor's to say: with accessed and dirty flags on (they are, where
-//! [`Capabilities`] has them) its own accesses to a guest's page tables count as writes, so pages that
-//! hold page tables can be in the log after a mere walk (SDM vol. 3C, "Accessed and Dirty Flags for EPT").
+//! The processor defines what a write is. With accessed and dirty flags enabled (they are, if
+//! [`Capabilities`] has them), its own accesses to a guest's page tables count as writes. So pages
+//! that hold page tables can be logged after a walk that changes nothing (SDM vol. 3C, "Accessed
+//! and Dirty Flags for EPT").
 //!
-//! # Two exits
+//! # Exits to handle
 //!
 //! - *EPT violation* (basic reason 48): [`Guest::handle_ept_violation`].
 //! - *Page-modification log full* (basic reason 62): [`Guest::drain_pml`].
+//!
+//! # Example
 //!
 //! ```
 //! use std::cell::RefCell;
@@ -53,11 +60,11 @@
 //! struct Vm {
 //!     guest: Guest<TestMemory>,
 //!     vcpu: Vcpu,
-//!     // A processor in software, that is never in the guest while the hypervisor works.
+//!     // A software processor, which is never in the guest while the hypervisor runs.
 //!     cpu: RefCell<Cpu>,
 //! }
 //!
-//! // On hardware: kick the processors, INVEPT, VMREAD and VMWRITE.
+//! // On hardware: interrupt the processors; INVEPT, VMREAD and VMWRITE.
 //! impl Processors for Vm {
 //!     fn invalidate(&self, flush: &TlbFlush) {
 //!         for eptp in self.guest.eptps(flush) {
@@ -65,7 +72,7 @@
 //!         }
 //!     }
 //!
-//!     fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+//!     fn drain_pml(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
 //!         let mut cpu = self.cpu.borrow_mut();
 //!         cpu.pml_index = drain(self.vcpu, cpu.pml_index);
 //!     }
@@ -78,7 +85,7 @@
 //! }
 //!
 //! impl Vm {
-//!     /// The guest writes to `address`. True if a device has to be emulated.
+//!     /// The guest writes to `address`. Returns true if a device has to be emulated.
 //!     fn write(&self, address: u64) -> bool {
 //!         let mut cpu = self.cpu.borrow_mut();
 //!         loop {
@@ -91,17 +98,17 @@
 //!                     match self.guest.handle_ept_violation(View::MAIN, address, qualification) {
 //!                         ViolationOutcome::Resume => {} // enter again
 //!                         ViolationOutcome::Mmio { .. } => return true,
-//!                         other => panic!("map the page, or tell the guest: {other:?}"),
+//!                         other => panic!("map the page, or report an error to the guest: {other:?}"),
 //!                     }
 //!                 }
-//!                 Err(broken) => panic!("the tables are broken: {broken:?}"),
+//!                 Err(exit) => panic!("misconfigured tables: {exit:?}"),
 //!             }
 //!         }
 //!     }
 //! }
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // 32 MiB of memory from host address 4 GiB on, in superpages, and a device.
+//! // 32 MiB of memory at host address 4 GiB, mapped by superpages, and a device.
 //! let guest = Guest::new(TestMemory::new(100), 16 * 1024, 1, Capabilities::ALL)?;
 //! let (ram, device) = (GfnRange::from_len(Gfn::new(0), 8192), Gfn::new(9000));
 //! guest.map(View::MAIN, &Mapping::ram(ram, Frame::containing(4 << 30)))?;
@@ -116,13 +123,13 @@
 //! }
 //! assert!(vm.write(device.address()));
 //!
-//! // A migration takes the log of the range that it is about to send, and then reads the pages.
+//! // A migration takes the log of a range right before it sends it, and then reads the pages.
 //! let mut dirty = Vec::new();
 //! vm.guest.take_log(ram, &vm, &mut |run| dirty.push(run))?;
 //! assert_eq!(dirty, [5, 0x200].map(|page| GfnRange::from_len(Gfn::new(page), 1)));
 //! assert_eq!(vm.guest.count_dirty(ram, &vm)?, 0);
 //!
-//! // Logging ends, and 4 MiB go back to the host.
+//! // Stop logging, and return 4 MiB to the host.
 //! vm.guest.stop_log(ram, &vm)?;
 //! let flush = vm.guest.unmap(View::MAIN, GfnRange::from_len(Gfn::new(0), 1024));
 //! vm.guest.flush(flush, &vm);
@@ -132,41 +139,45 @@
 //!
 //! # Concurrency
 //!
-//! Everything takes `&self`. What virtual processors do on their way (walking, faulting on a log-dirty
-//! page, emptying a page-modification log), and taking a log, is lock-free: compare-and-exchange on the
-//! entry, an atomic bit. Filling and splitting hold *one entry* busy for a moment; others wait for it, the
-//! guest tries again. The reverse map's chains are read without a lock; whoever takes a mapping out of one
-//! holds that chain's word for a moment. Two short locks are left, one on the free cells of chains, one on
-//! waiting for others. Pages that are taken back by guest frame ([`Guest::unmap_all_views`]) are looked for
-//! again if leaves of a nested view were put together meanwhile. Whoever starts or stops a log while another does is told so, and does not wait.
+//! All operations take `&self`. The operations on a vCPU's path (walking, handling a violation on a
+//! log-dirty page, draining a page-modification log) and taking a log are lock-free: they compare
+//! and exchange the entry and set or clear atomic bits. Mapping and splitting *freeze one entry*
+//! for a short time; other threads wait for it, and the guest retries its access. The chains of the
+//! reverse map are read without a lock; a thread that removes a mapping from a chain locks that
+//! chain's word for a short time. There are two other short locks: for the free cells of chains,
+//! and for RCU synchronization. [`Guest::unmap_all_views`] repeats its search if leaves of a nested
+//! view were merged meanwhile. If a log is started or stopped while another thread does so, the
+//! call returns an error and does not wait.
 //!
-//! [`Guest::flush`], [`Guest::start_log`] and [`Guest::stop_log`] wait until the operations of other
-//! threads that were under way have ended, and for the processors. Long operations are made of parts (at most
-//! 128 MiB of a log, 1 GiB of an unmapping), and one such part is waited for. No part has in its middle
-//! a call to the hypervisor's [`Processors`], so an exit handler may use the guest meanwhile.
-//! Virtual processors come and go at any time ([`Guest::add_vcpu`]).
+//! [`Guest::flush`], [`Guest::start_log`] and [`Guest::stop_log`] wait for operations that other
+//! threads have started, and for the processors. Long operations run in parts (at most 128 MiB of a
+//! log, 1 GiB of an unmap), and the wait is for one such part. No part calls the hypervisor's
+//! [`Processors`], so an exit handler can use the guest meanwhile. vCPUs can be added and removed
+//! at any time ([`Guest::add_vcpu`]).
 //!
-//! The orders that make this right (an entry is made writable *before* the page goes into the log; a
-//! flag goes into the log *before* it goes out of the entry; what is reported is *always* flushed; a new
-//! setting is known to all *before* the leaves are visited) are argued where they are kept, and tried in
-//! every interleaving by the loom models in `tests/loom/`.
+//! Correctness depends on these orders. An entry becomes writable *before* the page is logged. A
+//! dirty flag is logged *before* it is removed from the entry. Every reported page is *always*
+//! flushed. All threads know a new setting *before* the leaves are visited. The reasons are given
+//! where each order is implemented, and the loom models in `tests/loom/` explore the interleavings.
 //!
-//! # What is missing
+//! # Limitations
 //!
-//! - Five-level tables, and other processors' formats (AMD's nested tables, Arm's stage 2).
-//! - Mode-based execute control, sub-page permissions, `#VE`, supervisor shadow stacks: their bits are
-//!   never set.
-//! - Memory that grows: a guest's size is fixed. Empty tables are given back when a range that covers
-//!   them is unmapped, and not before.
-//! - Page-modification logging for nested views: their pages are logged by write protection.
-//! - Superpages are not put together again by themselves when a log stops: [`Guest::merge`].
+//! - Five-level tables and the formats of other processors (AMD's nested page tables, Arm's stage
+//!   2) are not supported.
+//! - Mode-based execute control, sub-page permissions, `#VE` and supervisor shadow stacks are not
+//!   supported: their bits are never set.
+//! - The size of a guest is fixed. Empty tables are freed only when a range that covers them is
+//!   unmapped.
+//! - Page-modification logging is not used for nested views: their pages are logged by write
+//!   protection.
+//! - Superpages are not merged automatically when a log stops: call [`Guest::merge`].
 
 #![no_std]
 
 extern crate alloc;
 
 #[cfg(not(target_pointer_width = "64"))]
-compile_error!("hikkoshi-ept needs a 64-bit host: addresses and frame numbers must fit a usize");
+compile_error!("hikkoshi-ept requires a 64-bit host: addresses and frame numbers must fit a usize");
 
 mod address;
 mod age;

@@ -1,4 +1,4 @@
-//! Looking up.
+//! Looking up what is mapped at an address.
 
 use crate::address::{Frame, Gfn, Level};
 use crate::atomic::cpu_relax;
@@ -11,24 +11,24 @@ use crate::view::View;
 /// What is mapped at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookup {
-    /// What the page is.
+    /// The type of the page.
     pub page_type: PageType,
-    /// The guest frame, for memory.
+    /// The guest frame, if memory is mapped.
     pub gfn: Option<Gfn>,
-    /// The host frame of just this page, for memory.
+    /// The host frame of this 4 KiB page, if memory is mapped.
     pub host: Option<Frame>,
-    /// The size of the leaf; of the hole, where nothing is mapped.
+    /// The size of the leaf, or of the hole if nothing is mapped.
     pub level: Level,
-    /// What the mapping allows.
+    /// The permissions of the mapping.
     pub permissions: Option<Permissions>,
-    /// How the processor caches it.
+    /// The memory type of the mapping.
     pub memory_type: Option<MemoryType>,
-    /// The entry itself, with its flags and what the dirty log holds back.
+    /// The entry itself, with its flags and the permissions that the processor applies now.
     pub entry: Entry,
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// What is mapped at `at`; `None` if there is no such view, or `at` is not below
+    /// Returns what is mapped at `at`; `None` if the view does not exist or `at` is not below
     /// [`MAX_PAGES`](crate::MAX_PAGES).
     pub fn lookup(&self, view: View, at: Gfn) -> Option<Lookup> {
         loop {

@@ -1,4 +1,4 @@
-//! Filling: mapping guest frames to host frames, and marking emulated devices.
+//! Mapping guest frames to host frames, and marking emulated devices.
 
 use thiserror::Error;
 
@@ -16,18 +16,19 @@ use crate::walk::{EntryRef, try_replace};
 pub struct Mapping {
     /// The guest frames.
     pub guest: GfnRange,
-    /// The host frame of the first; the others follow it.
+    /// The host frame of the first guest frame; the others follow contiguously.
     pub host: Frame,
     /// What the guest may do.
     pub permissions: Permissions,
-    /// How the processor caches it.
+    /// How the processor caches the memory.
     pub memory_type: MemoryType,
-    /// The largest leaf to use.
+    /// The largest leaf size to use.
     pub max_level: Level,
 }
 
 impl Mapping {
-    /// Ordinary memory: everything allowed, write-back, leaves as large as possible.
+    /// Creates a mapping of ordinary memory: all permissions, write-back, leaves as large as
+    /// possible.
     pub const fn ram(guest: GfnRange, host: Frame) -> Self {
         Self {
             guest,
@@ -39,35 +40,36 @@ impl Mapping {
     }
 }
 
-/// Why a mapping was not made, or only in part. What was mapped before the error stays mapped.
+/// Why a mapping was not made, or only in part. Leaves that were mapped before the error stay
+/// mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MapError {
-    /// Something else is there.
-    #[error("mapping {0}: something else is mapped there; unmap it first")]
+    /// A different mapping exists at this address.
+    #[error("cannot map {0}: a different mapping exists; unmap it first")]
     Occupied(Gfn),
-    /// The guest or the tables end before.
-    #[error("mapping {0:?}: the guest or the view ends before")]
+    /// The range ends after the guest's memory or after the addresses that the tables translate.
+    #[error("cannot map {0:?}: the range ends after the guest's memory or the view")]
     OutOfRange(GfnRange),
-    /// The host address has more bits than the processor.
-    #[error("mapping to {0}: the processor's physical addresses are shorter")]
+    /// The host address is wider than the processor's physical addresses.
+    #[error("cannot map to {0}: its address is wider than the processor's physical addresses")]
     HostAddress(Frame),
-    /// There is no such view.
-    #[error("mapping in view {}: there is no such view", .0.number())]
+    /// The view does not exist, or is not of the required kind (nested or not).
+    #[error("cannot map pages: view {} does not exist or is not of the required kind", .0.number())]
     NoView(View),
-    /// The processor cannot allow fetching without reading.
-    #[error("mapping {0:?} execute-only: the processor has no such leaves")]
+    /// The processor does not support execute-only leaves.
+    #[error("cannot map {0:?} execute-only: the processor does not support it")]
     ExecuteOnly(GfnRange),
-    /// Memory for tables or the reverse map.
-    #[error("mapping {0}: no frame left for tables; free some and map the rest")]
+    /// There is not enough memory for tables or the reverse map.
+    #[error("cannot map {0}: no free frame for tables; free some and map the rest")]
     NoMemory(Gfn),
 }
 
 impl<M: HostMemory> Guest<M> {
     /// Maps guest frames in a view whose addresses are guest frame numbers.
     ///
-    /// Nothing has to be flushed: processors don't remember what is not present (SDM vol. 3C, "Caching
-    /// Translation Information"). Mapping what is mapped in the same way already is no error: virtual
-    /// processors may fault on the same page at once.
+    /// No TLB flush is necessary: processors do not cache entries that are not present (SDM vol.
+    /// 3C, "Caching Translation Information"). It is not an error to repeat an existing mapping:
+    /// several vCPUs may fault on the same page at the same time.
     ///
     /// # Errors
     ///
@@ -79,7 +81,7 @@ impl<M: HostMemory> Guest<M> {
         self.map_at(view, mapping.guest.start(), mapping)
     }
 
-    /// Maps guest frames at other addresses, from `at` on: for views of
+    /// Maps guest frames at the addresses from `at` on, in a view created by
     /// [`Guest::add_nested_view`].
     ///
     /// # Errors
@@ -120,12 +122,12 @@ impl<M: HostMemory> Guest<M> {
         Ok(())
     }
 
-    /// Host frames that the processor can address.
+    /// Returns the number of host frames that the processor can address.
     fn host_frames(&self) -> u64 {
         1 << (self.capabilities.physical_bits.clamp(FRAME_SHIFT, 52) - FRAME_SHIFT)
     }
 
-    /// The largest leaf that fits.
+    /// Returns the largest leaf size that fits.
     fn level_for(&self, step: &LeafMapping, left: u64, max_level: Level) -> Level {
         let offered = |level: Level| match level {
             Level::Size1G => self.capabilities.pages_1g,
@@ -146,7 +148,8 @@ impl<M: HostMemory> Guest<M> {
             .unwrap_or(Level::Size4K)
     }
 
-    /// Maps one leaf at `level`, or smaller ones where smaller ones are there; returns the pages done.
+    /// Maps one leaf at `level`, or a smaller one if there is a table already. Returns the number
+    /// of pages mapped.
     fn map_leaf(
         &self,
         step: &LeafMapping,
@@ -161,7 +164,7 @@ impl<M: HostMemory> Guest<M> {
             if entry.is_frozen() {
                 cpu_relax();
             } else if entry.is_table(found.level) {
-                // Somebody has mapped smaller leaves here: ours may be the same ones.
+                // Another thread has mapped smaller leaves here; they may be the same mapping.
                 level = level.below().ok_or(MapError::Occupied(step.at))?;
             } else if entry != Entry::ABSENT {
                 return Self::same(&found, step, mapping).ok_or(MapError::Occupied(step.at));
@@ -180,7 +183,7 @@ impl<M: HostMemory> Guest<M> {
                 found.set_gfn(step.gfn);
                 let added = self.rmap.add(&self.memory, level, step.gfn, found.location);
                 let entry = if added.is_ok() { leaf } else { Entry::ABSENT };
-                // Release: whoever sees the leaf finds it in the reverse map.
+                // Release: a thread that sees the leaf also finds it in the reverse map.
                 found.slot.store(entry.0, Ordering::Release);
                 return match added {
                     Ok(()) => Ok(level.pages()),
@@ -190,7 +193,7 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Whether the leaf that is there maps the same; the number of pages from here to its end.
+    /// If the existing leaf is the same mapping, returns the number of pages from here to its end.
     fn same(found: &EntryRef<'_>, step: &LeafMapping, mapping: &Mapping) -> Option<u64> {
         let entry = found.entry;
         let offset = step.at.index() - step.at.align_down(found.level).index();
@@ -201,7 +204,7 @@ impl<M: HostMemory> Guest<M> {
         same.then(|| found.level.pages() - offset)
     }
 
-    /// Puts a table where nothing is.
+    /// Adds a table at an absent entry.
     fn add_table(&self, step: &LeafMapping, found: &EntryRef<'_>) -> Result<(), MapError> {
         let nested = found.location.is_nested();
         let node = self
@@ -212,13 +215,14 @@ impl<M: HostMemory> Guest<M> {
             found.set_gfn_table(node);
             found.slot.store(entry.0, Ordering::Release);
         } else if nested || !found.try_replace(entry) {
-            self.free_node(node); // somebody was faster; nobody has seen ours
+            self.free_node(node); // another thread was faster; no thread has seen ours
         }
         Ok(())
     }
 
     /// Marks addresses as an emulated device: accesses exit, and
-    /// [`Guest::handle_ept_violation`](crate::Guest::handle_ept_violation) answers [`ViolationOutcome::Mmio`](crate::ViolationOutcome).
+    /// [`Guest::handle_ept_violation`](crate::Guest::handle_ept_violation) returns
+    /// [`ViolationOutcome::Mmio`](crate::ViolationOutcome).
     ///
     /// # Errors
     ///
@@ -269,7 +273,7 @@ impl<M: HostMemory> Guest<M> {
     }
 }
 
-/// One leaf to make.
+/// One leaf to map.
 #[derive(Debug)]
 struct LeafMapping {
     view: View,

@@ -1,4 +1,4 @@
-//! Merging.
+//! Merging the leaves of a table into a superpage.
 
 use thiserror::Error;
 
@@ -11,34 +11,38 @@ use crate::tlb_flush::TlbFlush;
 use crate::view::View;
 use crate::walk::{EntryRef, Node, mapped_gfn, try_replace};
 
-/// Why leaves were not put together.
+/// Why leaves were not merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MergeError {
-    /// No leaves of one size below, or not all present, alike, and of adjacent host frames.
-    #[error("merging the leaves at {0}: they are not whole, alike and adjacent")]
+    /// The leaves are not all present, of the next smaller size, with the same attributes, and
+    /// contiguous in host memory.
+    #[error(
+        "cannot merge the leaves at {0}: they are not all present, of one size, with the same attributes and contiguous"
+    )]
     Unlike(Gfn),
-    /// The dirty log needs small leaves.
-    #[error("merging the leaves at {0}: their writes are logged; stop the log there first")]
+    /// The dirty log requires 4 KiB leaves.
+    #[error("cannot merge the leaves at {0}: their writes are logged; stop the log for them first")]
     Logged(Gfn),
-    /// The processor has no such leaves, the level has none, or the address is not aligned to them, or
-    /// beyond what four levels of tables translate.
-    #[error("merging the leaves at {0} to {1:?}: no such leaf can be there")]
+    /// The processor does not support the leaf size, the level has no leaves, the address is not
+    /// aligned to it, or four table levels do not translate the address.
+    #[error("cannot merge the leaves at {0} into a leaf of {1}: not supported at this address")]
     Level(Gfn, Level),
-    /// Memory for the reverse map.
-    #[error("merging the leaves at {0}: no frame left for the reverse map")]
+    /// There is not enough memory for the reverse map.
+    #[error("cannot merge the leaves at {0}: no free frame for the reverse map")]
     NoMemory(Gfn),
-    /// There is no such view.
-    #[error("merging in view {}: there is no such view", .0.number())]
+    /// The view does not exist.
+    #[error("cannot merge leaves: view {} does not exist", .0.number())]
     NoView(View),
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// Puts the leaves below together to one at `level` around `at`: they must be all there, of one
-    /// size, alike, and map adjacent host frames. The flags of the new leaf are the old ones' together.
+    /// Merges the leaves of one table into one leaf at `level` that starts at `at`. All of them
+    /// must be present, of the same size, with the same attributes, and contiguous in host memory.
+    /// The accessed and dirty flags of the new leaf are the union of the old ones.
     ///
     /// # Errors
     ///
-    /// See [`MergeError`]; nothing has changed then.
+    /// See [`MergeError`]; on an error nothing has changed.
     pub fn merge(&self, view: View, at: Gfn, level: Level) -> Result<TlbFlush, MergeError> {
         let offered = match level {
             Level::Size2M => self.capabilities.pages_2m,
@@ -80,11 +84,11 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// With the entry above busy: checks and kills the leaves one by one, and writes the large one.
-    /// Threads that are in the table already find dead entries, and start again at the root; so does a
-    /// processor that has cached the way here, with an exit.
+    /// While the parent entry is frozen: checks and detaches the leaves one by one, then writes the
+    /// large leaf. Threads that are already in the table find detached entries and restart at the
+    /// root. A processor that has cached the path to the table exits and retries.
     fn merge_table(&self, at: Gfn, found: &EntryRef<'_>, below: Level) -> Result<Node, MergeError> {
-        // The entry is busy, so its origin stands still.
+        // The parent entry is frozen, so the word in the GFN table does not change.
         let node = Node {
             table: found.entry.frame(),
             gfn_table: found
@@ -100,7 +104,8 @@ impl<M: HostMemory> Guest<M> {
         if !aligned {
             return Err(MergeError::Unlike(at));
         }
-        // Not only if the leaves say so: a log may be starting, and not have come to them yet.
+        // Check the tracked set, not only the leaves: a log that is starting may not have visited
+        // them yet.
         let span = GfnRange::from_len(gfn, found.level.pages()).intersect(self.all());
         if self.log.method().is_some() && self.log.tracked.any(span) {
             return Err(MergeError::Logged(at));
@@ -114,7 +119,8 @@ impl<M: HostMemory> Guest<M> {
             let offset = count as u64 * below.pages();
             let expected = (head.frame().plus(offset), gfn.plus(offset));
             match detach_if_alike(slot, below, head) {
-                // What is dead is not mapped anew: the origin stands still.
+                // A detached entry is not mapped again, so its word in the GFN table does not
+                // change.
                 Ok(leaf) if (leaf.frame(), gfn_at(count, at.plus(offset))) == expected => {
                     merged = merged
                         .with_accessed(merged.accessed() || leaf.accessed())
@@ -149,7 +155,7 @@ impl<M: HostMemory> Guest<M> {
                 .remove(&self.memory, below, piece, node.location(index));
         }
         found.set_gfn(gfn);
-        // A log may be on beside these pages: PML has to know that they are none of its.
+        // A log may be active for other pages: PML must not log writes to these.
         let nested = node.gfn_table.is_some();
         let merged = self.arm_leaf(merged, found.level, span, nested);
         found.slot.store(merged.0, Ordering::Release);
@@ -157,7 +163,8 @@ impl<M: HostMemory> Guest<M> {
     }
 }
 
-/// Kills a leaf that is like `head`; `Err(true)` if it is logged, `Err(false)` if it is unlike.
+/// Detaches a leaf with the same attributes as `head`. Returns `Err(true)` if it is logged,
+/// `Err(false)` if its attributes differ.
 fn detach_if_alike(slot: &AtomicU64, level: Level, head: Entry) -> Result<Entry, bool> {
     loop {
         let entry = Entry(slot.load(Ordering::Acquire));

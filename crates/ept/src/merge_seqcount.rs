@@ -1,11 +1,13 @@
-//! Whether leaves of nested views are being put together.
+//! A sequence counter of merges in nested views.
 //!
-//! Such leaves are found by guest frame only, level after level, and a merge takes them from one level to
-//! the one above: whoever has to find all of them looks again if a merge was under way.
+//! Leaves of nested views can be found by guest frame only, one level after the other, and a merge
+//! moves them up one level. A scan that must find all of them is repeated if a merge was in
+//! progress.
 
 use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 
-/// Counts merges: those begun so far in the upper half, those under way in the lower.
+/// One started merge. The upper half of the counter counts the merges started so far, the lower
+/// half those in progress.
 const BEGUN: u64 = 1 << 32;
 const UNDER_WAY: u64 = BEGUN - 1;
 
@@ -17,13 +19,13 @@ impl MergeSeqCount {
         Self(AtomicU64::new(0))
     }
 
-    /// Before a merge changes anything; it ends when the guard is dropped.
+    /// Starts a merge, before it changes anything. The merge ends when the guard is dropped.
     pub(crate) fn begin(&self) -> MergeGuard<'_> {
         self.0.fetch_add(BEGUN + 1, Ordering::AcqRel);
         MergeGuard(self)
     }
 
-    /// Does `work` until no merge was under way meanwhile.
+    /// Runs `work`, and repeats it until no merge was in progress meanwhile.
     pub(crate) fn retry_if_merged(&self, work: impl Fn()) {
         loop {
             let before = self.0.load(Ordering::Acquire);
@@ -32,7 +34,8 @@ impl MergeSeqCount {
                 continue;
             }
             work();
-            // Whoever has read, by acquiring, anything that a merge wrote sees here that it had begun.
+            // If `work` has read, with acquire ordering, anything that a merge wrote, this load
+            // sees that the merge had started.
             if self.0.load(Ordering::Acquire) == before {
                 return;
             }
@@ -40,7 +43,7 @@ impl MergeSeqCount {
     }
 }
 
-/// A merge is under way.
+/// A merge in progress.
 #[derive(Debug)]
 pub(crate) struct MergeGuard<'a>(&'a MergeSeqCount);
 

@@ -1,44 +1,48 @@
-//! What the crate asks of the processors.
+//! The interface to the processors, which the hypervisor implements.
 
 use crate::dirty_log::Vcpu;
 use crate::tlb_flush::TlbFlush;
 
-/// The hypervisor's hold on the processors that run a guest.
+/// Operations on the processors that run a guest.
 ///
-/// The crate calls these from [`Guest::flush`](crate::Guest::flush) and from starting, stopping,
-/// taking and peeking at a log. All are slow: they disturb other processors, and may wait until each has
-/// left the guest and answered, wherever it is then: in an exit handler, or in any function of this
-/// crate's, with interrupts off. The crate holds no lock and no entry while it calls, and none of its
-/// functions waits for another's call here to return; two threads may be in these calls at once.
+/// The crate calls these from [`Guest::flush`](crate::Guest::flush) and when a log is started,
+/// stopped, taken or read. All of them are slow: they interrupt other processors and may wait until
+/// each one has left the guest and responded. A processor may be anywhere at that time: in an exit
+/// handler or in any function of this crate, with interrupts disabled. The crate holds no lock and
+/// no frozen entry during a call, and none of its functions waits for another thread's call to
+/// return. Two threads may be in these calls at the same time.
 ///
-/// *Every virtual processor* are those added ([`Guest::add_vcpu`](crate::Guest::add_vcpu) says when the
-/// hypervisor has to put a new one among them) and not removed.
+/// *Every vCPU* means those that were added and not removed;
+/// [`Guest::add_vcpu`](crate::Guest::add_vcpu) says when the hypervisor has to include a new one.
 pub trait Processors {
-    /// Has every processor forget the translations that `flush` names, and returns when all have.
+    /// Invalidates the translations that `flush` covers on every processor, and returns when all
+    /// have done so.
     ///
-    /// On Intel: a single-context `INVEPT` for each pointer of
-    /// [`Guest::eptps`](crate::Guest::eptps), on every logical processor that has used it (kick those in the
-    /// guest; the others may do it before they enter again).
+    /// On Intel: a single-context `INVEPT` for each EPT pointer of
+    /// [`Guest::eptps`](crate::Guest::eptps), on every logical processor that has used the pointer.
+    /// Interrupt (kick) those that are in the guest; the others may invalidate before they enter it
+    /// again.
     fn invalidate(&self, flush: &TlbFlush);
 
-    /// Has every virtual processor leave the guest and hand over its page-modification log:
-    /// `let index = drain(vcpu, index)`, where `index` is its VMCS field "PML index", which takes the
-    /// value returned. Returns when all have. Called while logging in form
-    /// [`Pml`](crate::LogMethod::Pml) only.
-    fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16);
+    /// Makes every vCPU leave the guest and drains its page-modification log: `let index =
+    /// drain(vcpu, index)`, where `index` is the VMCS field "PML index", which is set to the
+    /// returned value. Returns when all are drained. Called only while a log of method
+    /// [`Pml`](crate::LogMethod::Pml) is active.
+    fn drain_pml(&self, drain: &dyn Fn(Vcpu, u16) -> u16);
 
-    /// Turns the control "enable PML" of every virtual processor on (with "PML address" =
+    /// Turns the control "enable PML" on for every vCPU (with "PML address" =
     /// [`Guest::pml_address`](crate::Guest::pml_address) and "PML index" =
-    /// [`PML_HEAD_INDEX`](crate::PML_HEAD_INDEX)) or off, and returns when it holds for all. Before it goes off,
-    /// the log has been drained; once it is off for all, the buffers are freed.
+    /// [`PML_HEAD_INDEX`](crate::PML_HEAD_INDEX)) or off. Returns when the change is effective for
+    /// all. The log was drained before PML is turned off; the buffers are freed after it is off for
+    /// all.
     fn set_pml(&self, on: bool);
 }
 
-/// A machine without a guest running: nothing is cached, nothing is logged.
+/// A machine on which no guest runs: nothing is cached, nothing is logged.
 impl Processors for () {
     fn invalidate(&self, _: &TlbFlush) {}
 
-    fn drain(&self, _: &dyn Fn(Vcpu, u16) -> u16) {}
+    fn drain_pml(&self, _: &dyn Fn(Vcpu, u16) -> u16) {}
 
     fn set_pml(&self, _: bool) {}
 }
@@ -48,8 +52,8 @@ impl<T: Processors + ?Sized> Processors for &T {
         (**self).invalidate(flush);
     }
 
-    fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
-        (**self).drain(drain);
+    fn drain_pml(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+        (**self).drain_pml(drain);
     }
 
     fn set_pml(&self, on: bool) {

@@ -1,4 +1,4 @@
-//! Changing permissions, and looking up what is mapped.
+//! Changing the permissions of mappings.
 
 use crate::address::{GfnRange, Level};
 use crate::atomic::{Ordering, cpu_relax};
@@ -12,12 +12,12 @@ use crate::view::View;
 use crate::walk::EntryRef;
 
 impl<M: HostMemory> Guest<M> {
-    /// Changes the permissions of what is mapped at `range`; addresses where nothing is mapped stay so.
-    /// A superpage that lies in the range in part is split. What the dirty log holds back stays held
-    /// back.
+    /// Changes the permissions of the mappings in `range`. Unmapped addresses stay unmapped. A
+    /// superpage that is partly in the range is split. Write permission that the dirty log has
+    /// removed stays removed.
     ///
-    /// The obligation is for the part that was changed: with a [`SplitError`] the rest of the range is
-    /// as it was; all of it, if it ends beyond [`MAX_PAGES`](crate::MAX_PAGES).
+    /// The returned flush covers the part that was changed. On a [`SplitError`] the rest of the
+    /// range is unchanged; if the range ends after [`MAX_PAGES`](crate::MAX_PAGES), all of it is.
     pub fn protect(
         &self,
         view: View,
@@ -49,7 +49,7 @@ impl<M: HostMemory> Guest<M> {
                 let pages = GfnRange::from_len(found.gfn(start), span.len());
                 let new = self.permitted(&found, pages, permissions);
                 found.slot.store(new.0, Ordering::Release);
-                // Execution and reading too: any bit that has gone.
+                // Flush if any permission was removed, including read and execute.
                 if entry.0 & !new.0 & 7 != 0 || forgets(entry, new) {
                     flush.add(view.bit(), span);
                 }
@@ -63,7 +63,7 @@ impl<M: HostMemory> Guest<M> {
         let (old, nested) = (found.entry, found.location.is_nested());
         let new = old.with_permissions(permissions);
         if old.is_logged() && permissions.is_writable() {
-            // Logged before and after: as writable, and as dirty, as it was.
+            // Logged before and after: writable and dirty as before.
             return new.with_log(true).with_write(old.is_writable());
         }
         if !nested {
@@ -73,7 +73,7 @@ impl<M: HostMemory> Guest<M> {
     }
 }
 
-/// Whether processors may remember more than the new leaf allows.
+/// Whether processors may have cached more than the new leaf permits.
 fn forgets(old: Entry, new: Entry) -> bool {
     (old.is_writable() && !new.is_writable()) || (old.dirty() && !new.dirty())
 }

@@ -1,15 +1,16 @@
-//! Who is inside the tables, so that a table taken out is not freed under somebody's feet, and a new
-//! setting of the log is known to everybody before its effects are relied upon.
+//! Read-copy-update (RCU), to free detached tables and to make a new log setting known to all
+//! threads.
 //!
-//! Every operation *enters* and *leaves*: one addition to a counter each, no lock, no waiting. Whoever
-//! has taken something out *waits* until all that were inside at that moment have left. There are two
-//! sets of counters, and the one that is entered changes with each wait, so that a wait ends even if
-//! new operations keep coming.
+//! Every operation on the tables is a read-side critical section: it adds to a counter when it
+//! starts and subtracts when it ends, without a lock and without waiting. A thread that has
+//! detached something calls [`Rcu::synchronize`] to wait until all sections that were active at
+//! that time have ended. There are two sets of counters, as in Linux's SRCU. Each synchronization
+//! switches the set that new sections use, so it ends even if new operations keep starting.
 
 use crate::atomic::{AtomicU64, AtomicUsize, Ordering, cpu_relax};
 use crate::spinlock::SpinLock;
 
-/// Counters a set. Processors share one only by chance: cache lines don't travel much.
+/// One pair of counters. Processors rarely share one, so cache lines are rarely contended.
 const SHARDS: usize = if cfg!(loom) { 1 } else { 16 };
 
 #[derive(Debug)]
@@ -37,9 +38,10 @@ impl Rcu {
         }
     }
 
-    /// Enters; leaves when the guard is dropped. Must not be held across a call to the outside.
+    /// Starts a read-side critical section, which ends when the guard is dropped. Do not hold the
+    /// guard during a call to the hypervisor.
     pub(crate) fn read(&self) -> ReadGuard<'_> {
-        // Stacks of different processors lie at different addresses.
+        // The stacks of different processors are at different addresses.
         let mark = 0u8;
         let shard = if cfg!(loom) {
             0
@@ -48,21 +50,23 @@ impl Rcu {
         };
         let set = self.set.load(Ordering::Relaxed) & 1;
         let counter = &self.shards[shard].readers[set];
-        // Acquire: comes after a wait's look at the counter => sees what was done before that wait.
+        // Acquire: a section that starts after `synchronize` has read this counter sees everything
+        // that was done before `synchronize`.
         counter.fetch_add(1, Ordering::AcqRel);
         ReadGuard { counter }
     }
 
-    /// Returns when everybody who was inside at the call has left. The caller must not be inside.
+    /// Waits until all read-side critical sections that were active at the call have ended. The
+    /// caller must not hold a guard.
     pub(crate) fn synchronize(&self) {
         let _one_at_a_time = self.waiting.lock();
-        // Twice: an operation may have read the number of the set before the previous wait, and entered
-        // that set after it.
+        // Twice: an operation may have read the number of the set before the previous
+        // synchronization and entered that set after it.
         for _ in 0..2 {
             let old = self.set.fetch_add(1, Ordering::AcqRel) & 1;
             for shard in &self.shards {
-                // A read-modify-write, not a load: it takes its place in the counter's order of
-                // changes, so that an operation that enters later sees everything done before.
+                // A read-modify-write, not a load: it is part of the counter's modification order,
+                // so that an operation that starts later sees everything done before.
                 while shard.readers[old].fetch_add(0, Ordering::AcqRel) != 0 {
                     cpu_relax();
                 }
@@ -71,7 +75,7 @@ impl Rcu {
     }
 }
 
-/// Somebody is inside the tables.
+/// A read-side critical section.
 #[derive(Debug)]
 pub(crate) struct ReadGuard<'a> {
     counter: &'a AtomicU64,

@@ -1,4 +1,4 @@
-//! Meeting obligations: having processors forget, and freeing what was taken out.
+//! Doing TLB flushes, and freeing detached tables afterwards.
 
 use crate::address::{ENTRIES, Frame};
 use crate::atomic::Ordering;
@@ -10,11 +10,11 @@ use crate::tlb_flush::{TableList, TlbFlush};
 use crate::walk::{Node, load_unfrozen, try_replace};
 
 impl<M: HostMemory> Guest<M> {
-    /// Joins obligations, so that processors are disturbed once.
+    /// Adds the flush `other` to `into`, so that processors are interrupted only once.
     ///
     /// # Panics
     ///
-    /// If one of them is another guest's.
+    /// Panics if one of the two belongs to another guest.
     pub fn batch(&self, into: &mut TlbFlush, other: TlbFlush) {
         into.assert_guest(self.id());
         other.assert_guest(self.id());
@@ -27,14 +27,16 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Meets an obligation: has the processors forget, waits for everybody who may still be looking at
-    /// tables taken out, and gives their frames back.
+    /// Does a flush: invalidates the translations on all processors, waits until no thread accesses
+    /// the detached tables, and frees their frames.
     ///
-    /// Waits for other threads' operations on this guest; must not be called from within one.
+    /// Waits for operations of other threads on this guest. Do not call it from within an operation
+    /// (for example from a callback).
     ///
     /// # Panics
     ///
-    /// If it is another guest's: processors would go on using what that one is about to free.
+    /// Panics if the flush belongs to another guest: its processors would still use the tables that
+    /// this call frees.
     pub fn flush(&self, flush: TlbFlush, processors: &(impl Processors + ?Sized)) {
         flush.assert_guest(self.id());
         if flush.is_empty() {
@@ -45,7 +47,8 @@ impl<M: HostMemory> Guest<M> {
         self.reclaim(flush.tables);
     }
 
-    /// Frees tables taken out, and what else was put by until now, once nobody looks at it any more.
+    /// Frees the detached tables of a flush, abandoned tables and retired cells, after an RCU
+    /// synchronization.
     pub(crate) fn reclaim(&self, tables: Option<TableList>) {
         let cells = self.rmap.take_retired();
         let abandoned = match self.abandoned.load(Ordering::Relaxed) {
@@ -61,7 +64,8 @@ impl<M: HostMemory> Guest<M> {
         self.rmap.free_cells(&self.memory, cells);
     }
 
-    /// Frees a list of dead tables: the first word of each leads to the next, the second to its origins.
+    /// Frees a list of detached tables. The first word of each links to the next table, the second
+    /// to its GFN table.
     fn free_detached(&self, mut next: Option<Frame>) {
         while let Some(table) = next {
             let words = self.memory.table(table);
@@ -75,14 +79,14 @@ impl<M: HostMemory> Guest<M> {
         self.free_detached((top != 0).then(|| Frame::containing(top)));
     }
 
-    /// Makes a list of its own of a table whose entries are all dead.
+    /// Writes the links into a table whose entries are all detached.
     fn link_detached(&self, node: Node, next: Option<Frame>) {
         let words = self.memory.table(node.table);
         words[0].store(Entry::detached_link(next).0, Ordering::Release);
         words[1].store(Entry::detached_link(node.gfn_table).0, Ordering::Release);
     }
 
-    /// Adds a table that was taken out, and whose entries are all dead, to those to be freed.
+    /// Adds a detached table, whose entries are all detached, to the tables that a flush frees.
     pub(crate) fn retire(&self, flush: &mut TlbFlush, node: Node) {
         self.link_detached(node, None);
         let alone = TableList {
@@ -92,7 +96,7 @@ impl<M: HostMemory> Guest<M> {
         self.append_tables(flush, alone);
     }
 
-    /// Puts by a table that no processor has seen, but perhaps a thread, for the next discharge to free.
+    /// Abandons a table that threads may have seen but no processor has. The next flush frees it.
     pub(crate) fn abandon(&self, node: Node) {
         for index in 0..ENTRIES {
             let slot = node.slot(&self.memory, index);
@@ -115,7 +119,7 @@ impl<M: HostMemory> Guest<M> {
 
     fn append_tables(&self, flush: &mut TlbFlush, mut chain: TableList) {
         if let Some(old) = flush.tables {
-            // A dead entry stays dead for whoever still walks here; the processor ignores it.
+            // The entry stays detached for threads that still walk here; the processor ignores it.
             let link = Entry::detached_link(Some(old.first));
             self.memory.table(chain.last)[0].store(link.0, Ordering::Release);
             chain.last = old.last;

@@ -1,4 +1,4 @@
-//! A lock for the slow paths: the free cells of the reverse map's chains, and waiting for those inside.
+//! A spin lock for slow paths: the free list of chain cells, and RCU synchronization.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -6,13 +6,14 @@ use core::ops::{Deref, DerefMut};
 
 use crate::atomic::{AtomicU8, Ordering, cpu_relax};
 
-/// A spin lock. Nothing blocks, faults or calls out while one is held, unless its owner says so.
+/// A spin lock. While it is held, no code blocks, faults or calls the hypervisor, unless the lock's
+/// owner documents it.
 pub(crate) struct SpinLock<T> {
     held: AtomicU8,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through a guard only, and there is one guard at a time.
+// SAFETY: the value is accessed only through a guard, and there is one guard at a time.
 #[allow(unsafe_code)]
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
@@ -42,7 +43,7 @@ impl<T> fmt::Debug for SpinLock<T> {
     }
 }
 
-/// The right to use the value; ends when dropped.
+/// Exclusive access to the value; released on drop.
 pub(crate) struct Guard<'a, T> {
     lock: &'a SpinLock<T>,
 }

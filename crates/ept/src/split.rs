@@ -1,4 +1,4 @@
-//! Breaking superpages into smaller leaves, and putting them together again.
+//! Splitting superpages into smaller leaves.
 
 use thiserror::Error;
 
@@ -14,19 +14,21 @@ use crate::walk::{EntryRef, Node};
 /// Why a superpage was not split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SplitError {
-    /// Memory for the table.
-    #[error("splitting the superpage at {0}: no frame left for its table; free some and try again")]
+    /// There is not enough memory for the table.
+    #[error(
+        "cannot split the superpage at {0}: no free frame for its table; free some and try again"
+    )]
     NoMemory(Gfn),
-    /// Four levels of tables end before.
-    #[error("splitting up to {0}: addresses have 48 bits; {MAX_PAGES} frames is all there can be")]
+    /// Four table levels do not translate the address.
+    #[error("address out of range: {0}; four table levels translate {MAX_PAGES} frames")]
     OutOfRange(Gfn),
-    /// There is no such view.
-    #[error("splitting in view {}: there is no such view", .0.number())]
+    /// The view does not exist.
+    #[error("cannot split leaves: view {} does not exist", .0.number())]
     NoView(View),
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// Breaks superpages until the leaf for `at`, if there is one, is not larger than `to`.
+    /// Splits superpages until the leaf for `at`, if there is one, is not larger than `to`.
     ///
     /// # Errors
     ///
@@ -51,11 +53,12 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Breaks one leaf, or one device mark, in two levels' sizes. Does nothing if it changed meanwhile.
+    /// Splits one leaf, or one device mark, into entries one level down. Does nothing if the entry
+    /// has changed meanwhile.
     ///
-    /// The pieces allow no more than the leaf did, and map the same frames: a processor that goes on
-    /// using the leaf does no harm until one of the pieces is changed, and whoever changes it flushes
-    /// an address that the leaf covers.
+    /// The child leaves permit no more than the leaf did, and map the same frames. A processor that
+    /// still uses the old leaf does no harm until a child leaf is changed, and that change flushes
+    /// an address that the old leaf covers.
     pub(crate) fn split_at(&self, start: Gfn, found: &EntryRef<'_>) -> Result<(), SplitError> {
         let Some(below) = found.level.below() else {
             return Ok(());
@@ -67,7 +70,7 @@ impl<M: HostMemory> Guest<M> {
             self.free_node(node);
             return Ok(());
         }
-        // Nobody else changes this entry now, and no processor sets its flags.
+        // The entry is frozen: no other thread changes it, and no processor sets its flags.
         let leaf = found.entry;
         if leaf.is_mmio() {
             for slot in self.memory.table(node.table) {
@@ -94,8 +97,9 @@ impl<M: HostMemory> Guest<M> {
         Ok(())
     }
 
-    /// Writes the pieces of a leaf for `gfn` into a new table, and adds them to the reverse map; all or,
-    /// without memory, none. The error: whether visitors may have seen the table.
+    /// Writes the child leaves of a leaf for `gfn` into a new table and adds them to the reverse
+    /// map: all of them or, if there is not enough memory, none. The error says whether other
+    /// threads may have seen the table.
     fn fill_split_table(
         &self,
         node: Node,
@@ -113,7 +117,8 @@ impl<M: HostMemory> Guest<M> {
         for index in 0..ENTRIES {
             let span = GfnRange::from_len(piece(index), below.pages());
             let entry = self.arm_leaf(leaf.child_leaf(below, index as u64), below, span, nested);
-            // Before it is in the reverse map: a visitor may change it from then on.
+            // Write the leaf before it is added to the reverse map: from then on other threads may
+            // change it.
             node.slot(&self.memory, index)
                 .store(entry.0, Ordering::Release);
             if let Some(gfn_word) = node.gfn_word(&self.memory, index) {

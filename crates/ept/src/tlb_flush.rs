@@ -1,22 +1,22 @@
-//! What processors must forget before a change to the tables holds.
+//! Pending TLB flushes: the cached translations to invalidate after a change of the tables.
 
 use core::fmt;
 
 use crate::address::{Frame, Gfn, GfnRange};
 use crate::view::View;
 
-/// Ranges kept apart in one [`TlbFlush`]; the nearest two are joined when there are more.
+/// Number of separate ranges in a [`TlbFlush`]; the nearest two are joined when there are more.
 const RANGES: usize = 8;
 
-/// An obligation: processors may still use translations that the tables no longer hold.
+/// A pending TLB flush: processors may still use translations that the tables no longer contain.
 ///
-/// Hand it to [`Guest::flush`](crate::Guest::flush), at once or after batching several with
-/// [`Guest::batch`](crate::Guest::batch). Until then a guest can go on reading and writing through the
-/// old translations, and tables that were taken out, and the numbers of removed views, stay taken: dropping an
-/// obligation leaks them, which is safe; freeing them early would not be (SDM vol. 3C, "Caching Translation Information":
-/// processors cache references to tables as well as leaves).
+/// Pass it to [`Guest::flush`](crate::Guest::flush), at once or after combining several with
+/// [`Guest::batch`](crate::Guest::batch). Until then the guest can continue to read and write
+/// through the old translations, and detached tables and the numbers of removed views stay
+/// allocated. Dropping a flush leaks them, which is safe; freeing them early would not be (SDM vol.
+/// 3C, "Caching Translation Information": processors cache references to tables as well as leaves).
 ///
-/// An obligation that is not even named does not compile where warnings are errors:
+/// Code that ignores the returned flush does not compile if warnings are errors:
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -34,14 +34,14 @@ const RANGES: usize = 8;
 /// let flush = guest.unmap(View::MAIN, guest.all());
 /// guest.flush(flush, &processors);
 /// ```
-#[must_use = "processors keep using the old translations until this is handed to Guest::flush"]
+#[must_use = "processors keep using the old translations until this is passed to Guest::flush"]
 #[derive(Default)]
 pub struct TlbFlush {
     views: u64,
-    /// [`Guest::id`](crate::Guest) of the guest that it is for; zero of one that came from
-    /// [`TlbFlush::none`].
+    /// [`Guest::id`](crate::Guest) of the guest that the flush belongs to; zero if it was created
+    /// by [`TlbFlush::none`].
     guest: usize,
-    /// Views whose numbers are given back when this is met.
+    /// Views whose numbers become available when the flush is done.
     removed: u64,
     whole: bool,
     count: usize,
@@ -49,7 +49,7 @@ pub struct TlbFlush {
     pub(crate) tables: Option<TableList>,
 }
 
-/// Tables taken out, linked through their first words.
+/// Detached tables, linked through their first words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableList {
     pub(crate) first: Frame,
@@ -57,24 +57,25 @@ pub(crate) struct TableList {
 }
 
 impl TlbFlush {
-    /// Nothing to forget.
+    /// Creates an empty flush.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there is nothing to invalidate or to free.
     pub fn is_empty(&self) -> bool {
         self.views == 0 && self.tables.is_none()
     }
 
-    /// Whether translations of `view` are to be forgotten.
+    /// Whether translations of `view` have to be invalidated.
     pub fn applies_to(&self, view: View) -> bool {
         self.views & view.bit() != 0
     }
 
-    /// The addresses to forget, as guest frames of each view concerned: translations of any size that
-    /// cover one of them. `None`: all of them. (Intel's `INVEPT` knows no addresses: it forgets all of
-    /// a view, or of all views.)
+    /// Returns the addresses to invalidate, as guest frames of each view that the flush applies to:
+    /// translations of any size that cover one of them. `None` means all addresses. (Intel's
+    /// `INVEPT` does not take addresses: it invalidates all translations of one view or of all
+    /// views.)
     pub fn ranges(&self) -> Option<&[GfnRange]> {
         if self.whole {
             None
@@ -83,7 +84,7 @@ impl TlbFlush {
         }
     }
 
-    /// Whether a translation of `at` in `view` is to be forgotten.
+    /// Whether a translation of `at` in `view` has to be invalidated.
     pub fn covers(&self, view: View, at: Gfn) -> bool {
         self.applies_to(view)
             && self
@@ -91,7 +92,7 @@ impl TlbFlush {
                 .is_none_or(|ranges| ranges.iter().any(|range| range.contains(at)))
     }
 
-    /// The same for a guest.
+    /// Creates an empty flush for a guest.
     pub(crate) fn for_guest(guest: usize) -> Self {
         Self {
             guest,
@@ -99,11 +100,11 @@ impl TlbFlush {
         }
     }
 
-    /// Panics if another guest owes it.
+    /// Panics if the flush belongs to another guest.
     pub(crate) fn assert_guest(&self, guest: usize) {
         assert!(
             self.guest == guest || self.is_empty(),
-            "an obligation was handed to a guest that is not its own"
+            "a TLB flush was passed to a guest that it does not belong to"
         );
     }
 
@@ -115,7 +116,7 @@ impl TlbFlush {
         self.removed
     }
 
-    /// These views were removed.
+    /// Adds views that were removed.
     pub(crate) fn add_removed_views(&mut self, views: u64) {
         self.removed |= views;
         self.add_whole_views(views);
@@ -129,8 +130,9 @@ impl TlbFlush {
         self.add_range(range);
     }
 
-    /// The same for many ranges in ascending order: the first few are kept apart, the last one covers the
-    /// rest. A take of a thousand pages has better things to do than to look for the nearest ranges.
+    /// Adds one of many ranges in ascending order: the first few stay separate, and the last one
+    /// covers the rest. A take of a thousand pages should not spend time searching for the nearest
+    /// ranges.
     pub(crate) fn add_ascending(&mut self, views: u64, range: GfnRange) {
         if self.count < RANGES {
             self.add(views, range);
@@ -148,7 +150,7 @@ impl TlbFlush {
         }
     }
 
-    /// What is to be forgotten, is to be forgotten in these views too.
+    /// Extends a flush that is not empty to these views.
     pub(crate) fn extend_to_views(&mut self, views: u64) {
         if self.views != 0 {
             self.views |= views;
@@ -156,7 +158,7 @@ impl TlbFlush {
     }
 
     fn add_range(&mut self, range: GfnRange) {
-        // Work comes in ascending order: the last range is the one that grows.
+        // Ranges usually arrive in ascending order: the last range grows.
         if let Some(last) = self.ranges[..self.count].last_mut()
             && last.start() <= range.start()
             && range.start() <= last.end()
@@ -172,7 +174,7 @@ impl TlbFlush {
         }
     }
 
-    /// Makes room by joining two neighbours with the smallest gap.
+    /// Makes space by joining the two neighbours with the smallest gap.
     fn join_nearest(&mut self, range: GfnRange) {
         let gap = |a: GfnRange, b: GfnRange| a.hull(b).len().saturating_sub(a.len() + b.len());
         let with_new = gap(self.ranges[RANGES - 1], range);
@@ -189,7 +191,7 @@ impl TlbFlush {
         }
     }
 
-    /// Takes over what `other` asks for, but for its tables.
+    /// Adds everything of `other` except its tables.
     pub(crate) fn absorb(&mut self, other: &Self) {
         self.guest = other.guest;
         self.views |= other.views;
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_become_one_range() {
+    fn adjacent_ranges_are_joined() {
         let mut flush = TlbFlush::none();
         for page in 0..100 {
             flush.add(1, range(page, 1));
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_are_joined_and_nothing_is_lost() {
+    fn the_nearest_ranges_are_joined_and_all_addresses_stay_covered() {
         let mut flush = TlbFlush::none();
         let starts = [0, 100, 110, 300, 400, 500, 600, 700, 800, 900, 1000];
         for start in starts {
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_range_concerns_nobody() {
+    fn an_empty_range_adds_nothing() {
         let mut flush = TlbFlush::none();
         flush.add(1, GfnRange::EMPTY);
         assert!(flush.is_empty());

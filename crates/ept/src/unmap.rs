@@ -1,4 +1,5 @@
-//! Taking mappings away: each level is walked once, and a table that the range covers goes as a whole.
+//! Unmapping: each level is walked once, and a table that is entirely in the range is detached as a
+//! whole.
 
 use crate::address::{ENTRIES, Gfn, GfnRange, INDEX_BITS, Level};
 use crate::atomic::{Ordering, cpu_relax};
@@ -10,25 +11,25 @@ use crate::tlb_flush::TlbFlush;
 use crate::view::View;
 use crate::walk::{EntryRef, Node, load_unfrozen, mapped_gfn, try_replace};
 
-/// An unmapping under way.
+/// An unmap operation in progress.
 struct UnmapJob {
     view: View,
     range: GfnRange,
     flush: TlbFlush,
 }
 
-/// An entry that was found dead, by its first address.
+/// The first address of an entry that was found detached.
 struct Detached(Gfn);
 
 impl<M: HostMemory> Guest<M> {
-    /// Takes away what is mapped at `range` (addresses of the view): memory and device marks. A
-    /// superpage that lies in the range in part is split.
+    /// Unmaps `range` (addresses of the view): memory and device marks. A superpage that is partly
+    /// in the range is split.
     ///
-    /// A superpage costs one entry, not one a page; a table that lies in the range as a whole is taken
-    /// out with one exchange, and its entries then cost two words each. If no memory is left to split a
-    /// superpage at the range's edge, all of it is taken away: the guest faults there once more, and
-    /// nothing is lost. A device mark of that size stays as a whole then: the hypervisor has it from nowhere
-    /// else.
+    /// A superpage costs one entry, not one for each page. A table that is entirely in the range is
+    /// detached with one exchange; its entries then cost two words each. If there is no memory to
+    /// split a superpage at the edge of the range, the whole superpage is unmapped: the guest
+    /// faults there once more, and no data is lost. A device mark of that size stays in place
+    /// instead, because the hypervisor could not restore it on a fault.
     pub fn unmap(&self, view: View, range: GfnRange) -> TlbFlush {
         let range = range.intersect(GfnRange::TRANSLATED);
         let mut job = UnmapJob {
@@ -36,12 +37,12 @@ impl<M: HostMemory> Guest<M> {
             range,
             flush: self.empty_flush(),
         };
-        // Whoever waits for others to leave waits for one GiB, not for a guest.
+        // RCU synchronization waits for one GiB, not for the whole guest.
         self.for_each_gib(view, range, &mut |root, part| {
             self.unmap_part(&mut job, root, part);
         });
         if range.len() >= Level::Root.pages() {
-            // Tables of 512 GiB, empty by now, that lie in the range as a whole.
+            // Tables that cover 512 GiB, are empty by now and are entirely in the range.
             let _guard = self.rcu.read();
             if let Some(root) = self.root(view) {
                 self.unmap_part(&mut job, root, range);
@@ -50,10 +51,10 @@ impl<M: HostMemory> Guest<M> {
         job.flush
     }
 
-    /// Takes away what maps the guest frames of `range`, in all views: for a host that wants the memory
-    /// back. A superpage of a nested view goes as a whole, wherever the range ends.
+    /// Unmaps the guest frames of `range` in all views, for a host that reclaims the memory. A
+    /// superpage of a nested view is unmapped as a whole, even if it is only partly in the range.
     ///
-    /// What others map meanwhile may be there afterwards.
+    /// Mappings that other threads add meanwhile may remain.
     pub fn unmap_all_views(&self, range: GfnRange) -> TlbFlush {
         let mut flush = self.empty_flush();
         self.for_each_plain_view(|view| self.batch(&mut flush, self.unmap(view, range)));
@@ -63,22 +64,23 @@ impl<M: HostMemory> Guest<M> {
                 let _guard = self.rcu.read();
                 self.remove_nested(part);
             }
-            // One may have come meanwhile.
+            // A nested view may have been added meanwhile.
             flush.add_whole_views(before | self.nested_views());
         }
         flush
     }
 
-    /// Takes away what nested views map of the guest frames of `range`. The caller is inside.
+    /// Unmaps the guest frames of `range` from nested views. The caller holds an RCU read guard.
     fn remove_nested(&self, range: GfnRange) {
-        // Downwards: a leaf that is split meanwhile is found as its pieces. One that is put together with
-        // others goes the other way, and may be passed on it; and while it is under way there is no leaf.
+        // From large to small: if a leaf is split meanwhile, its child leaves are found. A merge
+        // moves leaves in the other direction, so the scan can miss them; and while a merge is in
+        // progress there is no leaf. The sequence counter detects both.
         self.merge_seq.retry_if_merged(|| {
             for level in Level::LEAVES {
                 self.rmap
                     .for_each_in(&self.memory, level, range, &mut |gfn, location| {
                         if location.is_nested() {
-                            // If it is not there any more, another thread has taken it away.
+                            // If it fails, another thread has unmapped the leaf.
                             self.remove_leaf(location, level, gfn, Entry::ABSENT);
                         }
                     });
@@ -86,11 +88,11 @@ impl<M: HostMemory> Guest<M> {
         });
     }
 
-    /// Takes away what is mapped at `part`.
+    /// Unmaps `part`.
     ///
-    /// A dead entry does not mean that nothing is mapped: the leaf is being put together with others, or
-    /// its table was taken out and another is there by now. From such an entry on it begins again at the
-    /// root, on the way to which whoever is at work holds an entry busy, or has left it changed.
+    /// A detached entry does not mean that nothing is mapped: the leaf may be in a merge, or its
+    /// table was detached and replaced. The walk restarts at the root, for the addresses from that
+    /// entry on. On that path the other thread holds an entry frozen, or has changed it already.
     fn unmap_part(&self, job: &mut UnmapJob, mut root: Node, part: GfnRange) {
         job.range = part;
         while let Err(Detached(at)) = self.unmap_in(job, root, Level::Root, Gfn::new(0)) {
@@ -175,7 +177,7 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Kills all entries of a root that was taken out, and the tables below.
+    /// Detaches all entries of a detached root, and the tables below it.
     pub(crate) fn detach_tree(&self, flush: &mut TlbFlush, view: View, root: Node) {
         let mut job = UnmapJob {
             view,
@@ -214,7 +216,8 @@ impl<M: HostMemory> Guest<M> {
         self.retire(&mut job.flush, node);
     }
 
-    /// Replaces what is no table by `with`; false if it is one by now, or dead before its table is.
+    /// Replaces an entry that is not a table by `with`. Returns false if the entry is a table by
+    /// now, or was detached before its table.
     fn remove_at(
         &self,
         job: &mut UnmapJob,
@@ -245,8 +248,8 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Replaces the leaf for `gfn` by `with`, and takes it out of the reverse map; false if it is no
-    /// leaf, or another one, once nobody is replacing it.
+    /// Replaces the leaf for `gfn` by `with` and removes it from the reverse map. Returns false if
+    /// the entry, once it is not frozen, is not a leaf or maps another guest frame.
     fn remove_leaf(&self, location: Location, level: Level, gfn: Gfn, with: Entry) -> bool {
         let slot = location.slot(&self.memory);
         let nested = location.is_nested();
@@ -256,12 +259,13 @@ impl<M: HostMemory> Guest<M> {
                 return false;
             }
             if !nested {
-                // Into the log first, then out of the entry: a taker finds one of the two.
+                // Log first, then remove the entry: a take finds the page in one of the two.
                 self.log_dirty_flag(entry, gfn);
             }
             if try_replace(slot, entry, Entry::FROZEN) {
                 if nested && !self.rmap.contains(&self.memory, level, gfn, location) {
-                    // Mapped anew since the caller looked: not the leaf that was meant.
+                    // The address was mapped again since the caller looked it up: this is a
+                    // different leaf.
                     slot.store(entry.0, Ordering::Release);
                     return false;
                 }
@@ -281,9 +285,10 @@ mod tests {
     use crate::map::Mapping;
     use crate::testing::TestMemory;
 
-    /// Somebody read in the reverse map where frame 0 is mapped, and the entry maps frame 1 by now.
+    /// A thread has read in the reverse map where frame 0 is mapped, and meanwhile the entry maps
+    /// frame 1.
     #[test]
-    fn a_nested_leaf_that_maps_another_frame_by_now_is_left_alone() {
+    fn a_nested_leaf_that_was_remapped_is_not_changed() {
         let guest = Guest::new(TestMemory::new(20), 512, 0, Capabilities::ALL).unwrap();
         let nested = guest.add_nested_view().unwrap();
         let (at, page) = (Gfn::new(7), GfnRange::from_len(Gfn::new(1), 1));

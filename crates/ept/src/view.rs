@@ -1,4 +1,4 @@
-//! The views.
+//! Views: sets of tables with their own root (EPT pointer) over the same guest frames.
 
 use crate::address::{Frame, GfnRange, usize_from};
 use crate::atomic::Ordering;
@@ -9,17 +9,18 @@ use crate::host_memory::HostMemory;
 use crate::tlb_flush::TlbFlush;
 use crate::walk::Node;
 
-/// Views a guest can have, [`View::MAIN`] included.
+/// Maximum number of views of a guest, including [`View::MAIN`].
 pub const MAX_VIEWS: usize = if cfg!(loom) { 2 } else { 64 };
 
-/// In a view's word: its addresses are not guest frame numbers.
+/// Flag of a view's word: the addresses of the view are not guest frame numbers.
 const NESTED: u64 = 1;
-/// A view's word while the view is being made.
+/// The word of a view that is being created.
 const CLAIMED: u64 = 2;
-/// In the word of a view that was removed, as long as processors may remember translations of its root.
+/// Flag of a view's word: the view was removed, but processors may still have cached translations
+/// of its root.
 const REMOVED: u64 = 4;
 
-/// One set of tables of a guest: one root.
+/// One set of tables of a guest, with one root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct View(u8);
 
@@ -27,7 +28,7 @@ impl View {
     /// The view that every guest has.
     pub const MAIN: Self = Self(0);
 
-    /// The view's number, below [`MAX_VIEWS`].
+    /// Returns the number of the view; less than [`MAX_VIEWS`].
     pub const fn number(self) -> u8 {
         self.0
     }
@@ -42,14 +43,14 @@ impl View {
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// [`Guest::eptp`] of [`View::MAIN`], which always is there.
+    /// Returns [`Guest::eptp`] of [`View::MAIN`], which always exists.
     pub fn main_eptp(&self) -> Eptp {
         let root = Frame::containing(self.views[0].load(Ordering::Acquire));
         Eptp::new(root, self.capabilities.accessed_dirty)
     }
 
-    /// Adds a view whose addresses are guest frame numbers, as those of [`View::MAIN`] are: another set
-    /// of permissions over the same guest.
+    /// Adds a view whose addresses are guest frame numbers, like [`View::MAIN`]: another set of
+    /// permissions for the same guest.
     ///
     /// # Errors
     ///
@@ -58,8 +59,8 @@ impl<M: HostMemory> Guest<M> {
         self.add(0)
     }
 
-    /// Adds a view with addresses of its own: the second stage of a guest's guest. Its leaves map this
-    /// guest's frames anywhere.
+    /// Adds a nested view: the second stage of an L2 guest. It has an address space of its own, and
+    /// its leaves map this guest's frames at any address.
     ///
     /// # Errors
     ///
@@ -85,33 +86,34 @@ impl<M: HostMemory> Guest<M> {
         Err(CreateError::TooManyViews)
     }
 
-    /// Removes a view and everything mapped there. No virtual processor may enter with it any more.
-    /// [`View::MAIN`] stays (only its mappings go).
+    /// Removes a view and all its mappings. No vCPU may enter with this view any more.
+    /// [`View::MAIN`] itself is not removed, only its mappings.
     ///
-    /// The view's number, and the frame of its root, are used for others once the obligation is met, and
-    /// not before: what processors remember is tagged with the root's address.
+    /// The view's number and the frame of its root are not reused before the flush is done, because
+    /// processors tag cached translations with the address of the root.
     pub fn remove_view(&self, view: View) -> TlbFlush {
         let mut flush = self.unmap(view, GfnRange::TRANSLATED);
         if view != View::MAIN {
             let _guard = self.rcu.read();
             if let Some(root) = self.take_root(view) {
                 flush.add_removed_views(view.bit());
-                // Whoever is still in the view finds dead entries, and then no view.
+                // A thread that is still in the view finds detached entries, and then no view.
                 self.detach_tree(&mut flush, view, root);
             }
         }
         flush
     }
 
-    /// The word to put into the VMCS of a virtual processor that runs in `view`; `None` if there is no
-    /// such view.
+    /// Returns the EPT pointer for the VMCS of a vCPU that runs in `view`; `None` if the view does
+    /// not exist.
     pub fn eptp(&self, view: View) -> Option<Eptp> {
         let root = self.root(view)?.table;
         Some(Eptp::new(root, self.capabilities.accessed_dirty))
     }
 
-    /// The EPT pointers of the views that `flush` concerns, those included that it removes: what `INVEPT`
-    /// takes in [`Processors::invalidate`](crate::Processors::invalidate).
+    /// Returns the EPT pointers of the views that `flush` applies to, including views that were
+    /// removed: the operands of `INVEPT` in
+    /// [`Processors::invalidate`](crate::Processors::invalidate).
     pub fn eptps(&self, flush: &TlbFlush) -> impl Iterator<Item = Eptp> {
         let concerned = ones(flush.views()).filter_map(|number| self.views.get(usize_from(number)));
         concerned.filter_map(|word| {
@@ -135,7 +137,7 @@ impl<M: HostMemory> Guest<M> {
                 return (value > CLAIMED).then_some(Node { table, gfn_table });
             }
             let gfn_table = self.gfn_tables[number].load(Ordering::Acquire);
-            // Another view may have got the number: the root before and after is the same one.
+            // Another view may have taken the number: check that the root did not change.
             if word.load(Ordering::Acquire) == value {
                 let gfn_table = Some(Frame::containing(gfn_table));
                 let table = Frame::containing(value);
@@ -144,7 +146,8 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Takes a view away; the caller is the one who gets its root. The caller is inside.
+    /// Marks a view as removed. Exactly one caller gets its root. The caller holds an RCU read
+    /// guard.
     pub(crate) fn take_root(&self, view: View) -> Option<Node> {
         let word = self.views.get(usize::from(view.0))?;
         loop {
@@ -160,7 +163,8 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Gives the numbers of removed views back. No processor remembers anything of their roots.
+    /// Makes the numbers of removed views available again. No processor caches translations of
+    /// their roots any more.
     pub(crate) fn free_views(&self, removed: u64) {
         for (number, word) in (0u8..).zip(&*self.views) {
             if removed & View(number).bit() != 0 {
@@ -174,9 +178,9 @@ impl<M: HostMemory> Guest<M> {
         word.is_some_and(|word| word.load(Ordering::Acquire) & (NESTED | REMOVED) == NESTED)
     }
 
-    /// The views whose addresses are guest frame numbers, and those whose are not. Among them those that
-    /// were removed, as long as processors may remember something of them: it is to be forgotten with the
-    /// others' translations.
+    /// Returns the views whose addresses are guest frame numbers, and the nested views. Removed
+    /// views are included as long as processors may cache translations of them: a flush must
+    /// invalidate those too.
     fn views_by_kind(&self) -> (u64, u64) {
         let (mut plain, mut nested) = (0, 0);
         for (number, word) in (0u8..).zip(&*self.views) {

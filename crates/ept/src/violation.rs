@@ -1,4 +1,4 @@
-//! The exit "EPT violation": what happened, and what the hypervisor does about it.
+//! Handling EPT violations.
 
 use crate::address::{FRAME_BYTES, Gfn, Level};
 use crate::atomic::{Ordering, cpu_relax};
@@ -8,8 +8,8 @@ use crate::host_memory::HostMemory;
 use crate::view::View;
 use crate::walk::EntryRef;
 
-/// The exit qualification of an EPT violation (SDM vol. 3C, "Basic VM-Exit Information", table "Exit
-/// Qualification for EPT Violations").
+/// The exit qualification of an EPT violation (SDM vol. 3C, "Basic VM-Exit Information", table
+/// "Exit Qualification for EPT Violations").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExitQualification(pub u64);
 
@@ -19,8 +19,8 @@ impl ExitQualification {
         self.0 & 1 != 0
     }
 
-    /// The access was a data write; with accessed and dirty flags on, also any access of the processor
-    /// to a guest's paging structures.
+    /// The access was a data write. With accessed and dirty flags enabled, also any access of the
+    /// processor to the guest's paging structures.
     pub const fn write(self) -> bool {
         self.0 & 2 != 0
     }
@@ -31,41 +31,44 @@ impl ExitQualification {
     }
 }
 
-/// What to do after an EPT violation.
+/// What the hypervisor does after an EPT violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ViolationOutcome {
-    /// Enter the guest again: the access will go through now, or find out more.
+    /// Enter the guest again and retry the access. It succeeds now, or causes a violation with
+    /// another outcome.
     Resume,
-    /// Nothing is mapped: map the page and enter again, or tell the guest that nothing is there. Beyond
-    /// [`MAX_PAGES`](crate::MAX_PAGES) nothing can be mapped.
+    /// Nothing is mapped: map the page and enter again, or report the error to the guest. Nothing
+    /// can be mapped at or above [`MAX_PAGES`](crate::MAX_PAGES).
     Absent(Gfn),
     /// Emulate the device.
     Mmio {
         /// The guest-physical address of the access.
         address: u64,
     },
-    /// The mapping does not allow it: the hypervisor's own protection.
+    /// The mapping does not permit the access: the hypervisor's own protection.
     Denied(Gfn),
-    /// A superpage had to be split, and no frame is left for its table: free one and enter again.
+    /// A superpage must be split, and there is no frame for the table: free a frame and enter
+    /// again.
     NoMemory(Gfn),
-    /// There is no such view.
+    /// The view does not exist.
     NoView,
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// Handles an EPT violation at guest-physical `address` (VMCS field "guest-physical address") of a
-    /// virtual processor in `view`. Lock-free, but where a superpage is split and where another thread
-    /// is changing this very entry.
+    /// Handles an EPT violation at guest-physical `address` (VMCS field "guest-physical address")
+    /// of a vCPU in `view`. Lock-free, except while a superpage is split or another thread changes
+    /// the same entry.
     ///
-    /// After [`ViolationOutcome::Resume`] no processor has to forget anything: the entry allows more than
-    /// before, and the exit itself has dropped what this processor remembered of the address (SDM
-    /// vol. 3C, "Operations that Invalidate Cached Mappings").
+    /// After [`ViolationOutcome::Resume`] no TLB flush is necessary: the entry permits more than
+    /// before, and the exit itself has invalidated this processor's translations of the address
+    /// (SDM vol. 3C, "Operations that Invalidate Cached Mappings").
     ///
-    /// Two things of the exit are the hypervisor's, before it enters again. If the VMCS field "IDT-vectoring
-    /// information" is valid, the access was part of delivering an event, which has to be injected anew
-    /// (SDM vol. 3C, "Information for VM Exits During Event Delivery"). If it is not, and bit 12 of the
-    /// qualification is set ("NMI unblocking due to IRET"), blocking by NMI has to be set in the guest's
-    /// interruptibility state again, or a second NMI could come into the handler of the first.
+    /// The hypervisor handles two parts of the exit itself before it enters again. If the VMCS
+    /// field "IDT-vectoring information" is valid, the access was part of the delivery of an event,
+    /// which has to be injected again (SDM vol. 3C, "Information for VM Exits During Event
+    /// Delivery"). If it is not valid and bit 12 of the qualification is set ("NMI unblocking due
+    /// to IRET"), set blocking by NMI in the guest's interruptibility state again; otherwise a
+    /// second NMI could interrupt the handler of the first.
     pub fn handle_ept_violation(
         &self,
         view: View,
@@ -74,7 +77,7 @@ impl<M: HostMemory> Guest<M> {
     ) -> ViolationOutcome {
         let at = Gfn::new(address / FRAME_BYTES);
         if !at.is_translated() {
-            // A processor with more than 48 address bits: no entry could allow the access.
+            // A processor with more than 48 address bits: no entry can permit the access.
             return ViolationOutcome::Absent(at);
         }
         let _guard = self.rcu.read();
@@ -94,7 +97,8 @@ impl<M: HostMemory> Guest<M> {
                 return ViolationOutcome::Absent(at);
             }
             if allows(entry, why) {
-                return ViolationOutcome::Resume; // another processor was faster, or we had an old translation
+                // Another vCPU has resolved it, or this processor had an old translation.
+                return ViolationOutcome::Resume;
             }
             if !allows(entry.with_write(entry.may_write()), why) {
                 return ViolationOutcome::Denied(at);
@@ -105,22 +109,24 @@ impl<M: HostMemory> Guest<M> {
                     return ViolationOutcome::NoMemory(at);
                 }
             } else if let Some(gfn) = self.grant(start, &found) {
-                // Writable first, then into the log: if the log is taken between the two, the page is in
-                // the next one. The other way round the log could be taken in between, and a write to a
-                // page that is writable and in no log would be lost.
+                // Make the leaf writable first, then log the page: if the log is taken between the
+                // two, the next log has the page. In the opposite order, a take in between would
+                // leave a page that is writable and not logged, and its writes would be lost.
                 self.log.mark_dirty(gfn);
                 return ViolationOutcome::Resume;
             }
         }
     }
 
-    /// Makes a leaf writable; returns the guest frame it maps, or `None` if it changed meanwhile.
+    /// Makes a leaf writable. Returns the guest frame that it maps, or `None` if it has changed
+    /// meanwhile.
     fn grant(&self, start: Gfn, found: &EntryRef<'_>) -> Option<Gfn> {
         let new = found.entry.with_write(true);
         if !found.location.is_nested() {
             return found.try_replace(new).then_some(start);
         }
-        // A nested view's entry may be mapped anew at any time: held busy while asking what it maps.
+        // Another thread may map a nested view's entry to another frame at any time: freeze it to
+        // read its GFN.
         if !found.try_replace(Entry::FROZEN) {
             return None;
         }

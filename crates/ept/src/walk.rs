@@ -1,4 +1,4 @@
-//! The way from a root to an entry, and changing it there.
+//! Walking the tables from a root to an entry, and changing that entry.
 
 use crate::address::{Frame, Gfn, GfnRange, Level};
 use crate::atomic::{AtomicU64, Ordering, cpu_relax};
@@ -8,13 +8,14 @@ use crate::host_memory::{FrameAccess, HostMemory};
 use crate::rmap::Location;
 use crate::view::View;
 
-/// A guest frame that no guest has.
+/// A guest frame number that no guest has.
 const INVALID_GFN: Gfn = Gfn::new(u64::MAX >> 12);
 
-/// A table of a view. Beside each table of a nested view lies a frame of *origins*: for each leaf the
-/// guest frame that it maps (plus 1), for each reference to a table the address of that table's origins.
+/// A table of a view. Each table of a nested view has a *GFN table* beside it (like KVM's shadowed
+/// translations): for each leaf the guest frame that it maps (plus 1), for each reference to a
+/// table the address of that table's GFN table.
 ///
-/// An origin is written while its entry is busy, and only then.
+/// A word of a GFN table is written only while its entry is frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) table: Frame,
@@ -41,7 +42,8 @@ impl Node {
         Some(&memory.table(self.gfn_table?)[index])
     }
 
-    /// The table that `entry`, read at `index`, refers to; `None` if it has changed since.
+    /// Returns the table that `entry`, read at `index`, refers to; `None` if the entry has changed
+    /// since.
     #[inline]
     pub(crate) fn below<M: FrameAccess + ?Sized>(
         self,
@@ -55,15 +57,15 @@ impl Node {
             return Some(Self { table, gfn_table });
         };
         let gfn_table = Some(Frame::containing(gfn_word.load(Ordering::Acquire)));
-        // The same table before and after: the origin is its own. No table comes back while somebody is
-        // inside.
+        // The entry refers to the same table before and after the read, so the GFN table belongs to
+        // it. No table is reused while a thread holds an RCU read guard.
         let now = Entry(self.slot(memory, index).load(Ordering::Acquire));
         let same = now.is_present() && now.frame() == table;
         same.then_some(Self { table, gfn_table })
     }
 }
 
-/// An entry on the way to an address.
+/// Reference to a table entry that a walk has reached.
 #[derive(Debug)]
 pub(crate) struct EntryRef<'g> {
     pub(crate) location: Location,
@@ -91,25 +93,28 @@ impl<'g> EntryRef<'g> {
         }
     }
 
-    /// Replaces the entry that was read; fails if it has changed since.
+    /// Replaces the entry if it still has the value that was read.
     pub(crate) fn try_replace(&self, new: Entry) -> bool {
         try_replace(self.slot, self.entry, new)
     }
 
-    /// The guest frame that the leaf, for `at`, maps. Of a nested view's leaf it is certain only while the
-    /// entry is busy: it may be mapped anew meanwhile.
+    /// Returns the guest frame that the leaf maps at `at`. For a leaf of a nested view the value is
+    /// reliable only while the entry is frozen: otherwise another thread may map it to another
+    /// frame.
     pub(crate) fn gfn(&self, at: Gfn) -> Gfn {
         mapped_gfn(self.gfn_word, at)
     }
 
-    /// Notes which guest frame the leaf maps, in a nested view. The caller holds the entry busy.
+    /// Stores the guest frame that the leaf maps, in a nested view. The caller has frozen the
+    /// entry.
     pub(crate) fn set_gfn(&self, gfn: Gfn) {
         if let Some(gfn_word) = self.gfn_word {
             gfn_word.store(gfn.index() + 1, Ordering::Release);
         }
     }
 
-    /// Refers to a table. The caller holds the entry busy, or it is absent in a view that is not nested.
+    /// Stores the address of a table's GFN table. The caller has frozen the entry, or the entry is
+    /// absent in a view that is not nested.
     pub(crate) fn set_gfn_table(&self, table: Node) {
         if let (Some(gfn_word), Some(gfn_table)) = (self.gfn_word, table.gfn_table) {
             gfn_word.store(gfn_table.address(), Ordering::Release);
@@ -117,7 +122,7 @@ impl<'g> EntryRef<'g> {
     }
 }
 
-/// The guest frame that a leaf for `at`, with this origin, maps.
+/// Returns the guest frame that a leaf at `at` maps, given its word of the GFN table.
 pub(crate) fn mapped_gfn(gfn_word: Option<&AtomicU64>, at: Gfn) -> Gfn {
     match gfn_word.map(|word| word.load(Ordering::Acquire)) {
         None => at,
@@ -125,7 +130,8 @@ pub(crate) fn mapped_gfn(gfn_word: Option<&AtomicU64>, at: Gfn) -> Gfn {
     }
 }
 
-/// The entry, once nobody is replacing it. Whoever holds one busy waits for nobody.
+/// Returns the entry once it is not frozen. A thread that has frozen an entry does not wait for
+/// other threads.
 pub(crate) fn load_unfrozen(slot: &AtomicU64) -> Entry {
     loop {
         let entry = Entry(slot.load(Ordering::Acquire));
@@ -136,15 +142,16 @@ pub(crate) fn load_unfrozen(slot: &AtomicU64) -> Entry {
     }
 }
 
-/// Changes an entry from `old` to `new`; fails if it is not `old` any more.
+/// Changes an entry from `old` to `new`; fails if its value is not `old`.
 pub(crate) fn try_replace(slot: &AtomicU64, old: Entry, new: Entry) -> bool {
     slot.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
         .is_ok()
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// Follows the tables of `view` towards `at`, to an entry that is no table, or to level `floor`.
-    /// The caller is inside. `None`: there is no such view, or no table has an entry for `at`.
+    /// Walks the tables of `view` towards `at`, to an entry that is not a table, or to level
+    /// `floor`. The caller holds an RCU read guard. Returns `None` if the view does not exist or
+    /// `at` is out of range.
     pub(crate) fn walk(&self, view: View, at: Gfn, floor: Level) -> Option<EntryRef<'_>> {
         if !at.is_translated() {
             return None;
@@ -173,9 +180,9 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Calls `visit` with the root and each part of `range` (addresses of `view`) that one entry of 1 GiB
-    /// covers and that is not a hole of 512 GiB, ascending; leaves the tables after each. False if there is
-    /// no such view.
+    /// Calls `visit` with the root and each part of `range` (addresses of `view`) that one 1 GiB
+    /// entry covers, in ascending order. Skips holes of 512 GiB. Each part is a separate RCU
+    /// read-side critical section. Returns false if the view does not exist.
     pub(crate) fn for_each_gib(
         &self,
         view: View,
@@ -204,8 +211,8 @@ impl<M: HostMemory> Guest<M> {
         true
     }
 
-    /// Changes the leaf at `location`, which the reverse map named for `gfn`, to what `change` makes of it
-    /// (`None`: leaves it alone). Whether it was changed.
+    /// Changes the leaf at `location`, which the reverse map returned for `gfn`, to the result of
+    /// `change` (`None`: no change). Returns whether the leaf was changed.
     pub(crate) fn change_leaf(
         &self,
         level: Level,
@@ -227,7 +234,8 @@ impl<M: HostMemory> Guest<M> {
                     return true;
                 }
             } else if try_replace(slot, old, Entry::FROZEN) {
-                // The entry may be mapping another guest frame by now; while it is busy, that is known.
+                // The entry may map another guest frame by now. While it is frozen, the reverse map
+                // gives a reliable answer.
                 let ours = self.rmap.contains(&self.memory, level, gfn, location);
                 slot.store(if ours { new.0 } else { old.0 }, Ordering::Release);
                 return ours;

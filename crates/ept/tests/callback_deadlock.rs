@@ -72,7 +72,7 @@ impl Processors for Busy<'_> {
         self.call(0);
     }
 
-    fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+    fn drain_pml(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
         self.call(1);
         drain(self.vcpu, 511);
     }

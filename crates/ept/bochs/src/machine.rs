@@ -250,7 +250,7 @@ impl Processors for Machine {
         }
     }
 
-    fn drain(&self, drain: &dyn Fn(hikkoshi_ept::Vcpu, u16) -> u16) {
+    fn drain_pml(&self, drain: &dyn Fn(hikkoshi_ept::Vcpu, u16) -> u16) {
         for cpu in &self.vcpus {
             cpu.vmx.set_pml_index(drain(cpu.id, cpu.vmx.pml_index()));
         }

@@ -1,4 +1,5 @@
-//! Reading the dirty flags of the plain views, for [`LogMethod::DirtyFlags`](super::LogMethod::DirtyFlags).
+//! Scanning dirty flags of the non-nested views, for
+//! [`LogMethod::DirtyFlags`](super::LogMethod::DirtyFlags).
 
 use crate::address::{GfnRange, Level, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
@@ -9,23 +10,23 @@ use crate::host_memory::HostMemory;
 use crate::view::View;
 use crate::walk::{load_unfrozen, try_replace};
 
-/// Pages that are scanned together: those of a table of the lowest level, and whole words.
+/// Pages that are scanned together: those of one page table, and at least one bitmap word.
 pub(super) const GROUP: u64 = if Level::Size2M.pages() > WORD {
     Level::Size2M.pages()
 } else {
     WORD
 };
-/// Words of a group.
+/// Bitmap words of a group.
 const WORDS: usize = usize_from(GROUP / WORD);
 
-/// Bitmap of the words of one group.
+/// The bitmap words of one group.
 pub(super) struct Group {
     first: usize,
     bits: [u64; WORDS],
 }
 
 impl Group {
-    /// The tracked pages of `part`, which lies in one group.
+    /// Returns the tracked pages of `part`, which must be in one group.
     fn tracked<M: HostMemory>(guest: &Guest<M>, part: GfnRange) -> Self {
         let mut group = Self::empty(part);
         for (word, mask) in words_of(part) {
@@ -41,7 +42,7 @@ impl Group {
         }
     }
 
-    /// The words, with the bits in question and those found.
+    /// Iterates over the words with tracked pages: index, tracked bits, and bits of `found`.
     pub(super) fn words(&self, found: &Self) -> impl Iterator<Item = (usize, u64, u64)> {
         let bits = self.bits.iter().zip(&found.bits);
         (self.first..)
@@ -52,12 +53,12 @@ impl Group {
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// The tracked pages of `part`, which lies in one group, and those of them whose dirty flag is set in
-    /// one of the plain views; clears the flags if told to. `None`: nothing is tracked. The caller is
-    /// inside.
+    /// Returns the tracked pages of `part`, which must be in one group, and those of them whose
+    /// dirty flag is set in a non-nested view. With `clear`, clears the flags. Returns `None` if no
+    /// page is tracked. The caller holds an RCU read guard.
     ///
-    /// Where a view has a table of the lowest level, that is read. Elsewhere the reverse map is asked: a
-    /// table may just have been taken out, and its flags not saved yet.
+    /// If a view has a page table for the part, the scan reads that table. Otherwise it uses the
+    /// reverse map: a table may have just been detached, with its flags not yet saved.
     pub(super) fn scan_flags(
         &self,
         views: u64,
@@ -106,9 +107,9 @@ impl<M: HostMemory> Guest<M> {
     }
 }
 
-/// Whether a logged leaf has its dirty flag set; clears it if told to.
+/// Returns whether a logged leaf has its dirty flag set. With `clear`, clears the flag.
 fn test_flag(slot: &AtomicU64, clear: bool) -> bool {
-    // As for most leaves: one look.
+    // Fast path: most leaves are clean.
     let first = Entry(slot.load(Ordering::Acquire));
     if first.is_present() && !first.dirty() {
         return false;

@@ -1,4 +1,4 @@
-//! The dirty log: what is tracked, in which form, and the rules that a leaf follows.
+//! The dirty log: which pages are tracked, by which method, and the state that each leaf must have.
 
 mod dirty_flags;
 mod pml;
@@ -21,22 +21,35 @@ use crate::entry::Entry;
 use crate::guest::Guest;
 use crate::host_memory::HostMemory;
 
-/// How writes are noticed.
+/// How writes are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LogMethod {
-    /// The first write to a page exits. Works on every processor; one exit a dirty page.
+    /// The first write to a page exits (EPT violation). Works on every processor. One exit for each
+    /// dirty page.
     WriteProtection = 1,
-    /// The processor sets a flag, and taking the log reads the flags: no exit, but the cost of a take
-    /// grows with the range, not with what is dirty.
+    /// The processor sets the dirty flag of the leaf; a take scans the flags. No exits, but the
+    /// cost of a take grows with the size of the range, not with the number of dirty pages.
     DirtyFlags = 2,
-    /// The processor notes the page in a list: one exit in 512 dirty pages.
+    /// The processor writes the page's address to a buffer (page-modification logging). One exit
+    /// for each 512 dirty pages.
     Pml = 3,
+}
+
+impl fmt::Display for LogMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WriteProtection => "write protection",
+            Self::DirtyFlags => "dirty flags",
+            Self::Pml => "page-modification logging",
+        })
+    }
 }
 
 const OFF: u8 = 0;
 
-/// Pages that are visited without leaving the tables in between: 128 MiB. Whoever waits for others to
-/// leave waits for one such part, not for a guest.
+/// Pages that are processed in one RCU read-side critical section: 128 MiB.
+/// [`Rcu::synchronize`](crate::rcu::Rcu::synchronize) waits for one such chunk, not for a pass over
+/// the whole guest.
 pub(crate) const CHUNK_PAGES: u64 = 1 << 15;
 
 /// The state of a guest's log: atomic words, no lock.
@@ -44,11 +57,13 @@ pub(crate) struct Log {
     method: AtomicU8,
     pub(super) tracked: Bitmap,
     pub(super) dirty: DirtyBitmap,
-    /// For each virtual processor: zero, or an odd number with the address of its PML buffer, if any.
+    /// For each vCPU: zero if the slot is free; otherwise `EXISTS` and the address of the PML
+    /// buffer, if there is one.
     pub(super) vcpus: Box<[AtomicU64]>,
-    /// How far page-modification logging is on: see `pml`.
+    /// The state of page-modification logging: see `pml`.
     pub(super) pml: AtomicU8,
-    /// Whether somebody is starting or stopping. Nobody waits for it: see `start`.
+    /// Whether a thread is starting or stopping a log. Other threads do not wait for it: see
+    /// `start_stop`.
     changing: AtomicU8,
 }
 
@@ -78,7 +93,7 @@ impl Log {
             .store(method.map_or(OFF, |method| method as u8), Ordering::Release);
     }
 
-    /// Puts a page into the log, if it is tracked.
+    /// Adds a page to the log if it is tracked.
     pub(crate) fn mark_dirty(&self, gfn: Gfn) {
         if self.tracked.get(gfn) {
             self.dirty.set(gfn);
@@ -94,17 +109,17 @@ impl fmt::Debug for Log {
     }
 }
 
-/// Whether a tracked leaf notices writes by not allowing them.
+/// Whether writes to a tracked leaf are detected by write protection.
 ///
-/// Superpages always do: a write splits them, so that the log is one of 4 KiB pages. So do leaves of
-/// nested views: the address that the processor would log there is the nested guest's, and a flag there
-/// is not where a scan by guest frame looks.
+/// Superpages are always write-protected: a write splits them, so that the log has 4 KiB
+/// granularity. So are leaves of nested views: the processor would log the L2 guest's address, and
+/// a scan by guest frame would not find the dirty flag.
 pub(crate) fn uses_write_protection(method: LogMethod, level: Level, nested: bool) -> bool {
     method == LogMethod::WriteProtection || level != Level::Size4K || nested
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// The form of the log that is on, if one is.
+    /// Returns the method of the active log, or `None` if logging is off.
     pub fn log_method(&self) -> Option<LogMethod> {
         self.log.method()
     }
@@ -114,28 +129,29 @@ impl<M: HostMemory> Guest<M> {
         self.log.tracked.get(gfn)
     }
 
-    /// Puts pages into the log: what the hypervisor itself writes, devices it emulates, and pages of a
-    /// taken range that could not be sent after all. Pages that are not tracked are left out.
+    /// Adds pages to the log: pages that the hypervisor or an emulated device has written, and
+    /// pages of a taken range that could not be sent. Pages that are not tracked are ignored.
     ///
-    /// Call it after the write.
+    /// Call this after the write.
     pub fn mark_dirty(&self, range: GfnRange) {
         for gfn in range.intersect(self.all()).iter() {
             self.log.mark_dirty(gfn);
         }
     }
 
-    /// Puts the page into the log that only the leaf's dirty flag knows of, before the leaf goes. Not
-    /// for leaves of nested views: those are in the log since they became writable.
+    /// Adds the page of a leaf to the log if only the leaf's dirty flag records the write. Called
+    /// before the leaf is removed. Not for leaves of nested views: their pages were logged when the
+    /// leaves became writable.
     pub(crate) fn log_dirty_flag(&self, leaf: Entry, gfn: Gfn) {
-        // Logged superpages are never writable, so there is no flag to save.
+        // Logged superpages are never writable, so they have no dirty flag to save.
         if leaf.is_logged() && leaf.dirty() && self.log.method() == Some(LogMethod::DirtyFlags) {
             self.log.mark_dirty(gfn);
         }
     }
 
-    /// A leaf as it has to be for pages that nobody has written yet: not writable, or without dirty
-    /// flag, if one of them is tracked; writable if the mapping allows it, otherwise; and with the
-    /// dirty flag set where PML must not log it.
+    /// Returns the leaf in the state for pages that were not written yet. If a page of `span` is
+    /// tracked, the leaf is write-protected or its dirty flag is clear. Otherwise it is writable if
+    /// the mapping permits writes, with the dirty flag set if PML must not log its writes.
     pub(crate) fn arm_leaf(
         &self,
         leaf: Entry,

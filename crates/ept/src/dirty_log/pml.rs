@@ -1,8 +1,8 @@
-//! Page-modification logs: a buffer a virtual processor, and emptying it.
+//! Page-modification logging (PML): one buffer for each vCPU, and draining it.
 //!
-//! SDM vol. 3C, "Page-Modification Logging": a write that sets a dirty flag stores the page's
-//! guest-physical address at PML address + 8 × PML index and counts the index down. With an index
-//! outside 0..=511 the access does not happen: the processor exits (reason 62).
+//! SDM vol. 3C, "Page-Modification Logging": a write that sets a dirty flag stores the
+//! guest-physical address of the page at PML address + 8 × PML index and decrements the index. If
+//! the index is not in 0..=511, the access does not happen and the processor exits (reason 62).
 
 use thiserror::Error;
 
@@ -13,55 +13,58 @@ use crate::guest::Guest;
 use crate::host_memory::HostMemory;
 use crate::rmap::NoMemory;
 
-/// Entries of a page-modification log: 512.
+/// Number of entries of a page-modification log: 512.
 #[allow(clippy::cast_possible_truncation)] // 512
 pub const PML_ENTRIES: u16 = ENTRIES as u16;
 
-/// The PML index of an empty log: 511. It counts down.
+/// The PML index of an empty log: 511. The processor counts down.
 pub const PML_HEAD_INDEX: u16 = PML_ENTRIES - 1;
 
-/// In the word of a virtual processor that exists.
+/// Flag in the word of an existing vCPU.
 const EXISTS: u64 = 1;
 
-/// A virtual processor, as far as the log is concerned.
+/// A vCPU, as the log sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Vcpu(usize);
 
 impl Vcpu {
-    /// Its number: the smallest that was free when it was added.
+    /// Returns the vCPU's number: the smallest that was free when the vCPU was added.
     pub const fn number(self) -> usize {
         self.0
     }
 }
 
-/// Why a virtual processor was not added.
+/// Why a vCPU was not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum VcpuError {
-    /// The guest was created for fewer.
-    #[error("adding a virtual processor: the guest was created for {0}")]
+    /// The guest has the number of vCPUs that it was created for.
+    #[error("cannot add a vCPU: the guest was created for {0}")]
     TooMany(usize),
-    /// Logging is on, and there is no buffer for it.
-    #[error("adding a virtual processor: no frame left for its page-modification log")]
+    /// Logging is on, and there is no frame for the buffer.
+    #[error("cannot add a vCPU: no free frame for its page-modification log")]
     NoMemory,
 }
 
-/// Page-modification logging: off; every virtual processor gets a buffer; the hypervisor sees them.
+/// The states of page-modification logging. `OFF`: no buffers. `PREPARED`: every vCPU gets a
+/// buffer. `ON`: the hypervisor sees the buffers.
 ///
-/// Processors are added at any time, without a lock. Whoever adds one takes its place first and then reads
-/// this state; whoever starts a log changes the state first and then goes through the places: one of the
-/// two sees the other. Both *write* the state's word (be it with the same value), so that these two
-/// accesses have an order.
+/// vCPUs are added at any time without a lock. A thread that adds a vCPU first claims a slot and
+/// then reads this state. A thread that starts a log first changes the state and then visits the
+/// slots. So one of the two sees the other. Both *write* the state's word, even if only with the
+/// same value, so that the two accesses are ordered.
 const OFF: u8 = 0;
 const PREPARED: u8 = 1;
 const ON: u8 = 2;
 
-/// A buffer for each virtual processor, also for those that come from now on; or for none.
+/// Allocates a buffer for every vCPU, including those that are added from now on. On failure, no
+/// vCPU keeps one.
 pub(super) fn allocate_all<M: HostMemory>(memory: &M, log: &Log) -> Result<(), NoMemory> {
     log.pml.swap(PREPARED, Ordering::AcqRel);
     for word in &log.vcpus {
         if allocate(memory, word).is_err() {
             switch_off(log);
-            // Nobody has seen one of them: neither the hypervisor nor, by `drain_pml`, an exit handler.
+            // These buffers are not in use: neither the hypervisor nor an exit handler in
+            // `drain_pml` has seen them.
             release_all(memory, log);
             return Err(NoMemory);
         }
@@ -69,7 +72,7 @@ pub(super) fn allocate_all<M: HostMemory>(memory: &M, log: &Log) -> Result<(), N
     Ok(())
 }
 
-/// A buffer for the virtual processor in this place, if there is one and it has none.
+/// Allocates a buffer for the vCPU in this slot, if there is one and it has no buffer.
 fn allocate<M: HostMemory>(memory: &M, word: &AtomicU64) -> Result<(), NoMemory> {
     if word.load(Ordering::Acquire) != EXISTS {
         return Ok(());
@@ -80,22 +83,22 @@ fn allocate<M: HostMemory>(memory: &M, word: &AtomicU64) -> Result<(), NoMemory>
         .compare_exchange(EXISTS, new, Ordering::AcqRel, Ordering::Relaxed)
         .is_err()
     {
-        memory.release(frame); // it has one by now, or is gone
+        memory.release(frame); // the vCPU has a buffer by now, or was removed
     }
     Ok(())
 }
 
-/// From now on the hypervisor sees the buffers.
+/// Makes the buffers visible to the hypervisor.
 pub(super) fn switch_on(log: &Log) {
     log.pml.swap(ON, Ordering::AcqRel);
 }
 
-/// From now on the hypervisor sees no buffer, and who is added gets none.
+/// Hides the buffers from the hypervisor. vCPUs that are added from now on get none.
 pub(super) fn switch_off(log: &Log) {
     log.pml.swap(OFF, Ordering::AcqRel);
 }
 
-/// Takes the buffers back. No processor uses them any more.
+/// Releases the buffers. No processor uses them any more.
 pub(super) fn release_all<M: HostMemory>(memory: &M, log: &Log) {
     for word in &log.vcpus {
         let value = word.load(Ordering::Acquire);
@@ -114,7 +117,7 @@ fn buffer(word: u64) -> Option<Frame> {
 }
 
 impl Log {
-    /// Gives the buffers back. Nobody uses the guest any more.
+    /// Releases the buffers. No thread uses the guest any more.
     pub(crate) fn release<M: HostMemory>(&mut self, memory: &M) {
         release_all(memory, self);
     }
@@ -125,19 +128,22 @@ impl Log {
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// Adds a virtual processor, also while a log is on, starts or stops. Lock-free.
+    /// Adds a vCPU; allowed at any time, also while a log is active, starting or stopping.
+    /// Lock-free.
     ///
-    /// So that no log passes it by, the hypervisor
+    /// To make every log cover the new vCPU, the hypervisor does the following:
     ///
-    /// 1. calls this; on an error, the processor must not run;
-    /// 2. puts it among those that [`Processors`](crate::Processors) reaches;
-    /// 3. asks for [`Guest::pml_address`], and sets "enable PML", "PML address" and "PML index" accordingly,
-    ///    under whatever keeps [`Processors::set_pml`](crate::Processors::set_pml) from this processor
-    ///    meanwhile (a lock of the virtual processor's, or that of step 2);
-    /// 4. lets it enter the guest.
+    /// 1. Call this method. On an error, the vCPU must not run.
+    /// 2. Add the vCPU to those that [`Processors`](crate::Processors) reaches.
+    /// 3. Call [`Guest::pml_address`] and set "enable PML", "PML address" and "PML index" from the
+    ///    result. Hold a lock meanwhile that keeps
+    ///    [`Processors::set_pml`](crate::Processors::set_pml) away from this vCPU (a lock of the
+    ///    vCPU, or the lock of step 2).
+    /// 4. Let the vCPU enter the guest.
     ///
-    /// A log that starts before step 3 is seen there; one that starts later finds the processor by step 2.
-    /// A log that stops takes its buffers back after `set_pml` has been through all, step 2's included.
+    /// Step 3 sees a log that started before it. A log that starts later finds the vCPU because of
+    /// step 2. A log that stops releases its buffers only after `set_pml` has visited all vCPUs,
+    /// including the one of step 2.
     ///
     /// # Errors
     ///
@@ -150,10 +156,10 @@ impl<M: HostMemory> Guest<M> {
         let place = self.log.vcpus.iter().position(free);
         let vcpu = Vcpu(place.ok_or(VcpuError::TooMany(self.log.vcpus.len()))?);
         let word = &self.log.vcpus[vcpu.0];
-        // Read by writing: see above.
+        // Read with a write: see the states above.
         if self.log.pml.fetch_add(0, Ordering::AcqRel) != OFF
             && allocate(&self.memory, word).is_err()
-            // Whoever starts the log may have had a frame for it.
+            // A thread that starts the log may have allocated a buffer for it meanwhile.
             && word
                 .compare_exchange(EXISTS, 0, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
@@ -163,13 +169,14 @@ impl<M: HostMemory> Guest<M> {
         Ok(vcpu)
     }
 
-    /// The number of virtual processors that the guest was created for.
+    /// Returns the number of vCPUs that the guest was created for.
     pub fn max_vcpus(&self) -> usize {
         self.log.vcpus.len()
     }
 
-    /// Removes a virtual processor that has left the guest for good with this PML index, and that
-    /// [`Processors`](crate::Processors) does not reach any more; what it had logged is not lost.
+    /// Removes a vCPU that has left the guest permanently with this PML index, and that
+    /// [`Processors`](crate::Processors) does not reach any more. Its logged pages are added to the
+    /// dirty log first.
     pub fn remove_vcpu(&self, vcpu: Vcpu, index: u16) {
         self.drain_pml(vcpu, index);
         let Some(word) = self.log.word(vcpu) else {
@@ -181,8 +188,8 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// What belongs into the VMCS field "PML address" of this virtual processor (the frame's address);
-    /// `None` while no log in form [`LogMethod::Pml`](crate::LogMethod::Pml) is on.
+    /// Returns the value of the VMCS field "PML address" for this vCPU (the frame's address);
+    /// `None` if no log of method [`LogMethod::Pml`](crate::LogMethod::Pml) is active.
     pub fn pml_address(&self, vcpu: Vcpu) -> Option<Frame> {
         if self.log.pml.load(Ordering::Acquire) != ON {
             return None;
@@ -190,21 +197,25 @@ impl<M: HostMemory> Guest<M> {
         buffer(self.log.word(vcpu)?.load(Ordering::Acquire))
     }
 
-    /// Empties the page-modification log of a virtual processor that is not in the guest, given its PML
-    /// index; returns the new index. For the exit "page-modification log full", for
-    /// [`Processors::drain`](crate::Processors::drain), and for whoever wants to empty it sooner.
+    /// Drains the page-modification log of a vCPU that is not in the guest: adds its entries to the
+    /// dirty log. Takes the PML index and returns the new one. Called for the exit
+    /// "page-modification log full" and from
+    /// [`Processors::drain_pml`](crate::Processors::drain_pml); it can be called at other times,
+    /// too.
     ///
-    /// Entries of pages that are not tracked are left out. Lock-free.
+    /// Entries of pages that are not tracked are ignored. Lock-free.
     ///
-    /// Two things of the exit are the hypervisor's, as with [`Guest::handle_ept_violation`]: an event in the IDT-vectoring
-    /// information, and NMIs unblocked by an `IRET` (qualification, bit 12). The access that found the log full
-    /// has not happened and will be tried again.
+    /// As with [`Guest::handle_ept_violation`], the hypervisor handles two parts of the exit: an
+    /// event in the IDT-vectoring information, and NMIs unblocked by `IRET` (qualification, bit
+    /// 12). The access that found the log full did not happen and will be retried.
     pub fn drain_pml(&self, vcpu: Vcpu, index: u16) -> u16 {
         let _guard = self.rcu.read();
-        // 0..=511: the entries above are in use. FFFFH: all are.
+        // Index 0..=511: the entries above the index are in use. Index FFFFH: all entries are in
+        // use.
         let first = index.wrapping_add(1);
-        // Only while it is on: before, the buffer may be taken back without a wait, as nobody has seen it;
-        // after, what it holds was taken out already, and it is taken back after a wait for those inside.
+        // Read the buffer only while PML is on. Before that state, the buffer may be released
+        // without waiting for readers, because no reader has seen it. After it, the contents were
+        // drained already, and the buffer is released after an RCU synchronization.
         let on = self.log.pml.load(Ordering::Acquire) == ON;
         let frame = self
             .log

@@ -1,9 +1,9 @@
-//! Joining what is found to maximal runs.
+//! Coalescing dirty pages into maximal runs.
 
 use crate::address::{Gfn, GfnRange};
 use crate::bitmap::WORD;
 
-/// Joins bits of ascending words to maximal runs.
+/// Coalesces the bits of ascending words into maximal runs.
 pub(super) struct Runs<'a> {
     run: GfnRange,
     pages: u64,
@@ -47,7 +47,7 @@ impl<'a> Runs<'a> {
         }
     }
 
-    /// The number of pages in all runs.
+    /// Reports the last run; returns the number of pages in all runs.
     pub(super) fn end(mut self) -> u64 {
         self.flush();
         self.pages
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_go_on_from_word_to_word() {
+    fn runs_continue_across_words() {
         let mut found = Vec::new();
         let mut note = |run: GfnRange| found.push((run.start().index(), run.end().index()));
         let mut runs = Runs::new(&mut note);

@@ -1,4 +1,4 @@
-//! Starting and stopping, for a range or all, while virtual processors run.
+//! Starting and stopping a log, for a range or for all pages, while vCPUs run.
 
 use thiserror::Error;
 
@@ -14,28 +14,28 @@ use crate::processors::Processors;
 /// Why a log was not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StartError {
-    /// The processor cannot do it.
-    #[error("starting a log in form {0:?}: the processor lacks it; use write protection")]
+    /// The processor does not support the method.
+    #[error("cannot start a log by {0}: the processor does not support it; use write protection")]
     Unsupported(LogMethod),
-    /// A log of another form is on.
+    /// A log of another method is active.
     #[error(
-        "starting a log in form {wanted:?}: one in form {on:?} is on; stop it first, or add to it"
+        "cannot start a log by {wanted}: a log by {on} is active; stop it first, or use its method"
     )]
     OtherMethod {
-        /// The form asked for.
+        /// The requested method.
         wanted: LogMethod,
-        /// The form that is on.
+        /// The method of the active log.
         on: LogMethod,
     },
-    /// Memory for the logs of the virtual processors.
-    #[error("starting a log: no frame left for a virtual processor's page-modification log")]
+    /// There is not enough memory for the PML buffers of the vCPUs.
+    #[error("cannot start a log: no free frame for a vCPU's page-modification log")]
     NoMemory,
-    /// The guest ends before.
-    #[error("starting a log of {0:?}: the guest ends before")]
+    /// The range ends after the guest's memory.
+    #[error("cannot start a log of {0:?}: the range ends after the guest's memory")]
     OutOfRange(GfnRange),
-    /// Another thread is starting or stopping.
+    /// Another thread is starting or stopping a log.
     #[error(
-        "starting a log: another thread is starting or stopping one; try again when it is done"
+        "cannot start a log: another thread is starting or stopping one; try again when it has finished"
     )]
     Busy,
 }
@@ -43,45 +43,46 @@ pub enum StartError {
 /// Why a log was not stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StopError {
-    /// Another thread is starting or stopping.
+    /// Another thread is starting or stopping a log.
     #[error(
-        "stopping a log: another thread is starting or stopping one; try again when it is done"
+        "cannot stop a log: another thread is starting or stopping one; try again when it has finished"
     )]
     Busy,
 }
 
-/// The right to start or stop; ends when dropped.
+/// The exclusive right to start or stop a log; released on drop.
 ///
-/// Not a lock that one could wait for: its holder waits for the virtual processors, and one of them might
-/// be the one that waits, with interrupts off.
-struct Changing<'a>(&'a Log);
+/// This is deliberately not a lock that a thread can wait for. Its holder waits for the vCPUs, and
+/// one of those may be the thread that would wait here, with interrupts disabled.
+struct ChangeGuard<'a>(&'a Log);
 
 impl Log {
-    fn change(&self) -> Option<Changing<'_>> {
+    fn change(&self) -> Option<ChangeGuard<'_>> {
         self.changing
             .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
-            .then(|| Changing(self)) // not made, and dropped, if it is not ours
+            .then(|| ChangeGuard(self)) // lazily: a guard that is created is also dropped
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.0.changing.store(0, Ordering::Release);
     }
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// Starts logging writes to `range` ([`Guest::all`] for the whole guest), or adds `range` to what
-    /// is logged already.
+    /// Starts logging writes to `range` ([`Guest::all`] for the whole guest), or adds `range` to
+    /// the active log.
     ///
-    /// The log of what was not tracked before is empty at first; the rest stays as it is. When this
-    /// returns, every later write is logged; of those made meanwhile, some may be. Waits for other
-    /// threads' operations on this guest, and for the processors; holds no lock meanwhile.
+    /// The log of pages that were not tracked before is empty; the rest of the log does not change.
+    /// Every write after this returns is logged; a write during the call may or may not be. Waits
+    /// for operations of other threads on this guest and for the processors, without holding a
+    /// lock.
     ///
     /// # Errors
     ///
-    /// See [`StartError`]; nothing has changed then.
+    /// See [`StartError`]; on an error nothing has changed.
     pub fn start_log(
         &self,
         method: LogMethod,
@@ -99,7 +100,7 @@ impl<M: HostMemory> Guest<M> {
         if !offered {
             return Err(StartError::Unsupported(method));
         }
-        let _changing = self.log.change().ok_or(StartError::Busy)?;
+        let _guard = self.log.change().ok_or(StartError::Busy)?;
         let first = match self.log.method() {
             None => true,
             Some(on) if on == method => false,
@@ -108,7 +109,7 @@ impl<M: HostMemory> Guest<M> {
         if first && method == LogMethod::Pml {
             pml::allocate_all(&self.memory, &self.log).map_err(|_| StartError::NoMemory)?;
         }
-        // What was left behind where nothing is tracked.
+        // Remove stale bits of pages that are not tracked yet.
         for (word, mask) in words_of(range) {
             self.log
                 .dirty
@@ -116,24 +117,26 @@ impl<M: HostMemory> Guest<M> {
         }
         self.log.set_method(Some(method));
         if first && method == LogMethod::Pml {
-            // Before any dirty flag is cleared: a flag set by a processor that does not log yet would
-            // hide the page.
+            // Do this before any dirty flag is cleared. If a processor that does not log yet set
+            // the flag, the page would be missed.
             pml::switch_on(&self.log);
             processors.set_pml(true);
         }
         self.log.tracked.set(range);
-        // Operations that began without knowing all this have ended after the wait, and what they
-        // mapped is there to be visited; later ones know.
+        // After this, all operations that started without this state have ended, and the leaves
+        // they mapped are visited below. Later operations see the state.
         self.rcu.synchronize();
-        // PML logs wherever the flag is clear: the pages beside the range get theirs set.
+        // PML logs every page whose dirty flag is clear: the flags of pages outside the range are
+        // set.
         let visited = if first && method == LogMethod::Pml {
             self.all()
         } else {
             range
         };
         self.rearm_range(visited, &|leaf| !leaf.is_logged());
-        // All of it, not only the leaves that changed: an obligation of before may not have been met yet,
-        // and a processor that remembers an older leaf as written would write past the log.
+        // Flush the whole range, not only the changed leaves. An earlier flush may still be
+        // pending, and a processor with an older cached translation that is dirty would write
+        // without logging.
         let mut flush = self.empty_flush();
         flush.add(self.plain_views(), visited);
         flush.add_whole_views(self.nested_views());
@@ -141,21 +144,22 @@ impl<M: HostMemory> Guest<M> {
         Ok(())
     }
 
-    /// Stops logging writes to `range`, and forgets what was logged there. When nothing is logged any
-    /// more, the log is off.
+    /// Stops logging writes to `range` and discards the log of that range. When no page is tracked
+    /// any more, logging is off.
     ///
-    /// Waits for other threads' operations on this guest, and for the processors; holds no lock meanwhile.
+    /// Waits for operations of other threads on this guest and for the processors, without holding
+    /// a lock.
     ///
     /// # Errors
     ///
-    /// [`StopError::Busy`]; nothing has changed then.
+    /// [`StopError::Busy`]; on an error nothing has changed.
     pub fn stop_log(
         &self,
         range: GfnRange,
         processors: &(impl Processors + ?Sized),
     ) -> Result<(), StopError> {
         let range = range.intersect(self.all());
-        let _changing = self.log.change().ok_or(StopError::Busy)?;
+        let _guard = self.log.change().ok_or(StopError::Busy)?;
         let Some(method) = self.log.method() else {
             return Ok(());
         };
@@ -165,11 +169,11 @@ impl<M: HostMemory> Guest<M> {
             self.log.set_method(None);
         }
         self.rcu.synchronize();
-        // Allows writes again, sets flags: nothing that a processor would have to forget.
+        // This only permits writes again and sets flags: no cached translation becomes invalid.
         self.rearm_range(range, &|leaf| leaf.is_logged());
         if method == LogMethod::Pml {
-            // Nothing of the range may be in a buffer still when it is tracked the next time.
-            processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
+            // The buffers must not hold entries of the range when it is tracked the next time.
+            processors.drain_pml(&|vcpu, index| self.drain_pml(vcpu, index));
         }
         if last && method == LogMethod::Pml {
             pml::switch_off(&self.log);
@@ -182,13 +186,13 @@ impl<M: HostMemory> Guest<M> {
         Ok(())
     }
 
-    /// Gives each leaf of `range`, in all views, the state of a page that nobody has written, where
-    /// `which` says so.
+    /// Puts each leaf of `range`, in all views, for which `which` returns true into the state for
+    /// pages that were not written yet.
     fn rearm_range(&self, range: GfnRange, which: &dyn Fn(Entry) -> bool) {
         for part in range.chunks(CHUNK_PAGES) {
             let _guard = self.rcu.read();
-            // Downwards: a leaf that is split meanwhile is found as its pieces. None is put together:
-            // `merge` knows what is tracked, and refuses.
+            // From large to small: if a leaf is split meanwhile, its child leaves are found. No
+            // leaves are merged meanwhile: `merge` checks the tracked set and refuses.
             for level in Level::LEAVES {
                 self.rmap
                     .for_each_in(&self.memory, level, part, &mut |gfn, location| {

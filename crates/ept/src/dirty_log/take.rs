@@ -1,4 +1,4 @@
-//! Taking the log of a range, looking at it, counting it.
+//! Reading the log of a range: take (read and clear), peek (read only), count.
 
 use thiserror::Error;
 
@@ -17,21 +17,23 @@ use crate::tlb_flush::TlbFlush;
 use crate::view::View;
 use crate::walk::try_replace;
 
-/// Why a log was not taken.
+/// Why the log was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TakeError {
-    /// It is off.
-    #[error("taking a dirty log: logging is off; start it first")]
+    /// Logging is off.
+    #[error("cannot read the dirty log: logging is off; start it first")]
     Off,
 }
 
-/// Words that are rearmed together.
+/// Number of words that are rearmed together.
 const BATCH: usize = 16;
-/// Pages whose places are read ahead of changing the first: each is two cache misses in a large guest,
-/// and an exchange would keep the processor from starting the next page's.
+/// Number of pages whose reverse map words and entries are read before the first one is changed. In
+/// a large guest each page costs two cache misses, and an atomic exchange would delay the reads for
+/// the next page.
 const PREFETCH: usize = 32;
 
-/// What a take has found: words of dirty pages, rearmed by batches, noted as runs, and to be flushed.
+/// A take in progress: words of dirty pages, which are rearmed in batches, reported as runs and
+/// then flushed.
 struct TakeState<'t, M: HostMemory> {
     guest: &'t Guest<M>,
     range: GfnRange,
@@ -42,7 +44,8 @@ struct TakeState<'t, M: HostMemory> {
 }
 
 impl<M: HostMemory> TakeState<'_, M> {
-    /// Pages whose bits have been taken out of the log; those that are tracked now are reported.
+    /// Adds pages whose bits were cleared in the log. Only pages that are still tracked are
+    /// reported.
     fn add(&mut self, word: usize, bits: u64) {
         let bits = bits & self.guest.log.tracked.word(word);
         self.words[self.count] = (word, bits);
@@ -52,7 +55,7 @@ impl<M: HostMemory> TakeState<'_, M> {
         }
     }
 
-    /// Has the next write to the pages of the batch noticed again, and notes them.
+    /// Rearms the pages of the batch, so that the next write is detected, and reports them.
     fn rearm(&mut self) {
         if self.count == 0 {
             return;
@@ -60,8 +63,9 @@ impl<M: HostMemory> TakeState<'_, M> {
         let words = self.words;
         let words = &words[..core::mem::take(&mut self.count)];
         let guard = self.guest.rcu.read();
-        // The form of now: whoever changes it waits for those inside before it relies on the new one.
-        // After a stop there is nothing to notice, and the next start visits all leaves.
+        // The current method: a thread that changes it synchronizes with the readers before it
+        // relies on the new one. After a stop there is nothing to detect, and the next start visits
+        // all leaves.
         if let Some(method) = self.guest.log.method() {
             self.guest.rearm(method, words);
         }
@@ -71,7 +75,7 @@ impl<M: HostMemory> TakeState<'_, M> {
         }
     }
 
-    /// Pages that have been rearmed.
+    /// Reports pages that were rearmed.
     fn note(&mut self, word: usize, bits: u64) {
         if bits != 0 {
             let span = GfnRange::from_len(Gfn::new(word as u64 * WORD), WORD);
@@ -81,35 +85,38 @@ impl<M: HostMemory> TakeState<'_, M> {
         }
     }
 
-    /// What is to be flushed, and the number of pages.
+    /// Rearms the last batch; returns the flush and the number of pages.
     fn end(mut self) -> (TlbFlush, u64) {
         self.rearm();
-        // Only now: a view that was added meanwhile may have had leaves to be rearmed.
+        // Read the set of views last: a view that was added meanwhile may have leaves that were
+        // rearmed.
         self.flush.extend_to_views(self.guest.plain_views());
         (self.flush, self.runs.end())
     }
 }
 
 impl<M: HostMemory> Guest<M> {
-    /// Takes the log of `range`: calls `note` with each maximal run of pages written since they were
-    /// last taken, ascending, and starts anew for those. Returns the number of pages.
+    /// Takes the log of `range`: calls `note` with each maximal run of pages that were written
+    /// since they were last taken, in ascending order, and clears the log of those pages. Returns
+    /// the number of pages.
     ///
-    /// A page's content may be read once this has **returned**, not in `note`: only then do all
-    /// processors know that the next write is to be logged.
+    /// Read the contents of a page only after this has **returned**, not in `note`. Before that, a
+    /// processor may still use a translation that does not log the next write.
     ///
-    /// Every write that was made before the call is in this log or, if a virtual processor's exit or
-    /// another thread's operation on the page is under way, in the next. Take the last log with the
-    /// virtual processors stopped, and nothing is missing. A page may be reported a second time without
-    /// a second write if it is unmapped or logged by several processors while it is taken; a page that
-    /// was not written, as the processor counts it, is never reported.
+    /// A write before the call is in this log. If a vCPU's exit or another thread's operation on
+    /// the page is in progress, it may be in the next log instead. A last take while the vCPUs are
+    /// stopped therefore returns everything. A page can be reported again without another write if,
+    /// during the take, it is unmapped or several vCPUs log it. A page that was not written, as the
+    /// processor defines it, is never reported.
     ///
-    /// If the log is stopped and started again meanwhile, by other threads, in whatever form, nothing
-    /// written after that start is lost.
+    /// If other threads stop the log and start it again meanwhile, by any method, no write after
+    /// that start is lost.
     ///
-    /// The rest of the guest is neither touched nor locked; nor is the range: its words are exchanged,
-    /// its entries compared and exchanged. The cost: a word for 4096 pages of the range, a word for 64
-    /// pages around each dirty one, a word and an entry a dirty page. With [`LogMethod::DirtyFlags`]: an
-    /// entry for every page of the range.
+    /// The rest of the guest is neither accessed nor locked. The range itself is not locked either:
+    /// its words are exchanged, its entries are compared and exchanged. The cost is one word for
+    /// each 4096 pages of the range, one word for each 64 pages around a dirty page, and one word
+    /// and one entry for each dirty page. With [`LogMethod::DirtyFlags`] it is one entry for each
+    /// page of the range.
     ///
     /// # Errors
     ///
@@ -143,27 +150,28 @@ impl<M: HostMemory> Guest<M> {
         }
         let (mut flush, pages) = found.end();
         if !flush.is_empty() {
-            // What is reported is flushed, whatever the entries said: another thread may have changed
-            // one, and not flushed yet.
+            // Flush everything that is reported, whatever the entries contained: another thread may
+            // have changed an entry and not flushed yet.
             flush.add_whole_views(self.nested_views());
             processors.invalidate(&flush);
         }
         Ok(pages)
     }
 
-    /// Takes the flags and the log of a group.
+    /// Takes the dirty flags and the dirty bits of a group.
     fn take_flags(&self, found: &mut TakeState<'_, M>, views: u64, part: GfnRange) {
         let method = LogMethod::DirtyFlags;
         let guard = self.rcu.read();
         if self.log.method() != Some(method) {
-            // Stopped meanwhile, and perhaps started in a form that has no flags to read.
+            // The log was stopped, and perhaps restarted with a method that does not use dirty
+            // flags.
             drop(guard);
             let add = |word, bits| found.add(word, bits);
             self.log.dirty.take(part, add);
             found.rearm();
             return;
         }
-        // The flags first: an unmapper sets the bit before it takes the flag away.
+        // Read the flags first: an unmap sets the dirty bit before it removes the flag.
         let Some((tracked, dirty)) = self.scan_flags(views, part, true) else {
             return;
         };
@@ -184,8 +192,8 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Calls `note` with each maximal run of pages of `range` that are in the log now, ascending, and
-    /// changes nothing. Returns the number of pages.
+    /// Calls `note` with each maximal run of pages of `range` that are in the log now, in ascending
+    /// order. Changes nothing. Returns the number of pages.
     ///
     /// # Errors
     ///
@@ -221,7 +229,7 @@ impl<M: HostMemory> Guest<M> {
         Ok(runs.end())
     }
 
-    /// The number of pages of `range` that are in the log now.
+    /// Returns the number of pages of `range` that are in the log now.
     ///
     /// # Errors
     ///
@@ -234,14 +242,15 @@ impl<M: HostMemory> Guest<M> {
         self.peek_log(range, processors, &mut |_| ())
     }
 
-    /// Has the virtual processors hand over what they have logged.
+    /// Drains the page-modification logs of all vCPUs.
     fn drain_all(&self, method: LogMethod, processors: &(impl Processors + ?Sized)) {
         if method == LogMethod::Pml {
-            processors.drain(&|vcpu, index| self.drain_pml(vcpu, index));
+            processors.drain_pml(&|vcpu, index| self.drain_pml(vcpu, index));
         }
     }
 
-    /// Has the next write to each of these pages noticed again. The caller is inside.
+    /// Rearms the pages of `words`, so that the next write to each is detected. The caller holds an
+    /// RCU read guard.
     fn rearm(&self, method: LogMethod, words: &[(usize, u64)]) {
         let mut pages = words
             .iter()
@@ -281,7 +290,7 @@ impl<M: HostMemory> Guest<M> {
         }
     }
 
-    /// Rearms one leaf, last seen as `seen`.
+    /// Rearms one leaf. `seen` is the entry as last read.
     fn rearm_leaf(&self, method: LogMethod, gfn: Gfn, location: Location, seen: Entry) {
         let nested = location.is_nested();
         let rearmed = |leaf: Entry| {

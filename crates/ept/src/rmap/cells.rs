@@ -1,8 +1,8 @@
-//! The cells that chains are made of: two words each, in frames of the hypervisor's.
+//! The cells of the reverse map's chains: two words each, in frames of the hypervisor.
 //!
-//! A cell goes round: free (in a list under a short lock), part of a chain, retired (taken out of its
-//! chain, with readers possibly still on it), and free again once everybody who was inside the tables
-//! when it was retired has left. Frames stay until the guest ends, for later chains.
+//! A cell is free (in a list under a short lock), part of a chain, or retired: removed from its
+//! chain, possibly still accessed by readers. After an RCU synchronization it is free again. Frames
+//! are kept for later chains until the guest is dropped.
 
 use crate::address::{ENTRIES, FRAME_SHIFT, Frame, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
@@ -10,14 +10,14 @@ use crate::host_memory::{FrameAccess, HostMemory};
 use crate::rmap::NoMemory;
 use crate::spinlock::SpinLock;
 
-/// Bytes of a cell.
+/// Size of a cell in bytes.
 pub(super) const CELL_BYTES: u64 = 16;
-/// CellAllocator of a frame.
+/// Number of cells in a frame.
 const CELLS: u64 = ENTRIES as u64 / 2;
-/// In the first word of a retired cell; never in that of a cell in a chain.
+/// Set in the first word of a retired cell; never set in a cell that is part of a chain.
 pub(super) const RETIRED: u64 = 1;
 
-/// A cell, by the host-physical address of its first byte. Zero is none.
+/// A cell: the host-physical address of its first byte. Zero means none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cell(pub(super) u64);
 
@@ -27,18 +27,18 @@ impl Cell {
         &memory.table(Frame::containing(self.0))[index + number]
     }
 
-    /// The location; of a free or retired cell the link to the next such.
+    /// The location; in a free or retired cell, the link to the next one.
     pub(super) fn first<M: FrameAccess + ?Sized>(self, memory: &M) -> &AtomicU64 {
         self.word(memory, 0)
     }
 
-    /// The rest of the chain: what a frame's word would hold without this cell.
+    /// The rest of the chain: the value that the frame's word would have without this cell.
     pub(super) fn rest<M: FrameAccess + ?Sized>(self, memory: &M) -> &AtomicU64 {
         self.word(memory, 1)
     }
 }
 
-/// CellAllocator that belong to the caller, linked through their first words.
+/// Cells that are reserved for the caller, linked through their first words.
 #[derive(Debug, Default)]
 pub(crate) struct ReservedCells {
     top: u64,
@@ -60,7 +60,7 @@ impl ReservedCells {
     }
 }
 
-/// Retired cells, taken to be freed after a wait.
+/// Retired cells, to be freed after an RCU synchronization.
 #[derive(Debug)]
 pub(crate) struct RetiredCells(u64);
 
@@ -70,13 +70,14 @@ impl RetiredCells {
     }
 }
 
-/// The free cells, and the book of frames that cells lie in.
+/// The free cells, and the list of the frames that contain cells.
 #[derive(Debug, Default)]
 struct CellPool {
     free: ReservedCells,
-    /// The last page of the book: word 0 leads to the page before, the others to frames of cells.
+    /// The last page of the frame list: word 0 links to the previous page, the others are frames of
+    /// cells.
     frame_list: u64,
-    /// Words of that page in use.
+    /// Number of words in use in that page.
     used: usize,
     frames: u64,
 }
@@ -89,7 +90,7 @@ impl CellPool {
 
 #[derive(Debug)]
 pub(crate) struct CellAllocator {
-    /// Held for a few instructions, never while the allocator runs.
+    /// Held for a few instructions, never during a call of the allocator.
     pool: SpinLock<CellPool>,
     retired: AtomicU64,
 }
@@ -102,7 +103,7 @@ impl CellAllocator {
         }
     }
 
-    /// A free cell.
+    /// Returns a free cell.
     pub(super) fn get<M: HostMemory>(&self, memory: &M) -> Result<Cell, NoMemory> {
         loop {
             let frame_list_is_full = {
@@ -122,7 +123,8 @@ impl CellAllocator {
                 }
             }
             let entered = self.enter(memory, frame, &mut page);
-            // Others may have been here meanwhile: no page was needed, or one was.
+            // Other threads may have changed the list meanwhile, so the page may be unnecessary or
+            // missing.
             if let Some(page) = page {
                 memory.release(page);
             }
@@ -132,7 +134,8 @@ impl CellAllocator {
         }
     }
 
-    /// Enters a frame into the book, and frees its cells. False if that needs a page and there is none.
+    /// Adds a frame to the frame list and frees its cells. Returns false if that needs a page and
+    /// there is none.
     fn enter<M: HostMemory>(&self, memory: &M, frame: Frame, page: &mut Option<Frame>) -> bool {
         let mut pool = self.pool.lock();
         if pool.frame_list_is_full() {
@@ -155,7 +158,7 @@ impl CellAllocator {
         true
     }
 
-    /// Takes back cells that nobody has seen.
+    /// Frees cells that no reader has seen.
     pub(super) fn give_back<M: HostMemory>(&self, memory: &M, mut spare: ReservedCells) {
         if spare.top == 0 {
             return;
@@ -166,7 +169,7 @@ impl CellAllocator {
         }
     }
 
-    /// Takes a cell that is in no chain any more, and that readers may still be on.
+    /// Retires a cell that is not part of a chain any more but may still be accessed by readers.
     pub(super) fn retire<M: HostMemory>(&self, memory: &M, cell: Cell) {
         let mut top = self.retired.load(Ordering::Relaxed);
         loop {
@@ -181,7 +184,8 @@ impl CellAllocator {
         }
     }
 
-    /// Takes all retired cells, for [`CellAllocator::free`] after a wait for everybody inside.
+    /// Removes all retired cells from the list, for [`CellAllocator::free`] after an RCU
+    /// synchronization.
     pub(super) fn take_retired(&self) -> RetiredCells {
         if self.retired.load(Ordering::Relaxed) == 0 {
             return RetiredCells(0);
@@ -200,12 +204,12 @@ impl CellAllocator {
         self.give_back(memory, spare);
     }
 
-    /// Frames in use for cells and their book.
+    /// Returns the number of frames in use for cells and for the frame list.
     pub(super) fn frames(&self) -> u64 {
         self.pool.lock().frames
     }
 
-    /// Gives all frames back. Nobody uses the chains any more.
+    /// Releases all frames. No thread uses the chains any more.
     pub(super) fn release<M: HostMemory>(&self, memory: &M) {
         let mut pool = self.pool.lock();
         while pool.frame_list != 0 {

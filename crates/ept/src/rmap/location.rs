@@ -1,14 +1,15 @@
-//! Where an entry lies.
+//! The location of a table entry.
 
 use crate::address::{FRAME_SHIFT, Frame, usize_from};
 use crate::atomic::AtomicU64;
 use crate::host_memory::FrameAccess;
 
-/// The entry belongs to a nested view: its table's addresses are not guest frame numbers.
+/// The entry belongs to a nested view: the addresses of its table are not guest frame numbers.
 const NESTED: u64 = 1 << 1;
 
-/// Where an entry lies: the host-physical address of its eight bytes, and whether its table belongs to a
-/// nested view. Bit 0 is never set: in a word of the reverse map that leads to a chain.
+/// The location of a table entry: the host-physical address of its eight bytes, and whether its
+/// table belongs to a nested view. Bit 0 is never set; in a word of the reverse map it marks a
+/// chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location(pub(super) u64);
 

@@ -1,27 +1,31 @@
 //! The reverse map: from a guest frame to every leaf that maps it, `rmap[level][gfn]`.
 //!
-//! One word a frame and level. No mapping: zero. One mapping, as nearly always: the host-physical
-//! address of the entry, a multiple of eight. Several (views, nested guests): an odd number that leads
-//! to a chain of cells. The words lie in frames of the hypervisor's, taken when a range is first mapped.
+//! There is one word for each guest frame and level. Zero means no mapping. With one mapping, the
+//! usual case, the word is the host-physical address of the entry, a multiple of eight. With
+//! several mappings (views, nested guests) it is an odd number that refers to a chain of cells. The
+//! words are in frames of the hypervisor, which are allocated when a range is first mapped.
 //!
 //! # Memory
 //!
-//! 8 bytes a guest frame in 4 KiB leaves, 8 bytes a superpage, and 8 bytes in 2 MiB for the directory:
-//! 0.196 % of the memory of a guest that is mapped once. A cell has 16 bytes, and a chain of *n* mappings
-//! *n* - 1 cells: each further mapping of a frame costs 16 bytes, 0.39 % of what is mapped a second time
-//! by 4 KiB leaves, 0.0008 % by 2 MiB leaves. So up to 1 frame in 100 may be mapped twice within 0.2 %.
+//! The map uses 8 bytes for each guest frame in 4 KiB leaves, 8 bytes for each superpage, and 8
+//! bytes for each 2 MiB for the directory: 0.196 % of the memory of a guest that is mapped once. A
+//! cell has 16 bytes, and a chain of *n* mappings has *n* - 1 cells. So each further mapping of a
+//! frame costs 16 bytes: 0.39 % of the memory that is mapped a second time with 4 KiB leaves,
+//! 0.0008 % with 2 MiB leaves. Up to 1 frame in 100 can be mapped twice within a total of 0.2 %.
 //!
 //! # Rules
 //!
-//! Invariant, on which all visitors rely: while a location is in the word of a guest frame, its entry is
-//! either busy or the leaf that maps that frame. Mappers mark the entry busy, add the location, and only
-//! then write the leaf; unmappers mark it busy, remove the location, and only then free the entry. The
-//! other way round: whoever holds an entry busy and finds its location here knows what the entry maps.
+//! Invariant: while a location is in the word of a guest frame, its entry is either frozen or the
+//! leaf that maps that frame. To map, a thread freezes the entry, adds the location, and then
+//! writes the leaf. To unmap, it freezes the entry, removes the location, and then clears the
+//! entry. Conversely, a thread that has frozen an entry and finds its location here knows what the
+//! entry maps.
 //!
-//! Readers hold no lock. A location is added in front, by one exchange of the frame's word. Whoever
-//! removes from a chain holds a bit of that word, so that no two change one chain; the cell taken out is
-//! marked as retired, and a reader that comes upon one begins again at the word. Nothing is freed under
-//! readers ([`Rcu`](crate::rcu::Rcu)).
+//! Readers take no lock. A location is added at the front, with one exchange of the frame's word.
+//! To remove a location from a chain, a thread sets a lock bit in that word, so that no two threads
+//! change the same chain. The removed cell is marked as retired; a reader that reaches a retired
+//! cell restarts at the word. Cells are not freed while readers can access them
+//! ([`Rcu`](crate::rcu::Rcu)).
 
 mod cells;
 mod location;
@@ -38,23 +42,23 @@ use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 use crate::bitmap::zeroed_words;
 use crate::host_memory::HostMemory;
 
-/// No memory was left for the reverse map.
+/// There is not enough memory for the reverse map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoMemory;
 
-/// Set in a word that leads to a chain.
+/// Set in a word that refers to a chain.
 const CHAIN: u64 = 1;
-/// Set in such a word while somebody takes a cell out.
+/// Set in such a word while a thread removes a cell.
 const LOCKED: u64 = 1 << 2;
 
-/// A word of the reverse map as it was read: no location, one, or a chain of them.
+/// The value of a word of the reverse map: no location, one location, or a chain of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head(u64);
 
 impl Head {
     pub(crate) const NONE: Self = Self(0);
 
-    /// The location, if there is just one.
+    /// Returns the location if there is exactly one.
     pub(crate) const fn single(self) -> Option<Location> {
         if self.0 & CHAIN == 0 && self.0 != 0 {
             Some(Location(self.0))
@@ -66,7 +70,7 @@ impl Head {
 
 #[derive(Debug)]
 pub(crate) struct Rmap {
-    /// For each level: the frames that hold the words, 0 where there is none yet.
+    /// For each level, the frames that hold the words; 0 if not allocated yet.
     levels: [Box<[AtomicU64]>; 3],
     cells: CellAllocator,
 }
@@ -89,7 +93,8 @@ impl Rmap {
         &self.levels[level as usize - 1]
     }
 
-    /// The word of the frame or group of frames, if its frame of words is there.
+    /// Returns the word of the frame (of the group of frames, at larger levels) if its frame of
+    /// words is allocated.
     fn word<'m, M: HostMemory>(
         &self,
         memory: &'m M,
@@ -123,15 +128,15 @@ impl Rmap {
             match place.compare_exchange(0, frame.address(), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => frame,
                 Err(other) => {
-                    memory.release(frame); // somebody was faster; nobody has seen ours
+                    memory.release(frame); // another thread was faster; no thread has seen ours
                     Frame::containing(other)
                 }
             };
         Ok(&memory.table(frame)[number % ENTRIES])
     }
 
-    /// Sees to it that adding locations for the leaves of one table, whose first maps `gfn`, needs no more
-    /// frames: unless others map the same guest frames meanwhile, the cells returned suffice.
+    /// Reserves memory to add locations for the leaves of one table, the first of which maps `gfn`.
+    /// The returned cells suffice unless other threads map the same guest frames meanwhile.
     pub(crate) fn reserve<M: HostMemory>(
         &self,
         memory: &M,
@@ -155,7 +160,7 @@ impl Rmap {
         Ok(spare)
     }
 
-    /// Takes back what was reserved and not needed.
+    /// Frees cells that were reserved and not used.
     pub(crate) fn give_back<M: HostMemory>(&self, memory: &M, spare: ReservedCells) {
         self.cells.give_back(memory, spare);
     }
@@ -174,7 +179,7 @@ impl Rmap {
         added
     }
 
-    /// Adds a location, with one of the cells of `spare` if it needs one and there is one.
+    /// Adds a location. If it needs a cell, takes one from `spare` if there is one.
     pub(crate) fn add_with<M: HostMemory>(
         &self,
         memory: &M,
@@ -211,7 +216,7 @@ impl Rmap {
         }
     }
 
-    /// Removes a location that was added. Needs no memory.
+    /// Removes a location. Needs no memory.
     pub(crate) fn remove<M: HostMemory>(
         &self,
         memory: &M,
@@ -249,8 +254,8 @@ impl Rmap {
         }
     }
 
-    /// Takes a location out of a chain that nobody else changes: the new word, and the cell that is in
-    /// the chain no more.
+    /// Removes a location from a chain that no other thread changes. Returns the new word and the
+    /// removed cell.
     fn unlink<M: HostMemory>(memory: &M, head: u64, location: Location) -> (u64, Option<Cell>) {
         let mut link: Option<&AtomicU64> = None;
         let mut at = head;
@@ -278,7 +283,8 @@ impl Rmap {
         (head, None)
     }
 
-    /// Takes the cells that chains have lost, for [`Rmap::free_cells`] after a wait for everybody inside.
+    /// Removes the retired cells from their list, for [`Rmap::free_cells`] after an RCU
+    /// synchronization.
     pub(crate) fn take_retired(&self) -> RetiredCells {
         self.cells.take_retired()
     }
@@ -287,7 +293,7 @@ impl Rmap {
         self.cells.free(memory, cells);
     }
 
-    /// Frames in use for words.
+    /// Returns the number of frames in use for words.
     pub(crate) fn frames(&self) -> u64 {
         let used = |word: &&AtomicU64| word.load(Ordering::Relaxed) != 0;
         self.levels
@@ -296,12 +302,12 @@ impl Rmap {
             .sum()
     }
 
-    /// Frames in use for chains.
+    /// Returns the number of frames in use for chains.
     pub(crate) fn chain_frames(&self) -> u64 {
         self.cells.frames()
     }
 
-    /// Bytes in use beside those frames.
+    /// Returns the size of the directory in bytes.
     pub(crate) fn directory_bytes(&self) -> u64 {
         self.levels
             .iter()
@@ -309,7 +315,7 @@ impl Rmap {
             .sum()
     }
 
-    /// Gives all frames back. Nobody uses the map any more.
+    /// Releases all frames. No thread uses the map any more.
     pub(crate) fn release<M: HostMemory>(&mut self, memory: &M) {
         for word in self.levels.iter().flat_map(|level| level.iter()) {
             let frame = word.swap(0, Ordering::AcqRel);

@@ -26,10 +26,10 @@ mod plain {
     use super::*;
 
     #[test]
-    fn chains_hold_what_was_added_whatever_goes_first() {
+    fn chains_hold_all_locations_in_any_order_of_removal() {
         let ram = TestMemory::new(20);
         let gfn = Gfn::new(5);
-        // Every order of taking four away.
+        // All orders of removing four locations.
         for order in 0..24 {
             let mut rmap = Rmap::new(1000).unwrap();
             let mut left: Vec<u64> = (0..4).collect();
@@ -53,7 +53,7 @@ mod plain {
     }
 
     #[test]
-    fn cells_are_used_again_once_they_are_free() {
+    fn freed_cells_are_reused() {
         let ram = TestMemory::new(20);
         let gfn = Gfn::new(5);
         let mut rmap = Rmap::new(1000).unwrap();
@@ -72,15 +72,15 @@ mod plain {
         assert_eq!(
             rmap.chain_frames(),
             2,
-            "a frame of cells and a page of the book"
+            "a frame of cells and a page of the frame list"
         );
         rmap.release(&ram);
         assert_eq!(ram.free_frames(), 20);
     }
 
     #[test]
-    fn without_memory_for_a_cell_the_chain_is_as_it_was() {
-        let ram = TestMemory::new(2); // one for words, one too few for cells and their book
+    fn a_failed_allocation_leaves_the_chain_unchanged() {
+        let ram = TestMemory::new(2); // one for words, one too few for cells and the frame list
         let gfn = Gfn::new(5);
         let mut rmap = Rmap::new(1000).unwrap();
         rmap.add(&ram, Level::Size4K, gfn, location(1)).unwrap();
@@ -106,8 +106,8 @@ mod models {
 
     use super::*;
 
-    /// Chains change at both ends and in the middle while they are read: what stays is always seen,
-    /// and nothing that never was there.
+    /// Chains change at both ends and in the middle while they are read. A reader always sees the
+    /// location that stays, and never one that was not added.
     #[test]
     fn change_vs_read() {
         let mut builder = loom::model::Builder::new();

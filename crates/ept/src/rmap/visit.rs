@@ -1,4 +1,4 @@
-//! Reading.
+//! Reading the reverse map: visiting the leaves that map a frame or a range.
 
 use super::cells::{Cell, RETIRED};
 use super::{CHAIN, Head, LOCKED, Location, Rmap};
@@ -7,14 +7,14 @@ use crate::atomic::{AtomicU64, Ordering, cpu_relax, loom_yield};
 use crate::host_memory::HostMemory;
 
 impl Rmap {
-    /// The word of the frame.
+    /// Returns the word of the frame.
     pub(crate) fn head<M: HostMemory>(&self, memory: &M, level: Level, gfn: Gfn) -> Head {
         let word = self.word(memory, level, gfn);
         word.map_or(Head::NONE, |word| Head(word.load(Ordering::Acquire)))
     }
 
-    /// Whether the location is one of the frame's. The answer stays right while the caller holds the entry
-    /// busy.
+    /// Whether the location is one of the frame's. The answer stays valid while the caller keeps
+    /// the entry frozen.
     pub(crate) fn contains<M: HostMemory>(
         &self,
         memory: &M,
@@ -27,11 +27,11 @@ impl Rmap {
         found
     }
 
-    /// Calls `visit` for each location of the frame (of the group of frames, at larger levels); for some
-    /// twice if others change the chain meanwhile.
+    /// Calls `visit` for each location of the frame (of the group of frames, at larger levels). A
+    /// location can be visited twice if another thread changes the chain meanwhile.
     ///
-    /// The caller is inside the tables ([`Rcu`](crate::rcu::Rcu)): no table seen here is
-    /// freed meanwhile. The entry may be busy, and change; that of a nested view may map another frame.
+    /// The caller holds an RCU read guard, so no table that is found here is freed meanwhile. The
+    /// entry may be frozen or change; an entry of a nested view may map another frame.
     pub(crate) fn for_each<M: HostMemory>(
         &self,
         memory: &M,
@@ -71,8 +71,8 @@ impl Rmap {
         }
     }
 
-    /// Calls `visit` for each location at `level` of each frame in `range`, ascending: one word read a
-    /// leaf that could be there, and none where nothing was ever mapped at this level.
+    /// Calls `visit` for each location at `level` of each frame in `range`, in ascending order.
+    /// Reads one word for each possible leaf, and none where nothing was ever mapped at this level.
     pub(crate) fn for_each_in<M: HostMemory>(
         &self,
         memory: &M,
@@ -96,7 +96,8 @@ impl Rmap {
                 let table = memory.table(Frame::containing(frame));
                 for number in at..stop {
                     let word = &table[usize_from(number) % ENTRIES];
-                    // Acquire: also who finds nothing here knows what was done before it was taken away.
+                    // Acquire: a thread that finds no location here also sees what was done before
+                    // the location was removed.
                     if word.load(Ordering::Acquire) != 0 {
                         let gfn = Gfn::new(number * level.pages());
                         Self::visit_word(memory, word, &mut |location| visit(gfn, location));

@@ -1,9 +1,10 @@
-//! One logical processor in VMX non-root operation.
+//! A software model of one logical processor in VMX non-root operation.
 //!
 //! References are to the SDM, vol. 3C, chapter "VMX Support for Address Translation" (29 in recent
-//! editions, 28 before), section "The Extended Page Table Mechanism (EPT)": *EPT Translation Mechanism*,
-//! *EPT-Induced VM Exits* (*Misconfigurations*, *Violations*, *Prioritization*), *Accessed and Dirty
-//! Flags for EPT*, *Page-Modification Logging*; and section "Caching Translation Information".
+//! editions, 28 before), section "The Extended Page Table Mechanism (EPT)": *EPT Translation
+//! Mechanism*, *EPT-Induced VM Exits* (*Misconfigurations*, *Violations*, *Prioritization*),
+//! *Accessed and Dirty Flags for EPT*, *Page-Modification Logging*; and section "Caching
+//! Translation Information".
 
 use alloc::collections::BTreeMap;
 
@@ -18,14 +19,14 @@ use crate::tlb_flush::TlbFlush;
 use crate::view::View;
 use crate::violation::ExitQualification;
 
-/// What the guest does at an address.
+/// The type of a guest access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Reads data.
+    /// Data read.
     Read,
-    /// Writes data.
+    /// Data write.
     Write,
-    /// Fetches an instruction.
+    /// Instruction fetch.
     Fetch,
 }
 
@@ -39,7 +40,7 @@ impl Access {
     }
 }
 
-/// Why the processor left the guest. The access did not happen.
+/// Why the processor exited. The access did not happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// EPT violation (basic exit reason 48).
@@ -53,57 +54,58 @@ pub enum Exit {
     Misconfiguration {
         /// VMCS field "guest-physical address".
         address: u64,
-        /// The entry that the processor refused.
+        /// The misconfigured entry.
         entry: Entry,
     },
     /// Page-modification log full (basic exit reason 62).
     PmlFull,
 }
 
-/// What a processor has done so far.
+/// Event counts of a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Accesses that went through.
+    /// Accesses that completed.
     pub accesses: u64,
-    /// Exits by EPT violation.
+    /// Exits with an EPT violation.
     pub violations: u64,
     /// Exits with a full page-modification log.
     pub pml_full: u64,
-    /// Walks of the tables (what the caches did not answer).
+    /// Walks of the tables (TLB misses).
     pub walks: u64,
 }
 
-/// A remembered translation of a leaf ("guest-physical mapping").
+/// A cached translation of a leaf ("guest-physical mapping").
 #[derive(Clone, Copy, Debug)]
 struct TlbEntry {
     frame: Frame,
-    /// Bitmap 2:0 of all entries on the way, and-ed.
+    /// Bits 2:0 of all entries on the path, ANDed.
     allowed: u64,
     dirty: bool,
 }
 
-/// A logical processor, and the VMCS fields that concern its second stage.
+/// A logical processor, and the VMCS fields of its second stage.
 #[derive(Debug)]
 pub struct Cpu {
     /// "EPT pointer".
     pub eptp: Eptp,
-    /// The view that it points to.
+    /// The view that the EPT pointer selects.
     pub view: View,
     /// "PML address", if the control "enable PML" is on.
     pub pml: Option<Frame>,
     /// "PML index".
     pub pml_index: u16,
-    /// What it has done.
+    /// Event counts so far.
     pub counts: Counts,
     capabilities: Capabilities,
-    /// Tagged, as all that is remembered, with the address of the root (the SDM's "EP4TA").
+    /// Tagged, like everything that is cached, with the address of the root (the SDM's "EP4TA").
     tlb: BTreeMap<(Frame, Level, Gfn), TlbEntry>,
-    /// Page tables (lowest level) and what the way there allows, by the first address they translate.
+    /// Cached page tables (lowest level) and the permissions of the path to them, by the first
+    /// address they translate.
     walk_cache: BTreeMap<(Frame, Gfn), (Frame, u64)>,
 }
 
 impl Cpu {
-    /// A processor in `view`, with nothing remembered and an empty log.
+    /// Creates a processor in `view`, with nothing cached and an empty log.
     pub const fn new(view: View, eptp: Eptp, capabilities: Capabilities) -> Self {
         Self {
             eptp,
@@ -122,7 +124,7 @@ impl Cpu {
         }
     }
 
-    /// Accesses guest-physical `address`; returns the host-physical one.
+    /// Accesses guest-physical `address`; returns the host-physical address.
     ///
     /// # Errors
     ///
@@ -135,7 +137,8 @@ impl Cpu {
     ) -> Result<u64, Exit> {
         let at = Gfn::containing(address);
         if !at.is_translated() {
-            // A walk of four levels: 48 bits, and a violation where others are set.
+            // A four-level walk translates 48 bits; the processor signals a violation if higher
+            // bits are set.
             return Err(self.violation(address, access, 0));
         }
         let frame = match self.cached(at, access) {
@@ -147,8 +150,9 @@ impl Cpu {
         Ok(frame.address() + address % FRAME_BYTES)
     }
 
-    /// What the caches say: go ahead, a violation (with what is allowed), or that the tables must be
-    /// walked, which a write does whose translation is not remembered as dirty.
+    /// Looks up the TLB. Returns the frame, or the permissions if they cause a violation, or `None`
+    /// if the tables must be walked. A write through a translation that is not cached as dirty
+    /// walks the tables.
     fn cached(&self, at: Gfn, access: Access) -> Option<Result<Frame, u64>> {
         for level in Level::LEAVES {
             let key = (self.eptp.root(), level, at.align_down(level));
@@ -167,7 +171,7 @@ impl Cpu {
         None
     }
 
-    /// Walks the tables, until no other processor interferes.
+    /// Walks the tables until no other processor changes them during the walk.
     fn walk(
         &mut self,
         memory: &(impl FrameAccess + ?Sized),
@@ -223,7 +227,7 @@ impl Cpu {
             let set_dirty = access == Access::Write && !leaf.dirty();
             let stale = |(_, entry): &(_, Entry)| !entry.accessed();
             let set_accessed = !leaf.accessed() || used.iter().flatten().any(stale);
-            // Page-Modification Logging: the index is examined before any flag is set.
+            // Page-Modification Logging: the index is checked before any flag is set.
             if (set_dirty || set_accessed) && self.pml.is_some() && self.pml_index >= PML_ENTRIES {
                 self.counts.pml_full += 1;
                 return Err(Exit::PmlFull);
@@ -237,7 +241,7 @@ impl Cpu {
                 .with_accessed(true)
                 .with_dirty(leaf.dirty() || set_dirty);
             if new != leaf {
-                // Locked, and only if the entry is still the one that was checked.
+                // A locked update, and only if the entry still has the value that was checked.
                 let swapped =
                     slot.compare_exchange(leaf.0, new.0, Ordering::AcqRel, Ordering::Acquire);
                 if swapped.is_err() {
@@ -265,7 +269,7 @@ impl Cpu {
         Ok(Some(leaf.frame().plus(offset)))
     }
 
-    /// EPT Misconfigurations.
+    /// Checks for EPT misconfigurations.
     fn is_misconfigured(&self, entry: Entry, level: Level) -> bool {
         let bits = entry.0;
         let permissions = bits & 7;
@@ -290,7 +294,8 @@ impl Cpu {
         refused || reserved
     }
 
-    /// An EPT violation; it makes the processor forget what it remembers of the address.
+    /// Signals an EPT violation, which also invalidates what the processor has cached for the
+    /// address.
     fn violation(&mut self, address: u64, access: Access, allowed: u64) -> Exit {
         self.counts.violations += 1;
         let at = Gfn::containing(address);
@@ -314,8 +319,9 @@ impl Cpu {
             .retain(|(root, start), _| !which(*root, Level::Size2M, *start));
     }
 
-    /// Forgets what an obligation names of the tables under `eptp`, as software would have the processor do
-    /// for each of [`Guest::eptps`](crate::Guest::eptps). What it need not forget, it remembers.
+    /// Invalidates the translations that a flush covers in the tables under `eptp`. Call it for
+    /// each of [`Guest::eptps`](crate::Guest::eptps), as software would execute `INVEPT`.
+    /// Translations that the flush does not cover stay cached.
     pub fn invalidate(&mut self, eptp: Eptp, flush: &TlbFlush) {
         self.evict(|root, level, start| {
             let pages = level.pages();

@@ -1,4 +1,4 @@
-//! Processors that run one guest, and a hypervisor around them that does what the crate asks for.
+//! A machine of software processors that run one guest, with a minimal hypervisor around them.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -13,31 +13,32 @@ use crate::tlb_flush::TlbFlush;
 use crate::view::View;
 use crate::violation::ViolationOutcome;
 
-/// Why an access did not happen, and the crate could not see to it.
+/// Why an access did not happen and the exit could not be handled by the crate alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessError {
-    /// The violation is the hypervisor's to answer.
+    /// The hypervisor has to handle the violation.
     Violation(ViolationOutcome),
-    /// The tables are broken.
+    /// The tables are misconfigured.
     Misconfiguration(Exit),
-    /// There is no such virtual processor.
+    /// The vCPU does not exist.
     NoVcpu,
 }
 
-/// Some virtual processors, each on a [`Cpu`] of its own. A virtual processor is *in the guest* while
-/// its lock is held; to make it leave is to take the lock.
+/// Several vCPUs, each on its own [`Cpu`]. A vCPU is *in the guest* while its lock is held; taking
+/// the lock makes it leave.
 pub struct Machine<'g, M: HostMemory> {
     guest: &'g Guest<M>,
-    /// By [`Vcpu::number`]; places of virtual processors that are not there (yet) are empty.
+    /// By [`Vcpu::number`]; the slots of vCPUs that do not exist are empty.
     cpus: Vec<SpinLock<Option<(Vcpu, Cpu)>>>,
 }
 
 impl<'g, M: HostMemory> Machine<'g, M> {
-    /// `count` virtual processors, all in [`View::MAIN`], and room for as many as the guest has.
+    /// Creates a machine with `count` vCPUs, all in [`View::MAIN`], and slots for as many as the
+    /// guest supports.
     ///
     /// # Errors
     ///
-    /// [`VcpuError`] if the guest has no room for them.
+    /// [`VcpuError`] if the guest does not support as many.
     pub fn new(guest: &'g Guest<M>, count: usize) -> Result<Self, VcpuError> {
         let place = |_| SpinLock::new(None);
         let machine = Self {
@@ -50,8 +51,8 @@ impl<'g, M: HostMemory> Machine<'g, M> {
         Ok(machine)
     }
 
-    /// Adds a virtual processor, logging if the others are, while they run and logs come and go: the
-    /// steps of [`Guest::add_vcpu`]. Returns its number.
+    /// Adds a vCPU, with logging enabled if it is enabled for the others, while vCPUs run and logs
+    /// start and stop: the steps of [`Guest::add_vcpu`]. Returns its number.
     ///
     /// # Errors
     ///
@@ -70,7 +71,7 @@ impl<'g, M: HostMemory> Machine<'g, M> {
         Ok(vcpu.number())
     }
 
-    /// Takes a virtual processor away for good. What it had logged stays in the log.
+    /// Removes a vCPU permanently. The pages it has logged stay in the log.
     pub fn remove_cpu(&self, cpu: usize) {
         let gone = self.cpus[cpu].lock().take();
         if let Some((vcpu, cpu)) = gone {
@@ -78,7 +79,7 @@ impl<'g, M: HostMemory> Machine<'g, M> {
         }
     }
 
-    /// Has processor `cpu` run in another view. False if there is no such view or processor.
+    /// Switches vCPU `cpu` to another view. Returns false if the view or the vCPU does not exist.
     pub fn enter_view(&self, cpu: usize, view: View) -> bool {
         let Some(eptp) = self.guest.eptp(view) else {
             return false;
@@ -92,7 +93,7 @@ impl<'g, M: HostMemory> Machine<'g, M> {
         true
     }
 
-    /// For each processor that is there.
+    /// Calls `visit` for each existing vCPU.
     fn each(&self, mut visit: impl FnMut(Vcpu, &mut Cpu)) {
         for place in &self.cpus {
             if let Some((vcpu, cpu)) = &mut *place.lock() {
@@ -101,8 +102,9 @@ impl<'g, M: HostMemory> Machine<'g, M> {
         }
     }
 
-    /// Has processor `cpu` access guest-physical `address`, handles the exits that the crate knows the
-    /// answer to, and calls `then` with the host-physical address while still in the guest.
+    /// Lets vCPU `cpu` access guest-physical `address` and handles the exits that the crate can
+    /// resolve. Then calls `then` with the host-physical address while the vCPU is still in the
+    /// guest.
     ///
     /// # Errors
     ///
@@ -130,7 +132,7 @@ impl<'g, M: HostMemory> Machine<'g, M> {
                     address,
                     qualification,
                 }) => {
-                    drop(place); // the exit is handled while others go on
+                    drop(place); // other vCPUs run while the exit is handled
                     match self
                         .guest
                         .handle_ept_violation(view, address, qualification)
@@ -146,7 +148,7 @@ impl<'g, M: HostMemory> Machine<'g, M> {
         }
     }
 
-    /// What all processors have done, together.
+    /// Returns the sum of all processors' event counts.
     pub fn counts(&self) -> Counts {
         let mut all = Counts::default();
         self.each(|_, cpu| {
@@ -166,7 +168,7 @@ impl<M: HostMemory> Processors for Machine<'_, M> {
         }
     }
 
-    fn drain(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+    fn drain_pml(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
         self.each(|vcpu, cpu| cpu.pml_index = drain(vcpu, cpu.pml_index));
     }
 

@@ -1,6 +1,6 @@
-//! Host memory for the tables.
+//! Host memory for tests.
 
-// Promises what the trait asks for: each frame is its own element of a vector that never moves.
+// Implements what the trait requires: each frame is a separate element of a slice that never moves.
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
@@ -12,10 +12,10 @@ use crate::atomic::{AtomicU64, Ordering};
 use crate::host_memory::{FrameAccess, FrameAllocator, Table};
 use crate::spinlock::SpinLock;
 
-/// What a freed frame is filled with: present, reserved bits set, a frame that does not exist.
+/// The content of freed frames: present, reserved bits set, a frame that does not exist.
 const POISON: u64 = u64::MAX;
 
-/// The number of the first frame: not zero, so that a forgotten base shows.
+/// The number of the first frame; not zero, so that a missing base address is detected.
 const BASE: u64 = 0x100;
 
 /// A fixed number of frames.
@@ -25,7 +25,7 @@ pub struct TestMemory {
 }
 
 impl TestMemory {
-    /// `count` frames, all free.
+    /// Creates `count` free frames.
     pub fn new(count: u64) -> Self {
         let word = |_| AtomicU64::new(POISON);
         let frames = (0..count).map(|_| core::array::from_fn(word)).collect();
@@ -39,7 +39,7 @@ impl TestMemory {
         }
     }
 
-    /// The number of free frames.
+    /// Returns the number of free frames.
     pub fn free_frames(&self) -> u64 {
         self.free.lock().len() as u64
     }
@@ -50,7 +50,7 @@ impl FrameAllocator for TestMemory {
         let frame = self.free.lock().pop()?;
         for word in self.table(frame) {
             let old = word.swap(0, Ordering::AcqRel);
-            assert_eq!(old, POISON, "{frame} was written after it had been freed");
+            assert_eq!(old, POISON, "{frame} was written to after it was freed");
         }
         Some(frame)
     }
@@ -63,8 +63,8 @@ impl FrameAllocator for TestMemory {
     }
 }
 
-// SAFETY: a frame is one element of the boxed slice: 4096 bytes of atomics, its own, in one place as long
-// as `self` lives. A number that is none of ours panics.
+// SAFETY: a frame is one element of the boxed slice: its own 4096 bytes of atomics, at the same
+// address as long as `self` lives. Any other frame number panics.
 unsafe impl FrameAccess for TestMemory {
     fn table(&self, frame: Frame) -> &Table {
         &self.frames[usize_from(frame.index().wrapping_sub(BASE))]

@@ -1,11 +1,12 @@
-//! A processor in software, to run the tables on: the walk, the flags, the log and the caches of the
-//! SDM, without the silicon. For tests, here and in the hypervisors that use this crate.
+//! A software processor to test tables with: the SDM's walk, flags, page-modification log and
+//! caches. For the tests of this crate and of hypervisors that use it.
 //!
-//! [`Cpu`] is strictly what the SDM lets a processor do, and where it leaves a choice, the choice that
-//! is hardest for software: it remembers every translation, with its dirty flag, and every way to a
-//! page table, until it is told to forget; it exits on what it remembers even if the tables allow more
-//! by now. [`TestMemory`] is host memory whose freed frames are poisoned: a processor that still walks there
-//! finds a misconfiguration, and a thread that does panics.
+//! [`Cpu`] does only what the SDM permits a processor to do. If the SDM leaves a choice, it makes
+//! the choice that is hardest for software: it caches every translation, with its dirty flag, and
+//! every path to a page table, until they are invalidated. It exits on a cached translation even if
+//! the tables permit more by now. [`TestMemory`] is host memory that poisons freed frames: a
+//! processor that still walks them finds a misconfiguration, and the allocator panics if a thread
+//! wrote to one.
 
 mod cpu;
 mod machine;

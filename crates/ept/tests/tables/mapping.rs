@@ -69,7 +69,7 @@ fn what_cannot_be_mapped_is_refused_by_name() {
     );
     assert_eq!(
         MapError::HostAddress(far.host).to_string(),
-        "mapping to host frame 0x1000000000: the processor's physical addresses are shorter"
+        "cannot map to host frame 0x1000000000: its address is wider than the processor's physical addresses"
     );
 
     let plain = Capabilities {
