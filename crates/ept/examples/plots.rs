@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let (sent, stale) = read_ranges(&fs::read_to_string(ranges)?)?;
     for (file, title, values) in [
-        ("ranges-stale.svg", "pages sent in vain, by ranges", stale),
+        ("ranges-stale.svg", "stale pages sent, by ranges", stale),
         ("ranges-sent.svg", "pages sent in all, by ranges", sent),
     ] {
         let caption = "the log taken in 1, 4, 16 or 64 ranges; guest of 16,384 pages";
