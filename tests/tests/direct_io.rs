@@ -51,7 +51,7 @@ impl Hosts {
         let disk = DiskImage::new(env.lab(), "disk", format, content).unwrap();
         let workload = Workload::idle()
             .option("every_ms", 200)
-            .and_direct_reads(ARENA_MIB);
+            .with_direct_reads(ARENA_MIB);
         Self {
             config: VmConfig::new()
                 // A drain of each is tried.

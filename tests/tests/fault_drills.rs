@@ -3,7 +3,7 @@
 //! Half of it is done to links in plain text, half to TLS.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Link, Ram, Shape, VmConfig, Workload};
+use hikkoshi_lab::{HostPair, Ram, Shape, VmConfig, Workload};
 use hikkoshi_tests::{
     FaultDrill, Guest, LONG, Migration, MigrationPlan, Random, Side, TestEnv, Transport,
     unique_address,
@@ -192,21 +192,21 @@ const NOTHING: Shape = Shape {
 
 impl Cut {
     /// Cuts the line until both engines have noticed.
-    fn done(self, link: &mut Link, migration: &mut Migration) -> Option<String> {
+    fn done(self, link: &mut HostPair, migration: &mut Migration) -> Option<String> {
         const LOST: [&str; 2] = ["Trying to reach the destination", "Waiting for the source"];
         let (migrate, receive) = (&migration.migrate, &migration.receive);
         let before = [migrate.stderr_count(LOST[0]), receive.stderr_count(LOST[1])];
         let together = migrate.stderr_count(AGAIN);
         match self {
             Self::Down => link.cut().unwrap(),
-            Self::Dropped => link.reshape(Some(NOTHING)).unwrap(),
+            Self::Dropped => link.set_shape(Some(NOTHING)).unwrap(),
             Self::Reset => link.reset_connections().unwrap(),
         }
         let noticed = migration.wait_stderr_or_success(Side::Source, LOST[0], before[0] + 1)
             && migration.wait_stderr_or_success(Side::Destination, LOST[1], before[1] + 1);
         match self {
-            Self::Down => link.mend().unwrap(),
-            Self::Dropped => link.reshape(None).unwrap(),
+            Self::Down => link.restore().unwrap(),
+            Self::Dropped => link.set_shape(None).unwrap(),
             Self::Reset => {}
         }
         let how = match self {
@@ -222,7 +222,7 @@ impl Cut {
 #[test]
 fn links_cut() {
     let env = TestEnv::new();
-    let mut link = Link::new(None).unwrap();
+    let mut link = HostPair::new(None).unwrap();
     let mut guest = Guest::boot(&env, wanderer());
     let mut drill = FaultDrill::new("links cut");
     let patient = MigrationPlan::new("postcopy")
@@ -232,8 +232,8 @@ fn links_cut() {
     let hosts = (link.source().clone(), link.destination().clone());
     let across = |number: u32| {
         let (from, to, address) = match number % 2 {
-            0 => (&hosts.0, &hosts.1, Link::DESTINATION),
-            _ => (&hosts.1, &hosts.0, Link::SOURCE),
+            0 => (&hosts.0, &hosts.1, HostPair::DESTINATION),
+            _ => (&hosts.1, &hosts.0, HostPair::SOURCE),
         };
         let address = Transport::Address(format!("{address}:7100"));
         let stalls = patient.clone().migrate_args(&STALL).receive_args(&STALL);
@@ -265,16 +265,16 @@ fn engines_killed_with_huge_pages() {
         burst_bytes: 128 * 1024,
         latency: Duration::from_millis(50),
     };
-    let link = Link::new(Some(slow)).unwrap();
+    let link = HostPair::new(Some(slow)).unwrap();
     let mut guest = Guest::boot(&env, wanderer());
     let mut drill = FaultDrill::new("engines killed, huge pages");
     let plan = |number| {
         let plan = MigrationPlan::new("postcopy")
             .between_namespaces(link.source(), link.destination())
-            .destination_config(wanderer().ram(Ram::Huge { mib: 256 }))
+            .destination_config(wanderer().ram(Ram::Huge2M { mib: 256 }))
             .migrate_args(&PATIENT)
             .receive_args(&PATIENT);
-        let address = Transport::Address(format!("{}:7100", Link::DESTINATION));
+        let address = Transport::Address(format!("{}:7100", HostPair::DESTINATION));
         by_turns(plan, number, address)
     };
     drill.run(&mut guest, (6, 3), plan, |migration, random| {

@@ -85,7 +85,7 @@ fn serves_through(mode: &'static str) {
     let network = GuestNetwork::new().unwrap();
     let workload = Workload::verify(32)
         .rate(10_000)
-        .and_serve(7000)
+        .with_server(7000)
         .option("every_ms", 200);
     let config = VmConfig::new()
         .workload(workload)

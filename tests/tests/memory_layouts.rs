@@ -55,12 +55,12 @@ fn a_dimm() {
 #[test]
 fn huge_pages() {
     by_all_modes(
-        Ram::Huge { mib: 256 },
+        Ram::Huge2M { mib: 256 },
         Workload::verify(32).threads(2).rate(20_000).grow(4, 64),
     );
 }
 
 #[test]
 fn huge_pages_written_as_fast_as_it_goes() {
-    by_all_modes(Ram::Huge { mib: 256 }, Workload::verify(32).threads(2));
+    by_all_modes(Ram::Huge2M { mib: 256 }, Workload::verify(32).threads(2));
 }

@@ -1,7 +1,7 @@
 //! What goes over a network is for the two sides only, and only the two sides meet.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Link, Ram, Vm, VmConfig, Workload};
+use hikkoshi_lab::{HostPair, Ram, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, CertificateAuthority, Exit, Guest, JsonReport, MessageKind, Migration,
     MigrationPlan, PacketCapture, Program, TestEnv, Transport, address_in, assert_refused,
@@ -19,7 +19,7 @@ fn busy_guest() -> VmConfig {
 
 /// Moves a guest over a network whose every packet is looked at.
 fn listened_to(env: &TestEnv, plan: MigrationPlan, transport: Transport) -> u64 {
-    let line = Link::new(None).unwrap();
+    let line = HostPair::new(None).unwrap();
     let config = busy_guest().namespace(line.source());
     let mut guest = Guest::boot(env, config);
     let tap = PacketCapture::start(line.destination());
@@ -35,7 +35,7 @@ fn listened_to(env: &TestEnv, plan: MigrationPlan, transport: Transport) -> u64 
 }
 
 fn there() -> String {
-    format!("{}:7200", Link::DESTINATION)
+    format!("{}:7200", HostPair::DESTINATION)
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn with_an_authority_nobody_reads_along() {
     let env = TestEnv::new();
     let authority = CertificateAuthority::new(env.folder());
     let source = authority.issue("source.example");
-    let destination = authority.issue(Link::DESTINATION);
+    let destination = authority.issue(HostPair::DESTINATION);
     let plan = MigrationPlan::new("hybrid")
         .migrate_args(&arguments(&source))
         .receive_args(&arguments(&destination));
@@ -382,7 +382,7 @@ fn moved_by_confined_threads(guest: &mut Guest<'_>, plan: MigrationPlan) -> [Jso
 #[test]
 fn confined_threads_assemble_huge_pages() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, busy_guest().ram(Ram::Huge { mib: 256 }));
+    let mut guest = Guest::boot(&env, busy_guest().ram(Ram::Huge2M { mib: 256 }));
     let plan = MigrationPlan::new("postcopy").migrate_args(&["--links", "2"]);
     let [source, _] = moved_by_confined_threads(&mut guest, plan);
     assert!(source.pages.urgent > 0 && source.pages.background > 0);

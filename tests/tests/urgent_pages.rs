@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{
-    GuestNetwork, HugePageSize, HugePages, Link, Pattern, Ram, Report, Shape, VmConfig, Workload,
+    GuestNetwork, HostPair, HugePageSize, HugePages, Pattern, Ram, Report, Shape, VmConfig,
+    Workload,
 };
 use hikkoshi_tests::{
     Breakpoint, Guest, JsonReport, LONG, MessageKind, Migration, MigrationPlan, TestEnv,
@@ -76,7 +77,7 @@ fn four_processors_fault_on_the_same_pages() {
     const MIB: u64 = 1;
     const PAGES: u64 = MIB * 256;
     let env = TestEnv::new();
-    let workload = Workload::together(MIB).threads(4).option("every_ms", 200);
+    let workload = Workload::lockstep(MIB).threads(4).option("every_ms", 200);
     // Without a disk: its threads would fault as well, and keep one processor from a page that the
     // others wait for.
     let config = VmConfig::new().cpus(4).workload(workload);
@@ -184,13 +185,13 @@ fn spinning() {
 fn faults_while_the_line_is_full() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, four(24));
-    let link = Link::new(Some(Shape {
+    let link = HostPair::new(Some(Shape {
         rate_bits: 200_000_000,
         burst_bytes: 64 * 1024,
         latency: Duration::from_millis(50),
     }))
     .unwrap();
-    let address = format!("{}:7000", Link::DESTINATION);
+    let address = format!("{}:7000", HostPair::DESTINATION);
     let plan = MigrationPlan::new("postcopy")
         .transport(Transport::Address(address))
         .between_namespaces(link.source(), link.destination())
@@ -203,7 +204,7 @@ fn faults_while_the_line_is_full() {
 #[test]
 fn huge_pages_on_several_links() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, four(64).ram(Ram::Huge { mib: 256 }));
+    let mut guest = Guest::boot(&env, four(64).ram(Ram::Huge2M { mib: 256 }));
     for (mode, links) in [("postcopy", "3"), ("hybrid", "2")] {
         let plan = MigrationPlan::new(mode).migrate_args(&["--links", links]);
         let account = guest.migrate(&plan.receive_args(&["--fault-threads", "2"]));
@@ -221,7 +222,7 @@ fn pages_of_a_gigabyte() {
         Ok(pages) => drop(pages),
         Err(error) => return log(format!("NOT TESTED: {error}")),
     }
-    let mut guest = Guest::boot(&env, four(64).ram(Ram::Giant { gib: GIB }));
+    let mut guest = Guest::boot(&env, four(64).ram(Ram::Huge1G { gib: GIB }));
     for mode in ["precopy", "hybrid"] {
         let mut migration = guest.start_migration(&MigrationPlan::new(mode));
         let parts = [

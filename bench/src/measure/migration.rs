@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{Line as ConsoleLine, Report, Vm};
+use hikkoshi_lab::{ConsoleLine, Report, Vm};
 
 use super::threads::join;
 use crate::args::Args;
@@ -60,7 +60,7 @@ pub fn measure(
             destination.wait_report("its slow accesses", asked, LONG, |report| {
                 matches!(report, Report::Slow(_)).then_some(())
             })?;
-            run.slow = Some(destination.slow(LONG)?.into());
+            run.slow = Some(destination.slow_accesses(LONG)?.into());
         }
         let (from, until) = match case.system.is_postcopy() {
             true => (resume.at, moved.ended),

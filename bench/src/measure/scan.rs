@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{LabError, Line, QemuMigration, Report, Scanned};
+use hikkoshi_lab::{ConsoleLine, LabError, QemuMigration, Report, Scanned};
 
 use super::threads::join;
 use crate::args::Args;
@@ -105,7 +105,7 @@ fn scanned(testbed: &Testbed, over: &mut dyn FnMut() -> bool) -> Result<ScanOutc
 #[allow(clippy::cast_precision_loss)] // far below 2^52
 fn outcome(
     end: &Scanned,
-    lines: &[Line],
+    lines: &[ConsoleLine],
     begun: Instant,
     (elapsed, ran_ns): (Duration, u64),
 ) -> Result<ScanOutcome, BenchError> {
@@ -134,8 +134,8 @@ fn outcome(
 mod tests {
     use super::*;
 
-    fn line(at: Instant, text: &str) -> Line {
-        Line {
+    fn line(at: Instant, text: &str) -> ConsoleLine {
+        ConsoleLine {
             at,
             vm: DESTINATION.into(),
             report: Report::parse(text),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{Latency, Line, Report};
+use hikkoshi_lab::{ConsoleLine, Latency, Report};
 use serde::Serialize;
 
 use super::time::seconds_between;
@@ -35,7 +35,7 @@ pub struct Accesses {
 /// The first of them began before `from`: its slow accesses count, since the first faults are
 /// among them, and its others say nothing about the rate.
 pub fn accesses_between(
-    lines: &[Line],
+    lines: &[ConsoleLine],
     vm: &str,
     from: Instant,
     until: Instant,
@@ -67,7 +67,7 @@ pub fn accesses_between(
 /// Accesses a second over time: each line's, at its end, in seconds from `zero`, wherever the guest
 /// was.
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
-pub fn access_rates(lines: &[Line], zero: Instant) -> Vec<(f64, f64)> {
+pub fn access_rates(lines: &[ConsoleLine], zero: Instant) -> Vec<(f64, f64)> {
     lines
         .iter()
         .filter_map(|line| match &line.report {
@@ -122,12 +122,12 @@ fn accesses(sum: &Latency, inside: u64, inside_ms: u64, span: Duration) -> Acces
 mod tests {
     use super::*;
 
-    fn line(vm: &str, at: Instant, accesses: u64, slow: u64, hist: &str) -> Line {
+    fn line(vm: &str, at: Instant, accesses: u64, slow: u64, hist: &str) -> ConsoleLine {
         let text = format!(
             "dirty: ok t=1.0 span_ms=100 accesses={accesses} slow={slow} mean_us=1.0 max_us=900.0 \
              slow_mean_us=300.0 slow_max_us=900.0 hist={hist}"
         );
-        Line {
+        ConsoleLine {
             at,
             vm: vm.into(),
             report: Report::parse(&text),

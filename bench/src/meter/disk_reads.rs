@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use hikkoshi_lab::{Line, Report};
+use hikkoshi_lab::{ConsoleLine, Report};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ pub fn drains(account: &Value) -> DiskOutcome {
 /// Bytes that the guest read a second, by those of its lines in `vm` that lie wholly between two
 /// moments.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
-pub fn read_rate(lines: &[Line], vm: &str, from: Instant, until: Instant) -> Option<f64> {
+pub fn read_rate(lines: &[ConsoleLine], vm: &str, from: Instant, until: Instant) -> Option<f64> {
     let works = lines
         .iter()
         .filter(|line| *line.vm == *vm && (from..=until).contains(&line.at));
@@ -67,7 +67,7 @@ mod tests {
                 "disk: ok t=1.0 span_ms=100 bad=0 reads=1 writes=0 read_kib={kib} written_kib=0 \
                  files=0 passes=0"
             );
-            Line {
+            ConsoleLine {
                 at: zero + Duration::from_millis(ms),
                 vm: vm.into(),
                 report: Report::parse(&text),

@@ -3,7 +3,7 @@
 //! Each keeps its connection and asks for a file at fixed intervals, in turns; an answer that
 //! comes late delays only its own client's next request. Every answer's content is checked: its
 //! length, the number that it begins with, and the checksum that it ends with
-//! (`guest/workload/src/files.rs`).
+//! (`guest/workload/src/web_files.rs`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

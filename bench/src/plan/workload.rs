@@ -111,7 +111,7 @@ impl Workload {
             }
             Self::Disk20 | Self::Disk100 => GuestWorkload::dirty(DISK_WRITTEN_MIB)
                 .rate(DISK_WRITES)
-                .and_direct_reads(DISK_ARENA_MIB),
+                .with_direct_reads(DISK_ARENA_MIB),
             Self::Web => GuestWorkload::idle()
                 .option("files", WEB_FILES)
                 .option("file_bytes", WEB_FILE_BYTES),
@@ -141,7 +141,7 @@ impl Workload {
     /// The guest's memory.
     pub fn ram(self) -> Ram {
         match self {
-            Self::Huge => Ram::Huge { mib: RAM_MIB },
+            Self::Huge => Ram::Huge2M { mib: RAM_MIB },
             Self::Web => Ram::shared(WEB_RAM_MIB),
             _ => Ram::shared(RAM_MIB),
         }

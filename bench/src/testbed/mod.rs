@@ -68,7 +68,7 @@ impl Testbed {
             .incoming()
             .start(&lab, DESTINATION)?;
         source.wait_ready()?;
-        source.wait_sign_of_life(LONG)?;
+        source.wait_output(LONG)?;
         if let (Some(throttle), Some(rate)) = (&throttle, case.workload.disk_bytes_per_second()) {
             // All of the memory that the disk is read into has been used before it counts.
             throttle.set(0)?;

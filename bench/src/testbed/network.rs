@@ -1,6 +1,6 @@
 //! Two hosts and what is between them.
 
-use hikkoshi_lab::{LabError, Link, Namespace};
+use hikkoshi_lab::{HostPair, LabError, Namespace};
 use serde_json::Value;
 use std::fs;
 
@@ -13,7 +13,7 @@ pub enum Network {
     /// One namespace of its own: its loopback carries nothing else.
     Loopback(Namespace),
     /// Two namespaces.
-    Link(Link),
+    HostPair(HostPair),
 }
 
 impl Network {
@@ -24,13 +24,13 @@ impl Network {
     pub fn new(kind: NetworkKind, congestion: Option<&str>) -> Result<Self, BenchError> {
         let network = match kind {
             NetworkKind::Loopback => Self::Loopback(Namespace::new("host")?),
-            NetworkKind::Gbit(_) => Self::Link(Link::new(kind.shape())?),
+            NetworkKind::Gbit(_) => Self::HostPair(HostPair::new(kind.shape())?),
             NetworkKind::GbitPerFlow(_) => {
-                let link = Link::new(None)?;
+                let link = HostPair::new(None)?;
                 if let Some(shape) = kind.shape() {
                     link.shape_each_flow(shape)?;
                 }
-                Self::Link(link)
+                Self::HostPair(link)
             }
         };
         network.set_congestion_control(congestion)?;
@@ -46,7 +46,7 @@ impl Network {
         kind: NetworkKind,
         congestion: Option<&str>,
     ) -> Result<Self, BenchError> {
-        let network = Self::Link(Link::between(source, destination, kind.shape())?);
+        let network = Self::HostPair(HostPair::between(source, destination, kind.shape())?);
         network.set_congestion_control(congestion)?;
         Ok(network)
     }
@@ -70,7 +70,7 @@ impl Network {
     pub fn device(&self) -> &'static str {
         match self {
             Self::Loopback(_) => "lo",
-            Self::Link(_) => Link::DEVICE,
+            Self::HostPair(_) => HostPair::DEVICE,
         }
     }
 
@@ -78,7 +78,7 @@ impl Network {
     pub fn source(&self) -> &Namespace {
         match self {
             Self::Loopback(host) => host,
-            Self::Link(link) => link.source(),
+            Self::HostPair(link) => link.source(),
         }
     }
 
@@ -86,7 +86,7 @@ impl Network {
     pub fn destination(&self) -> &Namespace {
         match self {
             Self::Loopback(host) => host,
-            Self::Link(link) => link.destination(),
+            Self::HostPair(link) => link.destination(),
         }
     }
 
@@ -94,7 +94,7 @@ impl Network {
     pub fn address(&self) -> &'static str {
         match self {
             Self::Loopback(_) => "127.0.0.1:9001",
-            Self::Link(_) => "10.77.0.2:9001",
+            Self::HostPair(_) => "10.77.0.2:9001",
         }
     }
 
@@ -109,7 +109,7 @@ impl Network {
                 let value: Value = serde_json::from_str(&text).unwrap_or_default();
                 Ok(value[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or(0))
             }
-            Self::Link(link) => link.bytes().map(|(there, back)| there + back),
+            Self::HostPair(link) => link.bytes().map(|(there, back)| there + back),
         }
     }
 }
@@ -120,6 +120,6 @@ mod tests {
 
     #[test]
     fn the_address_is_the_destinations() {
-        assert!(format!("{}:9001", Link::DESTINATION) == "10.77.0.2:9001");
+        assert!(format!("{}:9001", HostPair::DESTINATION) == "10.77.0.2:9001");
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use hikkoshi_engine::{Cancel, Priority, Rank};
-use hikkoshi_lab::{Link, Namespace, Shape};
+use hikkoshi_lab::{HostPair, Namespace, Shape};
 use hikkoshi_link::tls::{Patience, TlsClient, TlsServer};
 use hikkoshi_link::{
     Address, BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, Urgency, split,
@@ -98,7 +98,7 @@ fn main() {
         burst_bytes: 512 << 10,
         latency: Duration::from_millis(50),
     });
-    let line = Link::new(shape).unwrap();
+    let line = HostPair::new(shape).unwrap();
     if trial.cubic {
         for host in [line.source(), line.destination()] {
             let sysctl = ["-w", "net.ipv4.tcp_congestion_control=cubic"];
@@ -152,11 +152,11 @@ fn main() {
 }
 
 /// One connection over the line: the source's end and the destination's.
-fn connect(trial: &Trial, line: &Link) -> (Arc<Stream>, Arc<Stream>) {
+fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
     let inside = |host: &Namespace, f: Box<dyn FnOnce() -> Stream + Send>| host.run(f).unwrap();
     let listener = line
         .destination()
-        .run(|| std::net::TcpListener::bind((Link::DESTINATION, 0)).unwrap())
+        .run(|| std::net::TcpListener::bind((HostPair::DESTINATION, 0)).unwrap())
         .unwrap();
     let address = listener.local_addr().unwrap();
     let source = inside(
@@ -259,7 +259,7 @@ fn receive(trial: &Trial, mut reader: LinkReader, mut acks: LinkWriter, received
 fn ask(
     trial: &Trial,
     think: u64,
-    line: &Link,
+    line: &HostPair,
     memory: &Arc<Vec<u8>>,
     urgency: &Urgency,
     stop: &Cancel,

@@ -134,10 +134,10 @@ impl VmConfig {
     }
 
     /// A first disk with a file system, which the guest works with
-    /// ([`Workload::and_file_system`]).
+    /// ([`Workload::with_file_system`]).
     #[must_use]
     pub fn file_system(mut self, disk: Disk) -> Self {
-        self.workload = self.workload.and_file_system();
+        self.workload = self.workload.with_file_system();
         self.disk(disk)
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// A line of the guest's console.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct ConsoleLine {
     /// When its end arrived here.
     pub at: Instant,
     /// The machine that it came from.
@@ -24,7 +24,7 @@ pub struct Console(Arc<Collected>);
 
 #[derive(Debug, Default)]
 struct Collected {
-    lines: Mutex<Vec<Line>>,
+    lines: Mutex<Vec<ConsoleLine>>,
     arrived: Condvar,
 }
 
@@ -45,12 +45,12 @@ impl Console {
     }
 
     /// The lines from number `first` on.
-    pub fn since(&self, first: usize) -> Vec<Line> {
+    pub fn since(&self, first: usize) -> Vec<ConsoleLine> {
         self.lock().get(first..).unwrap_or_default().to_vec()
     }
 
     /// All lines.
-    pub fn lines(&self) -> Vec<Line> {
+    pub fn lines(&self) -> Vec<ConsoleLine> {
         self.since(0)
     }
 
@@ -74,7 +74,7 @@ impl Console {
         what: &str,
         first: usize,
         timeout: Duration,
-        mut wanted: impl FnMut(&Line) -> Option<T>,
+        mut wanted: impl FnMut(&ConsoleLine) -> Option<T>,
     ) -> Result<T, LabError> {
         let deadline = Instant::now() + timeout;
         let mut next = first;
@@ -133,7 +133,7 @@ impl Console {
             if text.is_empty() {
                 continue;
             }
-            let line = Line {
+            let line = ConsoleLine {
                 at: Instant::now(),
                 vm: Arc::clone(vm),
                 report: Report::parse(&text),
@@ -144,7 +144,7 @@ impl Console {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Line>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<ConsoleLine>> {
         // A reader that panicked has pushed its line or not; the list is whole.
         self.0.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }

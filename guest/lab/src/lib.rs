@@ -4,7 +4,7 @@
 //! and [`VmConfig::start`] makes a [`Vm`] of it: a real QEMU of either version, booting the test
 //! guest with a [`Workload`]. What the guest prints arrives at a [`Console`] as typed [`Report`]s
 //! with the time they came; source and destination share one console, since the guest is one.
-//! A [`Link`] is two network namespaces with a shaped line between them; a [`GuestNetwork`] is a
+//! A [`HostPair`] is two network namespaces with a shaped line between them; a [`GuestNetwork`] is a
 //! switch with two hosts and a client, for a guest that serves through its own migration.
 //!
 //! A [`Disk`] has a [`DiskImage`] whose pages each hold their own number; a [`Throttle`] makes it slow.
@@ -43,16 +43,16 @@ mod artifacts;
 mod config;
 mod console;
 mod disk;
+mod disk_image;
 mod error;
-mod huge;
-mod image;
+mod huge_pages;
+mod lab;
 mod mount;
 pub mod net;
 mod qemu_migration;
 mod qmp;
 mod ram;
 mod report;
-mod scratch;
 mod spawn;
 mod throttle;
 mod vm;
@@ -60,13 +60,14 @@ mod workload;
 
 pub use artifacts::{QemuVersion, initramfs, kernel, web_initramfs};
 pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
-pub use console::{Console, Line};
+pub use console::{Console, ConsoleLine};
 pub use disk::{Aio, Cache, Disk};
+pub use disk_image::{DiskContent, DiskFormat, DiskImage, DiskState};
 pub use error::LabError;
-pub use huge::{HugePageSize, HugePages};
-pub use image::{DiskContent, DiskFormat, DiskImage, DiskState};
+pub use huge_pages::{HugePageSize, HugePages};
+pub use lab::Lab;
 pub use mount::Mount;
-pub use net::{GuestNetwork, Link, Namespace, Shape};
+pub use net::{GuestNetwork, HostPair, Namespace, Shape};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::Ram;
@@ -74,7 +75,6 @@ pub use report::{
     Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned, Serve,
     Slow, Verdict, Verify,
 };
-pub use scratch::Lab;
 pub use throttle::Throttle;
 pub use vm::Vm;
 pub use workload::{Pattern, Workload};

@@ -30,7 +30,7 @@ impl Mount {
     /// Has the kernel clear `mib` MiB of this file system's memory, once. A machine that is virtual
     /// itself may get its memory only then, a page at a time: 20 s for a gigabyte, where
     /// `UFFDIO_COPY` of a page of that size would otherwise wait for it.
-    pub(crate) fn touch(&self, mib: u64) -> Result<(), LabError> {
+    pub(crate) fn preallocate(&self, mib: u64) -> Result<(), LabError> {
         let path = self.path.join("touched");
         let file = File::create(&path).map_err(LabError::file("creating", &path))?;
         let none = rustix::fs::FallocateFlags::empty();

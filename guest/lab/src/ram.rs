@@ -1,6 +1,6 @@
 //! How a machine's memory is laid out, and of what it is made.
 
-use crate::scratch::SHARED_MEMORY;
+use crate::lab::SHARED_MEMORY;
 use crate::{HugePageSize, HugePages, Lab, LabError, Mount};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,12 +26,12 @@ pub enum Ram {
         dimm_mib: u64,
     },
     /// One shared file on hugetlbfs with pages of 2 MiB.
-    Huge {
+    Huge2M {
         /// Its size: even.
         mib: u64,
     },
     /// One shared file on hugetlbfs with pages of 1 GiB.
-    Giant {
+    Huge1G {
         /// Its size.
         gib: u64,
     },
@@ -62,11 +62,11 @@ impl Ram {
     pub fn mib(&self) -> u64 {
         match self {
             Self::Shared { mib }
-            | Self::Huge { mib }
+            | Self::Huge2M { mib }
             | Self::PrivateFile { mib }
             | Self::Anonymous { mib }
             | Self::Memfd { mib } => *mib,
-            Self::Giant { gib } => gib * 1024,
+            Self::Huge1G { gib } => gib * 1024,
             Self::Numa { nodes } => nodes.iter().sum(),
             Self::Dimm { mib, dimm_mib } => mib + dimm_mib,
         }
@@ -138,8 +138,8 @@ impl PreparedRam {
                 prepared.argument("-device", "pc-dimm,id=dimm-device,memdev=dimm".to_owned());
                 prepared.machine_suffix = ",memory-backend=ram";
             }
-            Ram::Huge { .. } => prepared.huge(HugePageSize::Mib2, ram.mib(), lab, vm)?,
-            Ram::Giant { .. } => prepared.huge(HugePageSize::Gib1, ram.mib(), lab, vm)?,
+            Ram::Huge2M { .. } => prepared.huge(HugePageSize::Mib2, ram.mib(), lab, vm)?,
+            Ram::Huge1G { .. } => prepared.huge(HugePageSize::Gib1, ram.mib(), lab, vm)?,
             Ram::Anonymous { mib } => {
                 prepared.size(&mib.to_string());
                 prepared.argument("-object", format!("memory-backend-ram,id=ram,size={mib}M"));
@@ -161,7 +161,7 @@ impl PreparedRam {
         self._huge_pages = Some(HugePages::reserve(size, mib)?);
         let mount = Mount::hugetlbfs(lab, &format!("{vm}-huge"), size)?;
         if size == HugePageSize::Gib1 {
-            mount.touch(mib)?;
+            mount.preallocate(mib)?;
         }
         self.size(&mib.to_string());
         self.align = size;

@@ -52,7 +52,7 @@ impl Throttle {
     }
 
     /// Puts a process below the limit, with all of its threads.
-    pub(crate) fn take(&self, pid: u32) -> Result<(), LabError> {
+    pub(crate) fn add_process(&self, pid: u32) -> Result<(), LabError> {
         self.write("cgroup.procs", &pid.to_string())
     }
 
@@ -133,7 +133,7 @@ mod tests {
         let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
         assert!(read("blkio.throttle.read_bps_device").contains(" 1000000"));
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        throttle.take(child.id()).unwrap();
+        throttle.add_process(child.id()).unwrap();
         assert_eq!(read("cgroup.procs").trim(), child.id().to_string());
         throttle.set(0).unwrap();
         assert_eq!(read("blkio.throttle.read_bps_device"), "");

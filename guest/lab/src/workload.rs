@@ -57,17 +57,17 @@ impl Workload {
 
     /// Whole pages over `mib` MiB, checked to the byte, each by every thread at the same time, over
     /// and over.
-    pub fn together(mib: u64) -> Self {
+    pub fn lockstep(mib: u64) -> Self {
         Self {
             words: Vec::new(),
-            kinds: vec!["together"],
+            kinds: vec!["lockstep"],
         }
         .option("mib", mib)
     }
 
     /// Answers lines on TCP port `port` as well.
     #[must_use]
-    pub fn and_serve(mut self, port: u16) -> Self {
+    pub fn with_server(mut self, port: u16) -> Self {
         self.kinds.push("serve");
         self.option("port", port)
     }
@@ -113,7 +113,7 @@ impl Workload {
     /// and now and then reads or writes pages of its file `blocks` by direct I/O: so little that
     /// what else the guest does is hardly slower.
     #[must_use]
-    pub fn and_file_system(self) -> Self {
+    pub fn with_file_system(self) -> Self {
         self.option("mount", "/dev/vda")
             .option("tree", "/disk/tree")
             .option("disk", "/disk/blocks")
@@ -127,7 +127,7 @@ impl Workload {
     /// Six threads read random chunks of 128 KiB of the first disk (`DiskContent::Blocks`) by direct
     /// I/O into `mib` MiB, as fast as it goes, and all of that memory is checked over and over.
     #[must_use]
-    pub fn and_direct_reads(self, mib: u64) -> Self {
+    pub fn with_direct_reads(self, mib: u64) -> Self {
         self.option("disk", "/dev/vda").option("disk_mib", mib)
     }
 
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_workload_is_words() {
-        let workload = Workload::verify(8).threads(2).grow(1, 16).and_serve(7001);
+        let workload = Workload::verify(8).threads(2).grow(1, 16).with_server(7001);
         assert_eq!(
             workload.command_line(),
             "hk.workload=verify,serve hk.mib=8 hk.threads=2 hk.grow=1 hk.grow_max=16 hk.port=7001"

@@ -71,8 +71,8 @@ layouts! {
     numa_on_10_0: V10_0, Ram::Numa { nodes: vec![128, 192] };
     dimm_on_7_2: V7_2, Ram::Dimm { mib: 192, dimm_mib: 128 };
     dimm_on_10_0: V10_0, Ram::Dimm { mib: 192, dimm_mib: 128 };
-    huge_pages_on_7_2: V7_2, Ram::Huge { mib: 256 };
-    huge_pages_on_10_0: V10_0, Ram::Huge { mib: 256 };
+    huge_pages_on_7_2: V7_2, Ram::Huge2M { mib: 256 };
+    huge_pages_on_10_0: V10_0, Ram::Huge2M { mib: 256 };
     private_file: V10_0, Ram::PrivateFile { mib: 256 };
     anonymous: V10_0, Ram::Anonymous { mib: 256 };
     memfd: V10_0, Ram::Memfd { mib: 256 };
@@ -116,7 +116,7 @@ fn stopped_guest(lab: &Lab, workload: Workload) -> Vm {
         .start(lab, "guest")
         .unwrap();
     vm.wait_ready().unwrap();
-    vm.wait_sign_of_life(LONG).unwrap();
+    vm.wait_output(LONG).unwrap();
     vm.stop().unwrap();
     vm
 }
@@ -214,7 +214,7 @@ fn a_page_from_the_past_is_noticed() {
     // Until the page has been written again: it is one of 2,048.
     let mut new = old.clone();
     for _ in 0..1000 {
-        vm.wait_sign_of_life(LONG).unwrap();
+        vm.wait_output(LONG).unwrap();
         vm.stop().unwrap();
         file.read_exact_at(&mut new, at).unwrap();
         if new != old {
@@ -262,7 +262,7 @@ fn a_panicking_test_leaves_nothing_behind() {
     let (mut pid, mut files, mut folder) = (0, Vec::new(), None);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let lab = Lab::new().unwrap();
-        let ram = Ram::Huge { mib: 64 };
+        let ram = Ram::Huge2M { mib: 64 };
         let vm = VmConfig::new()
             .ram(ram)
             .arguments(["-S"])

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // its failure is the message
 
 use hikkoshi_lab::{
-    GuestNetwork, Lab, Link, QemuMigration, QemuMigrationMode, QemuVersion, Ram, Report, Shape,
+    GuestNetwork, HostPair, Lab, QemuMigration, QemuMigrationMode, QemuVersion, Ram, Report, Shape,
     VmConfig, Workload,
 };
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(60);
 
 /// A connection over the line: the source's end and the destination's.
-fn connection(link: &Link) -> (TcpStream, TcpStream) {
+fn connection(link: &HostPair) -> (TcpStream, TcpStream) {
     let listener = link
         .destination()
-        .run(|| TcpListener::bind((Link::DESTINATION, 9000)).unwrap())
+        .run(|| TcpListener::bind((HostPair::DESTINATION, 9000)).unwrap())
         .unwrap();
     let source = link
         .source()
-        .run(|| TcpStream::connect((Link::DESTINATION, 9000)).unwrap())
+        .run(|| TcpStream::connect((HostPair::DESTINATION, 9000)).unwrap())
         .unwrap();
     let destination = listener.accept().unwrap().0;
     for end in [&source, &destination] {
@@ -30,7 +30,7 @@ fn connection(link: &Link) -> (TcpStream, TcpStream) {
 
 #[test]
 fn a_line_carries_counts_and_can_be_reset() {
-    let link = Link::new(Some(Shape::gbit(1))).unwrap();
+    let link = HostPair::new(Some(Shape::gbit(1))).unwrap();
     let (mut source, mut destination) = connection(&link);
     let (before, _) = link.bytes().unwrap();
     // More than the sockets' buffers hold: one writes while the other reads.
@@ -52,8 +52,8 @@ fn a_line_carries_counts_and_can_be_reset() {
 }
 
 /// Bytes in each class of the source's end that has carried any.
-fn carried(link: &Link) -> Vec<u64> {
-    let show = ["-s", "class", "show", "dev", Link::DEVICE];
+fn carried(link: &HostPair) -> Vec<u64> {
+    let show = ["-s", "class", "show", "dev", HostPair::DEVICE];
     let shown = link.source().command("tc").args(show).output().unwrap();
     let text = String::from_utf8(shown.stdout).unwrap();
     text.lines()
@@ -66,7 +66,7 @@ fn carried(link: &Link) -> Vec<u64> {
 #[test]
 fn each_connection_has_a_share_of_its_own() {
     const MIB: usize = 1 << 20;
-    let link = Link::new(None).unwrap();
+    let link = HostPair::new(None).unwrap();
     link.shape_each_flow(Shape::gbit(1)).unwrap();
     let mut both = [connection(&link), connection(&link)];
     for (source, destination) in &mut both {
@@ -82,7 +82,7 @@ fn each_connection_has_a_share_of_its_own() {
 
 #[test]
 fn a_cut_line_carries_nothing_and_a_mended_one_goes_on() {
-    let link = Link::new(None).unwrap();
+    let link = HostPair::new(None).unwrap();
     let (mut source, mut destination) = connection(&link);
     link.cut().unwrap();
     // Into the socket's buffer it goes, but not over the line.
@@ -91,16 +91,16 @@ fn a_cut_line_carries_nothing_and_a_mended_one_goes_on() {
         .set_read_timeout(Some(Duration::from_millis(300)))
         .unwrap();
     assert!(destination.read(&mut [0]).is_err());
-    link.mend().unwrap();
+    link.restore().unwrap();
     destination.set_read_timeout(Some(LONG)).unwrap();
     assert_eq!(destination.read(&mut [0]).unwrap(), 1);
 }
 
 #[test]
 fn the_shape_is_in_force() {
-    let mut link = Link::new(Some(Shape::gbit(10))).unwrap();
+    let mut link = HostPair::new(Some(Shape::gbit(10))).unwrap();
     assert_eq!(link.shape(), Some(Shape::gbit(10)));
-    let show = |link: &Link| {
+    let show = |link: &HostPair| {
         let output = link
             .destination()
             .command("tc")
@@ -111,7 +111,7 @@ fn the_shape_is_in_force() {
     };
     assert!(show(&link).contains("tbf"), "{}", show(&link));
     assert!(show(&link).contains("rate 10Gbit"), "{}", show(&link));
-    link.reshape(None).unwrap();
+    link.set_shape(None).unwrap();
     assert!(!show(&link).contains("tbf"), "{}", show(&link));
 }
 
@@ -136,7 +136,7 @@ fn a_guest_answers_through_the_switch() {
     let lab = Lab::new().unwrap();
     let network = GuestNetwork::new().unwrap();
     let vm = VmConfig::new()
-        .workload(Workload::verify(16).and_serve(7000).rate(1000))
+        .workload(Workload::verify(16).with_server(7000).rate(1000))
         .nic(network.nic())
         .namespace(network.source())
         .start(&lab, "guest")
@@ -165,7 +165,7 @@ fn a_guest_answers_through_the_switch() {
 /// following of the guest.
 fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
     let lab = Lab::new().unwrap();
-    let link = Link::new(Some(Shape::gbit(1))).unwrap();
+    let link = HostPair::new(Some(Shape::gbit(1))).unwrap();
     let config = VmConfig::new()
         .version(from)
         .ram(Ram::shared(256))
@@ -181,13 +181,13 @@ fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
         .start(&lab, "destination")
         .unwrap();
     source.wait_ready().unwrap();
-    source.wait_sign_of_life(LONG).unwrap();
+    source.wait_output(LONG).unwrap();
     let begun = Instant::now();
     let report = QemuMigration::new(mode)
         .run(
             &source,
             &destination,
-            &format!("tcp:{}:9001", Link::DESTINATION),
+            &format!("tcp:{}:9001", HostPair::DESTINATION),
         )
         .unwrap();
     // (The guest may run at the destination only after the source's end.)

@@ -6,9 +6,10 @@
 
 use crate::clock::ticks;
 use crate::options::Options;
-use crate::pick::{Pick, Random};
-use crate::region::Share;
-use crate::worker::Work;
+use crate::page_order::PageOrder;
+use crate::random::Random;
+use crate::region::RegionPart;
+use crate::worker::Workload;
 
 const COUNT_BITS: u32 = 32;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
@@ -16,8 +17,8 @@ const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 /// A worker's part of the region and what it remembers of it.
 #[derive(Debug)]
 pub(crate) struct Dirty {
-    share: Share,
-    pick: Pick,
+    share: RegionPart,
+    page_order: PageOrder,
     write_percent: u64,
     /// Writes made since the counts were last made to fit.
     writes: u64,
@@ -25,14 +26,14 @@ pub(crate) struct Dirty {
 
 impl Dirty {
     /// Marks every page of the share with its number.
-    pub(crate) fn new(mut share: Share, options: &Options) -> Self {
+    pub(crate) fn new(mut share: RegionPart, options: &Options) -> Self {
         for index in 0..share.len() {
             let number = share.number(index) as u64;
             share.page(index)[0] = number << COUNT_BITS;
         }
         Self {
             share,
-            pick: Pick::new(options.pattern),
+            page_order: PageOrder::new(options.pattern),
             write_percent: options.write_percent,
             writes: 0,
         }
@@ -41,7 +42,7 @@ impl Dirty {
     fn describe(&self, index: usize, held: u64) -> String {
         let number = self.share.number(index);
         let address = self.share.address(index) as usize;
-        let physical = crate::physical::address_of(address)
+        let physical = crate::guest_physical::address_of(address)
             .map_or_else(|| "unknown".to_owned(), |address| format!("{address:#x}"));
         let fault = if held == 0 { "zero" } else { "swapped" };
         format!(
@@ -55,12 +56,12 @@ impl Dirty {
     }
 }
 
-impl Work for Dirty {
+impl Workload for Dirty {
     fn access(&mut self, random: &mut Random, findings: &mut Vec<String>) -> u64 {
         if self.share.len() == 0 {
             return 0;
         }
-        let index = self.pick.next(random, self.share.len());
+        let index = self.page_order.next(random, self.share.len());
         let write = self.write_percent == 100 || random.percent(self.write_percent);
         let word = self.share.address(index).cast::<u64>();
         let before = ticks();

@@ -6,7 +6,7 @@
 //!
 //! **Model.** A [`region`] of memory is shared out among worker threads, one worker a page, so that
 //! no page needs a lock; or all of them only read it. A worker ([`worker`]) makes one access after the other: it picks a page
-//! ([`pick`]), touches it between two readings of the processor's clock ([`clock`]), checks what it
+//! ([`page_order`]), touches it between two readings of the processor's clock ([`clock`]), checks what it
 //! read, and writes. The first thread collects: once a second it prints what the workers counted,
 //! and it obeys the lines that arrive on the console ([`console`]).
 //!
@@ -14,7 +14,7 @@
 //! page's number and how often it was written, whose sum must equal the writes made. [`verify`] is
 //! thorough: every byte of every page follows from its number and generation ([`page`]), and which
 //! generation is due is remembered elsewhere. [`scan`] reads such pages once, from start to end,
-//! when it is told to begin. In [`together`] all workers read the same such page at once. [`files`] are for a web server's clients to check.
+//! when it is told to begin. In [`lockstep`] all workers read the same such page at once. [`web_files`] are for a web server's clients to check.
 //! A [`disk`] of such pages is read and written by direct I/O beside any of these.
 //!
 //! **Time** is the guest's: while the guest is stopped its clock stands, so a switchover's downtime
@@ -26,21 +26,25 @@
 
 mod clock;
 mod console;
+mod coordinator;
+mod counters;
 mod dirty;
 mod disk;
-mod files;
-mod fine;
+mod fine_histogram;
+mod guest_physical;
+mod lockstep;
 mod options;
-mod physical;
-mod pick;
+mod page_order;
+mod random;
+mod rate_limiter;
 mod region;
-mod report;
 mod scan;
 mod serve;
 mod system;
-mod together;
 mod verify;
+mod web_files;
 mod worker;
+mod workloads;
 
 use hikkoshi_workload::page;
 use std::process::ExitCode;
@@ -59,12 +63,12 @@ fn main() -> ExitCode {
         .collect::<Vec<_>>();
     let outcome = options::Options::parse(words.iter().map(String::as_str))
         .map_err(|error| error.to_string())
-        .and_then(|options| console::run(&options).map_err(|error| error.to_string()));
+        .and_then(|options| coordinator::run(&options).map_err(|error| error.to_string()));
     let code = match &outcome {
-        Ok(console::Verdict::Ok) => ExitCode::SUCCESS,
-        Ok(console::Verdict::Bad) => ExitCode::FAILURE,
+        Ok(coordinator::Verdict::Ok) => ExitCode::SUCCESS,
+        Ok(coordinator::Verdict::Bad) => ExitCode::FAILURE,
         Err(message) => {
-            console::say(&format!("failed: {message}"));
+            console::print_line(&format!("failed: {message}"));
             ExitCode::from(2)
         }
     };

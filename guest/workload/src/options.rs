@@ -26,7 +26,7 @@ pub(crate) enum Memory {
     /// Whole pages, read once when told to.
     Scan,
     /// Whole pages, each read by all workers at the same time.
-    Together,
+    Lockstep,
 }
 
 /// How the disk is used.
@@ -181,11 +181,11 @@ impl Options {
                         "dirty" => self.memory = Memory::Dirty,
                         "verify" => self.memory = Memory::Verify,
                         "scan" => self.memory = Memory::Scan,
-                        "together" => self.memory = Memory::Together,
+                        "lockstep" => self.memory = Memory::Lockstep,
                         "serve" => self.serve = true,
                         _ => {
                             return Err(
-                                "known are idle, dirty, verify, scan, together, serve, joined by commas",
+                                "known are idle, dirty, verify, scan, lockstep, serve, joined by commas",
                             );
                         }
                     }

@@ -2,7 +2,7 @@
 //!
 //! A page is 512 little words: its number, its generation, a checksum over everything else, and a
 //! filling that no other page and no other generation has. A page whose kind is
-//! [`Kind::SometimesZero`] is all zero bytes in its even generations, so that pages turn from
+//! [`PageKind::SometimesZero`] is all zero bytes in its even generations, so that pages turn from
 //! zero to content and back.
 
 use std::fmt;
@@ -22,14 +22,14 @@ pub type Words = [u64; WORDS];
 
 /// What a page may look like over time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
+pub enum PageKind {
     /// Always full of content.
     Filled,
     /// All zero bytes in even generations, full of content in odd ones.
     SometimesZero,
 }
 
-impl Kind {
+impl PageKind {
     fn is_zero_at(self, generation: u32) -> bool {
         self == Self::SometimesZero && generation.is_multiple_of(2)
     }
@@ -112,7 +112,7 @@ fn checksum(words: &Words) -> u64 {
 }
 
 /// Fills a page with what it holds in `generation`.
-pub fn write(words: &mut Words, page: usize, generation: u32, kind: Kind) {
+pub fn write(words: &mut Words, page: usize, generation: u32, kind: PageKind) {
     if kind.is_zero_at(generation) {
         words.fill(0);
         return;
@@ -148,7 +148,12 @@ pub fn identify(words: &Words) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// When a byte differs, with what the page looks like instead.
-pub fn check(words: &Words, page: usize, generation: u32, kind: Kind) -> Result<(), Box<BadPage>> {
+pub fn check(
+    words: &Words,
+    page: usize,
+    generation: u32,
+    kind: PageKind,
+) -> Result<(), Box<BadPage>> {
     let bad = |fault, word, held, wanted| {
         Err(Box::new(BadPage {
             page,
@@ -215,12 +220,12 @@ mod tests {
 
     fn page_of(page: usize, generation: u32) -> Box<Words> {
         let mut words = Box::new([0; WORDS]);
-        write(&mut words, page, generation, Kind::Filled);
+        write(&mut words, page, generation, PageKind::Filled);
         words
     }
 
     fn fault(words: &Words, page: usize, generation: u32) -> Fault {
-        check(words, page, generation, Kind::Filled)
+        check(words, page, generation, PageKind::Filled)
             .unwrap_err()
             .fault
     }
@@ -228,7 +233,13 @@ mod tests {
     #[test]
     fn what_was_written_is_good() {
         for (page, generation) in [(0, 0), (0, 1), (1, 0), (7, 4_000_000_000), (1 << 40, 3)] {
-            check(&page_of(page, generation), page, generation, Kind::Filled).unwrap();
+            check(
+                &page_of(page, generation),
+                page,
+                generation,
+                PageKind::Filled,
+            )
+            .unwrap();
         }
     }
 
@@ -247,7 +258,7 @@ mod tests {
         for bit in 0..PAGE_SIZE * 8 {
             let mut words = good.clone();
             words[bit / 64] ^= 1 << (bit % 64);
-            let bad = check(&words, 5, 9, Kind::Filled).unwrap_err();
+            let bad = check(&words, 5, 9, PageKind::Filled).unwrap_err();
             assert_eq!(
                 (bad.fault, bad.word, bad.held, bad.wanted),
                 (Fault::Corrupt, bit / 64, words[bit / 64], good[bit / 64])
@@ -291,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_page_that_should_be_zero_must_be_zero() {
-        let kind = Kind::SometimesZero;
+        let kind = PageKind::SometimesZero;
         let mut words = page_of(3, 1);
         check(&words, 3, 1, kind).unwrap();
         let bad = check(&words, 3, 2, kind).unwrap_err();

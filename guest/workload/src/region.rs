@@ -12,7 +12,7 @@ pub(crate) struct Region {
 }
 
 // SAFETY: the region is plain memory. Sharing is made sound by `share`, where each page is handed to
-// one worker only, and by `filled`, after which nobody writes.
+// one worker only, and by `fill_shared`, after which nobody writes.
 unsafe impl Send for Region {}
 
 impl Region {
@@ -71,20 +71,20 @@ impl Region {
     }
 
     /// Fills every page, given its number, for readers only: nobody may have a share of it.
-    pub(crate) fn filled(self, mut fill: impl FnMut(usize, &mut Words)) -> View {
+    pub(crate) fn fill_shared(self, mut fill: impl FnMut(usize, &mut Words)) -> SharedRegion {
         for mut all in self.split(1) {
             for number in 0..all.len() {
                 fill(number, all.page(number));
             }
         }
-        View { region: self }
+        SharedRegion { region: self }
     }
 
     /// Splits the pages into `n` parts, one after the other.
-    pub(crate) fn split(self, n: usize) -> impl Iterator<Item = Share> {
+    pub(crate) fn split(self, n: usize) -> impl Iterator<Item = RegionPart> {
         (0..n).map(move |part| {
             let first = self.pages * part / n;
-            Share {
+            RegionPart {
                 region: self,
                 first,
                 step: 1,
@@ -94,8 +94,8 @@ impl Region {
     }
 
     /// Shares the pages out: share `i` of `n` has the pages `i`, `i + n`, `i + 2n`, ….
-    pub(crate) fn share(self, n: usize) -> impl Iterator<Item = Share> {
-        (0..n).map(move |first| Share {
+    pub(crate) fn share(self, n: usize) -> impl Iterator<Item = RegionPart> {
+        (0..n).map(move |first| RegionPart {
             region: self,
             first,
             step: n,
@@ -106,14 +106,14 @@ impl Region {
 
 /// One worker's pages of a region.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct RegionPart {
     region: Region,
     first: usize,
     step: usize,
     len: usize,
 }
 
-impl Share {
+impl RegionPart {
     /// How many pages.
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -149,11 +149,11 @@ impl Share {
 
 /// A region that nobody writes any more.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
+pub(crate) struct SharedRegion {
     region: Region,
 }
 
-impl View {
+impl SharedRegion {
     /// How many pages.
     pub(crate) fn len(&self) -> usize {
         self.region.pages
@@ -163,7 +163,7 @@ impl View {
     pub(crate) fn page(&self, number: usize) -> &Words {
         assert!(number < self.len(), "page {number} of {}", self.len());
         // SAFETY: the number is within the mapping, whose pages are aligned and initialised, and
-        // `filled` has left nobody who writes.
+        // `fill_shared` has left nobody who writes.
         unsafe { &*self.region.start.as_ptr().add(number) }
     }
 }

@@ -5,48 +5,48 @@
 //! that a scan that ends well has seen all of the region arrive.
 
 use crate::clock::ticks;
-use crate::page::{self, Kind};
-use crate::pick::Random;
-use crate::region::Share;
-use crate::worker::{Orders, Work};
+use crate::page::{self, PageKind};
+use crate::random::Random;
+use crate::region::RegionPart;
+use crate::worker::{Commands, Workload};
 use std::sync::atomic::Ordering;
 
 /// A worker's part of the region and how far its scan has come.
 #[derive(Debug)]
 pub(crate) struct Scan {
-    share: Share,
+    share: RegionPart,
     next: usize,
 }
 
 impl Scan {
     /// Fills every page of the share.
-    pub(crate) fn new(mut share: Share) -> Self {
+    pub(crate) fn new(mut share: RegionPart) -> Self {
         for index in 0..share.len() {
             let number = share.number(index);
-            page::write(share.page(index), number, 0, Kind::Filled);
+            page::write(share.page(index), number, 0, PageKind::Filled);
         }
         Self { share, next: 0 }
     }
 
     fn check(&mut self, index: usize, findings: &mut Vec<String>) {
         let number = self.share.number(index);
-        if let Err(bad) = page::check(self.share.page(index), number, 0, Kind::Filled) {
+        if let Err(bad) = page::check(self.share.page(index), number, 0, PageKind::Filled) {
             let address = self.share.address(index) as usize;
-            let physical = crate::physical::address_of(address)
+            let physical = crate::guest_physical::address_of(address)
                 .map_or_else(|| "unknown".to_owned(), |address| format!("{address:#x}"));
             findings.push(format!(
                 "page={number} address={address:#x} physical={physical} fault={} word={} held={:#x} wanted={:#x}",
                 bad.fault, bad.word, bad.held, bad.wanted
             ));
             // Good again, so that one bad page is one finding.
-            page::write(self.share.page(index), number, 0, Kind::Filled);
+            page::write(self.share.page(index), number, 0, PageKind::Filled);
         }
     }
 }
 
-impl Work for Scan {
-    fn is_due(&self, orders: &Orders) -> bool {
-        self.next < self.share.len() && orders.begun.load(Ordering::Relaxed)
+impl Workload for Scan {
+    fn is_due(&self, commands: &Commands) -> bool {
+        self.next < self.share.len() && commands.scan_started.load(Ordering::Relaxed)
     }
 
     fn access(&mut self, _random: &mut Random, findings: &mut Vec<String>) -> u64 {
@@ -91,12 +91,12 @@ mod tests {
     }
 
     fn scan(scan: &mut Scan) -> Vec<String> {
-        let orders = Orders::default();
-        assert!(!scan.is_due(&orders), "not before it is told");
-        orders.begun.store(true, Ordering::Relaxed);
+        let commands = Commands::default();
+        assert!(!scan.is_due(&commands), "not before it is told");
+        commands.scan_started.store(true, Ordering::Relaxed);
         let (mut random, mut findings) = (Random::new(1), Vec::new());
         let mut pages = 0;
-        while scan.is_due(&orders) {
+        while scan.is_due(&commands) {
             scan.access(&mut random, &mut findings);
             pages += 1;
         }

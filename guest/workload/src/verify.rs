@@ -7,10 +7,11 @@
 
 use crate::clock::{Clock, ticks};
 use crate::options::Options;
-use crate::page::{self, BadPage, Fault, Kind, WORDS};
-use crate::pick::{Pick, Random};
-use crate::region::Share;
-use crate::worker::Work;
+use crate::page::{self, BadPage, Fault, PageKind, WORDS};
+use crate::page_order::PageOrder;
+use crate::random::Random;
+use crate::region::RegionPart;
+use crate::worker::Workload;
 
 /// One access in this many goes to a page that is never written again.
 const CLEAN_EVERY: usize = 16;
@@ -20,13 +21,13 @@ const CLEAN_EVERY: usize = 16;
 pub(crate) struct Verify {
     /// Pages that are there from the start: first the written ones, then the sometimes zero ones,
     /// then the clean ones.
-    pages: Share,
+    pages: RegionPart,
     /// How many are written, the sometimes zero ones included.
     written: usize,
     /// From here to `written` they are sometimes zero.
     zero_from: usize,
     /// Pages that are touched one by one as time goes.
-    growth: Share,
+    growth: RegionPart,
     grown: usize,
     /// Ticks between two first touches; `None`: no growth.
     grow_interval: Option<u64>,
@@ -35,14 +36,19 @@ pub(crate) struct Verify {
     growth_base: usize,
     /// The generation each page is of, the first ones' and then the grown ones'.
     due: Vec<u32>,
-    pick: Pick,
+    page_order: PageOrder,
     write_percent: u64,
     newest: u32,
 }
 
 impl Verify {
     /// Writes the first generation of every page of `pages`; `growth` stays untouched.
-    pub(crate) fn new(mut pages: Share, growth: Share, options: &Options, clock: Clock) -> Self {
+    pub(crate) fn new(
+        mut pages: RegionPart,
+        growth: RegionPart,
+        options: &Options,
+        clock: Clock,
+    ) -> Self {
         let percent = |percent: usize| pages.len() * percent / 100;
         let written = pages.len() - percent(options.clean_percent);
         let zero_from = written - percent(options.zero_percent).min(written);
@@ -65,7 +71,7 @@ impl Verify {
             grow_next: ticks(),
             growth_base: options.mib * 256,
             due,
-            pick: Pick::new(options.pattern),
+            page_order: PageOrder::new(options.pattern),
             write_percent: options.write_percent,
             newest: 0,
         }
@@ -108,7 +114,7 @@ impl Verify {
         if clean > 0 && random.below(CLEAN_EVERY) == 0 {
             return (self.written + random.below(clean), false);
         }
-        let at = self.pick.next(random, self.written + self.grown);
+        let at = self.page_order.next(random, self.written + self.grown);
         let index = if at < self.written { at } else { at + clean };
         let write = self.write_percent == 100 || random.percent(self.write_percent);
         (index, write)
@@ -128,7 +134,7 @@ impl Verify {
         }
     }
 
-    fn kind(&self, index: usize) -> Kind {
+    fn kind(&self, index: usize) -> PageKind {
         kind_of(index, self.zero_from, self.written)
     }
 
@@ -150,7 +156,7 @@ impl Verify {
 
     fn describe(&mut self, index: usize, bad: &BadPage) -> String {
         let address = std::ptr::from_mut(self.words(index)) as usize;
-        let physical = crate::physical::address_of(address)
+        let physical = crate::guest_physical::address_of(address)
             .map_or_else(|| "unknown".to_owned(), |address| format!("{address:#x}"));
         let instead = match bad.fault {
             Fault::Stale { generation } => format!(" held_generation={generation}"),
@@ -164,15 +170,15 @@ impl Verify {
     }
 }
 
-fn kind_of(index: usize, zero_from: usize, written: usize) -> Kind {
+fn kind_of(index: usize, zero_from: usize, written: usize) -> PageKind {
     if (zero_from..written).contains(&index) {
-        Kind::SometimesZero
+        PageKind::SometimesZero
     } else {
-        Kind::Filled
+        PageKind::Filled
     }
 }
 
-impl Work for Verify {
+impl Workload for Verify {
     fn access(&mut self, random: &mut Random, findings: &mut Vec<String>) -> u64 {
         self.grow(findings);
         if self.pages.len() == 0 {

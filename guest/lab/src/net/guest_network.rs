@@ -1,6 +1,6 @@
 //! A network with a guest on it, and a client that talks to the guest.
 
-use crate::net::Namespace;
+use super::namespace::Namespace;
 use crate::{LabError, Nic};
 
 const BRIDGE: &str = "br0";

@@ -3,18 +3,12 @@
 //! Addresses are the same every time; namespaces keep them apart. All of it needs root.
 
 mod guest_network;
-mod link;
+mod host_pair;
+mod ip;
 mod namespace;
 
 pub use guest_network::GuestNetwork;
-pub use link::{Link, Shape};
+pub use host_pair::{HostPair, Shape};
+pub(crate) use ip::ip;
 pub use namespace::Namespace;
 pub(crate) use namespace::{NAMESPACE_PREFIX, NAMESPACES};
-
-use crate::{LabError, spawn};
-use std::process::Command;
-
-/// Runs `ip` with these arguments.
-pub(crate) fn ip(arguments: &[&str]) -> Result<String, LabError> {
-    spawn::run(Command::new("ip").args(arguments))
-}

@@ -1,6 +1,6 @@
 //! A network namespace.
 
-use crate::net::ip;
+use super::ip::ip;
 use crate::{LabError, spawn};
 use std::fs::File;
 use std::os::fd::AsFd;

@@ -1,14 +1,14 @@
 //! The memory that the disk is read into.
 
-use crate::page::{self, Fault, Kind, PAGE_SIZE};
-use crate::pick::Random;
-use crate::region::{Region, Share};
+use crate::page::{self, Fault, PAGE_SIZE, PageKind};
+use crate::random::Random;
+use crate::region::{Region, RegionPart};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a slot holds: a chunk of the disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Held {
+pub(super) struct SlotContent {
     /// The number of its first page on the disk.
     pub(super) first: usize,
     pub(super) generation: u32,
@@ -17,26 +17,26 @@ pub(super) struct Held {
 /// Memory for one chunk.
 #[derive(Debug)]
 pub(super) struct Slot {
-    pub(super) memory: Share,
-    held: Option<Held>,
+    pub(super) memory: RegionPart,
+    held: Option<SlotContent>,
     /// What it held before: what a page that has gone stale holds.
-    before: Option<Held>,
+    before: Option<SlotContent>,
 }
 
 impl Slot {
     /// Notes that another chunk is here now; `None`: nothing that could be checked.
-    pub(super) fn now_holds(&mut self, held: Option<Held>) {
+    pub(super) fn set_content(&mut self, held: Option<SlotContent>) {
         self.before = self.held.or(self.before);
         self.held = held;
     }
 
     /// Fills the memory with a chunk.
-    pub(super) fn fill(&mut self, held: Held) {
+    pub(super) fn fill(&mut self, held: SlotContent) {
         for index in 0..self.memory.len() {
             let page = self.memory.page(index);
-            page::write(page, held.first + index, held.generation, Kind::Filled);
+            page::write(page, held.first + index, held.generation, PageKind::Filled);
         }
-        self.now_holds(Some(held));
+        self.set_content(Some(held));
     }
 
     /// Checks every byte, and describes each page that is bad and puts it right. `when` says what
@@ -48,11 +48,11 @@ impl Slot {
         for index in 0..self.memory.len() {
             let number = held.first + index;
             let page = self.memory.page(index);
-            if let Err(bad) = page::check(page, number, held.generation, Kind::Filled) {
-                page::write(page, number, held.generation, Kind::Filled);
+            if let Err(bad) = page::check(page, number, held.generation, PageKind::Filled) {
+                page::write(page, number, held.generation, PageKind::Filled);
                 let fault = self.fault(index, bad.fault);
                 let address = self.memory.address(index) as usize;
-                let physical = crate::physical::address_of(address)
+                let physical = crate::guest_physical::address_of(address)
                     .map_or_else(|| "unknown".to_owned(), |address| format!("{address:#x}"));
                 findings.push(format!(
                     "disk page={number} {when} address={address:#x} physical={physical} fault={fault} word={} held={:#x} wanted={:#x} wanted_generation={}",
@@ -99,7 +99,7 @@ impl Arena {
     }
 
     /// So many threads and the checker each keep a slot for a while.
-    pub(super) fn has_room_for(&self, threads: usize) -> io::Result<()> {
+    pub(super) fn check_room_for(&self, threads: usize) -> io::Result<()> {
         match self.slots.len() > threads {
             true => Ok(()),
             false => Err(io::Error::other(format!(
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(arena.len(), 64);
         let mut slot = arena.slot(3);
         assert!(check(&mut slot).is_empty(), "nothing was read yet");
-        let [old, new] = [8, 40].map(|first| Held {
+        let [old, new] = [8, 40].map(|first| SlotContent {
             first,
             generation: 0,
         });
@@ -170,7 +170,7 @@ mod tests {
     fn a_torn_page_and_an_older_generation_are_told_apart() {
         let arena = Arena::new(1, 4).unwrap();
         let mut slot = arena.slot(0);
-        let held = |generation| Held {
+        let held = |generation| SlotContent {
             first: 4,
             generation,
         };
@@ -191,8 +191,8 @@ mod tests {
         let _used = arena.slot(0);
         let mut random = Random::new(1);
         for _ in 0..50 {
-            arena.free_slot(&mut random).now_holds(None);
+            arena.free_slot(&mut random).set_content(None);
         }
-        assert!(arena.has_room_for(2).is_err());
+        assert!(arena.check_room_for(2).is_err());
     }
 }

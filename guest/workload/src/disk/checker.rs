@@ -1,8 +1,8 @@
 //! The thread that compares the whole arena with what was read into it last, over and over.
 
 use super::arena::Arena;
+use super::context::{DiskContext, SweepRequests, rest};
 use super::store::Store;
-use super::{Common, Sweeps, rest};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,30 +12,34 @@ use std::time::Duration;
 const REST: Duration = Duration::from_millis(100);
 
 /// Starts it.
-pub(super) fn start(store: &Arc<Store>, arena: &Arc<Arena>, common: Common) -> io::Result<()> {
+pub(super) fn start(
+    store: &Arc<Store>,
+    arena: &Arc<Arena>,
+    context: DiskContext,
+) -> io::Result<()> {
     let (store, arena) = (Arc::clone(store), Arc::clone(arena));
     std::thread::Builder::new()
         .name("disk-checker".to_owned())
-        .spawn(move || run(&store, &arena, &common))
+        .spawn(move || run(&store, &arena, &context))
         .map(drop)
 }
 
-fn run(store: &Store, arena: &Arena, common: &Common) {
-    let (mut sweeps, mut findings) = (Sweeps::default(), Vec::new());
-    while !common.is_stopped() {
+fn run(store: &Store, arena: &Arena, context: &DiskContext) {
+    let (mut sweeps, mut findings) = (SweepRequests::default(), Vec::new());
+    while !context.is_stopped() {
         for number in 0..arena.len() {
-            sweeps.attend(common, &mut findings, |findings| {
+            sweeps.answer(context, &mut findings, |findings| {
                 sweep(store, arena, findings)
             });
             // A slot that is being filled is waited for, not skipped.
             arena.slot(number).check("later", &mut findings);
-            common.tell(&mut findings);
-            if common.is_stopped() {
+            context.report_findings(&mut findings);
+            if context.is_stopped() {
                 return;
             }
         }
-        common.counters.passes.fetch_add(1, Relaxed);
-        rest(common, REST, &sweeps);
+        context.counters.passes.fetch_add(1, Relaxed);
+        rest(context, REST, &sweeps);
     }
 }
 

@@ -1,9 +1,9 @@
 //! The disk itself: a file or block device of pages that hold their own number, and the generation
 //! that each chunk of it has reached.
 
-use super::arena::{Held, Slot};
+use super::arena::{Slot, SlotContent};
 use crate::page::PAGE_SIZE;
-use crate::pick::Random;
+use crate::random::Random;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -101,7 +101,7 @@ impl Chunk<'_> {
             .store
             .file
             .read_exact_at(slot.memory.bytes(), self.offset());
-        slot.now_holds(read.is_ok().then_some(Held {
+        slot.set_content(read.is_ok().then_some(SlotContent {
             first: self.first(),
             generation: *self.generation,
         }));
@@ -114,7 +114,7 @@ impl Chunk<'_> {
     /// Writes its next generation from a slot.
     pub(super) fn write(&mut self, slot: &mut Slot, findings: &mut Vec<String>) {
         let generation = self.generation.wrapping_add(1);
-        slot.fill(Held {
+        slot.fill(SlotContent {
             first: self.first(),
             generation,
         });
@@ -138,7 +138,7 @@ impl Chunk<'_> {
 mod tests {
     use super::*;
     use crate::disk::arena::Arena;
-    use crate::page::{self, Kind, WORDS};
+    use crate::page::{self, PageKind, WORDS};
 
     /// A disk of 100 chunks in this build's folder, whose file system has direct I/O.
     fn disk(name: &str) -> std::path::PathBuf {
@@ -147,7 +147,7 @@ mod tests {
         let file = File::create(&path).unwrap();
         let mut words = [0; WORDS];
         for number in 0..200 {
-            page::write(&mut words, number, 0, Kind::Filled);
+            page::write(&mut words, number, 0, PageKind::Filled);
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             file.write_all_at(&bytes, (number * PAGE_SIZE) as u64)
                 .unwrap();

@@ -1,8 +1,8 @@
 //! Files that are made, renamed, read and removed: work for the guest's file system.
 
-use super::{Common, Sweeps, rest};
-use crate::page::{self, Kind, PAGE_SIZE, WORDS};
-use crate::pick::Random;
+use super::context::{DiskContext, SweepRequests, rest};
+use crate::page::{self, PAGE_SIZE, PageKind, WORDS};
+use crate::random::Random;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -16,7 +16,7 @@ const FILES: usize = 16;
 const PAGES: usize = 8;
 
 /// Starts the thread that keeps files in `folder`, one every `every_ms` milliseconds.
-pub(super) fn start(folder: &Path, every_ms: u64, common: Common) -> io::Result<()> {
+pub(super) fn start(folder: &Path, every_ms: u64, context: DiskContext) -> io::Result<()> {
     fs::create_dir_all(folder).map_err(|error| {
         io::Error::other(format!("hk.tree: making {}: {error}", folder.display()))
     })?;
@@ -27,21 +27,21 @@ pub(super) fn start(folder: &Path, every_ms: u64, common: Common) -> io::Result<
     };
     std::thread::Builder::new()
         .name("disk-tree".to_owned())
-        .spawn(move || run(tree, Duration::from_millis(every_ms), &common))
+        .spawn(move || run(tree, Duration::from_millis(every_ms), &context))
         .map(drop)
 }
 
-fn run(mut tree: Tree, every: Duration, common: &Common) {
-    let mut random = Random::new(common.seed.wrapping_add(77));
-    let (mut sweeps, mut findings) = (Sweeps::default(), Vec::new());
-    while !common.is_stopped() {
-        sweeps.attend(common, &mut findings, |findings| {
+fn run(mut tree: Tree, every: Duration, context: &DiskContext) {
+    let mut random = Random::new(context.seed.wrapping_add(77));
+    let (mut sweeps, mut findings) = (SweepRequests::default(), Vec::new());
+    while !context.is_stopped() {
+        sweeps.answer(context, &mut findings, |findings| {
             (0..FILES).map(|number| tree.check(number, findings)).sum()
         });
         tree.step(&mut random, &mut findings);
-        common.tell(&mut findings);
-        common.counters.files.fetch_add(1, Relaxed);
-        rest(common, every, &sweeps);
+        context.report_findings(&mut findings);
+        context.counters.files.fetch_add(1, Relaxed);
+        rest(context, every, &sweeps);
     }
 }
 
@@ -89,7 +89,12 @@ impl Tree {
         let mut file = File::create(&new)?;
         let mut words = [0; WORDS];
         for index in 0..pages {
-            page::write(&mut words, number * PAGES + index, self.step, Kind::Filled);
+            page::write(
+                &mut words,
+                number * PAGES + index,
+                self.step,
+                PageKind::Filled,
+            );
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             file.write_all(&bytes)?;
         }
@@ -127,7 +132,7 @@ impl Tree {
             for (word, bytes) in words.iter_mut().zip(page.chunks_exact(8)) {
                 *word = bytes.try_into().map_or(0, u64::from_le_bytes);
             }
-            page::check(&words, number * PAGES + index, generation, Kind::Filled).map_err(
+            page::check(&words, number * PAGES + index, generation, PageKind::Filled).map_err(
                 |bad| {
                     io::Error::other(format!(
                         "{} index={index} word={} held={:#x} wanted={:#x} wanted_generation={generation}",

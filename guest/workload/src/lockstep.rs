@@ -1,20 +1,20 @@
-//! The `together` workload: every worker reads every page, all of them the same page at the same
+//! The `lockstep` workload: every worker reads every page, all of them the same page at the same
 //! time, over and over.
 //!
 //! So a page that is missing is waited for by all processors at once. Nobody writes, and every
 //! worker checks every byte of every page for itself.
 
 use crate::clock::ticks;
-use crate::page::{self, Kind};
-use crate::pick::Random;
-use crate::region::{Region, View};
-use crate::worker::Work;
+use crate::page::{self, PageKind};
+use crate::random::Random;
+use crate::region::{Region, SharedRegion};
+use crate::worker::Workload;
 use std::sync::{Arc, Barrier};
 
 /// One worker's way through the pages that all of them read.
 #[derive(Debug)]
-pub(crate) struct Together {
-    view: View,
+pub(crate) struct Lockstep {
+    region: SharedRegion,
     next: usize,
     /// All workers meet here before each page.
     step: Arc<Barrier>,
@@ -22,33 +22,34 @@ pub(crate) struct Together {
     bad: Vec<bool>,
 }
 
-impl Together {
+impl Lockstep {
     /// Fills every page, for `workers` workers.
     pub(crate) fn all(region: Region, workers: usize) -> impl Iterator<Item = Self> {
-        let view = region.filled(|number, words| page::write(words, number, 0, Kind::Filled));
-        Self::reading(view, workers)
+        let region =
+            region.fill_shared(|number, words| page::write(words, number, 0, PageKind::Filled));
+        Self::reading(region, workers)
     }
 
-    fn reading(view: View, workers: usize) -> impl Iterator<Item = Self> {
+    fn reading(region: SharedRegion, workers: usize) -> impl Iterator<Item = Self> {
         let step = Arc::new(Barrier::new(workers));
         (0..workers).map(move |_| Self {
-            bad: vec![false; view.len()],
-            view: view.clone(),
+            bad: vec![false; region.len()],
+            region: region.clone(),
             next: 0,
             step: Arc::clone(&step),
         })
     }
 
     fn check(&mut self, number: usize, findings: &mut Vec<String>) {
-        let words = self.view.page(number);
-        let Err(bad) = page::check(words, number, 0, Kind::Filled) else {
+        let words = self.region.page(number);
+        let Err(bad) = page::check(words, number, 0, PageKind::Filled) else {
             return;
         };
         if std::mem::replace(&mut self.bad[number], true) {
             return;
         }
         let address = std::ptr::from_ref(words) as usize;
-        let physical = crate::physical::address_of(address)
+        let physical = crate::guest_physical::address_of(address)
             .map_or_else(|| "unknown".to_owned(), |address| format!("{address:#x}"));
         findings.push(format!(
             "page={number} address={address:#x} physical={physical} fault={} word={} held={:#x} wanted={:#x}",
@@ -57,12 +58,12 @@ impl Together {
     }
 }
 
-impl Work for Together {
+impl Workload for Lockstep {
     fn access(&mut self, _random: &mut Random, findings: &mut Vec<String>) -> u64 {
         let number = self.next;
-        self.next = (number + 1) % self.view.len();
+        self.next = (number + 1) % self.region.len();
         self.step.wait();
-        let touched = &raw const self.view.page(number)[0];
+        let touched = &raw const self.region.page(number)[0];
         let before = ticks();
         // SAFETY: the pointer is to a word of a mapped page that nobody writes any more. Volatile,
         // so that it is read between the two readings of the clock.
@@ -73,13 +74,13 @@ impl Work for Together {
     }
 
     fn sweep(&mut self, findings: &mut Vec<String>) {
-        for number in 0..self.view.len() {
+        for number in 0..self.region.len() {
             self.check(number, findings);
         }
     }
 
     fn pages(&self) -> usize {
-        self.view.len()
+        self.region.len()
     }
 
     fn generation(&self) -> u32 {
@@ -95,7 +96,7 @@ mod tests {
 
     /// Two passes by each of three workers.
     fn work(region: Region) -> Vec<Vec<String>> {
-        let workers: Vec<_> = Together::all(region, 3).collect();
+        let workers: Vec<_> = Lockstep::all(region, 3).collect();
         std::thread::scope(|scope| {
             let threads: Vec<_> = workers
                 .into_iter()
@@ -124,11 +125,11 @@ mod tests {
     fn every_worker_finds_a_bad_page_once() {
         let region = Region::resident(PAGES).unwrap();
         // Another page was put in the place of number 4.
-        let view = region.filled(|number, words| {
+        let region = region.fill_shared(|number, words| {
             let number = if number == 4 { 3 } else { number };
-            page::write(words, number, 0, Kind::Filled);
+            page::write(words, number, 0, PageKind::Filled);
         });
-        let mut workers: Vec<_> = Together::reading(view, 1).collect();
+        let mut workers: Vec<_> = Lockstep::reading(region, 1).collect();
         let (mut random, mut findings) = (Random::new(1), Vec::new());
         for _ in 0..3 * PAGES {
             workers[0].access(&mut random, &mut findings);

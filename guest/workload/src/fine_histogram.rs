@@ -10,12 +10,12 @@ const BUCKETS: usize = 32 * 8;
 
 /// Counts by time. One thread adds, another reads.
 #[derive(Debug)]
-pub(crate) struct Fine {
+pub(crate) struct FineHistogram {
     counts: Box<[AtomicU64]>,
     ticks: AtomicU64,
 }
 
-impl Default for Fine {
+impl Default for FineHistogram {
     fn default() -> Self {
         Self {
             counts: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
@@ -24,7 +24,7 @@ impl Default for Fine {
     }
 }
 
-impl Fine {
+impl FineHistogram {
     /// Counts an access of `nanoseconds`, which were `ticks`.
     pub(crate) fn record(&self, nanoseconds: u64, ticks: u64) {
         if let Some(count) = self.counts.get(bucket(nanoseconds)) {
@@ -55,7 +55,7 @@ pub(crate) struct Snapshot {
 
 impl Snapshot {
     /// Adds the workers' counts up.
-    pub(crate) fn take<'a>(workers: impl Iterator<Item = &'a Fine>) -> Self {
+    pub(crate) fn take<'a>(workers: impl Iterator<Item = &'a FineHistogram>) -> Self {
         let mut sum = Self {
             counts: vec![0; BUCKETS],
             ticks: 0,
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn only_what_is_new_is_told() {
-        let fine = Fine::default();
+        let fine = FineHistogram::default();
         fine.record(40_000, 5);
         let first = Snapshot::take(std::iter::once(&fine));
         fine.record(1_024_000, 7);

@@ -1,11 +1,11 @@
 //! Threads that read and write the disk.
 
 use super::arena::Arena;
+use super::context::{Counters, DiskContext};
 use super::store::Store;
-use super::{Common, Counters};
 use crate::options::DiskUse;
-use crate::pick::Random;
-use crate::worker::Pace;
+use crate::random::Random;
+use crate::rate_limiter::RateLimiter;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,25 +16,25 @@ pub(super) fn start(
     usage: DiskUse,
     store: &Arc<Store>,
     arena: &Arc<Arena>,
-    common: Common,
+    context: DiskContext,
 ) -> io::Result<()> {
     let (store, arena) = (Arc::clone(store), Arc::clone(arena));
     std::thread::Builder::new()
         .name(format!("disk-{number}"))
-        .spawn(move || run(number, usage, &store, &arena, &common))
+        .spawn(move || run(number, usage, &store, &arena, &context))
         .map(drop)
 }
 
-fn run(number: usize, usage: DiskUse, store: &Store, arena: &Arena, common: &Common) {
-    let mut random = Random::new(common.seed.wrapping_mul(1000).wrapping_add(number as u64));
+fn run(number: usize, usage: DiskUse, store: &Store, arena: &Arena, context: &DiskContext) {
+    let mut random = Random::new(context.seed.wrapping_mul(1000).wrapping_add(number as u64));
     let rate = match usage.rate {
         0 => 0,
         rate => (rate / usage.threads as u64).max(1),
     };
-    let mut pace = Pace::new(common.clock, rate);
+    let mut limiter = RateLimiter::new(context.clock, rate);
     let mut findings = Vec::new();
-    while !common.is_stopped() {
-        pace.wait();
+    while !context.is_stopped() {
+        limiter.wait();
         let mut slot = arena.free_slot(&mut random);
         // What went stale meanwhile would be overwritten, and never be seen.
         slot.check("before the next", &mut findings);
@@ -42,13 +42,13 @@ fn run(number: usize, usage: DiskUse, store: &Store, arena: &Arena, common: &Com
         let pages = usage.chunk_pages as u64;
         if random.percent(usage.write_percent) {
             chunk.write(&mut slot, &mut findings);
-            count(&common.counters, true, pages);
+            count(&context.counters, true, pages);
         } else {
             chunk.read(&mut slot, &mut findings);
-            count(&common.counters, false, pages);
+            count(&context.counters, false, pages);
         }
         drop((slot, chunk));
-        common.tell(&mut findings);
+        context.report_findings(&mut findings);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::artifacts::qemu_img;
 use crate::{Lab, LabError, spawn};
-use hikkoshi_workload::page::{self, Kind, PAGE_SIZE, WORDS, Words};
+use hikkoshi_workload::page::{self, PAGE_SIZE, PageKind, WORDS, Words};
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -208,7 +208,7 @@ fn write_blocks(path: &Path, mib: u64) -> Result<(), LabError> {
         let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
         let mut words: Words = [0; WORDS];
         for number in 0..usize::try_from(mib * 256).unwrap_or(usize::MAX) {
-            page::write(&mut words, number, 0, Kind::Filled);
+            page::write(&mut words, number, 0, PageKind::Filled);
             for word in &words {
                 file.write_all(&word.to_le_bytes())?;
             }
@@ -317,7 +317,7 @@ mod tests {
         let image = DiskImage::new(&lab, "blocks", DiskFormat::Raw, content).unwrap();
         let file = File::options().write(true).open(image.path()).unwrap();
         let mut words = [0; WORDS];
-        page::write(&mut words, 7, 3, Kind::Filled);
+        page::write(&mut words, 7, 3, PageKind::Filled);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         file.write_all_at(&bytes, 7 * PAGE_SIZE as u64).unwrap();
         assert_eq!(image.check().unwrap().written, 1);

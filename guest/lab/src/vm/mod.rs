@@ -1,31 +1,21 @@
 //! A running machine.
 
+mod start;
+
 use crate::ram::PreparedRam;
-use crate::{
-    Console, Disk, Lab, LabError, Namespace, Qmp, Ready, Report, Slow, Throttle, Verdict, VmConfig,
-    initramfs, kernel, spawn,
-};
+use crate::{Console, Disk, Lab, LabError, Namespace, Qmp, Ready, Report, Slow, Throttle, Verdict};
 use serde_json::json;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Emulated, on a machine that may be busy with other guests: tens of times what it takes.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-/// QEMU opens its sockets at once or never.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(2);
-
-/// What the guest's kernel is told, whatever the workload: results on the serial line and nothing
-/// else, an end instead of a hang after a panic, no alarm when a page is long on its way,
-/// memory of a DIMM put to use, and no test of the timer: an emulated one on a busy machine may not
-/// tick within the few milliseconds that the test gives it, and the kernel panics.
-const KERNEL_WORDS: &str = "console=ttyS0 quiet loglevel=1 panic=-1 nowatchdog no_timer_check \
-     rcupdate.rcu_cpu_stall_suppress=1 memhp_default_state=online_movable";
 
 /// A QEMU process with the test guest, or waiting for one. Killed on drop.
 #[derive(Debug)]
@@ -44,131 +34,6 @@ pub struct Vm {
     _throttle: Option<Throttle>,
     _namespace: Option<Namespace>,
     _lab: Lab,
-}
-
-impl VmConfig {
-    /// Starts the machine; `name` is for messages and must be new in its lab.
-    ///
-    /// # Errors
-    /// When something is not set up, or QEMU ends; then with what it said.
-    pub fn start(&self, lab: &Lab, name: &str) -> Result<Vm, LabError> {
-        let ram = PreparedRam::new(&self.ram, lab, name, self.ram_directory.as_deref())?;
-        let at = |what: &str| lab.folder().join(format!("{name}.{what}"));
-        let (qmp_path, stderr_path) = (at("qmp"), at("stderr"));
-        // QEMU calls us, so that not a line and not an event is lost.
-        let console_listener = listen(&at("console"))?;
-        let harness_listener = listen(&at("harness"))?;
-        let stderr =
-            File::create(&stderr_path).map_err(LabError::file("creating", &stderr_path))?;
-
-        let mut command = Command::new(self.version.runner()?);
-        command
-            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-accel", "tcg,thread=multi"])
-            .args(["-name", name])
-            .args([
-                "-machine",
-                &format!("{}{}", self.machine, ram.machine_suffix),
-            ])
-            .args(["-smp", &self.cpus.to_string()])
-            .args(&ram.arguments)
-            .arg("-kernel")
-            .arg(kernel()?)
-            .arg("-initrd")
-            .arg(match &self.initramfs {
-                Some(path) => path.clone(),
-                None => initramfs()?,
-            })
-            .args(["-append", &self.kernel_command_line()])
-            .args([
-                "-qmp",
-                &format!("unix:{},server=on,wait=off", qmp_path.display()),
-            ])
-            .args(["-qmp", &format!("unix:{}", at("harness").display())])
-            .args([
-                "-chardev",
-                &format!("socket,id=console,path={}", at("console").display()),
-            ])
-            .args(["-serial", "chardev:console"]);
-        if let Some(nic) = &self.nic {
-            command
-                .args([
-                    "-netdev",
-                    &format!("tap,id=net0,ifname={},script=no,downscript=no", nic.tap),
-                ])
-                .args([
-                    "-device",
-                    &format!("virtio-net-pci,netdev=net0,mac={},romfile=", nic.mac),
-                ]);
-        }
-        for (number, disk) in self.disks.iter().enumerate() {
-            command.args(disk.arguments(number));
-        }
-        if self.incoming {
-            command.args(["-incoming", "defer"]);
-        }
-        command
-            .args(&self.extra)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(stderr);
-        if let Some(namespace) = &self.namespace {
-            namespace.enter(&mut command);
-        }
-
-        let child = spawn::spawn(command)?;
-        let pid = child.id();
-        let mut starting = Starting {
-            name,
-            stderr: &stderr_path,
-            child: Some(child),
-        };
-        if let Some(throttle) = &self.throttle {
-            throttle.take(pid)?;
-        }
-        let output = starting.accept(&console_listener, "its console")?;
-        let monitor = starting.accept(&harness_listener, "its monitor")?;
-        let input = output
-            .try_clone()
-            .map_err(LabError::file("using", at("console")))?;
-        let console = self.console.clone().unwrap_or_default();
-        console.follow(name, output)?;
-        // The greeting comes when QEMU is through with its command line, or QEMU ends.
-        let qmp = match Qmp::new(name, monitor) {
-            Ok(qmp) => qmp,
-            Err(error) => {
-                starting.still_running("it greets")?;
-                return Err(error);
-            }
-        };
-        let Some(child) = starting.finish() else {
-            unreachable!("the child is taken here only");
-        };
-        Ok(Vm {
-            name: name.to_owned(),
-            pid: child.id(),
-            process: Mutex::new(child),
-            qmp_path,
-            stderr_path,
-            qmp,
-            console,
-            input: Mutex::new(input),
-            ram,
-            _disks: self.disks.clone(),
-            _throttle: self.throttle.clone(),
-            _namespace: self.namespace.clone(),
-            _lab: lab.clone(),
-        })
-    }
-
-    fn kernel_command_line(&self) -> String {
-        let mut line = format!("{KERNEL_WORDS} {}", self.workload.command_line());
-        if let Some(nic) = &self.nic {
-            line.push_str(" hk.net=");
-            line.push_str(&nic.address);
-        }
-        line
-    }
 }
 
 impl Vm {
@@ -204,7 +69,7 @@ impl Vm {
 
     /// What QEMU has said on its standard error.
     pub fn stderr(&self) -> String {
-        last_words(&self.stderr_path)
+        stderr_tail(&self.stderr_path)
     }
 
     /// Waits until the workload has filled its memory and begins.
@@ -307,7 +172,7 @@ impl Vm {
     ///
     /// # Errors
     /// When there is no answer within `timeout`.
-    pub fn slow(&self, timeout: Duration) -> Result<Slow, LabError> {
+    pub fn slow_accesses(&self, timeout: Duration) -> Result<Slow, LabError> {
         let first = self.console.len();
         self.send("slow")?;
         self.wait_report("its slow accesses", first, timeout, |report| match report {
@@ -320,7 +185,7 @@ impl Vm {
     ///
     /// # Errors
     /// When it prints none within `timeout`.
-    pub fn wait_sign_of_life(&self, timeout: Duration) -> Result<(), LabError> {
+    pub fn wait_output(&self, timeout: Duration) -> Result<(), LabError> {
         self.wait_report("a sign of life", self.console.len(), timeout, |_| Some(()))
     }
 
@@ -413,78 +278,7 @@ impl Drop for Vm {
     }
 }
 
-/// A QEMU that has not opened its sockets yet; killed if that comes to nothing.
-struct Starting<'a> {
-    name: &'a str,
-    stderr: &'a Path,
-    child: Option<Child>,
-}
-
-impl Starting<'_> {
-    fn accept(&mut self, listener: &UnixListener, what: &str) -> Result<UnixStream, LabError> {
-        let deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            if let Ok((stream, _)) = listener.accept() {
-                stream
-                    .set_nonblocking(false)
-                    .map_err(LabError::file("using the socket of", self.name))?;
-                return Ok(stream);
-            }
-            self.still_running(what)?;
-            if Instant::now() >= deadline {
-                return Err(LabError::TimedOut {
-                    what: format!("QEMU {} to open {what}", self.name),
-                    after: START_TIMEOUT,
-                    seen: last_words(self.stderr),
-                });
-            }
-            std::thread::sleep(POLL);
-        }
-    }
-
-    fn still_running(&mut self, what: &str) -> Result<(), LabError> {
-        let deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            match self.child.as_mut().map(Child::try_wait) {
-                Some(Ok(Some(status))) => {
-                    return Err(LabError::Ended {
-                        vm: self.name.to_owned(),
-                        status: status.to_string(),
-                        waiting_for: format!("it was starting, before {what}"),
-                        stderr: last_words(self.stderr),
-                    });
-                }
-                // QEMU closes its sockets a moment before it ends; on a busy machine, a long one.
-                _ if what == "it greets" && Instant::now() < deadline => std::thread::sleep(POLL),
-                _ => return Ok(()),
-            }
-        }
-    }
-
-    /// Started: from now on somebody else ends it.
-    fn finish(mut self) -> Option<Child> {
-        self.child.take()
-    }
-}
-
-impl Drop for Starting<'_> {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-fn listen(path: &Path) -> Result<UnixListener, LabError> {
-    let listener = UnixListener::bind(path).map_err(LabError::file("listening at", path))?;
-    listener
-        .set_nonblocking(true)
-        .map_err(LabError::file("listening at", path))?;
-    Ok(listener)
-}
-
-fn last_words(path: &Path) -> String {
+fn stderr_tail(path: &Path) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<_> = text.lines().rev().take(20).collect();

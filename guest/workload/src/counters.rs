@@ -1,7 +1,7 @@
 //! What the workers count and how it is printed: `key=value`, one line.
 
 use crate::clock::Clock;
-use crate::fine::Fine;
+use crate::fine_histogram::FineHistogram;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -22,7 +22,7 @@ pub(crate) struct Counters {
     max_ticks: AtomicU64,
     histogram: [AtomicU64; BUCKETS],
     /// Of the slow accesses only.
-    pub(crate) fine: Fine,
+    pub(crate) fine: FineHistogram,
     /// Pages in play.
     pub(crate) pages: AtomicU64,
     /// The highest generation written.

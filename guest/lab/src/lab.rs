@@ -14,10 +14,10 @@ const PREFIX: &str = "hikkoshi-lab-";
 ///
 /// Cheap to clone; the folder goes with the last clone and the last machine in it.
 #[derive(Clone, Debug)]
-pub struct Lab(Arc<Scratch>);
+pub struct Lab(Arc<LabFolders>);
 
 #[derive(Debug)]
-struct Scratch {
+struct LabFolders {
     /// `hikkoshi-lab-PID-N`.
     name: String,
     folder: PathBuf,
@@ -32,8 +32,8 @@ impl Lab {
     /// When the folder cannot be made.
     pub fn new() -> Result<Self, LabError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        static SWEPT: Once = Once::new();
-        SWEPT.call_once(sweep);
+        static CLEANED: Once = Once::new();
+        CLEANED.call_once(clean);
         let name = format!(
             "{PREFIX}{}-{}",
             std::process::id(),
@@ -41,7 +41,7 @@ impl Lab {
         );
         let folder = std::env::temp_dir().join(&name);
         fs::create_dir(&folder).map_err(LabError::file("creating the folder", &folder))?;
-        Ok(Self(Arc::new(Scratch {
+        Ok(Self(Arc::new(LabFolders {
             name,
             folder,
             disks: Mutex::new(None),
@@ -60,9 +60,9 @@ impl Lab {
 
     /// The folder for disk images, on the build folder's file system.
     pub(crate) fn disk_folder(&self) -> Result<PathBuf, LabError> {
-        static SWEPT: Once = Once::new();
+        static CLEANED: Once = Once::new();
         let disks = crate::artifacts::disks()?;
-        SWEPT.call_once(|| sweep_disks(&disks));
+        CLEANED.call_once(|| clean_disks(&disks));
         let folder = disks.join(&self.0.name);
         fs::create_dir_all(&folder).map_err(LabError::file("creating the folder", &folder))?;
         let mut known = self.0.disks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +76,7 @@ impl Lab {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for LabFolders {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
         let disks = self.disks.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +87,7 @@ impl Drop for Scratch {
 }
 
 /// The same for disk images and the groups of processes that read them slowly.
-fn sweep_disks(disks: &Path) {
+fn clean_disks(disks: &Path) {
     for folder in left_behind(disks, PREFIX) {
         let _ = fs::remove_dir_all(folder);
     }
@@ -100,7 +100,7 @@ fn sweep_disks(disks: &Path) {
 
 /// Removes folders, mounts, RAM files and namespaces of processes that are no more: a killed test
 /// cannot tidy up itself.
-fn sweep() {
+fn clean() {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     for folder in [std::env::temp_dir(), PathBuf::from(SHARED_MEMORY)] {
         for path in left_behind(&folder, PREFIX) {

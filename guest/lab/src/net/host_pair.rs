@@ -1,7 +1,7 @@
 //! Two hosts and the line between them.
 
+use super::namespace::Namespace;
 use crate::LabError;
-use crate::net::Namespace;
 use std::time::Duration;
 
 /// What the line lets through, in each direction, by a token bucket (`tc tbf`).
@@ -33,13 +33,13 @@ const FLOWS: u32 = 64;
 
 /// Two namespaces joined by a line.
 #[derive(Debug)]
-pub struct Link {
+pub struct HostPair {
     source: Namespace,
     destination: Namespace,
     shape: Option<Shape>,
 }
 
-impl Link {
+impl HostPair {
     /// The name of the line's device, at both ends.
     pub const DEVICE: &str = "line";
     /// The source's address.
@@ -62,7 +62,7 @@ impl Link {
     /// Makes the line between two namespaces that are there already; it is their first.
     ///
     /// # Errors
-    /// As [`Link::new`].
+    /// As [`HostPair::new`].
     pub fn between(
         source: Namespace,
         destination: Namespace,
@@ -86,7 +86,7 @@ impl Link {
                 Self::DEVICE,
             ])?;
         }
-        link.reshape(shape)?;
+        link.set_shape(shape)?;
         Ok(link)
     }
 
@@ -109,7 +109,7 @@ impl Link {
     ///
     /// # Errors
     /// When `tc` refuses it.
-    pub fn reshape(&mut self, shape: Option<Shape>) -> Result<(), LabError> {
+    pub fn set_shape(&mut self, shape: Option<Shape>) -> Result<(), LabError> {
         for end in [&self.source, &self.destination] {
             match shape {
                 Some(shape) => end.call(
@@ -195,7 +195,7 @@ impl Link {
     ///
     /// # Errors
     /// When `ip` fails.
-    pub fn mend(&self) -> Result<(), LabError> {
+    pub fn restore(&self) -> Result<(), LabError> {
         self.source
             .ip(&["link", "set", Self::DEVICE, "up"])
             .map(drop)

@@ -1,0 +1,119 @@
+//! Reading a console line.
+
+use super::latency::{FineHistogram, Histogram, Latency};
+use super::{Dirty, DiskWork, Idle, Ready, Report, Scan, Scanned, Serve, Slow, Verdict, Verify};
+
+/// `key=value` words of a line.
+struct Fields<'a>(&'a str);
+
+impl<'a> Fields<'a> {
+    fn text(&self, key: &str) -> Option<&'a str> {
+        self.0
+            .split(' ')
+            .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+    }
+
+    fn get<T: std::str::FromStr>(&self, key: &str) -> Option<T> {
+        self.text(key)?.parse().ok()
+    }
+
+    fn latency(&self, accesses: &str) -> Option<Latency> {
+        Some(Latency {
+            accesses: self.get(accesses)?,
+            slow: self.get("slow")?,
+            mean_us: self.get("mean_us")?,
+            max_us: self.get("max_us")?,
+            slow_mean_us: self.get("slow_mean_us")?,
+            histogram: Histogram::parse(self.text("hist")?)?,
+        })
+    }
+}
+
+impl Report {
+    /// Reads a line; one that is not whole is [`Report::Other`].
+    pub fn parse(line: &str) -> Self {
+        Self::try_parse(line).unwrap_or(Self::Other)
+    }
+
+    fn try_parse(line: &str) -> Option<Self> {
+        let (kind, rest) = line.split_once(':')?;
+        let rest = rest.trim_start();
+        let fields = Fields(rest);
+        let ok = match rest.split(' ').next() {
+            Some("ok") => Some(true),
+            Some("BAD") => Some(false),
+            _ => None,
+        };
+        Some(match kind {
+            "ready" => Self::Ready(Ready {
+                workload: fields.text("workload")?.to_owned(),
+                pages: fields.get("pages")?,
+                threads: fields.get("threads")?,
+                cpus: fields.get("cpus")?,
+                uptime: fields.get("uptime")?,
+            }),
+            "dirty" => Self::Dirty(Dirty {
+                ok: ok?,
+                t: fields.get("t")?,
+                span_ms: fields.get("span_ms")?,
+                latency: fields.latency("accesses")?,
+            }),
+            "verify" => Self::Verify(Verify {
+                ok: ok?,
+                t: fields.get("t")?,
+                span_ms: fields.get("span_ms")?,
+                pages: fields.get("pages")?,
+                generation: fields.get("generation")?,
+                bad: fields.get("bad")?,
+                latency: fields.latency("checks")?,
+            }),
+            "idle" => Self::Idle(Idle {
+                t: fields.get("t")?,
+                beat: fields.get("beat")?,
+            }),
+            "serve" => Self::Serve(Serve {
+                t: fields.get("t")?,
+                open: fields.get("open")?,
+                lines: fields.get("lines")?,
+            }),
+            "disk" => Self::Disk(DiskWork {
+                ok: ok?,
+                t: fields.get("t")?,
+                span_ms: fields.get("span_ms")?,
+                reads: fields.get("reads")?,
+                writes: fields.get("writes")?,
+                read_kib: fields.get("read_kib")?,
+                written_kib: fields.get("written_kib")?,
+                files: fields.get("files")?,
+                passes: fields.get("passes")?,
+            }),
+            "scan" => Self::Scan(Scan {
+                ok: ok?,
+                t: fields.get("t")?,
+                span_ms: fields.get("span_ms")?,
+                latency: fields.latency("accesses")?,
+            }),
+            "scanned" => Self::Scanned(Scanned {
+                ok: ok?,
+                pages: fields.get("pages")?,
+                bad: fields.get("bad")?,
+                ms: fields.get("ms")?,
+            }),
+            "slow" => Self::Slow(Slow {
+                count: fields.get("count")?,
+                sum_us: fields.get("sum_us")?,
+                fine: FineHistogram(Histogram::parse(fields.text("fine")?)?.0),
+            }),
+            "verdict" => Self::Verdict(Verdict {
+                ok: ok?,
+                pages: fields.get("pages")?,
+                bad: fields.get("bad")?,
+                disk_pages: fields.get("disk_pages")?,
+            }),
+            "BAD" => Self::Bad(rest.to_owned()),
+            "failed" => Self::Failed(rest.to_owned()),
+            "stopped" => Self::Stopped,
+            _ => return None,
+        })
+    }
+}

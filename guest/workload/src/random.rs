@@ -1,0 +1,28 @@
+//! Random numbers.
+
+/// A small, quick generator of random numbers (xorshift with a multiplied result).
+#[derive(Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        // Zero is the one state that the generator never leaves.
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `limit`; 0 if `limit` is 0. `limit` is at most 2^32.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+        let scaled = high.wrapping_mul(limit as u64) >> 32;
+        // Below `limit`, which is a `usize`.
+        usize::try_from(scaled).unwrap_or(0)
+    }
+
+    /// True in `percent` of a hundred calls.
+    pub(crate) fn percent(&mut self, percent: u64) -> bool {
+        (self.below(100) as u64) < percent
+    }
+}
