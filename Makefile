@@ -43,13 +43,14 @@ demo: guest ## move a working guest between two QEMUs, and tell how it went
 	cargo run --locked --release --package hikkoshi -- demo $(ARGS)
 
 # Every file whose first line names a shell; files that these source are checked with them.
-SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.git -o -name corpus \) -prune \
+SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.git \) -prune \
     -o -type f -size -64k -exec awk 'FNR == 1 && /^\#!.*sh/ { print FILENAME } { nextfile }' {} +)
 
 .PHONY: lint
 lint: setup ## formatting, clippy, rustdoc and shell scripts; warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	cd fuzz && cargo fmt --check
 	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
 	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
@@ -65,7 +66,7 @@ DENY_CHECKS ?= advisories bans licenses sources
 .PHONY: deny
 deny: ## check the dependencies' advisories, licences, duplicates and sources (needs cargo-deny)
 	@cargo deny --version >/dev/null 2>&1 || { echo "cargo-deny is missing: cargo install --locked cargo-deny@0.20.2" >&2; exit 1; }
-	@set -e; for manifest in Cargo.toml $(wildcard fuzz/Cargo.toml crates/*/fuzz/Cargo.toml) crates/ept/bochs/Cargo.toml; do \
+	@set -e; for manifest in Cargo.toml fuzz/Cargo.toml crates/ept/bochs/Cargo.toml; do \
 	    echo "$$manifest"; \
 	    cargo deny --locked --manifest-path $$manifest --config deny.toml check \
 	        --allow unmatched-skip --allow license-not-encountered --allow license-exception-not-encountered \
@@ -140,6 +141,10 @@ bench: guest-web ## measure beside QEMU's own migration
 .PHONY: fuzz
 fuzz: ## fuzz each decoder and both state machines for FUZZ_SECONDS (needs a C++ compiler)
 	.ci/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_JOBS)
+
+.PHONY: fuzz-add
+fuzz-add: ## add found inputs to a fuzz target's archive: TARGET=wire_stream INPUTS="fuzz/found/..."
+	fuzz/corpus.sh add $(TARGET) $(INPUTS)
 
 .PHONY: clean
 clean: ## remove what was built and fetched

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for so many seconds (60; with 0 they are only built), so many at once (1),
-# beginning with the corpora.
-# What is new goes to crates/*/fuzz/found; an input that fails to crates/*/fuzz/artifacts, and ends
-# the run.
+# Builds all fuzz targets, and runs each for so many seconds (60; 0 only builds them), so many at
+# once (1).
 #
-# libFuzzer needs to see which code an input reaches. These are the flags that cargo-fuzz passes,
+# Each run starts with the kept inputs (fuzz/corpora). Inputs that reach new code are written to
+# fuzz/found/TARGET. An input that fails is written to fuzz/artifacts, and ends all runs.
+#
+# libFuzzer has to see which code an input reaches. These are the flags that cargo-fuzz passes,
 # without the sanitizers, which only a nightly compiler has.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,33 +19,29 @@ export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks \
 -Ccodegen-units=1"
 
-for fuzz in crates/*/fuzz; do
-    # With --target the flags are not for build scripts.
-    (cd "$fuzz" && cargo build --locked --release --target $host)
-done
+# With --target, build scripts and procedural macros are built without the flags.
+cargo build --locked --release --target $host --manifest-path fuzz/Cargo.toml
 [[ $seconds != 0 ]] || exit 0
 
-# One target, by the path of its source; what it says is shown when it has ended.
+# Runs the target named $1; shows its output if it fails.
 run() {
-    local name fuzz kept log
-    name=$(basename "$1" .rs)
-    fuzz=${1%/fuzz_targets/*}
-    log=$CARGO_TARGET_DIR/$name.log
-    mkdir -p "$fuzz/found/$name" "$fuzz/artifacts"
-    kept=("$fuzz/corpus/$name")
-    [[ ! -d $fuzz/seeds/$name ]] || kept+=("$fuzz/seeds/$name")
-    if "$CARGO_TARGET_DIR/$host/release/$name" "$fuzz/found/$name" "${kept[@]}" \
-        -max_total_time="$seconds" -max_len=1024 -artifact_prefix="$fuzz/artifacts/$name-" \
+    local name=$1 kept=$CARGO_TARGET_DIR/corpora/$1 log=$CARGO_TARGET_DIR/$1.log
+    rm -rf "$kept"
+    mkdir -p "$kept" "fuzz/found/$name" fuzz/artifacts
+    fuzz/corpus.sh unpack "$name" "$kept" || exit 255 # Ends xargs.
+    if "$CARGO_TARGET_DIR/$host/release/$name" "fuzz/found/$name" "$kept" \
+        -max_total_time="$seconds" -max_len=1024 -artifact_prefix="fuzz/artifacts/$name-" \
         -print_final_stats=1 &>"$log"; then
-        echo "$fuzz: $name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs, all well"
+        echo "$name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs, no failure"
     else
         cat "$log"
-        echo "$fuzz: $name: FAILED"
-        exit 255 # Ends xargs.
+        echo "$name: FAILED"
+        exit 255
     fi
 }
 export -f run
 export seconds host
+for target in fuzz/fuzz_targets/*.rs; do
+    printf '%s\0' "$(basename "$target" .rs)"
 # shellcheck disable=SC2016 # The inner shell expands it.
-printf '%s\0' crates/*/fuzz/fuzz_targets/*.rs |
-    xargs -0 -n 1 -P "$at_once" bash -euo pipefail -c 'run "$1"' fuzz
+done | xargs -0 -n 1 -P "$at_once" bash -euo pipefail -c 'run "$1"' fuzz

@@ -1,8 +1,8 @@
-//! What must hold of whatever QEMU or the kernel may say. Both are trusted, but
-//! a QEMU can be broken, and a guest's owner chooses names and paths.
+//! The functions of the fuzz targets `qemu_*` (`fuzz/fuzz_targets`): properties of all text that
+//! QEMU or the kernel can return. Both are trusted, but a QEMU can be broken, and a guest's owner
+//! chooses names and paths.
 //!
-//! Run by the property tests below, on random and damaged input and on the
-//! fuzz targets' corpora, and by the fuzz targets (`crates/qemu/fuzz`).
+//! The property tests below run them on random and damaged input, and on the kept fuzz inputs.
 
 use crate::attach::ram::mtree;
 use crate::attach::{maps, process};
@@ -94,10 +94,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a fuzz target is called, and what it does.
-    type Target = (&'static str, fn(&[u8]));
-
-    const TARGETS: [Target; 4] = [
+    const TARGETS: [hikkoshi_fuzz_replay::Target; 4] = [
         ("qmp", qmp),
         ("maps", maps),
         ("mtree", mtree),
@@ -174,15 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_fuzzer_found_worth_keeping() {
-        for (name, target) in TARGETS {
-            let folder = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
-            let mut files = 0;
-            for file in std::fs::read_dir(&folder).unwrap() {
-                target(&std::fs::read(file.unwrap().path()).unwrap());
-                files += 1;
-            }
-            assert!(files >= 10, "only {files} files in {folder}");
-        }
+    fn the_kept_fuzz_inputs_pass() {
+        hikkoshi_fuzz_replay::replay("qemu", &TARGETS);
     }
 }

@@ -119,17 +119,17 @@
 //! memory for a list grows with the bytes that really arrived, not with the
 //! number that was announced. Page ranges are checked against the layout
 //! ([`Limits`]), names and lists against the bounds stated with their types.
-//! No input makes this crate panic; the fuzz targets in `fuzz/` and the property
-//! tests hold it to that. A text is taken in as text: without anything that a
+//! No input makes this crate panic; the fuzz targets `wire_*` and the property
+//! tests check that. A text is taken in as text: without anything that a
 //! terminal would obey.
 //!
 //! # Versions
 //!
 //! The hello never changes. Messages change by appending only: a new message
 //! goes to the end of its enum, a changed one is a new one, and either is sent
-//! only under the version or capability that brought it. `fuzz/seeds/stream`
-//! keeps each message as the version that brought it encodes it, and a test
-//! compares.
+//! only under the version or capability that introduced it. `tests/golden.rs`
+//! compares each message with its kept encoding, from the version that introduced
+//! it.
 //!
 //! | version | brought |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! The decoder's properties on random bytes, on streams of messages, and on
-//! damaged streams; and on the fuzz target's seeds.
+//! The decoder's properties on random bytes, on streams of messages, on damaged streams, and on the
+//! kept fuzz inputs.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +11,7 @@ mod properties;
 #[allow(dead_code, reason = "shared with other tests")]
 mod strategies;
 
-use hikkoshi_wire::{Message, StreamError};
+use hikkoshi_wire::{Message, StreamError, ToDestination, ToSource};
 use proptest::prelude::*;
 
 fn stream<T: hikkoshi_wire::ControlMessage>(messages: &[Message<T>]) -> Vec<u8> {
@@ -81,25 +81,15 @@ proptest! {
     }
 }
 
-#[test]
-fn what_the_fuzzer_found_worth_keeping() {
-    for (name, target) in properties::TARGETS {
-        let folder = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
-        let mut files = 0;
-        for file in std::fs::read_dir(&folder).unwrap() {
-            target(&std::fs::read(file.unwrap().path()).unwrap());
-            files += 1;
-        }
-        assert!(files >= 5, "only {files} files in {folder}");
-    }
-}
+const TARGETS: [hikkoshi_fuzz_replay::Target; 5] = [
+    ("hello", properties::hello),
+    ("header", properties::header),
+    ("to_destination", properties::control::<ToDestination>),
+    ("to_source", properties::control::<ToSource>),
+    ("stream", properties::check),
+];
 
 #[test]
-fn the_fuzz_seeds_hold_the_properties() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/stream");
-    let seeds: Vec<_> = std::fs::read_dir(folder).unwrap().collect();
-    assert!(seeds.len() >= 20, "only {} seeds in {folder}", seeds.len());
-    for seed in seeds {
-        properties::check(&std::fs::read(seed.unwrap().path()).unwrap());
-    }
+fn the_kept_fuzz_inputs_pass() {
+    hikkoshi_fuzz_replay::replay("wire", &TARGETS);
 }

@@ -1,9 +1,10 @@
-//! Every message as the version that brought it encodes it, kept in `fuzz/seeds/stream`: two
-//! builds that differ here cannot talk to each other.
+//! Every message as the version that introduced it encodes it. Two builds that differ here cannot
+//! talk to each other. The encodings are inputs of the fuzz target `wire_stream`, and are kept in its
+//! archive, `fuzz/corpora/wire_stream.tar`.
 //!
-//! After adding a message, `HIKKOSHI_WRITE_SEEDS=1 cargo test -p hikkoshi-wire
-//! --test golden` writes the file for it. A file that is there already must
-//! never change.
+//! After adding a message, run `HIKKOSHI_WRITE_GOLDEN=1 cargo test -p hikkoshi-wire --test golden`.
+//! It writes the new encoding to `fuzz/found/wire_stream`; add it to the archive with `make
+//! fuzz-add`. A kept encoding must never change.
 
 #![allow(
     clippy::unwrap_used,
@@ -321,19 +322,29 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
 
 #[test]
 fn every_message_is_encoded_as_it_always_was() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/stream");
-    let write = std::env::var_os("HIKKOSHI_WRITE_SEEDS").is_some();
+    let kept = hikkoshi_fuzz_replay::inputs("wire_stream").unwrap();
+    let mut new = Vec::new();
     for (name, bytes) in streams() {
-        let path = folder.join(name);
-        if write && !path.exists() {
-            std::fs::write(&path, &bytes).unwrap();
+        match kept.get(name) {
+            Some(kept) => assert_eq!(
+                kept, &bytes,
+                "{name} changed: older builds will not understand it"
+            ),
+            None => new.push((name, bytes)),
         }
-        let kept = std::fs::read(&path).expect(name);
-        assert_eq!(
-            kept, bytes,
-            "{name} changed: older builds will not understand it"
-        );
     }
+    if std::env::var_os("HIKKOSHI_WRITE_GOLDEN").is_some() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/found/wire_stream");
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, bytes) in &new {
+            std::fs::write(folder.join(name), bytes).unwrap();
+        }
+    }
+    let names: Vec<_> = new.iter().map(|(name, _)| name).collect();
+    assert!(
+        new.is_empty(),
+        "not kept yet: {names:?}. See the head of this file."
+    );
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! What must hold whatever is sent by somebody who has no key, by somebody who
-//! has one, and whatever an operator pastes.
+//! The functions of the fuzz targets `link_*` (`fuzz/fuzz_targets`): properties of all bytes that a
+//! peer without a key can send, of all bytes that a peer with the keys can send, and of all text
+//! that an operator can enter.
 //!
-//! Run by the property tests below, on random input and on the fuzz targets'
-//! corpora, and by the fuzz targets (`crates/engine/fuzz`).
+//! The property tests below run them on random input, and on the kept fuzz inputs.
 
 use std::io::{self, Read, Write};
 use std::sync::LazyLock;
@@ -335,10 +335,7 @@ mod tests {
     use crate::tls::identity::Identity;
     use proptest::prelude::*;
 
-    /// What a fuzz target is called, and what it does.
-    type Target = (&'static str, fn(&[u8]));
-
-    const TARGETS: [Target; 4] = [
+    const TARGETS: [hikkoshi_fuzz_replay::Target; 4] = [
         ("tls_handshake", tls_handshake),
         ("tls_records", tls_records),
         ("invitation", invitation),
@@ -449,15 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_fuzzer_found_worth_keeping() {
-        for (name, target) in TARGETS {
-            let folder = format!("{}/fuzz/corpus/{name}", env!("CARGO_MANIFEST_DIR"));
-            let mut files = 0;
-            for file in std::fs::read_dir(&folder).unwrap() {
-                target(&std::fs::read(file.unwrap().path()).unwrap());
-                files += 1;
-            }
-            assert!(files >= 10, "only {files} files in {folder}");
-        }
+    fn the_kept_fuzz_inputs_pass() {
+        hikkoshi_fuzz_replay::replay("link", &TARGETS);
     }
 }

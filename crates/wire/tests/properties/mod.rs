@@ -1,5 +1,7 @@
-//! What must hold for any bytes at all. Run by the property tests on random
-//! and damaged streams, and by the fuzz targets on whatever they come up with.
+//! The functions of the fuzz targets `wire_*` (`fuzz/fuzz_targets`): properties of all bytes that a
+//! peer can send.
+//!
+//! The property tests run them on random and damaged streams, and on the kept fuzz inputs.
 
 use hikkoshi_wire::{
     ControlMessage, Decoder, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Message, StreamError,
@@ -8,18 +10,6 @@ use hikkoshi_wire::{
 
 /// A guest of 4 GiB.
 pub const LIMITS: Limits = Limits { pages: 1 << 20 };
-
-/// What a fuzz target is called, and what it does.
-pub type Target = (&'static str, fn(&[u8]));
-
-/// All of them.
-pub const TARGETS: [Target; 5] = [
-    ("hello", hello),
-    ("header", header),
-    ("to_destination", control::<ToDestination>),
-    ("to_source", control::<ToSource>),
-    ("stream", check),
-];
 
 /// Checks everything that this crate can decode on `bytes`.
 pub fn check(bytes: &[u8]) {

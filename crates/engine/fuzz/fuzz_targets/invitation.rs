@@ -1,7 +1,0 @@
-//! An invitation's text.
-
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| hikkoshi_link::tls::fuzzing::invitation(bytes));

@@ -1,7 +1,0 @@
-//! `/proc/PID/maps`.
-
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| hikkoshi_qemu::fuzzing::maps(bytes));

@@ -1,7 +1,0 @@
-//! QMP: bytes to lines, lines to messages.
-
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| hikkoshi_qemu::fuzzing::qmp(bytes));

@@ -1,0 +1,7 @@
+//! `/proc/PID/maps`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| hikkoshi_fuzz::qemu::maps(bytes));

@@ -1,0 +1,7 @@
+//! The first bytes on every link.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| hikkoshi_fuzz::wire::hello(bytes));
