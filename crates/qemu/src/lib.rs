@@ -86,17 +86,19 @@ pub use attach::probe::{GuestState, QmpListener};
 pub use attach::process::ProcessError;
 pub use attach::ram::RamError;
 pub use attach::ram::free_space::FreeSpaceError;
+pub use destination::exited::ExitedDestination;
 pub use destination::{
     DestinationNotes, LoadError, PrepareError, QemuDestination, ReleaseDestinationError, RunError,
     SharedNotes, UserfaultError,
 };
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
-pub use identity::{QemuIdentity, RamFileIdentity, ReattachError};
+pub use identity::{QemuExitedError, QemuIdentity, RamFileIdentity, ReattachError};
 pub use qmp::monitor::MonitorError;
 pub use settings::Settings;
 pub use source::drain::DrainError;
-pub use source::ram_files::{ExitedDestination, QemuExitedError, RamFileSource};
-pub use source::undo::{UndoError, UndoOutcome, UndoRecord, undo};
+pub use source::ram_files::RamFileSource;
+pub use source::undo::{UndoError, UndoOutcome, undo};
+pub use source::undo_record::UndoRecord;
 pub use source::{
     PauseError, QemuSource, ReleaseSourceError, ResumeError, SaveError, SourceNotes, StartLogError,
 };

@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 
 use crate::attach::preflight::Side;
 use crate::attach::ram::backend;
+use crate::qmp::migration;
+use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
 /// Some of QEMU's migration capabilities and parameters: those that we change.
@@ -75,34 +77,10 @@ fn wanted(side: Side, found: &Map<String, Value>) -> Map<String, Value> {
     wanted
 }
 
-/// All capabilities.
-pub(crate) fn capabilities(client: &mut Client) -> Result<BTreeMap<String, bool>, QmpError> {
-    let command = "query-migrate-capabilities";
-    let answer = client.execute(command, json!({}))?;
-    let rows = answer
-        .as_array()
-        .ok_or_else(|| QmpError::unexpected(command, "not a list"))?;
-    Ok(rows
-        .iter()
-        .filter_map(|row| {
-            let name = row.get("capability")?.as_str()?;
-            Some((name.to_owned(), row.get("state")?.as_bool()?))
-        })
-        .collect())
-}
-
-fn parameters(client: &mut Client) -> Result<Map<String, Value>, QmpError> {
-    let command = "query-migrate-parameters";
-    match client.execute(command, json!({}))? {
-        Value::Object(found) => Ok(found),
-        _ => Err(QmpError::unexpected(command, "not an object")),
-    }
-}
-
 /// What must change: how it is now, and how it is to be.
 pub(crate) fn plan(client: &mut Client, side: Side) -> Result<(Settings, Settings), QmpError> {
-    let found_capabilities = capabilities(client)?;
-    let found_parameters = parameters(client)?;
+    let found_capabilities = migration::capabilities(client)?;
+    let found_parameters = migration::parameters(client)?;
     let mut after = Settings::default();
     for (name, on) in &found_capabilities {
         let want = needed(side).contains(&name.as_str());
@@ -151,7 +129,7 @@ fn discarded(client: &mut Client) -> Result<BTreeMap<String, bool>, QmpError> {
     let mut found = BTreeMap::new();
     for backend in backend::list(client)? {
         let path = backend.qom_path();
-        if backend::property(client, &path, DISCARD)? == Some(Value::Bool(true)) {
+        if qom::property(client, &path, DISCARD)? == Some(Value::Bool(true)) {
             found.insert(path, false);
         }
     }
@@ -181,7 +159,7 @@ pub(crate) fn apply(client: &mut Client, settings: &Settings) -> Result<(), QmpE
 
 /// Whether the settings now in force are those that we make at a source.
 pub(crate) fn are_ours(client: &mut Client) -> Result<bool, QmpError> {
-    Ok(parameters(client)?.get("max-bandwidth") == Some(&MAX_BANDWIDTH.into()))
+    Ok(migration::parameters(client)?.get("max-bandwidth") == Some(&MAX_BANDWIDTH.into()))
 }
 
 #[cfg(test)]

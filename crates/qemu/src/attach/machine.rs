@@ -8,7 +8,7 @@
 use hikkoshi_wire::{Auxiliary, Device, Machine};
 use serde_json::json;
 
-use crate::attach::ram::backend;
+use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
 /// Asks QEMU.
@@ -17,7 +17,7 @@ pub(crate) fn read(client: &mut Client) -> Result<Machine, QmpError> {
     let mut devices: Vec<_> = nodes.iter().filter_map(listed).collect();
     // Those on no bus: from where users' devices are.
     for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
-        for (name, kind) in backend::children(client, folder)? {
+        for (name, kind) in qom::children(client, folder)? {
             let on_a_bus = nodes
                 .iter()
                 .any(|node| node.kind == kind && node.bus != "System");

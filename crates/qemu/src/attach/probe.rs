@@ -77,7 +77,7 @@ impl GuestState {
             running: state.running,
             misses_pages: left
                 .iter()
-                .any(|leftover| !crate::attach::is_dirty_log(leftover)),
+                .any(|leftover| !crate::attach::leftovers::is_dirty_log(leftover)),
         })
     }
 }

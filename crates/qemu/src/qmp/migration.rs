@@ -1,10 +1,11 @@
 //! QEMU's own idea of where a migration, and the guest, is.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use hikkoshi_wire::text::one_line;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::qmp::{Client, QmpError, QmpEvent};
 
@@ -80,6 +81,31 @@ pub(crate) fn query(client: &mut Client) -> Result<MigrationInfo, QmpError> {
             .filter_map(|reason| reason.as_str().map(|said| one_line(said).into_owned()))
             .collect(),
     })
+}
+
+/// All capabilities.
+pub(crate) fn capabilities(client: &mut Client) -> Result<BTreeMap<String, bool>, QmpError> {
+    let command = "query-migrate-capabilities";
+    let answer = client.execute(command, json!({}))?;
+    let rows = answer
+        .as_array()
+        .ok_or_else(|| QmpError::unexpected(command, "not a list"))?;
+    Ok(rows
+        .iter()
+        .filter_map(|row| {
+            let name = row.get("capability")?.as_str()?;
+            Some((name.to_owned(), row.get("state")?.as_bool()?))
+        })
+        .collect())
+}
+
+/// All parameters.
+pub(crate) fn parameters(client: &mut Client) -> Result<Map<String, Value>, QmpError> {
+    let command = "query-migrate-parameters";
+    match client.execute(command, json!({}))? {
+        Value::Object(found) => Ok(found),
+        _ => Err(QmpError::unexpected(command, "not an object")),
+    }
 }
 
 /// The answer to `query-status`.

@@ -15,12 +15,13 @@
 
 pub(crate) mod announce;
 mod client;
-mod connect;
+mod connection;
 mod error;
 mod lines;
 mod message;
 pub(crate) mod migration;
 pub(crate) mod monitor;
+pub(crate) mod qom;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +33,7 @@ pub(crate) mod fuzzing {
 }
 
 pub use client::{COMMAND_TIMEOUT, Client};
-pub(crate) use connect::connect;
+pub(crate) use connection::connect;
 pub use error::{ConnectError, QmpError};
 pub use lines::MAX_LINE;
 pub use message::{QmpEvent, Version};

@@ -41,6 +41,13 @@ pub(crate) struct ConnectTimeouts {
     pub(crate) silent: Duration,
 }
 
+/// How long a QEMU that was taken up may take to turn to us: it has to notice
+/// first that the killed engine's connection has ended.
+pub(crate) const RECONNECT_TIMEOUTS: ConnectTimeouts = ConnectTimeouts {
+    unreachable: Duration::from_secs(5),
+    silent: Duration::from_secs(20),
+};
+
 /// The monitor of a QEMU that was attached to.
 pub(crate) fn connected(client: &mut Option<Client>) -> Result<&mut Client, QmpError> {
     client.as_mut().ok_or_else(|| QmpError::Closed {

@@ -259,7 +259,7 @@ fn a_socket_that_is_held_by_another_says_so() {
         // Fill the queue for the second time round.
         held.extend((0..200).map_while(|_| {
             let deadline = Instant::now();
-            super::connect::connect(&path, deadline).ok()
+            super::connection::connect(&path, deadline).ok()
         }));
     }
 }

@@ -12,59 +12,24 @@
 //! nothing) or after a complete save, the userfaultfd's copy inside QEMU, and
 //! the migration settings.
 
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 
 use hikkoshi_engine::Cancel;
 use hikkoshi_userfault::{GiveBackError, close_remote};
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::ResumeError;
+use super::resume::resume;
+use super::undo_record::UndoRecord;
 use crate::attach::exclusive_access::{self, ExclusiveAccessError};
-use crate::attach::is_dirty_log;
+use crate::attach::leftovers::is_dirty_log;
 use crate::attach::process::{self, ProcessError};
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
 use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, QmpError};
 use crate::settings::{self, Settings};
-use crate::source::{RECONNECT_TIMEOUTS, ResumeError, close_fd, resume};
-
-/// What was done to a source. Can be written down and passed on.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct UndoRecord {
-    /// The settings that we changed, as they were.
-    pub settings: Settings,
-    /// Whether we stopped the guest, or were about to, and if so: whether it
-    /// ran then.
-    pub stopped: Option<bool>,
-}
-
-/// Who is told of changes to the record.
-#[derive(Default)]
-pub(crate) struct UndoRecorder(Option<Keep>);
-
-type Keep = Box<dyn FnMut(&UndoRecord) -> io::Result<()> + Send>;
-
-impl UndoRecorder {
-    pub(crate) fn new(keep: impl FnMut(&UndoRecord) -> io::Result<()> + Send + 'static) -> Self {
-        Self(Some(Box::new(keep)))
-    }
-
-    pub(crate) fn write(&mut self, record: &UndoRecord) -> io::Result<()> {
-        match &mut self.0 {
-            Some(keep) => keep(record),
-            None => Ok(()),
-        }
-    }
-}
-
-impl fmt::Debug for UndoRecorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Journal").field(&self.0.is_some()).finish()
-    }
-}
+use crate::stream::close_fd;
 
 /// What became of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,7 +117,7 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
         &mut client,
         &identity.qmp,
         &process,
-        RECONNECT_TIMEOUTS,
+        monitor::RECONNECT_TIMEOUTS,
         &never,
     ) {
         Ok(client) => client,

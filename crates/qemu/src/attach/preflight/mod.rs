@@ -17,14 +17,13 @@ mod tree;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
 use hikkoshi_pages::RamLayout;
-use serde_json::Value;
-
-use crate::attach::ram::backend;
-use crate::qmp::migration::{self, MigrationStatus};
-use crate::qmp::{Client, QmpError, Version};
-
 pub use refusal::Refusal;
+use serde_json::Value;
 pub use survey::AllowedTypes;
+
+use crate::qmp::migration::{self, MigrationStatus};
+use crate::qmp::qom;
+use crate::qmp::{Client, QmpError, Version};
 
 /// Oldest QEMU that this has been tried with.
 pub const OLDEST_QEMU: Version = Version::new(7, 2, 0);
@@ -70,7 +69,7 @@ pub(crate) fn check(
 const EXCLUDED: [&str; 3] = ["postcopy-ram", "background-snapshot", "x-colo"];
 
 fn check_capabilities(client: &mut Client) -> Result<(), Refusal> {
-    let capabilities = crate::settings::capabilities(client)?;
+    let capabilities = migration::capabilities(client)?;
     for name in ["x-ignore-shared", "pause-before-switchover", "events"] {
         if !capabilities.contains_key(name) {
             return Err(Refusal::NoCapability { name });
@@ -135,7 +134,7 @@ fn check_migration(client: &mut Client, side: Side) -> Result<Vec<String>, Refus
 const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 fn check_confidential(client: &mut Client) -> Result<(), Refusal> {
-    let confidential = backend::property(client, "/machine", "confidential-guest-support")?;
+    let confidential = qom::property(client, "/machine", "confidential-guest-support")?;
     if let Some(path) = confidential
         .as_ref()
         .and_then(Value::as_str)
@@ -225,13 +224,13 @@ const GIVES_BACK: [&str; 2] = ["free-page-reporting", "free-page-hint"];
 /// What stands in the way of post-copy only.
 fn check_postcopy(client: &mut Client) -> Result<(), Refusal> {
     for folder in DEVICE_FOLDERS {
-        for (name, kind) in backend::children(client, folder)? {
+        for (name, kind) in qom::children(client, folder)? {
             if !kind.starts_with("virtio-balloon") {
                 continue;
             }
             let path = format!("{folder}/{name}");
             for property in GIVES_BACK {
-                if backend::property(client, &path, property)? == Some(Value::Bool(true)) {
+                if qom::property(client, &path, property)? == Some(Value::Bool(true)) {
                     return Err(Refusal::GivesBack { path, property });
                 }
             }

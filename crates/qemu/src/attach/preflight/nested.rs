@@ -13,7 +13,7 @@
 
 use serde_json::{Value, json};
 
-use crate::attach::ram::backend::property;
+use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
 /// The processor features that let a guest run guests: Intel's and AMD's.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::devices::{self, MemoryWrites};
 use super::tree::{self, Object};
 use super::{Refusal, block, nested, network, pinning};
-use crate::attach::ram::backend;
+use crate::qmp::qom;
 use crate::qmp::{Client, QmpError, Version};
 
 /// Types of devices, objects, network backends and block drivers that hikkoshi
@@ -97,7 +97,7 @@ fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
             devices::of_type(&object.kind) != MemoryWrites::Unknown || is_device(&object.kind)
         });
     }
-    for (name, kind) in backend::children(client, "/objects")? {
+    for (name, kind) in qom::children(client, "/objects")? {
         let path = format!("/objects/{name}");
         objects.push(Object { path, kind });
     }
@@ -137,7 +137,7 @@ fn passes_scsi_on(client: &mut Client, object: &Object) -> Result<bool, QmpError
     if !object.kind.starts_with("virtio-blk") {
         return Ok(false);
     }
-    Ok(backend::property(client, &object.path, "scsi")? == Some(Value::Bool(true)))
+    Ok(qom::property(client, &object.path, "scsi")? == Some(Value::Bool(true)))
 }
 
 fn unknown(object: Object, allowed: &AllowedTypes) -> Result<(), Refusal> {

@@ -1,0 +1,110 @@
+//! The destination as the engine sees it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, ThreadName};
+use hikkoshi_linux::Process;
+use hikkoshi_memory::RamFiles;
+use hikkoshi_userfault::Userfault;
+use hikkoshi_wire::{GuestDescription, Machine, Processors};
+
+use super::shutdown_listener::ShutdownListener;
+use super::vcpus;
+use super::{KillError, QemuDestination};
+use crate::settings::Settings;
+
+impl DestinationGuest for QemuDestination {
+    fn describe(&self) -> &GuestDescription {
+        &self.identity.description
+    }
+
+    fn processors(&self) -> Processors {
+        self.processors.clone()
+    }
+
+    fn machine(&self) -> Machine {
+        self.machine.clone()
+    }
+
+    fn ram(&self) -> Arc<RamFiles> {
+        Arc::clone(&self.ram)
+    }
+
+    fn prepare(&mut self) -> Result<(), GuestError> {
+        self.ready().map_err(GuestError::new)
+    }
+
+    fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
+        let userfault = self.userfault().map_err(GuestError::new)?;
+        Ok((userfault, self.identity.addresses()))
+    }
+
+    fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
+        self.load(state).map_err(GuestError::new)
+    }
+
+    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError> {
+        self.run(running, give_up).map_err(GuestError::new)
+    }
+
+    fn never_ran(&self) -> bool {
+        self.never_ran
+    }
+
+    fn attend(&mut self) {
+        if self.listener.is_some() {
+            return;
+        }
+        let (qmp, process) = (self.identity.qmp.clone(), Arc::clone(&self.process));
+        match ShutdownListener::start(self.client.take(), qmp, process) {
+            Ok(listener) => self.listener = Some(listener),
+            Err(error) => tracing::warn!(
+                %error,
+                "listening to QEMU: a guest that shuts itself down will look like one that is lost"
+            ),
+        }
+    }
+
+    fn has_shut_down(&mut self) -> bool {
+        let listener = self.listener.as_ref();
+        listener.is_some_and(ShutdownListener::has_shut_down)
+    }
+
+    fn kill(&mut self) -> Result<(), GuestError> {
+        let pid = self.process.pid();
+        self.process
+            .kill()
+            .map_err(|source| GuestError::new(KillError { pid, source }))
+    }
+
+    fn has_ended(&self) -> bool {
+        Self::has_ended(self)
+    }
+
+    fn name_thread(&self, thread: u32) -> Option<ThreadName> {
+        vcpus::name(&self.process, &self.vcpus, thread)
+    }
+
+    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+        Some((Arc::clone(&self.process), self.identity.addresses()))
+    }
+
+    fn abandon_userfault(&mut self) {
+        // Another engine goes on, and finds everything as it is: the settings,
+        // too, which cannot be put back while QEMU waits for a page.
+        self.settings = Settings::default();
+        if let Some(userfault) = self.userfault.take() {
+            tracing::debug!(
+                pid = self.process.pid(),
+                number = userfault.remote(),
+                "leaving the userfaultfd in QEMU, pages may be missing"
+            );
+            userfault.keep_inside();
+        }
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        self.release_qemu().map_err(GuestError::new)
+    }
+}

@@ -1,0 +1,112 @@
+//! Load.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::error::LOAD_TIMEOUT;
+use super::vcpus;
+use super::{LoadError, PrepareError, QemuDestination};
+use crate::attach::preflight::Side;
+use crate::qmp::migration::{self, MigrationStatus};
+use crate::qmp::monitor::connected;
+use crate::qmp::{COMMAND_TIMEOUT, Version};
+use crate::settings::{self, Settings};
+use crate::stream::{self, DeviceStateWriter, ReadUntil};
+
+/// From this version on QEMU can be told to survive a bad stream, and so to
+/// say what was wrong with it (`exit-on-error`).
+const EXIT_ON_ERROR_SINCE: Version = Version::new(9, 1, 0);
+
+impl QemuDestination {
+    pub(super) fn ready(&mut self) -> Result<(), PrepareError> {
+        self.prepared = true;
+        if let Some(exit_watch) = &self.exit_watch {
+            exit_watch.disable();
+        }
+        let client = connected(&mut self.client)?;
+        let state = migration::run_state(client)?.status;
+        if state != "inmigrate" {
+            return Err(PrepareError::State { state });
+        }
+        // In this state `stop` does not stop anything: it makes QEMU not start
+        // the guest by itself at the end of the load, whether it was started
+        // with -S or not (tried with 7.2 and 10.0).
+        client.execute("stop", json!({}))?;
+        if self.settings == Settings::default() {
+            let (before, after) = settings::plan(client, Side::Destination)?;
+            self.noted.change(|notes| notes.settings = before.clone());
+            self.settings = before;
+            settings::apply(client, &after)?;
+        }
+        if self.socket.is_none() {
+            // Now, not when the source's guest is stopped and everybody waits.
+            self.socket = Some(stream::open(client, ReadUntil::End)?);
+        }
+        // Later QMP may be silent: QEMU may wait for a page itself.
+        self.vcpus = vcpus::query(client)?;
+        Ok(())
+    }
+
+    pub(super) fn load(&mut self, state: Vec<u8>) -> Result<(), LoadError> {
+        if let Some(userfault) = &self.userfault {
+            // From here on pages may be waited for. Should we die, or be
+            // dropped without a word, they must not read as zeros.
+            userfault.keep_inside();
+        }
+        self.loading = true;
+        let cancel = self.cancel.clone();
+        let client = connected(&mut self.client)?;
+        client.set_cancel(cancel);
+        client.set_timeout(LOAD_TIMEOUT);
+        let outcome = self.load_within(state);
+        let client = connected(&mut self.client)?;
+        client.set_cancel(None);
+        client.set_timeout(COMMAND_TIMEOUT);
+        self.loaded = outcome.is_ok();
+        outcome
+    }
+
+    fn load_within(&mut self, state: Vec<u8>) -> Result<(), LoadError> {
+        let began = Instant::now();
+        let bytes = state.len();
+        let socket = self.socket.take().ok_or(LoadError::NotPrepared)?;
+        let client = connected(&mut self.client)?;
+        // Dropped at the end, which breaks a load that is still going on.
+        let _feed = DeviceStateWriter::start(socket, state)?;
+        client.forget_events();
+        let mut ran = false;
+        let uri = format!("fd:{}", stream::FD_NAME);
+        let mut arguments = json!({ "uri": uri });
+        if client.version() >= EXIT_ON_ERROR_SINCE {
+            arguments["exit-on-error"] = false.into();
+        }
+        client.execute("migrate-incoming", arguments)?;
+        let status = migration::wait_status(
+            client,
+            "the device state to be loaded",
+            LOAD_TIMEOUT,
+            MigrationStatus::is_over,
+            |event| ran |= event.name == "RESUME",
+        );
+        match status {
+            Ok(Some(MigrationStatus::Completed)) => {}
+            Ok(Some(_)) => {
+                // Old versions exit right after saying so.
+                let error = migration::query(client).ok().and_then(|info| info.error);
+                return Err(LoadError::Refused { error });
+            }
+            Ok(None) => return Err(LoadError::TimedOut),
+            Err(error) if error.is_closed() => return Err(LoadError::Refused { error: None }),
+            Err(error) => return Err(error.into()),
+        }
+        // A guest that starts by itself does so before QEMU says "completed";
+        // asking would cost another answer while everybody waits.
+        if ran {
+            client.execute("stop", json!({}))?;
+            return Err(LoadError::Ran);
+        }
+        tracing::debug!(bytes, took = ?began.elapsed(), "the device state is loaded");
+        Ok(())
+    }
+}

@@ -1,0 +1,63 @@
+//! Release.
+
+use hikkoshi_engine::{Cancel, DestinationGuest};
+
+use super::{QemuDestination, ReleaseDestinationError};
+use crate::qmp::COMMAND_TIMEOUT;
+use crate::qmp::monitor::{self, ConnectTimeouts, MonitorError};
+use crate::settings::{self, Settings};
+use crate::stream::close_fd;
+
+impl QemuDestination {
+    pub(super) fn restore_settings(&mut self) -> Result<(), MonitorError> {
+        self.stop_listening();
+        let timeouts = ConnectTimeouts {
+            unreachable: COMMAND_TIMEOUT,
+            silent: COMMAND_TIMEOUT,
+        };
+        let (qmp, process) = (&self.identity.qmp, &self.process);
+        let never = Cancel::new();
+        let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, &never)?;
+        settings::apply(client, &self.settings)?;
+        Ok(close_fd(client)?)
+    }
+
+    pub(super) fn release_qemu(&mut self) -> Result<(), ReleaseDestinationError> {
+        let mut first: Result<(), ReleaseDestinationError> = Ok(());
+        if let Some(userfault) = &self.userfault {
+            match userfault.give_back() {
+                Ok(()) => self.userfault = None,
+                Err(error) => first = Err(error.into()),
+            }
+        }
+        self.socket = None;
+        if self.settings != Settings::default() && self.process.is_alive() {
+            match self.restore_settings() {
+                // A QEMU that has exited needs nothing back.
+                Ok(()) => self.settings = Settings::default(),
+                Err(MonitorError::Qmp(error)) if error.is_closed() => {
+                    self.settings = Settings::default();
+                }
+                Err(error) if first.is_ok() => first = Err(error.into()),
+                Err(error) => tracing::warn!(%error, "putting QEMU's migration settings back"),
+            }
+        }
+        if let Some(exit_watch) = &self.exit_watch {
+            exit_watch.enable();
+        }
+        first
+    }
+}
+
+impl Drop for QemuDestination {
+    fn drop(&mut self) {
+        if self.loading {
+            // Neither released nor, perhaps, abandoned: pages may be missing, and
+            // closing the userfaultfd would turn them into zeros without a word.
+            return self.abandon_userfault();
+        }
+        if let Err(error) = self.release_qemu() {
+            tracing::warn!(%error, "leaving QEMU");
+        }
+    }
+}

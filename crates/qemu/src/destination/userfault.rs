@@ -1,0 +1,56 @@
+//! Userfaultfd.
+
+use std::sync::Arc;
+
+use hikkoshi_pages::PAGE_BYTES;
+use hikkoshi_userfault::{Features, ForeignUserfault, Userfault};
+
+use super::huge_tmpfs;
+use super::{QemuDestination, UserfaultError};
+
+impl QemuDestination {
+    /// Whether the userfaultfd that the engine before has left, of a QEMU that was
+    /// taken up in post-copy, is there.
+    ///
+    /// # Errors
+    ///
+    /// [`UserfaultError::Lost`].
+    pub fn check_userfault(&self) -> Result<(), UserfaultError> {
+        if self.reattached && self.userfault.is_none() {
+            return Err(UserfaultError::Lost {
+                pid: self.process.pid(),
+                number: self.noted.get().userfault,
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn userfault(&mut self) -> Result<Arc<Userfault>, UserfaultError> {
+        self.check_page_size()?;
+        self.check_userfault()?;
+        let taken = match self.userfault.take() {
+            Some(taken) => taken,
+            None => ForeignUserfault::take_from(&self.process, Features::FOR_MISSING)?,
+        };
+        let number = taken.remote();
+        self.noted.change(|notes| notes.userfault = Some(number));
+        Ok(Arc::clone(self.userfault.insert(taken).userfault()))
+    }
+
+    /// Pages of a tmpfs must come and go one by one.
+    fn check_page_size(&self) -> Result<(), UserfaultError> {
+        let ram = &self.ram;
+        for ((block, _), file) in ram.layout().blocks().zip(ram.files()) {
+            let id = || block.id.clone();
+            if block.host_page != PAGE_BYTES {
+                continue; // hugetlbfs: pages of one size, all of them.
+            }
+            let cause = huge_tmpfs::cause(&self.process, file.as_fd())
+                .map_err(|source| UserfaultError::Look { id: id(), source })?;
+            if let Some(cause) = cause {
+                return Err(UserfaultError::HugePages { id: id(), cause });
+            }
+        }
+        Ok(())
+    }
+}

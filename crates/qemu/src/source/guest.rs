@@ -1,0 +1,107 @@
+//! The source as the engine sees it.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
+use hikkoshi_memory::RamFiles;
+use hikkoshi_wire::{GuestDescription, Machine, Processors};
+use thiserror::Error;
+
+use super::QemuSource;
+use crate::qmp::migration;
+use crate::qmp::monitor::connected;
+use crate::source::drain;
+
+impl SourceGuest for QemuSource {
+    fn describe(&self) -> &GuestDescription {
+        &self.qemu.description
+    }
+
+    fn processors(&self) -> Processors {
+        self.qemu.processors.clone()
+    }
+
+    fn machine(&self) -> Machine {
+        self.machine.clone()
+    }
+
+    fn ram(&self) -> Arc<RamFiles> {
+        Arc::clone(&self.qemu.ram)
+    }
+
+    fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
+        self.start_log().map_err(GuestError::new)
+    }
+
+    fn needs_drain(&self) -> bool {
+        self.needs_drain
+    }
+
+    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError> {
+        let client = connected(&mut self.client).map_err(GuestError::new)?;
+        drain::drain(client, cancel).map_err(GuestError::new)
+    }
+
+    fn pause(&mut self) -> Result<Instant, GuestError> {
+        self.stop_guest().map_err(GuestError::new)
+    }
+
+    fn save_device_state(
+        &mut self,
+        sink: &mut dyn Write,
+        give_up: &Cancel,
+    ) -> Result<(), GuestError> {
+        self.save(sink, give_up).map_err(GuestError::new)
+    }
+
+    fn resume(&mut self) -> Result<(), GuestError> {
+        self.resume_guest().map_err(GuestError::new)
+    }
+
+    fn stands_still(&mut self) -> Result<(), GuestError> {
+        if self.has_ended() {
+            return Ok(());
+        }
+        let state = match self.monitor().map(migration::run_state) {
+            Ok(Ok(state)) => state,
+            // Its memory is all that is needed.
+            Ok(Err(error)) => return log_query_failure(&error),
+            Err(error) => return log_query_failure(&error),
+        };
+        if state.running {
+            return Err(GuestError::new(GuestRunsAtSource));
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self) {
+        self.detached = true;
+    }
+
+    fn has_ended(&self) -> bool {
+        !self.qemu.process.is_alive()
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        self.release_qemu().map_err(GuestError::new)
+    }
+}
+
+/// The guest runs where it was handed over.
+#[derive(Debug, Error)]
+#[error(
+    "the guest runs at the source, though it was handed over, or may have been: somebody has let it \
+     go on. Nothing more of it is sent. If the destination has never run it, give the migration up \
+     (--give-up); if it has, stop it here at once (QMP command 'stop'): pages that it has written \
+     since do not belong to the guest there, which has to be started anew from its disks if it \
+     lacks any of them"
+)]
+struct GuestRunsAtSource;
+
+fn log_query_failure(error: &dyn std::error::Error) -> Result<(), GuestError> {
+    tracing::warn!(%error, "asking QEMU whether the guest stands still at the source; it should");
+    Ok(())
+}

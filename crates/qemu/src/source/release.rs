@@ -1,0 +1,63 @@
+//! Releasing QEMU.
+
+use hikkoshi_dirty::DirtyLog;
+
+use super::{QemuSource, ReleaseSourceError, SwitchoverStage};
+use crate::settings::Settings;
+
+impl QemuSource {
+    pub(super) fn release_qemu(&mut self) -> Result<(), ReleaseSourceError> {
+        let mut first: Result<(), ReleaseSourceError> = Ok(());
+        let mut note = |result: Result<(), ReleaseSourceError>| {
+            if let Err(error) = result {
+                if first.is_ok() {
+                    first = Err(error);
+                } else {
+                    tracing::warn!(%error, "giving back what was taken from QEMU");
+                }
+            }
+        };
+        // The guest first: everything else can wait.
+        if self.stage == SwitchoverStage::Pausing {
+            // Nobody can have been told to run it: its device state was never whole.
+            note(self.resume_guest().map_err(Into::into));
+        }
+        if self.stage == SwitchoverStage::Saved {
+            note(self.finish_save().map_err(ReleaseSourceError::Finish));
+        }
+        if let Some(log) = &self.log {
+            match log.stop() {
+                Ok(()) => self.log = None,
+                Err(error) => note(Err(error.into())),
+            }
+        }
+        if let Some(userfault) = &self.userfault {
+            match userfault.give_back() {
+                Ok(()) => self.userfault = None,
+                Err(error) => note(Err(error.into())),
+            }
+        }
+        if self.undo.settings != Settings::default() {
+            let restored = self.restore_settings();
+            if restored.is_ok() {
+                // That it was stopped stays: the guest may come back yet.
+                if let Err(error) = self.journal.write(&self.undo) {
+                    tracing::warn!(%error, "writing down which settings are back");
+                }
+            }
+            note(restored.map_err(Into::into));
+        }
+        first
+    }
+}
+
+impl Drop for QemuSource {
+    fn drop(&mut self) {
+        if self.detached {
+            return;
+        }
+        if let Err(error) = self.release_qemu() {
+            tracing::error!(%error, "leaving QEMU");
+        }
+    }
+}

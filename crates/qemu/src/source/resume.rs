@@ -1,0 +1,65 @@
+//! Resuming the guest at the source.
+
+use super::{QemuSource, ResumeError, SwitchoverStage};
+use crate::qmp::migration;
+use crate::qmp::monitor::MonitorError;
+use crate::settings::{self, Settings};
+use crate::stream::close_fd;
+
+impl QemuSource {
+    pub(super) fn resume_guest(&mut self) -> Result<(), ResumeError> {
+        if self.undo.stopped.is_none() {
+            return Ok(());
+        }
+        // QEMU may be blocked in writing to us.
+        self.reader = None;
+        let ran = self.undo.stopped == Some(true);
+        let saved = self.stage == SwitchoverStage::Saved;
+        let state = resume(self.monitor()?, ran, saved)?;
+        self.stage = SwitchoverStage::NotStarted;
+        tracing::info!(state, "the guest is as it was at the source");
+        self.stuck_in_postmigrate = state == "postmigrate";
+        self.undo.stopped = None;
+        if let Err(error) = self.restore_settings() {
+            // The guest is well. Tried again, and reported, in the end.
+            tracing::warn!(%error, "putting QEMU's migration settings back");
+        }
+        self.record_undone();
+        Ok(())
+    }
+
+    /// Puts the settings back, and forgets the descriptor that `migrate` may
+    /// not have used.
+    pub(super) fn restore_settings(&mut self) -> Result<(), MonitorError> {
+        let settings = self.undo.settings.clone();
+        settings::apply(self.monitor()?, &settings)?;
+        self.undo.settings = Settings::default();
+        Ok(close_fd(self.monitor()?)?)
+    }
+}
+
+/// Undoes a switchover that failed: ends QEMU's migration and, if the guest
+/// `ran`, makes it run again. Gives its state.
+///
+/// `announce`: its network addresses may have been announced elsewhere.
+pub(super) fn resume(
+    client: &mut crate::qmp::Client,
+    ran: bool,
+    announce: bool,
+) -> Result<String, ResumeError> {
+    migration::cancel_and_wait(client)?;
+    if !ran {
+        return Ok(migration::run_state_after_migration(client)?.status);
+    }
+    let state = migration::resume_after_migration(client)?;
+    // "paused" is its owner's doing, not ours.
+    if !state.running && state.status != "paused" {
+        return Err(ResumeError::Stopped {
+            state: state.status,
+        });
+    }
+    if announce {
+        crate::qmp::announce::announce(client);
+    }
+    Ok(state.status)
+}

@@ -1,0 +1,63 @@
+//! Writer.
+
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+
+/// Feeds QEMU the device state that it loads. Dropping it breaks the stream.
+#[derive(Debug)]
+pub(crate) struct DeviceStateWriter {
+    socket: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DeviceStateWriter {
+    /// Starts to write.
+    pub(crate) fn start(socket: UnixStream, state: Vec<u8>) -> io::Result<Self> {
+        let mut writer = socket.try_clone()?;
+        let thread = std::thread::Builder::new()
+            .name("device-load".to_owned())
+            .spawn(move || {
+                if let Err(error) = writer.write_all(&state) {
+                    // QEMU says itself what it did not like.
+                    tracing::debug!(%error, "feeding the device state to QEMU");
+                }
+                // A state that ends too early must fail, not wait for more.
+                let _ = writer.shutdown(Shutdown::Write);
+            })?;
+        Ok(Self {
+            socket,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for DeviceStateWriter {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_feed_ends_the_stream_and_never_hangs() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let writer = DeviceStateWriter::start(ours, b"state".to_vec()).unwrap();
+        let mut got = Vec::new();
+        theirs.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"state");
+        drop(writer);
+        // Nobody reads this one.
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        drop(DeviceStateWriter::start(ours, vec![0; 8 << 20]).unwrap());
+    }
+}
