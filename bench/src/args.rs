@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line options.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,20 +12,22 @@ use crate::error::BenchError;
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(version, max_term_width = 100)]
 pub struct Args {
-    /// One round over the shaped lines, without the runs that do not converge: a few minutes
+    /// One round over the rate-limited networks, without the runs that do not converge: a few
+    /// minutes
     #[arg(long)]
     pub quick: bool,
 
-    /// How often each case is measured, instead of its own number (1 to 5)
+    /// Number of rounds for each case, instead of its own number (1 to 5)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
 
-    /// Only cases LINE/WORKLOAD/SYSTEM[/VARIANT] with one of these words, separated by commas; given more
-    /// than once, each must be met. "--only 1gbit --only busy --only hybrid,preempt"
+    /// Only cases LINE/WORKLOAD/SYSTEM[/VARIANT] that contain one of these words, separated by
+    /// commas. If given more than once, each list must match. "--only 1gbit --only busy --only
+    /// hybrid,preempt"
     #[arg(long, value_name = "WORDS")]
     pub only: Vec<String>,
 
-    /// Show the cases and end
+    /// List the cases and exit
     #[arg(long)]
     pub list: bool,
 
@@ -37,31 +39,31 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER", default_value = "bench/results/plots")]
     pub plots: PathBuf,
 
-    /// The hikkoshi to measure; otherwise the one built beside this program
+    /// The hikkoshi program to measure; default: the one built beside this program
     #[arg(long, value_name = "PATH")]
     pub hikkoshi: Option<PathBuf>,
 
-    /// TCP congestion control in the namespaces, for all systems; otherwise the host's
+    /// TCP congestion control in the namespaces, for all systems; default: the host's
     #[arg(long, value_name = "NAME")]
     pub congestion: Option<String>,
 
-    /// Longest downtime that pre-copy may plan with, ms, for all systems
+    /// Downtime limit of pre-copy, ms, for all systems
     #[arg(long, value_name = "MS", default_value_t = 300)]
     pub max_downtime: u64,
 
-    /// When to call a pre-copy off that does not converge, s, for all systems
+    /// Cancel a pre-copy that has not converged after this time, s, for all systems
     #[arg(long, value_name = "S", default_value_t = 20)]
     pub give_up: u64,
 
-    /// How busy others may keep the machine during a run, in processors, before it is repeated
+    /// Repeat a run if other processes used more than this many processors during it
     #[arg(long, value_name = "CORES", default_value_t = 0.4)]
     pub max_load: f64,
 
-    /// How often a run is repeated because others were busy, or because it failed
+    /// How often a run is repeated because other processes were busy, or because it failed
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub retries: u32,
 
-    /// How long to wait for others to be done before a run, s
+    /// How long to wait before a run until other processes are idle, s
     #[arg(long, value_name = "S", default_value_t = 60)]
     pub patience: u64,
 }
@@ -70,7 +72,7 @@ impl Args {
     /// The program to measure.
     ///
     /// # Errors
-    /// When it is not there.
+    /// When the file does not exist.
     pub fn program(&self) -> Result<PathBuf, BenchError> {
         let program = match &self.hikkoshi {
             Some(path) => path.clone(),
@@ -85,12 +87,12 @@ impl Args {
         }
     }
 
-    /// See `--patience`.
+    /// The value of `--patience`.
     pub fn patience(&self) -> Duration {
         Duration::from_secs(self.patience)
     }
 
-    /// See `--give-up`.
+    /// The value of `--give-up`.
     pub fn give_up(&self) -> Duration {
         Duration::from_secs(self.give_up)
     }

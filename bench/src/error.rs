@@ -1,28 +1,28 @@
-//! Why a measurement could not be made.
+//! Errors of a measurement.
 
 use std::io;
 use std::path::PathBuf;
 
 use hikkoshi_lab::LabError;
 
-/// Why there is no number.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The program under test was not built.
+    /// The program under test does not exist.
     #[error("the program to measure is not at {0}; run `make bench`, which builds it")]
     NoProgram(PathBuf),
-    /// No case is left.
+    /// No case matches the filters.
     #[error("no case matches --only; the cases are:\n{0}")]
     NothingToDo(String),
     /// A virtual machine, its network or QEMU's own migration failed.
     #[error(transparent)]
     Lab(#[from] LabError),
-    /// hikkoshi could not be run.
+    /// hikkoshi could not be started or waited for.
     #[error("running hikkoshi {side}: {source}")]
     Program {
         /// `receive` or `migrate`.
         side: &'static str,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
     /// hikkoshi failed.
@@ -30,37 +30,37 @@ pub enum BenchError {
     Ended {
         /// `receive` or `migrate`.
         side: &'static str,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// Its last words.
+        /// The end of its standard error.
         stderr: String,
     },
-    /// The guest never ran at its destination.
-    #[error("the guest never ran at its destination, and no reason was told")]
+    /// The guest did not run at the destination.
+    #[error("the guest never ran at its destination and no error was reported")]
     NoSwitch,
-    /// The clients could not reach the guest.
-    #[error("asking the guest's web server at {server} for files: {source}")]
+    /// The clients could not connect to the guest.
+    #[error("requesting files from the guest's web server at {server}: {source}")]
     Clients {
-        /// Where it should be.
+        /// The server's address.
         server: std::net::SocketAddr,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The clients got answers that were not what they asked for.
-    #[error("{count} of the web server's answers were bad; the first: {first}")]
+    /// The clients got wrong answers.
+    #[error("{count} of the web server's answers were wrong; the first: {first}")]
     BadAnswers {
         /// How many.
         count: usize,
-        /// What was wrong with the first.
+        /// What was wrong with the first one.
         first: String,
     },
-    /// The guest found a page that was not as it should be.
-    #[error("the guest found {0} bad pages after its move")]
+    /// The guest found pages with wrong content.
+    #[error("the guest found {0} bad pages after the migration")]
     BadPages(u64),
-    /// Some runs gave no number.
-    #[error("{failed} of {total} runs failed; their reasons are in the lines above")]
+    /// Some runs failed.
+    #[error("{failed} of {total} runs failed; the reasons are in the lines above")]
     Failed {
-        /// Runs without a number.
+        /// Runs that failed.
         failed: usize,
         /// All runs.
         total: usize,
@@ -68,11 +68,11 @@ pub enum BenchError {
     /// A file could not be read or written.
     #[error("{doing} {path}: {source}")]
     File {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// To what.
+        /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! What it was measured on.
+//! The host that the bench ran on.
 
 use std::fmt;
 use std::fs;
@@ -7,29 +7,29 @@ use std::process::Command;
 use hikkoshi_lab::QemuVersion;
 use serde::Serialize;
 
-/// The machine, as far as it matters.
+/// The properties of the host that matter for the results.
 #[derive(Clone, Debug, Serialize)]
 pub struct HostInfo {
-    /// UTC.
+    /// Date and time, UTC.
     pub date: String,
-    /// Processors.
+    /// Number of processors.
     pub cores: usize,
-    /// Their name.
+    /// Processor model.
     pub processor: String,
     /// Memory, MiB.
     pub memory_mib: u64,
     /// The kernel's release.
     pub kernel: String,
-    /// What QEMU calls itself.
+    /// QEMU's version line.
     pub qemu: String,
     /// TCP congestion control of the namespaces.
     pub congestion: String,
-    /// `git describe` of the tree that was measured.
+    /// `git describe` of the measured tree.
     pub revision: String,
 }
 
 impl HostInfo {
-    /// This one.
+    /// Collects the properties of this host.
     pub fn collect(congestion: Option<&str>) -> Self {
         let file = |path: &str| {
             fs::read_to_string(path)
@@ -70,7 +70,7 @@ impl HostInfo {
 }
 
 impl HostInfo {
-    /// When and on what, for a plot.
+    /// The host in two lines, for a plot.
     pub fn in_two_lines(&self) -> [String; 2] {
         [
             format!(
@@ -82,7 +82,7 @@ impl HostInfo {
     }
 }
 
-/// What a program prints, or nothing.
+/// The output of a program, trimmed; empty on failure.
 fn output(command: &mut Command) -> String {
     command
         .output()

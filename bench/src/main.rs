@@ -1,24 +1,23 @@
-//! Measures hikkoshi beside QEMU's own migration: the same guest, the same memory, the same line,
-//! taking turns.
+//! Measures hikkoshi beside QEMU's own migration: same guest, same memory, same network, in turns.
 //!
-//! **Model.** A [`plan::Case`] is a line, a workload and a *system*: one of hikkoshi's three modes
-//! or of QEMU's four, and for hikkoshi perhaps a *variant*, one policy switched off or set. [`run`]
-//! boots a fresh source and destination for it, lets the guest work, moves it, and has the guest
-//! check its memory; what came of it is a [`record::Run`]. Two kinds of workload are measured in
-//! their own way: [`scan`] (the guest reads memory that is not there yet) and [`web`] (128 clients,
-//! [`client`], ask a guest for files while it is moved). The cases follow one another in rounds
-//! (A B C … A B C …), so that a slow minute of the machine hits all of them, and each number in a
-//! table is the median over the rounds ([`table`]). [`reach`] compares with what the project wants
-//! to reach, and [`plot`] draws.
+//! **Model.** A [`plan::Case`] is a network, a workload and a *system*: one of hikkoshi's three
+//! modes or of QEMU's four; for hikkoshi also a *variant*, with one policy disabled or set.
+//! [`measure`] boots a fresh [`testbed`] for it, lets the guest work, moves it with [`mover`], and
+//! lets the guest check its memory. The result is a [`record::Run`], filled from the instruments in
+//! [`meter`]. Two kinds of workload are measured differently: in a scan the guest reads memory that
+//! is not there yet; in a web run 128 clients request files from the guest while it is moved. The
+//! cases run in rounds (A B C … A B C …), so that a slow minute of the machine affects all of them.
+//! [`report`] prints medians over the rounds, compares them with the project's goals, and draws
+//! plots.
 //!
-//! **How it is measured** is in `docs/benchmarks.md`. In short: *downtime* is from the source's
-//! `STOP` event to the destination's `RESUME`, by the clock of the host that both run on, for
-//! every system; *total* is from the command to the last page; *bytes* are the line's own
-//! counters, both directions; *fault latency* is what the guest saw: the mean of its slow accesses
-//! from the switch until everything was received.
+//! **How it is measured** is described in `docs/benchmarks.md`. In short: *downtime* is from the
+//! source's `STOP` event to the destination's `RESUME`, by the clock of the one host, for every
+//! system; *total* is from the command to the last page; *bytes* are the network's own counters,
+//! both directions; *fault latency* is what the guest measures: the mean of its slow accesses from
+//! the switchover until all pages are received.
 //!
-//! **What is missing.** Guests are emulated and have one virtual processor; the `verify` workload
-//! and huge pages of 1 GiB are left to the tests.
+//! **What is missing.** Guests are emulated and have one virtual processor. The `verify` workload
+//! and huge pages of 1 GiB are covered by the tests only.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people
 
 mod args;
@@ -67,7 +66,7 @@ fn run_plan(args: &Args) -> Result<(), BenchError> {
         let run = attempt(args, &program, round, case);
         println!("[{}/{total}] round {} {}", turn + 1, round + 1, run);
         results.runs.push(run);
-        // After every run: an interrupted bench has what it has measured.
+        // After every run, so that an interrupted bench keeps its results.
         results.write(&args.json)?;
     }
     for table in report::tables(&results.runs) {
@@ -94,7 +93,8 @@ fn run_plan(args: &Args) -> Result<(), BenchError> {
     }
 }
 
-/// Measures once, and again while others keep the machine busy: the quietest of them counts.
+/// Measures a case, and repeats it while other processes use the machine; the run with the least
+/// interference counts.
 fn attempt(args: &Args, program: &std::path::Path, round: u32, case: &plan::Case) -> Run {
     let mut best: Option<Run> = None;
     for _ in 0..=args.retries {

@@ -1,4 +1,4 @@
-//! The guest works while it is moved: what it and the network show meanwhile.
+//! Measures a guest that works while it is moved.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use crate::testbed::{DESTINATION, LONG, Testbed};
 /// How long the guest works before it is moved.
 const WARM_UP: Duration = Duration::from_millis(1500);
 
-/// Moves the guest and measures that.
+/// Moves the guest, and records what the guest and the network show meanwhile.
 pub fn measure(
     case: &Case,
     testbed: &Testbed,
@@ -56,8 +56,8 @@ pub fn measure(
         let lines = lines_after(home, moved.ended)?;
         run.accesses = accesses_between(&lines, DESTINATION, resume.at, moved.ended);
         if let Some(asked) = asked {
-            // First the answer to the first question: everything up to the switch, of no use.
-            destination.wait_report("its slow accesses", asked, LONG, |report| {
+            // The first answer covers everything up to the switchover and is discarded.
+            destination.wait_report("the guest's slow accesses", asked, LONG, |report| {
                 matches!(report, Report::Slow(_)).then_some(())
             })?;
             run.slow = Some(destination.slow_accesses(LONG)?.into());
@@ -84,16 +84,16 @@ pub fn measure(
     if let Some(disk) = &mut run.disk {
         disk.bad_pages = verdict.bad;
     }
-    // What is lost without draining is a number, too.
+    // Without draining, the number of lost pages is a result.
     if !verdict.ok && case.variant != Variant::NoDrain {
         return Err(BenchError::BadPages(verdict.bad));
     }
     Ok(())
 }
 
-/// Moves the guest, watches the line meanwhile, and has the guest begin to count its slow accesses
-/// anew when it runs at the destination; the last number is that of the first console line that
-/// may hold its answer.
+/// Moves the guest and records the traffic meanwhile. When the guest runs at the destination, makes
+/// it reset its counters of slow accesses. The last value is the number of the first console line
+/// that can contain the answer.
 fn migrate_and_record(
     case: &Case,
     testbed: &Testbed,
@@ -109,7 +109,7 @@ fn migrate_and_record(
             case.system.is_postcopy() && testbed.resumed(|| mover.is_finished()).is_some();
         let asked = switched.then(|| testbed.destination.console().len());
         if asked.is_some() {
-            // It may answer only when pages of its own have come.
+            // The guest answers only when it has received the pages that it needs for that.
             let _ = testbed.destination.send("slow");
         }
         let moved = join(mover);
@@ -119,7 +119,7 @@ fn migrate_and_record(
     })
 }
 
-/// The console, once the guest has printed the line that was under way at `moment`.
+/// The console, after the guest has printed the line for the interval that contains `moment`.
 fn lines_after(vm: &Vm, moment: Instant) -> Result<Vec<ConsoleLine>, BenchError> {
     vm.console()
         .wait_for("the line after the last page", 0, LONG, |line| {

@@ -12,7 +12,7 @@ use crate::plan::{Case, Kind};
 use crate::record::Run;
 use crate::testbed::Testbed;
 
-/// Measures a case once. A failure is a result, too.
+/// Measures a case once. A failure is stored in the run.
 pub fn measure(case: &Case, program: &Path, round: u32, args: &Args) -> Run {
     let mut run = Run::new(case, round);
     let measured = Testbed::boot(case, args).and_then(|testbed| match case.workload.kind() {

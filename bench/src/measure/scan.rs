@@ -1,4 +1,4 @@
-//! The guest scans its memory at the destination while no background pages are sent.
+//! Measures a guest that scans its memory at the destination while no background pages are sent.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use crate::testbed::{DESTINATION, Testbed};
 
 /// How long a scan may take.
 const LIMIT: Duration = Duration::from_secs(240);
-/// The background begins later than any scan ends, ms.
+/// Starts the background later than any scan ends, ms.
 const BACKGROUND_DELAY_MS: &str = "600000";
-/// QEMU has no switch for its background, and takes less than 10 bytes a second for no limit.
+/// QEMU cannot disable its background, and treats less than 10 bytes a second as no limit.
 const BACKGROUND_OF_QEMU: u64 = 4096;
 
-/// Switches the guest over and has it scan. The move is not seen through to its end: the scan has
-/// checked what it is about.
+/// Switches the guest over and lets it scan. The migration is not completed: the scan has checked
+/// all pages that matter here.
 pub fn measure(
     case: &Case,
     testbed: &Testbed,
@@ -56,13 +56,13 @@ pub fn measure(
                 let outcome = scanned(testbed, &mut || mover.is_finished());
                 testbed.source.kill();
                 testbed.destination.kill();
-                // Its source was killed while it moved: no use for what it says, unless it said
-                // so before.
+                // Its source was killed during the migration, so its error matters only if it came
+                // before.
                 let moved = join(mover);
                 outcome.map_err(|error| moved.err().unwrap_or(error))
             })
         }
-        (None, None) => unreachable!("every system is one or the other"),
+        (None, None) => unreachable!("every system is hikkoshi or QEMU"),
     }?;
     run.others_cores = meter.others_cores(&pids);
     run.cpu_seconds = meter.own_seconds(&pids);
@@ -70,7 +70,7 @@ pub fn measure(
     Ok(())
 }
 
-/// Waits for the switch, orders the scan, and waits for its end.
+/// Waits for the switchover, starts the scan, and waits for its end.
 fn scanned(testbed: &Testbed, over: &mut dyn FnMut() -> bool) -> Result<ScanOutcome, BenchError> {
     let guest = &testbed.destination;
     if testbed.resumed(&mut *over).is_none() {
@@ -80,7 +80,7 @@ fn scanned(testbed: &Testbed, over: &mut dyn FnMut() -> bool) -> Result<ScanOutc
     let (begun, before) = (Instant::now(), vcpu_time_ns(guest)?);
     guest.send("scan")?;
     let end = loop {
-        // In short turns, to notice early that nobody moves the guest any more.
+        // Waits in short steps, to detect early that the migration has ended.
         let turn = Duration::from_millis(500);
         let found = guest.wait_report("the end of the scan", first, turn, |report| match report {
             Report::Scanned(scanned) => Some(*scanned),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scans_lines_add_up_to_its_progress() {
+    fn progress_is_the_sum_of_a_scans_lines() {
         let begun = Instant::now();
         let at = |ms| begun + Duration::from_millis(ms);
         let part = |ms, pages| {

@@ -1,6 +1,6 @@
 //! Joining scoped threads.
 
-/// The result of a thread of ours; a panic goes on here.
+/// Joins a thread; a panic in it continues here.
 pub fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     match thread.join() {
         Ok(result) => result,

@@ -1,4 +1,4 @@
-//! The guest serves files to 128 clients while it is moved.
+//! Measures a guest that serves files to 128 clients while it is moved.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -16,13 +16,13 @@ use crate::plan::Case;
 use crate::record::{Run, WebOutcome};
 use crate::testbed::Testbed;
 
-/// How long the clients have the guest to themselves before the move, and after it.
+/// How long the clients are served before the migration, and after it.
 const BEFORE: Duration = Duration::from_secs(6);
 const AFTER: Duration = Duration::from_secs(6);
-/// Where Apache listens (`guest/initramfs/web/httpd.conf`).
+/// The port of Apache (`guest/initramfs/web/httpd.conf`).
 const PORT: u16 = 80;
 
-/// Moves the guest while clients ask it for files.
+/// Moves the guest while clients request files from it.
 pub fn measure(
     case: &Case,
     testbed: &Testbed,
@@ -31,7 +31,7 @@ pub fn measure(
     run: &mut Run,
 ) -> Result<(), BenchError> {
     let Some(network) = &testbed.guest_network else {
-        unreachable!("a guest that serves has a network");
+        unreachable!("the web workload has a guest network");
     };
     let server = SocketAddr::from((guest_address(), PORT));
     let stop = AtomicBool::new(false);
@@ -39,7 +39,7 @@ pub fn measure(
     let before = Instant::now();
     let (moved, seen) = std::thread::scope(|scope| {
         let clients = scope.spawn(|| network.client().run(|| run_clients(server, &stop)));
-        // Half an interval is spent before the first client asks for its second file.
+        // The first client requests its second file after one interval.
         std::thread::sleep(INTERVAL + BEFORE);
         let bytes = testbed.network.bytes();
         let meter = CpuMeter::start(&pids);
@@ -89,7 +89,7 @@ fn outcome(
     end: Instant,
 ) -> WebOutcome {
     let at = |moment| seconds_between(command, moment);
-    // Pre-copy ends with the switch, give or take.
+    // Pre-copy ends with the switchover, approximately.
     let last = end.max(resume);
     WebOutcome {
         before: seen.span(warm, command),
@@ -114,12 +114,12 @@ mod tests {
     use crate::meter::Span;
 
     #[test]
-    fn the_guests_address_is_one() {
+    fn the_guests_address_is_valid() {
         assert_eq!(guest_address().to_string(), GuestNetwork::GUEST);
     }
 
     #[test]
-    fn requests_belong_to_the_phase_they_were_sent_in() {
+    fn requests_count_in_the_phase_they_were_sent_in() {
         let zero = Instant::now();
         let at = |s| zero + Duration::from_secs(s);
         let seen = Responses {
@@ -131,7 +131,11 @@ mod tests {
         };
         let web = outcome(&seen, at(2), at(5), (at(7), at(8)), at(10));
         let most = |span: Option<Span>| span.map(|span| (span.answers, span.max_ms));
-        assert_eq!(most(web.before), Some((1, 6.0)), "the warm-up is left out");
+        assert_eq!(
+            most(web.before),
+            Some((1, 6.0)),
+            "the warm-up is not counted"
+        );
         assert_eq!(most(web.until_switch), Some((1, 900.0)));
         assert_eq!(most(web.until_end), Some((1, 7.0)));
         assert_eq!(most(web.after), Some((1, 5.0)));

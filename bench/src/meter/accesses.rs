@@ -1,4 +1,4 @@
-//! What the guest saw between the switch and its last page.
+//! The guest's memory accesses between the switchover and its last page.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::time::seconds_between;
 
-/// Accesses of the guest over a span of time.
+/// Accesses of the guest in a span of time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Accesses {
     /// Accesses that took at least [`crate::plan::SLOW_US`].
@@ -16,24 +16,24 @@ pub struct Accesses {
     pub slow_mean_us: f64,
     /// The longest, µs.
     pub max_us: f64,
-    /// Of the slow ones, half took less than this power of two, µs.
+    /// Half of the slow accesses took less than this power of two, µs.
     pub slow_p50_below_us: Option<u64>,
-    /// Of the slow ones, 99 in 100 took less than this power of two, µs.
+    /// 99 % of the slow accesses took less than this power of two, µs.
     pub slow_p99_below_us: Option<u64>,
-    /// Accesses completed a second, by the lines that lie wholly between the switch and the last
-    /// page.
+    /// Accesses completed a second, from the report intervals that lie wholly between the
+    /// switchover and the last page.
     pub per_second: Option<f64>,
-    /// How many in all between the switch and the last page: that rate over that time. (The lines
-    /// at either end also have accesses from outside of it.)
+    /// Accesses between the switchover and the last page: that rate times that time. (The first and
+    /// the last interval also contain accesses from outside of it.)
     pub completed: Option<f64>,
     /// Counts by power of two: bucket 0 is below 1 µs, bucket k from 2^(k-1) to below 2^k µs.
     pub histogram: Vec<(u32, u64)>,
 }
 
-/// Sums up the lines of `vm` from `from` on, up to the first that came after `until`.
+/// Sums up the reports of `vm` after `from`, up to the first one after `until`.
 ///
-/// The first of them began before `from`: its slow accesses count, since the first faults are
-/// among them, and its others say nothing about the rate.
+/// The interval of the first report began before `from`. Its slow accesses count, because the first
+/// faults are among them. Its other accesses are not used for the rate.
 pub fn accesses_between(
     lines: &[ConsoleLine],
     vm: &str,
@@ -64,8 +64,8 @@ pub fn accesses_between(
     (sum.accesses > 0).then(|| accesses(&sum, inside, inside_ms, span))
 }
 
-/// Accesses a second over time: each line's, at its end, in seconds from `zero`, wherever the guest
-/// was.
+/// The access rate over time, on whichever host the guest runs: one point per report, at its end,
+/// in seconds from `zero`.
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
 pub fn access_rates(lines: &[ConsoleLine], zero: Instant) -> Vec<(f64, f64)> {
     lines
@@ -83,7 +83,8 @@ pub fn access_rates(lines: &[ConsoleLine], zero: Instant) -> Vec<(f64, f64)> {
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
 fn accesses(sum: &Latency, inside: u64, inside_ms: u64, span: Duration) -> Accesses {
     let per_second = (inside_ms > 0).then(|| inside as f64 * 1000.0 / inside_ms as f64);
-    // The bucket that the threshold lies in holds slow ones and others; those above it only slow.
+    // The bucket that contains the threshold holds both slow and other accesses; those above it
+    // only slow ones.
     let threshold = u64::BITS - crate::plan::SLOW_US.leading_zeros();
     let above: u64 = (sum.histogram.buckets())
         .filter(|&(bucket, _)| bucket > threshold)
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_window_counts() {
+    fn only_reports_within_the_window_count() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let lines = [
@@ -148,12 +149,13 @@ mod tests {
             line("destination", at(510), 70_000, 7, "0:69993,9:7"),
         ];
         let seen = accesses_between(&lines, "destination", at(50), at(350)).unwrap();
-        assert_eq!(
-            seen.slow, 191,
-            "the line that was under way at the end is in"
-        );
+        assert_eq!(seen.slow, 191, "the interval that contains the end counts");
         assert!((seen.slow_mean_us - 300.0).abs() < 1e-6);
-        assert_eq!(seen.per_second, Some(2000.0), "two whole lines of 100 ms");
+        assert_eq!(
+            seen.per_second,
+            Some(2000.0),
+            "two whole intervals of 100 ms"
+        );
         assert_eq!(seen.completed, Some(600.0), "in 300 ms");
         assert_eq!(access_rates(&lines, at(110))[1], (0.0, 500_000.0));
         assert_eq!(seen.slow_p50_below_us, Some(512));

@@ -1,4 +1,4 @@
-//! What the disk of a guest gives while the guest is moved.
+//! The read rate of the guest's disk during the migration.
 
 use std::time::Instant;
 
@@ -6,24 +6,24 @@ use hikkoshi_lab::{ConsoleLine, Report};
 use serde::Serialize;
 use serde_json::Value;
 
-/// How a disk did.
+/// What is measured of a disk.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DiskOutcome {
-    /// Bytes read a second before the move.
+    /// Bytes read a second before the migration.
     pub before: Option<f64>,
-    /// The same from the command to the source's stop.
+    /// The same from the command to the pause of the source.
     pub during: Option<f64>,
-    /// Drains, as hikkoshi counts them.
+    /// Number of drains, as hikkoshi counts them.
     pub drains: Option<u64>,
-    /// Time in all of them, ms.
+    /// Total time of the drains, ms.
     pub drains_ms: Option<f64>,
-    /// The longest, ms.
+    /// The longest drain, ms.
     pub longest_drain_ms: Option<f64>,
-    /// Pages that were not as they should be at the destination.
+    /// Pages with wrong content at the destination.
     pub bad_pages: u64,
 }
 
-/// What hikkoshi's account says about drains.
+/// The drains in hikkoshi's JSON report.
 pub fn drains(account: &Value) -> DiskOutcome {
     let drains = &account["drains"];
     DiskOutcome {
@@ -34,14 +34,14 @@ pub fn drains(account: &Value) -> DiskOutcome {
     }
 }
 
-/// Bytes that the guest read a second, by those of its lines in `vm` that lie wholly between two
-/// moments.
+/// Bytes a second that the guest read, from the reports of `vm` whose intervals lie wholly between
+/// two instants.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
 pub fn read_rate(lines: &[ConsoleLine], vm: &str, from: Instant, until: Instant) -> Option<f64> {
     let works = lines
         .iter()
         .filter(|line| *line.vm == *vm && (from..=until).contains(&line.at));
-    // The first line began before.
+    // The first interval began before.
     let works = works
         .filter_map(|line| match &line.report {
             Report::Disk(work) => Some(work),
@@ -60,7 +60,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn whole_lines_in_between_count() {
+    fn only_whole_intervals_count() {
         let zero = Instant::now();
         let line = |vm: &str, ms: u64, kib: u64| {
             let text = format!(

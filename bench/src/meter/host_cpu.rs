@@ -1,17 +1,16 @@
-//! Whether others use the machine too.
+//! Processor time used by other processes of the host.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Below this, others do not matter, in processors.
+/// Other processes are ignored below this, in processors.
 const QUIET: f64 = 0.25;
-/// How long one look takes.
+/// Duration of one measurement.
 const LOOK: Duration = Duration::from_millis(500);
-/// The kernel's clock ticks a second in `/proc` (`USER_HZ`, 100 on every architecture that
-/// hikkoshi runs on).
+/// Clock ticks a second in `/proc` (`USER_HZ`, 100 on every architecture that hikkoshi supports).
 const TICKS: f64 = 100.0;
 
-/// Waits until nobody else keeps the machine busy, no longer than `patience`.
+/// Waits until other processes leave the host idle, at most `patience`.
 pub fn wait_until_idle(patience: Duration) {
     let begun = Instant::now();
     loop {
@@ -23,7 +22,7 @@ pub fn wait_until_idle(patience: Duration) {
     }
 }
 
-/// Processor time that processes of ours and of others use between two moments.
+/// Measures the processor time of the bench's processes and of others between two instants.
 #[derive(Debug)]
 pub struct CpuMeter {
     begun: Instant,
@@ -32,7 +31,7 @@ pub struct CpuMeter {
 }
 
 impl CpuMeter {
-    /// From now on; `pids` are the processes of ours besides this one and its children.
+    /// Starts to measure; `pids` are the bench's processes other than this one and its children.
     pub fn start(pids: &[u32]) -> Self {
         Self {
             begun: Instant::now(),
@@ -41,20 +40,20 @@ impl CpuMeter {
         }
     }
 
-    /// What others have used since, in processors. Interrupts on behalf of the line count as
-    /// others', too: nobody can tell whose they are.
+    /// Processor time of other processes since the start, in processors. Interrupts caused by the
+    /// network traffic count as others', because the kernel does not attribute them.
     pub fn others_cores(&self, pids: &[u32]) -> f64 {
         let others = (busy_seconds() - self.busy) - (own_seconds(pids) - self.own);
         (others / self.begun.elapsed().as_secs_f64().max(1e-3)).max(0.0)
     }
 
-    /// What ours have used since, in seconds.
+    /// Processor time of the bench's processes since the start, in seconds.
     pub fn own_seconds(&self, pids: &[u32]) -> f64 {
         own_seconds(pids) - self.own
     }
 }
 
-/// Seconds that the processors were not idle, summed over them: user, nice, system, irq, softirq.
+/// Seconds of non-idle time, summed over the processors: user, nice, system, irq, softirq.
 fn busy_seconds() -> f64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let fields: Vec<f64> = text
@@ -73,7 +72,7 @@ fn busy_seconds() -> f64 {
 }
 
 fn own_seconds(pids: &[u32]) -> f64 {
-    // This process with the children it has waited for, and those that run.
+    // This process and its children: the ones it has waited for, and the running ones.
     stat("self", &[11, 12, 13, 14])
         + pids
             .iter()
@@ -81,7 +80,7 @@ fn own_seconds(pids: &[u32]) -> f64 {
             .sum::<f64>()
 }
 
-/// Adds up fields of `/proc/PID/stat`, counted from the state on (proc(5) has them from 3).
+/// Sums fields of `/proc/PID/stat`, counted from the state field (number 3 in proc(5)).
 fn stat(pid: &str, fields: &[usize]) -> f64 {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let words: Vec<&str> = text
@@ -100,10 +99,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_process_does_is_not_others_doing() {
+    fn own_processor_time_does_not_count_as_others() {
         let meter = CpuMeter::start(&[]);
-        // Until some hundredths of a second are counted, however long that takes on a busy
-        // machine; the limit only ends a test that hangs.
+        // Spins until some hundredths of a second are counted, however long that takes on a busy
+        // machine. The limit only ends a test that hangs.
         let begun = Instant::now();
         while meter.own_seconds(&[]) < 0.05 && begun.elapsed() < Duration::from_secs(60) {
             std::hint::spin_loop();

@@ -1,9 +1,8 @@
 //! 128 clients of the guest's web server, on one thread.
 //!
-//! Each keeps its connection and asks for a file at fixed intervals, in turns; an answer that
-//! comes late delays only its own client's next request. Every answer's content is checked: its
-//! length, the number that it begins with, and the checksum that it ends with
-//! (`guest/workload/src/web_files.rs`).
+//! Each client keeps its connection and requests a file at fixed intervals. A late answer delays
+//! only the next request of that client. Every answer's content is checked: its length, the number
+//! at its start, and the checksum at its end (`guest/workload/src/web_files.rs`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,39 +14,39 @@ use serde::Serialize;
 
 use crate::plan::{WEB_FILE_BYTES, WEB_FILES};
 
-/// Clients.
+/// Number of clients.
 const CLIENTS: usize = 128;
-/// How often each asks. All together ask 64 times a second, 6.5 MB/s: less than half of what an
-/// emulated guest serves on a core of its own.
+/// Time between two requests of a client. Together they make 64 requests a second, 6.5 MB/s: less
+/// than half of what an emulated guest serves with a core for itself.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-/// The longest that the thread sleeps without looking at `stop`.
+/// The longest sleep without checking `stop`.
 const TURN: Duration = Duration::from_millis(20);
-/// How long connecting may take.
+/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(30);
-/// How long answers are waited for after `stop`.
+/// How long to wait for answers after `stop`.
 const LAST: Duration = Duration::from_secs(10);
-/// An answer's header is shorter.
+/// Upper limit for the length of an answer's header.
 const HEADER_LIMIT: usize = 4096;
 
-/// What the clients saw.
+/// The answers that the clients got.
 #[derive(Clone, Debug, Default)]
 pub struct Responses {
-    /// When each request was sent, and how long it took until the answer was whole.
+    /// When each request was sent, and the time until its answer was complete.
     pub answers: Vec<(Instant, Duration)>,
-    /// Requests without an answer when everything was over.
+    /// Requests without an answer at the end.
     pub unanswered: usize,
-    /// Connections that broke, and answers that were not what was asked for.
+    /// Broken connections and wrong answers.
     pub errors: Vec<String>,
 }
 
-/// Answers in a span of time. Times are in ms.
+/// Response times in a span of time, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Span {
-    /// Answers to requests sent in it.
+    /// Answers to requests sent in the span.
     pub answers: usize,
     /// The median.
     pub p50_ms: f64,
-    /// 99 in 100 were no slower.
+    /// 99 % were at most this slow.
     pub p99_ms: f64,
     /// The slowest.
     pub max_ms: f64,
@@ -74,10 +73,10 @@ impl Responses {
     }
 }
 
-/// Asks until `stop`. To be called on a thread inside the clients' network namespace.
+/// Sends requests until `stop` is set. Call it on a thread in the clients' network namespace.
 ///
 /// # Errors
-/// When the server cannot be reached at the beginning.
+/// When the server cannot be reached at the start.
 pub fn run_clients(server: SocketAddr, stop: &AtomicBool) -> io::Result<Responses> {
     let begun = Instant::now();
     let clients = u32::try_from(CLIENTS).unwrap_or(1);
@@ -105,7 +104,7 @@ pub fn run_clients(server: SocketAddr, stop: &AtomicBool) -> io::Result<Response
     }
 }
 
-/// Waits until an answer, or the time for the next request, comes; takes what has come.
+/// Waits for an answer or for the time of the next request, and reads what has arrived.
 fn wait(clients: &mut [Client], seen: &mut Responses) -> io::Result<()> {
     let now = Instant::now();
     let next = clients
@@ -151,9 +150,9 @@ fn wait(clients: &mut [Client], seen: &mut Responses) -> io::Result<()> {
 struct Client {
     server: SocketAddr,
     stream: TcpStream,
-    /// When it asks next, if it does not wait.
+    /// When it sends the next request, unless it is waiting.
     next: Instant,
-    /// The file it asks for now or next.
+    /// The file of the current or the next request.
     file: u64,
     sent: Option<Instant>,
     answer: Vec<u8>,
@@ -170,7 +169,7 @@ impl Client {
             server,
             stream: connect(server)?,
             next: begun + offset,
-            // Spread over the files, so that two clients ask for different ones.
+            // Spread over the files, so that any two clients request different ones.
             file: u64::from(number) * 39 % WEB_FILES,
             sent: None,
             answer: Vec::new(),
@@ -190,15 +189,15 @@ impl Client {
         let now = Instant::now();
         self.answer.clear();
         self.sent = Some(now);
-        // Due again one interval later; what was missed is not made up for.
+        // Due again one interval later; missed requests are not made up for.
         self.next = (self.next + INTERVAL).max(now);
-        // Far less than a socket's buffer: it goes whole or not at all.
+        // The request is far smaller than a socket's buffer, so it is sent whole or not at all.
         if let Err(error) = self.stream.write_all(request.as_bytes()) {
             self.fail(seen, &error.to_string());
         }
     }
 
-    /// Takes what has arrived.
+    /// Reads what has arrived.
     fn take(&mut self, seen: &mut Responses) {
         let mut buffer = [0; 65536];
         loop {
@@ -233,8 +232,8 @@ impl Client {
         self.sent = None;
         match connect(self.server) {
             Ok(stream) => self.stream = stream,
-            // Said once more at the next request.
-            Err(error) => seen.errors.push(format!("connecting again: {error}")),
+            // Reported again at the next request.
+            Err(error) => seen.errors.push(format!("reconnecting: {error}")),
         }
     }
 }
@@ -246,12 +245,12 @@ fn connect(server: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The content of an answer that is whole; `None` when more is to come.
+/// The content of a complete answer; `None` while it is incomplete.
 fn body(answer: &[u8]) -> Result<Option<&[u8]>, String> {
     let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else {
         return match answer.len() {
             0..HEADER_LIMIT => Ok(None),
-            _ => Err("an answer without an end to its header".to_owned()),
+            _ => Err("the answer's header does not end".to_owned()),
         };
     };
     let header = String::from_utf8_lossy(&answer[..end]);
@@ -264,20 +263,20 @@ fn body(answer: &[u8]) -> Result<Option<&[u8]>, String> {
         .filter_map(|line| line.split_once(':'))
         .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
         .and_then(|(_, value)| value.trim().parse::<usize>().ok())
-        .ok_or("an answer without a length")?;
+        .ok_or("the answer has no length")?;
     if length != WEB_FILE_BYTES {
-        return Err(format!("an answer of {length} bytes"));
+        return Err(format!("the answer has {length} bytes"));
     }
     let body = &answer[end + 4..];
     match body.len().cmp(&length) {
         std::cmp::Ordering::Less => Ok(None),
         std::cmp::Ordering::Equal => Ok(Some(body)),
-        std::cmp::Ordering::Greater => Err("more than was asked for".to_owned()),
+        std::cmp::Ordering::Greater => Err("the answer is longer than announced".to_owned()),
     }
 }
 
-/// Whether the content is file `number`: its number first, and last a checksum over all words
-/// before (FNV-1a's step, a word at a time).
+/// Checks that the content is that of file `number`: the number first, and last a checksum over all
+/// words before it (the step of FNV-1a, word by word).
 fn check(body: &[u8], number: u64) -> Result<(), String> {
     let mut words = body
         .chunks_exact(8)
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_the_one_asked_for_and_whole() {
+    fn a_file_is_checked_for_number_and_content() {
         let good = file(17);
         assert_eq!(check(&good, 17), Ok(()));
         assert_eq!(check(&good, 18), Err("it is file 17".to_owned()));
@@ -336,12 +335,12 @@ mod tests {
         }
         assert!(
             check(&vec![0; WEB_FILE_BYTES], 0).is_err(),
-            "zeros are no file"
+            "a file of zeros is wrong"
         );
     }
 
     #[test]
-    fn an_answer_in_pieces_is_whole_at_its_last_byte() {
+    fn an_answer_is_complete_at_its_last_byte() {
         let whole = answer(&file(3));
         for cut in [0, 10, 60, whole.len() - 1] {
             assert_eq!(body(&whole[..cut]), Ok(None), "cut at {cut}");
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_counts_what_was_sent_in_it() {
+    fn a_span_counts_requests_sent_in_it() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
         let seen = Responses {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// From `zero` to `at` in seconds; negative when it comes before.
+/// Seconds from `zero` to `at`; negative when `at` is earlier.
 pub fn seconds_between(zero: Instant, at: Instant) -> f64 {
     match at.checked_duration_since(zero) {
         Some(after) => after.as_secs_f64(),

@@ -1,4 +1,4 @@
-//! What goes over the line, moment by moment.
+//! Network traffic over time.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,15 +8,15 @@ use hikkoshi_lab::{LabError, Namespace};
 
 use super::time::seconds_between;
 
-/// Time between two looks.
+/// Time between two samples.
 const EVERY: Duration = Duration::from_millis(20);
-/// The kernel's counters of the reading thread's network namespace.
+/// The counters of the reading thread's network namespace.
 const COUNTERS: &str = "/proc/thread-self/net/dev";
 
-/// Bytes that `device` has sent, at moments.
+/// Bytes that a device has sent, with the time of each sample.
 pub type Sent = Vec<(Instant, u64)>;
 
-/// Looks at what `device` of `host` has sent until `stop`.
+/// Samples the bytes sent by `device` of `host` until `stop` is set.
 ///
 /// # Errors
 /// When the namespace cannot be entered.
@@ -34,7 +34,7 @@ pub fn record_traffic(host: &Namespace, device: &str, stop: &AtomicBool) -> Resu
     })
 }
 
-/// The ninth number behind a device's name (`net/core/net-procfs.c`): bytes sent.
+/// The ninth number after a device's name (`net/core/net-procfs.c`): bytes sent.
 fn sent_by(device: &str, text: &str) -> Option<u64> {
     let (_, numbers) = text
         .lines()
@@ -43,8 +43,8 @@ fn sent_by(device: &str, text: &str) -> Option<u64> {
     numbers.split_whitespace().nth(8)?.parse().ok()
 }
 
-/// Bytes a second from `from` to `until`, without the first and the last tenth of what was sent:
-/// those are the beginning and the end of a connection.
+/// Bytes a second from `from` to `until`, without the first and the last tenth of the bytes: those
+/// contain the start and the end of a connection.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
 pub fn throughput(sent: &[(Instant, u64)], from: Instant, until: Instant) -> Option<f64> {
     let inside: Vec<_> = sent
@@ -62,7 +62,7 @@ pub fn throughput(sent: &[(Instant, u64)], from: Instant, until: Instant) -> Opt
     (seconds > 0.0).then(|| (end.1 - begin.1) as f64 / seconds)
 }
 
-/// Bytes a second over time, seconds from `zero`, averaged over `step`.
+/// Bytes a second over time, in seconds from `zero`, averaged over `step`.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
 pub fn traffic_rates(sent: &[(Instant, u64)], zero: Instant, step: Duration) -> Vec<(f64, f64)> {
     let mut points = Vec::new();
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_table_is_read() {
+    fn the_kernels_table_is_parsed() {
         let text = "Inter-|   Receive                |  Transmit\n face |bytes    packets errs\n    lo:     0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0\n  line: 1258 12 0 0 0 0 0 0 99001 13 0 0 0 0 0 0\n";
         assert_eq!(sent_by("line", text), Some(99001));
         assert_eq!(sent_by("lo", text), Some(17));
@@ -93,10 +93,10 @@ mod tests {
     }
 
     #[test]
-    fn throughput_is_that_of_the_middle() {
+    fn throughput_is_measured_in_the_middle() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
-        // 1,000 bytes a millisecond, and silence before and after.
+        // 1,000 bytes a millisecond, and no traffic before and after.
         let mut sent: Vec<_> = (0..20).map(|n| (at(n), 0)).collect();
         sent.extend((0..=1000).map(|n| (at(20 + n), n * 1000)));
         sent.extend((0..200).map(|n| (at(1021 + n), 1_000_000)));

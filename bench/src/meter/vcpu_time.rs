@@ -1,14 +1,14 @@
-//! How much a guest's virtual processors ran.
+//! Processor time of a guest's virtual processors.
 
 use std::fs;
 
 use hikkoshi_lab::{LabError, Vm};
 
-/// Nanoseconds on a processor of the threads that are the virtual processors, together: the first
-/// number of `/proc/PID/task/TID/schedstat` (the kernel's `Documentation/scheduler/sched-stats.rst`).
+/// Nanoseconds that the threads of all virtual processors ran: the first number of
+/// `/proc/PID/task/TID/schedstat` (the kernel's `Documentation/scheduler/sched-stats.rst`).
 ///
 /// # Errors
-/// When QEMU does not name them.
+/// When QEMU does not list them.
 pub fn vcpu_time_ns(vm: &Vm) -> Result<u64, LabError> {
     let answer = vm.qmp().execute("query-cpus-fast", serde_json::json!({}))?;
     let threads = answer.as_array().cloned().unwrap_or_default();
@@ -31,8 +31,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_thread_has_run() {
-        // What it has run is added up when it leaves the processor.
+    fn this_thread_has_processor_time() {
+        // The kernel updates the counter when the thread leaves the processor.
         std::thread::sleep(std::time::Duration::from_millis(1));
         let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
         assert!(first_number(&text) > Some(0), "{text}");

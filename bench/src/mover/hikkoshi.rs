@@ -1,4 +1,4 @@
-//! hikkoshi moves the guest: two processes, as on two hosts.
+//! Moves the guest with hikkoshi: two processes, as on two hosts.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -18,13 +18,13 @@ use crate::error::BenchError;
 use crate::plan::Variant;
 use crate::testbed::Testbed;
 
-/// How long the destination may take until it listens, and either side to end when it should.
+/// How long the destination may take until it listens, and either side until it exits.
 const SOON: Duration = Duration::from_secs(30);
-/// How long a move may take that should come to an end.
+/// How long a migration may take that is expected to finish.
 const LONG: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(1);
 
-/// A move that is under way; given up on drop.
+/// A running migration; killed on drop.
 #[derive(Debug)]
 pub struct HikkoshiMigration {
     receive: Side,
@@ -34,7 +34,7 @@ pub struct HikkoshiMigration {
 }
 
 impl HikkoshiMigration {
-    /// Begins to move the guest; `more` goes to `hikkoshi migrate`.
+    /// Starts the migration; `more` are further arguments for `hikkoshi migrate`.
     pub fn start(
         testbed: &Testbed,
         program: &Path,
@@ -92,7 +92,7 @@ impl HikkoshiMigration {
         })
     }
 
-    /// Waits for its end; calls it off after `give_up`.
+    /// Waits for the end of the migration; cancels it after `give_up`.
     pub fn finish(mut self, give_up: Option<Duration>) -> Result<MoveOutcome, BenchError> {
         let (receive, migrate) = (&mut self.receive, &mut self.migrate);
         let ended = migrate.wait(give_up.unwrap_or(LONG))?;
@@ -115,7 +115,7 @@ impl HikkoshiMigration {
             account: Value::Null,
         };
         if called_off {
-            // 1: the guest runs on at the source.
+            // 1: the guest continues to run at the source.
             if status.code() != Some(1) {
                 return Err(migrate.ended(status));
             }
@@ -134,7 +134,7 @@ impl HikkoshiMigration {
         Ok(moved)
     }
 
-    /// What went wrong, if one of the two has ended before its time.
+    /// Returns an error if one of the two processes has exited early.
     pub fn check(&mut self) -> Result<(), BenchError> {
         for side in [&mut self.migrate, &mut self.receive] {
             if let Some(status) = side.wait(Duration::ZERO)? {
@@ -149,7 +149,7 @@ fn read(path: &Path) -> Result<Value, BenchError> {
     fs::read_to_string(path)
         .and_then(|text| serde_json::from_str(&text).map_err(Into::into))
         .map_err(|source| BenchError::File {
-            doing: "reading the account",
+            doing: "reading the JSON report",
             path: path.to_owned(),
             source,
         })
@@ -204,7 +204,7 @@ impl Side {
         })
     }
 
-    /// Waits until the destination says that it does.
+    /// Waits until the destination reports that it listens.
     fn wait_listening(&mut self) -> Result<(), BenchError> {
         let deadline = Instant::now() + SOON;
         while Instant::now() < deadline {
@@ -221,7 +221,7 @@ impl Side {
         Err(self.hangs())
     }
 
-    /// What it shows once it listens.
+    /// The invitation that it prints once it listens.
     fn invitation(&mut self) -> Result<String, BenchError> {
         let mut line = String::new();
         if let Some(stdout) = self.child.stdout.take() {
@@ -235,7 +235,7 @@ impl Side {
         Ok(line.trim().to_owned())
     }
 
-    /// Waits for its end; `None` when that did not come in time.
+    /// Waits for its exit; `None` when it still runs after `limit`.
     fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, BenchError> {
         let deadline = Instant::now() + limit;
         loop {
@@ -253,16 +253,16 @@ impl Side {
         }
     }
 
-    /// As Ctrl-C does.
+    /// Sends SIGINT, as Ctrl-C does.
     fn interrupt(&self) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // It may have ended in this moment.
+            // It may have exited just now.
             let _ = kill_process(pid, Signal::INT);
         }
     }
 
-    /// The round that was told last.
+    /// The last reported round.
     fn last_round(&self) -> Option<u64> {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         said.iter().rev().find_map(|line| {
@@ -288,7 +288,7 @@ impl Side {
     fn hangs(&self) -> BenchError {
         BenchError::Ended {
             side: self.name,
-            status: "nothing: it still runs and should not".to_owned(),
+            status: "no exit status: it still runs".to_owned(),
             stderr: self.last_words(),
         }
     }
@@ -301,7 +301,7 @@ impl Drop for Side {
     }
 }
 
-/// Keeps every line, and hands on what is a notice.
+/// Stores every line, and passes on the notices.
 fn collect(stderr: ChildStderr, said: &Mutex<Vec<String>>, notice: impl Fn(String)) {
     for line in BufReader::new(stderr).lines() {
         let Ok(line) = line else { return };

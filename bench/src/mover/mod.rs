@@ -1,4 +1,4 @@
-//! HikkoshiMigration the guest: by hikkoshi, or by QEMU's own migration.
+//! Moves the guest, with hikkoshi or with QEMU's own migration.
 
 mod hikkoshi;
 mod outcome;
@@ -17,7 +17,7 @@ use crate::error::BenchError;
 use crate::plan::{Case, Workload};
 use crate::testbed::Testbed;
 
-/// Moves the guest from its source to its destination, by the case's system.
+/// Moves the guest from its source to its destination with the case's system.
 pub fn migrate(
     testbed: &Testbed,
     case: &Case,
@@ -35,6 +35,6 @@ pub fn migrate(
             migration.downtime_ms = args.max_downtime;
             qemu_migrate(&migration, testbed, give_up)
         }
-        (None, None) => unreachable!("every system is one or the other"),
+        (None, None) => unreachable!("every system is hikkoshi or QEMU"),
     }
 }

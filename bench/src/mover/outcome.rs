@@ -1,22 +1,22 @@
-//! How a migration went, as the system that did it reports.
+//! The result of a migration, as reported by the system that performed it.
 
 use std::time::Instant;
 
 use serde_json::Value;
 
-/// How a move went, as the one who moved it knows.
+/// The result of a migration, as reported by the system that performed it.
 #[derive(Debug)]
 pub struct MoveOutcome {
-    /// The command.
+    /// When the command was given.
     pub started: Instant,
-    /// Everything is received.
+    /// When all pages were received.
     pub ended: Instant,
-    /// Pre-copy did not converge in time.
+    /// Whether pre-copy did not converge in time and was cancelled.
     pub called_off: bool,
-    /// The system's own figure.
+    /// The system's own downtime figure, ms.
     pub own_downtime_ms: Option<f64>,
     /// Rounds of pre-copy.
     pub rounds: Option<u64>,
-    /// The system's own account.
+    /// The system's own report, as JSON.
     pub account: Value,
 }

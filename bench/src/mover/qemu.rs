@@ -1,4 +1,4 @@
-//! QEMU moves the guest itself.
+//! Moves the guest with QEMU's own migration.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use super::outcome::MoveOutcome;
 use crate::error::BenchError;
 use crate::testbed::Testbed;
 
-/// Moves the guest as `migration` says; gives up on pre-copy after the time allowed.
+/// Moves the guest as `migration` specifies; cancels pre-copy after the time limit.
 pub fn migrate(
     migration: &QemuMigration,
     testbed: &Testbed,
@@ -22,7 +22,7 @@ pub fn migrate(
     let uri = format!("tcp:{}", testbed.network.address());
     match migration.run(&testbed.source, &testbed.destination, &uri) {
         Ok(report) => Ok(MoveOutcome {
-            // From the `migrate` command, without what QEMU was told before.
+            // From the `migrate` command on, without the configuration before it.
             started: report.ended.checked_sub(report.total).unwrap_or(started),
             ended: report.ended,
             called_off: false,

@@ -11,22 +11,22 @@ use super::workload::Workload;
 /// One thing to measure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct Case {
-    /// Over what.
+    /// The network between the hosts.
     #[serde(rename = "line")]
     pub network: NetworkKind,
     /// What the guest does.
     #[serde(rename = "load")]
     pub workload: Workload,
-    /// Who moves it.
+    /// What moves the guest.
     pub system: System,
     /// hikkoshi's options.
     pub variant: Variant,
-    /// How often, unless said otherwise.
+    /// The default number of rounds.
     pub rounds: u32,
 }
 
 impl Case {
-    /// The system with its options, for tables.
+    /// The system with its variant, for tables.
     pub fn system_label(&self) -> String {
         match self.variant {
             Variant::Plain => self.system.name().to_owned(),

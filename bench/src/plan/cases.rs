@@ -6,7 +6,7 @@ use super::system::System;
 use super::variant::Variant;
 use super::workload::Workload;
 
-/// Every case, those that are compared with one another side by side.
+/// Every case; cases that are compared with one another are adjacent.
 pub(super) fn all() -> Vec<Case> {
     use System::{
         HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, QemuMultifd, QemuPostcopy, QemuPrecopy,
@@ -82,7 +82,7 @@ pub(super) fn all() -> Vec<Case> {
         (QemuPreempt, Plain),
     ];
     add(TEN, Workload::Scan, 2, &scanners);
-    // The plain ones are among those above, or beside these.
+    // The cases without a variant are above or next to these.
     let random = [NoReadAhead, Poll, NoPriority, Links(1), Links(2), Links(4)];
     add(
         TEN,

@@ -1,4 +1,4 @@
-//! What is measured: lines, workloads, systems, and in which order.
+//! What is measured: networks, workloads and systems, and their order.
 
 mod case;
 mod cases;
@@ -24,15 +24,15 @@ use crate::error::BenchError;
 /// Everything to measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The cases, those of a line together.
+    /// The cases, grouped by network.
     pub cases: Vec<Case>,
 }
 
 impl Plan {
-    /// What `args` ask for.
+    /// The cases that `args` select.
     ///
     /// # Errors
-    /// When that is nothing.
+    /// When no case matches.
     pub fn new(args: &Args) -> Result<Self, BenchError> {
         let all: Vec<_> = all()
             .into_iter()
@@ -44,7 +44,7 @@ impl Plan {
             .filter(|case| wanted(&args.only, &case.to_string()))
             .map(|case| Case {
                 rounds: match (args.quick, args.rounds) {
-                    // What does not converge says the same every time.
+                    // A case that does not converge gives the same result every time.
                     _ if case.workload == Workload::Endless => 1,
                     (_, Some(rounds)) => rounds,
                     (true, None) => 1,
@@ -60,7 +60,7 @@ impl Plan {
         Ok(Self { cases })
     }
 
-    /// Every run, in rounds.
+    /// Every run, round by round.
     pub fn turns(&self) -> impl Iterator<Item = (u32, &Case)> {
         let rounds = self.cases.iter().map(|case| case.rounds).max().unwrap_or(0);
         (0..rounds).flat_map(move |round| {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_words_not_parts_of_words() {
+    fn filters_match_whole_words() {
         let plan = plan(&[
             "--only",
             "1gbit",
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_have_rounds_of_their_own_unless_told_otherwise() {
+    fn each_case_has_its_own_rounds_unless_overridden() {
         let own = plan(&["--only", "1gbit", "--only", "busy"]).unwrap();
         let rounds: Vec<_> = own.cases.iter().map(|case| case.rounds).collect();
         assert_eq!(rounds, [5, 5, 5, 5]);
@@ -136,12 +136,12 @@ mod tests {
         assert_eq!(
             endless.turns().count(),
             3,
-            "what does not converge is tried once"
+            "a case that does not converge runs once"
         );
     }
 
     #[test]
-    fn no_case_is_there_twice() {
+    fn every_case_is_unique() {
         let labels: Vec<_> = all().iter().map(Case::to_string).collect();
         let mut unique = labels.clone();
         unique.sort();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variant_is_what_hikkoshi_is_told() {
+    fn a_variant_becomes_options() {
         assert!(Variant::Plain.migrate_words().is_empty());
         assert_eq!(Variant::Links(4).migrate_words(), ["--links", "4"]);
         assert_eq!(

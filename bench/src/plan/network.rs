@@ -1,23 +1,24 @@
-//! What lies between the two hosts.
+//! The network between the two hosts.
 
 use hikkoshi_lab::Shape;
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
 
-/// What lies between the two hosts.
+/// The network between the two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub enum NetworkKind {
-    /// TCP over one namespace's loopback.
+    /// TCP over the loopback device of one namespace.
     Loopback,
-    /// Two namespaces and a veth, shaped to so many Gbit/s.
+    /// Two namespaces and a veth pair, limited to this many Gbit/s.
     Gbit(u64),
-    /// The same, with so many Gbit/s for each connection, and no limit for all of them together.
+    /// The same, with this many Gbit/s for each connection, and no limit for all of them together.
     GbitPerFlow(u64),
 }
 
 impl NetworkKind {
-    /// The shape of the line or of each connection, if there is one: a burst of 512 KiB, and a queue of 50 ms.
+    /// The rate limit of the network or of each connection, if there is one: a burst of 512 KiB,
+    /// and a queue of 50 ms.
     pub fn shape(self) -> Option<Shape> {
         match self {
             Self::Loopback => None,

@@ -1,32 +1,33 @@
-//! Who moves the guest.
+//! The systems that move the guest.
 
 use hikkoshi_lab::QemuMigrationMode;
 use serde::Serialize;
 
-/// Connections of QEMU's multifd: its default, and the processors of the machine it was chosen on.
+/// Connections of QEMU's multifd: its default, and the number of processors of the first host
+/// measured on.
 const MULTIFD_CONNECTIONS: u32 = 2;
 
-/// Who moves the guest, and how.
+/// A system, and its mode.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub enum System {
-    /// Memory first.
+    /// Memory before the switchover.
     HikkoshiPrecopy,
-    /// The guest first.
+    /// Memory after the switchover.
     HikkoshiPostcopy,
-    /// One round of memory, the guest, the rest.
+    /// One round of pre-copy, then post-copy.
     HikkoshiHybrid,
-    /// Memory first, one connection.
+    /// Memory before the switchover, one connection.
     QemuPrecopy,
-    /// Memory first, several connections.
+    /// Memory before the switchover, several connections.
     QemuMultifd,
-    /// One round of memory, the guest, the rest.
+    /// One round of pre-copy, then post-copy.
     QemuPostcopy,
-    /// The same, with a connection of its own for pages that the guest waits for.
+    /// The same, with a separate connection for urgent pages.
     QemuPreempt,
 }
 
 impl System {
-    /// hikkoshi's name for the mode.
+    /// hikkoshi's name of the mode, if the system is hikkoshi.
     pub fn hikkoshi_mode(self) -> Option<&'static str> {
         match self {
             Self::HikkoshiPrecopy => Some("precopy"),
@@ -36,7 +37,7 @@ impl System {
         }
     }
 
-    /// QEMU's way, where it is QEMU's.
+    /// QEMU's mode, if the system is QEMU.
     pub fn qemu_mode(self) -> Option<QemuMigrationMode> {
         match self {
             Self::QemuPrecopy => Some(QemuMigrationMode::Precopy),
@@ -55,7 +56,7 @@ impl System {
         )
     }
 
-    /// Its name in filters and tables.
+    /// The name in filters and tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::HikkoshiPrecopy => "hikkoshi-precopy",

@@ -1,32 +1,32 @@
-//! hikkoshi with one of its policies switched off, or set otherwise than it chooses itself.
+//! hikkoshi with one policy disabled, or set to another value than the default.
 
 use serde::Serialize;
 use std::fmt;
 
-/// What is different from the defaults.
+/// The difference from the defaults.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub enum Variant {
-    /// Nothing.
+    /// None.
     Plain,
-    /// Pages that were dirtied often do not go first.
+    /// Does not send frequently dirtied pages first.
     NoHotFirst,
-    /// The background does not move to the last urgent page.
+    /// The background does not move to the position of the last urgent page.
     NoFollow,
-    /// What is in flight unasked is not bounded.
+    /// Does not limit background bytes in flight.
     NoBound,
-    /// No pages around the one asked for.
+    /// Sends no pages around a requested page.
     NoReadAhead,
-    /// Always 8 pages on either side of the one asked for.
+    /// Always sends 8 pages on either side of a requested page.
     ReadAhead8,
-    /// So many background links.
+    /// This many background links.
     Links(u8),
-    /// Spins instead of sleeping.
+    /// Polls instead of sleeping.
     Poll,
-    /// All threads are equal before the scheduler.
+    /// All threads have the same scheduling priority.
     NoPriority,
     /// Encrypted, by invitation.
     Tls,
-    /// The guest's disks are not drained in pre-copy: loses memory.
+    /// Does not drain the guest's disks in pre-copy, so memory is lost.
     NoDrain,
 }
 
@@ -36,7 +36,7 @@ impl Variant {
         self == Self::Tls
     }
 
-    /// What `hikkoshi migrate` is told.
+    /// The options for `hikkoshi migrate`.
     pub fn migrate_words(self) -> Vec<String> {
         let words: &[&str] = match self {
             Self::Plain | Self::Tls => &[],
@@ -53,7 +53,7 @@ impl Variant {
         words.iter().map(|&word| word.to_owned()).collect()
     }
 
-    /// What `hikkoshi receive` is told.
+    /// The options for `hikkoshi receive`.
     pub fn receive_words(self) -> &'static [&'static str] {
         match self {
             Self::Poll => &["--poll"],
@@ -64,7 +64,7 @@ impl Variant {
 }
 
 impl fmt::Display for Variant {
-    /// Its name in filters and tables.
+    /// The name in filters and tables.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plain => f.write_str("plain"),

@@ -1,4 +1,4 @@
-//! What the guest does, and of what its memory is made.
+//! What the guest does, and what its memory is made of.
 
 use hikkoshi_lab::{Pattern, Ram, Workload as GuestWorkload};
 use serde::Serialize;
@@ -8,58 +8,58 @@ use super::network::NetworkKind;
 
 /// The guest's memory, MiB.
 pub const RAM_MIB: u64 = 1024;
-/// What its virtual processor writes to, MiB.
+/// The memory that the virtual processor writes to, MiB.
 pub const WORKING_SET_MIB: u64 = 600;
-/// From where on an access counts as slow, µs: far above an undisturbed one (0.3 µs), and below
+/// An access counts as slow from this time on, µs: far above an undisturbed one (0.3 µs), and below
 /// the fastest fault.
 pub const SLOW_US: u64 = 20;
-/// The same for huge pages. There are only hundreds of faults, each of a millisecond or more, so
-/// that the few accesses that were held up by the scheduler would count among them.
+/// The same for huge pages. There are only hundreds of faults, each of a millisecond or more, so a
+/// few accesses that were delayed by the scheduler would distort them.
 const SLOW_HUGE_US: u64 = 300;
-/// Time between two lines of the guest, ms.
+/// Time between two reports of the guest, ms.
 pub const REPORT_MS: u64 = 100;
 
-/// What each of the scan's threads reads, MiB (200 MB and a little).
+/// The memory that each thread of the scan reads, MiB (about 200 MB).
 const SCAN_PART_MIB: u64 = 191;
 /// Threads of the scan.
 const SCAN_THREADS: u32 = 4;
-/// What the sequential reader reads, MiB.
+/// The memory that the sequential reader reads, MiB.
 const SEQUENTIAL_MIB: u64 = 400;
 
-/// What the guest with the disk reads it into, MiB.
+/// The memory that the guest reads its disk into, MiB.
 pub const DISK_ARENA_MIB: u64 = 300;
-/// What its processor writes to, MiB.
+/// The memory that the processor of the guest with the disk writes to, MiB.
 const DISK_WRITTEN_MIB: u64 = 64;
-/// Pages that its processor writes a second.
+/// Pages that it writes a second.
 const DISK_WRITES: u64 = 2000;
 
-/// Files that the web server has.
+/// Files on the web server.
 pub const WEB_FILES: u64 = 5_000;
-/// Bytes in each.
+/// Bytes in each file.
 pub const WEB_FILE_BYTES: usize = 102_400;
 /// Memory of the guest with the web server, MiB: the files take 490.
 const WEB_RAM_MIB: u64 = 1536;
 
-/// What the guest does meanwhile.
+/// What the guest does during the migration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub enum Workload {
-    /// Writes random pages as fast as it can, until all pages are there.
+    /// Writes random pages as fast as it can, until all pages are received.
     Busy,
-    /// The same, with nine accesses in ten to a tenth of the pages.
+    /// The same, with 90 % of the accesses to 10 % of the pages.
     Hotspot,
     /// As [`Workload::Busy`], with huge host pages of 2 MiB.
     Huge,
-    /// Writes so many pages a second: pre-copy converges after several rounds.
+    /// Writes this many pages a second: pre-copy converges after several rounds.
     Paced(u64),
-    /// As [`Workload::Busy`], moved by pre-copy: called off after a while.
+    /// As [`Workload::Busy`], moved by pre-copy, which is cancelled after a while.
     Endless,
-    /// Touches next to nothing: all that is on the line is background.
+    /// Touches almost nothing: all traffic is background.
     Fill,
-    /// One thread reads page after page, once, after the switch, with the background held back.
+    /// One thread reads page after page, once, after the switchover, without background.
     Sequential,
     /// The same with four threads, each of which reads 200 MB.
     Scan,
-    /// Reads a disk by direct I/O that gives 20 MB/s.
+    /// Reads a disk limited to 20 MB/s by direct I/O.
     Disk20,
     /// The same with 100 MB/s.
     Disk100,
@@ -70,17 +70,17 @@ pub enum Workload {
 /// How a case is measured.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
-    /// The guest is moved, and what it did meanwhile is summed up.
+    /// The guest is moved while it works.
     Move,
     /// The guest is switched over and scans its memory.
     Scan,
-    /// The guest is moved while clients ask it for files.
+    /// The guest is moved while clients request files from it.
     Web,
 }
 
 impl Workload {
-    /// A rate that gives QEMU's pre-copy several rounds on that line: two fifths of the pages
-    /// that it carries.
+    /// A rate at which QEMU's pre-copy needs several rounds on that network: two fifths of the
+    /// pages that it carries.
     pub fn paced(network: NetworkKind) -> Self {
         match network {
             NetworkKind::Gbit(1) => Self::Paced(12_000),
@@ -88,7 +88,7 @@ impl Workload {
         }
     }
 
-    /// How it is measured.
+    /// How the workload is measured.
     pub fn kind(self) -> Kind {
         match self {
             Self::Sequential | Self::Scan => Kind::Scan,
@@ -97,7 +97,7 @@ impl Workload {
         }
     }
 
-    /// What the guest is told.
+    /// The workload of the test guest.
     pub fn guest_workload(self) -> GuestWorkload {
         let dirty = GuestWorkload::dirty(WORKING_SET_MIB);
         let workload = match self {
@@ -121,7 +121,7 @@ impl Workload {
             .option("every_ms", REPORT_MS)
     }
 
-    /// What its disk gives, if it has one.
+    /// The rate limit of its disk, if it has one.
     pub fn disk_bytes_per_second(self) -> Option<u64> {
         match self {
             Self::Disk20 => Some(20_000_000),
@@ -130,7 +130,7 @@ impl Workload {
         }
     }
 
-    /// From where on an access counts as slow, µs.
+    /// An access counts as slow from this time on, µs.
     pub fn slow_us(self) -> u64 {
         match self {
             Self::Huge => SLOW_HUGE_US,
@@ -147,7 +147,7 @@ impl Workload {
         }
     }
 
-    /// Its name in filters and tables.
+    /// The name in filters and tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Busy => "busy",
@@ -164,15 +164,15 @@ impl Workload {
         }
     }
 
-    /// In words.
+    /// The description in tables.
     pub fn describe(self) -> String {
         match self {
-            Self::Busy => "busy: writes at random at full speed".to_owned(),
-            Self::Hotspot => "hotspot: as busy, nine in ten to a tenth of the pages".to_owned(),
+            Self::Busy => "busy: random writes at full speed".to_owned(),
+            Self::Hotspot => "hotspot: as busy, 90 % of the writes to 10 % of the pages".to_owned(),
             Self::Huge => "huge: as busy, host pages of 2 MiB".to_owned(),
             Self::Paced(rate) => format!("paced: {rate} pages a second"),
             Self::Endless => "endless: full speed, pre-copy with a time limit".to_owned(),
-            Self::Fill => "fill: a quiet guest, background only".to_owned(),
+            Self::Fill => "fill: an idle guest, background only".to_owned(),
             Self::Sequential => {
                 format!("sequential: one thread reads {SEQUENTIAL_MIB} MiB, no background")
             }
@@ -180,7 +180,7 @@ impl Workload {
                 format!("scan: {SCAN_THREADS} threads read {SCAN_PART_MIB} MiB each, no background")
             }
             Self::Disk20 | Self::Disk100 => format!(
-                "a disk of {} MB/s, cache=none, read by six threads into {DISK_ARENA_MIB} MiB",
+                "a disk of {} MB/s, cache=none, direct reads by six threads into {DISK_ARENA_MIB} MiB",
                 self.disk_bytes_per_second().unwrap_or(0) / 1_000_000
             ),
             Self::Web => format!("web: {WEB_FILES} files of {WEB_FILE_BYTES} bytes"),

@@ -12,7 +12,7 @@ impl fmt::Display for Run {
             return write!(f, " FAILED: {failure}");
         }
         if self.called_off {
-            write!(f, " called off, does not converge;")?;
+            write!(f, " cancelled, does not converge;")?;
         }
         if let Some(downtime) = self.downtime_ms {
             write!(f, " downtime {downtime:.1} ms")?;
@@ -46,7 +46,7 @@ impl fmt::Display for Run {
             let (seconds, rate) = (scan.ms / 1e3, scan.pages_per_second());
             write!(
                 f,
-                " {seconds:.2} s, {rate:.0} pages/s, the processor ran {:.2}",
+                " {seconds:.2} s, {rate:.0} pages/s, processor ran {:.2}",
                 scan.ran
             )?;
         }
@@ -65,7 +65,7 @@ impl fmt::Display for Run {
         if let Some(web) = &self.web {
             for (phase, span) in [
                 ("before", web.before),
-                ("until the switch", web.until_switch),
+                ("until the switchover", web.until_switch),
                 ("until the end", web.until_end),
                 ("after", web.after),
             ] {

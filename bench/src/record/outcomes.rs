@@ -1,19 +1,19 @@
-//! What is measured of scans and of the web server's clients.
+//! What is measured of a scan, and of the web server's clients.
 
 use serde::Serialize;
 
 use crate::meter::Span;
 
-/// How a scan went.
+/// The result of a scan.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScanOutcome {
-    /// From the order to the end, by the guest's clock, ms.
+    /// From the command to the end, by the guest's clock, ms.
     pub ms: f64,
-    /// Pages read, each checked to the byte.
+    /// Pages read, every byte checked.
     pub pages: u64,
-    /// Of the time, how much the virtual processor ran: its thread's time on a processor.
+    /// The fraction of the time that the virtual processor's thread ran.
     pub ran: f64,
-    /// Pages read until seconds after the order.
+    /// Pages read until a number of seconds after the command.
     pub progress: Vec<(f64, f64)>,
 }
 
@@ -25,24 +25,24 @@ impl ScanOutcome {
     }
 }
 
-/// What the clients saw of a move.
+/// The clients' response times during a migration.
 #[derive(Clone, Debug, Serialize)]
 pub struct WebOutcome {
-    /// Before the command.
+    /// Before the migration.
     pub before: Option<Span>,
-    /// From the command until the guest ran at the destination: pre-copy and the switch.
+    /// From the command until the guest runs at the destination: pre-copy and switchover.
     pub until_switch: Option<Span>,
     /// From there to the last page.
     pub until_end: Option<Span>,
-    /// Afterwards.
+    /// After the migration.
     pub after: Option<Span>,
-    /// When the guest stopped at the source, s after the command.
+    /// When the guest was paused at the source, s after the command.
     pub stop_s: f64,
     /// When it ran at the destination, s after the command.
     pub resume_s: f64,
-    /// When the last page was there, s after the command.
+    /// When the last page was received, s after the command.
     pub end_s: f64,
-    /// Requests: s after the command, and the answer's time in ms.
+    /// Requests: s after the command, and the response time in ms.
     pub answers: Vec<(f64, f64)>,
     /// Requests without an answer at the end.
     pub unanswered: usize,

@@ -9,66 +9,66 @@ use crate::meter::{Accesses, DiskOutcome};
 use crate::mover::MoveOutcome;
 use crate::plan::Case;
 
-/// One run.
+/// The results of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
     /// `LINE/WORKLOAD/SYSTEM[/VARIANT]`.
     pub label: String,
-    /// What was measured.
+    /// The case that was measured.
     pub case: Case,
-    /// From 0 on.
+    /// The round, from 0 on.
     pub round: u32,
-    /// Why there are no numbers.
+    /// Why the run has no results.
     pub failure: Option<String>,
-    /// Pre-copy did not converge within the time given, and was called off.
+    /// Pre-copy did not converge within the time limit, and was cancelled.
     pub called_off: bool,
     /// From the source's `STOP` to the destination's `RESUME`, ms.
     pub downtime_ms: Option<f64>,
-    /// The system's own figure of it, ms.
+    /// The downtime that the system itself reports, ms.
     pub own_downtime_ms: Option<f64>,
     /// From the command to the last page received, ms.
     pub total_ms: Option<f64>,
-    /// On the line, both directions, with all headers.
+    /// Bytes on the network, both directions, with all headers.
     pub bytes: Option<u64>,
     /// Rounds of pre-copy, as the system counts them.
     pub rounds: Option<u64>,
-    /// The guest's accesses from the switch to the last page.
+    /// The guest's accesses from the switchover to the last page.
     pub accesses: Option<Accesses>,
-    /// The guest's accesses a second before the move.
+    /// The guest's accesses a second before the migration.
     pub accesses_per_second_before: Option<f64>,
-    /// Processors that others kept busy meanwhile.
+    /// Processors that other processes used meanwhile.
     pub others_cores: f64,
     /// Processor time of both QEMUs and hikkoshi from the command to the last page, s.
     pub cpu_seconds: f64,
-    /// The slow accesses of post-copy, finely.
+    /// The slow accesses of post-copy, with a fine histogram.
     pub slow: Option<SlowAccesses>,
-    /// Bytes a second on the line: from the switch to the last page, or, in pre-copy, until the
-    /// switch.
+    /// Bytes a second on the network: from the switchover to the last page, or, in pre-copy, until
+    /// the switchover.
     pub throughput: Option<f64>,
-    /// The scan.
+    /// The result of the scan.
     pub scan: Option<ScanOutcome>,
-    /// The disk.
+    /// The results of the disk.
     pub disk: Option<DiskOutcome>,
-    /// The clients of the web server.
+    /// The results of the web server's clients.
     pub web: Option<WebOutcome>,
-    /// What it looked like over time.
+    /// Accesses and traffic over time.
     pub series: Series,
-    /// The system's own account.
+    /// The system's own report.
     pub account: Value,
 }
 
-/// Over time, in seconds from the switch.
+/// Values over time, in seconds from the switchover.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Series {
-    /// When the last page was there.
+    /// When the last page was received.
     pub ended: f64,
     /// Accesses of the guest a second.
     pub accesses: Vec<(f64, f64)>,
-    /// Bytes on the line a second, from the source.
+    /// Bytes a second that the source sent.
     pub bytes: Vec<(f64, f64)>,
 }
 
-/// Accesses that were slow between the switch and the end, as the guest counted them.
+/// Slow accesses between the switchover and the end, as the guest counted them.
 #[derive(Clone, Debug, Serialize)]
 pub struct SlowAccesses {
     /// How many.
@@ -77,9 +77,9 @@ pub struct SlowAccesses {
     pub mean_us: f64,
     /// Half took less, to an eighth.
     pub p50_us: Option<f64>,
-    /// 99 in 100 took less, to an eighth.
+    /// 99 % took less, to an eighth.
     pub p99_us: Option<f64>,
-    /// So many below so many µs, and not below the bound before.
+    /// Upper bound in µs, and count, of each bucket.
     pub histogram: Vec<(f64, u64)>,
 }
 
@@ -97,7 +97,7 @@ impl From<Slow> for SlowAccesses {
 }
 
 impl Run {
-    /// Nothing measured yet.
+    /// A run without results yet.
     pub fn new(case: &Case, round: u32) -> Self {
         Self {
             label: case.to_string(),
@@ -124,7 +124,7 @@ impl Run {
         }
     }
 
-    /// Notes how the move went.
+    /// Stores the outcome of the migration.
     pub fn take(&mut self, moved: &MoveOutcome) {
         self.called_off = moved.called_off;
         self.own_downtime_ms = moved.own_downtime_ms;

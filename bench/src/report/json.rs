@@ -1,4 +1,4 @@
-//! The JSON file with everything that was measured.
+//! The JSON file with all results.
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::host_info::HostInfo;
 use crate::plan::{NetworkKind, Plan, RAM_MIB, REPORT_MS, SLOW_US, WORKING_SET_MIB};
 use crate::record::Run;
 
-/// All of it.
+/// The JSON file with all results.
 #[derive(Debug)]
 pub struct ResultFile {
-    /// What it was measured on.
+    /// The host that the bench runs on.
     pub host: HostInfo,
     /// The runs so far.
     pub runs: Vec<Run>,
@@ -24,10 +24,10 @@ pub struct ResultFile {
 }
 
 impl ResultFile {
-    /// Before the first run.
+    /// Writes the file before the first run.
     ///
     /// # Errors
-    /// When the file to write cannot be written: better now than after an hour.
+    /// When the file cannot be written: better now than after an hour.
     pub fn begin(args: &Args, plan: &Plan) -> Result<Self, BenchError> {
         let mut networks: Vec<NetworkKind> = Vec::new();
         for case in &plan.cases {
@@ -59,10 +59,10 @@ impl ResultFile {
         Ok(file)
     }
 
-    /// Writes what there is.
+    /// Writes the results so far.
     ///
     /// # Errors
-    /// When that fails.
+    /// When the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), BenchError> {
         let value = json!({
             "machine": self.host,

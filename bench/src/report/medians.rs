@@ -1,17 +1,17 @@
-//! A case's numbers: medians over its rounds.
+//! The medians of each case over its rounds.
 
 use serde::Serialize;
 
 use crate::plan::{Case, Kind};
 use crate::record::Run;
 
-/// The median over the rounds of one case.
+/// The medians of one case over its rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// `LINE`.
+    /// The network.
     #[serde(rename = "line")]
     pub network: String,
-    /// `WORKLOAD`.
+    /// The workload.
     #[serde(rename = "load")]
     pub workload: String,
     /// `SYSTEM[/VARIANT]`.
@@ -19,60 +19,61 @@ pub struct Row {
     /// The case.
     #[serde(skip)]
     pub case: Case,
-    /// Runs with numbers.
+    /// Runs with results.
     pub runs: usize,
     /// Runs that failed.
     pub failed: usize,
     /// Runs that did not converge.
     pub called_off: usize,
-    /// ms.
+    /// Downtime, ms.
     pub downtime_ms: Option<f64>,
-    /// ms, by the system's own account.
+    /// Downtime reported by the system itself, ms.
     pub own_downtime_ms: Option<f64>,
-    /// ms.
+    /// Total time, ms.
     pub total_ms: Option<f64>,
-    /// On the line.
+    /// Bytes on the network.
     pub bytes: Option<f64>,
-    /// On the line a second, from the switch to the last page, or, in pre-copy, until the switch.
+    /// Bytes a second on the network, from the switchover to the last page, or, in pre-copy, until
+    /// the switchover.
     pub throughput: Option<f64>,
     /// Rounds of pre-copy.
     pub rounds: Option<f64>,
-    /// Slow accesses from the switch to the last page.
+    /// Slow accesses from the switchover to the last page.
     pub faults: Option<f64>,
     /// Their mean, µs.
     pub fault_us: Option<f64>,
-    /// Half of them were below this, µs.
+    /// Half of them took less, µs.
     pub fault_p50_us: Option<f64>,
-    /// 99 in 100 of them were below this, µs.
+    /// 99 % of them took less, µs.
     pub fault_p99_us: Option<f64>,
     /// The longest access, µs.
     pub fault_max_us: Option<f64>,
-    /// Accesses a second from the switch to the last page.
+    /// Accesses a second from the switchover to the last page.
     pub accesses_per_second: Option<f64>,
-    /// Accesses from the switch to the last page.
+    /// Accesses from the switchover to the last page.
     pub accesses: Option<f64>,
-    /// Of the engine's requests: from the fault to the request sent, from there to the page, and
-    /// from there to its installation, means, µs.
+    /// Means of the stages of the engine's page requests, µs: from the fault to the request sent,
+    /// from there to the page received, and from there to the page installed.
     pub stages_us: [Option<f64>; 3],
     /// The scan's time, ms.
     pub scan_ms: Option<f64>,
     /// Pages that it read a second.
     pub scan_pages: Option<f64>,
-    /// Of its time, how much the virtual processor ran.
+    /// The fraction of the scan's time that the virtual processor ran.
     pub scan_ran: Option<f64>,
-    /// Bytes that the guest read of its disk a second, before the move and during it.
+    /// Bytes a second that the guest read from its disk, before the migration and during it.
     pub disk: [Option<f64>; 2],
-    /// Drains: how many, and ms in all and in the longest.
+    /// Drains: their number, their total time and the longest, ms.
     pub drains: [Option<f64>; 3],
     /// Pages lost.
     pub bad_pages: Option<f64>,
-    /// Processor seconds.
+    /// Processor time, s.
     pub cpu_seconds: Option<f64>,
-    /// Processors that others kept busy.
+    /// Processors that other processes used.
     pub others_cores: Option<f64>,
 }
 
-/// The median of what there is.
+/// The median of the values, if there are any.
 pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -84,7 +85,7 @@ pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// A row for each case, in the order of their first runs.
+/// One row for each case, in the order of their first runs.
 pub fn rows(runs: &[Run]) -> Vec<Row> {
     let mut labels: Vec<&str> = Vec::new();
     for run in runs {
@@ -98,7 +99,7 @@ pub fn rows(runs: &[Run]) -> Vec<Row> {
         .collect()
 }
 
-/// The names of the stages in hikkoshi's account.
+/// The names of the stages in hikkoshi's JSON report.
 const STAGES: [&str; 3] = ["fault_to_request", "request_to_page", "page_to_installed"];
 
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
@@ -151,7 +152,7 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
     })
 }
 
-/// How much of the line's rate was used, if it has one.
+/// The fraction of the network's rate that was used, if the rate is limited.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
 pub fn network_part(row: &Row) -> Option<f64> {
     let shape = row.case.network.shape()?;

@@ -1,4 +1,4 @@
-//! What the runs show: medians, tables, goals, plots, and the JSON file.
+//! The reports: medians, tables, goals, plots, and the JSON file.
 
 mod goals;
 mod json;

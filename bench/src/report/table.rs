@@ -5,18 +5,18 @@ use std::fmt::Write as _;
 /// A table.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// Above it.
+    /// The heading.
     pub title: String,
-    /// Its columns; the first is to the left, the others, numbers, to the right.
+    /// The columns. The first is left-aligned; the others are numbers and right-aligned.
     pub head: Vec<&'static str>,
-    /// Whether its columns hold words: then all of them are to the left.
+    /// Whether all columns hold words and are left-aligned.
     pub words: bool,
-    /// Its lines.
+    /// The rows.
     pub lines: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// Columns of equal width.
+    /// The table as text, with columns of equal width.
     pub fn text(&self) -> String {
         let head = self.head.iter().map(|&cell| cell.to_owned()).collect();
         let lines: Vec<&Vec<String>> = std::iter::once(&head).chain(&self.lines).collect();
@@ -40,7 +40,7 @@ impl Table {
         text
     }
 
-    /// For a document.
+    /// The table as Markdown.
     pub fn markdown(&self) -> String {
         let row = |cells: &mut dyn Iterator<Item = &str>| {
             let cells: Vec<_> = cells.map(str::trim).collect();
@@ -60,12 +60,12 @@ impl Table {
     }
 }
 
-/// A number with so many digits behind the point, or a dash.
+/// A number with this many decimals, or a dash.
 pub fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
-/// One as a multiple of another, or a dash.
+/// The ratio of two numbers, or a dash.
 pub fn ratio(ours: Option<f64>, theirs: Option<f64>) -> String {
     match (ours, theirs) {
         (Some(ours), Some(theirs)) if theirs > 0.0 => format!("{:.2}x", ours / theirs),

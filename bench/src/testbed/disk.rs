@@ -5,10 +5,10 @@ use hikkoshi_lab::{Disk, DiskContent, DiskFormat, DiskImage, Lab, LabError, Thro
 /// The disk's size, MiB.
 const DISK_MIB: u64 = 128;
 
-/// A machine with a disk that gives so many bytes a second: raw, `cache=none`, `aio=native`.
+/// Gives the machine a disk with a limited read rate: raw, `cache=none`, `aio=native`.
 ///
 /// # Errors
-/// When it cannot be made, or this host cannot slow it down.
+/// When the image cannot be created, or this host cannot limit the rate.
 pub fn attach_throttled(
     lab: &Lab,
     config: VmConfig,

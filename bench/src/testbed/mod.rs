@@ -14,25 +14,25 @@ use crate::args::Args;
 use crate::error::BenchError;
 use crate::plan::{Case, DISK_ARENA_MIB, Kind};
 
-/// How long the guest may take for a line, or for looking at all of its pages.
+/// How long the guest may take to print a line, or to check all of its pages.
 pub const LONG: Duration = Duration::from_secs(60);
-/// How long a move may take until the switch.
+/// How long a migration may take until the switchover.
 const SWITCH: Duration = Duration::from_secs(300);
 pub const DESTINATION: &str = "destination";
 
-/// A guest at work, its new home, and the line between.
+/// A working guest, its destination, and the network between the hosts.
 #[derive(Debug)]
 pub struct Testbed {
     pub lab: Lab,
     pub network: Network,
     pub source: Vm,
     pub destination: Vm,
-    /// The guest's network, if it serves.
+    /// The guest's own network, for the web server.
     pub guest_network: Option<GuestNetwork>,
 }
 
 impl Testbed {
-    /// Boots the guest, and waits until it is at work.
+    /// Boots the guest, and waits until its workload runs.
     pub fn boot(case: &Case, args: &Args) -> Result<Self, BenchError> {
         let lab = Lab::new()?;
         let config = VmConfig::new()
@@ -70,7 +70,7 @@ impl Testbed {
         source.wait_ready()?;
         source.wait_output(LONG)?;
         if let (Some(throttle), Some(rate)) = (&throttle, case.workload.disk_bytes_per_second()) {
-            // All of the memory that the disk is read into has been used before it counts.
+            // All memory that the disk is read into is used before measuring.
             throttle.set(0)?;
             wait_read(&source, 2 * DISK_ARENA_MIB * 1024)?;
             throttle.set(rate)?;
@@ -84,12 +84,12 @@ impl Testbed {
         })
     }
 
-    /// QEMU's processes.
+    /// The process ids of both QEMUs.
     pub fn pids(&self) -> [u32; 2] {
         [self.source.pid(), self.destination.pid()]
     }
 
-    /// Waits until the guest runs at its destination; `None` when `over` says that it will not.
+    /// Waits until the guest runs at its destination; `None` when `over` returns true first.
     pub fn resumed(&self, mut over: impl FnMut() -> bool) -> Option<Event> {
         let deadline = Instant::now() + SWITCH;
         loop {
@@ -104,7 +104,7 @@ impl Testbed {
         }
     }
 
-    /// The events that downtime lies between: the destination's first `RESUME`, and the source's
+    /// The events that delimit the downtime: the destination's first `RESUME`, and the source's
     /// last `STOP` before it.
     pub fn switch(&self) -> Result<(Event, Event), BenchError> {
         let resume = self.destination.qmp().wait_event("RESUME", 0, LONG)?;
@@ -117,7 +117,8 @@ impl Testbed {
             .rfind(|event| event.name == "STOP" && event.happened <= resume.happened);
         match stop {
             Some(stop) => Ok((stop, resume)),
-            // A source that stops after the destination runs would be two guests at once.
+            // A source that stops after the destination runs would mean that two guests ran at
+            // once.
             None => Err(LabError::TimedOut {
                 what: "the source's STOP before the destination's RESUME".to_owned(),
                 after: Duration::ZERO,
@@ -128,11 +129,11 @@ impl Testbed {
     }
 }
 
-/// Waits until the guest has read so much of its disk, KiB.
+/// Waits until the guest has read this much of its disk, KiB.
 fn wait_read(vm: &Vm, kib: u64) -> Result<(), BenchError> {
     let mut read = 0;
     let first = vm.console().len();
-    vm.wait_report("its disk to be read", first, LONG, |report| {
+    vm.wait_report("the guest to read its disk", first, LONG, |report| {
         if let Report::Disk(work) = report {
             read += work.read_kib;
         }

@@ -1,4 +1,4 @@
-//! Two hosts and what is between them.
+//! The two hosts and the network between them.
 
 use hikkoshi_lab::{HostPair, LabError, Namespace};
 use serde_json::Value;
@@ -7,17 +7,17 @@ use std::fs;
 use crate::error::BenchError;
 use crate::plan::NetworkKind;
 
-/// A line that is ready to be used.
+/// A network that is ready for use.
 #[derive(Debug)]
 pub enum Network {
-    /// One namespace of its own: its loopback carries nothing else.
+    /// One namespace, whose loopback device carries nothing else.
     Loopback(Namespace),
-    /// Two namespaces.
+    /// Two namespaces joined by a veth pair.
     HostPair(HostPair),
 }
 
 impl Network {
-    /// Makes it.
+    /// Creates the network.
     ///
     /// # Errors
     /// When the kernel does not allow it.
@@ -37,7 +37,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Makes it between two hosts that are there already.
+    /// Creates the network between two existing hosts.
     ///
     /// # Errors
     /// When the kernel does not allow it.
@@ -57,7 +57,7 @@ impl Network {
                 const PATH: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
                 host.run(|| fs::write(PATH, name))?
                     .map_err(|source| BenchError::File {
-                        doing: "choosing the congestion control in",
+                        doing: "setting the congestion control in",
                         path: PATH.into(),
                         source,
                     })?;
@@ -74,7 +74,7 @@ impl Network {
         }
     }
 
-    /// Where the source is.
+    /// The source's host.
     pub fn source(&self) -> &Namespace {
         match self {
             Self::Loopback(host) => host,
@@ -82,7 +82,7 @@ impl Network {
         }
     }
 
-    /// Where the destination is.
+    /// The destination's host.
     pub fn destination(&self) -> &Namespace {
         match self {
             Self::Loopback(host) => host,
@@ -90,7 +90,7 @@ impl Network {
         }
     }
 
-    /// Where the destination listens.
+    /// The address that the destination listens at.
     pub fn address(&self) -> &'static str {
         match self {
             Self::Loopback(_) => "127.0.0.1:9001",
@@ -98,7 +98,7 @@ impl Network {
         }
     }
 
-    /// Bytes carried so far, both directions, headers of Ethernet, IP and TCP included.
+    /// Bytes carried so far, both directions, including Ethernet, IP and TCP headers.
     ///
     /// # Errors
     /// When `ip` fails.
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_the_destinations() {
+    fn the_address_is_that_of_the_destination() {
         assert!(format!("{}:9001", HostPair::DESTINATION) == "10.77.0.2:9001");
     }
 }

@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-/// Up to which number, or from which on.
+/// An upper or lower limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Limit {
-    /// At most that.
+    /// At most this value.
     AtMost(f64),
-    /// Less than that.
+    /// Less than this value.
     Below(f64),
-    /// At least that.
+    /// At least this value.
     AtLeast(f64),
 }
 
@@ -23,19 +23,19 @@ impl Limit {
     }
 }
 
-/// One aim.
+/// One goal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Goal {
-    /// In words.
+    /// The description.
     pub what: String,
-    /// What was measured; none when every run of it failed or has no such number.
+    /// The measured value; `None` when every run failed or has no such value.
     pub value: Option<f64>,
-    /// Of what it is, or `x`.
+    /// The unit; `x` for a ratio.
     pub unit: &'static str,
-    /// What it should be.
+    /// The limit.
     pub limit: Limit,
-    /// Whether it is.
+    /// Whether the value is within the limit.
     pub reached: bool,
-    /// The numbers behind it; if it is missed, they show what bounds it.
+    /// The numbers behind the value; for a missed goal, they show what limits it.
     pub shown_by: String,
 }

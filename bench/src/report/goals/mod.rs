@@ -1,4 +1,4 @@
-//! What the project wants to reach, whether it does, and what bounds it where it does not.
+//! The project's goals: whether they are reached, and what limits those that are missed.
 
 mod goal;
 mod rules;
@@ -9,13 +9,13 @@ use super::medians::rows;
 use super::table::Table;
 use crate::record::Run;
 
-/// Every aim that the runs are about.
+/// Every goal that the runs have numbers for.
 pub fn goals(runs: &[Run]) -> Vec<Goal> {
     let rows = rows(runs);
     Rules::new(&rows).evaluate()
 }
 
-/// For people.
+/// The goals as a table.
 pub fn goals_table(runs: &[Run]) -> Table {
     let lines = goals(runs)
         .iter()
@@ -44,7 +44,7 @@ pub fn goals_table(runs: &[Run]) -> Table {
         .collect();
     Table {
         title: "Reach".to_owned(),
-        head: vec!["aim", "", "measured", "wanted", "shown by"],
+        head: vec!["goal", "", "measured", "limit", "details"],
         words: true,
         lines,
     }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn downtimes_are_a_part_of_qemus() {
+    fn downtimes_are_compared_with_qemus() {
         let runs = [
             run(System::HikkoshiHybrid, Workload::Busy, 40.0, 1.0),
             run(System::HikkoshiPrecopy, Workload::Paced(7), 160.0, 5000.0),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_issues_figures_are_judged_with_what_bounds_them() {
+    fn goals_are_judged_and_list_what_limits_them() {
         let mut ours = busy(
             System::HikkoshiHybrid,
             Workload::Busy,
@@ -129,10 +129,10 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_number_is_not_passed_over() {
+    fn a_goal_without_a_number_is_listed() {
         let failed = |system| {
             let mut run = run(system, Workload::Busy, 20.0, 1.0);
-            run.failure = Some("it did not begin".to_owned());
+            run.failure = Some("it did not start".to_owned());
             run
         };
         let theirs = busy(System::QemuPreempt, Workload::Busy, 2000.0, 1000.0, 1000.0);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_ahead_is_worth_three_times() {
+    fn read_ahead_must_be_three_times_as_fast() {
         let scan = |variant, ms| {
             let mut run = run(System::HikkoshiPostcopy, Workload::Sequential, 1.0, 1.0);
             run.case.variant = variant;
@@ -168,7 +168,7 @@ mod tests {
         let goals = goals(&runs);
         assert_eq!(goals.len(), 1);
         assert!(!goals[0].reached && (goals[0].value.unwrap() - 1.8).abs() < 1e-9);
-        let bound = "the line carries 29649 pages a second, less than would be wanted";
+        let bound = "the line carries 29649 pages a second, less than the goal";
         assert!(goals[0].shown_by.ends_with(bound), "{}", goals[0].shown_by);
     }
 }

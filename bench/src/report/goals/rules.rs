@@ -4,36 +4,36 @@ use super::goal::{Goal, Limit};
 use crate::plan::NetworkKind;
 use crate::report::medians::{Row, network_part};
 
-/// The part of QEMU's pre-copy downtime that ours may be.
+/// hikkoshi's downtime, as a fraction of the downtime of QEMU's pre-copy.
 const DOWNTIME_PART: f64 = 0.25;
 
-/// Sequential access with read-ahead beside without.
+/// The rate of sequential access with read-ahead, relative to without.
 const READ_AHEAD: f64 = 3.0;
 
-/// The part of the throughput that the bound on what is in flight must leave.
+/// The throughput with the limit on bytes in flight, relative to without.
 const FILLED: f64 = 0.95;
 
-/// What a page takes on the line, with all headers (Ethernet, IP, TCP, our frame), bytes.
+/// Bytes of a page on the network, including all headers (Ethernet, IP, TCP, frame).
 const PAGE_ON_THE_LINE: f64 = 4096.0 + 120.0;
 
-/// A page's time on the line in µs, if it has a rate.
+/// The transmission time of a page in µs, if the rate is limited.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
 fn page_us(network: NetworkKind) -> Option<f64> {
     let shape = network.shape()?;
     Some(PAGE_ON_THE_LINE * 8e6 / shape.rate_bits as f64)
 }
 
-/// Where a fault's time goes.
+/// The mean time of each stage of a page request.
 fn stages(row: &Row) -> String {
     let mut text = match row.stages_us {
         [Some(request), Some(page), Some(install)] => format!(
             "fault to request {request:.1}, request to page {page:.1}, page to installed {install:.1} µs"
         ),
-        _ => "the engine's account has no stages".to_owned(),
+        _ => "the engine's report has no stages".to_owned(),
     };
     if let (Some(seen), [Some(a), Some(b), Some(c)]) = (row.fault_us, row.stages_us) {
         text.push_str(&format!(
-            "; the guest waits {:.0} µs more (the fault's way to the engine, and back to the processor)",
+            "; the guest waits {:.0} µs more (from the fault to the engine, and until the processor resumes)",
             (seen - a - b - c).max(0.0)
         ));
     }
@@ -48,7 +48,7 @@ pub(super) struct Rules<'a> {
     goals: Vec<Goal>,
 }
 
-/// The number of a goal that there is none for.
+/// The verdict of a goal that has no number.
 pub(super) const NOT_MEASURED: &str = "not measured";
 
 impl<'a> Rules<'a> {
@@ -103,7 +103,7 @@ impl<'a> Rules<'a> {
         });
     }
 
-    /// A ratio, with the two numbers that it is of.
+    /// Adds a goal about a ratio, with its two numbers.
     fn ratio(
         &mut self,
         what: String,
@@ -126,7 +126,7 @@ impl<'a> Rules<'a> {
         self.add(what, ratio, "x", limit, shown_by);
     }
 
-    /// Faults as the guest sees them.
+    /// Fault latency, as the guest measures it.
     fn faults(&mut self) {
         let mean = [
             (NetworkKind::Gbit(1), 0.25),
@@ -150,7 +150,7 @@ impl<'a> Rules<'a> {
                         format!("{network}: p99 of the faults, {system}"),
                         row.fault_p99_us.map(|us| us / 1e3),
                         "ms",
-                        // The bound is the upper edge of a bucket an eighth wide.
+                        // The value is the upper edge of a bucket one eighth wide.
                         Limit::AtMost(1.0),
                         stages(row),
                     );
@@ -159,7 +159,7 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Beside QEMU's best post-copy.
+    /// Comparison with QEMU's fastest post-copy.
     fn beside_preempt(&mut self) {
         for network in self.networks() {
             let theirs = self.find(network, "busy", "qemu-preempt");
@@ -224,7 +224,7 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Sequential access, with read-ahead and without.
+    /// Sequential access, with and without read-ahead.
     fn reading(&mut self) {
         for network in self.networks() {
             let find = |variant: &str| {
@@ -242,7 +242,7 @@ impl<'a> Rules<'a> {
             if let Some(carried) = page_us(network).map(|us| 1e6 / us) {
                 most = format!("the line carries {carried:.0} pages a second");
                 if without.is_some_and(|pages| pages * READ_AHEAD > carried) {
-                    most.push_str(", less than would be wanted");
+                    most.push_str(", less than the goal");
                 }
             }
             self.ratio(
@@ -255,8 +255,8 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// The line is filled although what is in flight is bounded: beside post-copy with the bound
-    /// switched off, and beside pre-copy, which has none.
+    /// The background fills the network despite the limit on bytes in flight: compared with
+    /// post-copy without the limit, and with pre-copy, which has none.
     fn filling(&mut self) {
         for network in self.networks() {
             let Some(bounded) = self.find(network, "fill", "hikkoshi-postcopy") else {
@@ -265,7 +265,7 @@ impl<'a> Rules<'a> {
             let part = network_part(bounded);
             if network == NetworkKind::Gbit(1) {
                 self.add(
-                    format!("{network}: part of the line that the background fills"),
+                    format!("{network}: fraction of the line that the background fills"),
                     part,
                     "x",
                     Limit::AtLeast(FILLED),
@@ -283,7 +283,7 @@ impl<'a> Rules<'a> {
                 let megabytes = |row: &Row| row.throughput.map(|bytes| bytes / 1e6);
                 self.ratio(
                     format!(
-                        "{network}: background in post-copy, with the bound, to {what} without"
+                        "{network}: background in post-copy, with the limit, to {what} without"
                     ),
                     (megabytes(bounded), megabytes(unbounded)),
                     "MB/s",
@@ -294,7 +294,7 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// The switch, beside QEMU's pre-copy.
+    /// Downtime, compared with QEMU's pre-copy.
     fn downtimes(&mut self) {
         for network in self.networks() {
             let Some(theirs) = self.find(network, "paced", "qemu-precopy") else {

@@ -1,11 +1,11 @@
-//! Axes: from values to places, and where the ticks are.
+//! Axes: positions of values, and ticks.
 
-/// How an axis runs.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
-    /// Equal steps.
+    /// Linear.
     Linear,
-    /// Equal factors; what is not above zero is drawn at the lower end.
+    /// Logarithmic; values not above zero are drawn at the lower end.
     Log,
 }
 
@@ -19,8 +19,8 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// From the smallest to the largest of `values`, rounded outwards; a linear one begins at
-    /// zero, unless something is below.
+    /// An axis from the smallest to the largest of `values`, rounded outwards. A linear axis begins
+    /// at zero, unless a value is below.
     pub fn around(label: &'static str, scale: Scale, values: impl Iterator<Item = f64>) -> Self {
         let usable =
             values.filter(|value| value.is_finite() && (scale == Scale::Linear || *value > 0.0));
@@ -51,7 +51,7 @@ impl Axis {
         }
     }
 
-    /// Where a value is, from 0 to 1; what is outside is at the nearer end.
+    /// The position of a value, from 0 to 1; values outside are clamped.
     pub fn place(&self, value: f64) -> f64 {
         let place = match self.scale {
             Scale::Linear => (value - self.min) / (self.max - self.min),
@@ -63,7 +63,7 @@ impl Axis {
         place.clamp(0.0, 1.0)
     }
 
-    /// Values that have a tick, and what stands beside it.
+    /// The values of the ticks, and their labels.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         let mut ticks = Vec::new();
         match self.scale {
@@ -91,7 +91,7 @@ fn power_of_ten(exponent: f64) -> f64 {
     10f64.powf(exponent)
 }
 
-/// A step of 1, 2 or 5 times a power of ten that makes four to ten of a span.
+/// A step of 1, 2 or 5 times a power of ten that divides a span into four to ten parts.
 fn step(span: f64) -> f64 {
     let rough = (span / 8.0).max(f64::MIN_POSITIVE);
     let decade = power_of_ten(rough.log10().floor());
@@ -103,7 +103,7 @@ fn step(span: f64) -> f64 {
     }
 }
 
-/// A number for a tick: short.
+/// A short label for a tick.
 fn label(value: f64) -> String {
     let size = value.abs();
     if size < 1e-12 {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_show_is_an_axis_all_the_same() {
+    fn an_axis_without_values_is_valid() {
         for scale in [Scale::Linear, Scale::Log] {
             let axis = Axis::around("", scale, [].into_iter());
             assert!(axis.max > axis.min && !axis.ticks().is_empty());

@@ -1,4 +1,4 @@
-//! A chart as SVG: a few shapes, no more than is needed.
+//! A chart as SVG, from a few shapes.
 
 use std::fmt::Write as _;
 
@@ -8,12 +8,12 @@ const WIDTH: f64 = 800.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const HEAD: f64 = 58.0;
-/// Of one panel: the plot, and what is above and below it.
+/// Height of one panel: the plot, and the space above and below it.
 const PANEL: f64 = 240.0;
 const ABOVE: f64 = 40.0;
 const BELOW: f64 = 44.0;
 
-/// Told apart with any kind of colour vision (Okabe and Ito's palette).
+/// Distinguishable with any kind of colour vision (palette of Okabe and Ito).
 const COLOURS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444",
 ];
@@ -21,13 +21,13 @@ const COLOURS: [&str; 7] = [
 /// How points are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Style {
-    /// Joined.
+    /// Joined by a line.
     Line,
-    /// Each for itself.
+    /// Single dots.
     Dots,
 }
 
-/// Points with a name.
+/// A series of points with a name.
 #[derive(Clone, Debug)]
 pub struct Points {
     pub name: String,
@@ -35,28 +35,28 @@ pub struct Points {
     pub points: Vec<(f64, f64)>,
 }
 
-/// One pair of axes.
+/// A plot with one pair of axes.
 #[derive(Clone, Debug)]
 pub struct Panel {
     pub title: String,
     pub x: Axis,
     pub y: Axis,
     pub points: Vec<Points>,
-    /// Moments: an upright line with a word.
+    /// Marks: a vertical line with a label.
     pub marks: Vec<(f64, &'static str)>,
 }
 
-/// Panels one below the other.
+/// A chart of panels, one below the other.
 #[derive(Clone, Debug)]
 pub struct Chart {
     pub title: String,
-    /// The machine and the date, in two lines.
+    /// The host and the date, in two lines.
     pub subtitle: [String; 2],
     pub panels: Vec<Panel>,
 }
 
 impl Chart {
-    /// The SVG document.
+    /// The chart as an SVG document.
     pub fn svg(&self) -> String {
         let each = ABOVE + PANEL + BELOW;
         #[allow(clippy::cast_precision_loss)] // a handful
@@ -100,7 +100,7 @@ impl Panel {
             rule(svg, (LEFT, y(value)), (right, y(value)), "#e0e0e0");
             text(svg, (LEFT - 6.0, y(value) + 4.0), "end", "", &label);
         }
-        // One below the other, since they may be close.
+        // One below the other, because marks can be close together.
         let mut down = top + 11.0;
         for &(value, word) in &self.marks {
             rule(svg, (x(value), top), (x(value), bottom), "#888888");
@@ -143,7 +143,7 @@ impl Panel {
                 "font-size=\"11\"",
                 &points.name,
             );
-            // Letters are of about this width at this size.
+            // Approximate width of a letter at this size.
             #[allow(clippy::cast_precision_loss)]
             let width = points.name.chars().count() as f64 * 6.2;
             at += width + 30.0;
@@ -174,7 +174,7 @@ fn line(svg: &mut String, places: &[(f64, f64)], colour: &str) {
 fn dots(svg: &mut String, places: &[(f64, f64)], colour: &str) {
     let mut path = String::new();
     for (x, y) in places {
-        // A line of no length with round ends is a dot: one path for thousands of them.
+        // A line of length zero with round ends is a dot: one path for thousands of dots.
         let _ = write!(path, "M{x:.1} {y:.1}h0");
     }
     let _ = writeln!(
@@ -200,7 +200,7 @@ mod tests {
     use crate::report::plot::axis::Scale;
 
     #[test]
-    fn a_chart_has_its_points_inside_and_its_words_escaped() {
+    fn points_are_clamped_and_text_is_escaped() {
         let chart = Chart {
             title: "a < b & c".to_owned(),
             subtitle: ["here".to_owned(), "now".to_owned()],
@@ -227,7 +227,7 @@ mod tests {
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(svg.contains("a &lt; b &amp; c") && svg.contains(">switch<"));
         assert!(svg.contains("points=\"70.0,338.0 780.0,98.0\""), "{svg}");
-        // The second dot is outside: at the nearer corner.
+        // The second dot is outside the axes: it is drawn at the nearest corner.
         assert!(svg.contains("M425.0 218.0h0M780.0 338.0h0"), "{svg}");
         assert_eq!(svg.matches("<rect").count(), 4);
     }

@@ -1,4 +1,4 @@
-//! Which plots there are.
+//! The plots.
 
 use super::axis::{Axis, Scale};
 use super::chart::{Chart, Panel, Points, Style};
@@ -6,28 +6,29 @@ use crate::host_info::HostInfo;
 use crate::plan::{Case, Kind, NetworkKind, Variant, Workload};
 use crate::record::Run;
 
-/// Seconds before the switch that are shown.
+/// Seconds shown before the switchover.
 const BEFORE: f64 = 2.0;
 
-/// Every plot that the runs have numbers for, with its file's name.
+/// Every plot that the runs have numbers for, with its file name.
 pub fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
     let good: Vec<&Run> = runs.iter().filter(|run| run.failure.is_none()).collect();
     let mut charts = Vec::new();
-    let mut lines: Vec<NetworkKind> = Vec::new();
+    let mut networks: Vec<NetworkKind> = Vec::new();
     for run in &good {
-        if !lines.contains(&run.case.network) {
-            lines.push(run.case.network);
+        if !networks.contains(&run.case.network) {
+            networks.push(run.case.network);
         }
     }
-    for line in lines {
-        for load in [Workload::Busy, Workload::Huge] {
+    for network in networks {
+        for workload in [Workload::Busy, Workload::Huge] {
             charts.extend(
-                faults(&good, line, load).map(|c| (format!("faults-{load}-{line}.svg"), c)),
+                faults(&good, network, workload)
+                    .map(|c| (format!("faults-{workload}-{network}.svg"), c)),
             );
         }
-        charts.extend(switch(&good, line).map(|c| (format!("switch-{line}.svg"), c)));
-        charts.extend(scans(&good, line).map(|c| (format!("scan-{line}.svg"), c)));
-        charts.extend(web(&good, line).map(|c| (format!("web-{line}.svg"), c)));
+        charts.extend(switch(&good, network).map(|c| (format!("switch-{network}.svg"), c)));
+        charts.extend(scans(&good, network).map(|c| (format!("scan-{network}.svg"), c)));
+        charts.extend(web(&good, network).map(|c| (format!("web-{network}.svg"), c)));
     }
     for (_, chart) in &mut charts {
         chart.subtitle = host.in_two_lines();
@@ -35,7 +36,7 @@ pub fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
     charts
 }
 
-/// The cases that some runs belong to, in their order.
+/// The cases of the runs that `wanted` accepts, in order.
 fn cases(runs: &[&Run], wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for run in runs.iter().filter(|run| wanted(&run.case)) {
@@ -71,10 +72,10 @@ fn panel(
     }
 }
 
-/// How many of the faults took longer than a time: the tail is what a guest notices.
-fn faults(runs: &[&Run], line: NetworkKind, load: Workload) -> Option<Chart> {
+/// The fraction of faults that take longer than a time.
+fn faults(runs: &[&Run], network: NetworkKind, workload: Workload) -> Option<Chart> {
     let systems = cases(runs, |case| {
-        (case.network, case.workload, case.variant) == (line, load, Variant::Plain)
+        (case.network, case.workload, case.variant) == (network, workload, Variant::Plain)
     });
     let points: Vec<_> = systems
         .iter()
@@ -100,15 +101,15 @@ fn faults(runs: &[&Run], line: NetworkKind, load: Workload) -> Option<Chart> {
             })
         })
         .collect();
-    let what = format!("Fault latency as the guest sees it: {line}, {load}");
+    let what = format!("Fault latency measured in the guest: {network}, {workload}");
     let axes = (
         ("µs", Scale::Log),
-        ("part of the faults that take longer", Scale::Log),
+        ("fraction of faults that take longer", Scale::Log),
     );
     (!points.is_empty()).then(|| chart(what, vec![panel(String::new(), axes.0, axes.1, points)]))
 }
 
-/// From counts below bounds to the part above each bound.
+/// Turns counts below bounds into fractions above each bound.
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
 fn longer(buckets: &[(f64, u64)]) -> Vec<(f64, f64)> {
     let all: u64 = buckets.iter().map(|bucket| bucket.1).sum();
@@ -116,7 +117,7 @@ fn longer(buckets: &[(f64, u64)]) -> Vec<(f64, f64)> {
     let mut points = Vec::new();
     for &(below, count) in buckets {
         left -= count;
-        // The last one's zero has no place on this axis.
+        // The last value is zero and cannot be drawn on this axis.
         if left > 0 {
             points.push((below, left as f64 / all.max(1) as f64));
         }
@@ -124,11 +125,11 @@ fn longer(buckets: &[(f64, u64)]) -> Vec<(f64, f64)> {
     points
 }
 
-/// What the guest gets done, and what is on the line, from before the switch to after the end.
-fn switch(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
+/// The guest's accesses and the network traffic, from before the switchover until after the end.
+fn switch(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
     let systems = cases(runs, |case| {
-        let busy =
-            (case.network, case.workload, case.variant) == (line, Workload::Busy, Variant::Plain);
+        let busy = (case.network, case.workload, case.variant)
+            == (network, Workload::Busy, Variant::Plain);
         busy && case.system.is_postcopy()
     });
     let firsts: Vec<&Run> = systems
@@ -154,7 +155,7 @@ fn switch(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
             })
             .collect()
     };
-    // A line of the guest without an access is drawn at one a second.
+    // An interval without an access is drawn at one a second.
     let accesses = of(&|run| {
         let shown = shown(&run.series.accesses, 1.0).into_iter();
         shown.map(|(t, rate)| (t, rate.max(1.0))).collect()
@@ -163,16 +164,16 @@ fn switch(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
     if accesses.iter().all(|points| points.points.is_empty()) {
         return None;
     }
-    let seconds = ("seconds after the switch", Scale::Linear);
+    let seconds = ("seconds after the switchover", Scale::Linear);
     let mut panels = vec![
         panel(
-            "what the guest gets done".to_owned(),
+            "memory accesses of the guest".to_owned(),
             seconds,
             ("accesses/s", Scale::Log),
             accesses,
         ),
         panel(
-            "what is on the line".to_owned(),
+            "traffic sent by the source".to_owned(),
             seconds,
             ("MB/s", Scale::Linear),
             bytes,
@@ -180,45 +181,47 @@ fn switch(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
     ];
     for panel in &mut panels {
         panel.x = Axis::around(seconds.0, seconds.1, [-BEFORE, last].into_iter());
-        panel.marks.push((0.0, "switch"));
+        panel.marks.push((0.0, "switchover"));
     }
-    Some(chart(format!("Through the switch: {line}, busy"), panels))
+    Some(chart(format!("Switchover: {network}, busy"), panels))
 }
 
-/// How far the scans were when.
-fn scans(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
+/// The progress of the scans.
+fn scans(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
     let mut panels = Vec::new();
-    for load in [Workload::Scan, Workload::Sequential] {
-        let points: Vec<_> = cases(runs, |case| (case.network, case.workload) == (line, load))
-            .iter()
-            .filter_map(|case| {
-                let run = runs.iter().find(|run| run.case == *case)?;
-                let scan = run.scan.as_ref()?;
-                Some(Points {
-                    // All of them are post-copy.
-                    name: format!(
-                        "{} (ran {:.0} %)",
-                        case.system_label().replace("hikkoshi-postcopy", "hikkoshi"),
-                        scan.ran * 100.0
-                    ),
-                    style: Style::Line,
-                    points: scan.progress.clone(),
-                })
+    for workload in [Workload::Scan, Workload::Sequential] {
+        let points: Vec<_> = cases(runs, |case| {
+            (case.network, case.workload) == (network, workload)
+        })
+        .iter()
+        .filter_map(|case| {
+            let run = runs.iter().find(|run| run.case == *case)?;
+            let scan = run.scan.as_ref()?;
+            Some(Points {
+                // All of them are post-copy.
+                name: format!(
+                    "{} (ran {:.0} %)",
+                    case.system_label().replace("hikkoshi-postcopy", "hikkoshi"),
+                    scan.ran * 100.0
+                ),
+                style: Style::Line,
+                points: scan.progress.clone(),
             })
-            .collect();
+        })
+        .collect();
         if !points.is_empty() {
             let axes = (("seconds", Scale::Linear), ("pages read", Scale::Linear));
-            panels.push(panel(load.describe(), axes.0, axes.1, points));
+            panels.push(panel(workload.describe(), axes.0, axes.1, points));
         }
     }
-    let title = format!("Reading memory that is not there yet: {line}");
+    let title = format!("Reading memory that has not been received yet: {network}");
     (!panels.is_empty()).then(|| chart(title, panels))
 }
 
-/// When the web server's clients asked, and how long they waited.
-fn web(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
+/// When the web server's clients sent requests, and their response times.
+fn web(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
     let systems = cases(runs, |case| {
-        case.network == line && case.workload.kind() == Kind::Web
+        case.network == network && case.workload.kind() == Kind::Web
     });
     let mut panels: Vec<_> = systems
         .iter()
@@ -236,13 +239,13 @@ fn web(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
             let mut panel = panel(case.system_label(), axes.0, axes.1, points);
             panel.marks = vec![
                 (0.0, "command"),
-                (web.resume_s, "switch"),
+                (web.resume_s, "switchover"),
                 (web.end_s, "last page"),
             ];
             Some(panel)
         })
         .collect();
-    // One scale for all, so that they can be compared.
+    // One scale for all panels, so that they can be compared.
     let ends = |of: fn(&Panel) -> (f64, f64)| {
         let all = panels.iter().map(of);
         all.fold(
@@ -255,7 +258,7 @@ fn web(runs: &[&Run], line: NetworkKind) -> Option<Chart> {
         (panel.x.min, panel.x.max) = x;
         (panel.y.min, panel.y.max) = y;
     }
-    let title = format!("A web server that is moved: {line}");
+    let title = format!("Web server during a migration: {network}");
     (!panels.is_empty()).then(|| chart(title, panels))
 }
 
@@ -277,13 +280,13 @@ mod tests {
     }
 
     #[test]
-    fn the_part_that_takes_longer_falls() {
+    fn fractions_above_bounds_decrease() {
         let points = longer(&[(36.0, 90), (64.0, 9), (1152.0, 1)]);
         assert_eq!(points, [(36.0, 0.1), (64.0, 0.01)]);
     }
 
     #[test]
-    fn what_was_measured_is_drawn_and_nothing_else() {
+    fn only_successful_runs_are_drawn() {
         let mut one = run(System::HikkoshiHybrid, Workload::Busy, 1.0, 1.0);
         one.slow = Some(slow(vec![(36.0, 90), (64.0, 10)]));
         one.series = Series {
@@ -295,17 +298,17 @@ mod tests {
         failed.failure = Some("broken".to_owned());
         let runs = [one, failed];
         let good: Vec<&Run> = runs.iter().filter(|run| run.failure.is_none()).collect();
-        let line = NetworkKind::Gbit(1);
-        let svg = faults(&good, line, Workload::Busy).unwrap().svg();
+        let network = NetworkKind::Gbit(1);
+        let svg = faults(&good, network, Workload::Busy).unwrap().svg();
         assert!(svg.contains("hikkoshi-hybrid") && !svg.contains("qemu-preempt"));
-        let through = switch(&good, line).unwrap();
+        let through = switch(&good, network).unwrap();
         assert_eq!(through.panels.len(), 2);
         assert_eq!(
             through.panels[0].points[0].points.len(),
             3,
-            "99 s is beyond the end"
+            "99 s is after the end"
         );
-        assert!(scans(&good, line).is_none() && web(&good, line).is_none());
+        assert!(scans(&good, network).is_none() && web(&good, network).is_none());
         assert!(faults(&good, NetworkKind::Loopback, Workload::Busy).is_none());
     }
 }

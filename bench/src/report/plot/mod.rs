@@ -1,4 +1,4 @@
-//! Plots of what was measured, as SVG, and the tables beside them as Markdown.
+//! Plots as SVG, and the tables as Markdown.
 
 mod axis;
 mod chart;
@@ -13,11 +13,11 @@ use crate::error::BenchError;
 use crate::host_info::HostInfo;
 use crate::record::Run;
 
-/// The tables' file.
+/// The file of the tables.
 const TABLES: &str = "measured.md";
 
-/// Writes everything that the runs have numbers for into `folder`. What another selection of cases
-/// made there stays.
+/// Writes every plot that the runs have numbers for, and the tables, into `folder`. Files of
+/// earlier selections of cases stay.
 ///
 /// # Errors
 /// When a file cannot be written.
@@ -44,7 +44,7 @@ pub fn write_plots(folder: &Path, host: &HostInfo, runs: &[Run]) -> Result<(), B
 }
 
 fn tables_markdown(host: &HostInfo, runs: &[Run]) -> String {
-    // One fact a line, so that no line of the document gets too long.
+    // One fact per line, to keep the lines of the document short.
     let host = host.to_string().replace(", ", ",\n");
     let mut text = format!("# Measured\n\nWritten by `make bench`.\n{host}.\n");
     for table in std::iter::once(goals_table(runs)).chain(tables(runs)) {

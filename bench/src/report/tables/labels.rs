@@ -2,7 +2,7 @@
 
 use crate::report::medians::Row;
 
-/// What it is about, and how often it was measured.
+/// The network, the workload, and the number of runs.
 pub(super) fn title(group: &[&Row]) -> String {
     let Some(first) = group.first() else {
         return String::new();
@@ -18,7 +18,7 @@ pub(super) fn title(group: &[&Row]) -> String {
     format!("{}, {what}; medians of {runs}", first.network)
 }
 
-/// The system, and what became of its runs.
+/// The system, and how many of its runs failed or did not converge.
 pub(super) fn name(row: &Row) -> String {
     let mut name = row.system.clone();
     if row.called_off > 0 {

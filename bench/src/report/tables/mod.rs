@@ -1,4 +1,4 @@
-//! Medians side by side, as tables.
+//! Tables of medians.
 
 mod labels;
 mod moves;
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_are_beside_the_plain_one_and_not_among_the_systems() {
+    fn variants_are_compared_in_a_table_of_their_own() {
         let plain = run(System::HikkoshiHybrid, Workload::Busy, 20.0, 1000.0);
         let mut case = plain.case;
         case.variant = Variant::NoFollow;
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disks_table_has_what_it_gave_and_what_was_lost() {
+    fn a_disk_table_shows_rate_and_lost_pages() {
         let mut lost = run(System::HikkoshiPrecopy, Workload::Disk20, 20.0, 1000.0);
         lost.case.variant = Variant::NoDrain;
         lost.disk = Some(DiskOutcome {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_is_full_when_its_rate_is_used() {
+    fn used_fraction_of_the_network_is_shown() {
         let mut filled = run(System::HikkoshiPostcopy, Workload::Fill, 10.0, 1000.0);
         filled.throughput = Some(120e6);
         let tables = tables(&[filled]);

@@ -5,7 +5,7 @@ use crate::plan::{System, Variant, Workload};
 use crate::report::medians::Row;
 use crate::report::table::{Table, number, ratio};
 
-/// Systems beside one another, each column's ratio to QEMU's counterpart beneath.
+/// The systems, and below them the ratio of each of hikkoshi's modes to QEMU's counterparts.
 pub(super) fn moves(group: &[&Row]) -> Option<Table> {
     let group: Vec<&Row> = group
         .iter()
@@ -48,7 +48,7 @@ pub(super) fn moves(group: &[&Row]) -> Option<Table> {
     })
 }
 
-/// Whom a mode of hikkoshi is compared with.
+/// QEMU's counterparts of a mode of hikkoshi.
 fn rivals(system: System, load: Workload) -> &'static [System] {
     match (system, load) {
         (System::HikkoshiPrecopy, _) | (System::HikkoshiHybrid, Workload::Paced(_)) => {

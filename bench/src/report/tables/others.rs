@@ -7,7 +7,7 @@ use crate::record::Run;
 use crate::report::medians::{Row, network_part};
 use crate::report::table::{Table, number, ratio};
 
-/// Reading what is not there yet.
+/// Reading memory that has not been received yet.
 pub(super) fn scans(group: &[&Row]) -> Table {
     let without = group
         .iter()
@@ -38,7 +38,7 @@ pub(super) fn scans(group: &[&Row]) -> Table {
     }
 }
 
-/// A disk that is read by direct I/O during the move.
+/// A disk that is read by direct I/O during the migration.
 pub(super) fn disks(group: &[&Row]) -> Table {
     let lines = group
         .iter()
@@ -84,7 +84,7 @@ pub(super) fn disks(group: &[&Row]) -> Table {
     }
 }
 
-/// What the background alone puts on the line.
+/// Throughput of the background alone.
 pub(super) fn fills(rows: &[Row]) -> Option<Table> {
     let lines: Vec<_> = rows
         .iter()
@@ -113,7 +113,7 @@ pub(super) fn fills(rows: &[Row]) -> Option<Table> {
     })
 }
 
-/// What the web server's clients saw: the first run of each.
+/// Response times of the web server's clients, from the first run of each case.
 pub(super) fn web(group: &[&Row], runs: &[Run]) -> Table {
     let mut lines = Vec::new();
     for row in group {
@@ -149,7 +149,7 @@ pub(super) fn web(group: &[&Row], runs: &[Run]) -> Table {
             "downtime ms",
             "total s",
             "before",
-            "until the switch",
+            "until switchover",
             "until the last page",
             "after",
             "others",

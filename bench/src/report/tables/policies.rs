@@ -5,7 +5,7 @@ use crate::plan::{Kind, Variant, Workload};
 use crate::report::medians::Row;
 use crate::report::table::{Table, number, ratio};
 
-/// What a policy is worth: hikkoshi with one thing otherwise, beside the same without.
+/// The effect of a policy: hikkoshi with one policy changed, compared with its defaults.
 pub(super) fn policies(group: &[&Row]) -> Option<Table> {
     let moved = |row: &&&Row| {
         let load = row.case.workload;
