@@ -40,11 +40,11 @@
 
 pub mod destination;
 mod guest;
-mod last_word;
-mod outages;
+mod panic_notifier;
+pub mod report;
 mod retry;
+mod retry_budget;
 pub mod source;
-pub mod stats;
 mod sync;
 
 pub use destination::{
@@ -52,11 +52,11 @@ pub use destination::{
 };
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use hikkoshi_linux::{Cancel, Priority, Rank};
+pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
     MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,
     resume_migrate,
 };
-pub use stats::{Account, Observer};
 
 pub use hikkoshi_wire::{MAX_LINKS, Mode};

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use hikkoshi_engine::stats::Silent;
+use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{Cancel, Mode, SourceOptions, Watch, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::stats::Silent;
+use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};

@@ -5,7 +5,7 @@ use std::io;
 use hikkoshi_userfault::{CopyError, RangeError, ReadError};
 use thiserror::Error;
 
-use super::installer::InstallError;
+use crate::destination::postcopy::installer::InstallError;
 
 use crate::guest::{DestinationGuest, GuestError};
 use hikkoshi_handover::Outcome;
@@ -103,7 +103,7 @@ pub enum DestinationFailure {
 impl DestinationFailure {
     /// Adds to a link's failure what was being done; being stopped is a
     /// cancellation.
-    pub(super) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
+    pub(crate) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
         move |cause| match cause {
             LinkError::Stopped => Self::Cancelled,
             cause => Self::Link { doing, cause },
@@ -111,7 +111,7 @@ impl DestinationFailure {
     }
 
     /// Whether a new connection is all that is needed.
-    pub(super) fn is_about_links(&self) -> bool {
+    pub(crate) fn is_about_links(&self) -> bool {
         matches!(
             self,
             Self::Link { .. } | Self::Install(InstallError::Staging(_))
@@ -122,7 +122,7 @@ impl DestinationFailure {
 
     /// Whether the guest cannot run here, or not any longer: its process is gone,
     /// or its memory is not what it should be.
-    pub(super) fn is_end_of_guest(&self) -> bool {
+    pub(crate) fn is_end_of_guest(&self) -> bool {
         self.is_corruption()
             || matches!(
                 self,
@@ -132,13 +132,13 @@ impl DestinationFailure {
     }
 
     /// Whether the guest's memory is not what it should be.
-    pub(super) fn is_corruption(&self) -> bool {
+    pub(crate) fn is_corruption(&self) -> bool {
         matches!(self, Self::Install(InstallError::Filled { .. }))
     }
 
     /// The same, with the reason if that is plain to see: whatever is done to the
     /// machine fails when its process has ended.
-    pub(super) fn seen(self, guest: &dyn DestinationGuest) -> Self {
+    pub(crate) fn seen(self, guest: &dyn DestinationGuest) -> Self {
         let by_machine = matches!(
             self,
             Self::Guest(_)
@@ -157,12 +157,12 @@ impl DestinationFailure {
     }
 
     /// That the machine has ended.
-    pub(super) fn gone(guest: &dyn DestinationGuest) -> Self {
+    pub(crate) fn gone(guest: &dyn DestinationGuest) -> Self {
         Self::ProcessGone(guest.memory_place().map(|(process, _)| process.pid()))
     }
 
     /// A message that has no business here.
-    pub(super) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> Self {
+    pub(crate) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> Self {
         let text: String = format!("{message:?}").chars().take(200).collect();
         Self::Link {
             doing,

@@ -12,33 +12,13 @@
 //! a bounded number at a time (`turns.rs`); those of tmpfs are rebuilt at the
 //! end (`collapse.rs`).
 
-mod arrival;
-mod asking;
-mod book;
-mod collapse;
-mod ending;
 mod error;
-mod faults;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod giant;
-mod give_up;
-mod installer;
-mod keeper;
-mod meeting;
-mod offer;
+pub(crate) mod handover;
 mod options;
-mod outstanding;
-mod postcopy;
-mod presence;
-mod processors;
-mod receiver;
-mod room;
-mod session;
-mod staging;
-mod stay;
-mod turns;
-mod who;
+pub(crate) mod postcopy;
+pub(crate) mod receiver;
+pub(crate) mod session;
+pub(crate) mod switchover;
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,14 +27,14 @@ use std::thread;
 
 use hikkoshi_wire::{MAX_LINKS, Role};
 
-pub use book::TooManyPartial;
 pub use error::{DestinationFailure, ReceiveError};
-pub use give_up::give_up_receive;
-pub use installer::InstallError;
+pub use handover::give_up::give_up_receive;
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
+pub use postcopy::huge::slots::TooManyPartial;
+pub use postcopy::installer::InstallError;
 
 use crate::guest::DestinationGuest;
-use crate::stats::{Account, Observer};
+use crate::report::{Account, Observer};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationRecord, Journal};
 use hikkoshi_link::{Incoming, Listener, TICK};
@@ -116,7 +96,7 @@ pub fn resume_receive(
 ) -> Result<Account, ReceiveError> {
     listener.expect(Some(record.id));
     listening(listener, |door| {
-        arrival::take_up(guest, record, door.incoming, options, watch)
+        switchover::incoming::take_up(guest, record, door.incoming, options, watch)
     })
 }
 
@@ -195,12 +175,12 @@ fn accept(
         door.listener.admit(&link);
         let peer = link.peer.clone();
         let over = || door.listener.expect(None);
-        match offer::hear(guest, link, options, watch, over) {
+        match switchover::offer::hear(guest, link, options, watch, over) {
             Ok(offered) => {
                 watch
                     .observer
                     .notice(&format!("a guest arrives from {peer}"));
-                return arrival::run(guest, offered, door.incoming, options, watch);
+                return switchover::incoming::run(guest, offered, door.incoming, options, watch);
             }
             Err(why) => {
                 watch

@@ -62,7 +62,7 @@ impl DestinationOptions {
     pub const PATIENCE: Duration = Duration::from_secs(300);
 
     /// The number of fault threads for a guest of `vcpus` processors.
-    pub(super) fn fault_threads_for(&self, vcpus: u32) -> usize {
+    pub(crate) fn fault_threads_for(&self, vcpus: u32) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = match self.fault_threads {
             Some(threads) => usize::from(threads.get()),

@@ -8,12 +8,12 @@ use std::time::Duration;
 use hikkoshi_pages::PAGE_SIZE;
 use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 
-use super::error::DestinationFailure;
-use super::installer::{Installer, Recorder};
-use super::options::DestinationOptions;
-use super::session::{Ends, Event};
-use crate::last_word::LastWord;
-use crate::stats::{Counters, RequestLatencies, Tracker};
+use crate::destination::error::DestinationFailure;
+use crate::destination::options::DestinationOptions;
+use crate::destination::postcopy::installer::{Installer, Recorder};
+use crate::destination::session::{Ends, Event};
+use crate::panic_notifier::LastWord;
+use crate::report::{Counters, RequestLatencies, Tracker};
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, Rank};
@@ -30,19 +30,19 @@ const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
 /// Where received pages go: into the RAM file, and from the switchover on
 /// through the installer.
 #[derive(Debug)]
-pub(super) struct Sink {
+pub(crate) struct Sink {
     /// None where no page comes but through the installer.
-    pub(super) memory: Option<RamWriter>,
-    pub(super) installer: OnceLock<Arc<Installer>>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) tracker: Arc<Tracker>,
+    pub(crate) memory: Option<RamWriter>,
+    pub(crate) installer: OnceLock<Arc<Installer>>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) tracker: Arc<Tracker>,
     /// One for each receiver, made with it.
-    pub(super) recorders: Mutex<Vec<Arc<Recorder>>>,
+    pub(crate) recorders: Mutex<Vec<Arc<Recorder>>>,
 }
 
 impl Sink {
     /// Pages go to `memory` until there is an installer.
-    pub(super) fn new(memory: Option<RamWriter>) -> Arc<Self> {
+    pub(crate) fn new(memory: Option<RamWriter>) -> Arc<Self> {
         Arc::new(Self {
             memory,
             installer: OnceLock::new(),
@@ -53,7 +53,7 @@ impl Sink {
     }
 
     /// All receivers' records, merged.
-    pub(super) fn latencies(&self) -> RequestLatencies {
+    pub(crate) fn latencies(&self) -> RequestLatencies {
         let mut all = RequestLatencies::default();
         if let Ok(recorders) = self.recorders.lock() {
             for recorder in recorders.iter() {
@@ -82,7 +82,7 @@ enum Kind {
 }
 
 /// Receives the pages of background link `number` and acknowledges them.
-pub(super) fn start_background(
+pub(crate) fn start_background(
     number: usize,
     sink: Arc<Sink>,
     (reader, acks): Ends,
@@ -95,7 +95,7 @@ pub(super) fn start_background(
 }
 
 /// Receives the pages that were asked for.
-pub(super) fn start_urgent(
+pub(crate) fn start_urgent(
     sink: Arc<Sink>,
     mut reader: LinkReader,
     events: SyncSender<Event>,

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
-use super::error::DestinationFailure;
-use super::no_door;
+use crate::destination::error::DestinationFailure;
+use crate::destination::no_door;
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
@@ -18,14 +18,14 @@ use hikkoshi_linux::sandbox_thread;
 const EVENTS: usize = 16;
 
 /// What the control link's thread does; marks its end among the failures.
-pub(super) const LISTENING: &str = "listening to the source";
+pub(crate) const LISTENING: &str = "listening to the source";
 
 /// How long an accepted source may take to open its other links.
 const LINKS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the main thread waits for.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// The source said something.
     Said(ToDestination),
     /// A thread ended, or the control link did.
@@ -46,43 +46,43 @@ impl Event {
 
 /// Where events come in, whatever becomes of the links.
 #[derive(Debug)]
-pub(super) struct Channel {
+pub(crate) struct Channel {
     sender: SyncSender<Event>,
     events: Receiver<Event>,
 }
 
 impl Channel {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (sender, events) = sync_channel(EVENTS);
         Self { sender, events }
     }
 
     /// One that nobody listens to: what is sent to it does not wait.
-    pub(super) fn closed() -> Self {
+    pub(crate) fn closed() -> Self {
         let (sender, _) = sync_channel(0);
         let events = sync_channel(0).1;
         Self { sender, events }
     }
 
     /// Where it is told.
-    pub(super) fn sender(&self) -> SyncSender<Event> {
+    pub(crate) fn sender(&self) -> SyncSender<Event> {
         self.sender.clone()
     }
 
     /// Takes it, and leaves one that nobody listens to.
-    pub(super) fn take(&mut self) -> Self {
+    pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::closed())
     }
 
     /// The next event; `None` after `wait` without one.
-    pub(super) fn next_within(&self, wait: Duration) -> Option<Event> {
+    pub(crate) fn next_within(&self, wait: Duration) -> Option<Event> {
         self.events.recv_timeout(wait).ok()
     }
 }
 
 /// All links to one source.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     control: LinkWriter,
     channel: Channel,
     /// Turns control messages into events.
@@ -98,7 +98,7 @@ pub(super) struct Session {
 impl Session {
     /// Takes over an accepted control link; `reader` is its other end. The channel
     /// is taken only if that comes to something.
-    pub(super) fn start(
+    pub(crate) fn start(
         stream: Arc<Stream>,
         mut reader: LinkReader,
         control: LinkWriter,
@@ -141,7 +141,7 @@ impl Session {
 
     /// Waits for the source's other links: so many for background pages, and
     /// one for urgent pages if `urgent`.
-    pub(super) fn await_links(
+    pub(crate) fn await_links(
         &mut self,
         incoming: &Receiver<Incoming>,
         id: MigrationId,
@@ -228,12 +228,12 @@ impl Session {
     }
 
     /// Where the links' threads report to.
-    pub(super) fn events(&self) -> SyncSender<Event> {
+    pub(crate) fn events(&self) -> SyncSender<Event> {
         self.channel.sender.clone()
     }
 
     /// Sends a control message.
-    pub(super) fn say(
+    pub(crate) fn say(
         &mut self,
         message: &ToSource,
         doing: &'static str,
@@ -244,13 +244,13 @@ impl Session {
     }
 
     /// From now on nobody can call the migration off.
-    pub(super) fn committed(&mut self) {
+    pub(crate) fn committed(&mut self) {
         self.control.set_stop(self.stop.clone());
     }
 
     /// Says the last there is to say. Not worth waiting for a peer that does
     /// not read: the links' end will tell it as much, only less clearly.
-    pub(super) fn part(&mut self, message: &ToSource) {
+    pub(crate) fn part(&mut self, message: &ToSource) {
         self.control.set_stop(Cancel::at_once());
         if let Err(error) = self.say(message, "parting") {
             tracing::debug!(%error, ?message, "the source does not hear why this side ends");
@@ -258,17 +258,17 @@ impl Session {
     }
 
     /// Which pages there are.
-    pub(super) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         self.limits
     }
 
     /// The next event; `None` after a tick without one.
-    pub(super) fn next(&mut self) -> Option<Event> {
+    pub(crate) fn next(&mut self) -> Option<Event> {
         self.next_within(TICK)
     }
 
     /// The next event; `None` after `wait` without one.
-    pub(super) fn next_within(&mut self, wait: Duration) -> Option<Event> {
+    pub(crate) fn next_within(&mut self, wait: Duration) -> Option<Event> {
         // The session holds a sender itself: it never disconnects before it is
         // closed.
         self.early.take().or_else(|| self.channel.next_within(wait))
@@ -276,7 +276,7 @@ impl Session {
 
     /// Ends all links. The threads that work on them can be joined then:
     /// nothing that they report waits for somebody to hear it.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.channel = Channel::closed();
         self.hang_up();
     }
@@ -291,7 +291,7 @@ impl Session {
     /// Ends all links and waits for the threads that work on them, `receivers`
     /// and its own. Gives the channel, and what was still told that is not about
     /// links.
-    pub(super) fn end(mut self, receivers: Vec<JoinHandle<()>>) -> (Channel, Option<Event>) {
+    pub(crate) fn end(mut self, receivers: Vec<JoinHandle<()>>) -> (Channel, Option<Event>) {
         self.hang_up();
         let mut left = self.early.take().filter(Event::is_serious);
         let threads = receivers.into_iter().chain(self.listener.take());
@@ -318,13 +318,13 @@ impl Drop for Session {
 }
 
 /// A link's two ends.
-pub(super) type Ends = (LinkReader, LinkWriter);
+pub(crate) type Ends = (LinkReader, LinkWriter);
 
 /// The links beside the control link.
 #[derive(Debug)]
-pub(super) struct Links {
+pub(crate) struct Links {
     /// In the order of their numbers.
-    pub(super) background: Vec<Ends>,
+    pub(crate) background: Vec<Ends>,
     /// Where pages come from, and where requests are written.
-    pub(super) urgent: Option<(LinkReader, LinkWriter)>,
+    pub(crate) urgent: Option<(LinkReader, LinkWriter)>,
 }

@@ -23,7 +23,7 @@ pub struct MigrateError {
 }
 
 impl MigrateError {
-    pub(super) fn new(cause: SourceFailure, outcome: Outcome) -> Self {
+    pub(crate) fn new(cause: SourceFailure, outcome: Outcome) -> Self {
         Self {
             cause,
             outcome,
@@ -151,7 +151,7 @@ pub enum SourceFailure {
 impl SourceFailure {
     /// Adds to a link's failure what was being done; being stopped is a
     /// cancellation.
-    pub(super) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
+    pub(crate) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
         move |cause| match cause {
             LinkError::Stopped => Self::Cancelled,
             cause => Self::Link { doing, cause },

@@ -8,25 +8,16 @@
 //! requests, `pusher.rs` pushes the rest. Who sends a page is settled by claiming it in one bitmap
 //! (`owed.rs`); what goes first, by hints that nobody waits for (`order/`).
 
-mod chunk;
-mod chunks;
-mod collect;
-mod crew;
-mod drained;
+pub(crate) mod deadline;
 mod error;
-mod handover;
-mod keeper;
-mod kept;
+pub(crate) mod handover;
+mod kept_notice;
 mod options;
-mod order;
-mod owed;
-mod patience;
-mod precopy;
-mod pusher;
-mod requests;
-mod session;
-mod switchover;
-mod urgent;
+pub(crate) mod postcopy;
+pub(crate) mod precopy;
+pub(crate) mod session;
+pub(crate) mod switchover;
+pub(crate) mod unsent;
 
 use std::fmt;
 use std::io;
@@ -40,16 +31,16 @@ pub use options::{ReadAhead, SourceOptions, WhenStalled};
 use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::guest::SourceGuest;
-use crate::outages::Outages;
-use crate::stats::{Account, Counters, GuestState, Observer, Phase, Requests, Tracker};
-use crew::Crew;
+use crate::report::{Account, Counters, GuestState, Observer, Phase, Requests, Tracker};
+use crate::retry_budget::Outages;
+use crate::source::handover::keeper::Keeper;
+use crate::source::precopy::workers::Crew;
+use crate::source::unsent::Owed;
 use handover::{Handed, Handover, Line};
 use hikkoshi_handover::{Journal, Outcome, SourceAction, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote, Urgency};
 use hikkoshi_linux::Cancel;
 use hikkoshi_memory::RamFiles;
-use keeper::Keeper;
-use owed::Owed;
 use precopy::{Precopy, Verdict};
 use session::Session;
 use switchover::{Rest, Switched};
@@ -76,7 +67,7 @@ impl fmt::Debug for Watch {
 
 /// What all parts of one migration share.
 #[derive(Debug, Clone)]
-struct Move {
+pub(crate) struct Move {
     ram: Arc<RamFiles>,
     counters: Arc<Counters>,
     progress: Arc<Tracker>,
@@ -339,10 +330,10 @@ fn run(
         Ok(switched) => switched,
         Err(cause) => {
             let may_be_ready = session.may_be_ready;
-            let tells = may_be_ready && kept::may_be_unheard(&cause);
+            let tells = may_be_ready && kept_notice::may_be_unheard(&cause);
             let error = call_off(guest, &mut session, cause);
             if tells {
-                kept::tell(remote, keeper.id(), &*shared.observer);
+                kept_notice::tell(remote, keeper.id(), &*shared.observer);
             }
             return Err(error);
         }

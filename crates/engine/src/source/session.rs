@@ -12,9 +12,9 @@ use hikkoshi_wire::{
     Role, ToDestination, ToSource, Versions,
 };
 
-use super::Move;
-use super::error::SourceFailure;
-use super::owed::Owed;
+use crate::source::Move;
+use crate::source::error::SourceFailure;
+use crate::source::unsent::Owed;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{
     BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream,
@@ -32,7 +32,7 @@ const CONTROL: &str = "the control link";
 
 /// How long the destination may take to accept the guest, or to drop what is
 /// stale: it empties its RAM files, at about 10 GiB/s.
-pub(super) const EMPTYING: Duration = Duration::from_secs(120);
+pub(crate) const EMPTYING: Duration = Duration::from_secs(120);
 
 /// How long to listen for the reason when a link has failed: what the
 /// destination said last is still on the control link.
@@ -40,7 +40,7 @@ const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the main thread waits for.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// The destination said something.
     Said(ToSource),
     /// A link's thread ended.
@@ -53,7 +53,7 @@ pub(super) enum Event {
 
 /// Whether a migration can still be called off.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Stage<'a> {
+pub(crate) enum Stage<'a> {
     /// By either side; here, by this flag.
     Running(&'a Cancel),
     /// By nobody.
@@ -62,34 +62,34 @@ pub(super) enum Stage<'a> {
 
 /// All links to one destination.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     control: LinkWriter,
     events: Receiver<Event>,
     sender: SyncSender<Event>,
-    pub(super) streams: Vec<Arc<Stream>>,
+    pub(crate) streams: Vec<Arc<Stream>>,
     /// Ends every thread that works on a link.
-    pub(super) stop: Cancel,
+    pub(crate) stop: Cancel,
     /// Nothing more will be heard on the control link.
     silent: bool,
     /// *Commit* may be on its way.
     committed: bool,
     /// The destination was told to switch over, and may have said *ready*.
-    pub(super) may_be_ready: bool,
+    pub(crate) may_be_ready: bool,
     /// A link whose end has not been dealt with yet.
     broken: Option<LinkError>,
     /// The background links: to end them all when one has failed.
-    pub(super) background: Arc<[Arc<Stream>]>,
+    pub(crate) background: Arc<[Arc<Stream>]>,
     /// The urgent link's two ends, where post-copy is possible.
-    pub(super) urgent: Option<(LinkReader, LinkWriter)>,
+    pub(crate) urgent: Option<(LinkReader, LinkWriter)>,
     /// The guest's layout with the destination's host page sizes.
-    pub(super) destination: RamLayout,
+    pub(crate) destination: RamLayout,
 }
 
 impl Session {
     /// Connects to `remote`, offers the guest, and opens the other links once
     /// the destination has accepted it. Gives the background links by
     /// themselves: they change hands.
-    pub(super) fn open(
+    pub(crate) fn open(
         shared: &Move,
         remote: &Remote,
         id: MigrationId,
@@ -152,7 +152,7 @@ impl Session {
     /// `remote` now. Says how far the source is, and gives how far the
     /// destination is. `owed` is what it lacks afterwards, where it is in a
     /// stage in which it may lack anything; nobody may be at work on it.
-    pub(super) fn again(
+    pub(crate) fn again(
         shared: &Move,
         remote: &Remote,
         id: MigrationId,
@@ -282,12 +282,12 @@ impl Session {
     }
 
     /// Where the links' threads report to.
-    pub(super) fn events(&self) -> SyncSender<Event> {
+    pub(crate) fn events(&self) -> SyncSender<Event> {
         self.sender.clone()
     }
 
     /// Sends a control message.
-    pub(super) fn say(
+    pub(crate) fn say(
         &mut self,
         message: &ToDestination,
         doing: &'static str,
@@ -299,7 +299,7 @@ impl Session {
 
     /// Tells the destination to run the guest. From the call on this side can
     /// call nothing off: not even a cancellation interrupts the sending.
-    pub(super) fn commit(&mut self, doing: &'static str) -> Result<(), SourceFailure> {
+    pub(crate) fn commit(&mut self, doing: &'static str) -> Result<(), SourceFailure> {
         self.committed = true;
         self.control.set_stop(self.stop.clone());
         self.control.set_patience(None);
@@ -307,7 +307,7 @@ impl Session {
     }
 
     /// Waits for the next message; `None` after a tick without one.
-    pub(super) fn hear(
+    pub(crate) fn hear(
         &mut self,
         doing: &'static str,
         stage: Stage<'_>,
@@ -342,7 +342,7 @@ impl Session {
 
     /// Waits for a message that `wanted` accepts, no longer than `patience`; any
     /// other breaks the protocol.
-    pub(super) fn expect(
+    pub(crate) fn expect(
         &mut self,
         doing: &'static str,
         stage: Stage<'_>,
@@ -370,7 +370,7 @@ impl Session {
     }
 
     /// A link's end that is to be told once more.
-    pub(super) fn remember(&mut self, failure: SourceFailure) {
+    pub(crate) fn remember(&mut self, failure: SourceFailure) {
         if let SourceFailure::Link { cause, .. } = failure {
             self.broken.get_or_insert(cause);
         }
@@ -378,7 +378,7 @@ impl Session {
 
     /// As [`hear`](Self::hear), after the commit; a link's end that was put
     /// aside comes first.
-    pub(super) fn hear_all(
+    pub(crate) fn hear_all(
         &mut self,
         doing: &'static str,
     ) -> Result<Option<ToSource>, SourceFailure> {
@@ -390,7 +390,7 @@ impl Session {
 
     /// Looks for what is behind a link's end: a destination that gives up says
     /// why and closes its links, and a link's end may be seen first.
-    pub(super) fn explain(&mut self, failure: SourceFailure) -> SourceFailure {
+    pub(crate) fn explain(&mut self, failure: SourceFailure) -> SourceFailure {
         match self.last_word(&failure) {
             Some(ToSource::Failed { reason } | ToSource::Declined { reason }) => {
                 SourceFailure::Destination(reason)
@@ -402,7 +402,7 @@ impl Session {
 
     /// What the destination had to say last, if `failure` is another link's
     /// end than the control link's.
-    pub(super) fn last_word(&mut self, failure: &SourceFailure) -> Option<ToSource> {
+    pub(crate) fn last_word(&mut self, failure: &SourceFailure) -> Option<ToSource> {
         if self.silent || !matches!(failure, SourceFailure::Link { cause, .. } if cause.is_end()) {
             return None;
         }
@@ -428,7 +428,7 @@ impl Session {
     }
 
     /// Tells the destination that nothing comes of it, and ends all links.
-    pub(super) fn call_off(&mut self, reason: String) {
+    pub(crate) fn call_off(&mut self, reason: String) {
         // The links' end tells the destination as much, only less clearly: not
         // worth waiting for a peer that does not read.
         self.control.set_stop(Cancel::at_once());
@@ -440,7 +440,7 @@ impl Session {
 
     /// Ends all links. The threads that work on them can be joined then:
     /// nothing that they report waits for somebody to hear it.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.events = sync_channel(0).1;
         self.stop.cancel();
         for stream in &self.streams {
@@ -573,7 +573,7 @@ fn hear_missing(
 
 /// Pages that have not left cannot have arrived. (An engine that took the
 /// migration up does not know of any.)
-pub(super) fn nothing_unsent(doing: &'static str, pages: u64) -> Result<(), SourceFailure> {
+pub(crate) fn nothing_unsent(doing: &'static str, pages: u64) -> Result<(), SourceFailure> {
     if pages == 0 {
         return Ok(());
     }
@@ -584,7 +584,7 @@ pub(super) fn nothing_unsent(doing: &'static str, pages: u64) -> Result<(), Sour
     })
 }
 
-pub(super) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> SourceFailure {
+pub(crate) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> SourceFailure {
     let text: String = format!("{message:?}").chars().take(200).collect();
     SourceFailure::Link {
         doing,

@@ -28,16 +28,16 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{DeviceStateDigest, MAX_DEVICE_CHUNK, PageRanges, ToDestination, ToSource};
 
-use super::Move;
-use super::error::SourceFailure;
-use super::order::Order;
-use super::owed::Owed;
-use super::patience::Deadline;
-use super::precopy::Precopy;
-use super::session::{EMPTYING, Session, Stage};
-use super::urgent::UrgentThread;
 use crate::guest::SourceGuest;
-use crate::stats::{Counters, Phase};
+use crate::report::{Counters, Phase};
+use crate::source::Move;
+use crate::source::deadline::Deadline;
+use crate::source::error::SourceFailure;
+use crate::source::postcopy::push_policy::Order;
+use crate::source::postcopy::urgent::UrgentThread;
+use crate::source::precopy::Precopy;
+use crate::source::session::{EMPTYING, Session, Stage};
+use crate::source::unsent::Owed;
 use hikkoshi_link::{BackgroundSender, LinkError};
 use hikkoshi_linux::Cancel;
 
@@ -52,7 +52,7 @@ const FEW_DISCARDS: usize = 1000;
 
 /// How the last pages get to the destination.
 #[derive(Debug)]
-pub(super) enum Rest {
+pub(crate) enum Rest {
     /// With the guest stopped.
     Precopy(Box<Precopy>),
     /// After the switch; what the log holds is owed. The links are empty.
@@ -69,28 +69,28 @@ impl Rest {
 
 /// A switchover up to *ready*.
 #[derive(Debug)]
-pub(super) struct Switched {
+pub(crate) struct Switched {
     /// When the guest was stopped.
-    pub(super) paused: Instant,
+    pub(crate) paused: Instant,
     /// How far post-copy has got, if there is one.
-    pub(super) postcopy: Option<Answering>,
+    pub(crate) postcopy: Option<Answering>,
 }
 
 /// Post-copy as far as it goes before the guest runs.
 #[derive(Debug)]
-pub(super) struct Answering {
+pub(crate) struct Answering {
     /// Answers page requests.
-    pub(super) urgent: UrgentThread,
+    pub(crate) urgent: UrgentThread,
     /// What the rest is pushed on.
-    pub(super) links: Vec<BackgroundSender>,
+    pub(crate) links: Vec<BackgroundSender>,
     /// In which order.
-    pub(super) order: Arc<Order>,
+    pub(crate) order: Arc<Order>,
 }
 
 /// Everything before the pause that makes the pause shorter: in post-copy the
 /// destination hears what is owed, as far as it is known, and drops what it
 /// holds of it.
-pub(super) fn announce(
+pub(crate) fn announce(
     shared: &Move,
     session: &mut Session,
     rest: &Rest,
@@ -134,7 +134,7 @@ fn await_discarded(shared: &Move, session: &mut Session) -> Result<(), SourceFai
 /// Stops the guest, and hears that it could run at the destination.
 ///
 /// On an error the caller resumes the guest.
-pub(super) fn switch(
+pub(crate) fn switch(
     shared: &Move,
     guest: &mut dyn SourceGuest,
     session: &mut Session,

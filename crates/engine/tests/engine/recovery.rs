@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use hikkoshi_engine::stats::Phase;
+use hikkoshi_engine::report::Phase;
 use hikkoshi_engine::{Mode, RetryFor};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationStage, SourceStage};

@@ -60,7 +60,7 @@ impl Notices {
 }
 
 impl Observer for Notices {
-    fn progress(&self, _: &hikkoshi_engine::stats::Progress) {}
+    fn progress(&self, _: &hikkoshi_engine::report::Progress) {}
 
     fn notice(&self, text: &str) {
         self.0.lock().unwrap().push(text.to_owned());
@@ -68,7 +68,7 @@ impl Observer for Notices {
 }
 
 /// What one side has told of its progress.
-pub type Told = Arc<Mutex<Vec<hikkoshi_engine::stats::Progress>>>;
+pub type Told = Arc<Mutex<Vec<hikkoshi_engine::report::Progress>>>;
 
 /// An operator at one side.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ struct Watching {
 }
 
 impl Observer for Watching {
-    fn progress(&self, progress: &hikkoshi_engine::stats::Progress) {
+    fn progress(&self, progress: &hikkoshi_engine::report::Progress) {
         self.told.lock().unwrap().push(*progress);
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::stats::{GuestState, Observer};
+use hikkoshi_engine::report::{GuestState, Observer};
 use hikkoshi_engine::{
     Account, Cancel, MigrateError, Mode, SourceGuest, Watch, migrate, resume_migrate,
 };

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::destination::DestinationFailure;
+use hikkoshi_engine::report::GuestState;
 use hikkoshi_engine::source::SOURCE_ENDED;
-use hikkoshi_engine::stats::GuestState;
 use hikkoshi_engine::{
     Account, Cancel, DestinationGuest, ReceiveError, ReceiveWatch, receive, resume_receive,
 };

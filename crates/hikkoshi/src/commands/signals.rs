@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::stats::{Phase, Progress};
+use hikkoshi_engine::report::{Phase, Progress};
 use hikkoshi_engine::{Cancel, Observer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 

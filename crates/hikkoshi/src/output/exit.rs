@@ -4,7 +4,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use hikkoshi_engine::stats::GuestState;
+use hikkoshi_engine::report::GuestState;
 use hikkoshi_handover::Outcome;
 use serde::Serialize;
 

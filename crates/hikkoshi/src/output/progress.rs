@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::Observer;
-use hikkoshi_engine::stats::{Phase, Progress, Silent};
+use hikkoshi_engine::report::{Phase, Progress, Silent};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::ProgressKind;

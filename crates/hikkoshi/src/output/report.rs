@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use hikkoshi_engine::Account;
-use hikkoshi_engine::stats::{CollapseAccount, LatencySummary, Requests};
+use hikkoshi_engine::report::{CollapseAccount, LatencySummary, Requests};
 use hikkoshi_wire::text;
 use serde::Serialize;
 
@@ -216,7 +216,7 @@ fn write_object(object: &impl Serialize, path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_engine::stats::{CollapseFailures, Moments, RequestLatencies, ThreadFaults};
+    use hikkoshi_engine::report::{CollapseFailures, Moments, RequestLatencies, ThreadFaults};
 
     #[test]
     fn a_person_sees_what_the_time_went_into() {

@@ -383,7 +383,7 @@ mod tests {
     struct Heard(Mutex<Vec<String>>);
 
     impl Observer for Heard {
-        fn progress(&self, _: &hikkoshi_engine::stats::Progress) {}
+        fn progress(&self, _: &hikkoshi_engine::report::Progress) {}
 
         fn notice(&self, text: &str) {
             self.0.lock().unwrap().push(text.to_owned());

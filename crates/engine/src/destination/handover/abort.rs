@@ -1,0 +1,85 @@
+//! How an arrival ends that does not come to *ready*: the guest stays at the
+//! source.
+
+use std::time::{Duration, Instant};
+
+use hikkoshi_wire::{ToDestination, ToSource};
+
+use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::session::{Event, LISTENING};
+use crate::destination::switchover::incoming::Arrival;
+use crate::guest::DestinationGuest;
+use hikkoshi_handover::Outcome;
+
+/// How long to listen for the reason when a link has failed: a busy host takes
+/// its time, and the end of the control link ends the wait.
+pub(crate) const REASON_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl Arrival<'_> {
+    /// Looks for what is behind a link's end: a source that calls it off says
+    /// why and closes its links, and a link's end may be seen first.
+    pub(crate) fn explain(&mut self, failure: DestinationFailure) -> DestinationFailure {
+        match &failure {
+            DestinationFailure::Link { doing, cause } if *doing != LISTENING && cause.is_end() => {}
+            _ => return failure,
+        }
+        let deadline = Instant::now() + REASON_TIMEOUT;
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            match self.session.next_within(left) {
+                Some(Event::Said(ToDestination::Cancel { reason })) => {
+                    return DestinationFailure::CalledOff(reason);
+                }
+                // Nothing more will be said.
+                Some(Event::Failed(DestinationFailure::Link { doing, .. }))
+                    if doing == LISTENING =>
+                {
+                    break;
+                }
+                _ => {}
+            }
+        }
+        failure
+    }
+
+    /// Lets go of the guest's memory, so that whatever waits for a page of it
+    /// goes on: the guest will never run here.
+    pub(crate) fn let_memory_go(&self) {
+        if let Some(faulting) = &self.faulting {
+            faulting.let_go();
+        }
+    }
+
+    /// Ends it, and gives the guest's process back what was taken from it.
+    pub(crate) fn withdraw(
+        mut self,
+        guest: &mut dyn DestinationGuest,
+        cause: DestinationFailure,
+    ) -> ReceiveError {
+        let cause = cause.seen(guest);
+        self.session.part(&parting(&cause));
+        self.let_memory_go();
+        self.session.end(self.receivers);
+        if let Some(faulting) = &mut self.faulting {
+            faulting.join();
+        }
+        if let Err(error) = guest.release() {
+            self.watch.observer.notice(&error.to_string());
+        }
+        ReceiveError {
+            cause,
+            outcome: Outcome::AtSource,
+        }
+    }
+}
+
+/// The last word to a source whose guest is not taken in.
+pub(crate) fn parting(cause: &DestinationFailure) -> ToSource {
+    match cause {
+        DestinationFailure::Cancelled => ToSource::Cancel {
+            reason: "cancelled by the operator".into(),
+        },
+        cause => ToSource::Failed {
+            reason: cause.to_string(),
+        },
+    }
+}

@@ -1,0 +1,170 @@
+//! Whose faults they are.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::guest::{DestinationGuest, ThreadName};
+use crate::report::ThreadFaults;
+
+/// Threads that are told apart.
+const THREADS: usize = 1024;
+
+/// Places that a thread may be counted in.
+const PROBES: usize = 32;
+
+/// Counts faults by thread. Fixed in size, without a lock.
+#[derive(Debug)]
+pub(crate) struct Who {
+    counts: Box<[Count]>,
+    /// Faults of threads that found no room, or that the kernel did not name.
+    others: AtomicU64,
+}
+
+/// Who has faulted how often, at some moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Faulted {
+    threads: Vec<(u32, u64)>,
+    others: u64,
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    /// The thread's number; 0: free.
+    thread: AtomicU32,
+    faults: AtomicU64,
+}
+
+impl Who {
+    pub(crate) fn new() -> Self {
+        Self {
+            counts: (0..THREADS).map(|_| Count::default()).collect(),
+            others: AtomicU64::new(0),
+        }
+    }
+
+    /// One more fault of `thread`. The numbers only ever grow and nothing hangs
+    /// on them: `Relaxed` will do.
+    pub(crate) fn faulted(&self, thread: Option<u32>) {
+        let count = thread.and_then(|thread| self.place(thread));
+        let count = count.map_or(&self.others, |count| &count.faults);
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn place(&self, thread: u32) -> Option<&Count> {
+        let start = usize::try_from(thread).ok()?;
+        (0..PROBES)
+            .filter_map(|probe| self.counts.get((start + probe) % THREADS))
+            .find(|count| {
+                let taken =
+                    count
+                        .thread
+                        .compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
+                taken.map_or_else(|owner| owner == thread, |_| true)
+            })
+    }
+
+    /// The counts so far.
+    pub(crate) fn faulted_so_far(&self) -> Faulted {
+        Faulted {
+            threads: self.threads().collect(),
+            others: self.others.load(Ordering::Relaxed),
+        }
+    }
+
+    fn threads(&self) -> impl Iterator<Item = (u32, u64)> {
+        let counted = self.counts.iter().map(|count| {
+            (
+                count.thread.load(Ordering::Relaxed),
+                count.faults.load(Ordering::Relaxed),
+            )
+        });
+        counted.filter(|&(thread, _)| thread != 0)
+    }
+}
+
+/// What the threads are called. Asked for while they live: some are gone when
+/// the account is made up.
+#[derive(Debug, Default)]
+pub(crate) struct Names(HashMap<u32, Option<ThreadName>>);
+
+impl Names {
+    /// Names those that have faulted since the last time.
+    pub(crate) fn update(&mut self, who: &Who, guest: &dyn DestinationGuest) {
+        for (thread, _) in who.threads() {
+            self.0
+                .entry(thread)
+                .or_insert_with(|| guest.name_thread(thread));
+        }
+    }
+
+    /// Who faulted how often, most often first.
+    pub(crate) fn account(&self, faulted: &Faulted) -> Vec<ThreadFaults> {
+        let named = faulted.threads.iter().map(|&(thread, count)| {
+            let name = self.0.get(&thread).cloned().flatten();
+            let (name, vcpu) = name.map_or_else(
+                || (format!("thread {thread}"), None),
+                |named| (named.name, named.vcpu),
+            );
+            ThreadFaults {
+                thread: name,
+                vcpu,
+                count,
+            }
+        });
+        let mut all: Vec<_> = named.collect();
+        if faulted.others > 0 {
+            all.push(ThreadFaults {
+                thread: "other threads".into(),
+                vcpu: None,
+                count: faulted.others,
+            });
+        }
+        all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.thread.cmp(&b.thread)));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_fault_is_lost() {
+        let who = Who::new();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    // Some share a place.
+                    for round in 0..30_000u32 {
+                        who.faulted(Some(5 + round % 3 * 1024));
+                        who.faulted(None);
+                    }
+                });
+            }
+        });
+        let account = Names::default().account(&who.faulted_so_far());
+        let counts: Vec<_> = account
+            .iter()
+            .map(|faults| (faults.thread.as_str(), faults.count))
+            .collect();
+        assert_eq!(
+            counts,
+            [
+                ("other threads", 120_000),
+                ("thread 1029", 40_000),
+                ("thread 2053", 40_000),
+                ("thread 5", 40_000)
+            ]
+        );
+        let many = Who::new();
+        for thread in 1..5000 {
+            many.faulted(Some(thread));
+        }
+        let total: u64 = Names::default()
+            .account(&many.faulted_so_far())
+            .iter()
+            .map(|f| f.count)
+            .sum();
+        assert_eq!(total, 4999);
+    }
+}

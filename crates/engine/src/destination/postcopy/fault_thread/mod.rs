@@ -1,0 +1,261 @@
+//! The fault threads: read userfaults, send page requests. Nothing else runs
+//! on this path.
+//!
+//! Several may read one userfaultfd; each message goes to one of them. What
+//! they share is the installer and the way out (`asking.rs`), neither of which
+//! makes one wait for another's system call. Nothing is allocated once they
+//! run.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hikkoshi_linux::Stop;
+use hikkoshi_pages::PageRange;
+use hikkoshi_userfault::{CopyError, EventBuffer, ReadError, Ready, Watch};
+use hikkoshi_wire::{Frame, HEADER_LEN};
+use std::os::fd::AsFd;
+
+use crate::destination::error::DestinationFailure;
+use crate::destination::options::DestinationOptions;
+use crate::destination::postcopy::fault_counters::Who;
+use crate::destination::postcopy::huge::staging::GAPS;
+use crate::destination::postcopy::installer::{Installer, Wanted};
+use crate::destination::postcopy::request_sender::Asking;
+use crate::destination::session::Event;
+use crate::panic_notifier::LastWord;
+use hikkoshi_link::Stream;
+use hikkoshi_linux::Rank;
+
+/// Faults read with one system call.
+const BATCH: usize = 64;
+
+/// Bytes of requests that come of one.
+pub(crate) const BATCH_BYTES: usize = BATCH * GAPS * HEADER_LEN;
+
+/// Between so many looks at the userfaultfd a spinning thread looks at
+/// everything else once: some 10 µs.
+const SPINS: u32 = 64;
+
+/// What the fault threads share.
+#[derive(Debug)]
+struct Shared {
+    installer: Arc<Installer>,
+    asking: Arc<Asking>,
+    who: Arc<Who>,
+    stop: Stop,
+    poll: bool,
+}
+
+/// Starts `threads` threads, one with each step of the iterator: those before
+/// one that cannot be started run. They end when `stop` is stopped, or with an
+/// event when something fails.
+pub(crate) fn start(
+    installer: &Arc<Installer>,
+    asking: &Arc<Asking>,
+    who: &Arc<Who>,
+    stop: &Stop,
+    events: &SyncSender<Event>,
+    options: &DestinationOptions,
+    threads: usize,
+) -> impl Iterator<Item = Result<JoinHandle<()>, DestinationFailure>> {
+    let shared = Arc::new(Shared {
+        installer: Arc::clone(installer),
+        asking: Arc::clone(asking),
+        who: Arc::clone(who),
+        stop: stop.clone(),
+        poll: options.poll,
+    });
+    let priority = options.priority;
+    (0..threads).map(move |number| {
+        let mut fault_thread = FaultThread::new(Arc::clone(&shared))?;
+        let events = events.clone();
+        thread::Builder::new()
+            .name(format!("dst-faults-{number}"))
+            .spawn(move || {
+                let died = Event::Failed(DestinationFailure::ThreadDied);
+                let _last_word = LastWord::new(&events, died);
+                priority.take(Rank::Urgent);
+                if let Err(failure) = fault_thread.run() {
+                    // Nobody listens any more once the migration is over.
+                    let _ = events.send(Event::Failed(failure));
+                }
+            })
+            .map_err(DestinationFailure::Thread)
+    })
+}
+
+/// One thread's own memory.
+#[derive(Debug)]
+struct FaultThread {
+    shared: Arc<Shared>,
+    watch: Watch<Stream>,
+    buffer: EventBuffer,
+    /// Host pages to ask for, and when their faults were read.
+    wanted: Vec<(PageRange, u64)>,
+    /// Host pages that nobody owes.
+    fills: Vec<PageRange>,
+    frames: Vec<u8>,
+}
+
+impl FaultThread {
+    fn new(shared: Arc<Shared>) -> Result<Self, ReadError> {
+        let installer = &shared.installer;
+        Ok(Self {
+            watch: installer
+                .userfault()
+                .watch(&shared.stop, installer.news().as_fd())?,
+            shared,
+            buffer: EventBuffer::with_capacity(BATCH),
+            wanted: Vec::with_capacity(BATCH),
+            fills: Vec::with_capacity(BATCH),
+            frames: Vec::with_capacity(BATCH_BYTES),
+        })
+    }
+
+    fn run(&mut self) -> Result<(), DestinationFailure> {
+        let shared = Arc::clone(&self.shared);
+        let Shared {
+            installer,
+            asking,
+            stop,
+            ..
+        } = &*shared;
+        loop {
+            asking.flush();
+            if asking.is_overfull() {
+                if stop.is_stopped() {
+                    return Ok(());
+                }
+                asking.wait(stop);
+                continue;
+            }
+            match self.next()? {
+                Ready::Stopped => return Ok(()),
+                Ready::ProcessGone => return Err(DestinationFailure::ProcessGone(None)),
+                Ready::TimedOut => continue,
+                Ready::Also => {
+                    installer.news().heard();
+                    while self.wanted.len() < BATCH
+                        && let Some(turn) = installer.next_turn()
+                    {
+                        self.wanted.push(turn);
+                    }
+                }
+                Ready::Events => self.faults(),
+            }
+            self.answer()?;
+        }
+    }
+
+    /// Waits, or spins, until there is something to do; what was read is in
+    /// the buffer.
+    fn next(&mut self) -> Result<Ready, DestinationFailure> {
+        let Shared {
+            installer,
+            asking,
+            poll,
+            ..
+        } = &*self.shared;
+        let userfault = installer.userfault();
+        let watch = &mut self.watch;
+        let mut wait = |timeout| {
+            watch.set_writing(asking.waits_for())?;
+            watch.wait(timeout)
+        };
+        loop {
+            if *poll {
+                for _ in 0..SPINS {
+                    if userfault.read(&mut self.buffer)? > 0 {
+                        return Ok(Ready::Events);
+                    }
+                    std::hint::spin_loop();
+                }
+                match wait(Some(Duration::ZERO))? {
+                    Ready::TimedOut | Ready::Events => {}
+                    ready => return Ok(ready),
+                }
+            } else {
+                match wait(None)? {
+                    Ready::Events => {}
+                    ready => return Ok(ready),
+                }
+                // Another thread may have been faster.
+                if userfault.read(&mut self.buffer)? > 0 {
+                    return Ok(Ready::Events);
+                }
+            }
+        }
+    }
+
+    /// What is in the buffer: what to do for it is in `wanted` and `fills`
+    /// afterwards.
+    fn faults(&mut self) {
+        let Shared { installer, who, .. } = &*self.shared;
+        let read = installer.now();
+        while let Some(event) = self.buffer.take() {
+            let hikkoshi_userfault::Event::Fault(fault) = event else {
+                // No other events were asked for.
+                tracing::warn!(?event, "an event of the userfaultfd that was not asked for");
+                continue;
+            };
+            who.faulted(fault.thread);
+            match installer.faulted(fault.addr, read) {
+                Wanted::Ask(range) => self.wanted.push((range, read)),
+                Wanted::Fill(range) => self.fills.push(range),
+                Wanted::Nothing => {}
+            }
+        }
+    }
+
+    /// First the requests: their answers are a round trip away, and filling
+    /// takes its time.
+    fn answer(&mut self) -> Result<(), DestinationFailure> {
+        self.ask();
+        let Shared {
+            installer, stop, ..
+        } = &*self.shared;
+        for range in self.fills.drain(..) {
+            loop {
+                match installer.fill(range) {
+                    Ok(()) => break,
+                    // The wait for memory was interrupted, by what only receivers
+                    // must heed.
+                    Err(CopyError::OutOfMemory { .. })
+                        if installer.is_patient() && !stop.is_stopped() =>
+                    {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    Err(error) => return Err(DestinationFailure::Install(error.into())),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for all that is wanted, with one system call.
+    fn ask(&mut self) {
+        if self.wanted.is_empty() {
+            return;
+        }
+        let Shared {
+            installer, asking, ..
+        } = &*self.shared;
+        self.frames.clear();
+        for (range, _) in &self.wanted {
+            installer.requests(*range, |range| {
+                self.frames.extend(Frame::Request { range }.encode());
+            });
+        }
+        let now = installer.now();
+        for (range, read) in self.wanted.drain(..) {
+            installer.asking(range, read, now);
+        }
+        asking.send(&self.frames);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

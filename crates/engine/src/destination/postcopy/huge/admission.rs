@@ -1,0 +1,175 @@
+//! How many huge pages are asked for at once.
+//!
+//! A huge page that is asked for takes memory until it is whole. What is asked
+//! for is bounded, and further requests wait their turn, in order.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use hikkoshi_pages::Page;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Huge pages that are asked for, and those that wait for it. Each is known by
+/// its first page.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    state: Mutex<State>,
+    news: Arc<News>,
+}
+
+/// Readable when somebody's turn has come.
+#[derive(Debug)]
+pub(crate) struct News(OwnedFd);
+
+impl News {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?))
+    }
+
+    fn tell(&self) {
+        // Can only fail when the counter is full, and then it is readable.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// No longer readable, until the next turn comes.
+    pub(crate) fn heard(&self) {
+        let mut counter = [0; 8];
+        // Nothing to read: another thread has heard.
+        let _ = rustix::io::read(&self.0, &mut counter);
+    }
+}
+
+impl AsFd for News {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    most: usize,
+    asked: Vec<Page>,
+    /// And when their faults were read, on the caller's clock.
+    waiting: VecDeque<(Page, u64)>,
+}
+
+impl Turns {
+    /// Up to `most` at once, at least one; `news` tells of the others' turns.
+    pub(crate) fn new(most: usize, news: Arc<News>) -> Self {
+        let most = most.max(1);
+        Self {
+            state: Mutex::new(State {
+                most,
+                asked: Vec::with_capacity(most),
+                // Each waiting page is a thread of the guest that waits: more
+                // than this many are possible, but cost an allocation.
+                waiting: VecDeque::with_capacity(1024),
+            }),
+            news,
+        }
+    }
+
+    /// Whether `page`, whose fault was read at `read`, may be asked for now;
+    /// otherwise it waits. The caller must look afterwards whether the page has
+    /// come meanwhile, and say so.
+    pub(crate) fn begin(&self, page: Page, read: u64) -> bool {
+        let Ok(mut state) = self.state.lock() else {
+            return true;
+        };
+        let now = state.asked.len() < state.most && state.waiting.is_empty();
+        if now {
+            state.asked.push(page);
+        } else {
+            state.waiting.push_back((page, read));
+        }
+        now
+    }
+
+    /// `page` has come, whether it was asked for or not.
+    pub(crate) fn end(&self, page: Page) {
+        let Ok(mut state) = self.state.lock() else {
+            return;
+        };
+        if let Some(at) = state.asked.iter().position(|&asked| asked == page) {
+            state.asked.swap_remove(at);
+        } else {
+            state.waiting.retain(|&(waiting, _)| waiting != page);
+        }
+        let turn = state.asked.len() < state.most && !state.waiting.is_empty();
+        drop(state);
+        if turn {
+            self.news.tell();
+        }
+    }
+
+    /// Nothing is asked for any more, and nobody waits.
+    pub(crate) fn start_over(&self) {
+        if let Ok(mut state) = self.state.lock() {
+            state.asked.clear();
+            state.waiting.clear();
+        }
+    }
+
+    /// The next page whose turn has come, and when its fault was read; it
+    /// counts as asked for.
+    pub(crate) fn next(&self) -> Option<(Page, u64)> {
+        let mut state = self.state.lock().ok()?;
+        if state.asked.len() >= state.most {
+            return None;
+        }
+        let (page, read) = state.waiting.pop_front()?;
+        state.asked.push(page);
+        Some((page, read))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    fn readable(turns: &Turns) -> bool {
+        let mut set = [PollFd::new(&*turns.news, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut set, Some(&now)).unwrap() == 1
+    }
+
+    #[test]
+    fn in_order_and_no_more_than_allowed() {
+        let turns = Turns::new(2, Arc::new(News::new().unwrap()));
+        let page = Page::new;
+        assert!(turns.begin(page(10), 1) && turns.begin(page(20), 2));
+        for (waiting, read) in [(30, 3), (40, 4), (50, 5)] {
+            assert!(!turns.begin(page(waiting), read));
+        }
+        assert_eq!(turns.next(), None);
+        assert!(!readable(&turns));
+        turns.end(page(20));
+        assert!(readable(&turns));
+        // Somebody else is first, although there is room.
+        assert!(!turns.begin(page(60), 6));
+        turns.news.heard();
+        assert!(!readable(&turns));
+        // One that waited comes unasked.
+        turns.end(page(40));
+        assert_eq!(turns.next(), Some((page(30), 3)));
+        assert_eq!(turns.next(), None);
+        turns.end(page(99));
+        turns.end(page(10));
+        turns.end(page(30));
+        assert_eq!(turns.next(), Some((page(50), 5)));
+        assert_eq!(turns.next(), Some((page(60), 6)));
+        assert_eq!(turns.next(), None);
+        turns.end(page(50));
+        turns.end(page(60));
+        assert!(turns.begin(page(70), 7));
+    }
+}

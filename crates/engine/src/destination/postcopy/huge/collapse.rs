@@ -1,0 +1,210 @@
+//! Huge pages, rebuilt once the guest is here.
+//!
+//! A guest in tmpfs arrives in pages of 4 KiB, which is what makes a fault
+//! cheap; afterwards they cost it address translation. With every page here and
+//! the memory let go, the kernel is asked to put them together, 2 MiB at a
+//! time, at a rate that leaves memory bandwidth to the guest.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
+use hikkoshi_pages::{PAGE_BYTES, PageRange};
+
+use crate::destination::ReceiveWatch;
+use crate::guest::DestinationGuest;
+use crate::report::{CollapseAccount, CollapseFailures};
+use hikkoshi_link::{Pace, TICK};
+use hikkoshi_linux::{Priority, Rank};
+use hikkoshi_memory::RamFiles;
+
+/// Pages in a huge page.
+const PAGES: u64 = COLLAPSE_BYTES / PAGE_BYTES;
+
+/// Rebuilds huge pages under `guest`'s memory, at most `rate` bytes a second,
+/// until it is done or told to stop.
+pub(crate) fn run(
+    guest: &dyn DestinationGuest,
+    rate: NonZeroU64,
+    priority: Priority,
+    watch: &ReceiveWatch,
+) -> CollapseAccount {
+    let Some((process, hosts)) = guest.memory_place() else {
+        return CollapseAccount {
+            stopped: Some("where the machine has its memory is not known".into()),
+            ..CollapseAccount::default()
+        };
+    };
+    watch
+        .observer
+        .notice("every page is here; huge pages are being rebuilt (Ctrl-C ends that)");
+    let ram = guest.ram();
+    let begun = Instant::now();
+    let mut work = Work {
+        process,
+        ram,
+        pace: Pace::new(rate.get(), begun),
+        watch,
+        account: CollapseAccount::default(),
+        again: Vec::new(),
+        failures: Vec::new(),
+    };
+    let account = thread::scope(|scope| {
+        let worker = thread::Builder::new().name("dst-collapse".into());
+        let worker = worker.spawn_scoped(scope, || {
+            priority.take(Rank::Background);
+            if work.all(&hosts) {
+                work.once_more();
+            }
+            work.into_account()
+        });
+        match worker.map(thread::ScopedJoinHandle::join) {
+            Ok(Ok(account)) => account,
+            Ok(Err(_)) => stopped("the thread for it died"),
+            Err(error) => stopped(&format!("no thread for it: {error}")),
+        }
+    });
+    CollapseAccount {
+        total_ms: begun.elapsed().as_secs_f64() * 1e3,
+        ..account
+    }
+}
+
+fn stopped(why: &str) -> CollapseAccount {
+    CollapseAccount {
+        stopped: Some(why.to_owned()),
+        ..CollapseAccount::default()
+    }
+}
+
+struct Work<'a> {
+    process: Arc<Process>,
+    ram: Arc<RamFiles>,
+    pace: Pace,
+    watch: &'a ReceiveWatch,
+    account: CollapseAccount,
+    /// Places whose pages were in use; they are tried once more at the end.
+    again: Vec<HostRange>,
+    failures: Vec<(CollapseError, u64)>,
+}
+
+impl Work<'_> {
+    /// Every place; `false` when there is no point in going on.
+    fn all(&mut self, hosts: &[u64]) -> bool {
+        let ram = Arc::clone(&self.ram);
+        for (((block, pages), &base), file) in ram.layout().blocks().zip(hosts).zip(ram.files()) {
+            let aligned = base % COLLAPSE_BYTES == file.offset() % COLLAPSE_BYTES;
+            if block.host_page != PAGE_BYTES {
+                continue; // Huge already.
+            }
+            // Only whole places that are aligned in the process.
+            let skip = base.next_multiple_of(COLLAPSE_BYTES) - base;
+            let mut offset = skip;
+            while offset + COLLAPSE_BYTES <= block.bytes {
+                let first = pages.start().saturating_add(offset / PAGE_BYTES);
+                let place = PageRange::from_len(first, PAGES);
+                let at = HostAddr(base + offset);
+                if !self.one(place, HostRange::new(at, COLLAPSE_BYTES), aligned) {
+                    return false;
+                }
+                offset += COLLAPSE_BYTES;
+            }
+        }
+        true
+    }
+
+    /// The places whose pages were in use, a second and last time.
+    fn once_more(&mut self) {
+        while let Some(range) = self.again.pop() {
+            if !self.keep_pace() {
+                self.again.push(range);
+                return;
+            }
+            if let Err(error) = self.process.collapse(range) {
+                if !self.failed(error) {
+                    return;
+                }
+            } else {
+                self.account.rebuilt += 1;
+            }
+        }
+    }
+
+    /// One huge page, whose address is `aligned` as its place in the file is;
+    /// `false` when there is no point in going on.
+    fn one(&mut self, place: PageRange, range: HostRange, aligned: bool) -> bool {
+        // A place that the guest has never written takes no memory, and shall
+        // not.
+        if matches!(self.ram.has_data(place), Ok(false)) {
+            return true;
+        }
+        if !self.keep_pace() {
+            return false;
+        }
+        self.account.tried += 1;
+        let collapsed = if aligned {
+            self.process.collapse(range)
+        } else {
+            Err(CollapseError::Misaligned)
+        };
+        match collapsed {
+            Ok(()) => self.account.rebuilt += 1,
+            Err(CollapseError::Busy) => self.again.push(range),
+            Err(error) => return self.failed(error),
+        }
+        true
+    }
+
+    /// Counts a failure; `false` when it will be so everywhere.
+    fn failed(&mut self, error: CollapseError) -> bool {
+        self.count(error, 1);
+        let everywhere = matches!(error, CollapseError::NotPermitted | CollapseError::Gone);
+        if everywhere {
+            self.account.stopped = Some(error.to_string());
+        }
+        !everywhere
+    }
+
+    fn count(&mut self, error: CollapseError, places: u64) {
+        match self.failures.iter_mut().find(|(known, _)| *known == error) {
+            Some((_, count)) => *count += places,
+            None => self.failures.push((error, places)),
+        }
+    }
+
+    /// Waits until the next one may be done; `false`: told to stop.
+    fn keep_pace(&mut self) -> bool {
+        while !self.watch.cancel.is_cancelled() {
+            let now = Instant::now();
+            let wait = self.pace.wait(now);
+            if wait.is_zero() {
+                self.pace.spend(COLLAPSE_BYTES, now);
+                return true;
+            }
+            thread::sleep(wait.min(TICK));
+        }
+        self.account.stopped = Some("it was told to stop".into());
+        false
+    }
+
+    fn into_account(mut self) -> CollapseAccount {
+        // Those that did not get their second try.
+        let left = self.again.len() as u64;
+        if left > 0 {
+            self.count(CollapseError::Busy, left);
+        }
+        self.failures
+            .sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+        self.account.failed = self
+            .failures
+            .into_iter()
+            .map(|(reason, count)| CollapseFailures {
+                reason: reason.to_string(),
+                count,
+            })
+            .collect();
+        self.account
+    }
+}

@@ -1,0 +1,230 @@
+//! Huge pages in pieces.
+//!
+//! The kernel installs a huge page whole or not at all, but it travels in
+//! 4 KiB pieces that urgent pages can overtake. The pieces meet here, in any
+//! order and from any link (`book.rs`), in buffers that are set aside when
+//! post-copy is made ready: they take memory when they are first used.
+//!
+//! **How many.** A source ends a huge page before it begins another on the same
+//! link (`hikkoshi_wire`'s essay), so that there are no more incomplete ones
+//! than links and unanswered requests. What is asked for is bounded here
+//! (`turns.rs`); what may be in flight on a link is allowed for, and one that is
+//! whole and being cleared. A peer that still finds no slot does not keep to
+//! this, and is refused.
+
+use hikkoshi_linux::Errno;
+use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamLayout};
+use hikkoshi_userfault::PageBuffer;
+
+use crate::destination::postcopy::huge::slots::{Book, TooManyPartial};
+
+/// Huge pages of one size that are asked for at once take at most so many
+/// bytes, but one is always possible.
+const ASKED_BYTES: u64 = 64 << 20;
+
+/// Most huge pages that are asked for at once.
+const ASKED: u64 = 32;
+
+/// A link may have pieces of so many bytes of huge pages in flight: with
+/// several links taking turns in one huge page, a late one may hold up some.
+const IN_FLIGHT_BYTES: u64 = 16 << 20;
+
+/// The most gaps of a huge page that are asked for one by one.
+pub(crate) const GAPS: usize = 16;
+
+/// How much there is to set aside for huge pages of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Bytes in a huge page.
+    pub(crate) host_page: u64,
+    /// Huge pages that are asked for at once.
+    pub(crate) asked: u64,
+    /// Huge pages that may be incomplete at once, and one that is cleared.
+    pub(crate) slots: u64,
+}
+
+impl Size {
+    /// For each size of huge pages in `layout`, with a source that sends over
+    /// so many background links.
+    pub(crate) fn all(layout: &RamLayout, links: u16) -> Vec<Self> {
+        let mut sizes: Vec<Self> = Vec::new();
+        for (block, _) in layout.blocks() {
+            let host_page = block.host_page;
+            if host_page == PAGE_BYTES {
+                continue;
+            }
+            let there = block.bytes / host_page;
+            match sizes.iter_mut().find(|size| size.host_page == host_page) {
+                Some(size) => size.slots += there,
+                None => sizes.push(Self {
+                    host_page,
+                    asked: (ASKED_BYTES / host_page).clamp(1, ASKED),
+                    slots: there,
+                }),
+            }
+        }
+        for size in &mut sizes {
+            let a_link = (IN_FLIGHT_BYTES / size.host_page).max(1);
+            let most = u64::from(links) * a_link + size.asked + 1;
+            // No more than there are.
+            size.slots = size.slots.min(most);
+            size.asked = size.asked.min(size.slots);
+        }
+        sizes
+    }
+
+    /// Memory that putting huge pages together may take, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.host_page.saturating_mul(self.slots)
+    }
+}
+
+/// Huge pages of one size that have arrived in part.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    book: Book,
+    buffers: Box<[PageBuffer]>,
+    /// Whether a buffer is given back to the system after each use.
+    lends: bool,
+}
+
+/// A huge page that is whole. Its buffer is free again when this is dropped:
+/// the page must be booked as received before.
+#[derive(Debug)]
+pub(crate) struct Whole<'a> {
+    staging: &'a Staging,
+    slot: usize,
+}
+
+impl Whole<'_> {
+    /// Its content.
+    pub(crate) fn buffer(&self) -> Option<&PageBuffer> {
+        self.staging.buffers.get(self.slot)
+    }
+}
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        self.staging.leave(self.slot, true);
+    }
+}
+
+impl Staging {
+    /// # Errors
+    /// When there is no address space for the buffers.
+    pub(crate) fn new(size: Size) -> Result<Self, Errno> {
+        let bytes = usize::try_from(size.host_page).map_err(|_| Errno::NOMEM)?;
+        let slots = usize::try_from(size.slots).map_err(|_| Errno::NOMEM)?;
+        Ok(Self {
+            book: Book::new(size.host_page / PAGE_BYTES, slots),
+            buffers: (0..slots)
+                .map(|_| PageBuffer::new(bytes))
+                .collect::<Result<_, _>>()?,
+            lends: size.host_page > ASKED_BYTES,
+        })
+    }
+
+    /// Adds `piece` of the huge page `whole`; gives it when that made it
+    /// complete. A piece that arrives twice is taken once. `missing` says
+    /// whether the huge page has not been received yet.
+    pub(crate) fn add(
+        &self,
+        whole: PageRange,
+        piece: PageRange,
+        content: &[u8],
+        missing: impl Fn() -> bool,
+    ) -> Result<Option<Whole<'_>>, TooManyPartial> {
+        let slot = self.book.enter(whole.start())?;
+        // It may have become whole since the caller looked, and left its slot.
+        if !missing() {
+            self.leave(slot, true);
+            return Ok(None);
+        }
+        let place = |page: Page| page.index() - whole.start().index();
+        let piece = PageRange::from_len(Page::new(place(piece.start())), piece.len());
+        let mut written = 0;
+        while let Some(run) = self.book.claim(slot, piece) {
+            self.write(slot, run, piece, content);
+            written += run.len();
+        }
+        if written > 0 && self.book.written(slot, written) {
+            return Ok(Some(Whole {
+                staging: self,
+                slot,
+            }));
+        }
+        self.leave(slot, false);
+        Ok(None)
+    }
+
+    /// Tells which parts of the huge page `whole` have not arrived: up to
+    /// [`GAPS`] ranges, the last of which may reach over some that have.
+    pub(crate) fn gaps(&self, whole: PageRange, mut each: impl FnMut(PageRange)) {
+        let Some(slot) = self.book.enter_existing(whole.start()) else {
+            each(whole);
+            return;
+        };
+        if let Some(missing) = self.book.missing(slot) {
+            let there = |range: PageRange| {
+                PageRange::from_len(
+                    whole.start().saturating_add(range.start().index()),
+                    range.len(),
+                )
+            };
+            let mut last: Option<PageRange> = None;
+            for (number, run) in missing.runs(missing.all()).enumerate() {
+                last = match last {
+                    Some(last) if number >= GAPS => Some(PageRange::new(last.start(), run.end())),
+                    Some(last) => {
+                        each(there(last));
+                        Some(run)
+                    }
+                    None => Some(run),
+                };
+            }
+            // Nothing: all of it has been claimed and is being written.
+            if let Some(last) = last {
+                each(there(last));
+            }
+        }
+        self.leave(slot, false);
+    }
+
+    /// Forgets all pieces.
+    pub(crate) fn drop_all(&self) {
+        for start in self.book.partial() {
+            if let Some(slot) = self.book.enter_existing(start) {
+                self.leave(slot, true);
+            }
+        }
+    }
+
+    fn write(&self, slot: usize, run: PageRange, piece: PageRange, content: &[u8]) {
+        let bytes = |range: PageRange| usize::try_from(range.bytes()).unwrap_or(usize::MAX);
+        let skip = bytes(PageRange::new(piece.start(), run.start()));
+        let part = content
+            .get(skip..)
+            .and_then(|rest| rest.get(..bytes(run)))
+            .unwrap_or_default();
+        let at = usize::try_from(run.start().index()).unwrap_or(usize::MAX / PAGE_SIZE) * PAGE_SIZE;
+        let fits = self
+            .buffers
+            .get(slot)
+            .is_some_and(|buffer| buffer.write(at, part));
+        debug_assert!(fits && part.len() == bytes(run));
+    }
+
+    fn leave(&self, slot: usize, done: bool) {
+        self.book.leave(slot, done, || {
+            if self.lends
+                && let Some(buffer) = self.buffers.get(slot)
+            {
+                buffer.clear();
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

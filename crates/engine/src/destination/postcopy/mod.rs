@@ -1,0 +1,154 @@
+//! What answers the guest's faults, as long as pages are missing.
+
+pub(crate) mod fault_counters;
+pub(crate) mod fault_thread;
+pub(crate) mod huge;
+pub(crate) mod installer;
+pub(crate) mod memory_pressure;
+pub(crate) mod request_sender;
+pub(crate) mod request_times;
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::thread::JoinHandle;
+
+use crate::destination::error::DestinationFailure;
+use crate::destination::options::DestinationOptions;
+use crate::destination::postcopy::fault_counters::{Faulted, Names, Who};
+use crate::destination::postcopy::installer::Installer;
+use crate::destination::postcopy::request_sender::Asking;
+use crate::destination::receiver::Sink;
+use crate::destination::session::Event;
+use crate::destination::switchover::drop_present;
+use crate::guest::DestinationGuest;
+use crate::report::{Phase, Requests};
+use hikkoshi_link::{LinkReader, LinkWriter};
+
+/// What post-copy needs, until it begins.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) installer: Installer,
+    pub(crate) urgent: (LinkReader, LinkWriter),
+    pub(crate) fault_threads: usize,
+}
+
+/// Faults are being answered.
+#[derive(Debug)]
+pub(crate) struct Faulting {
+    installer: Arc<Installer>,
+    asking: Arc<Asking>,
+    threads: Vec<JoinHandle<()>>,
+    who: Arc<Who>,
+    names: Names,
+    /// Who had faulted when the device state was loaded.
+    before_running: Option<Faulted>,
+}
+
+impl Faulting {
+    /// From here on an access to a missing page faults, and is asked for, at
+    /// `urgent` or once there is somebody to [ask](Self::ask).
+    ///
+    /// What was begun is in `slot` even on a failure, to be ended from there.
+    pub(crate) fn start(
+        slot: &mut Option<Self>,
+        (installer, fault_threads): (Installer, usize),
+        urgent: Option<LinkWriter>,
+        sink: &Sink,
+        events: &SyncSender<Event>,
+        options: &DestinationOptions,
+    ) -> Result<(), DestinationFailure> {
+        let installer = Arc::new(installer);
+        sink.tracker.begin(Phase::Postcopy, 0, installer.left());
+        // Set once, here: receivers install from now on instead of writing.
+        let _ = sink.installer.set(Arc::clone(&installer));
+        let faulting = slot.insert(Self {
+            installer: Arc::clone(&installer),
+            asking: Arc::new(Asking::new(fault_threads, fault_thread::BATCH_BYTES)),
+            threads: Vec::new(),
+            who: Arc::new(Who::new()),
+            names: Names::default(),
+            before_running: None,
+        });
+        // Before the first fault: what is asked for without a link is dropped.
+        faulting.asking.attach(urgent);
+        installer.start()?;
+        if let Some(memory) = &sink.memory {
+            // From here on nobody in the guest's process can fill a page
+            // unnoticed. What was filled before is dropped again.
+            drop_present::drop_owed(memory, &installer)?;
+        }
+        let threads = &mut faulting.threads;
+        for thread in fault_thread::start(
+            &installer,
+            &faulting.asking,
+            &faulting.who,
+            installer.stop(),
+            events,
+            options,
+            fault_threads,
+        ) {
+            threads.push(thread?);
+        }
+        Ok(())
+    }
+
+    /// From now on pages are asked for there; nowhere: faults wait.
+    pub(crate) fn ask(&self, urgent: Option<LinkWriter>) {
+        self.asking.attach(urgent);
+    }
+
+    pub(crate) fn installer(&self) -> &Arc<Installer> {
+        &self.installer
+    }
+
+    /// The device state is loaded: what faults from here on may be the guest.
+    pub(crate) fn loaded(&mut self) {
+        self.before_running = Some(self.who.faulted_so_far());
+    }
+
+    /// Asks what the threads that fault are called, while they live.
+    pub(crate) fn name_threads(&mut self, guest: &dyn DestinationGuest) {
+        self.names.update(&self.who, guest);
+    }
+
+    /// What was measured so far.
+    pub(crate) fn requests(&self, sink: &Sink) -> Requests {
+        let latencies = sink.latencies();
+        Requests {
+            request_latency_us: latencies.total(),
+            request_stages_us: latencies.stages(),
+            unmeasured_requests: self.installer.unmeasured(),
+            faults: self.names.account(&self.who.faulted_so_far()),
+            requests_under_way: None,
+            faults_before_running: self
+                .before_running
+                .as_ref()
+                .map(|faulted| self.names.account(faulted)),
+        }
+    }
+
+    /// Faults are no longer answered. They go on waiting.
+    pub(crate) fn stop(&self) {
+        self.installer.stop().stop();
+    }
+
+    /// Lets go of the guest's memory: when nothing is missing, or when the
+    /// guest will never run here.
+    pub(crate) fn let_go(&self) {
+        self.stop();
+        if let Err(error) = self.installer.unregister() {
+            tracing::warn!(%error, "letting go of the guest's memory");
+        }
+    }
+
+    /// Waits for the threads, which must have been stopped, and their links
+    /// closed.
+    pub(crate) fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // A panic was reported by the panic hook; there is nothing to add.
+            let _ = thread.join();
+        }
+        let pages = self.installer.filled_before();
+        tracing::debug!(pages, "owed pages that were there before they came");
+    }
+}

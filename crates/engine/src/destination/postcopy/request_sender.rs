@@ -1,0 +1,251 @@
+//! The way out for page requests, shared by all fault threads.
+//!
+//! A request is written by the thread that read the fault, at once. The lock
+//! keeps frames whole; it is held over a `send` that never waits. What a full
+//! socket does not take is put behind, and whoever waits for faults next also
+//! waits for room: no thread is ever blocked behind another one's request.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use hikkoshi_linux::Stop;
+use hikkoshi_wire::HEADER_LEN;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+
+use hikkoshi_link::tls::Sealer;
+use hikkoshi_link::{LinkError, LinkWriter, Stream, TICK};
+
+/// With so many bytes unsent no more faults are read: they wait in the kernel
+/// as well as here.
+const MANY: usize = 1024 * HEADER_LEN;
+
+/// The urgent link's sending end, while there is an urgent link. What is asked
+/// for without one is dropped: with the next one everything is asked for anew.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    way: Mutex<Way>,
+    /// Whether something waits for room in the socket.
+    full: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Way {
+    link: Option<Link>,
+    /// What the socket has not taken yet.
+    unsent: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Link {
+    stream: Arc<Stream>,
+    /// On a link with TLS: what makes records. They have to be sent in the
+    /// order in which they are made.
+    sealer: Option<Sealer>,
+}
+
+impl Asking {
+    /// Room is set aside for `threads` that each add up to `batch` bytes. There
+    /// is no link yet.
+    pub(crate) fn new(threads: usize, batch: usize) -> Self {
+        // With TLS a single request may be a record of its own.
+        let times = Sealer::sealed_len(0) / HEADER_LEN + 2;
+        let room = (MANY + threads * batch) * times;
+        Self {
+            way: Mutex::new(Way {
+                link: None,
+                unsent: Vec::with_capacity(room),
+            }),
+            full: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on requests go to `link`; to none: they are dropped.
+    pub(crate) fn attach(&self, link: Option<LinkWriter>) {
+        if let Ok(mut way) = self.way.lock() {
+            way.link = link.map(|link| {
+                let (stream, sealer) = link.into_parts();
+                Link { stream, sealer }
+            });
+            way.unsent.clear();
+            self.full.store(false, Ordering::Release);
+        }
+    }
+
+    /// Sends whole frames, or keeps what the socket does not take. Never waits.
+    pub(crate) fn send(&self, frames: &[u8]) {
+        // Otherwise a thread died while it held the lock, and reported it.
+        let Ok(mut way) = self.way.lock() else { return };
+        if let Err(error) = way.send(frames) {
+            way.lose(&error);
+        }
+        self.full.store(!way.unsent.is_empty(), Ordering::Release);
+    }
+
+    /// Sends of what was kept as much as there is room for.
+    pub(crate) fn flush(&self) {
+        if !self.full.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(mut way) = self.way.lock() else { return };
+        if let Err(error) = way.flush() {
+            way.lose(&error);
+        }
+        self.full.store(!way.unsent.is_empty(), Ordering::Release);
+    }
+
+    /// The socket, if something waits for room in it.
+    pub(crate) fn waits_for(&self) -> Option<Arc<Stream>> {
+        if !self.full.load(Ordering::Acquire) {
+            return None;
+        }
+        let way = self.way.lock().ok()?;
+        way.link.as_ref().map(|link| Arc::clone(&link.stream))
+    }
+
+    /// Whether so much is unsent that no more faults should be read.
+    pub(crate) fn is_overfull(&self) -> bool {
+        self.full.load(Ordering::Acquire)
+            && self.way.lock().map_or(true, |way| way.unsent.len() >= MANY)
+    }
+
+    /// Waits until there is room, `stop` is stopped, or for a moment.
+    pub(crate) fn wait(&self, stop: &Stop) {
+        let tick = Timespec::try_from(TICK).ok();
+        let stream = self.waits_for();
+        let mut set = vec![PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+        if let Some(stream) = &stream {
+            set.push(PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::OUT));
+        }
+        // A failure shows when the caller sends.
+        let _ = poll(&mut set, tick.as_ref());
+    }
+}
+
+impl Way {
+    fn send(&mut self, frames: &[u8]) -> Result<(), LinkError> {
+        let Some(Link { stream, sealer }) = &mut self.link else {
+            return Ok(());
+        };
+        if let Some(sealer) = sealer {
+            let waiting = !self.unsent.is_empty();
+            sealer.seal(frames, &[], &mut self.unsent)?;
+            return if waiting { Ok(()) } else { self.flush() };
+        }
+        let mut rest = frames;
+        if self.unsent.is_empty() {
+            rest = rest.get(try_send(stream, rest)?..).unwrap_or_default();
+        }
+        self.unsent.extend_from_slice(rest);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), LinkError> {
+        let Some(Link { stream, .. }) = &self.link else {
+            return Ok(());
+        };
+        let sent = try_send(stream, &self.unsent)?;
+        let sent = sent.min(self.unsent.len());
+        self.unsent.drain(..sent);
+        Ok(())
+    }
+
+    /// The link is of no use any more. Whoever reads from it finds out, and
+    /// says so.
+    #[cold]
+    fn lose(&mut self, error: &LinkError) {
+        tracing::debug!(%error, "asking for a page");
+        if let Some(link) = self.link.take() {
+            link.stream.shutdown();
+        }
+        self.unsent.clear();
+    }
+}
+
+fn try_send(stream: &Stream, bytes: &[u8]) -> Result<usize, LinkError> {
+    loop {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(stream.as_fd(), bytes, flags) {
+            Err(Errno::AGAIN) => return Ok(0),
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent.map_err(std::io::Error::from)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_linux::Cancel;
+    use hikkoshi_pages::{Page, PageRange};
+    use hikkoshi_wire::{Frame, Limits};
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    fn writer(ours: UnixStream) -> LinkWriter {
+        LinkWriter::new(Arc::new(Stream::Unix(ours)), Cancel::new()).unwrap()
+    }
+
+    const THREADS: u64 = 4;
+    const EACH: u64 = 20_000;
+
+    /// More than any socket buffers, from several threads, and nobody reads at
+    /// first: every request arrives whole, once, and nobody waits.
+    #[test]
+    fn requests_stay_whole_behind_a_full_socket() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let asking = Asking::new(4, 0);
+        asking.attach(Some(writer(ours)));
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let asking = &asking;
+                scope.spawn(move || {
+                    for number in 0..EACH {
+                        let range = PageRange::one(Page::new(thread * EACH + number));
+                        asking.send(&Frame::Request { range }.encode());
+                    }
+                });
+            }
+        });
+        assert!(asking.is_overfull(), "the socket took it all");
+        assert!(asking.waits_for().is_some());
+        let reading = thread::spawn(move || {
+            let limits = Limits {
+                pages: THREADS * EACH,
+            };
+            let mut seen = vec![0u8; usize::try_from(THREADS * EACH).unwrap()];
+            let mut header = [0; HEADER_LEN];
+            for _ in 0..seen.len() {
+                theirs.read_exact(&mut header).unwrap();
+                let Frame::Request { range } = Frame::decode(&header, &limits).unwrap() else {
+                    panic!("something else")
+                };
+                seen[usize::try_from(range.start().index()).unwrap()] += 1;
+            }
+            (seen, theirs)
+        });
+        let stop = Stop::new().unwrap();
+        while asking.waits_for().is_some() {
+            asking.wait(&stop);
+            asking.flush();
+        }
+        assert!(!asking.is_overfull());
+        let (seen, theirs) = reading.join().unwrap();
+        assert!(seen.iter().all(|&times| times == 1));
+        drop(theirs);
+        let range = PageRange::one(Page::new(0));
+        // A link that is gone takes requests with it, and nobody waits.
+        for _ in 0..2 {
+            asking.send(&Frame::Request { range }.encode());
+        }
+        assert!(asking.way.lock().unwrap().link.is_none());
+        assert!(asking.waits_for().is_none() && !asking.is_overfull());
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        asking.attach(Some(writer(ours)));
+        asking.send(&Frame::Request { range }.encode());
+        theirs.read_exact(&mut [0; HEADER_LEN]).unwrap();
+    }
+}

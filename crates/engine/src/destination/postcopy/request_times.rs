@@ -1,0 +1,242 @@
+//! When the requests that are under way were made.
+//!
+//! A fixed table: what finds no room is counted and goes unmeasured. Nothing
+//! here decides which pages are asked for; it only remembers times.
+//!
+//! Two threads meet here, the one that asks for a page and the one that
+//! installs it, and the page may come unasked at any moment. The one that asks
+//! notes the times first and then looks whether the page is still missing; the
+//! one that installs clears the page's bit first and then looks for the times.
+//! With a fence between the two steps at either side at least one of them sees
+//! the other, so that no entry is left behind.
+
+use hikkoshi_pages::{Page, PageBitmap};
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Entries that a page may be in.
+const WAYS: usize = 8;
+
+/// Places for [`WAYS`] entries each: room for some thousand requests, a few
+/// for each of more virtual processors than a machine has.
+#[cfg(not(loom))]
+const SETS: usize = 512;
+#[cfg(loom)]
+const SETS: usize = 1;
+
+/// No page.
+const FREE: u64 = 0;
+/// Being filled.
+const TAKEN: u64 = u64::MAX;
+
+/// The times of outstanding requests.
+#[derive(Debug)]
+pub(crate) struct Outstanding {
+    entries: Box<[Entry]>,
+    /// Requests that found no room.
+    unmeasured: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// The page's number plus one, [`FREE`] or [`TAKEN`].
+    page: AtomicU64,
+    fault_read: AtomicU64,
+    request_sent: AtomicU64,
+}
+
+/// When a request was made, in nanoseconds of the installer's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub(crate) fault_read: u64,
+    pub(crate) request_sent: u64,
+}
+
+impl Outstanding {
+    pub(crate) fn new() -> Self {
+        Self {
+            entries: (0..SETS * WAYS)
+                .map(|_| Entry {
+                    page: AtomicU64::new(FREE),
+                    fault_read: AtomicU64::new(0),
+                    request_sent: AtomicU64::new(0),
+                })
+                .collect(),
+            unmeasured: AtomicU64::new(0),
+        }
+    }
+
+    /// Requests that found no room.
+    pub(crate) fn unmeasured(&self) -> u64 {
+        self.unmeasured.load(Ordering::Relaxed)
+    }
+
+    /// Notes that `page` is being asked for: once for a page, before the
+    /// request leaves. Says whether it is still missing, according to
+    /// `missing`; if it is not, nothing was noted.
+    pub(crate) fn note(&self, page: Page, made: Made, missing: &PageBitmap) -> bool {
+        let mine = self.set(page).iter().find(|entry| {
+            entry
+                .page
+                .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        });
+        let Some(entry) = mine else {
+            self.unmeasured.fetch_add(1, Ordering::Relaxed);
+            return missing.get(page);
+        };
+        entry.fault_read.store(made.fault_read, Ordering::Relaxed);
+        entry
+            .request_sent
+            .store(made.request_sent, Ordering::Relaxed);
+        entry.page.store(page.index() + 1, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if missing.get(page) {
+            return true;
+        }
+        // Whoever installed it may have looked too early, or takes it now.
+        self.take(page);
+        false
+    }
+
+    /// Forgets all that was noted: those requests go unmeasured.
+    pub(crate) fn forget(&self) {
+        for entry in &self.entries {
+            let page = entry.page.load(Ordering::Relaxed);
+            if page != FREE
+                && page != TAKEN
+                && entry
+                    .page
+                    .compare_exchange(page, FREE, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            {
+                self.unmeasured.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes out when `page` was asked for, if it was. The page's bit must have
+    /// been cleared before.
+    pub(crate) fn answered(&self, page: Page) -> Option<Made> {
+        fence(Ordering::SeqCst);
+        self.take(page)
+    }
+
+    fn take(&self, page: Page) -> Option<Made> {
+        let key = page.index() + 1;
+        let entry = self
+            .set(page)
+            .iter()
+            .find(|entry| entry.page.load(Ordering::Acquire) == key)?;
+        let made = Made {
+            fault_read: entry.fault_read.load(Ordering::Relaxed),
+            request_sent: entry.request_sent.load(Ordering::Relaxed),
+        };
+        // A page is noted once, so that what was read belongs to it if it is
+        // still there.
+        entry
+            .page
+            .compare_exchange(key, FREE, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+            .then_some(made)
+    }
+
+    fn set(&self, page: Page) -> &[Entry] {
+        // Fibonacci hashing: neighbours, and pages a huge page apart, spread.
+        let hash = page.index().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let set = usize::try_from(hash).unwrap_or(0) % SETS;
+        self.entries
+            .get(set * WAYS..(set + 1) * WAYS)
+            .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    fn made(at: u64) -> Made {
+        Made {
+            fault_read: at,
+            request_sent: at + 1,
+        }
+    }
+
+    #[test]
+    fn times_are_given_back_once() {
+        let table = Outstanding::new();
+        let missing = PageBitmap::full(10_000);
+        for page in 0..2000 {
+            assert!(table.note(Page::new(page), made(page), &missing));
+        }
+        let mut found = 0;
+        for page in (0..2000).rev().map(Page::new) {
+            assert!(missing.claim(page));
+            if let Some(times) = table.answered(page) {
+                assert_eq!(times, made(page.index()));
+                found += 1;
+            }
+            assert_eq!(table.answered(page), None);
+        }
+        // What is not found was counted.
+        assert_eq!(found + table.unmeasured(), 2000);
+        assert!(found > 1900, "{found}");
+        // Not missing any more: nothing stays behind.
+        assert!(!table.note(Page::new(7), made(7), &missing));
+        assert_eq!(table.answered(Page::new(7)), None);
+        assert_eq!(table.answered(Page::new(9999)), None, "never asked for");
+    }
+
+    #[test]
+    fn what_finds_no_room_is_counted() {
+        let table = Outstanding::new();
+        let pages = 3 * (SETS * WAYS) as u64;
+        let missing = PageBitmap::full(pages);
+        for page in 0..pages {
+            assert!(table.note(Page::new(page), made(page), &missing));
+        }
+        let room = (SETS * WAYS) as u64;
+        assert!(table.unmeasured() >= pages - room);
+        let found = (0..pages)
+            .filter(|&page| table.answered(Page::new(page)).is_some())
+            .count() as u64;
+        assert_eq!(found + table.unmeasured(), pages);
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// A page comes while it is being asked for: its times are taken by one
+    /// side, and nothing is left behind.
+    #[test]
+    fn loom_a_page_that_comes_while_it_is_asked_for() {
+        loom::model(|| {
+            let shared = Arc::new((Outstanding::new(), PageBitmap::full(1)));
+            let page = Page::new(0);
+            let made = Made {
+                fault_read: 3,
+                request_sent: 4,
+            };
+            let asking = Arc::clone(&shared);
+            let asker = thread::spawn(move || {
+                let (table, missing) = &*asking;
+                table.note(page, made, missing)
+            });
+            let (table, missing) = &*shared;
+            assert!(missing.claim(page));
+            let answered = table.answered(page);
+            assert!(answered.is_none_or(|times| times == made));
+            let goes_on = asker.join().unwrap();
+            // Asked for without being measured: only if nobody could know.
+            assert!(!goes_on || answered.is_some());
+            assert_eq!(table.answered(page), None, "left behind");
+            assert_eq!(table.unmeasured(), 0);
+        });
+    }
+}

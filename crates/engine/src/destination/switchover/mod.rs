@@ -1,0 +1,6 @@
+//! An incoming migration up to the switchover: the offer, pre-copied pages, stale pages dropped.
+
+pub(crate) mod drop_present;
+pub(crate) mod incoming;
+pub(crate) mod offer;
+pub(crate) mod processors;

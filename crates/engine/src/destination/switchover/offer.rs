@@ -1,0 +1,258 @@
+//! The source's offer: what guest it has, and whether it fits here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hikkoshi_userfault::Userfault;
+use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, Mode, ToDestination, ToSource};
+
+use crate::destination::ReceiveWatch;
+use crate::destination::error::DestinationFailure;
+use crate::destination::options::DestinationOptions;
+use crate::destination::postcopy::huge::staging::Size;
+use crate::destination::switchover::processors;
+use crate::guest::DestinationGuest;
+use hikkoshi_link::{Incoming, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_linux::Cancel;
+use hikkoshi_memory::RamWriter;
+
+/// How long a source may take to make its offer.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An accepted guest, and the machine made ready for it.
+#[derive(Debug)]
+pub(crate) struct Offered {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) reader: LinkReader,
+    pub(crate) writer: LinkWriter,
+    pub(crate) limits: Limits,
+    pub(crate) stop: Cancel,
+    /// The migration's number.
+    pub(crate) id: MigrationId,
+    /// What both sides understand beyond the protocol's version.
+    pub(crate) capabilities: Capabilities,
+    pub(crate) mode: Mode,
+    /// How many background links the source will open.
+    pub(crate) background_links: u16,
+    pub(crate) memory: RamWriter,
+    /// Where post-copy is possible: what is needed for it.
+    pub(crate) userfault: Option<(Arc<Userfault>, Vec<u64>)>,
+}
+
+/// Hears what the source offers, and readies the machine for it. Whatever
+/// speaks against it is told to the source, and given here.
+///
+/// A refused source is told so after `over` was called, and may come again.
+pub(crate) fn hear(
+    guest: &mut dyn DestinationGuest,
+    link: Incoming,
+    options: &DestinationOptions,
+    watch: &ReceiveWatch,
+    over: impl FnOnce(),
+) -> Result<Offered, String> {
+    let limits = Limits {
+        pages: guest.ram().layout().pages(),
+    };
+    let stop = Cancel::new();
+    let capabilities = link.capabilities;
+    let id = link.id;
+    link.stream
+        .set_stall_timeout(options.stall_timeout)
+        .map_err(text)?;
+    let stream = Arc::new(link.stream);
+    let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
+    // Until the commit, cancelling ends whatever is blocked on the link.
+    reader.set_stop(watch.cancel.clone());
+    writer.set_stop(watch.cancel.clone());
+    reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
+    writer.set_patience(Some(options.patience));
+    let refuse = |reason: String| {
+        // Before the source hears of it: it may try again at once.
+        over();
+        let refusal = ToSource::Refuse {
+            reason: reason.clone(),
+        };
+        if let Err(error) = writer.control(&refusal) {
+            tracing::debug!(%error, "the source does not hear the refusal");
+        }
+        Err(reason)
+    };
+    let mut first = reader.control().map_err(text)?;
+    let mut machine = None;
+    if let ToDestination::Machine { machine: theirs } = first {
+        machine = Some(theirs);
+        first = reader.control().map_err(text)?;
+    }
+    let mut processors = None;
+    if let ToDestination::Processors {
+        processors: theirs,
+        allow_mismatch,
+    } = first
+    {
+        processors = Some((theirs, allow_mismatch));
+        first = reader.control().map_err(text)?;
+    }
+    let (description, mode, may_postcopy, background_links) = match first {
+        ToDestination::Begin {
+            description,
+            mode,
+            may_postcopy,
+            background_links,
+        } => (description, mode, may_postcopy, background_links),
+        ToDestination::Here { .. } => {
+            return refuse(
+                "it goes on with a migration that is not known here: start 'hikkoshi receive \
+                 --resume' for it"
+                    .into(),
+            );
+        }
+        _ => return Err("it does not begin with an offer of a guest".into()),
+    };
+    let ready = description
+        .compatible_with(guest.describe())
+        .map_err(text)
+        .and_then(|()| match &machine {
+            Some(machine) => machine.fits(&guest.machine()).map_err(text),
+            None => Ok(()),
+        })
+        .and_then(|()| processors::compare(processors, &guest.processors()))
+        .and_then(|differences| {
+            check_links(background_links)?;
+            let ready = make_ready(guest, may_postcopy, background_links)?;
+            Ok((ready, differences))
+        })
+        .map_err(|reason| {
+            if guest.has_ended() {
+                return DestinationFailure::gone(guest).to_string();
+            }
+            reason
+        });
+    let ((memory, userfault), differences) = match ready {
+        Ok(ready) => ready,
+        Err(reason) => return refuse(give_back(guest, reason)),
+    };
+    if let Some(what) = differences {
+        watch.observer.notice(&format!(
+            "the guest had other processors at the source, and the source allows that: {what}"
+        ));
+        let differs = ToSource::Differs { what };
+        if let Err(error) = writer.control(&differs) {
+            return Err(give_back(guest, error.to_string()));
+        }
+    }
+    let ram = guest.ram();
+    let host_pages = ram.layout().blocks().map(|(block, _)| block.host_page);
+    let accept = ToSource::Accept {
+        host_pages: host_pages.collect(),
+    };
+    if let Err(error) = writer.control(&accept) {
+        return Err(give_back(guest, error.to_string()));
+    }
+    reader.set_stop(stop.clone());
+    reader.set_deadline(None);
+    Ok(Offered {
+        stream,
+        reader,
+        writer,
+        limits,
+        stop,
+        id,
+        capabilities,
+        mode,
+        background_links,
+        memory,
+        userfault,
+    })
+}
+
+fn check_links(links: u16) -> Result<(), String> {
+    if (1..=MAX_LINKS).contains(&links) {
+        Ok(())
+    } else {
+        Err(format!(
+            "the source wants {links} background links, and 1 to {MAX_LINKS} are possible"
+        ))
+    }
+}
+
+type Ready = (RamWriter, Option<(Arc<Userfault>, Vec<u64>)>);
+
+fn make_ready(
+    guest: &mut dyn DestinationGuest,
+    may_postcopy: bool,
+    links: u16,
+) -> Result<Ready, String> {
+    if may_postcopy {
+        let sizes = Size::all(guest.ram().layout(), links);
+        room_for(sizes.iter().map(Size::bytes).sum(), available_memory())?;
+    }
+    guest.prepare().map_err(text)?;
+    let userfault = if may_postcopy {
+        Some(guest.take_userfault().map_err(text)?)
+    } else {
+        None
+    };
+    let memory = RamWriter::open(guest.ram()).map_err(text)?;
+    // The first pre-copy round sends no holes, and what is not owed in
+    // post-copy holds zeros: nothing may be left here.
+    memory.drop_all().map_err(text)?;
+    Ok((memory, userfault))
+}
+
+/// Whether huge pages can be put together here. They are assembled in ordinary
+/// memory beside the pool that they come from, as many as a source may send at
+/// once, and a machine that runs out of it in post-copy loses the guest.
+fn room_for(need: u64, available: Option<u64>) -> Result<(), String> {
+    match available {
+        Some(available) if need > available => Err(format!(
+            "putting the guest's huge pages together takes up to {} MiB of ordinary memory, and \
+             {} MiB are available: free some, let the source use fewer background links \
+             (--links), or move the guest with --mode precopy --when-stalled go-on",
+            need >> 20,
+            available >> 20
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// `MemAvailable` of `/proc/meminfo`, in bytes. It leaves out what is reserved
+/// for huge pages.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Gives the machine back; what goes wrong is added to `reason`.
+fn give_back(guest: &mut dyn DestinationGuest, reason: String) -> String {
+    match guest.release() {
+        Ok(()) => reason,
+        Err(error) => format!("{reason}; then: {error}"),
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_for_huge_pages_is_checked_before_anything_is_touched() {
+        assert_eq!(room_for(0, Some(0)), Ok(()));
+        assert_eq!(room_for(5 << 30, None), Ok(()), "nobody knows");
+        assert_eq!(room_for(5 << 30, Some(5 << 30)), Ok(()));
+        let refusal = room_for(5 << 30, Some(3 << 30)).unwrap_err();
+        assert!(
+            refusal.starts_with(
+                "putting the guest's huge pages together takes up to 5120 MiB of ordinary \
+                 memory, and 3072 MiB are available: "
+            ),
+            "{refusal}"
+        );
+        assert!(available_memory().unwrap() > 1 << 20);
+    }
+}

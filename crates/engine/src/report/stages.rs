@@ -1,0 +1,138 @@
+//! What the time of a page request went into.
+
+use hikkoshi_wire::StageSummary;
+use serde::Serialize;
+use std::time::Duration;
+
+use crate::report::{Latency, LatencySummary};
+
+/// The moments of one page request, in nanoseconds of one clock.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moments {
+    /// The fault was read from the userfaultfd.
+    pub fault_read: u64,
+    /// The request was ready: taken right before it is handed to the kernel.
+    pub request_sent: u64,
+    /// The page had been read from a link; of a huge page: its last piece.
+    pub page_received: u64,
+    /// The page was installed.
+    pub installed: u64,
+}
+
+/// Latencies of page requests: in all, and of each stage.
+#[derive(Debug, Clone, Default)]
+pub struct RequestLatencies {
+    total: Latency,
+    fault_to_request: Latency,
+    request_to_page: Latency,
+    page_to_installed: Latency,
+}
+
+impl RequestLatencies {
+    /// Adds one request. Allocates nothing.
+    pub fn record(&mut self, moments: &Moments) {
+        let between = |from: u64, to: u64| Duration::from_nanos(to.saturating_sub(from));
+        let Moments {
+            fault_read,
+            request_sent,
+            page_received,
+            installed,
+        } = *moments;
+        self.total.record(between(fault_read, installed));
+        self.fault_to_request
+            .record(between(fault_read, request_sent));
+        self.request_to_page
+            .record(between(request_sent, page_received));
+        self.page_to_installed
+            .record(between(page_received, installed));
+    }
+
+    /// Adds another thread's requests.
+    pub fn merge(&mut self, other: &Self) {
+        self.total.merge(&other.total);
+        self.fault_to_request.merge(&other.fault_to_request);
+        self.request_to_page.merge(&other.request_to_page);
+        self.page_to_installed.merge(&other.page_to_installed);
+    }
+
+    /// From reading the fault to the installed page.
+    pub fn total(&self) -> LatencySummary {
+        self.total.summary()
+    }
+
+    /// Each stage.
+    pub fn stages(&self) -> Stages {
+        Stages {
+            fault_to_request: self.fault_to_request.summary(),
+            request_to_page: self.request_to_page.summary(),
+            page_to_installed: self.page_to_installed.summary(),
+        }
+    }
+}
+
+/// The stages of page requests, one after another, in µs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Stages {
+    /// From reading the fault to handing the request to the kernel: the
+    /// destination's own work, and waiting for other faults read with it.
+    pub fault_to_request: LatencySummary,
+    /// From there to having read the page: the network, the source, and
+    /// waiting for a processor at either side.
+    pub request_to_page: LatencySummary,
+    /// From there to having installed it.
+    pub page_to_installed: LatencySummary,
+}
+
+impl From<&Stages> for StageSummary {
+    fn from(stages: &Stages) -> Self {
+        Self {
+            fault_to_request: (&stages.fault_to_request).into(),
+            request_to_page: (&stages.request_to_page).into(),
+            page_to_installed: (&stages.page_to_installed).into(),
+        }
+    }
+}
+
+impl From<StageSummary> for Stages {
+    fn from(sent: StageSummary) -> Self {
+        Self {
+            fault_to_request: sent.fault_to_request.into(),
+            request_to_page: sent.request_to_page.into(),
+            page_to_installed: sent.page_to_installed.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_stage_gets_its_part() {
+        let mut latencies = RequestLatencies::default();
+        latencies.record(&Moments {
+            fault_read: 1_000,
+            request_sent: 4_000,
+            page_received: 54_000,
+            installed: 64_000,
+        });
+        // A page that came unasked, while the request was being sent.
+        latencies.record(&Moments {
+            fault_read: 1_000,
+            request_sent: 9_000,
+            page_received: 8_000,
+            installed: 10_000,
+        });
+        let mut all = RequestLatencies::default();
+        all.merge(&latencies);
+        let near = |value: f64, expected: f64| (value - expected).abs() < expected * 0.01;
+        assert_eq!(all.total().count, 2);
+        assert!(near(all.total().max, 63.0), "{:?}", all.total());
+        let stages = all.stages();
+        assert!(near(stages.fault_to_request.mean, 5.5), "{stages:?}");
+        assert!(near(stages.request_to_page.max, 50.0), "{stages:?}");
+        assert!(near(stages.page_to_installed.p50, 2.0), "{stages:?}");
+        let sent = StageSummary::from(&stages);
+        assert_eq!(Stages::from(sent).request_to_page.count, 2);
+    }
+}

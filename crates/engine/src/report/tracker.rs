@@ -1,0 +1,138 @@
+//! Turns counts into [`Progress`].
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::report::{Observer, Phase, Progress};
+
+/// How often an observer is told.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// Keeps count of the present phase and tells an observer now and then.
+#[derive(Debug)]
+pub struct Tracker {
+    done: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    round: u32,
+    total: u64,
+    told: Instant,
+    told_bytes: u64,
+    rate: f64,
+}
+
+impl Default for Tracker {
+    fn default() -> Self {
+        Self {
+            done: AtomicU64::new(0),
+            state: Mutex::new(State {
+                phase: Phase::Connecting,
+                round: 0,
+                total: 0,
+                told: Instant::now(),
+                told_bytes: 0,
+                rate: 0.0,
+            }),
+        }
+    }
+}
+
+impl Tracker {
+    /// A new phase, or a new round of it, with `total` pages ahead.
+    pub fn begin(&self, phase: Phase, round: u32, total: u64) {
+        if let Ok(mut state) = self.state.lock() {
+            (state.phase, state.round, state.total) = (phase, round, total);
+            self.done.store(0, Relaxed);
+        }
+    }
+
+    /// `pages` more of the phase are done.
+    pub fn done(&self, pages: u64) {
+        self.done.fetch_add(pages, Relaxed);
+    }
+
+    /// Tells `observer`, if it is time to; `bytes` is the total so far. Never
+    /// waits: with another thread at it, that one tells.
+    pub fn tell(&self, observer: &dyn Observer, bytes: u64) {
+        self.tell_at(Instant::now(), observer, bytes);
+    }
+
+    fn tell_at(&self, now: Instant, observer: &dyn Observer, bytes: u64) {
+        let Ok(mut state) = self.state.try_lock() else {
+            return;
+        };
+        let elapsed = now.saturating_duration_since(state.told);
+        if elapsed < PERIOD {
+            return;
+        }
+        #[allow(clippy::cast_precision_loss)]
+        let rate = bytes.saturating_sub(state.told_bytes) as f64 / elapsed.as_secs_f64();
+        state.rate = if state.rate == 0.0 {
+            rate
+        } else {
+            0.7 * state.rate + 0.3 * rate
+        };
+        state.told = now;
+        state.told_bytes = bytes;
+        let progress = Progress {
+            phase: state.phase,
+            round: state.round,
+            done_pages: self.done.load(Relaxed).min(state.total),
+            total_pages: state.total,
+            bytes,
+            bytes_per_second: state.rate,
+        };
+        drop(state);
+        observer.progress(&progress);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Heard(Mutex<Vec<Progress>>);
+
+    impl Observer for Heard {
+        fn progress(&self, progress: &Progress) {
+            self.0.lock().unwrap().push(*progress);
+        }
+        fn notice(&self, _: &str) {}
+    }
+
+    #[test]
+    fn tells_now_and_then() {
+        let tracker = Tracker::default();
+        let heard = Heard::default();
+        let begun = tracker.state.lock().unwrap().told;
+        let just_before = PERIOD - Duration::from_nanos(1);
+        tracker.begin(Phase::Precopy, 1, 1000);
+        tracker.done(250);
+        tracker.tell_at(begun + just_before, &heard, 1 << 20);
+        assert!(heard.0.lock().unwrap().is_empty(), "too early");
+        tracker.tell_at(begun + PERIOD, &heard, 1 << 20);
+        tracker.tell_at(begun + PERIOD + just_before, &heard, 2 << 20);
+        let heard = heard.0.lock().unwrap();
+        assert_eq!(heard.len(), 1);
+        assert_eq!((heard[0].done_pages, heard[0].total_pages), (250, 1000));
+        assert!(heard[0].bytes_per_second > 0.0);
+        assert!(heard[0].time_left().is_some());
+    }
+
+    /// By the clock, too.
+    #[test]
+    fn tells_when_its_time_has_come() {
+        let tracker = Tracker::default();
+        let heard = Heard::default();
+        tracker.begin(Phase::Precopy, 1, 1000);
+        std::thread::sleep(PERIOD);
+        tracker.tell(&heard, 1 << 20);
+        assert_eq!(heard.0.lock().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,84 @@
+//! For how long the guest is paused at most.
+//!
+//! Between the pause and *ready* this side waits for the destination in many
+//! places: for room in a socket, for acknowledgements, for an answer. A peer
+//! that does everything, but a byte at a time, passes each of them. It waits for
+//! the guest's monitor, too, which saves the device state. So one deadline is
+//! over all of it: when it has passed, all links are ended, and the save is told
+//! to give up.
+
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_link::Stream;
+use hikkoshi_linux::Cancel;
+
+/// A deadline that ends links and sets a flag, unless it is met.
+#[derive(Debug)]
+pub(crate) struct Deadline {
+    /// Whether it was met: who says so first is right.
+    met: Arc<OnceLock<bool>>,
+    /// Its end ends the thread.
+    _waits: SyncSender<()>,
+}
+
+impl Deadline {
+    /// Begins to wait for `limit`; sets `passes` when it has passed.
+    ///
+    /// # Errors
+    /// When there is no room for a thread.
+    pub(crate) fn start(
+        streams: &[Arc<Stream>],
+        passes: Cancel,
+        limit: Duration,
+    ) -> io::Result<Self> {
+        let streams = streams.to_vec();
+        let met = Arc::new(OnceLock::new());
+        let passed = Arc::clone(&met);
+        let (waits, waiting) = sync_channel(0);
+        thread::Builder::new()
+            .name("src-deadline".into())
+            .spawn(move || {
+                let over = waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+                if over && passed.set(false).is_ok() {
+                    passes.cancel();
+                    streams.iter().for_each(|stream| stream.shutdown());
+                }
+            })?;
+        Ok(Self { met, _waits: waits })
+    }
+
+    /// Ends the wait: whether it ends before the deadline. If it does not, the
+    /// links have been ended, or are just about to be.
+    pub(crate) fn met(self) -> bool {
+        self.met.set(true).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn it_ends_the_links_or_nothing() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let streams = [Arc::new(Stream::Unix(ours))];
+        let day = Duration::from_secs(86_400);
+        let passes = Cancel::new();
+        let start = |limit| Deadline::start(&streams, passes.clone(), limit).unwrap();
+        assert!(start(day).met());
+        theirs.set_nonblocking(true).unwrap();
+        assert!(theirs.read(&mut [0]).is_err(), "ended");
+        assert!(!passes.is_cancelled());
+        theirs.set_nonblocking(false).unwrap();
+        let deadline = start(Duration::ZERO);
+        assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
+        assert!(passes.is_cancelled());
+        assert!(!deadline.met());
+    }
+}

@@ -1,0 +1,103 @@
+//! Tells a destination that may have been *ready* that the guest stays here.
+//!
+//! A source that calls a migration off says so on its links. Where these have failed, or end with
+//! the call, the destination may not hear it. If it has said *ready*, it keeps the guest and waits
+//! for its source (`docs/protocol.md`). So the source connects once more and says *here: keeps*. The
+//! destination declines and ends.
+
+use std::io::{self, ErrorKind};
+use std::time::{Duration, Instant};
+
+use hikkoshi_wire::{Capabilities, Limits, MigrationId, Role, ToDestination, ToSource};
+
+use crate::report::Observer;
+use crate::source::deadline::Deadline;
+use crate::source::error::SourceFailure;
+use hikkoshi_handover::SourceStage;
+use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
+use hikkoshi_linux::Cancel;
+
+/// For how long to try. The guest runs meanwhile.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long the destination may take to end after it has heard it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+const DOING: &str = "telling the destination that the guest stays here";
+
+/// Whether a migration that ends by `cause` may end unheard by the destination.
+pub(crate) fn may_be_unheard(cause: &SourceFailure) -> bool {
+    matches!(
+        cause,
+        SourceFailure::Link { .. } | SourceFailure::PausedTooLong { .. } | SourceFailure::Cancelled
+    )
+}
+
+/// Tells the destination at `remote` that the guest of migration `id` stays here. Returns when it has
+/// ended, when nobody listens there, or after [`LIMIT`] with a notice to `observer`.
+pub(crate) fn tell(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
+    let passed = Cancel::new();
+    let Ok(_deadline) = Deadline::start(&[], passed.clone(), LIMIT) else {
+        return unheard(observer, &"no thread could be started");
+    };
+    let begun = Instant::now();
+    loop {
+        let failure = match attempt(remote, id, &passed) {
+            Ok(()) => return,
+            Err(HandshakeError::Connect(error)) if nobody_listens(&error) => return,
+            Err(failure) => failure,
+        };
+        tracing::debug!(%failure, DOING);
+        if begun.elapsed() >= LIMIT {
+            return unheard(observer, &failure);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn unheard(observer: &dyn Observer, why: &dyn std::fmt::Display) {
+    observer.notice(&format!(
+        "the guest runs on here, but the destination could not be told so: {why}. If 'hikkoshi \
+         receive' waits there, end it; end that QEMU, and remove its journal"
+    ));
+}
+
+/// An engine that waits for its source listens.
+fn nobody_listens(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionRefused | ErrorKind::NotFound
+    )
+}
+
+/// One connection. `Ok` when the destination needs no other one.
+fn attempt(remote: &Remote, id: MigrationId, passed: &Cancel) -> Result<(), HandshakeError> {
+    let (stream, agreed) = open(remote, &hello(Role::Control, id), passed)?;
+    if !agreed.capabilities.contains(Capabilities::RECOVERY) {
+        // It does not wait for its source.
+        return Ok(());
+    }
+    // Nothing but control messages is said here.
+    let limits = Limits { pages: 0 };
+    let stream = std::sync::Arc::new(stream);
+    let (mut reader, mut writer) = split(&stream, limits, passed)?;
+    writer.set_patience(Some(ANSWER_TIMEOUT));
+    reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
+    let stage = SourceStage::Keeps.into();
+    let said = writer.control(&ToDestination::Here { stage });
+    let answer = said.and_then(|()| reader.control::<ToSource>());
+    stream.shutdown();
+    match answer {
+        // It may have ended for this, or without it: the next attempt tells.
+        Err(error) => Err(io_of(error)),
+        Ok(ToSource::Refuse { reason }) => Err(io::Error::other(reason).into()),
+        Ok(_) => Ok(()),
+    }
+}
+
+fn io_of(error: LinkError) -> HandshakeError {
+    io::Error::other(error.to_string()).into()
+}

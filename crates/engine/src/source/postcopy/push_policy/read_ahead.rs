@@ -1,0 +1,216 @@
+//! What the urgent thread tells the pushers: a small fixed table of atomics.
+//!
+//! One writer, any number of takers, no lock. Each entry is one word, so a
+//! taker sees a whole one or none; a newer one replaces an older one of the
+//! same stream. All of it are hints. What matters for correctness is the claim,
+//! so `Relaxed` will do everywhere; that a sleeper does not miss a hint is the
+//! bell's business (`bell.rs`).
+
+use hikkoshi_pages::{Page, PageRange};
+
+use crate::source::postcopy::push_policy::access_streams::{Advice, STREAMS};
+use crate::sync::{AtomicU64, Ordering};
+
+/// Pages to push, packed into a word: the first page's number in the upper 40
+/// bits (a layout has at most 2^34), how many in the lower 24; 0 for none.
+fn pack(range: PageRange) -> u64 {
+    let length = range.len().min((1 << LENGTH) - 1);
+    if length == 0 || range.start().index() >> (64 - LENGTH) != 0 {
+        return 0;
+    }
+    range.start().index() << LENGTH | length
+}
+
+fn unpack(word: u64) -> PageRange {
+    PageRange::from_len(Page::new(word >> LENGTH), word & ((1 << LENGTH) - 1))
+}
+
+/// Bits for the number of pages: the largest host page has 2^18.
+const LENGTH: u32 = 24;
+
+const NOWHERE: u64 = u64::MAX;
+
+/// The windows of one stream.
+#[derive(Debug)]
+struct Windows {
+    /// Taken from its beginning.
+    onwards: AtomicU64,
+    /// Taken from its end: the nearest pages first.
+    before: AtomicU64,
+}
+
+/// What is to be read ahead, and where the last urgent page was.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    streams: [Windows; STREAMS],
+    urgent: AtomicU64,
+}
+
+impl Ahead {
+    pub(crate) fn new() -> Self {
+        Self {
+            streams: std::array::from_fn(|_| Windows {
+                onwards: AtomicU64::new(0),
+                before: AtomicU64::new(0),
+            }),
+            urgent: AtomicU64::new(NOWHERE),
+        }
+    }
+
+    /// Replaces what a stream's windows were; `true` if there is something in
+    /// them.
+    pub(crate) fn publish(&self, advice: &Advice) -> bool {
+        let Some(windows) = self.streams.get(advice.stream) else {
+            return false;
+        };
+        let (onwards, before) = (pack(advice.onwards), pack(advice.before));
+        windows.onwards.store(onwards, Ordering::Relaxed);
+        windows.before.store(before, Ordering::Relaxed);
+        onwards | before != 0
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.streams.iter().all(|windows| {
+            windows.onwards.load(Ordering::Relaxed) | windows.before.load(Ordering::Relaxed) == 0
+        })
+    }
+
+    /// Takes up to `max` pages of one stream that `wanted` agrees to; the next
+    /// call begins at the stream after it.
+    pub(crate) fn take(
+        &self,
+        turn: &mut usize,
+        max: u64,
+        wanted: impl Fn(Page) -> bool,
+    ) -> Option<PageRange> {
+        for number in 0..STREAMS {
+            let number = (*turn + number) % STREAMS;
+            let Some(windows) = self.streams.get(number) else {
+                continue;
+            };
+            let onwards = |all: PageRange| all.split_at(all.start().saturating_add(max));
+            let before = |all: PageRange| {
+                let cut = all
+                    .end()
+                    .index()
+                    .saturating_sub(max)
+                    .max(all.start().index());
+                let (rest, piece) = all.split_at(Page::new(cut));
+                (piece, rest)
+            };
+            let piece = take_from(&windows.onwards, onwards, &wanted)
+                .or_else(|| take_from(&windows.before, before, &wanted));
+            if piece.is_some() {
+                *turn = number + 1;
+                return piece;
+            }
+        }
+        None
+    }
+
+    pub(crate) fn urgent_upto(&self, next: Page) {
+        self.urgent.store(next.index(), Ordering::Relaxed);
+    }
+
+    /// Where the last urgent page was, if nobody has gone there yet.
+    pub(crate) fn take_urgent(&self) -> Option<Page> {
+        // Looking first spares the urgent thread's cache line a write.
+        if self.urgent.load(Ordering::Relaxed) == NOWHERE {
+            return None;
+        }
+        let page = self.urgent.swap(NOWHERE, Ordering::Relaxed);
+        (page != NOWHERE).then(|| Page::new(page))
+    }
+}
+
+/// Takes the piece that `split` gives, and leaves the rest, which it gives
+/// second.
+fn take_from(
+    word: &AtomicU64,
+    split: impl Fn(PageRange) -> (PageRange, PageRange),
+    wanted: impl Fn(Page) -> bool,
+) -> Option<PageRange> {
+    let mut seen = word.load(Ordering::Relaxed);
+    while seen != 0 {
+        let all = unpack(seen);
+        if !wanted(all.start()) {
+            return None;
+        }
+        let (piece, rest) = split(all);
+        match word.compare_exchange(seen, pack(rest), Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return Some(piece),
+            // Another pusher took a piece, or there is a new window.
+            Err(now) => seen = now,
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    fn range(from: u64, to: u64) -> PageRange {
+        PageRange::new(Page::new(from), Page::new(to))
+    }
+
+    fn advice(stream: usize, onwards: PageRange, before: PageRange) -> Advice {
+        Advice {
+            stream,
+            onwards,
+            before,
+        }
+    }
+
+    #[test]
+    fn streams_take_turns_and_the_nearest_pages_come_first() {
+        let ahead = Ahead::new();
+        assert!(ahead.is_empty());
+        assert!(!ahead.publish(&advice(1, range(9, 9), PageRange::EMPTY)));
+        assert!(ahead.publish(&advice(3, range(101, 112), range(92, 100))));
+        assert!(ahead.publish(&advice(5, range(500, 508), PageRange::EMPTY)));
+        assert!(!ahead.is_empty());
+        let mut turn = 0;
+        let mut next = || ahead.take(&mut turn, 5, |_| true);
+        assert_eq!(next(), Some(range(101, 106)));
+        assert_eq!(next(), Some(range(500, 505)));
+        assert_eq!(next(), Some(range(106, 111)));
+        assert_eq!(next(), Some(range(505, 508)));
+        assert_eq!(next(), Some(range(111, 112)));
+        assert_eq!(next(), Some(range(95, 100)));
+        assert_eq!(next(), Some(range(92, 95)));
+        assert_eq!(next(), None);
+        assert!(ahead.is_empty());
+    }
+
+    #[test]
+    fn what_nobody_wants_stays_and_what_is_new_replaces_it() {
+        let ahead = Ahead::new();
+        let mut turn = 0;
+        ahead.publish(&advice(0, range(10, 20), PageRange::EMPTY));
+        assert_eq!(ahead.take(&mut turn, 8, |page| page.index() > 10), None);
+        ahead.publish(&advice(0, range(30, 34), PageRange::EMPTY));
+        assert_eq!(ahead.take(&mut turn, 8, |_| true), Some(range(30, 34)));
+        assert!(ahead.is_empty());
+    }
+
+    #[test]
+    fn the_largest_guest_and_the_largest_page_fit_into_a_word() {
+        let last = hikkoshi_pages::MAX_PAGES;
+        for window in [range(last - 1, last), range(last - (1 << 18), last)] {
+            assert_eq!(unpack(pack(window)), window);
+        }
+        assert_eq!(pack(PageRange::EMPTY), 0);
+    }
+
+    #[test]
+    fn the_last_urgent_page_is_taken_once() {
+        let ahead = Ahead::new();
+        assert_eq!(ahead.take_urgent(), None);
+        ahead.urgent_upto(Page::new(3));
+        ahead.urgent_upto(Page::new(7));
+        assert_eq!(ahead.take_urgent(), Some(Page::new(7)));
+        assert_eq!(ahead.take_urgent(), None);
+    }
+}

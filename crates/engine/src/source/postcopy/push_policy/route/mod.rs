@@ -1,0 +1,265 @@
+//! One link's way through what is owed.
+//!
+//! A piece is claimed as it is found. A huge page of the destination is
+//! finished before the link begins another, and left to the link that began it
+//! as long as there is anything else: so no more huge pages are incomplete at
+//! the destination than there are links and requests. Only small pages are read
+//! ahead in between.
+
+use std::sync::Arc;
+
+use hikkoshi_pages::{Page, PageRange, RamLayout};
+
+use crate::source::postcopy::push_policy::Order;
+use crate::source::postcopy::push_policy::hot_pages::HOTTEST;
+use crate::source::postcopy::push_policy::walk::Walk;
+use crate::source::unsent::Owed;
+
+/// A link does not follow the guest where another is no more than so many
+/// pages onwards: what comes next is being pushed already.
+const NEAR: u64 = 64;
+
+/// What a link should do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Send these pages, which it has just claimed.
+    Piece(PageRange),
+    /// Nothing to read ahead, and background pushing has not begun.
+    Nothing,
+    /// Nothing is owed any more.
+    Done,
+}
+
+/// How far hot pages have been pushed.
+#[derive(Debug)]
+struct Hot {
+    /// Pages that were dirty at least so often.
+    times: usize,
+    /// The rest of the way, and what comes after it.
+    parts: [PageRange; 2],
+}
+
+/// What a search has come upon.
+#[derive(Debug)]
+struct Found {
+    /// What it has claimed.
+    piece: Option<PageRange>,
+    /// Whether it has left a huge page before that to another link.
+    skipped: bool,
+}
+
+/// A link's cursors.
+#[derive(Debug)]
+pub(crate) struct Route {
+    link: usize,
+    order: Arc<Order>,
+    owed: Arc<Owed>,
+    /// The layout with the destination's host page sizes.
+    destination: RamLayout,
+    follow: bool,
+    /// Where the link begins.
+    start: Page,
+    /// The stream whose turn it is to be read ahead.
+    turn: usize,
+    /// What is being read ahead.
+    reading: PageRange,
+    /// The huge page that was begun.
+    under_way: PageRange,
+    hot: Option<Hot>,
+    walk: Walk,
+}
+
+impl Route {
+    /// The way of number `link` of `links`, which begin spread over memory.
+    pub(crate) fn new(
+        (link, links): (usize, usize),
+        order: &Arc<Order>,
+        owed: &Arc<Owed>,
+        destination: &RamLayout,
+        follow: bool,
+    ) -> Self {
+        let all = destination.all();
+        let start = u128::from(all.len()) * link as u128 / links.max(1) as u128;
+        let start = Page::new(u64::try_from(start).unwrap_or(0));
+        let start = destination.host_page_range(start).start();
+        let mut route = Self {
+            link,
+            order: Arc::clone(order),
+            owed: Arc::clone(owed),
+            destination: destination.clone(),
+            follow,
+            start,
+            turn: 0,
+            reading: PageRange::EMPTY,
+            under_way: PageRange::EMPTY,
+            hot: None,
+            walk: Walk::new(all, start),
+        };
+        if owed.has_heat() {
+            route.hot = Some(route.hot_from(HOTTEST));
+        }
+        route
+    }
+
+    /// Claims the next piece, up to `max` pages; without `background` only what
+    /// is to be read ahead, and the rest of a huge page that was begun.
+    pub(crate) fn next(&mut self, max: u64, background: bool) -> Next {
+        loop {
+            if let Some(piece) = self.read_ahead(max) {
+                return Next::Piece(piece);
+            }
+            if self.under_way.is_empty() {
+                break;
+            }
+            match self.owed.claim(self.under_way, max) {
+                Some(piece) => return Next::Piece(piece),
+                // Whole; huge pages may be read ahead again.
+                None => self.under_way = PageRange::EMPTY,
+            }
+        }
+        if !background {
+            return Next::Nothing;
+        }
+        self.hot(max)
+            .or_else(|| self.walk(max))
+            .map_or(Next::Done, Next::Piece)
+    }
+
+    fn read_ahead(&mut self, max: u64) -> Option<PageRange> {
+        loop {
+            // Not all of a window may be owed, nor in one piece.
+            if let Some(piece) = self.search(self.reading, true, max, Owed::first).piece {
+                self.reading = PageRange::new(piece.end(), self.reading.end());
+                return Some(piece);
+            }
+            let free = self.under_way.is_empty();
+            let destination = &self.destination;
+            let wanted = |page| free || destination.host_page_range(page).len() <= 1;
+            self.reading = self.order.ahead.take(&mut self.turn, max, wanted)?;
+        }
+    }
+
+    /// Pushes pages that were dirtied often, the hottest first.
+    fn hot(&mut self, max: u64) -> Option<PageRange> {
+        loop {
+            let Hot { times, parts } = self.hot.take()?;
+            let found = self.search(parts[0], true, max, |owed, range| {
+                owed.first_hot(times, range)
+            });
+            if let Some(piece) = found.piece {
+                let rest = PageRange::new(piece.start().max(parts[0].start()), parts[0].end());
+                self.hot = Some(Hot {
+                    times,
+                    parts: [rest, parts[1]],
+                });
+                return Some(piece);
+            }
+            self.hot = if !parts[1].is_empty() {
+                Some(Hot {
+                    times,
+                    parts: [parts[1], PageRange::EMPTY],
+                })
+            } else {
+                // Everything that is owed was dirty once.
+                (times > 2).then(|| self.hot_from(times - 1))
+            };
+        }
+    }
+
+    /// All pages that were dirty at least `times`, from this link's beginning
+    /// around to it.
+    fn hot_from(&self, times: usize) -> Hot {
+        let (before, after) = self.destination.all().split_at(self.start);
+        Hot {
+            times,
+            parts: [after, before],
+        }
+    }
+
+    fn walk(&mut self, max: u64) -> Option<PageRange> {
+        if self.follow
+            && let Some(page) = self.order.ahead.take_urgent()
+        {
+            let page = self.destination.host_page_range(page).start();
+            if !self.order.is_taken(self.link, page, NEAR) {
+                self.walk.go_to(page);
+            }
+        }
+        while let Some(range) = self.walk.look() {
+            let found = self.search(range, true, max, Owed::first);
+            // Whether or not there is something behind it.
+            if found.skipped {
+                self.walk.skip();
+            }
+            match found.piece {
+                Some(piece) => {
+                    self.walk.found(piece.end());
+                    return Some(piece);
+                }
+                None => self.walk.found_nothing(range),
+            }
+        }
+        // Nothing else is left: help another link with its huge page.
+        let left = self.walk.skipped()?;
+        self.search(left, false, max, Owed::first).piece
+    }
+
+    /// Claims the first piece in `range` that `first` finds. Leaves huge pages
+    /// that another link has begun to it, if `polite`.
+    fn search(
+        &mut self,
+        range: PageRange,
+        polite: bool,
+        max: u64,
+        first: impl Fn(&Owed, PageRange) -> Option<PageRange>,
+    ) -> Found {
+        let mut skipped = false;
+        let mut rest = range;
+        while let Some(run) = first(&self.owed, rest) {
+            let host = self.destination.host_page_range(run.start());
+            let huge = host.len() > 1;
+            if polite && huge && self.order.is_taken(self.link, host.start(), host.len()) {
+                skipped = true;
+                rest = PageRange::new(host.end(), rest.end());
+                continue;
+            }
+            let claimed = if huge {
+                self.owed.claim(host, max)
+            } else {
+                self.owed.claim(self.same_block(run), max)
+            };
+            if let Some(piece) = claimed {
+                if huge {
+                    self.under_way = host;
+                }
+                // While a huge page is under way, that is where the link is.
+                if huge || self.under_way.is_empty() {
+                    self.order.go_to(self.link, host.start());
+                }
+                return Found {
+                    piece: Some(piece),
+                    skipped,
+                };
+            }
+            // Somebody was faster: what is owed after that?
+            rest = PageRange::new(run.start(), rest.end());
+        }
+        Found {
+            piece: None,
+            skipped,
+        }
+    }
+
+    /// The part of `run` that lies in its first page's RAM block: the next one
+    /// may have huge pages.
+    fn same_block(&self, run: PageRange) -> PageRange {
+        self.destination
+            .locate_range(run)
+            .next()
+            .map_or(run, |extent| extent.pages)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

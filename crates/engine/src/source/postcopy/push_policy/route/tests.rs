@@ -1,0 +1,264 @@
+use super::*;
+use crate::source::postcopy::push_policy::access_streams::Advice;
+use hikkoshi_pages::{PAGE_BYTES, RamBlock};
+
+const HUGE: u64 = 512;
+
+/// Blocks of so many pages and so large host pages, in pages.
+fn layout(blocks: &[(u64, u64)]) -> RamLayout {
+    let blocks = blocks
+        .iter()
+        .enumerate()
+        .map(|(nth, &(pages, host))| RamBlock {
+            id: nth.to_string(),
+            bytes: pages * PAGE_BYTES,
+            host_page: host * PAGE_BYTES,
+            guest: Vec::new(),
+        });
+    RamLayout::new(blocks.collect()).unwrap()
+}
+
+fn range(from: u64, to: u64) -> PageRange {
+    PageRange::new(Page::new(from), Page::new(to))
+}
+
+struct Links {
+    order: Arc<Order>,
+    owed: Arc<Owed>,
+    routes: Vec<Route>,
+}
+
+fn links(layout: &RamLayout, owed: Owed, number: usize) -> Links {
+    let (order, owed) = (Arc::new(Order::new(number)), Arc::new(owed));
+    let routes = (0..number)
+        .map(|link| Route::new((link, number), &order, &owed, layout, true))
+        .collect();
+    Links {
+        order,
+        owed,
+        routes,
+    }
+}
+
+fn all_owed(layout: &RamLayout) -> Owed {
+    let owed = Owed::none(layout.pages(), false);
+    owed.owe(layout.all());
+    owed
+}
+
+fn pieces(route: &mut Route) -> Vec<PageRange> {
+    std::iter::from_fn(|| match route.next(8, true) {
+        Next::Piece(piece) => Some(piece),
+        Next::Done => None,
+        Next::Nothing => panic!("background has begun"),
+    })
+    .collect()
+}
+
+#[test]
+fn one_link_pushes_everything_once() {
+    let layout = layout(&[(1030, 1), (2 * HUGE, HUGE), (5, 1)]);
+    let mut links = links(&layout, all_owed(&layout), 1);
+    let pieces = pieces(&mut links.routes[0]);
+    let mut pages: Vec<_> = pieces.iter().flat_map(|piece| piece.iter()).collect();
+    assert!(pages.is_sorted());
+    pages.dedup();
+    assert_eq!(pages.len() as u64, layout.pages());
+    assert!(pieces.iter().all(|piece| piece.len() <= 8));
+    assert_eq!(links.owed.count(), 0);
+    assert_eq!(links.routes[0].next(8, true), Next::Done);
+}
+
+#[test]
+fn follows_the_guest_outwards() {
+    let layout = layout(&[(2000, 1)]);
+    let mut links = links(&layout, all_owed(&layout), 1);
+    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(0, 8)));
+    links.order.urgent_upto(Page::new(1501));
+    let pieces = pieces(&mut links.routes[0]);
+    // Onwards to the end, then the nearest stretch before it, ….
+    assert_eq!(pieces[0].start(), Page::new(1501));
+    let turn = pieces
+        .iter()
+        .position(|piece| piece.end() == Page::new(2000))
+        .unwrap();
+    assert_eq!(pieces[turn + 1].start(), Page::new(1501 - 512));
+    let pages: u64 = pieces.iter().map(|piece| piece.len()).sum();
+    assert_eq!(pages, 2000 - 8);
+    assert_eq!(links.owed.count(), 0);
+}
+
+#[test]
+fn the_hottest_pages_go_first() {
+    let layout = layout(&[(1000, 1)]);
+    let owed = Owed::none(1000, true);
+    for (pages, times) in [
+        (range(700, 704), 3),
+        (range(100, 110), 2),
+        (range(900, 905), 5),
+    ] {
+        for _ in 0..times {
+            owed.written(pages);
+        }
+    }
+    owed.owe(layout.all());
+    // Not owed any more.
+    assert_eq!(owed.claim(range(901, 902), 1), Some(range(901, 902)));
+    let mut links = links(&layout, owed, 1);
+    let pieces = pieces(&mut links.routes[0]);
+    assert_eq!(
+        pieces[..5],
+        [
+            range(700, 704),
+            range(900, 901),
+            range(902, 905),
+            range(100, 108),
+            range(108, 110)
+        ]
+    );
+    assert_eq!(pieces[5], range(0, 8));
+    assert_eq!(pieces.iter().map(|piece| piece.len()).sum::<u64>(), 999);
+}
+
+#[test]
+fn read_ahead_comes_before_everything_and_without_background() {
+    let layout = layout(&[(1000, 1)]);
+    let mut links = links(&layout, all_owed(&layout), 2);
+    assert_eq!(links.routes[0].next(8, false), Next::Nothing);
+    let advice = Advice {
+        stream: 2,
+        onwards: range(501, 517),
+        before: range(492, 500),
+    };
+    links.order.read_ahead(&advice);
+    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(501, 509)));
+    assert_eq!(links.routes[1].next(8, false), Next::Piece(range(509, 517)));
+    assert_eq!(links.routes[0].next(8, false), Next::Piece(range(492, 500)));
+    assert_eq!(links.routes[0].next(8, false), Next::Nothing);
+    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(0, 8)));
+}
+
+#[test]
+fn links_begin_spread_and_keep_out_of_each_others_way() {
+    let layout = layout(&[(4000, 1)]);
+    let mut links = links(&layout, all_owed(&layout), 4);
+    for (nth, route) in links.routes.iter_mut().enumerate() {
+        let start = 1000 * nth as u64;
+        let Next::Piece(piece) = route.next(8, true) else {
+            panic!()
+        };
+        assert_eq!(piece.start(), Page::new(start));
+    }
+    // Link 3 is at 3000: what follows 2950 is being pushed already.
+    links.order.urgent_upto(Page::new(2950));
+    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(8, 16)));
+    links.order.urgent_upto(Page::new(1500));
+    assert_eq!(
+        links.routes[0].next(8, true),
+        Next::Piece(range(1500, 1508))
+    );
+}
+
+#[test]
+fn a_huge_page_is_finished_by_the_link_that_began_it() {
+    let layout = layout(&[(3, 1), (4 * HUGE, HUGE), (100, 1)]);
+    let mut links = links(&layout, all_owed(&layout), 2);
+    let huge = |nth: u64| PageRange::from_len(Page::new(3 + nth * HUGE), HUGE);
+    let mut begun: Vec<(usize, PageRange)> = Vec::new();
+    let mut turn = 0;
+    let mut done = [false; 2];
+    while done != [true; 2] {
+        turn = 1 - turn;
+        // News of all kinds: they wait, or are small.
+        if links.owed.count().is_multiple_of(50) {
+            links.order.urgent_upto(huge(3).start());
+            links.order.read_ahead(&Advice {
+                stream: turn,
+                onwards: huge(2),
+                before: range(0, 3),
+            });
+        }
+        let Next::Piece(piece) = links.routes[turn].next(8, true) else {
+            done[turn] = true;
+            continue;
+        };
+        let host = layout.host_page_range(piece.start());
+        if host.len() > 1 {
+            assert!(host.contains_range(piece), "{piece:?}");
+            begun.push((turn, host));
+        }
+    }
+    assert_eq!(links.owed.count(), 0);
+    for link in [0, 1] {
+        let mut pages: Vec<_> = begun
+            .iter()
+            .filter(|(by, _)| *by == link)
+            .map(|(_, host)| host.start())
+            .collect();
+        pages.dedup();
+        let mut once = pages.clone();
+        once.sort();
+        once.dedup();
+        assert_eq!(once.len(), pages.len(), "link {link} came back: {pages:?}");
+    }
+    // Shared, if at all, only the last one.
+    let of = |link| {
+        begun
+            .iter()
+            .filter(move |(by, _)| *by == link)
+            .map(|(_, host)| *host)
+    };
+    let shared: Vec<_> = (0..4)
+        .map(huge)
+        .filter(|h| of(0).any(|o| o == *h) && of(1).any(|o| o == *h))
+        .collect();
+    assert!(shared.len() <= 1, "{shared:?}");
+}
+
+#[test]
+fn urgent_claims_get_in_between_the_pieces_of_a_huge_page() {
+    let layout = layout(&[(2 * HUGE, HUGE)]);
+    let mut links = links(&layout, all_owed(&layout), 1);
+    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(0, 8)));
+    // A request for what is missing of it.
+    let mut urgent = 0;
+    while let Some(run) = links.owed.claim(range(8, HUGE), 16) {
+        urgent += run.len();
+    }
+    assert_eq!(urgent, HUGE - 8);
+    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(512, 520)));
+}
+
+/// A link stalls in the middle of a huge page, wherever that is: the others
+/// push all the rest, and in the end what is left of that one too.
+#[test]
+fn the_huge_page_of_a_link_that_stalls_is_finished_by_another() {
+    let layout = layout(&[(3, 1), (6 * HUGE, HUGE), (100, 1)]);
+    for number in [2, 3] {
+        for nth in 0..6 {
+            let mut links = links(&layout, all_owed(&layout), number);
+            let stalled = PageRange::from_len(Page::new(3 + nth * HUGE), HUGE);
+            // The guest leads the first link there.
+            links.order.urgent_upto(stalled.start());
+            let piece = PageRange::from_len(stalled.start(), 8);
+            assert_eq!(links.routes[0].next(8, true), Next::Piece(piece));
+
+            // The other ones take turns, and go through with it.
+            let mut last = PageRange::EMPTY;
+            let mut going: Vec<_> = links.routes[1..].iter_mut().collect();
+            while !going.is_empty() {
+                going.retain_mut(|route| match route.next(8, true) {
+                    Next::Piece(piece) => {
+                        last = piece;
+                        true
+                    }
+                    Next::Done => false,
+                    Next::Nothing => panic!("background has begun"),
+                });
+            }
+            assert_eq!(links.owed.count(), 0, "{number} links, huge page {nth}");
+            assert!(stalled.contains_range(last), "{last:?} before it");
+            assert_eq!(links.routes[0].next(8, true), Next::Done);
+        }
+    }
+}

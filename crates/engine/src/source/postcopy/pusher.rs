@@ -1,0 +1,178 @@
+//! The rest of memory, unasked: a thread for each background link.
+//!
+//! Pieces are short, so that an urgent page waits for one of them at most, on a
+//! processor as on the wire. What goes next is `order/`'s business, how much
+//! may be under way the link's.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use hikkoshi_pages::{PAGE_SIZE, PageRange};
+use hikkoshi_wire::HEADER_LEN;
+
+use crate::panic_notifier::LastWord;
+use crate::report::{Counters, Tracker};
+use crate::source::Move;
+use crate::source::error::SourceFailure;
+use crate::source::postcopy::push_policy::{Next, Order, Route};
+use crate::source::session::{Event, Session};
+use crate::source::unsent::Owed;
+use hikkoshi_link::{BackgroundSender, LinkError, TICK};
+use hikkoshi_linux::Cancel;
+use hikkoshi_linux::Rank;
+use hikkoshi_linux::sandbox_thread;
+use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::{Piece, PieceReader};
+
+/// Pages in one piece at most, 32 KiB: an urgent page never waits for more than
+/// that on a processor. On the wire the link makes do with less.
+const PIECE: usize = 8;
+
+/// All pushing threads of a migration.
+#[derive(Debug)]
+pub(crate) struct Pushers {
+    threads: Vec<JoinHandle<()>>,
+    order: Arc<Order>,
+}
+
+impl Pushers {
+    /// Begins to push on each of `links`. The guest runs at the destination.
+    pub(crate) fn start(
+        shared: &Move,
+        session: &Session,
+        links: Vec<BackgroundSender>,
+        owed: &Arc<Owed>,
+        order: &Arc<Order>,
+    ) -> Result<Self, SourceFailure> {
+        let options = &shared.options;
+        let begins = Instant::now() + options.background_delay;
+        let number_of_links = links.len();
+        let mut pushers = Self {
+            threads: Vec::with_capacity(number_of_links),
+            order: Arc::clone(order),
+        };
+        for (number, mut link) in links.into_iter().enumerate() {
+            if options.bound {
+                link.yield_to_urgent(shared.urgency.clone(), number_of_links as u64);
+            }
+            // Nobody can cancel any more.
+            link.set_stop(&session.stop);
+            let mut pusher = Pusher {
+                number,
+                link,
+                route: Route::new(
+                    (number, number_of_links),
+                    order,
+                    owed,
+                    &session.destination,
+                    options.follow,
+                ),
+                begins,
+                order: Arc::clone(order),
+                ram: Arc::clone(&shared.ram),
+                counters: Arc::clone(&shared.counters),
+                tracker: Arc::clone(&shared.progress),
+                pieces: PieceReader::new(PIECE),
+                stop: session.stop.clone(),
+            };
+            let (events, priority) = (session.events(), options.priority);
+            let thread = thread::Builder::new()
+                .name(format!("src-push-{number}"))
+                .spawn(move || {
+                    let _last_word = LastWord::new(&events, Event::ThreadDied);
+                    priority.take(Rank::Background);
+                    sandbox_thread();
+                    let event = match pusher.run() {
+                        Ok(()) | Err(Failure::Link(LinkError::Stopped)) => return,
+                        Err(Failure::Link(error)) => Event::Ended("a background link", error),
+                        Err(Failure::Ram(error)) => Event::RamFailed(error),
+                    };
+                    let _ = events.send(event);
+                })
+                .map_err(SourceFailure::Thread)?;
+            pushers.threads.push(thread);
+        }
+        Ok(pushers)
+    }
+
+    /// Waits for the threads, whose links must have been closed.
+    pub(crate) fn join(self) {
+        self.order.wake_all();
+        for thread in self.threads {
+            // A panic was told at once (`LastWord`).
+            let _ = thread.join();
+        }
+    }
+}
+
+enum Failure {
+    Link(LinkError),
+    Ram(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Ram(error)
+    }
+}
+
+#[derive(Debug)]
+struct Pusher {
+    number: usize,
+    link: BackgroundSender,
+    route: Route,
+    /// Until then only what is read ahead is pushed.
+    begins: Instant,
+    order: Arc<Order>,
+    ram: Arc<RamFiles>,
+    counters: Arc<Counters>,
+    tracker: Arc<Tracker>,
+    pieces: PieceReader,
+    stop: Cancel,
+}
+
+impl Pusher {
+    /// Pushes until nothing is owed.
+    fn run(&mut self) -> Result<(), Failure> {
+        loop {
+            // Room first, then the claim: a claimed page that waits for room
+            // would keep the guest waiting too.
+            let pages = self.link.piece_pages().min(PIECE as u64);
+            self.link
+                .make_room(pages * (PAGE_SIZE + HEADER_LEN) as u64, &self.stop)
+                .map_err(Failure::Link)?;
+            let held_back = self.begins.saturating_duration_since(Instant::now());
+            match self.route.next(pages, held_back.is_zero()) {
+                Next::Piece(run) => self.push(run)?,
+                Next::Nothing => self.order.sleep(self.number, held_back.min(TICK)),
+                Next::Done => return self.link.drain(&self.stop).map_err(Failure::Link),
+            }
+        }
+    }
+
+    fn push(&mut self, run: PageRange) -> Result<(), Failure> {
+        let before = self.link.sent();
+        let (link, counters, stop) = (&mut self.link, &self.counters, &self.stop);
+        self.pieces.pieces(&self.ram, run, |piece| {
+            match piece {
+                Piece::Data(range, content) => {
+                    Counters::add(&counters.background, range.len());
+                    link.pages(range, content, stop)
+                }
+                Piece::Zeros(range) => {
+                    Counters::add(&counters.zero, range.len());
+                    link.zeros(range, stop)
+                }
+            }
+            .map_err(Failure::Link)
+        })?;
+        // All of the run at once: the pace is kept after it, never between
+        // pages that were claimed together.
+        self.link.flush(&self.stop).map_err(Failure::Link)?;
+        self.tracker.done(run.len());
+        Counters::add(&self.counters.background_bytes, self.link.sent() - before);
+        Ok(())
+    }
+}

@@ -1,0 +1,149 @@
+//! Requests that are being answered: large ones take turns.
+//!
+//! A request for a huge page takes as long as its pages need on the wire: up to
+//! 16 ms for 2 MiB at 1 Gbit/s, and half a thousand times that for 1 GiB. Another
+//! processor's request must not wait so long, so large requests are answered a
+//! piece each in turn. A fixed table: nothing is allocated for a request.
+
+use hikkoshi_pages::PageRange;
+
+/// Large requests that are answered at once; more of them wait in the socket.
+const MOST: usize = 64;
+
+/// A request that is being answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// What was asked for.
+    pub(crate) asked: PageRange,
+    /// What of it may still be owed.
+    pub(crate) rest: PageRange,
+}
+
+impl Request {
+    /// Nothing of it has been sent.
+    pub(crate) fn new(asked: PageRange) -> Self {
+        Self { asked, rest: asked }
+    }
+
+    /// Whether nothing has been sent for it.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.rest == self.asked
+    }
+}
+
+/// The requests that are being answered, in turns.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    open: [Request; MOST],
+    len: usize,
+    turn: usize,
+}
+
+impl Requests {
+    pub(crate) fn none() -> Self {
+        Self {
+            open: [Request::new(PageRange::EMPTY); MOST],
+            len: 0,
+            turn: 0,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.len == MOST
+    }
+
+    /// Adds a request, unless the table is full.
+    pub(crate) fn add(&mut self, asked: PageRange) {
+        if let Some(place) = self.open.get_mut(self.len) {
+            *place = Request::new(asked);
+            self.len += 1;
+        }
+    }
+
+    /// Gives the request whose turn it is to `step`, which answers a piece of
+    /// it; one without a rest is removed and returned.
+    pub(crate) fn next<E>(
+        &mut self,
+        step: impl FnOnce(&mut Request) -> Result<(), E>,
+    ) -> Result<Option<Request>, E> {
+        if self.turn >= self.len {
+            self.turn = 0;
+        }
+        let Some(request) = self
+            .open
+            .get_mut(..self.len)
+            .and_then(|o| o.get_mut(self.turn))
+        else {
+            return Ok(None);
+        };
+        step(request)?;
+        let request = *request;
+        if !request.rest.is_empty() {
+            self.turn += 1;
+            return Ok(None);
+        }
+        self.len -= 1;
+        self.open.swap(self.turn, self.len);
+        Ok(Some(request))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::Page;
+
+    fn huge(nth: u64) -> PageRange {
+        PageRange::from_len(Page::new(512 * nth), 512)
+    }
+
+    /// Answers 100 pages of the next request; gives it, and whether it is done.
+    fn step(requests: &mut Requests) -> (PageRange, bool) {
+        let mut turn = PageRange::EMPTY;
+        let done = requests
+            .next(|request| -> Result<(), ()> {
+                turn = request.asked;
+                let cut = request.rest.start().saturating_add(100);
+                request.rest = request.rest.split_at(cut).1;
+                Ok(())
+            })
+            .unwrap();
+        assert!(done.is_none_or(|request| request.asked == turn));
+        (turn, done.is_some())
+    }
+
+    #[test]
+    fn requests_take_turns() {
+        let mut requests = Requests::none();
+        requests.add(huge(1));
+        assert_eq!(step(&mut requests), (huge(1), false));
+        requests.add(huge(2));
+        let mut turns = Vec::new();
+        while !requests.is_empty() {
+            turns.push(step(&mut requests));
+        }
+        for pair in turns[..8].windows(2) {
+            assert_ne!(pair[0].0, pair[1].0, "one waits for the other");
+        }
+        assert_eq!(turns.len(), 5 + 6);
+        assert_eq!(turns.iter().filter(|(_, done)| *done).count(), 2);
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let mut requests = Requests::none();
+        for nth in 0..MOST as u64 {
+            assert!(!requests.is_full());
+            requests.add(huge(nth));
+        }
+        assert!(requests.is_full());
+        let failed = requests.next(|_| Err("broken"));
+        assert_eq!(failed, Err("broken"));
+        assert!(requests.is_full());
+    }
+}

@@ -1,0 +1,228 @@
+//! Page requests: whoever reads one sends the pages, itself, at once.
+//!
+//! There is no request queue and no other thread to wait for. The thread owns
+//! both ends of the urgent link; all it shares is the claim bitmap, and the
+//! hints that it gives once a page has left (`order/`). Requests are pipelined:
+//! any number may be under way in the link, and large ones are answered in
+//! pieces that take turns (`requests.rs`), so that a request for one page waits
+//! for one piece at most. Nothing is allocated here after the thread's start
+//! (`tests/allocations.rs`).
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hikkoshi_pages::{PageRange, RamLayout};
+use hikkoshi_wire::Frame;
+
+use crate::panic_notifier::LastWord;
+use crate::report::{Counters, Tracker};
+use crate::source::Move;
+use crate::source::error::SourceFailure;
+use crate::source::postcopy::push_policy::{Order, Place, Streams};
+use crate::source::postcopy::request_queue::{Request, Requests};
+use crate::source::session::{Event, Session};
+use crate::source::unsent::Owed;
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Urgency};
+use hikkoshi_linux::Rank;
+use hikkoshi_linux::sandbox_thread;
+use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::{Piece, PieceReader};
+
+/// The most pages in one frame: a request for a huge page is answered in
+/// pieces of 32 KiB.
+const PIECE: usize = 8;
+
+/// How much of a huge page may wait in the socket: a request for something
+/// else is answered behind it.
+const UNSENT: u32 = 64 << 10;
+
+/// The thread that answers page requests.
+#[derive(Debug)]
+pub(crate) struct UrgentThread(JoinHandle<()>);
+
+impl UrgentThread {
+    /// Begins to answer requests on the urgent link.
+    pub(crate) fn start(
+        shared: &Move,
+        session: &Session,
+        (mut reader, writer): (LinkReader, LinkWriter),
+        owed: &Arc<Owed>,
+        order: &Arc<Order>,
+    ) -> Result<Self, SourceFailure> {
+        let options = &shared.options;
+        reader.set_poll(options.poll);
+        writer.stream().bound_unsent(UNSENT);
+        let (events, priority) = (session.events(), options.priority);
+        let mut urgent = Urgent {
+            reader,
+            answer: Answer {
+                writer,
+                urgency: shared.urgency.clone(),
+                owed: Arc::clone(owed),
+                order: Arc::clone(order),
+                ram: Arc::clone(&shared.ram),
+                destination: session.destination.clone(),
+                streams: Streams::new(options.read_ahead),
+                counters: Arc::clone(&shared.counters),
+                tracker: Arc::clone(&shared.progress),
+                pieces: PieceReader::new(PIECE),
+            },
+            requests: Requests::none(),
+        };
+        thread::Builder::new()
+            .name("src-urgent".into())
+            .spawn(move || {
+                let _last_word = LastWord::new(&events, Event::ThreadDied);
+                priority.take(Rank::Urgent);
+                sandbox_thread();
+                // Nobody listens any more once the migration is over.
+                let _ = events.send(urgent.run());
+            })
+            .map(Self)
+            .map_err(SourceFailure::Thread)
+    }
+
+    /// Waits for the thread, whose link must have been closed.
+    pub(crate) fn join(self) {
+        // A panic was told at once (`LastWord`).
+        let _ = self.0.join();
+    }
+}
+
+/// Why the thread ends.
+enum Stop {
+    Link(LinkError),
+    Ram(io::Error),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Ram(error)
+    }
+}
+
+impl From<LinkError> for Stop {
+    fn from(error: LinkError) -> Self {
+        Self::Link(error)
+    }
+}
+
+#[derive(Debug)]
+struct Urgent {
+    reader: LinkReader,
+    requests: Requests,
+    answer: Answer,
+}
+
+impl Urgent {
+    fn run(&mut self) -> Event {
+        loop {
+            match self.step() {
+                Ok(()) => {}
+                Err(Stop::Link(error)) => return Event::Ended("the urgent link", error),
+                Err(Stop::Ram(error)) => return Event::RamFailed(error),
+            }
+        }
+    }
+
+    /// Answers a small request as it comes, then a piece of a large one.
+    fn step(&mut self) -> Result<(), Stop> {
+        let idle = self.requests.is_empty();
+        if idle || (!self.requests.is_full() && self.reader.is_ready(Duration::ZERO)?) {
+            let asked = match self.reader.frame()? {
+                Frame::Request { range } => range,
+                other => {
+                    let text = format!("{other:?} on the urgent link");
+                    return Err(LinkError::Protocol(text).into());
+                }
+            };
+            if asked.len() > PIECE as u64 {
+                self.requests.add(asked);
+            } else {
+                let mut request = Request::new(asked);
+                while !request.rest.is_empty() {
+                    self.answer.piece(&mut request)?;
+                }
+                self.answer.learn(asked);
+            }
+        }
+        let answer = &mut self.answer;
+        let done = self.requests.next(|request| answer.piece(request))?;
+        if let Some(done) = done {
+            self.answer.learn(done.asked);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Answer {
+    writer: LinkWriter,
+    /// Makes background links stand back.
+    urgency: Urgency,
+    owed: Arc<Owed>,
+    order: Arc<Order>,
+    ram: Arc<RamFiles>,
+    /// The layout with the destination's host page sizes.
+    destination: RamLayout,
+    streams: Streams,
+    counters: Arc<Counters>,
+    tracker: Arc<Tracker>,
+    pieces: PieceReader,
+}
+
+impl Answer {
+    /// Sends the first piece of a request's rest that is still owed. What is
+    /// not has been sent already, or is being sent by a background link.
+    fn piece(&mut self, request: &mut Request) -> Result<(), Stop> {
+        let _answering = self.urgency.begin();
+        let Some(run) = self.owed.claim(request.rest, PIECE as u64) else {
+            if request.is_untouched() {
+                Counters::add(&self.counters.requests_under_way, 1);
+            }
+            request.rest = PageRange::EMPTY;
+            return Ok(());
+        };
+        let before = self.writer.sent();
+        let (writer, counters) = (&mut self.writer, &self.counters);
+        self.pieces
+            .pieces(&self.ram, run, |piece| -> Result<(), Stop> {
+                match piece {
+                    Piece::Data(range, content) => {
+                        Counters::add(&counters.urgent, range.len());
+                        writer.pages(range, content)?;
+                    }
+                    Piece::Zeros(range) => {
+                        Counters::add(&counters.zero, range.len());
+                        writer.frame(Frame::Zeros { range })?;
+                    }
+                }
+                Ok(())
+            })?;
+        Counters::add(&self.counters.urgent_bytes, self.writer.sent() - before);
+        self.tracker.done(run.len());
+        self.order.urgent_upto(run.end());
+        request.rest = PageRange::new(run.end(), request.rest.end());
+        Ok(())
+    }
+
+    /// A request has been answered: what does it tell about the next ones? Even
+    /// one for pages that were on their way already tells where the guest is.
+    fn learn(&mut self, asked: PageRange) {
+        let host = self.destination.host_page_range(asked.start());
+        let place = self.destination.locate(asked.start());
+        let Some((_, block)) = place.and_then(|(block, _)| self.destination.block(block)) else {
+            return;
+        };
+        let place = Place {
+            unit: host.len(),
+            block,
+        };
+        let whole = self.destination.round_out(asked).intersect(block);
+        if let Some(advice) = self.streams.asked(whole, place) {
+            self.order.read_ahead(&advice);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Pre-copy on one link: what a chunk's dirty log says is sent.
+
+use std::sync::Arc;
+
+use hikkoshi_pages::PageRange;
+
+use crate::report::Counters;
+use crate::source::Move;
+use crate::source::error::SourceFailure;
+use crate::source::precopy::chunks::chunk;
+use crate::source::precopy::collector::Collector;
+use crate::source::precopy::workers::{Batch, Work};
+use crate::source::unsent::Owed;
+use hikkoshi_link::BackgroundSender;
+use hikkoshi_memory::{Piece, PieceReader};
+
+/// Pages sent in one frame, 1 MiB.
+const PIECE: usize = 256;
+
+/// Sends chunks on one link. Everything in it is its worker's own.
+#[derive(Debug)]
+pub(crate) struct ChunkSender {
+    shared: Move,
+    link: BackgroundSender,
+    collector: Collector,
+    reader: PieceReader,
+    runs: Vec<PageRange>,
+}
+
+impl ChunkSender {
+    pub(crate) fn new(shared: &Move, link: BackgroundSender, owed: &Arc<Owed>) -> Self {
+        Self {
+            shared: shared.clone(),
+            link,
+            collector: Collector::new(shared, owed),
+            reader: PieceReader::new(PIECE),
+            runs: Vec::new(),
+        }
+    }
+
+    pub(crate) fn into_link(self) -> BackgroundSender {
+        self.link
+    }
+
+    /// Sends chunks of `batch` until there are no more. If it is the round's
+    /// last batch, waits until all that this link carried has arrived.
+    pub(crate) fn batch(&mut self, batch: &Batch) -> Result<(), SourceFailure> {
+        self.collector.begin();
+        while let Some(number) = batch.next() {
+            self.shared.check()?;
+            let before = self.link.sent();
+            match batch.work() {
+                Work::Log { log, first } => {
+                    let Some(chunk) = chunk(self.shared.ram.layout(), number) else {
+                        break;
+                    };
+                    // Taken right before the chunk is sent, the log is never
+                    // stale, and a page that is dirtied again before its turn
+                    // is sent once.
+                    let mut runs = std::mem::take(&mut self.runs);
+                    runs.clear();
+                    let sent = self
+                        .collector
+                        .collect(&**log, *first, chunk, &mut runs)
+                        .and_then(|()| self.send(&runs, batch));
+                    self.runs = runs;
+                    sent?;
+                }
+                Work::Drained(chunks) => {
+                    let runs = usize::try_from(number).ok().and_then(|n| chunks.get(n));
+                    let Some(runs) = runs else { break };
+                    self.send(runs, batch)?;
+                }
+            }
+            let counters = &self.shared.counters;
+            Counters::add(&counters.precopy_bytes, self.link.sent() - before);
+            self.shared
+                .progress
+                .tell(&*self.shared.observer, counters.bytes().precopy);
+        }
+        if batch.has_failed() || !batch.is_last() {
+            return Ok(());
+        }
+        self.link
+            .drain(&self.shared.cancel)
+            .map_err(SourceFailure::link(
+                "waiting for pre-copied pages to arrive",
+            ))
+    }
+
+    /// Sends pages of `batch`, unless there is no point in it any more.
+    fn send(&mut self, runs: &[PageRange], batch: &Batch) -> Result<(), SourceFailure> {
+        for part in runs.iter().flat_map(|run| run.chunks(PIECE as u64)) {
+            if batch.has_failed() {
+                break;
+            }
+            self.send_run(part)?;
+        }
+        Ok(())
+    }
+
+    fn send_run(&mut self, run: PageRange) -> Result<(), SourceFailure> {
+        let (shared, link) = (&self.shared, &mut self.link);
+        self.reader.pieces(&shared.ram, run, |piece| {
+            let (pages, result) = match piece {
+                Piece::Data(range, content) => {
+                    Counters::add(&shared.counters.precopy, range.len());
+                    (range.len(), link.pages(range, content, &shared.cancel))
+                }
+                Piece::Zeros(range) => {
+                    Counters::add(&shared.counters.zero, range.len());
+                    (range.len(), link.zeros(range, &shared.cancel))
+                }
+            };
+            result.map_err(SourceFailure::link("sending pages"))?;
+            shared.progress.done(pages);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,89 @@
+//! Which pages of a chunk pre-copy has to send.
+
+use std::sync::Arc;
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_pages::PageRange;
+
+use crate::report::Counters;
+use crate::source::Move;
+use crate::source::error::SourceFailure;
+use crate::source::unsent::Owed;
+
+/// Takes the dirty log of one chunk after another. Belongs to one thread.
+#[derive(Debug)]
+pub(crate) struct Collector {
+    shared: Move,
+    /// Learns which pages are written often.
+    owed: Arc<Owed>,
+    /// The last run of data that was seen in the RAM files.
+    data: PageRange,
+}
+
+impl Collector {
+    pub(crate) fn new(shared: &Move, owed: &Arc<Owed>) -> Self {
+        Self {
+            shared: shared.clone(),
+            owed: Arc::clone(owed),
+            data: PageRange::EMPTY,
+        }
+    }
+
+    /// A new round begins.
+    pub(crate) fn begin(&mut self) {
+        // Data found in a former round may be a hole by now (a balloon), and
+        // only the first round looks for data.
+        self.data = PageRange::EMPTY;
+    }
+
+    /// Takes the log of `chunk` and adds to `runs` what has to be sent of it:
+    /// the dirty pages, or in the first round everything that the RAM files
+    /// have data for.
+    pub(crate) fn collect(
+        &mut self,
+        log: &dyn DirtyLog,
+        first: bool,
+        chunk: PageRange,
+        runs: &mut Vec<PageRange>,
+    ) -> Result<(), SourceFailure> {
+        log.take(chunk, &mut |run| {
+            self.owed.written(run);
+            if !first {
+                runs.push(run);
+            }
+        })?;
+        if first {
+            let before = runs.len();
+            self.find_data(chunk, runs)?;
+            let data: u64 = runs.iter().skip(before).map(|run| run.len()).sum();
+            Counters::add(&self.shared.counters.zero, chunk.len() - data);
+            self.shared.progress.done(chunk.len() - data);
+        }
+        Ok(())
+    }
+
+    /// Collects the parts of `chunk` that the RAM file has data for.
+    ///
+    /// A hole that is written after this look is in the dirty log, which was
+    /// taken before. So holes are looked for anew in every chunk; what was
+    /// data once may be taken for data later.
+    fn find_data(
+        &mut self,
+        chunk: PageRange,
+        runs: &mut Vec<PageRange>,
+    ) -> Result<(), SourceFailure> {
+        let mut rest = chunk;
+        while !rest.is_empty() {
+            if !self.data.contains(rest.start()) {
+                match self.shared.ram.data_run(rest)? {
+                    Some(run) => self.data = run,
+                    None => return Ok(()),
+                }
+            }
+            let data = self.data.intersect(rest);
+            runs.push(data);
+            rest = PageRange::new(data.end(), rest.end());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,297 @@
+//! Rounds of a guest whose devices write behind the dirty log.
+//!
+//! A direct disk read pins its pages when it is submitted. The log sees a write
+//! then, and nothing when the data lands. A page that is taken and copied in
+//! between arrives without the data, and no later take would report it. So here
+//! the order is **take, then drain, then copy**: what was pinned before the take
+//! has landed after the drain, and what is submitted after the take is marked
+//! anew. What was pinned before the log was started has landed before the first
+//! take: there is a drain at the beginning, which also tells how long one takes.
+//!
+//! One thread takes the log of a *batch* of chunks and drains; the workers send
+//! the batch while the next one is prepared, so that the links do not wait for
+//! drains:
+//!
+//! ```text
+//! leader    take 1, drain │ take 2, drain │ (wait for 1) │ take 3, drain │ …
+//! workers                 │ send 1 ────────────────────▶ │ send 2 ──────▶ …
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_pages::{PAGE_BYTES, PageRange};
+
+use crate::guest::SourceGuest;
+use crate::source::Move;
+use crate::source::error::SourceFailure;
+use crate::source::precopy::chunks;
+use crate::source::precopy::chunks::chunk;
+use crate::source::precopy::collector::Collector;
+use crate::source::precopy::workers::{Batch, Crew};
+use crate::source::unsent::Owed;
+
+/// Does rounds with drains.
+#[derive(Debug)]
+pub(crate) struct DrainedRounds {
+    shared: Move,
+    log: Arc<dyn DirtyLog>,
+    collector: Collector,
+    size: BatchSize,
+}
+
+/// A batch that the workers have.
+#[derive(Debug)]
+struct Sending {
+    batch: Arc<Batch>,
+    pages: u64,
+    since: Instant,
+}
+
+impl DrainedRounds {
+    pub(crate) fn new(shared: &Move, log: &Arc<dyn DirtyLog>, owed: &Arc<Owed>) -> Self {
+        Self {
+            shared: shared.clone(),
+            log: Arc::clone(log),
+            collector: Collector::new(shared, owed),
+            size: BatchSize::new(Duration::ZERO),
+        }
+    }
+
+    /// How long a drain takes, as far as is known.
+    pub(crate) fn drain_time(&self) -> Duration {
+        self.size.drain
+    }
+
+    /// One pass over all memory. Every link is empty when it returns.
+    pub(crate) fn round(
+        &mut self,
+        crew: &Crew,
+        guest: &mut dyn SourceGuest,
+        first: bool,
+    ) -> Result<(), SourceFailure> {
+        self.collector.begin();
+        if first {
+            let took = self.drain(guest)?;
+            self.size = BatchSize::new(took);
+        }
+        let mut sending = None;
+        let done = self.batches(crew, guest, first, &mut sending);
+        if let (Err(_), Some(Sending { batch, .. })) = (&done, sending) {
+            // Something is wrong already. The workers are only waited for.
+            batch.abandon();
+            let _ = crew.finish(batch);
+        }
+        done
+    }
+
+    /// As [`Self::round`]. On an error `sending` is what the workers still have.
+    fn batches(
+        &mut self,
+        crew: &Crew,
+        guest: &mut dyn SourceGuest,
+        first: bool,
+        sending: &mut Option<Sending>,
+    ) -> Result<(), SourceFailure> {
+        let mut next = 0;
+        loop {
+            self.shared.check()?;
+            let (chunks, pages, last) = self.take(first, &mut next)?;
+            if pages > 0 {
+                let took = self.drain(guest)?;
+                self.size.drained(took);
+            }
+            let batch = Arc::new(Batch::drained(chunks, last));
+            crew.begin(&batch)?;
+            let started = Sending {
+                batch,
+                pages,
+                since: Instant::now(),
+            };
+            if let Some(before) = sending.replace(started) {
+                self.finish(crew, before)?;
+                // The workers begin with the next one only now.
+                if let Some(sending) = sending {
+                    sending.since = Instant::now();
+                }
+            }
+            if last {
+                return match sending.take() {
+                    Some(rest) => self.finish(crew, rest),
+                    None => Ok(()),
+                };
+            }
+        }
+    }
+
+    /// Takes the log of chunks from number `next` on, until there are enough
+    /// pages for a batch. Gives them, their number, and whether these were the
+    /// last ones.
+    fn take(
+        &mut self,
+        first: bool,
+        next: &mut u64,
+    ) -> Result<(Vec<Vec<PageRange>>, u64, bool), SourceFailure> {
+        let ram = Arc::clone(&self.shared.ram);
+        let (layout, end) = (ram.layout(), chunks::count(ram.layout()));
+        let (mut batch, mut pages) = (Vec::new(), 0);
+        while *next < end && pages < self.size.pages() {
+            let Some(chunk) = chunk(layout, *next) else {
+                break;
+            };
+            *next += 1;
+            let mut runs = Vec::new();
+            self.collector
+                .collect(&*self.log, first, chunk, &mut runs)?;
+            if !runs.is_empty() {
+                pages += runs.iter().map(|run| run.len()).sum::<u64>();
+                batch.push(runs);
+            }
+        }
+        Ok((batch, pages, *next >= end))
+    }
+
+    /// Drains; gives how long that took.
+    fn drain(&self, guest: &mut dyn SourceGuest) -> Result<Duration, SourceFailure> {
+        let begun = Instant::now();
+        let drained = guest.drain(&self.shared.cancel);
+        // Then that is why the drain was given up.
+        self.shared.check()?;
+        drained?;
+        let took = begun.elapsed();
+        self.shared.counters.add_drain(took);
+        Ok(took)
+    }
+
+    fn finish(&mut self, crew: &Crew, sending: Sending) -> Result<(), SourceFailure> {
+        crew.finish(sending.batch)?;
+        self.size.sent(sending.pages, sending.since.elapsed());
+        Ok(())
+    }
+}
+
+/// How many pages are taken before a drain.
+///
+/// The guest's disk requests wait during a drain, so drains may be only a small
+/// part of the time. But the longer a batch, the more of its pages are dirtied
+/// again before they are sent, and go twice.
+#[derive(Debug)]
+struct BatchSize {
+    pages: u64,
+    /// How long a drain takes; half of it is the last one.
+    drain: Duration,
+}
+
+/// Sending a batch takes at least this many times as long as its drain: drains
+/// are 5 % of a round.
+const SHARE: f64 = 20.0;
+
+/// 8 MiB: a drain of an idle disk takes 1.1 ms (measured), some 2 % of what
+/// sending this takes at 1 Gbit/s.
+const LEAST: u64 = (8 << 20) / PAGE_BYTES;
+
+/// 1 GiB: beyond that, pages are stale for seconds.
+const MOST: u64 = (1 << 30) / PAGE_BYTES;
+
+/// The rate that is expected before any is measured, in pages a second: what a
+/// line of 10 Gbit/s carries. If the line is slower, the first batch is larger
+/// than it has to be, in a round that sends everything anyway.
+const EXPECTED_RATE: f64 = 1.25e9 / 4096.0;
+
+/// A batch is at most so many times as large as the one before: one slow drain
+/// says little.
+const GROWTH: u64 = 4;
+
+impl BatchSize {
+    /// Before the first batch; a drain has taken so long.
+    fn new(drain: Duration) -> Self {
+        Self {
+            pages: Self::for_rate(EXPECTED_RATE, drain).clamp(LEAST, MOST),
+            drain,
+        }
+    }
+
+    /// Pages of a batch that is sent at so many a second.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Positive, and it saturates.
+    fn for_rate(rate: f64, drain: Duration) -> u64 {
+        (rate * drain.as_secs_f64() * SHARE) as u64
+    }
+
+    fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    fn drained(&mut self, took: Duration) {
+        self.drain = (self.drain + took) / 2;
+    }
+
+    /// So many pages were sent in such a time.
+    #[allow(clippy::cast_precision_loss)] // Page counts below 2^53.
+    fn sent(&mut self, pages: u64, took: Duration) {
+        // A small batch says more about the round trip than about the rate.
+        if pages < LEAST / 2 || took.is_zero() {
+            return;
+        }
+        let rate = pages as f64 / took.as_secs_f64();
+        let wanted = Self::for_rate(rate, self.drain);
+        self.pages = wanted.clamp(LEAST, (self.pages * GROWTH).min(MOST));
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Sends batches at `rate` pages a second until nothing changes.
+    fn settled(rate: u64, drain: Duration) -> BatchSize {
+        let mut size = BatchSize::new(drain);
+        for _ in 0..20 {
+            size.drained(drain);
+            let pages = size.pages();
+            size.sent(
+                pages,
+                SECOND * u32::try_from(pages).unwrap() / u32::try_from(rate).unwrap(),
+            );
+        }
+        size
+    }
+
+    #[test]
+    fn drains_are_a_twentieth_of_the_time() {
+        // 25,600 pages a second are 100 MiB/s.
+        for (rate, millis) in [(25_600, 40), (25_600, 200), (256_000, 10)] {
+            let drain = Duration::from_millis(millis);
+            let pages = settled(rate, drain).pages();
+            let expected = rate * millis * 20 / 1000;
+            assert!(
+                pages.abs_diff(expected) <= expected / 100,
+                "{rate}/s, {millis} ms: {pages} instead of {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn batches_stay_within_bounds() {
+        assert_eq!(settled(25_600, Duration::from_micros(1)).pages(), LEAST);
+        assert_eq!(settled(250_000, Duration::from_secs(5)).pages(), MOST);
+        // One slow drain does not make a batch of everything.
+        let mut size = BatchSize::new(Duration::from_millis(1));
+        let before = size.pages();
+        size.drained(Duration::from_secs(10));
+        size.sent(before, Duration::from_millis(100));
+        assert_eq!(size.pages(), before * GROWTH);
+    }
+
+    #[test]
+    fn small_batches_teach_nothing() {
+        let mut size = BatchSize::new(Duration::from_millis(1));
+        let before = size.pages();
+        size.drained(SECOND);
+        size.sent(3, Duration::from_millis(1));
+        assert_eq!(size.pages(), before);
+    }
+}

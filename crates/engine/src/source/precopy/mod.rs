@@ -1,0 +1,214 @@
+//! Pre-copy: memory follows the guest's writes while it runs.
+//!
+//! The rounds are led from here and done by a worker for each link (`crew.rs`,
+//! `chunk.rs`), the last one with the guest stopped as well. Where devices write
+//! behind the dirty log they are drained in between (`drained.rs`). Rates are those of
+//! all links together, up to the moment when all of a round has arrived.
+
+pub(crate) mod chunk_sender;
+pub(crate) mod chunks;
+pub(crate) mod collector;
+pub(crate) mod drained_rounds;
+pub(crate) mod workers;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_wire::Mode;
+
+use crate::guest::SourceGuest;
+use crate::report::Phase;
+use crate::source::error::SourceFailure;
+use crate::source::precopy::drained_rounds::DrainedRounds;
+use crate::source::precopy::workers::{Batch, Crew};
+use crate::source::unsent::Owed;
+use crate::source::{Move, SourceOptions, WhenStalled};
+use hikkoshi_link::BackgroundSender;
+
+/// The part of the downtime that is not sending dirty pages: pausing, saving
+/// and loading the device state, resuming. 17 ms were measured for QEMU.
+const SWITCHOVER_COST: Duration = Duration::from_millis(20);
+
+/// What is left is worth another round, though it fits into the downtime, when
+/// it is no more than this part of what was left the round before, …
+const SHRINKING: f64 = 0.5;
+
+/// … and sending it takes longer than this. So the guest stands still for a
+/// small part of what it may, and the rounds that buy it take at most twice
+/// the downtime allowed, together.
+const NEXT_TO_NOTHING: Duration = Duration::from_millis(10);
+
+/// What pre-copy came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The rest fits into the downtime: send it with the guest stopped.
+    Converged,
+    /// The rest is to follow after the switch.
+    SwitchNow,
+}
+
+/// The rounds of one migration.
+#[derive(Debug)]
+pub(crate) struct Precopy {
+    shared: Move,
+    log: Arc<dyn DirtyLog>,
+    crew: Crew,
+    owed: Arc<Owed>,
+    rounds: u32,
+    /// Bytes a second, over the last round that was large enough to tell.
+    rate: f64,
+}
+
+impl Precopy {
+    pub(crate) fn new(shared: &Move, log: Arc<dyn DirtyLog>, crew: Crew, owed: &Arc<Owed>) -> Self {
+        Self {
+            shared: shared.clone(),
+            log,
+            crew,
+            owed: Arc::clone(owed),
+            rounds: 0,
+            rate: 0.0,
+        }
+    }
+
+    /// Sends rounds until the rest fits the downtime or `options` says to
+    /// switch.
+    pub(crate) fn run(
+        &mut self,
+        guest: &mut dyn SourceGuest,
+        options: &SourceOptions,
+    ) -> Result<Verdict, SourceFailure> {
+        let all = self.shared.ram.layout().all();
+        let mut drained = self.drained_rounds(guest, options);
+        let mut warned = false;
+        let mut expected = all.len();
+        for round in 1.. {
+            self.shared.progress.begin(Phase::Precopy, round, expected);
+            self.rounds = round;
+            let begun = Instant::now();
+            let sent = self.sent();
+            match &mut drained {
+                Some(drained) => drained.round(&self.crew, guest, round == 1)?,
+                None => self.round(round == 1)?,
+            }
+            self.measure(self.sent() - sent, begun.elapsed());
+            self.shared.check()?;
+
+            let dirty = self.log.count(all)?;
+            let drain = drained
+                .as_ref()
+                .map_or(Duration::ZERO, DrainedRounds::drain_time);
+            if options.mode == Mode::Precopy
+                && self.fits(dirty, options.max_downtime, drain)
+                && !self.pays(dirty, expected, drain)
+            {
+                return Ok(Verdict::Converged);
+            }
+            if options.mode == Mode::Hybrid && round >= options.precopy_rounds {
+                return Ok(Verdict::SwitchNow);
+            }
+            if round >= options.max_rounds {
+                match options.when_stalled {
+                    WhenStalled::Switch => return Ok(Verdict::SwitchNow),
+                    WhenStalled::Stop => return Err(self.stalled(round, dirty)),
+                    WhenStalled::GoOn if !warned => {
+                        warned = true;
+                        let why = self.stalled(round, dirty);
+                        self.shared
+                            .observer
+                            .notice(&format!("{why}; going on (Ctrl-C cancels)"));
+                    }
+                    WhenStalled::GoOn => {}
+                }
+            }
+            expected = dirty;
+        }
+        unreachable!("a u32 of rounds takes centuries");
+    }
+
+    /// What does the rounds, if the guest's devices have to be drained in them.
+    fn drained_rounds(
+        &self,
+        guest: &dyn SourceGuest,
+        options: &SourceOptions,
+    ) -> Option<DrainedRounds> {
+        if !guest.needs_drain() {
+            return None;
+        }
+        if !options.drain {
+            self.shared.observer.notice(
+                "the guest's devices are not drained, though they write to its memory behind the \
+                 dirty log: pages will be lost",
+            );
+            return None;
+        }
+        Some(DrainedRounds::new(&self.shared, &self.log, &self.owed))
+    }
+
+    /// Rounds begun so far.
+    pub(crate) fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    /// Sends what the log holds, once, with the guest stopped: after it, the
+    /// destination has everything. Device writes have landed: pausing drains.
+    pub(crate) fn last_round(&self) -> Result<(), SourceFailure> {
+        self.round(false)
+    }
+
+    /// Ends pre-copy; gives the links back, which are empty: all that was
+    /// pre-copied has been written at the destination.
+    pub(crate) fn disband(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
+        self.crew.disband()
+    }
+
+    /// One pass over all memory.
+    fn round(&self, first: bool) -> Result<(), SourceFailure> {
+        self.crew.run(Batch::round(Arc::clone(&self.log), first))
+    }
+
+    /// Bytes sent so far, on all links.
+    fn sent(&self) -> u64 {
+        self.shared.counters.bytes().precopy
+    }
+
+    #[allow(clippy::cast_precision_loss)]
+    fn measure(&mut self, bytes: u64, time: Duration) {
+        // A short round says more about buffers than about the link.
+        if bytes > 8 << 20 || self.rate == 0.0 {
+            self.rate = bytes as f64 / time.as_secs_f64().max(1e-6);
+        }
+    }
+
+    /// Whether so many pages can be sent within the downtime. The pause takes a
+    /// `drain` of it.
+    #[allow(clippy::cast_precision_loss)]
+    fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
+        let budget = downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2);
+        // Storage that takes longer than that to drain cannot be waited for.
+        let budget = budget.saturating_sub(drain).max(downtime / 10);
+        (dirty * hikkoshi_pages::PAGE_BYTES) as f64 <= self.rate * budget.as_secs_f64()
+    }
+
+    /// Whether another round makes the downtime much shorter: the last one
+    /// found `before` dirty pages and has left `dirty`. One that is mostly its
+    /// `drain` does not.
+    #[allow(clippy::cast_precision_loss)]
+    fn pays(&self, dirty: u64, before: u64, drain: Duration) -> bool {
+        let left = (dirty * hikkoshi_pages::PAGE_BYTES) as f64;
+        left > self.rate * NEXT_TO_NOTHING.max(drain).as_secs_f64()
+            && dirty as f64 <= before as f64 * SHRINKING
+    }
+
+    fn stalled(&self, rounds: u32, dirty: u64) -> SourceFailure {
+        // Rates and sizes in MiB: far inside the range.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let mib_per_second = (self.rate / (1 << 20) as f64) as u64;
+        SourceFailure::NotConverging {
+            rounds,
+            dirty_mib: (dirty * hikkoshi_pages::PAGE_BYTES) >> 20,
+            mib_per_second,
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! The pages that the destination still has to get in post-copy.
+
+use std::io;
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
+
+use crate::source::error::SourceFailure;
+use crate::source::postcopy::push_policy::{Heat, first_run};
+use hikkoshi_memory::RamFiles;
+
+/// Pages whose log is taken at once, 2 MiB: what one page-table page maps, and
+/// small enough for a scan not to matter.
+pub(crate) const CHUNK: u64 = 512;
+
+/// Which pages are owed, and by whom they are sent: whoever claims one sends
+/// it. Shared by all threads that send pages in post-copy, without a lock.
+#[derive(Debug)]
+pub(crate) struct Owed {
+    pages: PageBitmap,
+    /// How often they were written, where that decides what goes first.
+    heat: Option<Heat>,
+}
+
+impl Owed {
+    /// Nothing owed yet, of a guest of so many pages; `heat` if it is to be
+    /// counted how often they are written.
+    pub(crate) fn none(pages: u64, heat: bool) -> Self {
+        Self {
+            pages: PageBitmap::empty(pages),
+            heat: heat.then(|| Heat::new(pages)),
+        }
+    }
+
+    /// The dirty log has reported these pages.
+    pub(crate) fn written(&self, pages: PageRange) {
+        if let Some(heat) = &self.heat {
+            heat.count(pages);
+        }
+    }
+
+    /// Whether it was counted how often pages were written.
+    pub(crate) fn has_heat(&self) -> bool {
+        self.heat.is_some()
+    }
+
+    /// `range` without what is before its first owed page; `None` if nothing
+    /// in it is owed. Claims nothing.
+    pub(crate) fn first(&self, range: PageRange) -> Option<PageRange> {
+        let range = range.intersect(self.pages.all());
+        let run = first_run(range, |number| self.pages.load_word(number))?;
+        Some(PageRange::new(run.start(), range.end()))
+    }
+
+    /// The first owed pages in `range` that were written at least `times`.
+    /// Claims nothing.
+    pub(crate) fn first_hot(&self, times: usize, range: PageRange) -> Option<PageRange> {
+        let range = range.intersect(self.pages.all());
+        let owed = |number| self.pages.load_word(number);
+        self.heat.as_ref()?.first(times, range, owed)
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.pages.count()
+    }
+
+    /// Nothing is owed any more; gives what was. Nobody else may claim
+    /// meanwhile.
+    pub(crate) fn take(&self) -> PageBitmap {
+        let all = PageBitmap::empty(self.pages.pages());
+        for run in self.runs() {
+            all.set_range(run);
+        }
+        self.pages.clear_range(self.pages.all());
+        all
+    }
+
+    /// Owes all of it again.
+    pub(crate) fn put_back(&self, pages: &PageBitmap) {
+        for run in pages.runs(pages.all()) {
+            self.pages.set_range(run);
+        }
+    }
+
+    /// All that is owed, in order.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = PageRange> + '_ {
+        self.pages.runs(self.pages.all())
+    }
+
+    /// Claims up to `max` adjacent owed pages, the first there are in `within`.
+    pub(crate) fn claim(&self, within: PageRange, max: u64) -> Option<PageRange> {
+        self.pages.claim_run(within, max)
+    }
+
+    /// Takes the whole dirty log into the owed set; gives the runs that are
+    /// new to it, rounded to the destination's host pages.
+    ///
+    /// `destination` is the layout with the destination's host page sizes: it
+    /// can only drop a whole host page, and must get all of it again.
+    pub(crate) fn add_dirty(
+        &self,
+        log: &dyn DirtyLog,
+        destination: &RamLayout,
+    ) -> Result<Vec<PageRange>, SourceFailure> {
+        let mut new = Vec::new();
+        for chunk in destination.all().chunks(CHUNK) {
+            log.take(chunk, &mut |run| {
+                self.written(run);
+                self.add(destination.round_out(run), &mut new);
+            })?;
+        }
+        Ok(new)
+    }
+
+    /// Adds everything that the RAM files hold data for in `range`; gives the
+    /// runs that are new.
+    pub(crate) fn add_data(
+        &self,
+        ram: &RamFiles,
+        destination: &RamLayout,
+        range: PageRange,
+    ) -> io::Result<Vec<PageRange>> {
+        let mut new = Vec::new();
+        let mut rest = range;
+        while let Some(data) = ram.next_data(rest)? {
+            self.add(destination.round_out(data), &mut new);
+            rest = PageRange::new(data.end(), rest.end());
+        }
+        Ok(new)
+    }
+
+    /// Adds what has become data in the gaps between owed pages.
+    pub(crate) fn add_data_in_gaps(
+        &self,
+        ram: &RamFiles,
+        destination: &RamLayout,
+    ) -> io::Result<Vec<PageRange>> {
+        let mut new = Vec::new();
+        let all = destination.all();
+        let mut from = all.start();
+        let owed: Vec<_> = self.pages.runs(all).collect();
+        for run in owed {
+            new.extend(self.add_data(ram, destination, PageRange::new(from, run.start()))?);
+            from = run.end();
+        }
+        new.extend(self.add_data(ram, destination, PageRange::new(from, all.end()))?);
+        Ok(new)
+    }
+
+    /// Adds what the RAM files hold data for of `range`, which the destination
+    /// lacks: whole host pages of its. `known` is a run of data that was found
+    /// before: there may be many ranges in one, and finding its end takes long
+    /// (see [`RamFiles::data_run`]).
+    pub(crate) fn add_missing(
+        &self,
+        ram: &RamFiles,
+        destination: &RamLayout,
+        range: PageRange,
+        known: &mut PageRange,
+    ) -> io::Result<()> {
+        let mut rest = range;
+        while !rest.is_empty() {
+            let data = known.intersect(rest);
+            if data.is_empty() {
+                match ram.data_run(rest)? {
+                    Some(run) => *known = run,
+                    None => return Ok(()),
+                }
+            } else {
+                self.pages.set_range(destination.round_out(data));
+                rest = PageRange::new(data.end(), rest.end());
+            }
+        }
+        Ok(())
+    }
+
+    /// Owes `range` without further ado.
+    #[cfg(test)]
+    pub(crate) fn owe(&self, range: PageRange) {
+        self.pages.set_range(range);
+    }
+
+    /// Adds `run`; appends it to `new`, joined to the last one where they
+    /// touch, unless all of it was owed already.
+    fn add(&self, run: PageRange, new: &mut Vec<PageRange>) {
+        if self.pages.set_range(run) == 0 {
+            return;
+        }
+        match new.last_mut() {
+            Some(last) if last.end() >= run.start() => {
+                *last = PageRange::new(last.start(), last.end().max(run.end()));
+            }
+            _ => new.push(run),
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use hikkoshi_dirty::DirtyError;
+    use hikkoshi_pages::{PAGE_BYTES, Page, RamBlock};
+    use std::os::unix::fs::FileExt;
+    use std::sync::Mutex;
+
+    use hikkoshi_memory::RamFile;
+
+    fn range(from: u64, to: u64) -> PageRange {
+        PageRange::new(Page::new(from), Page::new(to))
+    }
+
+    /// 3 small pages, then two huge ones.
+    fn layout(host_page: u64) -> RamLayout {
+        let block = |id: &str, bytes, host_page| RamBlock {
+            id: id.to_owned(),
+            bytes,
+            host_page,
+            guest: Vec::new(),
+        };
+        let small = block("small", 3 * PAGE_BYTES, PAGE_BYTES);
+        let large = block("large", 1024 * PAGE_BYTES, host_page);
+        RamLayout::new(vec![small, large]).unwrap()
+    }
+
+    /// Reports each of its runs once.
+    #[derive(Debug)]
+    struct Log(Mutex<Vec<PageRange>>);
+
+    impl DirtyLog for Log {
+        fn take(
+            &self,
+            range: PageRange,
+            dirty: &mut dyn FnMut(PageRange),
+        ) -> Result<(), DirtyError> {
+            for run in self.0.lock().unwrap().iter() {
+                let run = run.intersect(range);
+                if !run.is_empty() {
+                    dirty(run);
+                }
+            }
+            Ok(())
+        }
+
+        fn count(&self, _: PageRange) -> Result<u64, DirtyError> {
+            unreachable!("not asked for here")
+        }
+
+        fn stop(&self) -> Result<(), DirtyError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn dirty_pages_are_owed_in_whole_host_pages_of_the_destination() {
+        let owed = Owed::none(1027, false);
+        let layout = layout(512 * PAGE_BYTES);
+        let log = Log(Mutex::new(vec![
+            range(1, 2),
+            range(100, 101),
+            range(300, 310),
+        ]));
+        let new = owed.add_dirty(&log, &layout).unwrap();
+        // Joined where rounding makes them touch; the last huge page is clean.
+        assert_eq!(new, [range(1, 2), range(3, 515)]);
+        assert_eq!(owed.count(), 513);
+        // What is owed already is not news, even if only a part of it is told.
+        assert_eq!(owed.add_dirty(&log, &layout).unwrap(), []);
+        *log.0.lock().unwrap() = vec![range(0, 3), range(514, 516)];
+        let new = owed.add_dirty(&log, &layout).unwrap();
+        assert_eq!(new.iter().map(|run| run.end()).max(), Some(Page::new(1027)));
+        assert_eq!(owed.count(), 1027);
+    }
+
+    #[test]
+    fn data_that_appears_in_the_gaps_is_found() {
+        let layout = layout(PAGE_BYTES);
+        let files: Vec<_> = layout
+            .blocks()
+            .map(|(block, _)| {
+                let file = tempfile::tempfile_in("/dev/shm").unwrap();
+                file.set_len(block.bytes).unwrap();
+                file
+            })
+            .collect();
+        let write = |page: u64| {
+            let (block, offset) = layout.locate(Page::new(page)).unwrap();
+            files[block].write_all_at(&[1], offset).unwrap();
+        };
+        let opened = files
+            .iter()
+            .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
+        let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
+        let owed = Owed::none(1027, false);
+        for page in [2, 3, 4, 100] {
+            write(page);
+        }
+        let new = owed.add_data(&ram, &layout, layout.all()).unwrap();
+        // Two blocks, but pages that follow each other.
+        assert_eq!(new, [range(2, 5), range(100, 101)]);
+        assert_eq!(owed.add_data_in_gaps(&ram, &layout).unwrap(), []);
+        for page in [0, 3, 5, 99, 101, 1026] {
+            write(page);
+        }
+        let new = owed.add_data_in_gaps(&ram, &layout).unwrap();
+        assert_eq!(
+            new,
+            [
+                range(0, 1),
+                range(5, 6),
+                range(99, 100),
+                range(101, 102),
+                range(1026, 1027)
+            ]
+        );
+        assert_eq!(owed.count(), 9);
+    }
+
+    #[test]
+    fn of_what_is_missing_the_data_is_owed() {
+        for (host_page, expected) in [
+            (
+                PAGE_BYTES,
+                &[(2, 3), (100, 101), (102, 103), (105, 107)][..],
+            ),
+            (512 * PAGE_BYTES, &[(2, 515)]),
+        ] {
+            let layout = layout(host_page);
+            let files = layout.blocks().map(|(block, _)| {
+                let file = tempfile::tempfile_in("/dev/shm").unwrap();
+                file.set_len(block.bytes).unwrap();
+                file
+            });
+            let files: Vec<_> = files.collect();
+            for page in [1, 2, 99, 100, 101, 102, 103, 104, 105, 106] {
+                let (block, offset) = layout.locate(Page::new(page)).unwrap();
+                files[block].write_all_at(&[1], offset).unwrap();
+            }
+            let opened = files.into_iter().map(|file| RamFile::new(file, 0));
+            let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
+            let owed = Owed::none(1027, false);
+            let mut known = PageRange::EMPTY;
+            for (from, to) in [
+                (0, 1),
+                (2, 3),
+                (50, 60),
+                (100, 101),
+                (102, 103),
+                (105, 1027),
+            ] {
+                let missing = layout.round_out(range(from, to));
+                owed.add_missing(&ram, &layout, missing, &mut known)
+                    .unwrap();
+            }
+            let runs: Vec<_> = owed.runs().collect();
+            let expected: Vec<_> = expected.iter().map(|&(a, b)| range(a, b)).collect();
+            assert_eq!(runs, expected);
+            let before = owed.take();
+            assert_eq!(
+                (owed.count(), before.runs(before.all()).collect()),
+                (0, runs)
+            );
+            before.clear_range(range(0, 50));
+            owed.put_back(&before);
+            assert!(owed.runs().eq(before.runs(before.all())));
+        }
+    }
+
+    #[test]
+    fn a_page_is_claimed_once() {
+        let owed = Owed::none(100, false);
+        owed.add(range(10, 30), &mut Vec::new());
+        assert_eq!(owed.first(range(0, 100)), Some(range(10, 100)));
+        assert_eq!(owed.claim(range(0, 100), 8), Some(range(10, 18)));
+        assert_eq!(owed.first(range(0, 25)), Some(range(18, 25)));
+        assert_eq!(owed.claim(range(0, 20), 8), Some(range(18, 20)));
+        assert_eq!(owed.claim(range(0, 20), 8), None);
+        assert_eq!(owed.first(range(0, 20)), None);
+        assert_eq!(owed.count(), 10);
+    }
+
+    #[test]
+    fn what_is_hot_is_what_is_owed_and_was_written_often() {
+        let owed = Owed::none(100, true);
+        owed.written(range(10, 20));
+        owed.written(range(15, 30));
+        owed.add(range(0, 18), &mut Vec::new());
+        assert_eq!(owed.first_hot(1, range(0, 100)), Some(range(10, 18)));
+        assert_eq!(owed.first_hot(2, range(0, 100)), Some(range(15, 18)));
+        assert_eq!(owed.first_hot(3, range(0, 100)), None);
+        let cold = Owed::none(100, false);
+        cold.written(range(0, 100));
+        assert_eq!(cold.first_hot(1, range(0, 100)), None);
+    }
+}
