@@ -7,12 +7,12 @@ use std::thread;
 /// while the migration goes on, and what it had claimed would be waited for
 /// for ever.
 #[derive(Debug)]
-pub(crate) struct LastWord<E> {
+pub(crate) struct PanicNotifier<E> {
     events: SyncSender<E>,
     word: Option<E>,
 }
 
-impl<E> LastWord<E> {
+impl<E> PanicNotifier<E> {
     /// `word` goes to `events`, if it comes to that.
     pub(crate) fn new(events: &SyncSender<E>, word: E) -> Self {
         Self {
@@ -22,7 +22,7 @@ impl<E> LastWord<E> {
     }
 }
 
-impl<E> Drop for LastWord<E> {
+impl<E> Drop for PanicNotifier<E> {
     fn drop(&mut self) {
         if let Some(word) = self.word.take().filter(|_| thread::panicking()) {
             // Nobody listens any more once the migration is over.
@@ -42,7 +42,7 @@ mod tests {
         for panics in [false, true] {
             let events = events.clone();
             let ended = thread::spawn(move || {
-                let _last = LastWord::new(&events, "died");
+                let _last = PanicNotifier::new(&events, "died");
                 assert!(!panics, "on purpose");
             })
             .join();

@@ -16,7 +16,7 @@ const AGAIN: Duration = Duration::from_millis(640);
 /// breaks now and then is borne without end, and one that can be made but is
 /// lost at once is not.
 #[derive(Debug)]
-pub(crate) struct Outages {
+pub(crate) struct RetryBudget {
     patience: Duration,
     /// What of the patience is used up.
     used: Duration,
@@ -27,7 +27,7 @@ pub(crate) struct Outages {
     pause: Duration,
 }
 
-impl Outages {
+impl RetryBudget {
     /// Waits `patience` for links that are there, or are waited for without end.
     pub(crate) fn new(patience: Duration, now: Instant) -> Self {
         Self {
@@ -85,45 +85,45 @@ mod tests {
     #[test]
     fn links_that_hold_for_as_long_as_they_were_missed_are_borne_without_end() {
         let mut now = Instant::now();
-        let mut outages = Outages::new(10 * SECOND, now);
+        let mut retry_budget = RetryBudget::new(10 * SECOND, now);
         for _ in 0..1000 {
             now += 5 * SECOND;
-            assert_eq!(outages.lost(now), 10 * SECOND);
-            assert_eq!(outages.pause(), Duration::ZERO);
+            assert_eq!(retry_budget.lost(now), 10 * SECOND);
+            assert_eq!(retry_budget.pause(), Duration::ZERO);
             now += 5 * SECOND;
-            outages.back(now);
+            retry_budget.back(now);
         }
     }
 
     #[test]
     fn links_that_are_lost_at_once_are_not() {
         let mut now = Instant::now();
-        let mut outages = Outages::new(10 * SECOND, now);
+        let mut retry_budget = RetryBudget::new(10 * SECOND, now);
         let mut attempts = 0;
-        while outages.lost(now) > Duration::ZERO {
+        while retry_budget.lost(now) > Duration::ZERO {
             attempts += 1;
-            now += outages.pause();
-            outages.back(now);
+            now += retry_budget.pause();
+            retry_budget.back(now);
             // For as long as a greeting takes.
             now += SECOND / 200;
         }
         // 10 ms, 20 ms, … 320 ms; then three in 1.92 s.
         assert!((15..30).contains(&attempts), "{attempts} attempts");
         // Asked for again, it is not more.
-        assert_eq!(outages.lost(now), Duration::ZERO);
+        assert_eq!(retry_budget.lost(now), Duration::ZERO);
     }
 
     #[test]
     fn time_with_links_makes_up_for_time_without() {
         let start = Instant::now();
-        let mut outages = Outages::new(10 * SECOND, start);
-        assert_eq!(outages.lost(start), 10 * SECOND);
-        outages.back(start + 6 * SECOND);
-        assert_eq!(outages.lost(start + 7 * SECOND), 5 * SECOND);
+        let mut retry_budget = RetryBudget::new(10 * SECOND, start);
+        assert_eq!(retry_budget.lost(start), 10 * SECOND);
+        retry_budget.back(start + 6 * SECOND);
+        assert_eq!(retry_budget.lost(start + 7 * SECOND), 5 * SECOND);
         // More than all of it cannot be used up, nor be made up for.
-        outages.back(start + 1000 * SECOND);
-        assert_eq!(outages.lost(start + 1003 * SECOND), 3 * SECOND);
-        outages.back(start + 1004 * SECOND);
-        assert_eq!(outages.lost(start + 2000 * SECOND), 10 * SECOND);
+        retry_budget.back(start + 1000 * SECOND);
+        assert_eq!(retry_budget.lost(start + 1003 * SECOND), 3 * SECOND);
+        retry_budget.back(start + 1004 * SECOND);
+        assert_eq!(retry_budget.lost(start + 2000 * SECOND), 10 * SECOND);
     }
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::stats::Silent;
+use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{
     Account, Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };

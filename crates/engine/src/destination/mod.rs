@@ -40,7 +40,7 @@ use hikkoshi_handover::{DestinationRecord, Journal};
 use hikkoshi_link::{Incoming, Listener, TICK};
 use hikkoshi_linux::Cancel;
 
-/// Who watches over the receiving side.
+/// FaultCounters watches over the receiving side.
 #[derive(Clone)]
 pub struct ReceiveWatch {
     /// Asks it to stop.
@@ -103,7 +103,7 @@ pub fn resume_receive(
 /// Listens while `lead` leads.
 fn listening(
     listener: &Listener,
-    lead: impl FnOnce(&mut Door<'_>) -> Result<Account, ReceiveError>,
+    lead: impl FnOnce(&mut Acceptor<'_>) -> Result<Account, ReceiveError>,
 ) -> Result<Account, ReceiveError> {
     let stop = Cancel::new();
     let (sender, incoming) = sync_channel(LINKS);
@@ -119,7 +119,7 @@ fn listening(
             });
         match spawned {
             Ok(_) => {
-                let mut door = Door {
+                let mut door = Acceptor {
                     listener,
                     incoming: &incoming,
                 };
@@ -140,7 +140,7 @@ impl Drop for CancelOnDrop<'_> {
 }
 
 /// Where connections come in.
-struct Door<'a> {
+struct Acceptor<'a> {
     listener: &'a Listener,
     incoming: &'a Receiver<Incoming>,
 }
@@ -153,7 +153,7 @@ fn no_door() -> DestinationFailure {
 /// Waits for sources until one's guest was taken in, or was lost on the way.
 fn accept(
     guest: &mut dyn DestinationGuest,
-    door: &mut Door<'_>,
+    door: &mut Acceptor<'_>,
     options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {

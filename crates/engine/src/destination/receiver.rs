@@ -12,7 +12,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::installer::{Installer, Recorder};
 use crate::destination::session::{Ends, Event};
-use crate::panic_notifier::LastWord;
+use crate::panic_notifier::PanicNotifier;
 use crate::report::{Counters, RequestLatencies, Tracker};
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
@@ -30,7 +30,7 @@ const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
 /// Where received pages go: into the RAM file, and from the switchover on
 /// through the installer.
 #[derive(Debug)]
-pub(crate) struct Sink {
+pub(crate) struct PageSink {
     /// None where no page comes but through the installer.
     pub(crate) memory: Option<RamWriter>,
     pub(crate) installer: OnceLock<Arc<Installer>>,
@@ -40,7 +40,7 @@ pub(crate) struct Sink {
     pub(crate) recorders: Mutex<Vec<Arc<Recorder>>>,
 }
 
-impl Sink {
+impl PageSink {
     /// Pages go to `memory` until there is an installer.
     pub(crate) fn new(memory: Option<RamWriter>) -> Arc<Self> {
         Arc::new(Self {
@@ -84,7 +84,7 @@ enum Kind {
 /// Receives the pages of background link `number` and acknowledges them.
 pub(crate) fn start_background(
     number: usize,
-    sink: Arc<Sink>,
+    sink: Arc<PageSink>,
     (reader, acks): Ends,
     events: SyncSender<Event>,
     priority: Priority,
@@ -96,7 +96,7 @@ pub(crate) fn start_background(
 
 /// Receives the pages that were asked for.
 pub(crate) fn start_urgent(
-    sink: Arc<Sink>,
+    sink: Arc<PageSink>,
     mut reader: LinkReader,
     events: SyncSender<Event>,
     options: &DestinationOptions,
@@ -119,7 +119,7 @@ fn start(
         .name(name)
         .spawn(move || {
             let died = Event::Failed(DestinationFailure::ThreadDied);
-            let _last_word = LastWord::new(&receiver.events, died);
+            let _last_word = PanicNotifier::new(&receiver.events, died);
             priority.take(rank);
             sandbox_thread();
             let failure = receiver.run();
@@ -132,7 +132,7 @@ fn start(
 #[derive(Debug)]
 struct Receiver {
     kind: Kind,
-    sink: Arc<Sink>,
+    sink: Arc<PageSink>,
     reader: LinkReader,
     acks: Option<LinkWriter>,
     acked: u64,
@@ -144,7 +144,7 @@ struct Receiver {
 impl Receiver {
     fn new(
         kind: Kind,
-        sink: Arc<Sink>,
+        sink: Arc<PageSink>,
         reader: LinkReader,
         acks: Option<LinkWriter>,
         events: SyncSender<Event>,

@@ -85,7 +85,7 @@ impl Channel {
 pub(crate) struct Session {
     control: LinkWriter,
     channel: Channel,
-    /// Turns control messages into events.
+    /// Admission control messages into events.
     listener: Option<JoinHandle<()>>,
     streams: Vec<Arc<Stream>>,
     limits: Limits,

@@ -2,7 +2,7 @@
 //!
 //! One thread leads ([`migrate`]): it connects (`session.rs`), leads the
 //! pre-copy rounds (`precopy.rs`), which a thread for each background link does
-//! (`crew.rs`; `drained.rs` where devices have to be drained), the switchover (`switchover.rs`) and what comes after it
+//! (`workers.rs`; `drained.rs` where devices have to be drained), the switchover (`switchover.rs`) and what comes after it
 //! (`handover.rs`), which the machine in `custody` decides (`keeper.rs`). In
 //! post-copy every link has a thread that sends pages: `urgent.rs` answers
 //! requests, `pusher.rs` pushes the rest. Who sends a page is settled by claiming it in one bitmap
@@ -32,18 +32,18 @@ use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::guest::SourceGuest;
 use crate::report::{Account, Counters, GuestState, Observer, Phase, Requests, Tracker};
-use crate::retry_budget::Outages;
+use crate::retry_budget::RetryBudget;
 use crate::source::handover::keeper::Keeper;
-use crate::source::precopy::workers::Crew;
-use crate::source::unsent::Owed;
-use handover::{Handed, Handover, Line};
+use crate::source::precopy::workers::PrecopyWorkers;
+use crate::source::unsent::UnsentPages;
+use handover::{ActiveLinks, HandoverDriver, HandoverResult};
 use hikkoshi_handover::{Journal, Outcome, SourceAction, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote, Urgency};
 use hikkoshi_linux::Cancel;
 use hikkoshi_memory::RamFiles;
 use precopy::{Precopy, Verdict};
 use session::Session;
-use switchover::{Rest, Switched};
+use switchover::{LastPages, ReadySwitchover};
 
 /// Who watches over a migration from outside.
 #[derive(Clone)]
@@ -67,7 +67,7 @@ impl fmt::Debug for Watch {
 
 /// What all parts of one migration share.
 #[derive(Debug, Clone)]
-pub(crate) struct Move {
+pub(crate) struct MigrationContext {
     ram: Arc<RamFiles>,
     counters: Arc<Counters>,
     progress: Arc<Tracker>,
@@ -78,7 +78,7 @@ pub(crate) struct Move {
     urgency: Urgency,
 }
 
-impl Move {
+impl MigrationContext {
     /// Fails once somebody has cancelled.
     fn check(&self) -> Result<(), SourceFailure> {
         if self.cancel.is_cancelled() {
@@ -154,21 +154,21 @@ pub fn resume_migrate(
                 .stands_still()
                 .map_err(|error| MigrateError::new(error.into(), outcome))?;
         }
-        let handover = Handover {
+        let handover = HandoverDriver {
             shared,
             guest,
             keeper,
             remote,
-            owed: Arc::new(Owed::none(shared.ram.layout().pages(), false)),
+            owed: Arc::new(UnsentPages::none(shared.ram.layout().pages(), false)),
             line: None,
-            outages: Outages::new(
+            retry_budget: RetryBudget::new(
                 shared.options.retry_for.of(shared.options.may_postcopy()),
                 Instant::now(),
             ),
             paused: None,
         };
         let handed = handover.go(SourceEvent::Restarted)?;
-        Ok(Moved {
+        Ok(MigrationResult {
             handed,
             rounds: 0,
             postcopy: shared.options.mode != Mode::Precopy,
@@ -221,10 +221,14 @@ fn led(
     options: &SourceOptions,
     watch: &Watch,
     mut keeper: Keeper,
-    lead: impl FnOnce(&Move, &mut dyn SourceGuest, &mut Keeper) -> Result<Moved, MigrateError>,
+    lead: impl FnOnce(
+        &MigrationContext,
+        &mut dyn SourceGuest,
+        &mut Keeper,
+    ) -> Result<MigrationResult, MigrateError>,
 ) -> Result<Account, MigrateError> {
     let observer = &watch.observer;
-    let shared = Move {
+    let shared = MigrationContext {
         ram: guest.ram(),
         counters: Arc::default(),
         progress: Arc::default(),
@@ -261,7 +265,7 @@ fn led(
         keeper.close();
     }
     match result {
-        Ok(Moved {
+        Ok(MigrationResult {
             handed,
             rounds,
             postcopy,
@@ -294,18 +298,18 @@ fn led(
 }
 
 /// A migration that succeeded.
-struct Moved {
-    handed: Handed,
+struct MigrationResult {
+    handed: HandoverResult,
     rounds: u32,
     postcopy: bool,
 }
 
 fn run(
-    shared: &Move,
+    shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
     remote: &Remote,
     keeper: &mut Keeper,
-) -> Result<Moved, MigrateError> {
+) -> Result<MigrationResult, MigrateError> {
     let at_source = |cause| MigrateError::new(cause, Outcome::AtSource);
     keeper
         .begin()
@@ -322,11 +326,11 @@ fn run(
     .map_err(at_source)?;
     let options = &shared.options;
     let heat = options.hot_first && options.mode != Mode::Postcopy && options.may_postcopy();
-    let owed = Arc::new(Owed::none(shared.ram.layout().pages(), heat));
+    let owed = Arc::new(UnsentPages::none(shared.ram.layout().pages(), heat));
     let mut rounds = 0;
     let switched = approach(shared, guest, &mut session, links, &owed, &mut rounds)
         .and_then(|rest| switchover::switch(shared, guest, &mut session, rest, &owed));
-    let Switched { paused, postcopy } = match switched {
+    let ReadySwitchover { paused, postcopy } = match switched {
         Ok(switched) => switched,
         Err(cause) => {
             let may_be_ready = session.may_be_ready;
@@ -339,18 +343,18 @@ fn run(
         }
     };
     let had_postcopy = postcopy.is_some();
-    let handover = Handover {
+    let handover = HandoverDriver {
         shared,
         guest,
         keeper,
         remote,
         owed,
-        line: Some(Line::new(session, postcopy)),
-        outages: Outages::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
+        line: Some(ActiveLinks::new(session, postcopy)),
+        retry_budget: RetryBudget::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
         paused: Some(paused),
     };
     let handed = handover.go(SourceEvent::Ready)?;
-    Ok(Moved {
+    Ok(MigrationResult {
         handed,
         rounds,
         postcopy: had_postcopy,
@@ -359,28 +363,28 @@ fn run(
 
 /// Everything before the guest is stopped.
 fn approach(
-    shared: &Move,
+    shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
     session: &mut Session,
     links: Vec<BackgroundSender>,
-    owed: &Arc<Owed>,
+    owed: &Arc<UnsentPages>,
     rounds: &mut u32,
-) -> Result<Rest, SourceFailure> {
+) -> Result<LastPages, SourceFailure> {
     let options = &shared.options;
     let rest = if options.mode == Mode::Postcopy {
-        Rest::Postcopy(links)
+        LastPages::Postcopy(links)
     } else {
         let log = guest.start_dirty_log()?;
-        let crew = Crew::start(shared, links, &session.background, owed)?;
-        let mut precopy = Precopy::new(shared, Arc::clone(&log), crew, owed);
+        let workers = PrecopyWorkers::start(shared, links, &session.background, owed)?;
+        let mut precopy = Precopy::new(shared, Arc::clone(&log), workers, owed);
         let verdict = precopy.run(guest, options);
         *rounds = precopy.rounds();
         match verdict? {
             Verdict::Converged => {
                 *rounds += 1;
-                Rest::Precopy(Box::new(precopy))
+                LastPages::Precopy(Box::new(precopy))
             }
-            Verdict::SwitchNow => Rest::Hybrid(log, precopy.disband()?),
+            Verdict::SwitchNow => LastPages::Hybrid(log, precopy.disband()?),
         }
     };
     switchover::announce(shared, session, &rest, owed)?;

@@ -12,9 +12,9 @@ use hikkoshi_wire::{
     Role, ToDestination, ToSource, Versions,
 };
 
-use crate::source::Move;
+use crate::source::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::unsent::Owed;
+use crate::source::unsent::UnsentPages;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{
     BackgroundSender, HandshakeError, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream,
@@ -90,7 +90,7 @@ impl Session {
     /// the destination has accepted it. Gives the background links by
     /// themselves: they change hands.
     pub(crate) fn open(
-        shared: &Move,
+        shared: &MigrationContext,
         remote: &Remote,
         id: MigrationId,
         description: &GuestDescription,
@@ -98,7 +98,7 @@ impl Session {
         machine: Machine,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let options = &shared.options;
-        let door = Door { shared, remote, id };
+        let door = Connector { shared, remote, id };
         let links = options.links.max(1);
         let doing = "offering the guest to the destination";
         let ((stream, mut reader, mut control), agreed) = door.control()?;
@@ -153,14 +153,14 @@ impl Session {
     /// destination is. `owed` is what it lacks afterwards, where it is in a
     /// stage in which it may lack anything; nobody may be at work on it.
     pub(crate) fn again(
-        shared: &Move,
+        shared: &MigrationContext,
         remote: &Remote,
         id: MigrationId,
         stage: SourceStage,
-        owed: &Owed,
+        owed: &UnsentPages,
     ) -> Result<(Self, Vec<BackgroundSender>, DestinationStage), SourceFailure> {
         let doing = "taking the migration up again";
-        let door = Door { shared, remote, id };
+        let door = Connector { shared, remote, id };
         let ((stream, mut reader, mut control), _) = door.control()?;
         let here = ToDestination::Here {
             stage: stage.into(),
@@ -212,8 +212,8 @@ impl Session {
     /// Puts the links together.
     fn start(
         (stream, reader, control): Control,
-        more: Others,
-        shared: &Move,
+        more: PageLinks,
+        shared: &MigrationContext,
         destination: RamLayout,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let stop = Cancel::new();
@@ -456,8 +456,8 @@ impl Drop for Session {
 }
 
 /// The way to one destination.
-struct Door<'a> {
-    shared: &'a Move,
+struct Connector<'a> {
+    shared: &'a MigrationContext,
     remote: &'a Remote,
     id: MigrationId,
 }
@@ -469,12 +469,12 @@ type Control = (Arc<Stream>, LinkReader, LinkWriter);
 type Ends = (Arc<Stream>, (LinkReader, LinkWriter));
 
 /// The links beside the control link.
-struct Others {
+struct PageLinks {
     background: Vec<Ends>,
     urgent: Option<Ends>,
 }
 
-impl Door<'_> {
+impl Connector<'_> {
     /// The one place that makes connections.
     fn dial(&self, role: Role) -> Result<(Ends, Agreed), SourceFailure> {
         self.shared.check()?;
@@ -508,9 +508,9 @@ impl Door<'_> {
         Ok(((stream, reader, writer), agreed))
     }
 
-    fn others(&self, links: u16, urgent: bool) -> Result<Others, SourceFailure> {
+    fn others(&self, links: u16, urgent: bool) -> Result<PageLinks, SourceFailure> {
         let dial = |role| self.dial(role).map(|(ends, _)| ends);
-        Ok(Others {
+        Ok(PageLinks {
             background: (0..links)
                 .map(|index| dial(Role::Background { index }))
                 .collect::<Result<_, _>>()?,
@@ -521,10 +521,10 @@ impl Door<'_> {
 
 /// Hears what the destination lacks: what of it is data is owed.
 fn take_missing(
-    shared: &Move,
+    shared: &MigrationContext,
     reader: &mut LinkReader,
     destination: &RamLayout,
-    owed: &Owed,
+    owed: &UnsentPages,
 ) -> Result<(), SourceFailure> {
     let unsent = owed.take();
     let taken = hear_missing(shared, reader, destination, owed, &unsent)
@@ -539,10 +539,10 @@ const MISSING: &str = "hearing what the destination lacks";
 
 /// Hears what is missing and adds it to what is owed; takes it out of `unsent`.
 fn hear_missing(
-    shared: &Move,
+    shared: &MigrationContext,
     reader: &mut LinkReader,
     destination: &RamLayout,
-    owed: &Owed,
+    owed: &UnsentPages,
     unsent: &PageBitmap,
 ) -> Result<(), SourceFailure> {
     let limits = Limits {

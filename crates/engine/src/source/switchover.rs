@@ -30,14 +30,14 @@ use hikkoshi_wire::{DeviceStateDigest, MAX_DEVICE_CHUNK, PageRanges, ToDestinati
 
 use crate::guest::SourceGuest;
 use crate::report::{Counters, Phase};
-use crate::source::Move;
+use crate::source::MigrationContext;
 use crate::source::deadline::Deadline;
 use crate::source::error::SourceFailure;
-use crate::source::postcopy::push_policy::Order;
+use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::urgent::UrgentThread;
 use crate::source::precopy::Precopy;
 use crate::source::session::{EMPTYING, Session, Stage};
-use crate::source::unsent::Owed;
+use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError};
 use hikkoshi_linux::Cancel;
 
@@ -52,7 +52,7 @@ const FEW_DISCARDS: usize = 1000;
 
 /// How the last pages get to the destination.
 #[derive(Debug)]
-pub(crate) enum Rest {
+pub(crate) enum LastPages {
     /// With the guest stopped.
     Precopy(Box<Precopy>),
     /// After the switch; what the log holds is owed. The links are empty.
@@ -61,7 +61,7 @@ pub(crate) enum Rest {
     Postcopy(Vec<BackgroundSender>),
 }
 
-impl Rest {
+impl LastPages {
     fn is_postcopy(&self) -> bool {
         !matches!(self, Self::Precopy(_))
     }
@@ -69,41 +69,41 @@ impl Rest {
 
 /// A switchover up to *ready*.
 #[derive(Debug)]
-pub(crate) struct Switched {
+pub(crate) struct ReadySwitchover {
     /// When the guest was stopped.
     pub(crate) paused: Instant,
     /// How far post-copy has got, if there is one.
-    pub(crate) postcopy: Option<Answering>,
+    pub(crate) postcopy: Option<PreparedPostcopy>,
 }
 
 /// Post-copy as far as it goes before the guest runs.
 #[derive(Debug)]
-pub(crate) struct Answering {
+pub(crate) struct PreparedPostcopy {
     /// Answers page requests.
     pub(crate) urgent: UrgentThread,
     /// What the rest is pushed on.
     pub(crate) links: Vec<BackgroundSender>,
     /// In which order.
-    pub(crate) order: Arc<Order>,
+    pub(crate) order: Arc<PushPolicy>,
 }
 
 /// Everything before the pause that makes the pause shorter: in post-copy the
 /// destination hears what is owed, as far as it is known, and drops what it
 /// holds of it.
 pub(crate) fn announce(
-    shared: &Move,
+    shared: &MigrationContext,
     session: &mut Session,
-    rest: &Rest,
-    owed: &Owed,
+    rest: &LastPages,
+    owed: &UnsentPages,
 ) -> Result<(), SourceFailure> {
     let destination = session.destination.clone();
     match rest {
-        Rest::Precopy(_) => return Ok(()),
-        Rest::Postcopy(_) => {
+        LastPages::Precopy(_) => return Ok(()),
+        LastPages::Postcopy(_) => {
             let new = owed.add_data(&shared.ram, &destination, destination.all())?;
             discard(session, &new)?;
         }
-        Rest::Hybrid(log, _) => {
+        LastPages::Hybrid(log, _) => {
             // The links are empty: a page still on its way would be written
             // after the hole was punched, and be taken for its content.
             for _ in 0..DISCARD_PASSES {
@@ -122,7 +122,7 @@ pub(crate) fn announce(
 }
 
 /// Waits until the destination has dropped what it was told to.
-fn await_discarded(shared: &Move, session: &mut Session) -> Result<(), SourceFailure> {
+fn await_discarded(shared: &MigrationContext, session: &mut Session) -> Result<(), SourceFailure> {
     let doing = "waiting for the destination to drop stale pages";
     session.say(&ToDestination::DiscardEnd, doing)?;
     let stage = Stage::Running(&shared.cancel);
@@ -135,12 +135,12 @@ fn await_discarded(shared: &Move, session: &mut Session) -> Result<(), SourceFai
 ///
 /// On an error the caller resumes the guest.
 pub(crate) fn switch(
-    shared: &Move,
+    shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
     session: &mut Session,
-    rest: Rest,
-    owed: &Arc<Owed>,
-) -> Result<Switched, SourceFailure> {
+    rest: LastPages,
+    owed: &Arc<UnsentPages>,
+) -> Result<ReadySwitchover, SourceFailure> {
     shared.progress.begin(Phase::Switchover, 0, 0);
     let limit = shared.options.max_downtime + shared.options.patience;
     let give_up = shared.cancel.child();
@@ -170,13 +170,13 @@ pub(crate) fn switch(
 
 /// From the pause to the destination's *ready*.
 fn prepare(
-    shared: &Move,
+    shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
     session: &mut Session,
-    rest: Rest,
-    owed: &Arc<Owed>,
+    rest: LastPages,
+    owed: &Arc<UnsentPages>,
     give_up: &Cancel,
-) -> Result<Switched, SourceFailure> {
+) -> Result<ReadySwitchover, SourceFailure> {
     shared.check()?;
     let postcopy = rest.is_postcopy();
     let paused = guest.pause()?;
@@ -189,7 +189,7 @@ fn prepare(
     since_pause("device state sent");
     shared.check()?;
     Counters::add(&shared.counters.device_state_bytes, digest.bytes());
-    if let Rest::Precopy(precopy) = &rest {
+    if let LastPages::Precopy(precopy) = &rest {
         precopy.last_round()?;
     } else {
         announce_stopped(shared, session, &rest, owed)?;
@@ -198,9 +198,9 @@ fn prepare(
     // Loading the device state touches memory: requests are answered from
     // before it begins.
     let answering = match (rest, session.urgent.take()) {
-        (Rest::Hybrid(_, links) | Rest::Postcopy(links), Some(ends)) => {
-            let order = Arc::new(Order::new(links.len()));
-            Some(Answering {
+        (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => {
+            let order = Arc::new(PushPolicy::new(links.len()));
+            Some(PreparedPostcopy {
                 urgent: UrgentThread::start(shared, session, ends, owed, &order)?,
                 links,
                 order,
@@ -228,7 +228,7 @@ fn prepare(
         |m| matches!(m, ToSource::Ready),
     )?;
     since_pause("destination ready");
-    Ok(Switched {
+    Ok(ReadySwitchover {
         paused,
         postcopy: answering,
     })
@@ -236,15 +236,15 @@ fn prepare(
 
 /// Tells the destination what has come to be owed since it was last told.
 fn announce_stopped(
-    shared: &Move,
+    shared: &MigrationContext,
     session: &mut Session,
-    rest: &Rest,
-    owed: &Owed,
+    rest: &LastPages,
+    owed: &UnsentPages,
 ) -> Result<(), SourceFailure> {
     let new = match rest {
-        Rest::Precopy(_) => return Ok(()),
-        Rest::Hybrid(log, _) => owed.add_dirty(&**log, &session.destination)?,
-        Rest::Postcopy(_) => owed.add_data_in_gaps(&shared.ram, &session.destination)?,
+        LastPages::Precopy(_) => return Ok(()),
+        LastPages::Hybrid(log, _) => owed.add_dirty(&**log, &session.destination)?,
+        LastPages::Postcopy(_) => owed.add_data_in_gaps(&shared.ram, &session.destination)?,
     };
     discard(session, &new)
 }

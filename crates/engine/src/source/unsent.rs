@@ -6,7 +6,7 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use crate::source::error::SourceFailure;
-use crate::source::postcopy::push_policy::{Heat, first_run};
+use crate::source::postcopy::push_policy::{WriteCounts, first_run};
 use hikkoshi_memory::RamFiles;
 
 /// Pages whose log is taken at once, 2 MiB: what one page-table page maps, and
@@ -16,19 +16,19 @@ pub(crate) const CHUNK: u64 = 512;
 /// Which pages are owed, and by whom they are sent: whoever claims one sends
 /// it. Shared by all threads that send pages in post-copy, without a lock.
 #[derive(Debug)]
-pub(crate) struct Owed {
+pub(crate) struct UnsentPages {
     pages: PageBitmap,
     /// How often they were written, where that decides what goes first.
-    heat: Option<Heat>,
+    heat: Option<WriteCounts>,
 }
 
-impl Owed {
+impl UnsentPages {
     /// Nothing owed yet, of a guest of so many pages; `heat` if it is to be
     /// counted how often they are written.
     pub(crate) fn none(pages: u64, heat: bool) -> Self {
         Self {
             pages: PageBitmap::empty(pages),
-            heat: heat.then(|| Heat::new(pages)),
+            heat: heat.then(|| WriteCounts::new(pages)),
         }
     }
 
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn dirty_pages_are_owed_in_whole_host_pages_of_the_destination() {
-        let owed = Owed::none(1027, false);
+        let owed = UnsentPages::none(1027, false);
         let layout = layout(512 * PAGE_BYTES);
         let log = Log(Mutex::new(vec![
             range(1, 2),
@@ -291,7 +291,7 @@ mod tests {
             .iter()
             .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
         let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
-        let owed = Owed::none(1027, false);
+        let owed = UnsentPages::none(1027, false);
         for page in [2, 3, 4, 100] {
             write(page);
         }
@@ -338,7 +338,7 @@ mod tests {
             }
             let opened = files.into_iter().map(|file| RamFile::new(file, 0));
             let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
-            let owed = Owed::none(1027, false);
+            let owed = UnsentPages::none(1027, false);
             let mut known = PageRange::EMPTY;
             for (from, to) in [
                 (0, 1),
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_page_is_claimed_once() {
-        let owed = Owed::none(100, false);
+        let owed = UnsentPages::none(100, false);
         owed.add(range(10, 30), &mut Vec::new());
         assert_eq!(owed.first(range(0, 100)), Some(range(10, 100)));
         assert_eq!(owed.claim(range(0, 100), 8), Some(range(10, 18)));
@@ -381,14 +381,14 @@ mod tests {
 
     #[test]
     fn what_is_hot_is_what_is_owed_and_was_written_often() {
-        let owed = Owed::none(100, true);
+        let owed = UnsentPages::none(100, true);
         owed.written(range(10, 20));
         owed.written(range(15, 30));
         owed.add(range(0, 18), &mut Vec::new());
         assert_eq!(owed.first_hot(1, range(0, 100)), Some(range(10, 18)));
         assert_eq!(owed.first_hot(2, range(0, 100)), Some(range(15, 18)));
         assert_eq!(owed.first_hot(3, range(0, 100)), None);
-        let cold = Owed::none(100, false);
+        let cold = UnsentPages::none(100, false);
         cold.written(range(0, 100));
         assert_eq!(cold.first_hot(1, range(0, 100)), None);
     }

@@ -7,7 +7,7 @@ use hikkoshi_wire::{ToDestination, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::session::{Event, LISTENING};
-use crate::destination::switchover::incoming::Arrival;
+use crate::destination::switchover::incoming::IncomingMigration;
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
 
@@ -15,7 +15,7 @@ use hikkoshi_handover::Outcome;
 /// its time, and the end of the control link ends the wait.
 pub(crate) const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Arrival<'_> {
+impl IncomingMigration<'_> {
     /// Looks for what is behind a link's end: a source that calls it off says
     /// why and closes its links, and a link's end may be seen first.
     pub(crate) fn explain(&mut self, failure: DestinationFailure) -> DestinationFailure {

@@ -5,18 +5,18 @@ use hikkoshi_wire::{Capabilities, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover::abort::parting;
-use crate::destination::handover::{Link, Stay, Stayed};
+use crate::destination::handover::{HandoverDriver, HandoverResult, Link};
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationEvent, DestinationStage};
 
-impl Stay<'_> {
+impl HandoverDriver<'_> {
     pub(crate) fn end(
         &mut self,
         guest: &mut dyn DestinationGuest,
         event: DestinationEvent,
         cause: Option<DestinationFailure>,
-    ) -> Result<Stayed, ReceiveError> {
+    ) -> Result<HandoverResult, ReceiveError> {
         match self.keeper.stage() {
             DestinationStage::Whole => Ok(self.stayed(guest)),
             DestinationStage::Arriving | DestinationStage::Declined => {
@@ -42,7 +42,7 @@ impl Stay<'_> {
         &mut self,
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
-    ) -> Result<Stayed, ReceiveError> {
+    ) -> Result<HandoverResult, ReceiveError> {
         match self.keeper.stage() {
             DestinationStage::Whole => {
                 let what = if self.state.shut_down {
@@ -71,11 +71,11 @@ impl Stay<'_> {
         }
     }
 
-    pub(crate) fn stayed(&mut self, guest: &mut dyn DestinationGuest) -> Stayed {
+    pub(crate) fn stayed(&mut self, guest: &mut dyn DestinationGuest) -> HandoverResult {
         let told = self.state.requests.take();
         let requests = told.unwrap_or_else(|| self.requests());
         self.let_go(guest);
-        Stayed {
+        HandoverResult {
             downtime: self.state.downtime,
             requests,
             shut_down: self.state.shut_down,

@@ -7,18 +7,18 @@ use hikkoshi_wire::{Capabilities, Role, ToDestination};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover::abort::{REASON_TIMEOUT, parting};
-use crate::destination::handover::{Link, Seen, Stay};
+use crate::destination::handover::{HandoverDriver, Link, Observation};
 use crate::destination::no_door;
 use crate::destination::session::{Channel, Event, LISTENING};
 use hikkoshi_handover::{DestinationEvent, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError};
 
-impl Stay<'_> {
+impl HandoverDriver<'_> {
     /// Looks around for up to `wait`.
-    pub(crate) fn look(&mut self, wait: Duration) -> Seen {
+    pub(crate) fn look(&mut self, wait: Duration) -> Observation {
         let stage = self.keeper.stage();
         if stage == DestinationStage::Runs && self.state.settled && self.left() == 0 {
-            return Seen::Event(DestinationEvent::AllHere, None);
+            return Observation::Event(DestinationEvent::AllHere, None);
         }
         if let Some(event) = self.state.serious.take() {
             return self.happened(event);
@@ -33,11 +33,11 @@ impl Stay<'_> {
                     doing: "waiting for the source's last word",
                     cause: LinkError::TooSlow,
                 };
-                Seen::Event(DestinationEvent::Lost, Some(slow))
+                Observation::Event(DestinationEvent::Lost, Some(slow))
             }
             Link::Down(_) if late || cancelled => {
                 let lost = self.state.lost.take();
-                Seen::Over(lost.unwrap_or(DestinationFailure::Cancelled))
+                Observation::Over(lost.unwrap_or(DestinationFailure::Cancelled))
             }
             Link::Up(_) if stage == DestinationStage::Runs && self.watch.cancel.take() => {
                 // Answered: who means it though the links are lost says so again.
@@ -45,11 +45,11 @@ impl Stay<'_> {
                     "the guest runs here already and pages of it are still at the source: not \
                      stopping before they are here",
                 );
-                Seen::Event(DestinationEvent::Cancelled, None)
+                Observation::Event(DestinationEvent::Cancelled, None)
             }
             Link::Up(_) if cancelled && !self.state.told => {
                 self.state.told = true;
-                Seen::Event(DestinationEvent::Cancelled, None)
+                Observation::Event(DestinationEvent::Cancelled, None)
             }
             Link::Up(line) => {
                 // What the source said before it made another connection comes first.
@@ -64,8 +64,8 @@ impl Stay<'_> {
                 }
                 let over = |(_, at): &mut (_, Instant)| at.elapsed() >= REASON_TIMEOUT;
                 match line.failed.take_if(over) {
-                    Some((failure, _)) => Seen::Event(DestinationEvent::Lost, Some(failure)),
-                    None => Seen::Nothing,
+                    Some((failure, _)) => Observation::Event(DestinationEvent::Lost, Some(failure)),
+                    None => Observation::Nothing,
                 }
             }
             Link::Down(channel) => {
@@ -74,26 +74,26 @@ impl Stay<'_> {
                 }
                 match self.incoming.recv_timeout(wait) {
                     Ok(link) => self.knocked(link),
-                    Err(RecvTimeoutError::Timeout) => Seen::Nothing,
-                    Err(RecvTimeoutError::Disconnected) => Seen::Over(no_door()),
+                    Err(RecvTimeoutError::Timeout) => Observation::Nothing,
+                    Err(RecvTimeoutError::Disconnected) => Observation::Over(no_door()),
                 }
             }
         }
     }
 
     /// A connection of this migration.
-    pub(crate) fn knocked(&mut self, link: Incoming) -> Seen {
+    pub(crate) fn knocked(&mut self, link: Incoming) -> Observation {
         if link.id != self.keeper.record.id {
             // It was let in when nothing was under way.
             tracing::warn!(
                 peer = link.peer,
                 "turned away: another migration is under way"
             );
-            return Seen::Nothing;
+            return Observation::Nothing;
         }
         if link.role != Role::Control {
             tracing::debug!(role = %link.role, "a link of a connection that is gone");
-            return Seen::Nothing;
+            return Observation::Nothing;
         }
         let peer = link.peer.clone();
         match self.meet(link) {
@@ -107,57 +107,59 @@ impl Stay<'_> {
                 self.watch
                     .observer
                     .notice(&format!("the source is there again, from {peer}"));
-                Seen::Event(DestinationEvent::Connected(stage), None)
+                Observation::Event(DestinationEvent::Connected(stage), None)
             }
             Err(failure) => {
                 tracing::warn!(peer, %failure, "turned away");
-                Seen::Nothing
+                Observation::Nothing
             }
         }
     }
 
-    pub(crate) fn happened(&mut self, event: Event) -> Seen {
+    pub(crate) fn happened(&mut self, event: Event) -> Observation {
         let doing = "waiting for the source";
         match event {
-            Event::AllReceived => Seen::Nothing,
+            Event::AllReceived => Observation::Nothing,
             Event::Said(ToDestination::Commit) => {
                 if let Link::Up(line) = &mut self.link {
                     line.session.committed();
                 }
                 self.state.committed_here = true;
-                Seen::Event(DestinationEvent::Commit, None)
+                Observation::Event(DestinationEvent::Commit, None)
             }
             Event::Said(ToDestination::Cancel { reason }) => {
                 let cause = DestinationFailure::CalledOff(reason);
-                Seen::Event(DestinationEvent::CalledOff, Some(cause))
+                Observation::Event(DestinationEvent::CalledOff, Some(cause))
             }
-            Event::Said(ToDestination::Goodbye) => Seen::Event(DestinationEvent::Goodbye, None),
+            Event::Said(ToDestination::Goodbye) => {
+                Observation::Event(DestinationEvent::Goodbye, None)
+            }
             Event::Said(other) => {
                 let odd = DestinationFailure::unexpected(doing, &other);
-                Seen::Event(DestinationEvent::Lost, Some(odd))
+                Observation::Event(DestinationEvent::Lost, Some(odd))
             }
             Event::Failed(failure) if failure.is_end_of_guest() => {
-                Seen::Event(DestinationEvent::Broken, Some(failure))
+                Observation::Event(DestinationEvent::Broken, Some(failure))
             }
             Event::Failed(failure) if failure.is_about_links() => self.link_failed(failure),
-            Event::Failed(failure) => Seen::Over(failure),
+            Event::Failed(failure) => Observation::Over(failure),
         }
     }
 
-    pub(crate) fn link_failed(&mut self, failure: DestinationFailure) -> Seen {
+    pub(crate) fn link_failed(&mut self, failure: DestinationFailure) -> Observation {
         let Link::Up(line) = &mut self.link else {
-            return Seen::Nothing;
+            return Observation::Nothing;
         };
         match &failure {
             // Another link's end may be seen before what the source said last on
             // the control link, and that decides.
             DestinationFailure::Link { doing, cause } if *doing != LISTENING && cause.is_end() => {
                 line.failed.get_or_insert((failure, Instant::now()));
-                Seen::Nothing
+                Observation::Nothing
             }
             _ => {
                 let first = line.failed.take().map(|(failure, _)| failure);
-                Seen::Event(DestinationEvent::Lost, Some(first.unwrap_or(failure)))
+                Observation::Event(DestinationEvent::Lost, Some(first.unwrap_or(failure)))
             }
         }
     }
@@ -167,7 +169,7 @@ impl Stay<'_> {
         self.state.met = None;
         self.state.committed_here = false;
         let patience = if self.capabilities.contains(Capabilities::RECOVERY) {
-            let patience = self.outages.lost(Instant::now());
+            let patience = self.retry_budget.lost(Instant::now());
             if self.keeper.stage() == DestinationStage::Ready {
                 patience.max(self.options.retry_for.at_ready())
             } else {

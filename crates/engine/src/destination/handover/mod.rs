@@ -24,15 +24,15 @@ use hikkoshi_wire::{Capabilities, Limits, ToSource};
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover::abort::parting;
 use crate::destination::handover::keeper::Keeper;
-use crate::destination::handover::reconnect::Met;
-use crate::destination::postcopy::Faulting;
+use crate::destination::handover::reconnect::ReconnectedSource;
+use crate::destination::postcopy::ActivePostcopy;
 use crate::destination::postcopy::installer::Installer;
-use crate::destination::receiver::Sink;
+use crate::destination::receiver::PageSink;
 use crate::destination::session::{Channel, Event, Session};
 use crate::destination::{DestinationOptions, ReceiveWatch};
 use crate::guest::DestinationGuest;
 use crate::report::Requests;
-use crate::retry_budget::Outages;
+use crate::retry_budget::RetryBudget;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError, TICK};
 use hikkoshi_memory::RamFiles;
@@ -45,7 +45,7 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A guest from *ready* on.
-pub(crate) struct Stay<'a> {
+pub(crate) struct HandoverDriver<'a> {
     pub(crate) watch: &'a ReceiveWatch,
     pub(crate) options: DestinationOptions,
     pub(crate) incoming: &'a Receiver<Incoming>,
@@ -53,12 +53,12 @@ pub(crate) struct Stay<'a> {
     /// What the source understands.
     pub(crate) capabilities: Capabilities,
     pub(crate) ram: Arc<RamFiles>,
-    pub(crate) sink: Arc<Sink>,
-    pub(crate) faulting: Option<Faulting>,
+    pub(crate) sink: Arc<PageSink>,
+    pub(crate) faulting: Option<ActivePostcopy>,
     pub(crate) link: Link,
     /// When the source said that its guest is stopped.
     pub(crate) stopped: Option<Instant>,
-    pub(crate) outages: Outages,
+    pub(crate) retry_budget: RetryBudget,
     pub(crate) state: State,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct State {
     /// Why the links were lost.
     lost: Option<DestinationFailure>,
     /// A source that is back, and was not answered yet.
-    pub(crate) met: Option<Met>,
+    pub(crate) met: Option<ReconnectedSource>,
     /// *Commit* came on the links that are there now.
     committed_here: bool,
     /// The guest was made to run.
@@ -95,13 +95,13 @@ pub(crate) struct State {
 /// The connections to the source.
 #[derive(Debug)]
 pub(crate) enum Link {
-    Up(Box<Line>),
+    Up(Box<ActiveLinks>),
     Down(Channel),
 }
 
 /// Connections, and the threads that receive on them.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ActiveLinks {
     pub(crate) session: Session,
     pub(crate) receivers: Vec<JoinHandle<()>>,
     /// A link that has failed, and when: what the source said last may come
@@ -109,7 +109,7 @@ pub(crate) struct Line {
     failed: Option<(DestinationFailure, Instant)>,
 }
 
-impl Line {
+impl ActiveLinks {
     pub(crate) fn new(session: Session, receivers: Vec<JoinHandle<()>>) -> Self {
         Self {
             session,
@@ -120,7 +120,7 @@ impl Line {
 }
 
 /// What came of a look around.
-pub(crate) enum Seen {
+pub(crate) enum Observation {
     Nothing,
     Event(DestinationEvent, Option<DestinationFailure>),
     /// This engine cannot go on, or has waited long enough.
@@ -137,21 +137,21 @@ pub(crate) enum NotRun {
 
 /// A guest that is wholly here.
 #[derive(Debug)]
-pub(crate) struct Stayed {
+pub(crate) struct HandoverResult {
     pub(crate) downtime: Duration,
     pub(crate) requests: Requests,
     /// The guest has shut itself down here.
     pub(crate) shut_down: bool,
 }
 
-impl<'a> Stay<'a> {
+impl<'a> HandoverDriver<'a> {
     /// Goes on from `first` until everything is here, or it is known that the
     /// guest stays at the source, or nothing more can be done now.
     pub(crate) fn go(
         mut self,
         guest: &mut dyn DestinationGuest,
         first: DestinationEvent,
-    ) -> Result<Stayed, ReceiveError> {
+    ) -> Result<HandoverResult, ReceiveError> {
         let (mut event, mut cause) = (first, None);
         loop {
             if event == DestinationEvent::Commit
@@ -231,9 +231,9 @@ impl<'a> Stay<'a> {
     ) -> Result<(DestinationEvent, Option<DestinationFailure>), DestinationFailure> {
         loop {
             match self.look(TICK) {
-                Seen::Event(event, cause) => return Ok((event, cause)),
-                Seen::Over(failure) => return Err(failure),
-                Seen::Nothing => {}
+                Observation::Event(event, cause) => return Ok((event, cause)),
+                Observation::Over(failure) => return Err(failure),
+                Observation::Nothing => {}
             }
             if !self.state.ended && guest.has_ended() {
                 self.state.ended = true;
@@ -392,7 +392,7 @@ impl<'a> Stay<'a> {
         let threads = self.options.fault_threads_for(guest.describe().cpus);
         let events = channel.sender();
         let (sink, options) = (Arc::clone(&self.sink), self.options);
-        Faulting::start(
+        ActivePostcopy::start(
             &mut self.faulting,
             (installer, threads),
             None,
@@ -410,9 +410,9 @@ impl<'a> Stay<'a> {
     }
 
     /// The source is there again, and was answered.
-    pub(crate) fn is_up(&mut self, line: Line) {
+    pub(crate) fn is_up(&mut self, line: ActiveLinks) {
         self.link = Link::Up(Box::new(line));
-        self.outages.back(Instant::now());
+        self.retry_budget.back(Instant::now());
         self.state.until = None;
         self.state.lost = None;
         self.state.told = false;

@@ -7,7 +7,7 @@ use hikkoshi_pages::PageBitmap;
 use hikkoshi_wire::{Capabilities, MAX_LINKS, PageRanges, ToDestination, ToSource};
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::{Line, Link, Stay};
+use crate::destination::handover::{ActiveLinks, HandoverDriver, Link};
 use crate::destination::receiver;
 use crate::destination::session::Session;
 use crate::report::Phase;
@@ -25,16 +25,19 @@ const DOING: &str = "taking the migration up again";
 
 /// A control link on which the source has said where it is.
 #[derive(Debug)]
-pub(crate) struct Met {
+pub(crate) struct ReconnectedSource {
     stream: Arc<Stream>,
     reader: LinkReader,
     writer: LinkWriter,
     capabilities: Capabilities,
 }
 
-impl Stay<'_> {
+impl HandoverDriver<'_> {
     /// Hears where the source is.
-    pub(crate) fn meet(&self, link: Incoming) -> Result<(Met, SourceStage), DestinationFailure> {
+    pub(crate) fn meet(
+        &self,
+        link: Incoming,
+    ) -> Result<(ReconnectedSource, SourceStage), DestinationFailure> {
         let io = |error: std::io::Error| DestinationFailure::link(DOING)(error.into());
         link.stream
             .set_stall_timeout(self.options.stall_timeout)
@@ -48,7 +51,7 @@ impl Stay<'_> {
         let ToDestination::Here { stage } = said else {
             return Err(DestinationFailure::unexpected(DOING, &said));
         };
-        let met = Met {
+        let met = ReconnectedSource {
             stream,
             reader,
             writer,
@@ -115,7 +118,7 @@ impl Stay<'_> {
             self.options.stall_timeout,
             &self.watch.cancel,
         );
-        let mut line = Line::new(session, Vec::new());
+        let mut line = ActiveLinks::new(session, Vec::new());
         let begun = arrived.and_then(|arrived| {
             let events = line.session.events();
             for (number, ends) in arrived.background.into_iter().enumerate() {
@@ -146,7 +149,7 @@ impl Stay<'_> {
 
     /// Says what is missing, and hears what of it is owed; gives the number of
     /// background links to expect.
-    fn settle(&mut self, met: &mut Met) -> Result<u16, DestinationFailure> {
+    fn settle(&mut self, met: &mut ReconnectedSource) -> Result<u16, DestinationFailure> {
         let limits = self.limits();
         let installer = self.faulting.as_ref().map(|f| Arc::clone(f.installer()));
         let mut pages = 0;
@@ -189,7 +192,7 @@ impl Stay<'_> {
     }
 }
 
-impl Met {
+impl ReconnectedSource {
     fn say(&mut self, message: &ToSource) -> Result<(), DestinationFailure> {
         self.writer
             .control(message)

@@ -4,12 +4,12 @@ use std::thread;
 use std::time::Instant;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::{LOOK, NotRun, Seen, Stay};
+use crate::destination::handover::{HandoverDriver, LOOK, NotRun, Observation};
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
 use hikkoshi_linux::Cancel;
 
-impl Stay<'_> {
+impl HandoverDriver<'_> {
     /// Makes the guest run, and sees to the links meanwhile: whoever makes it
     /// run may wait for a page.
     pub(crate) fn run(&mut self, guest: &mut dyn DestinationGuest) -> Result<(), NotRun> {
@@ -32,9 +32,9 @@ impl Stay<'_> {
                     continue;
                 }
                 let done = match self.look(LOOK) {
-                    Seen::Nothing => Ok(()),
-                    Seen::Event(event, cause) => self.aside(event, cause),
-                    Seen::Over(failure) => Err(failure),
+                    Observation::Nothing => Ok(()),
+                    Observation::Event(event, cause) => self.aside(event, cause),
+                    Observation::Over(failure) => Err(failure),
                 };
                 if let Err(failure) = done {
                     over = Some(failure);

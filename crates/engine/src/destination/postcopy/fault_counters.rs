@@ -14,15 +14,15 @@ const PROBES: usize = 32;
 
 /// Counts faults by thread. Fixed in size, without a lock.
 #[derive(Debug)]
-pub(crate) struct Who {
+pub(crate) struct FaultCounters {
     counts: Box<[Count]>,
     /// Faults of threads that found no room, or that the kernel did not name.
     others: AtomicU64,
 }
 
-/// Who has faulted how often, at some moment.
+/// FaultCounters has faulted how often, at some moment.
 #[derive(Debug, Clone)]
-pub(crate) struct Faulted {
+pub(crate) struct FaultCounts {
     threads: Vec<(u32, u64)>,
     others: u64,
 }
@@ -34,7 +34,7 @@ struct Count {
     faults: AtomicU64,
 }
 
-impl Who {
+impl FaultCounters {
     pub(crate) fn new() -> Self {
         Self {
             counts: (0..THREADS).map(|_| Count::default()).collect(),
@@ -64,8 +64,8 @@ impl Who {
     }
 
     /// The counts so far.
-    pub(crate) fn faulted_so_far(&self) -> Faulted {
-        Faulted {
+    pub(crate) fn faulted_so_far(&self) -> FaultCounts {
+        FaultCounts {
             threads: self.threads().collect(),
             others: self.others.load(Ordering::Relaxed),
         }
@@ -85,11 +85,11 @@ impl Who {
 /// What the threads are called. Asked for while they live: some are gone when
 /// the account is made up.
 #[derive(Debug, Default)]
-pub(crate) struct Names(HashMap<u32, Option<ThreadName>>);
+pub(crate) struct ThreadNames(HashMap<u32, Option<ThreadName>>);
 
-impl Names {
-    /// Names those that have faulted since the last time.
-    pub(crate) fn update(&mut self, who: &Who, guest: &dyn DestinationGuest) {
+impl ThreadNames {
+    /// ThreadNames those that have faulted since the last time.
+    pub(crate) fn update(&mut self, who: &FaultCounters, guest: &dyn DestinationGuest) {
         for (thread, _) in who.threads() {
             self.0
                 .entry(thread)
@@ -97,8 +97,8 @@ impl Names {
         }
     }
 
-    /// Who faulted how often, most often first.
-    pub(crate) fn account(&self, faulted: &Faulted) -> Vec<ThreadFaults> {
+    /// FaultCounters faulted how often, most often first.
+    pub(crate) fn account(&self, faulted: &FaultCounts) -> Vec<ThreadFaults> {
         let named = faulted.threads.iter().map(|&(thread, count)| {
             let name = self.0.get(&thread).cloned().flatten();
             let (name, vcpu) = name.map_or_else(
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn no_fault_is_lost() {
-        let who = Who::new();
+        let who = FaultCounters::new();
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -142,7 +142,7 @@ mod tests {
                 });
             }
         });
-        let account = Names::default().account(&who.faulted_so_far());
+        let account = ThreadNames::default().account(&who.faulted_so_far());
         let counts: Vec<_> = account
             .iter()
             .map(|faults| (faults.thread.as_str(), faults.count))
@@ -156,11 +156,11 @@ mod tests {
                 ("thread 5", 40_000)
             ]
         );
-        let many = Who::new();
+        let many = FaultCounters::new();
         for thread in 1..5000 {
             many.faulted(Some(thread));
         }
-        let total: u64 = Names::default()
+        let total: u64 = ThreadNames::default()
             .account(&many.faulted_so_far())
             .iter()
             .map(|f| f.count)

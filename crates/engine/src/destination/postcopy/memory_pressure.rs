@@ -19,14 +19,14 @@ const PAUSE: Timespec = Timespec {
 
 /// Whether to wait for memory, shared by all threads that install pages.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct MemoryPressure {
     stop: Stop,
     patient: AtomicBool,
     interrupted: AtomicBool,
     short: AtomicBool,
 }
 
-impl Room {
+impl MemoryPressure {
     /// Waits for nothing yet; never longer than until `stop`.
     pub(crate) fn new(stop: Stop) -> Self {
         Self {
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn waits_only_when_it_may_and_until_stopped() {
         let stop = Stop::new().unwrap();
-        let room = Room::new(stop.clone());
+        let room = MemoryPressure::new(stop.clone());
         assert!(!room.wait(), "the source has everything");
         room.be_patient();
         assert!(room.wait() && room.wait());

@@ -14,10 +14,10 @@ use std::thread::JoinHandle;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::fault_counters::{Faulted, Names, Who};
+use crate::destination::postcopy::fault_counters::{FaultCounters, FaultCounts, ThreadNames};
 use crate::destination::postcopy::installer::Installer;
-use crate::destination::postcopy::request_sender::Asking;
-use crate::destination::receiver::Sink;
+use crate::destination::postcopy::request_sender::RequestSender;
+use crate::destination::receiver::PageSink;
 use crate::destination::session::Event;
 use crate::destination::switchover::drop_present;
 use crate::guest::DestinationGuest;
@@ -26,7 +26,7 @@ use hikkoshi_link::{LinkReader, LinkWriter};
 
 /// What post-copy needs, until it begins.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedPostcopy {
     pub(crate) installer: Installer,
     pub(crate) urgent: (LinkReader, LinkWriter),
     pub(crate) fault_threads: usize,
@@ -34,17 +34,17 @@ pub(crate) struct Prepared {
 
 /// Faults are being answered.
 #[derive(Debug)]
-pub(crate) struct Faulting {
+pub(crate) struct ActivePostcopy {
     installer: Arc<Installer>,
-    asking: Arc<Asking>,
+    asking: Arc<RequestSender>,
     threads: Vec<JoinHandle<()>>,
-    who: Arc<Who>,
-    names: Names,
-    /// Who had faulted when the device state was loaded.
-    before_running: Option<Faulted>,
+    who: Arc<FaultCounters>,
+    names: ThreadNames,
+    /// FaultCounters had faulted when the device state was loaded.
+    before_running: Option<FaultCounts>,
 }
 
-impl Faulting {
+impl ActivePostcopy {
     /// From here on an access to a missing page faults, and is asked for, at
     /// `urgent` or once there is somebody to [ask](Self::ask).
     ///
@@ -53,7 +53,7 @@ impl Faulting {
         slot: &mut Option<Self>,
         (installer, fault_threads): (Installer, usize),
         urgent: Option<LinkWriter>,
-        sink: &Sink,
+        sink: &PageSink,
         events: &SyncSender<Event>,
         options: &DestinationOptions,
     ) -> Result<(), DestinationFailure> {
@@ -63,10 +63,10 @@ impl Faulting {
         let _ = sink.installer.set(Arc::clone(&installer));
         let faulting = slot.insert(Self {
             installer: Arc::clone(&installer),
-            asking: Arc::new(Asking::new(fault_threads, fault_thread::BATCH_BYTES)),
+            asking: Arc::new(RequestSender::new(fault_threads, fault_thread::BATCH_BYTES)),
             threads: Vec::new(),
-            who: Arc::new(Who::new()),
-            names: Names::default(),
+            who: Arc::new(FaultCounters::new()),
+            names: ThreadNames::default(),
             before_running: None,
         });
         // Before the first fault: what is asked for without a link is dropped.
@@ -112,7 +112,7 @@ impl Faulting {
     }
 
     /// What was measured so far.
-    pub(crate) fn requests(&self, sink: &Sink) -> Requests {
+    pub(crate) fn requests(&self, sink: &PageSink) -> Requests {
         let latencies = sink.latencies();
         Requests {
             request_latency_us: latencies.total(),

@@ -25,14 +25,14 @@ const MANY: usize = 1024 * HEADER_LEN;
 /// The urgent link's sending end, while there is an urgent link. What is asked
 /// for without one is dropped: with the next one everything is asked for anew.
 #[derive(Debug)]
-pub(crate) struct Asking {
-    way: Mutex<Way>,
+pub(crate) struct RequestSender {
+    way: Mutex<RequestLink>,
     /// Whether something waits for room in the socket.
     full: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Way {
+struct RequestLink {
     link: Option<Link>,
     /// What the socket has not taken yet.
     unsent: Vec<u8>,
@@ -46,15 +46,15 @@ struct Link {
     sealer: Option<Sealer>,
 }
 
-impl Asking {
-    /// Room is set aside for `threads` that each add up to `batch` bytes. There
+impl RequestSender {
+    /// MemoryPressure is set aside for `threads` that each add up to `batch` bytes. There
     /// is no link yet.
     pub(crate) fn new(threads: usize, batch: usize) -> Self {
         // With TLS a single request may be a record of its own.
         let times = Sealer::sealed_len(0) / HEADER_LEN + 2;
         let room = (MANY + threads * batch) * times;
         Self {
-            way: Mutex::new(Way {
+            way: Mutex::new(RequestLink {
                 link: None,
                 unsent: Vec::with_capacity(room),
             }),
@@ -124,7 +124,7 @@ impl Asking {
     }
 }
 
-impl Way {
+impl RequestLink {
     fn send(&mut self, frames: &[u8]) -> Result<(), LinkError> {
         let Some(Link { stream, sealer }) = &mut self.link else {
             return Ok(());
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn requests_stay_whole_behind_a_full_socket() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let asking = Asking::new(4, 0);
+        let asking = RequestSender::new(4, 0);
         asking.attach(Some(writer(ours)));
         thread::scope(|scope| {
             for thread in 0..THREADS {

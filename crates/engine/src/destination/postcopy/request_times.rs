@@ -31,7 +31,7 @@ const TAKEN: u64 = u64::MAX;
 
 /// The times of outstanding requests.
 #[derive(Debug)]
-pub(crate) struct Outstanding {
+pub(crate) struct RequestTimes {
     entries: Box<[Entry]>,
     /// Requests that found no room.
     unmeasured: AtomicU64,
@@ -47,12 +47,12 @@ struct Entry {
 
 /// When a request was made, in nanoseconds of the installer's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Made {
+pub(crate) struct RequestTime {
     pub(crate) fault_read: u64,
     pub(crate) request_sent: u64,
 }
 
-impl Outstanding {
+impl RequestTimes {
     pub(crate) fn new() -> Self {
         Self {
             entries: (0..SETS * WAYS)
@@ -74,7 +74,7 @@ impl Outstanding {
     /// Notes that `page` is being asked for: once for a page, before the
     /// request leaves. Says whether it is still missing, according to
     /// `missing`; if it is not, nothing was noted.
-    pub(crate) fn note(&self, page: Page, made: Made, missing: &PageBitmap) -> bool {
+    pub(crate) fn note(&self, page: Page, made: RequestTime, missing: &PageBitmap) -> bool {
         let mine = self.set(page).iter().find(|entry| {
             entry
                 .page
@@ -117,18 +117,18 @@ impl Outstanding {
 
     /// Takes out when `page` was asked for, if it was. The page's bit must have
     /// been cleared before.
-    pub(crate) fn answered(&self, page: Page) -> Option<Made> {
+    pub(crate) fn answered(&self, page: Page) -> Option<RequestTime> {
         fence(Ordering::SeqCst);
         self.take(page)
     }
 
-    fn take(&self, page: Page) -> Option<Made> {
+    fn take(&self, page: Page) -> Option<RequestTime> {
         let key = page.index() + 1;
         let entry = self
             .set(page)
             .iter()
             .find(|entry| entry.page.load(Ordering::Acquire) == key)?;
-        let made = Made {
+        let made = RequestTime {
             fault_read: entry.fault_read.load(Ordering::Relaxed),
             request_sent: entry.request_sent.load(Ordering::Relaxed),
         };
@@ -156,8 +156,8 @@ impl Outstanding {
 mod tests {
     use super::*;
 
-    fn made(at: u64) -> Made {
-        Made {
+    fn made(at: u64) -> RequestTime {
+        RequestTime {
             fault_read: at,
             request_sent: at + 1,
         }
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn times_are_given_back_once() {
-        let table = Outstanding::new();
+        let table = RequestTimes::new();
         let missing = PageBitmap::full(10_000);
         for page in 0..2000 {
             assert!(table.note(Page::new(page), made(page), &missing));
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_counted() {
-        let table = Outstanding::new();
+        let table = RequestTimes::new();
         let pages = 3 * (SETS * WAYS) as u64;
         let missing = PageBitmap::full(pages);
         for page in 0..pages {
@@ -217,9 +217,9 @@ mod models {
     #[test]
     fn loom_a_page_that_comes_while_it_is_asked_for() {
         loom::model(|| {
-            let shared = Arc::new((Outstanding::new(), PageBitmap::full(1)));
+            let shared = Arc::new((RequestTimes::new(), PageBitmap::full(1)));
             let page = Page::new(0);
-            let made = Made {
+            let made = RequestTime {
                 fault_read: 3,
                 request_sent: 4,
             };

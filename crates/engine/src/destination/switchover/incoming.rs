@@ -14,18 +14,18 @@ use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover::abort::parting;
 use crate::destination::handover::keeper::Keeper;
-use crate::destination::handover::{Line, Link, State, Stay};
+use crate::destination::handover::{ActiveLinks, HandoverDriver, Link, State};
 use crate::destination::postcopy::huge::collapse;
 use crate::destination::postcopy::installer::Installer;
-use crate::destination::postcopy::{Faulting, Prepared};
+use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
 use crate::destination::receiver;
-use crate::destination::receiver::Sink;
+use crate::destination::receiver::PageSink;
 use crate::destination::session::{Channel, Event, Session};
-use crate::destination::switchover::offer::Offered;
+use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::{DestinationOptions, ReceiveWatch};
 use crate::guest::DestinationGuest;
 use crate::report::{Account, Counters, GuestState, Phase};
-use crate::retry_budget::Outages;
+use crate::retry_budget::RetryBudget;
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError};
@@ -34,7 +34,7 @@ use hikkoshi_memory::RamFiles;
 /// Takes the offered guest in.
 pub(crate) fn run(
     guest: &mut dyn DestinationGuest,
-    offered: Offered,
+    offered: AcceptedOffer,
     incoming: &Receiver<Incoming>,
     options: &DestinationOptions,
     watch: &ReceiveWatch,
@@ -51,7 +51,7 @@ pub(crate) fn run(
         started: false,
         links: offered.background_links,
     };
-    let opened = Arrival::open(offered, incoming, options, threads, watch, &ram);
+    let opened = IncomingMigration::open(offered, incoming, options, threads, watch, &ram);
     let mut arrival = match opened {
         Ok(arrival) => arrival,
         Err(cause) => return Err(give_back(guest, cause)),
@@ -65,7 +65,7 @@ pub(crate) fn run(
     };
     record.postcopy = switch.postcopy;
     record.running = switch.running;
-    let stay = Stay {
+    let stay = HandoverDriver {
         watch,
         options: *options,
         incoming,
@@ -74,9 +74,12 @@ pub(crate) fn run(
         ram,
         sink: arrival.sink,
         faulting: arrival.faulting,
-        link: Link::Up(Box::new(Line::new(arrival.session, arrival.receivers))),
+        link: Link::Up(Box::new(ActiveLinks::new(
+            arrival.session,
+            arrival.receivers,
+        ))),
         stopped: Some(switch.at),
-        outages: Outages::new(options.retry_for.of(switch.postcopy), Instant::now()),
+        retry_budget: RetryBudget::new(options.retry_for.of(switch.postcopy), Instant::now()),
         state: State::default(),
     };
     stay_on(stay, guest, begun, DestinationEvent::Loaded)
@@ -102,7 +105,7 @@ pub(crate) fn take_up(
     };
     let ram = guest.ram();
     let postcopy = record.postcopy;
-    let mut stay = Stay {
+    let mut stay = HandoverDriver {
         watch,
         options: *options,
         incoming,
@@ -110,11 +113,11 @@ pub(crate) fn take_up(
         // What it understands is told by its next connection.
         capabilities: Capabilities::NONE,
         ram,
-        sink: Sink::new(None),
+        sink: PageSink::new(None),
         faulting: None,
         link: Link::Down(Channel::new()),
         stopped: None,
-        outages: Outages::new(options.retry_for.of(postcopy), Instant::now()),
+        retry_budget: RetryBudget::new(options.retry_for.of(postcopy), Instant::now()),
         state: State::default(),
     };
     let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Runs);
@@ -134,7 +137,7 @@ pub(crate) fn take_up(
 
 /// From *ready* on, or from where another engine was.
 fn stay_on(
-    stay: Stay<'_>,
+    stay: HandoverDriver<'_>,
     guest: &mut dyn DestinationGuest,
     begun: Instant,
     first: DestinationEvent,
@@ -167,32 +170,32 @@ fn stay_on(
 /// What the source says when its guest is stopped and everything but the
 /// commit was sent.
 #[derive(Debug)]
-pub(crate) struct Switch {
+pub(crate) struct SwitchRequest {
     postcopy: bool,
     pub(crate) running: bool,
     pub(crate) at: Instant,
 }
 
 #[derive(Debug)]
-pub(crate) struct Arrival<'a> {
+pub(crate) struct IncomingMigration<'a> {
     pub(crate) watch: &'a ReceiveWatch,
     options: DestinationOptions,
     /// What the source understands.
     pub(crate) capabilities: Capabilities,
     pub(crate) session: Session,
-    pub(crate) sink: Arc<Sink>,
+    pub(crate) sink: Arc<PageSink>,
     /// The background links' receivers.
     pub(crate) receivers: Vec<JoinHandle<()>>,
     /// What post-copy needs, until it begins.
-    prepared: Option<Prepared>,
+    prepared: Option<PreparedPostcopy>,
     /// What runs in post-copy.
-    pub(crate) faulting: Option<Faulting>,
-    heard: Heard,
+    pub(crate) faulting: Option<ActivePostcopy>,
+    heard: SilenceTimer,
 }
 
-impl<'a> Arrival<'a> {
+impl<'a> IncomingMigration<'a> {
     fn open(
-        offered: Offered,
+        offered: AcceptedOffer,
         incoming: &Receiver<Incoming>,
         options: &DestinationOptions,
         fault_threads: usize,
@@ -221,14 +224,14 @@ impl<'a> Arrival<'a> {
             .inspect_err(|cause| session.part(&parting(cause)))?;
         let prepared = match offered.userfault.zip(links.urgent) {
             None => None,
-            Some(((userfault, hosts), urgent)) => Some(Prepared {
+            Some(((userfault, hosts), urgent)) => Some(PreparedPostcopy {
                 installer: Installer::new(userfault, Arc::clone(ram), &hosts, background)
                     .inspect_err(|cause| session.part(&parting(cause)))?,
                 urgent,
                 fault_threads,
             }),
         };
-        let sink = Sink::new(Some(offered.memory));
+        let sink = PageSink::new(Some(offered.memory));
         sink.tracker.begin(Phase::Precopy, 1, ram.layout().pages());
         let receivers = links.background.into_iter().enumerate();
         let receivers = receivers
@@ -246,19 +249,22 @@ impl<'a> Arrival<'a> {
             receivers,
             prepared,
             faulting: None,
-            heard: Heard::new(options.patience),
+            heard: SilenceTimer::new(options.patience),
         })
     }
 
     /// Everything up to *ready*.
-    fn approach(&mut self, guest: &mut dyn DestinationGuest) -> Result<Switch, DestinationFailure> {
+    fn approach(
+        &mut self,
+        guest: &mut dyn DestinationGuest,
+    ) -> Result<SwitchRequest, DestinationFailure> {
         let (switch, state) = self.fill(guest)?;
         if switch.postcopy
             && let Some(prepared) = self.prepared.take()
         {
             let events = self.session.events();
             let (reader, writer) = prepared.urgent;
-            Faulting::start(
+            ActivePostcopy::start(
                 &mut self.faulting,
                 (prepared.installer, prepared.fault_threads),
                 Some(writer),
@@ -286,7 +292,7 @@ impl<'a> Arrival<'a> {
     fn fill(
         &mut self,
         guest: &dyn DestinationGuest,
-    ) -> Result<(Switch, Vec<u8>), DestinationFailure> {
+    ) -> Result<(SwitchRequest, Vec<u8>), DestinationFailure> {
         let doing = "receiving the guest";
         let mut digest = DeviceStateDigest::new();
         let mut state = Vec::new();
@@ -338,7 +344,7 @@ impl<'a> Arrival<'a> {
                         );
                         return Err(DestinationFailure::unexpected(doing, &text));
                     }
-                    let switch = Switch {
+                    let switch = SwitchRequest {
                         postcopy,
                         running,
                         at: Instant::now(),
@@ -457,13 +463,13 @@ impl<'a> Arrival<'a> {
 /// When anything has last come from the source. Before *ready* a destination
 /// owes it nothing, and waits for it only so long.
 #[derive(Debug)]
-struct Heard {
+struct SilenceTimer {
     patience: Duration,
     at: Instant,
     received: u64,
 }
 
-impl Heard {
+impl SilenceTimer {
     fn new(patience: Duration) -> Self {
         Self {
             patience,
@@ -477,7 +483,7 @@ impl Heard {
     }
 
     /// Looks at what has come on the other links.
-    fn check(&mut self, sink: &Sink, doing: &'static str) -> Result<(), DestinationFailure> {
+    fn check(&mut self, sink: &PageSink, doing: &'static str) -> Result<(), DestinationFailure> {
         let received = sink.counters.received();
         if received != self.received {
             self.received = received;

@@ -21,7 +21,7 @@ const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An accepted guest, and the machine made ready for it.
 #[derive(Debug)]
-pub(crate) struct Offered {
+pub(crate) struct AcceptedOffer {
     pub(crate) stream: Arc<Stream>,
     pub(crate) reader: LinkReader,
     pub(crate) writer: LinkWriter,
@@ -49,7 +49,7 @@ pub(crate) fn hear(
     options: &DestinationOptions,
     watch: &ReceiveWatch,
     over: impl FnOnce(),
-) -> Result<Offered, String> {
+) -> Result<AcceptedOffer, String> {
     let limits = Limits {
         pages: guest.ram().layout().pages(),
     };
@@ -150,7 +150,7 @@ pub(crate) fn hear(
     }
     reader.set_stop(stop.clone());
     reader.set_deadline(None);
-    Ok(Offered {
+    Ok(AcceptedOffer {
         stream,
         reader,
         writer,

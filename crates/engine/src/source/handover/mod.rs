@@ -16,38 +16,38 @@ use hikkoshi_wire::{FaultMeasures, RequestSummary, ToDestination, ToSource};
 
 use crate::guest::{GuestError, SourceGuest};
 use crate::report::{Phase, Requests};
-use crate::retry_budget::Outages;
-use crate::source::Move;
+use crate::retry_budget::RetryBudget;
+use crate::source::MigrationContext;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover::keeper::Keeper;
 use crate::source::kept_notice;
-use crate::source::postcopy::push_policy::Order;
+use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::pusher::Pushers;
 use crate::source::postcopy::urgent::UrgentThread;
 use crate::source::session::{Session, nothing_unsent, unexpected};
-use crate::source::switchover::Answering;
-use crate::source::unsent::Owed;
+use crate::source::switchover::PreparedPostcopy;
+use crate::source::unsent::UnsentPages;
 use hikkoshi_handover::{DestinationStage, Outcome, SourceAction, SourceEvent, SourceStage};
 use hikkoshi_link::{BackgroundSender, LinkError, Remote, TICK};
 
 const DOING: &str = "sending pages to the running guest";
 
 /// What becomes of a guest from *ready* on.
-pub(crate) struct Handover<'a> {
-    pub(crate) shared: &'a Move,
+pub(crate) struct HandoverDriver<'a> {
+    pub(crate) shared: &'a MigrationContext,
     pub(crate) guest: &'a mut dyn SourceGuest,
     pub(crate) keeper: &'a mut Keeper,
     pub(crate) remote: &'a Remote,
-    pub(crate) owed: Arc<Owed>,
-    pub(crate) line: Option<Line>,
-    pub(crate) outages: Outages,
+    pub(crate) owed: Arc<UnsentPages>,
+    pub(crate) line: Option<ActiveLinks>,
+    pub(crate) retry_budget: RetryBudget,
     /// When the guest was stopped, if this engine did that.
     pub(crate) paused: Option<Instant>,
 }
 
 /// What the destination has told about a guest that it has wholly.
 #[derive(Debug, Default)]
-pub(crate) struct Handed {
+pub(crate) struct HandoverResult {
     /// For how long nobody ran.
     pub(crate) downtime: Duration,
     pub(crate) requests: Requests,
@@ -57,20 +57,20 @@ pub(crate) struct Handed {
 
 /// Connections to a destination, and the threads that work on them.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ActiveLinks {
     pub(crate) session: Session,
     urgent: Option<UrgentThread>,
     /// What the rest is pushed on, before it is.
-    idle: Option<(Vec<BackgroundSender>, Arc<Order>)>,
+    idle: Option<(Vec<BackgroundSender>, Arc<PushPolicy>)>,
     pushers: Option<Pushers>,
     /// What it is to bring was counted before its first page.
     counted: bool,
 }
 
-impl Line {
-    pub(crate) fn new(session: Session, postcopy: Option<Answering>) -> Self {
+impl ActiveLinks {
+    pub(crate) fn new(session: Session, postcopy: Option<PreparedPostcopy>) -> Self {
         let (urgent, idle) = match postcopy {
-            Some(Answering {
+            Some(PreparedPostcopy {
                 urgent,
                 links,
                 order,
@@ -99,18 +99,18 @@ impl Line {
 }
 
 /// What has happened, and why if it is nothing good.
-struct Heard {
+struct Occurrence {
     event: SourceEvent,
     cause: Option<SourceFailure>,
 }
 
-impl From<SourceEvent> for Heard {
+impl From<SourceEvent> for Occurrence {
     fn from(event: SourceEvent) -> Self {
         Self { event, cause: None }
     }
 }
 
-impl Heard {
+impl Occurrence {
     fn bad(event: SourceEvent, cause: SourceFailure) -> Self {
         Self {
             event,
@@ -122,17 +122,17 @@ impl Heard {
 /// How an attempt to go on ended.
 enum Step {
     /// With this to be told to the machine.
-    Next(Heard),
-    Over(Box<Result<Handed, MigrateError>>),
+    Next(Occurrence),
+    Over(Box<Result<HandoverResult, MigrateError>>),
 }
 
-impl Handover<'_> {
+impl HandoverDriver<'_> {
     /// Goes on from `first` until the destination has everything, or the guest
     /// is back, or nothing more can be done now.
-    pub(crate) fn go(mut self, first: SourceEvent) -> Result<Handed, MigrateError> {
-        let mut handed = Handed::default();
+    pub(crate) fn go(mut self, first: SourceEvent) -> Result<HandoverResult, MigrateError> {
+        let mut handed = HandoverResult::default();
         let mut told = false;
-        let mut heard = Heard::from(first);
+        let mut heard = Occurrence::from(first);
         loop {
             let restarted = heard.event == SourceEvent::Restarted;
             let actions = match self.keeper.on(heard.event) {
@@ -162,7 +162,7 @@ impl Handover<'_> {
         action: SourceAction,
         cause: &mut Option<SourceFailure>,
         restarted: bool,
-        handed: &mut Handed,
+        handed: &mut HandoverResult,
     ) -> Option<Step> {
         match action {
             // Done before.
@@ -171,16 +171,16 @@ impl Handover<'_> {
                 let line = self.line.as_mut()?;
                 let sent = line.session.commit("handing the guest over");
                 let lost = sent.err()?;
-                Some(Step::Next(Heard::bad(SourceEvent::Lost, lost)))
+                Some(Step::Next(Occurrence::bad(SourceEvent::Lost, lost)))
             }
             SourceAction::Serve => {
                 let lost = self.serve().err()?;
-                Some(Step::Next(Heard::bad(SourceEvent::Lost, lost)))
+                Some(Step::Next(Occurrence::bad(SourceEvent::Lost, lost)))
             }
             SourceAction::Wait => match self.reconnect(cause.take().map(disbelieved), restarted) {
                 Ok(event @ SourceEvent::Connected(DestinationStage::Declined)) => {
                     let declined = SourceFailure::Declined("it said so when asked again".into());
-                    Some(Step::Next(Heard::bad(event, declined)))
+                    Some(Step::Next(Occurrence::bad(event, declined)))
                 }
                 Ok(event) => Some(Step::Next(event.into())),
                 Err(error) => Some(Step::Over(Box::new(Err(error)))),
@@ -207,7 +207,11 @@ impl Handover<'_> {
     }
 
     /// Waits for something that the machine should know.
-    fn hear(&mut self, handed: &mut Handed, told: &mut bool) -> Result<Heard, MigrateError> {
+    fn hear(
+        &mut self,
+        handed: &mut HandoverResult,
+        told: &mut bool,
+    ) -> Result<Occurrence, MigrateError> {
         loop {
             let gone = self.keeper.stage() == SourceStage::Gone;
             if gone && self.shared.cancel.take() {
@@ -233,7 +237,7 @@ impl Handover<'_> {
                 Ok(Some(message)) => message,
                 Err(SourceFailure::Destination(reason)) => {
                     let failed = SourceFailure::Destination(reason);
-                    return Ok(Heard::bad(SourceEvent::Failed, failed));
+                    return Ok(Occurrence::bad(SourceEvent::Failed, failed));
                 }
                 Err(failure @ SourceFailure::Link { .. }) => {
                     // The last word may come after the end of another link.
@@ -242,7 +246,7 @@ impl Handover<'_> {
                             line.session.remember(failure);
                             last
                         }
-                        None => return Ok(Heard::bad(SourceEvent::Lost, failure)),
+                        None => return Ok(Occurrence::bad(SourceEvent::Lost, failure)),
                     }
                 }
                 // Nothing of it is the destination's doing, and trying again
@@ -253,17 +257,17 @@ impl Handover<'_> {
                 ToSource::Resumed => return Ok(SourceEvent::Resumed.into()),
                 ToSource::Declined { reason } => {
                     let declined = SourceFailure::Declined(reason);
-                    return Ok(Heard::bad(SourceEvent::Declined, declined));
+                    return Ok(Occurrence::bad(SourceEvent::Declined, declined));
                 }
                 ToSource::Failed { reason } => {
                     let failed = SourceFailure::Destination(reason);
-                    return Ok(Heard::bad(SourceEvent::Failed, failed));
+                    return Ok(Occurrence::bad(SourceEvent::Failed, failed));
                 }
                 ToSource::Perished { reason } if gone => return Err(self.lost(reason)),
                 // It was never said to run there: all of it is still here.
                 ToSource::Perished { reason } => {
                     let failed = SourceFailure::Destination(reason);
-                    return Ok(Heard::bad(SourceEvent::Failed, failed));
+                    return Ok(Occurrence::bad(SourceEvent::Failed, failed));
                 }
                 ToSource::ShutDown => {
                     handed.shut_down = true;
@@ -275,23 +279,23 @@ impl Handover<'_> {
                 ToSource::Cancel { .. } => {}
                 other => {
                     let odd = unexpected(DOING, &other);
-                    return Ok(Heard::bad(SourceEvent::Lost, odd));
+                    return Ok(Occurrence::bad(SourceEvent::Lost, odd));
                 }
             }
         }
     }
 
-    fn measured(&self, handed: &mut Handed, faults: FaultMeasures) {
+    fn measured(&self, handed: &mut HandoverResult, faults: FaultMeasures) {
         handed.requests.add_measures(faults);
     }
 
-    fn complete(&self, handed: &mut Handed, requests: RequestSummary) -> Heard {
+    fn complete(&self, handed: &mut HandoverResult, requests: RequestSummary) -> Occurrence {
         match nothing_unsent(DOING, self.owed.count()) {
             Ok(()) => {
                 handed.requests.request_latency_us = requests.into();
                 SourceEvent::Complete.into()
             }
-            Err(odd) => Heard::bad(SourceEvent::Lost, odd),
+            Err(odd) => Occurrence::bad(SourceEvent::Lost, odd),
         }
     }
 
@@ -304,7 +308,7 @@ impl Handover<'_> {
         if let Some(line) = self.line.take() {
             line.end();
         }
-        let patience = self.outages.lost(Instant::now());
+        let patience = self.retry_budget.lost(Instant::now());
         let deadline = Instant::now() + patience;
         let lost = cause.unwrap_or(SourceFailure::Link {
             doing: DOING,
@@ -326,7 +330,7 @@ impl Handover<'_> {
             self.pause();
             let failure = match self.connect() {
                 Ok(event) => {
-                    self.outages.back(Instant::now());
+                    self.retry_budget.back(Instant::now());
                     self.shared
                         .observer
                         .notice("the destination is there again: going on");
@@ -355,7 +359,7 @@ impl Handover<'_> {
 
     /// Before another attempt.
     fn pause(&mut self) {
-        let pause = self.outages.pause();
+        let pause = self.retry_budget.pause();
         let until = Instant::now() + pause;
         while Instant::now() < until && !self.shared.cancel.is_cancelled() {
             thread::sleep(TICK.min(pause));
@@ -378,15 +382,15 @@ impl Handover<'_> {
         let postcopy = match session.urgent.take() {
             None => None,
             Some(ends) => {
-                let order = Arc::new(Order::new(links.len()));
-                Some(Answering {
+                let order = Arc::new(PushPolicy::new(links.len()));
+                Some(PreparedPostcopy {
                     urgent: UrgentThread::start(self.shared, &session, ends, &self.owed, &order)?,
                     links,
                     order,
                 })
             }
         };
-        let mut line = Line::new(session, postcopy);
+        let mut line = ActiveLinks::new(session, postcopy);
         line.counted = counted;
         self.line = Some(line);
         Ok(SourceEvent::Connected(there))
@@ -395,8 +399,8 @@ impl Handover<'_> {
     fn end(
         &mut self,
         cause: Option<SourceFailure>,
-        handed: &mut Handed,
-    ) -> Result<Handed, MigrateError> {
+        handed: &mut HandoverResult,
+    ) -> Result<HandoverResult, MigrateError> {
         if self.keeper.stage() != SourceStage::Done {
             let cause = cause.unwrap_or(SourceFailure::Interrupted);
             return Err(self.take_back(cause));

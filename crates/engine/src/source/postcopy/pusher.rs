@@ -12,13 +12,13 @@ use std::time::Instant;
 use hikkoshi_pages::{PAGE_SIZE, PageRange};
 use hikkoshi_wire::HEADER_LEN;
 
-use crate::panic_notifier::LastWord;
+use crate::panic_notifier::PanicNotifier;
 use crate::report::{Counters, Tracker};
-use crate::source::Move;
+use crate::source::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::postcopy::push_policy::{Next, Order, Route};
+use crate::source::postcopy::push_policy::{Next, PushPolicy, Route};
 use crate::source::session::{Event, Session};
-use crate::source::unsent::Owed;
+use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::Rank;
@@ -34,17 +34,17 @@ const PIECE: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Pushers {
     threads: Vec<JoinHandle<()>>,
-    order: Arc<Order>,
+    order: Arc<PushPolicy>,
 }
 
 impl Pushers {
     /// Begins to push on each of `links`. The guest runs at the destination.
     pub(crate) fn start(
-        shared: &Move,
+        shared: &MigrationContext,
         session: &Session,
         links: Vec<BackgroundSender>,
-        owed: &Arc<Owed>,
-        order: &Arc<Order>,
+        owed: &Arc<UnsentPages>,
+        order: &Arc<PushPolicy>,
     ) -> Result<Self, SourceFailure> {
         let options = &shared.options;
         let begins = Instant::now() + options.background_delay;
@@ -81,7 +81,7 @@ impl Pushers {
             let thread = thread::Builder::new()
                 .name(format!("src-push-{number}"))
                 .spawn(move || {
-                    let _last_word = LastWord::new(&events, Event::ThreadDied);
+                    let _last_word = PanicNotifier::new(&events, Event::ThreadDied);
                     priority.take(Rank::Background);
                     sandbox_thread();
                     let event = match pusher.run() {
@@ -101,7 +101,7 @@ impl Pushers {
     pub(crate) fn join(self) {
         self.order.wake_all();
         for thread in self.threads {
-            // A panic was told at once (`LastWord`).
+            // A panic was told at once (`PanicNotifier`).
             let _ = thread.join();
         }
     }
@@ -125,7 +125,7 @@ struct Pusher {
     route: Route,
     /// Until then only what is read ahead is pushed.
     begins: Instant,
-    order: Arc<Order>,
+    order: Arc<PushPolicy>,
     ram: Arc<RamFiles>,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,

@@ -16,14 +16,14 @@ use std::time::Duration;
 use hikkoshi_pages::{PageRange, RamLayout};
 use hikkoshi_wire::Frame;
 
-use crate::panic_notifier::LastWord;
+use crate::panic_notifier::PanicNotifier;
 use crate::report::{Counters, Tracker};
-use crate::source::Move;
+use crate::source::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::postcopy::push_policy::{Order, Place, Streams};
+use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
 use crate::source::postcopy::request_queue::{Request, Requests};
 use crate::source::session::{Event, Session};
-use crate::source::unsent::Owed;
+use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Urgency};
 use hikkoshi_linux::Rank;
 use hikkoshi_linux::sandbox_thread;
@@ -45,11 +45,11 @@ pub(crate) struct UrgentThread(JoinHandle<()>);
 impl UrgentThread {
     /// Begins to answer requests on the urgent link.
     pub(crate) fn start(
-        shared: &Move,
+        shared: &MigrationContext,
         session: &Session,
         (mut reader, writer): (LinkReader, LinkWriter),
-        owed: &Arc<Owed>,
-        order: &Arc<Order>,
+        owed: &Arc<UnsentPages>,
+        order: &Arc<PushPolicy>,
     ) -> Result<Self, SourceFailure> {
         let options = &shared.options;
         reader.set_poll(options.poll);
@@ -64,7 +64,7 @@ impl UrgentThread {
                 order: Arc::clone(order),
                 ram: Arc::clone(&shared.ram),
                 destination: session.destination.clone(),
-                streams: Streams::new(options.read_ahead),
+                streams: AccessStreams::new(options.read_ahead),
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
                 pieces: PieceReader::new(PIECE),
@@ -74,7 +74,7 @@ impl UrgentThread {
         thread::Builder::new()
             .name("src-urgent".into())
             .spawn(move || {
-                let _last_word = LastWord::new(&events, Event::ThreadDied);
+                let _last_word = PanicNotifier::new(&events, Event::ThreadDied);
                 priority.take(Rank::Urgent);
                 sandbox_thread();
                 // Nobody listens any more once the migration is over.
@@ -86,7 +86,7 @@ impl UrgentThread {
 
     /// Waits for the thread, whose link must have been closed.
     pub(crate) fn join(self) {
-        // A panic was told at once (`LastWord`).
+        // A panic was told at once (`PanicNotifier`).
         let _ = self.0.join();
     }
 }
@@ -162,12 +162,12 @@ struct Answer {
     writer: LinkWriter,
     /// Makes background links stand back.
     urgency: Urgency,
-    owed: Arc<Owed>,
-    order: Arc<Order>,
+    owed: Arc<UnsentPages>,
+    order: Arc<PushPolicy>,
     ram: Arc<RamFiles>,
     /// The layout with the destination's host page sizes.
     destination: RamLayout,
-    streams: Streams,
+    streams: AccessStreams,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
     pieces: PieceReader,
@@ -216,7 +216,7 @@ impl Answer {
         let Some((_, block)) = place.and_then(|(block, _)| self.destination.block(block)) else {
             return;
         };
-        let place = Place {
+        let place = RequestPosition {
             unit: host.len(),
             block,
         };

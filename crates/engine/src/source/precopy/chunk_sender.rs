@@ -5,12 +5,12 @@ use std::sync::Arc;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
-use crate::source::Move;
+use crate::source::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::chunks::chunk;
 use crate::source::precopy::collector::Collector;
 use crate::source::precopy::workers::{Batch, Work};
-use crate::source::unsent::Owed;
+use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
 use hikkoshi_memory::{Piece, PieceReader};
 
@@ -20,7 +20,7 @@ const PIECE: usize = 256;
 /// Sends chunks on one link. Everything in it is its worker's own.
 #[derive(Debug)]
 pub(crate) struct ChunkSender {
-    shared: Move,
+    shared: MigrationContext,
     link: BackgroundSender,
     collector: Collector,
     reader: PieceReader,
@@ -28,7 +28,11 @@ pub(crate) struct ChunkSender {
 }
 
 impl ChunkSender {
-    pub(crate) fn new(shared: &Move, link: BackgroundSender, owed: &Arc<Owed>) -> Self {
+    pub(crate) fn new(
+        shared: &MigrationContext,
+        link: BackgroundSender,
+        owed: &Arc<UnsentPages>,
+    ) -> Self {
         Self {
             shared: shared.clone(),
             link,

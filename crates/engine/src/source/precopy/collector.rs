@@ -6,22 +6,22 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
-use crate::source::Move;
+use crate::source::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::unsent::Owed;
+use crate::source::unsent::UnsentPages;
 
 /// Takes the dirty log of one chunk after another. Belongs to one thread.
 #[derive(Debug)]
 pub(crate) struct Collector {
-    shared: Move,
+    shared: MigrationContext,
     /// Learns which pages are written often.
-    owed: Arc<Owed>,
+    owed: Arc<UnsentPages>,
     /// The last run of data that was seen in the RAM files.
     data: PageRange,
 }
 
 impl Collector {
-    pub(crate) fn new(shared: &Move, owed: &Arc<Owed>) -> Self {
+    pub(crate) fn new(shared: &MigrationContext, owed: &Arc<UnsentPages>) -> Self {
         Self {
             shared: shared.clone(),
             owed: Arc::clone(owed),

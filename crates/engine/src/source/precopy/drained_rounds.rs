@@ -24,18 +24,18 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use crate::guest::SourceGuest;
-use crate::source::Move;
+use crate::source::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::chunks;
 use crate::source::precopy::chunks::chunk;
 use crate::source::precopy::collector::Collector;
-use crate::source::precopy::workers::{Batch, Crew};
-use crate::source::unsent::Owed;
+use crate::source::precopy::workers::{Batch, PrecopyWorkers};
+use crate::source::unsent::UnsentPages;
 
 /// Does rounds with drains.
 #[derive(Debug)]
 pub(crate) struct DrainedRounds {
-    shared: Move,
+    shared: MigrationContext,
     log: Arc<dyn DirtyLog>,
     collector: Collector,
     size: BatchSize,
@@ -50,7 +50,11 @@ struct Sending {
 }
 
 impl DrainedRounds {
-    pub(crate) fn new(shared: &Move, log: &Arc<dyn DirtyLog>, owed: &Arc<Owed>) -> Self {
+    pub(crate) fn new(
+        shared: &MigrationContext,
+        log: &Arc<dyn DirtyLog>,
+        owed: &Arc<UnsentPages>,
+    ) -> Self {
         Self {
             shared: shared.clone(),
             log: Arc::clone(log),
@@ -67,7 +71,7 @@ impl DrainedRounds {
     /// One pass over all memory. Every link is empty when it returns.
     pub(crate) fn round(
         &mut self,
-        crew: &Crew,
+        workers: &PrecopyWorkers,
         guest: &mut dyn SourceGuest,
         first: bool,
     ) -> Result<(), SourceFailure> {
@@ -77,11 +81,11 @@ impl DrainedRounds {
             self.size = BatchSize::new(took);
         }
         let mut sending = None;
-        let done = self.batches(crew, guest, first, &mut sending);
+        let done = self.batches(workers, guest, first, &mut sending);
         if let (Err(_), Some(Sending { batch, .. })) = (&done, sending) {
             // Something is wrong already. The workers are only waited for.
             batch.abandon();
-            let _ = crew.finish(batch);
+            let _ = workers.finish(batch);
         }
         done
     }
@@ -89,7 +93,7 @@ impl DrainedRounds {
     /// As [`Self::round`]. On an error `sending` is what the workers still have.
     fn batches(
         &mut self,
-        crew: &Crew,
+        workers: &PrecopyWorkers,
         guest: &mut dyn SourceGuest,
         first: bool,
         sending: &mut Option<Sending>,
@@ -103,14 +107,14 @@ impl DrainedRounds {
                 self.size.drained(took);
             }
             let batch = Arc::new(Batch::drained(chunks, last));
-            crew.begin(&batch)?;
+            workers.begin(&batch)?;
             let started = Sending {
                 batch,
                 pages,
                 since: Instant::now(),
             };
             if let Some(before) = sending.replace(started) {
-                self.finish(crew, before)?;
+                self.finish(workers, before)?;
                 // The workers begin with the next one only now.
                 if let Some(sending) = sending {
                     sending.since = Instant::now();
@@ -118,7 +122,7 @@ impl DrainedRounds {
             }
             if last {
                 return match sending.take() {
-                    Some(rest) => self.finish(crew, rest),
+                    Some(rest) => self.finish(workers, rest),
                     None => Ok(()),
                 };
             }
@@ -164,8 +168,8 @@ impl DrainedRounds {
         Ok(took)
     }
 
-    fn finish(&mut self, crew: &Crew, sending: Sending) -> Result<(), SourceFailure> {
-        crew.finish(sending.batch)?;
+    fn finish(&mut self, workers: &PrecopyWorkers, sending: Sending) -> Result<(), SourceFailure> {
+        workers.finish(sending.batch)?;
         self.size.sent(sending.pages, sending.since.elapsed());
         Ok(())
     }

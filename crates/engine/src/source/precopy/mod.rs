@@ -1,6 +1,6 @@
 //! Pre-copy: memory follows the guest's writes while it runs.
 //!
-//! The rounds are led from here and done by a worker for each link (`crew.rs`,
+//! The rounds are led from here and done by a worker for each link (`workers.rs`,
 //! `chunk.rs`), the last one with the guest stopped as well. Where devices write
 //! behind the dirty log they are drained in between (`drained.rs`). Rates are those of
 //! all links together, up to the moment when all of a round has arrived.
@@ -21,9 +21,9 @@ use crate::guest::SourceGuest;
 use crate::report::Phase;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::drained_rounds::DrainedRounds;
-use crate::source::precopy::workers::{Batch, Crew};
-use crate::source::unsent::Owed;
-use crate::source::{Move, SourceOptions, WhenStalled};
+use crate::source::precopy::workers::{Batch, PrecopyWorkers};
+use crate::source::unsent::UnsentPages;
+use crate::source::{MigrationContext, SourceOptions, WhenStalled};
 use hikkoshi_link::BackgroundSender;
 
 /// The part of the downtime that is not sending dirty pages: pausing, saving
@@ -51,21 +51,26 @@ pub(crate) enum Verdict {
 /// The rounds of one migration.
 #[derive(Debug)]
 pub(crate) struct Precopy {
-    shared: Move,
+    shared: MigrationContext,
     log: Arc<dyn DirtyLog>,
-    crew: Crew,
-    owed: Arc<Owed>,
+    workers: PrecopyWorkers,
+    owed: Arc<UnsentPages>,
     rounds: u32,
     /// Bytes a second, over the last round that was large enough to tell.
     rate: f64,
 }
 
 impl Precopy {
-    pub(crate) fn new(shared: &Move, log: Arc<dyn DirtyLog>, crew: Crew, owed: &Arc<Owed>) -> Self {
+    pub(crate) fn new(
+        shared: &MigrationContext,
+        log: Arc<dyn DirtyLog>,
+        workers: PrecopyWorkers,
+        owed: &Arc<UnsentPages>,
+    ) -> Self {
         Self {
             shared: shared.clone(),
             log,
-            crew,
+            workers,
             owed: Arc::clone(owed),
             rounds: 0,
             rate: 0.0,
@@ -89,7 +94,7 @@ impl Precopy {
             let begun = Instant::now();
             let sent = self.sent();
             match &mut drained {
-                Some(drained) => drained.round(&self.crew, guest, round == 1)?,
+                Some(drained) => drained.round(&self.workers, guest, round == 1)?,
                 None => self.round(round == 1)?,
             }
             self.measure(self.sent() - sent, begun.elapsed());
@@ -160,12 +165,12 @@ impl Precopy {
     /// Ends pre-copy; gives the links back, which are empty: all that was
     /// pre-copied has been written at the destination.
     pub(crate) fn disband(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
-        self.crew.disband()
+        self.workers.disband()
     }
 
     /// One pass over all memory.
     fn round(&self, first: bool) -> Result<(), SourceFailure> {
-        self.crew.run(Batch::round(Arc::clone(&self.log), first))
+        self.workers.run(Batch::round(Arc::clone(&self.log), first))
     }
 
     /// Bytes sent so far, on all links.

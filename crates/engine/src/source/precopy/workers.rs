@@ -18,17 +18,17 @@ use std::thread::{self, JoinHandle};
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::PageRange;
 
-use crate::source::Move;
+use crate::source::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::chunk_sender::ChunkSender;
-use crate::source::unsent::Owed;
+use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, Stream};
 use hikkoshi_linux::Rank;
 use hikkoshi_linux::sandbox_thread;
 
 /// All workers of one migration.
 #[derive(Debug)]
-pub(crate) struct Crew(Vec<Worker>);
+pub(crate) struct PrecopyWorkers(Vec<Worker>);
 
 #[derive(Debug)]
 struct Worker {
@@ -120,14 +120,14 @@ impl Batch {
     }
 }
 
-impl Crew {
+impl PrecopyWorkers {
     /// A worker for each link. When one link ends, its worker ends all of
     /// `streams`: the others may be blocked on a peer that is gone.
     pub(crate) fn start(
-        shared: &Move,
+        shared: &MigrationContext,
         links: Vec<BackgroundSender>,
         streams: &Arc<[Arc<Stream>]>,
-        owed: &Arc<Owed>,
+        owed: &Arc<UnsentPages>,
     ) -> Result<Self, SourceFailure> {
         let start = |(number, link)| {
             let (orders, ordered) = sync_channel::<Arc<Batch>>(1);

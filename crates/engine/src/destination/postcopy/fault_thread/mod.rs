@@ -19,12 +19,12 @@ use std::os::fd::AsFd;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::fault_counters::Who;
+use crate::destination::postcopy::fault_counters::FaultCounters;
 use crate::destination::postcopy::huge::staging::GAPS;
-use crate::destination::postcopy::installer::{Installer, Wanted};
-use crate::destination::postcopy::request_sender::Asking;
+use crate::destination::postcopy::installer::{FaultAction, Installer};
+use crate::destination::postcopy::request_sender::RequestSender;
 use crate::destination::session::Event;
-use crate::panic_notifier::LastWord;
+use crate::panic_notifier::PanicNotifier;
 use hikkoshi_link::Stream;
 use hikkoshi_linux::Rank;
 
@@ -42,8 +42,8 @@ const SPINS: u32 = 64;
 #[derive(Debug)]
 struct Shared {
     installer: Arc<Installer>,
-    asking: Arc<Asking>,
-    who: Arc<Who>,
+    asking: Arc<RequestSender>,
+    who: Arc<FaultCounters>,
     stop: Stop,
     poll: bool,
 }
@@ -53,8 +53,8 @@ struct Shared {
 /// event when something fails.
 pub(crate) fn start(
     installer: &Arc<Installer>,
-    asking: &Arc<Asking>,
-    who: &Arc<Who>,
+    asking: &Arc<RequestSender>,
+    who: &Arc<FaultCounters>,
     stop: &Stop,
     events: &SyncSender<Event>,
     options: &DestinationOptions,
@@ -75,7 +75,7 @@ pub(crate) fn start(
             .name(format!("dst-faults-{number}"))
             .spawn(move || {
                 let died = Event::Failed(DestinationFailure::ThreadDied);
-                let _last_word = LastWord::new(&events, died);
+                let _last_word = PanicNotifier::new(&events, died);
                 priority.take(Rank::Urgent);
                 if let Err(failure) = fault_thread.run() {
                     // Nobody listens any more once the migration is over.
@@ -202,9 +202,9 @@ impl FaultThread {
             };
             who.faulted(fault.thread);
             match installer.faulted(fault.addr, read) {
-                Wanted::Ask(range) => self.wanted.push((range, read)),
-                Wanted::Fill(range) => self.fills.push(range),
-                Wanted::Nothing => {}
+                FaultAction::Ask(range) => self.wanted.push((range, read)),
+                FaultAction::Fill(range) => self.fills.push(range),
+                FaultAction::Nothing => {}
             }
         }
     }

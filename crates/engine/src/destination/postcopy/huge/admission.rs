@@ -14,16 +14,16 @@ use rustix::event::{EventfdFlags, eventfd};
 /// Huge pages that are asked for, and those that wait for it. Each is known by
 /// its first page.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct Admission {
     state: Mutex<State>,
-    news: Arc<News>,
+    news: Arc<AdmissionEvent>,
 }
 
 /// Readable when somebody's turn has come.
 #[derive(Debug)]
-pub(crate) struct News(OwnedFd);
+pub(crate) struct AdmissionEvent(OwnedFd);
 
-impl News {
+impl AdmissionEvent {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(eventfd(
             0,
@@ -44,7 +44,7 @@ impl News {
     }
 }
 
-impl AsFd for News {
+impl AsFd for AdmissionEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -58,9 +58,9 @@ struct State {
     waiting: VecDeque<(Page, u64)>,
 }
 
-impl Turns {
+impl Admission {
     /// Up to `most` at once, at least one; `news` tells of the others' turns.
-    pub(crate) fn new(most: usize, news: Arc<News>) -> Self {
+    pub(crate) fn new(most: usize, news: Arc<AdmissionEvent>) -> Self {
         let most = most.max(1);
         Self {
             state: Mutex::new(State {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    fn readable(turns: &Turns) -> bool {
+    fn readable(turns: &Admission) -> bool {
         let mut set = [PollFd::new(&*turns.news, PollFlags::IN)];
         let now = Timespec {
             tv_sec: 0,
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn in_order_and_no_more_than_allowed() {
-        let turns = Turns::new(2, Arc::new(News::new().unwrap()));
+        let turns = Admission::new(2, Arc::new(AdmissionEvent::new().unwrap()));
         let page = Page::new;
         assert!(turns.begin(page(10), 1) && turns.begin(page(20), 2));
         for (waiting, read) in [(30, 3), (40, 4), (50, 5)] {

@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::destination::postcopy::installer::tests::in_file;
-use crate::destination::postcopy::installer::{Installer, Recorder, Wanted};
+use crate::destination::postcopy::installer::{FaultAction, Installer, Recorder};
 
 const GIB: u64 = 1 << 30;
 const PAGES: u64 = GIB / 4096;
@@ -82,8 +82,8 @@ fn a_page_of_a_gigabyte() {
                 .unwrap()
         });
         let addr = HostAddr(hosts[0] + 77_777 * 4096);
-        assert_eq!(installer.faulted(addr, 0), Wanted::Ask(whole));
-        assert_eq!(installer.faulted(addr, 0), Wanted::Nothing);
+        assert_eq!(installer.faulted(addr, 0), FaultAction::Ask(whole));
+        assert_eq!(installer.faulted(addr, 0), FaultAction::Nothing);
         let mut asked = Vec::new();
         installer.requests(whole, |range| asked.push(range));
         assert_eq!(asked, [whole]);

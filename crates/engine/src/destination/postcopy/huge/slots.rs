@@ -1,4 +1,4 @@
-//! Who writes which piece of which huge page, and who has written the last.
+//! FaultCounters writes which piece of which huge page, and who has written the last.
 //!
 //! A lock is taken to find a huge page's slot, and to leave it. Pieces are
 //! claimed and counted without it, and while they are copied nothing is locked:
@@ -20,7 +20,7 @@ pub struct TooManyPartial(pub usize);
 
 /// Slots for huge pages of one size.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct SlotTable {
     /// 4 KiB pages in a huge page.
     pages: u64,
     entries: Mutex<Vec<Entry>>,
@@ -30,7 +30,7 @@ pub(crate) struct Book {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     state: State,
-    /// Threads between [`Book::enter`] and [`Book::leave`].
+    /// Threads between [`SlotTable::enter`] and [`SlotTable::leave`].
     users: u32,
     /// Nothing of it is missing any more.
     done: bool,
@@ -53,7 +53,7 @@ struct Slot {
     left: AtomicU64,
 }
 
-impl Book {
+impl SlotTable {
     /// `slots` slots for huge pages of `pages` pages each.
     pub(crate) fn new(pages: u64, slots: usize) -> Self {
         let free = Entry {
@@ -179,7 +179,7 @@ mod models {
     const PAGES: u64 = 2;
 
     struct Shared {
-        book: Book,
+        book: SlotTable,
         /// What was written where.
         content: [AtomicU64; PAGES as usize],
     }
@@ -205,7 +205,7 @@ mod models {
 
     fn shared() -> Arc<Shared> {
         Arc::new(Shared {
-            book: Book::new(PAGES, 1),
+            book: SlotTable::new(PAGES, 1),
             content: [AtomicU64::new(0), AtomicU64::new(0)],
         })
     }

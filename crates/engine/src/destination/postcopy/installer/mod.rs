@@ -16,11 +16,11 @@ use hikkoshi_userfault::{CopyError, RangeError, RegisterMode, Userfault};
 use thiserror::Error;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::postcopy::huge::admission::{News, Turns};
+use crate::destination::postcopy::huge::admission::{Admission, AdmissionEvent};
 use crate::destination::postcopy::huge::slots::TooManyPartial;
 use crate::destination::postcopy::huge::staging::{Size, Staging};
-use crate::destination::postcopy::memory_pressure::Room;
-use crate::destination::postcopy::request_times::{Made, Outstanding};
+use crate::destination::postcopy::memory_pressure::MemoryPressure;
+use crate::destination::postcopy::request_times::{RequestTime, RequestTimes};
 use crate::report::{Moments, RequestLatencies};
 use hikkoshi_memory::Content;
 use hikkoshi_memory::PresenceError;
@@ -49,7 +49,7 @@ pub enum InstallError {
 
 /// What came of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum FaultAction {
     /// What is missing of this host page must be asked for.
     Ask(PageRange),
     /// Nobody owes this host page, or it is there: [`Installer::fill`] it.
@@ -81,12 +81,12 @@ pub(crate) struct Installer {
     /// Host pages that have been asked for (or wait to be), by their first
     /// page: each is asked for once.
     asked: PageBitmap,
-    outstanding: Outstanding,
+    outstanding: RequestTimes,
     begun: Instant,
     /// For each size of huge pages.
     huge: Vec<Huge>,
-    news: Arc<News>,
-    room: Room,
+    news: Arc<AdmissionEvent>,
+    room: MemoryPressure,
     stop: Stop,
     zeros: Vec<u8>,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Installer {
 struct Huge {
     host_page: u64,
     staging: Staging,
-    turns: Turns,
+    turns: Admission,
 }
 
 impl Installer {
@@ -112,7 +112,7 @@ impl Installer {
         let layout = ram.layout().clone();
         let largest = layout.blocks().map(|(block, _)| block.host_page).max();
         let largest = usize::try_from(largest.unwrap_or(PAGE_BYTES)).unwrap_or(PAGE_SIZE);
-        let news = Arc::new(News::new().map_err(DestinationFailure::Thread)?);
+        let news = Arc::new(AdmissionEvent::new().map_err(DestinationFailure::Thread)?);
         let stop = Stop::new().map_err(DestinationFailure::Thread)?;
         let huge = Size::all(&layout, links)
             .into_iter()
@@ -125,7 +125,7 @@ impl Installer {
                 Ok(Huge {
                     host_page: size.host_page,
                     staging,
-                    turns: Turns::new(most, Arc::clone(&news)),
+                    turns: Admission::new(most, Arc::clone(&news)),
                 })
             })
             .collect::<Result<_, DestinationFailure>>()?;
@@ -135,11 +135,11 @@ impl Installer {
             filled_before: AtomicU64::new(0),
             hosts: hosts.iter().copied().map(HostAddr).collect(),
             asked: PageBitmap::empty(layout.pages()),
-            outstanding: Outstanding::new(),
+            outstanding: RequestTimes::new(),
             begun: Instant::now(),
             huge,
             news,
-            room: Room::new(stop.clone()),
+            room: MemoryPressure::new(stop.clone()),
             stop,
             zeros: vec![0; largest.max(256 * PAGE_SIZE)],
             userfault,
@@ -313,33 +313,33 @@ impl Installer {
 
     /// The guest has touched `addr` and waits; that was read at `read` on our
     /// clock.
-    pub(crate) fn faulted(&self, addr: HostAddr, read: u64) -> Wanted {
+    pub(crate) fn faulted(&self, addr: HostAddr, read: u64) -> FaultAction {
         let Some(page) = self.page_at(addr) else {
             // Not the guest's memory, and so not registered by us.
             tracing::warn!(%addr, "a fault outside the guest's memory");
-            return Wanted::Nothing;
+            return FaultAction::Nothing;
         };
         let range = self.layout.host_page_range(page);
         if !self.is_missing(range) {
-            return Wanted::Fill(range);
+            return FaultAction::Fill(range);
         }
         if !self.asked.set(range.start()) {
-            return Wanted::Nothing;
+            return FaultAction::Nothing;
         }
         let Some(huge) = self.huge(range) else {
-            return Wanted::Ask(range);
+            return FaultAction::Ask(range);
         };
         let now = huge.turns.begin(range.start(), read);
         if !self.is_missing(range) {
             // It came in between, and whoever installed it may have looked for
             // its turn before it had one.
             huge.turns.end(range.start());
-            return Wanted::Nothing;
+            return FaultAction::Nothing;
         }
         if now {
-            Wanted::Ask(range)
+            FaultAction::Ask(range)
         } else {
-            Wanted::Nothing
+            FaultAction::Nothing
         }
     }
 
@@ -370,7 +370,7 @@ impl Installer {
     }
 
     /// Readable when the turn of a huge page may have come.
-    pub(crate) fn news(&self) -> &News {
+    pub(crate) fn news(&self) -> &AdmissionEvent {
         &self.news
     }
 
@@ -384,7 +384,7 @@ impl Installer {
 
     /// Notes when a host page was asked for. Right before the request leaves.
     pub(crate) fn asking(&self, range: PageRange, fault_read: u64, request_sent: u64) {
-        let made = Made {
+        let made = RequestTime {
             fault_read,
             request_sent,
         };

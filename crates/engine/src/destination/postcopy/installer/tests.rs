@@ -56,14 +56,14 @@ fn addr(map: &MmapRegion, page: u64) -> HostAddr {
 fn a_page_is_asked_for_once() {
     let (installer, map) = installer();
     let ask = |page| installer.faulted(addr(&map, page), 0);
-    assert_eq!(ask(5), Wanted::Ask(range(5, 6)));
-    assert_eq!(ask(5), Wanted::Nothing, "asked for already");
-    assert_eq!(ask(2), Wanted::Fill(range(2, 3)), "nobody owes it");
+    assert_eq!(ask(5), FaultAction::Ask(range(5, 6)));
+    assert_eq!(ask(5), FaultAction::Nothing, "asked for already");
+    assert_eq!(ask(2), FaultAction::Fill(range(2, 3)), "nobody owes it");
     installer.fill(range(2, 3)).unwrap();
     let byte: u8 = map.as_volatile_slice().read_obj(2 * PAGE_SIZE).unwrap();
     assert_eq!(byte, 0);
     let nowhere = HostAddr(map.as_ptr() as u64 + PAGES * PAGE_BYTES);
-    assert_eq!(installer.faulted(nowhere, 0), Wanted::Nothing);
+    assert_eq!(installer.faulted(nowhere, 0), FaultAction::Nothing);
     assert_eq!(installer.left(), 8);
 
     let (read, sent) = (installer.now(), installer.now());
@@ -76,7 +76,7 @@ fn a_page_is_asked_for_once() {
     };
     assert!(!install(range(5, 6), &[7; PAGE_SIZE]));
     assert!(!install(range(5, 6), &[8; PAGE_SIZE]), "again");
-    assert_eq!(ask(5), Wanted::Fill(range(5, 6)), "it is there");
+    assert_eq!(ask(5), FaultAction::Fill(range(5, 6)), "it is there");
     installer.fill(range(5, 6)).unwrap();
     assert_eq!(recorder.lock().unwrap().total().count, 1);
     let byte: u8 = map.as_volatile_slice().read_obj(5 * PAGE_SIZE + 9).unwrap();
@@ -133,9 +133,9 @@ fn a_turn_brings_the_time_of_its_fault() {
     for number in 0..34 {
         let wanted = installer.faulted(HostAddr(base + number * HUGE + 5000), 100 + number);
         if number < 32 {
-            assert_eq!(wanted, Wanted::Ask(huge(number)));
+            assert_eq!(wanted, FaultAction::Ask(huge(number)));
         } else {
-            assert_eq!(wanted, Wanted::Nothing, "it waits");
+            assert_eq!(wanted, FaultAction::Nothing, "it waits");
         }
     }
     assert_eq!(installer.next_turn(), None);

@@ -14,13 +14,13 @@ pub(crate) const HOTTEST: usize = 3;
 
 /// How often each page was found dirty.
 #[derive(Debug)]
-pub(crate) struct Heat {
+pub(crate) struct WriteCounts {
     /// The pages counted more than once for each index below that: `[0]` at
     /// least once, …
     at_least: [PageBitmap; HOTTEST],
 }
 
-impl Heat {
+impl WriteCounts {
     /// Nothing was dirty yet.
     pub(crate) fn new(pages: u64) -> Self {
         Self {
@@ -70,7 +70,7 @@ mod tests {
         fn counts_and_stays_at_the_hottest(
             ranges in prop::collection::vec((0u64..300, 0u64..100), 0..40),
         ) {
-            let heat = Heat::new(300);
+            let heat = WriteCounts::new(300);
             let mut counts = [0usize; 300];
             for (start, len) in ranges {
                 let range = PageRange::from_len(Page::new(start), len.min(300 - start));

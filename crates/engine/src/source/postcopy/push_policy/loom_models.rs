@@ -16,8 +16,8 @@ use hikkoshi_pages::{PAGE_BYTES, Page, PageRange, RamBlock, RamLayout};
 use loom::thread;
 
 use crate::source::postcopy::push_policy::access_streams::Advice;
-use crate::source::postcopy::push_policy::{Next, Order, Route};
-use crate::source::unsent::Owed;
+use crate::source::postcopy::push_policy::{Next, PushPolicy, Route};
+use crate::source::unsent::UnsentPages;
 
 const PAGES: u64 = 12;
 
@@ -35,8 +35,8 @@ fn layout() -> RamLayout {
     RamLayout::new(vec![block]).unwrap()
 }
 
-fn owed(pages: PageRange) -> Arc<Owed> {
-    let owed = Owed::none(PAGES, false);
+fn owed(pages: PageRange) -> Arc<UnsentPages> {
+    let owed = UnsentPages::none(PAGES, false);
     owed.owe(pages);
     Arc::new(owed)
 }
@@ -50,7 +50,7 @@ fn advice(onwards: PageRange, before: PageRange) -> Advice {
 }
 
 /// What the urgent thread does with a request: claims, sends, and tells.
-fn answer(owed: &Owed, order: &Order, page: u64, ahead: &Advice) -> Vec<PageRange> {
+fn answer(owed: &UnsentPages, order: &PushPolicy, page: u64, ahead: &Advice) -> Vec<PageRange> {
     let sent = owed.claim(range(page, page + 1), 1);
     order.urgent_upto(Page::new(page + 1));
     order.read_ahead(ahead);
@@ -68,7 +68,7 @@ fn push(route: &mut Route, max: u64) -> Vec<PageRange> {
 }
 
 /// Each page of `all` was sent once.
-fn check(owed: &Owed, all: PageRange, sent: &[Vec<PageRange>]) {
+fn check(owed: &UnsentPages, all: PageRange, sent: &[Vec<PageRange>]) {
     let mut pages: Vec<_> = sent.iter().flatten().flat_map(|run| run.iter()).collect();
     pages.sort();
     assert!(pages.iter().copied().eq(all.iter()), "{sent:?}");
@@ -79,7 +79,7 @@ fn check(owed: &Owed, all: PageRange, sent: &[Vec<PageRange>]) {
 fn a_page_is_sent_once_whatever_is_hinted() {
     loom::model(|| {
         let all = range(4, 7);
-        let (order, owed) = (Arc::new(Order::new(1)), owed(all));
+        let (order, owed) = (Arc::new(PushPolicy::new(1)), owed(all));
         let pushing = {
             let mut route = Route::new((0, 1), &order, &owed, &layout(), true);
             thread::spawn(move || push(&mut route, 2))
@@ -98,7 +98,7 @@ fn two_links_and_a_request_share_the_pages() {
     model.preemption_bound = Some(1);
     model.check(|| {
         let all = range(5, 7);
-        let (order, owed) = (Arc::new(Order::new(2)), owed(all));
+        let (order, owed) = (Arc::new(PushPolicy::new(2)), owed(all));
         let pushing: Vec<_> = (0..2)
             .map(|link| {
                 let mut route = Route::new((link, 2), &order, &owed, &layout(), true);
@@ -118,7 +118,7 @@ fn two_links_and_a_request_share_the_pages() {
 #[test]
 fn a_sleeping_pusher_hears_of_what_to_read_ahead() {
     loom::model(|| {
-        let (order, owed) = (Arc::new(Order::new(1)), owed(range(6, 7)));
+        let (order, owed) = (Arc::new(PushPolicy::new(1)), owed(range(6, 7)));
         let pushing = {
             let mut route = Route::new((0, 1), &order, &owed, &layout(), true);
             let order = Arc::clone(&order);
@@ -145,7 +145,7 @@ fn windows_that_come_one_after_the_other_are_all_taken() {
     // Each look at the table is many steps.
     model.preemption_bound = Some(2);
     model.check(|| {
-        let (order, owed) = (Arc::new(Order::new(1)), owed(range(5, 7)));
+        let (order, owed) = (Arc::new(PushPolicy::new(1)), owed(range(5, 7)));
         let pushing = {
             let mut route = Route::new((0, 1), &order, &owed, &layout(), true);
             let (order, owed) = (Arc::clone(&order), Arc::clone(&owed));

@@ -7,7 +7,7 @@
 //!
 //! The urgent thread says what it has learnt *after* its page has left, in a
 //! table of atomics (`ahead.rs`), and rings for a pusher only if all that could
-//! help are asleep (`bell.rs`). It never waits for a pusher, and nothing here
+//! help are asleep (`wakeup.rs`). It never waits for a pusher, and nothing here
 //! decides who sends a page: that is the claim's business alone, so whatever
 //! order these things are seen in, no page is lost or sent twice.
 //!
@@ -23,9 +23,9 @@ mod route;
 mod wakeup;
 mod walk;
 
-pub(crate) use access_streams::{Place, Streams};
+pub(crate) use access_streams::{AccessStreams, RequestPosition};
 pub(crate) use bit_scan::first_run;
-pub(crate) use hot_pages::Heat;
+pub(crate) use hot_pages::WriteCounts;
 pub(crate) use route::{Next, Route};
 
 use std::time::Duration;
@@ -34,14 +34,14 @@ use hikkoshi_pages::Page;
 
 use crate::sync::{AtomicU64, Ordering};
 use access_streams::Advice;
-use read_ahead::Ahead;
-use wakeup::Bell;
+use read_ahead::ReadAheadTable;
+use wakeup::Wakeup;
 
 /// What the threads of post-copy tell each other about the order.
 #[derive(Debug)]
-pub(crate) struct Order {
-    ahead: Ahead,
-    bell: Bell,
+pub(crate) struct PushPolicy {
+    ahead: ReadAheadTable,
+    wakeup: Wakeup,
     /// Where each link is. Read by the others to stay out of its way.
     places: Box<[AtomicU64]>,
 }
@@ -49,11 +49,11 @@ pub(crate) struct Order {
 /// A link that has not begun.
 const NOWHERE: u64 = u64::MAX;
 
-impl Order {
+impl PushPolicy {
     pub(crate) fn new(links: usize) -> Self {
         Self {
-            ahead: Ahead::new(),
-            bell: Bell::new(links),
+            ahead: ReadAheadTable::new(),
+            wakeup: Wakeup::new(links),
             places: (0..links).map(|_| AtomicU64::new(NOWHERE)).collect(),
         }
     }
@@ -68,19 +68,19 @@ impl Order {
     /// urgent thread, after its page has left; never waits.
     pub(crate) fn read_ahead(&self, advice: &Advice) {
         if self.ahead.publish(advice) {
-            self.bell.ring();
+            self.wakeup.ring();
         }
     }
 
     /// Pusher `link` has nothing to do: sleeps until there is something to
     /// read ahead, or for `time`.
     pub(crate) fn sleep(&self, link: usize, time: Duration) {
-        self.bell.sleep(link, time, || self.ahead.is_empty());
+        self.wakeup.sleep(link, time, || self.ahead.is_empty());
     }
 
     /// Wakes everybody, because it is over.
     pub(crate) fn wake_all(&self) {
-        self.bell.ring_all();
+        self.wakeup.ring_all();
     }
 
     fn go_to(&self, link: usize, page: Page) {

@@ -4,7 +4,7 @@
 //! taker sees a whole one or none; a newer one replaces an older one of the
 //! same stream. All of it are hints. What matters for correctness is the claim,
 //! so `Relaxed` will do everywhere; that a sleeper does not miss a hint is the
-//! bell's business (`bell.rs`).
+//! bell's business (`wakeup.rs`).
 
 use hikkoshi_pages::{Page, PageRange};
 
@@ -41,12 +41,12 @@ struct Windows {
 
 /// What is to be read ahead, and where the last urgent page was.
 #[derive(Debug)]
-pub(crate) struct Ahead {
+pub(crate) struct ReadAheadTable {
     streams: [Windows; STREAMS],
     urgent: AtomicU64,
 }
 
-impl Ahead {
+impl ReadAheadTable {
     pub(crate) fn new() -> Self {
         Self {
             streams: std::array::from_fn(|_| Windows {
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn streams_take_turns_and_the_nearest_pages_come_first() {
-        let ahead = Ahead::new();
+        let ahead = ReadAheadTable::new();
         assert!(ahead.is_empty());
         assert!(!ahead.publish(&advice(1, range(9, 9), PageRange::EMPTY)));
         assert!(ahead.publish(&advice(3, range(101, 112), range(92, 100))));
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn what_nobody_wants_stays_and_what_is_new_replaces_it() {
-        let ahead = Ahead::new();
+        let ahead = ReadAheadTable::new();
         let mut turn = 0;
         ahead.publish(&advice(0, range(10, 20), PageRange::EMPTY));
         assert_eq!(ahead.take(&mut turn, 8, |page| page.index() > 10), None);
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn the_last_urgent_page_is_taken_once() {
-        let ahead = Ahead::new();
+        let ahead = ReadAheadTable::new();
         assert_eq!(ahead.take_urgent(), None);
         ahead.urgent_upto(Page::new(3));
         ahead.urgent_upto(Page::new(7));

@@ -13,13 +13,13 @@ use crate::sync::{AtomicU64, Ordering, Thread, current, fence, park};
 
 /// The bell of up to 64 sleepers.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Wakeup {
     /// A bit for each that sleeps, or is about to.
     asleep: AtomicU64,
     threads: Box<[OnceLock<Thread>]>,
 }
 
-impl Bell {
+impl Wakeup {
     pub(crate) fn new(sleepers: usize) -> Self {
         Self {
             asleep: AtomicU64::new(0),

@@ -16,7 +16,7 @@ use hikkoshi_linux::Errno;
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_userfault::PageBuffer;
 
-use crate::destination::postcopy::huge::slots::{Book, TooManyPartial};
+use crate::destination::postcopy::huge::slots::{SlotTable, TooManyPartial};
 
 /// Huge pages of one size that are asked for at once take at most so many
 /// bytes, but one is always possible.
@@ -82,7 +82,7 @@ impl Size {
 /// Huge pages of one size that have arrived in part.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    book: Book,
+    book: SlotTable,
     buffers: Box<[PageBuffer]>,
     /// Whether a buffer is given back to the system after each use.
     lends: bool,
@@ -116,7 +116,7 @@ impl Staging {
         let bytes = usize::try_from(size.host_page).map_err(|_| Errno::NOMEM)?;
         let slots = usize::try_from(size.slots).map_err(|_| Errno::NOMEM)?;
         Ok(Self {
-            book: Book::new(size.host_page / PAGE_BYTES, slots),
+            book: SlotTable::new(size.host_page / PAGE_BYTES, slots),
             buffers: (0..slots)
                 .map(|_| PageBuffer::new(bytes))
                 .collect::<Result<_, _>>()?,

@@ -24,7 +24,7 @@ use hikkoshi_pages::{Page, PageRange};
 
 use crate::source::ReadAhead;
 
-/// Streams that are told apart. (A model looks at every order in which two
+/// AccessStreams that are told apart. (A model looks at every order in which two
 /// threads may go through them.)
 pub(crate) const STREAMS: usize = if cfg!(loom) { 2 } else { 16 };
 
@@ -39,7 +39,7 @@ const REACH: u64 = 8;
 
 /// Where a request is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct RequestPosition {
     /// The pages of a host page at the destination.
     pub(crate) unit: u64,
     /// The RAM block: guests do not go on from one into the next.
@@ -192,7 +192,7 @@ fn grown(window: u64, unit: u64) -> u64 {
 
 /// All streams, and the policy.
 #[derive(Debug)]
-pub(crate) struct Streams {
+pub(crate) struct AccessStreams {
     policy: ReadAhead,
     streams: [Option<Stream>; STREAMS],
     /// The window of a new stream.
@@ -201,7 +201,7 @@ pub(crate) struct Streams {
     now: u64,
 }
 
-impl Streams {
+impl AccessStreams {
     pub(crate) fn new(policy: ReadAhead) -> Self {
         Self {
             policy,
@@ -213,7 +213,7 @@ impl Streams {
 
     /// The guest has asked for `range`: whole host pages, not empty, inside
     /// `place`. What to read ahead now, if it is anything new.
-    pub(crate) fn asked(&mut self, range: PageRange, place: Place) -> Option<Advice> {
+    pub(crate) fn asked(&mut self, range: PageRange, place: RequestPosition) -> Option<Advice> {
         if self.policy == ReadAhead::Off || range.is_empty() {
             return None;
         }

@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 const BLOCK: PageRange = PageRange::new(Page::new(100), Page::new(1_000_000));
-const SMALL: Place = Place {
+const SMALL: RequestPosition = RequestPosition {
     unit: 1,
     block: BLOCK,
 };
@@ -15,13 +15,13 @@ fn range(from: u64, to: u64) -> PageRange {
     PageRange::new(Page::new(from), Page::new(to))
 }
 
-fn adaptive() -> Streams {
-    Streams::new(ReadAhead::Adaptive)
+fn adaptive() -> AccessStreams {
+    AccessStreams::new(ReadAhead::Adaptive)
 }
 
 /// The guest reads on from `from`, and everything that is advised is there
 /// before it gets to it. Gives the windows.
-fn scan(streams: &mut Streams, from: u64, requests: usize) -> Vec<u64> {
+fn scan(streams: &mut AccessStreams, from: u64, requests: usize) -> Vec<u64> {
     let mut page = from;
     (0..requests)
         .map(|_| {
@@ -80,7 +80,7 @@ fn four_interleaved_scans_are_four_streams() {
 #[test]
 fn random_access_brings_it_down_to_nothing_and_a_scan_up_again() {
     let mut streams = adaptive();
-    let advised = |streams: &mut Streams, page| {
+    let advised = |streams: &mut AccessStreams, page| {
         let advice = streams.asked(one(page), SMALL).unwrap();
         advice.onwards.len() + advice.before.len()
     };
@@ -123,18 +123,21 @@ fn a_page_on_its_way_moves_the_window_and_the_same_one_does_not() {
 
 #[test]
 fn fixed_and_off() {
-    let mut streams = Streams::new(ReadAhead::Fixed(8));
+    let mut streams = AccessStreams::new(ReadAhead::Fixed(8));
     for page in [5000, 5009, 5018, 9000, 200_000] {
         let advice = streams.asked(one(page), SMALL).unwrap();
         assert_eq!(advice.onwards, range(page + 1, page + 9));
         assert_eq!(advice.before, range(page - 8, page));
     }
-    assert_eq!(Streams::new(ReadAhead::Off).asked(one(5000), SMALL), None);
+    assert_eq!(
+        AccessStreams::new(ReadAhead::Off).asked(one(5000), SMALL),
+        None
+    );
 }
 
 #[test]
 fn a_huge_page_is_read_ahead_only_in_sequence() {
-    let place = Place {
+    let place = RequestPosition {
         unit: 512,
         block: range(512, 512 * 100),
     };
@@ -163,11 +166,11 @@ proptest! {
     ) {
         let unit = if huge { 16 } else { 1 };
         let block = range(160, 1760);
-        let mut streams = Streams::new(policy);
+        let mut streams = AccessStreams::new(policy);
         for (start, len) in requests {
             let start = (start / unit * unit).clamp(160, 1759 / unit * unit);
             let asked = PageRange::from_len(Page::new(start), len * unit).intersect(block);
-            let Some(advice) = streams.asked(asked, Place { unit, block }) else {
+            let Some(advice) = streams.asked(asked, RequestPosition { unit, block }) else {
                 continue;
             };
             prop_assert!(advice.stream < STREAMS);

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 
-use crate::source::postcopy::push_policy::Order;
+use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::push_policy::hot_pages::HOTTEST;
 use crate::source::postcopy::push_policy::walk::Walk;
-use crate::source::unsent::Owed;
+use crate::source::unsent::UnsentPages;
 
 /// A link does not follow the guest where another is no more than so many
 /// pages onwards: what comes next is being pushed already.
@@ -52,8 +52,8 @@ struct Found {
 #[derive(Debug)]
 pub(crate) struct Route {
     link: usize,
-    order: Arc<Order>,
-    owed: Arc<Owed>,
+    order: Arc<PushPolicy>,
+    owed: Arc<UnsentPages>,
     /// The layout with the destination's host page sizes.
     destination: RamLayout,
     follow: bool,
@@ -73,8 +73,8 @@ impl Route {
     /// The way of number `link` of `links`, which begin spread over memory.
     pub(crate) fn new(
         (link, links): (usize, usize),
-        order: &Arc<Order>,
-        owed: &Arc<Owed>,
+        order: &Arc<PushPolicy>,
+        owed: &Arc<UnsentPages>,
         destination: &RamLayout,
         follow: bool,
     ) -> Self {
@@ -128,7 +128,10 @@ impl Route {
     fn read_ahead(&mut self, max: u64) -> Option<PageRange> {
         loop {
             // Not all of a window may be owed, nor in one piece.
-            if let Some(piece) = self.search(self.reading, true, max, Owed::first).piece {
+            if let Some(piece) = self
+                .search(self.reading, true, max, UnsentPages::first)
+                .piece
+            {
                 self.reading = PageRange::new(piece.end(), self.reading.end());
                 return Some(piece);
             }
@@ -186,7 +189,7 @@ impl Route {
             }
         }
         while let Some(range) = self.walk.look() {
-            let found = self.search(range, true, max, Owed::first);
+            let found = self.search(range, true, max, UnsentPages::first);
             // Whether or not there is something behind it.
             if found.skipped {
                 self.walk.skip();
@@ -201,7 +204,7 @@ impl Route {
         }
         // Nothing else is left: help another link with its huge page.
         let left = self.walk.skipped()?;
-        self.search(left, false, max, Owed::first).piece
+        self.search(left, false, max, UnsentPages::first).piece
     }
 
     /// Claims the first piece in `range` that `first` finds. Leaves huge pages
@@ -211,7 +214,7 @@ impl Route {
         range: PageRange,
         polite: bool,
         max: u64,
-        first: impl Fn(&Owed, PageRange) -> Option<PageRange>,
+        first: impl Fn(&UnsentPages, PageRange) -> Option<PageRange>,
     ) -> Found {
         let mut skipped = false;
         let mut rest = range;

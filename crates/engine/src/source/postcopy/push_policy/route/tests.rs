@@ -23,13 +23,13 @@ fn range(from: u64, to: u64) -> PageRange {
 }
 
 struct Links {
-    order: Arc<Order>,
-    owed: Arc<Owed>,
+    order: Arc<PushPolicy>,
+    owed: Arc<UnsentPages>,
     routes: Vec<Route>,
 }
 
-fn links(layout: &RamLayout, owed: Owed, number: usize) -> Links {
-    let (order, owed) = (Arc::new(Order::new(number)), Arc::new(owed));
+fn links(layout: &RamLayout, owed: UnsentPages, number: usize) -> Links {
+    let (order, owed) = (Arc::new(PushPolicy::new(number)), Arc::new(owed));
     let routes = (0..number)
         .map(|link| Route::new((link, number), &order, &owed, layout, true))
         .collect();
@@ -40,8 +40,8 @@ fn links(layout: &RamLayout, owed: Owed, number: usize) -> Links {
     }
 }
 
-fn all_owed(layout: &RamLayout) -> Owed {
-    let owed = Owed::none(layout.pages(), false);
+fn all_owed(layout: &RamLayout) -> UnsentPages {
+    let owed = UnsentPages::none(layout.pages(), false);
     owed.owe(layout.all());
     owed
 }
@@ -91,7 +91,7 @@ fn follows_the_guest_outwards() {
 #[test]
 fn the_hottest_pages_go_first() {
     let layout = layout(&[(1000, 1)]);
-    let owed = Owed::none(1000, true);
+    let owed = UnsentPages::none(1000, true);
     for (pages, times) in [
         (range(700, 704), 3),
         (range(100, 110), 2),
