@@ -25,10 +25,12 @@
 mod destination;
 mod outcome;
 mod record;
+mod recorded;
 mod source;
 mod wire;
 
 pub use destination::{Destination, DestinationAction, DestinationEvent, DestinationStage};
 pub use outcome::Outcome;
 pub use record::{DestinationRecord, Journal, SourceRecord, Unrecorded};
+pub use recorded::{Machine, Recorded, RecordedDestination, RecordedSource};
 pub use source::{Source, SourceAction, SourceEvent, SourceStage};

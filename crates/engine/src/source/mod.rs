@@ -33,10 +33,10 @@ use hikkoshi_wire::{MigrationId, Mode};
 use crate::guest::SourceGuest;
 use crate::report::{Account, Counters, GuestState, Observer, Phase, Requests, Tracker};
 use crate::retry_budget::RetryBudget;
-use crate::source::handover::keeper::Keeper;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
 use handover::{ActiveLinks, HandoverDriver, HandoverResult};
+use hikkoshi_handover::RecordedSource;
 use hikkoshi_handover::{Journal, Outcome, SourceAction, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote, Urgency};
 use hikkoshi_linux::Cancel;
@@ -115,9 +115,9 @@ pub fn migrate(
         mode: options.mode,
     });
     record.and_then(|record| {
-        let keeper = Keeper::new(record, Arc::clone(&watch.journal));
-        led(guest, options, watch, keeper, |shared, guest, keeper| {
-            run(shared, guest, remote, keeper)
+        let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
+        led(guest, options, watch, machine, |shared, guest, machine| {
+            run(shared, guest, remote, machine)
         })
     })
 }
@@ -142,9 +142,9 @@ pub fn resume_migrate(
         mode: record.mode,
         ..options.clone()
     };
-    let keeper = Keeper::new(record, Arc::clone(&watch.journal));
-    led(guest, &options, watch, keeper, |shared, guest, keeper| {
-        let outcome = match keeper.stage() {
+    let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
+    led(guest, &options, watch, machine, |shared, guest, machine| {
+        let outcome = match machine.stage() {
             SourceStage::Committed => Some(Outcome::Paused),
             SourceStage::Gone => Some(Outcome::AtDestination),
             SourceStage::Keeps | SourceStage::Done => None,
@@ -157,7 +157,7 @@ pub fn resume_migrate(
         let handover = HandoverDriver {
             shared,
             guest,
-            keeper,
+            machine,
             remote,
             owed: Arc::new(UnsentPages::none(shared.ram.layout().pages(), false)),
             line: None,
@@ -191,13 +191,13 @@ pub fn give_up_migrate(
     record: SourceRecord,
     watch: &Watch,
 ) -> Result<(), MigrateError> {
-    let mut keeper = Keeper::new(record, Arc::clone(&watch.journal));
-    let outcome = match keeper.stage() {
+    let mut machine = RecordedSource::new(record, Arc::clone(&watch.journal));
+    let outcome = match machine.stage() {
         SourceStage::Keeps => Outcome::Stopped,
         SourceStage::Committed => Outcome::Paused,
         SourceStage::Gone | SourceStage::Done => Outcome::AtDestination,
     };
-    let actions = keeper
+    let actions = machine
         .on(SourceEvent::GivenUp)
         .map_err(|error| MigrateError::new(SourceFailure::Journal(error), outcome))?;
     if actions.contains(&SourceAction::Resume)
@@ -206,7 +206,7 @@ pub fn give_up_migrate(
         return Err(MigrateError::new(error.into(), Outcome::Stopped));
     }
     let released = guest.release();
-    keeper.close();
+    machine.close();
     if let Err(error) = released {
         watch
             .observer
@@ -220,11 +220,11 @@ fn led(
     guest: &mut dyn SourceGuest,
     options: &SourceOptions,
     watch: &Watch,
-    mut keeper: Keeper,
+    mut machine: RecordedSource,
     lead: impl FnOnce(
         &MigrationContext,
         &mut dyn SourceGuest,
-        &mut Keeper,
+        &mut RecordedSource,
     ) -> Result<MigrationResult, MigrateError>,
 ) -> Result<Account, MigrateError> {
     let observer = &watch.observer;
@@ -238,12 +238,12 @@ fn led(
         urgency: Urgency::new(),
     };
     let begun = Instant::now();
-    let result = lead(&shared, guest, &mut keeper);
+    let result = lead(&shared, guest, &mut machine);
     let outcome = result.as_ref().err().map(|error| error.outcome);
     let stays = match outcome {
         Some(Outcome::Stopped) => true,
         None | Some(Outcome::Lost) => false,
-        Some(_) => matches!(keeper.stage(), SourceStage::Committed | SourceStage::Gone),
+        Some(_) => matches!(machine.stage(), SourceStage::Committed | SourceStage::Gone),
     };
     let released = if stays {
         // It may come back yet, or its pages are needed: its process is to go on
@@ -262,7 +262,7 @@ fn led(
         Some(_) => false,
     };
     if over {
-        keeper.close();
+        machine.close();
     }
     match result {
         Ok(MigrationResult {
@@ -308,17 +308,17 @@ fn run(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
     remote: &Remote,
-    keeper: &mut Keeper,
+    machine: &mut RecordedSource,
 ) -> Result<MigrationResult, MigrateError> {
     let at_source = |cause| MigrateError::new(cause, Outcome::AtSource);
-    keeper
-        .begin()
+    machine
+        .write()
         .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
     let (mut session, links) = Session::open(
         shared,
         remote,
-        keeper.id(),
+        machine.record().id,
         guest.describe(),
         guest.processors(),
         guest.machine(),
@@ -337,7 +337,7 @@ fn run(
             let tells = may_be_ready && kept_notice::may_be_unheard(&cause);
             let error = call_off(guest, &mut session, cause);
             if tells {
-                kept_notice::tell(remote, keeper.id(), &*shared.observer);
+                kept_notice::tell(remote, machine.record().id, &*shared.observer);
             }
             return Err(error);
         }
@@ -346,7 +346,7 @@ fn run(
     let handover = HandoverDriver {
         shared,
         guest,
-        keeper,
+        machine,
         remote,
         owed,
         line: Some(ActiveLinks::new(session, postcopy)),

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::destination::ReceiveWatch;
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover::keeper::Keeper;
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
+use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationRecord, DestinationStage};
 
 /// Gives a migration up that another engine has begun and recorded.
@@ -32,15 +32,15 @@ pub fn give_up_receive(
         DestinationStage::Arriving | DestinationStage::Declined => Outcome::Declined,
     };
     let fail = |cause| ReceiveError { cause, outcome };
-    let mut keeper = Keeper::new(record, Arc::clone(&watch.journal));
+    let mut machine = RecordedDestination::new(record, Arc::clone(&watch.journal));
     let mut events = vec![DestinationEvent::GivenUp];
-    if keeper.stage() == DestinationStage::Ready {
+    if machine.stage() == DestinationStage::Ready {
         // Nobody is there to hear it.
         events.push(DestinationEvent::Lost);
     }
     let mut closes = false;
     for event in events {
-        let actions = keeper.on(event);
+        let actions = machine.on(event);
         for action in actions.map_err(|error| fail(DestinationFailure::Journal(error)))? {
             match action {
                 DestinationAction::Kill => guest.kill().map_err(|error| fail(error.into()))?,
@@ -56,7 +56,7 @@ pub fn give_up_receive(
         }
     }
     if closes {
-        keeper.close();
+        machine.close();
     }
     Ok(())
 }

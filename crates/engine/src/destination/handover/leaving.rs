@@ -17,7 +17,7 @@ impl HandoverDriver<'_> {
         event: DestinationEvent,
         cause: Option<DestinationFailure>,
     ) -> Result<HandoverResult, ReceiveError> {
-        match self.keeper.stage() {
+        match self.machine.stage() {
             DestinationStage::Whole => Ok(self.stayed(guest)),
             DestinationStage::Arriving | DestinationStage::Declined => {
                 let why = self.state.declined.take().or(cause);
@@ -43,7 +43,7 @@ impl HandoverDriver<'_> {
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> Result<HandoverResult, ReceiveError> {
-        match self.keeper.stage() {
+        match self.machine.stage() {
             DestinationStage::Whole => {
                 let what = if self.state.shut_down {
                     "the guest has shut itself down here"
@@ -99,7 +99,7 @@ impl HandoverDriver<'_> {
         let released = guest.release();
         self.state.released = released.is_ok();
         if let Err(error) = released {
-            let notice = match self.keeper.stage() {
+            let notice = match self.machine.stage() {
                 DestinationStage::Whole => format!("the guest runs here, but: {error}"),
                 _ => error.to_string(),
             };
@@ -115,15 +115,15 @@ impl HandoverDriver<'_> {
         cause: DestinationFailure,
     ) -> ReceiveError {
         let cause = cause.seen(guest);
-        let outcome = match self.keeper.stage() {
+        let outcome = match self.machine.stage() {
             DestinationStage::Ready => Outcome::Paused,
-            DestinationStage::Runs if !self.keeper.record.started => Outcome::Paused,
+            DestinationStage::Runs if !self.machine.record().started => Outcome::Paused,
             _ => Outcome::AtDestination,
         };
         if let Some(faulting) = &self.faulting {
             faulting.stop();
         }
-        if cause.is_corruption() && self.keeper.stage() == DestinationStage::Runs {
+        if cause.is_corruption() && self.machine.stage() == DestinationStage::Runs {
             self.end_corrupted(guest);
         }
         let perished = outcome == Outcome::AtDestination
@@ -167,7 +167,7 @@ impl HandoverDriver<'_> {
         error: std::io::Error,
     ) -> ReceiveError {
         let cause = DestinationFailure::Journal(error);
-        if self.keeper.stage() != DestinationStage::Arriving {
+        if self.machine.stage() != DestinationStage::Arriving {
             return self.leave(guest, cause);
         }
         if let Link::Up(line) = &mut self.link {

@@ -16,7 +16,7 @@ use hikkoshi_link::{Incoming, LinkError};
 impl HandoverDriver<'_> {
     /// Looks around for up to `wait`.
     pub(crate) fn look(&mut self, wait: Duration) -> Observation {
-        let stage = self.keeper.stage();
+        let stage = self.machine.stage();
         if stage == DestinationStage::Runs && self.state.settled && self.left() == 0 {
             return Observation::Event(DestinationEvent::AllHere, None);
         }
@@ -83,7 +83,7 @@ impl HandoverDriver<'_> {
 
     /// A connection of this migration.
     pub(crate) fn knocked(&mut self, link: Incoming) -> Observation {
-        if link.id != self.keeper.record.id {
+        if link.id != self.machine.record().id {
             // It was let in when nothing was under way.
             tracing::warn!(
                 peer = link.peer,
@@ -170,7 +170,7 @@ impl HandoverDriver<'_> {
         self.state.committed_here = false;
         let patience = if self.capabilities.contains(Capabilities::RECOVERY) {
             let patience = self.retry_budget.lost(Instant::now());
-            if self.keeper.stage() == DestinationStage::Ready {
+            if self.machine.stage() == DestinationStage::Ready {
                 patience.max(self.options.retry_for.at_ready())
             } else {
                 patience
@@ -181,7 +181,7 @@ impl HandoverDriver<'_> {
         if matches!(self.link, Link::Down(_)) {
             // A declined guest was let go of first, and the links with it: from
             // here on its source is waited for as long as any.
-            if self.state.until.is_some() && self.keeper.stage() == DestinationStage::Declined {
+            if self.state.until.is_some() && self.machine.stage() == DestinationStage::Declined {
                 self.state.until = Some(Instant::now() + patience);
             }
             return;
@@ -190,7 +190,7 @@ impl HandoverDriver<'_> {
             doing: LISTENING,
             cause: LinkError::Closed,
         });
-        let stage = self.keeper.stage();
+        let stage = self.machine.stage();
         if let Link::Up(line) = &mut self.link
             && stage != DestinationStage::Declined
         {

@@ -8,7 +8,6 @@
 
 pub(crate) mod abort;
 pub(crate) mod give_up;
-pub(crate) mod keeper;
 mod leaving;
 mod listening;
 pub(crate) mod reconnect;
@@ -23,7 +22,6 @@ use hikkoshi_wire::{Capabilities, Limits, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover::abort::parting;
-use crate::destination::handover::keeper::Keeper;
 use crate::destination::handover::reconnect::ReconnectedSource;
 use crate::destination::postcopy::ActivePostcopy;
 use crate::destination::postcopy::installer::Installer;
@@ -33,6 +31,7 @@ use crate::destination::{DestinationOptions, ReceiveWatch};
 use crate::guest::DestinationGuest;
 use crate::report::Requests;
 use crate::retry_budget::RetryBudget;
+use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError, TICK};
 use hikkoshi_memory::RamFiles;
@@ -49,7 +48,7 @@ pub(crate) struct HandoverDriver<'a> {
     pub(crate) watch: &'a ReceiveWatch,
     pub(crate) options: DestinationOptions,
     pub(crate) incoming: &'a Receiver<Incoming>,
-    pub(crate) keeper: Keeper,
+    pub(crate) machine: RecordedDestination,
     /// What the source understands.
     pub(crate) capabilities: Capabilities,
     pub(crate) ram: Arc<RamFiles>,
@@ -155,7 +154,7 @@ impl<'a> HandoverDriver<'a> {
         let (mut event, mut cause) = (first, None);
         loop {
             if event == DestinationEvent::Commit
-                && self.keeper.stage() == DestinationStage::Ready
+                && self.machine.stage() == DestinationStage::Ready
                 && guest.has_ended()
             {
                 // It never ran here: the source shall take it back.
@@ -165,7 +164,7 @@ impl<'a> HandoverDriver<'a> {
                 );
             }
             if event == DestinationEvent::Broken
-                && self.keeper.stage() == DestinationStage::Runs
+                && self.machine.stage() == DestinationStage::Runs
                 && guest.has_shut_down()
             {
                 self.state.shut_down = true;
@@ -174,7 +173,7 @@ impl<'a> HandoverDriver<'a> {
                     .notice("the guest has shut itself down here");
                 (event, cause) = (DestinationEvent::ShutDown, None);
             }
-            let actions = match self.keeper.on(event) {
+            let actions = match self.machine.on(event) {
                 Ok(actions) => actions,
                 Err(error) => return Err(self.unrecorded(guest, error)),
             };
@@ -198,7 +197,7 @@ impl<'a> HandoverDriver<'a> {
                         let result = self.end(guest, event, cause);
                         // Last: as long as the memory is held, somebody must know.
                         if closes && (self.state.released || guest.has_ended()) {
-                            self.keeper.close();
+                            self.machine.close();
                         }
                         return result;
                     }
@@ -377,7 +376,7 @@ impl<'a> HandoverDriver<'a> {
     ) -> Result<(), DestinationFailure> {
         let (userfault, hosts) = guest.take_userfault()?;
         let ram = Arc::clone(&self.ram);
-        let links = self.keeper.record.links;
+        let links = self.machine.record().links;
         let installer = Installer::new(Arc::clone(&userfault), ram, &hosts, links)?;
         installer.be_patient();
         // It is registered already, unless that engine was killed at it.

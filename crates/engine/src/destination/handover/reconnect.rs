@@ -71,7 +71,7 @@ impl HandoverDriver<'_> {
         let huge = self.ram.layout().blocks().any(|(b, _)| b.host_page > 4096);
         // Memory was set aside for so many where there are huge pages.
         let most = if huge {
-            self.keeper.record.links.clamp(1, MAX_LINKS)
+            self.machine.record().links.clamp(1, MAX_LINKS)
         } else {
             MAX_LINKS
         };
@@ -112,7 +112,7 @@ impl HandoverDriver<'_> {
         )?;
         let arrived = session.await_links(
             self.incoming,
-            self.keeper.record.id,
+            self.machine.record().id,
             links,
             links > 0,
             self.options.stall_timeout,

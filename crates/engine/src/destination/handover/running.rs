@@ -13,12 +13,12 @@ impl HandoverDriver<'_> {
     /// Makes the guest run, and sees to the links meanwhile: whoever makes it
     /// run may wait for a page.
     pub(crate) fn run(&mut self, guest: &mut dyn DestinationGuest) -> Result<(), NotRun> {
-        if self.keeper.record.started || guest.has_ended() && self.is_whole() {
+        if self.machine.record().started || guest.has_ended() && self.is_whole() {
             self.state.settled = true;
             guest.attend();
             return Ok(());
         }
-        let running = self.keeper.record.running;
+        let running = self.machine.record().running;
         let give_up = Cancel::new();
         let mut over = None;
         let resumed = thread::scope(|scope| {
@@ -57,7 +57,7 @@ impl HandoverDriver<'_> {
     }
 
     fn is_whole(&self) -> bool {
-        self.keeper.stage() == DestinationStage::Whole
+        self.machine.stage() == DestinationStage::Whole
     }
 
     fn runs(&mut self, running: bool, resumed: Instant) {
@@ -70,7 +70,7 @@ impl HandoverDriver<'_> {
         if let Some(stopped) = self.stopped.filter(|_| running) {
             self.state.downtime = resumed.saturating_duration_since(stopped);
         }
-        if let Err(error) = self.keeper.started() {
+        if let Err(error) = self.machine.set_started() {
             // Worth a word only: the next engine would make it run once more.
             tracing::warn!(%error, "recording that the guest runs");
         }
@@ -83,7 +83,10 @@ impl HandoverDriver<'_> {
         mut cause: Option<DestinationFailure>,
     ) -> Result<(), DestinationFailure> {
         loop {
-            let actions = self.keeper.on(event).map_err(DestinationFailure::Journal)?;
+            let actions = self
+                .machine
+                .on(event)
+                .map_err(DestinationFailure::Journal)?;
             let mut lost = None;
             for action in actions {
                 if *action == DestinationAction::End {

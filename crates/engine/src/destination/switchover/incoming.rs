@@ -13,7 +13,6 @@ use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover::abort::parting;
-use crate::destination::handover::keeper::Keeper;
 use crate::destination::handover::{ActiveLinks, HandoverDriver, Link, State};
 use crate::destination::postcopy::huge::collapse;
 use crate::destination::postcopy::installer::Installer;
@@ -27,6 +26,7 @@ use crate::guest::DestinationGuest;
 use crate::report::{Account, Counters, GuestState, Phase};
 use crate::retry_budget::RetryBudget;
 use hikkoshi_handover::Outcome;
+use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError};
 use hikkoshi_memory::RamFiles;
@@ -69,7 +69,7 @@ pub(crate) fn run(
         watch,
         options: *options,
         incoming,
-        keeper: Keeper::new(record, Arc::clone(&watch.journal)),
+        machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
         capabilities: arrival.capabilities,
         ram,
         sink: arrival.sink,
@@ -109,7 +109,7 @@ pub(crate) fn take_up(
         watch,
         options: *options,
         incoming,
-        keeper: Keeper::new(record, Arc::clone(&watch.journal)),
+        machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
         // What it understands is told by its next connection.
         capabilities: Capabilities::NONE,
         ram,
@@ -143,8 +143,8 @@ fn stay_on(
     first: DestinationEvent,
 ) -> Result<Account, ReceiveError> {
     let (watch, options, sink) = (stay.watch, stay.options, Arc::clone(&stay.sink));
-    let (mode, postcopy) = (stay.keeper.record.mode, stay.keeper.record.postcopy);
-    let running = stay.keeper.record.running;
+    let (mode, postcopy) = (stay.machine.record().mode, stay.machine.record().postcopy);
+    let running = stay.machine.record().running;
     let pages = stay.ram.layout().pages();
     let stayed = stay.go(guest, first)?;
     let total = begun.elapsed();

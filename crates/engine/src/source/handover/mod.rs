@@ -6,8 +6,6 @@
 //! background link pushes what nobody has asked for (`pusher.rs`); the main
 //! thread listens.
 
-pub(crate) mod keeper;
-
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +17,6 @@ use crate::report::{Phase, Requests};
 use crate::retry_budget::RetryBudget;
 use crate::source::MigrationContext;
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::handover::keeper::Keeper;
 use crate::source::kept_notice;
 use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::pusher::Pushers;
@@ -27,6 +24,7 @@ use crate::source::postcopy::urgent::UrgentThread;
 use crate::source::session::{Session, nothing_unsent, unexpected};
 use crate::source::switchover::PreparedPostcopy;
 use crate::source::unsent::UnsentPages;
+use hikkoshi_handover::RecordedSource;
 use hikkoshi_handover::{DestinationStage, Outcome, SourceAction, SourceEvent, SourceStage};
 use hikkoshi_link::{BackgroundSender, LinkError, Remote, TICK};
 
@@ -36,7 +34,7 @@ const DOING: &str = "sending pages to the running guest";
 pub(crate) struct HandoverDriver<'a> {
     pub(crate) shared: &'a MigrationContext,
     pub(crate) guest: &'a mut dyn SourceGuest,
-    pub(crate) keeper: &'a mut Keeper,
+    pub(crate) machine: &'a mut RecordedSource,
     pub(crate) remote: &'a Remote,
     pub(crate) owed: Arc<UnsentPages>,
     pub(crate) line: Option<ActiveLinks>,
@@ -135,7 +133,7 @@ impl HandoverDriver<'_> {
         let mut heard = Occurrence::from(first);
         loop {
             let restarted = heard.event == SourceEvent::Restarted;
-            let actions = match self.keeper.on(heard.event) {
+            let actions = match self.machine.on(heard.event) {
                 Ok(actions) => actions,
                 Err(error) => return Err(self.give_up(SourceFailure::Journal(error))),
             };
@@ -213,7 +211,7 @@ impl HandoverDriver<'_> {
         told: &mut bool,
     ) -> Result<Occurrence, MigrateError> {
         loop {
-            let gone = self.keeper.stage() == SourceStage::Gone;
+            let gone = self.machine.stage() == SourceStage::Gone;
             if gone && self.shared.cancel.take() {
                 // Answered: who means it though the links are lost says so again.
                 self.shared.observer.notice(
@@ -368,8 +366,8 @@ impl HandoverDriver<'_> {
 
     /// One attempt at it.
     fn connect(&mut self) -> Result<SourceEvent, SourceFailure> {
-        let stage = self.keeper.stage();
-        let id = self.keeper.id();
+        let stage = self.machine.stage();
+        let id = self.machine.record().id;
         let (mut session, links, there) =
             Session::again(self.shared, self.remote, id, stage, &self.owed)?;
         let counted = session.urgent.is_some();
@@ -401,7 +399,7 @@ impl HandoverDriver<'_> {
         cause: Option<SourceFailure>,
         handed: &mut HandoverResult,
     ) -> Result<HandoverResult, MigrateError> {
-        if self.keeper.stage() != SourceStage::Done {
+        if self.machine.stage() != SourceStage::Done {
             let cause = cause.unwrap_or(SourceFailure::Interrupted);
             return Err(self.take_back(cause));
         }
@@ -422,7 +420,7 @@ impl HandoverDriver<'_> {
 
     /// Ends a hand-over that cannot go on in this engine.
     fn give_up(&mut self, cause: SourceFailure) -> MigrateError {
-        if self.keeper.stage() == SourceStage::Keeps {
+        if self.machine.stage() == SourceStage::Keeps {
             return self.take_back(cause);
         }
         if let Some(line) = self.line.take() {
@@ -448,14 +446,18 @@ impl HandoverDriver<'_> {
             line.end();
         } else {
             // Another engine has called it off, or the guard has.
-            kept_notice::tell(self.remote, self.keeper.id(), &*self.shared.observer);
+            kept_notice::tell(
+                self.remote,
+                self.machine.record().id,
+                &*self.shared.observer,
+            );
         }
         taken_back(cause, resumed, self.guest.has_ended())
     }
 
     /// Leaves everything as it is, to be taken up again.
     fn left(&self, cause: SourceFailure) -> MigrateError {
-        let outcome = match self.keeper.stage() {
+        let outcome = match self.machine.stage() {
             SourceStage::Keeps => Outcome::AtSource,
             SourceStage::Committed => Outcome::Paused,
             SourceStage::Gone | SourceStage::Done => Outcome::AtDestination,
