@@ -21,6 +21,42 @@ use thiserror::Error;
 /// device write that was under way has landed. What was pinned before the take has landed after the
 /// drain; what is pinned after the take is reported anew. Pages pinned before the log was started
 /// are covered as well, if every page is copied once after such a drain.
+///
+/// # Example
+///
+/// The memory here belongs to this process; usually it belongs to another one.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use hikkoshi_dirty::{DirtyLog, PagemapLog};
+/// use hikkoshi_linux::HostAddr;
+/// use hikkoshi_pages::{Page, PageRange, RamBlock, RamLayout};
+/// use hikkoshi_userfault::{Features, Userfault};
+/// use vm_memory::{Bytes, MmapRegion, VolatileMemory};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let block = RamBlock { id: "ram".into(), bytes: 16 << 12, host_page: 4096, guest: vec![] };
+/// let layout = RamLayout::new(vec![block])?;
+/// let memory = MmapRegion::<()>::new(16 << 12)?;
+///
+/// let userfault = Arc::new(Userfault::create_for_self(Features::FOR_DIRTY_LOG)?);
+/// let log = PagemapLog::start(userfault, &layout, &[HostAddr(memory.as_ptr() as u64)])?;
+/// for page in [3, 4, 9] {
+///     memory.as_volatile_slice().write_obj(1_u8, page << 12)?;
+/// }
+///
+/// // Take a range right before it is copied.
+/// let mut dirty = Vec::new();
+/// log.take(layout.all(), &mut |run| dirty.push(run))?;
+/// let run = |page, pages| PageRange::from_len(Page::new(page), pages);
+/// assert_eq!(dirty, [run(3, 2), run(9, 1)]);
+/// assert_eq!(log.count(layout.all())?, 0);
+///
+/// log.stop()?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait DirtyLog: Send + Sync + Debug {
     /// Reports the dirty pages of `range` and makes them clean: calls `dirty` with each maximal
     /// run, ascending, clipped to `range` (and to the layout).

@@ -46,6 +46,34 @@ impl RamFile {
 }
 
 /// All of a guest's memory: the layout and one file for each block.
+///
+/// # Example
+///
+/// ```
+/// use std::fs::File;
+/// use std::os::unix::fs::FileExt;
+///
+/// use hikkoshi_memory::{RamFile, RamFiles};
+/// use hikkoshi_pages::{Page, PageRange, RamBlock, RamLayout};
+/// use rustix::fs::{MemfdFlags, memfd_create};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let block = RamBlock { id: "ram".into(), bytes: 16 << 12, host_page: 4096, guest: vec![] };
+/// let layout = RamLayout::new(vec![block])?;
+/// let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC)?);
+/// file.set_len(layout.bytes())?;
+/// file.write_all_at(b"content", 5 << 12)?;
+///
+/// let ram = RamFiles::new(layout, vec![RamFile::new(file, 0)]).ok_or("one file a block")?;
+/// // All but page 5 are holes.
+/// let data = ram.next_data(ram.layout().all())?;
+/// assert_eq!(data, Some(PageRange::one(Page::new(5))));
+/// let mut page = [0; 4096];
+/// ram.read(PageRange::one(Page::new(5)), &mut page)?;
+/// assert!(page.starts_with(b"content"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct RamFiles {
     layout: RamLayout,

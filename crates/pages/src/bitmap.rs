@@ -38,6 +38,24 @@ const WORD: u64 = u64::BITS as u64;
 ///
 /// There is no set bit beyond [`pages`](Self::pages), and no call makes one:
 /// ranges are clipped, a single page there is never set and never won.
+///
+/// # Example
+///
+/// Several threads claim the same pages; each page has one winner.
+///
+/// ```
+/// use hikkoshi_pages::PageBitmap;
+/// use std::thread;
+///
+/// let unsent = PageBitmap::full(10_000);
+/// let send = || unsent.all().iter().filter(|&page| unsent.claim(page)).count();
+/// let sent: usize = thread::scope(|scope| {
+///     let senders: Vec<_> = (0..4).map(|_| scope.spawn(send)).collect();
+///     senders.into_iter().map(|sender| sender.join().unwrap()).sum()
+/// });
+/// assert_eq!(sent, 10_000);
+/// assert_eq!(unsent.count(), 0);
+/// ```
 pub struct PageBitmap {
     pages: u64,
     words: Box<[AtomicU64]>,

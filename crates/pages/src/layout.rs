@@ -52,6 +52,28 @@ pub struct RamBlock {
 ///
 /// A block begins on its own host page, so host pages never straddle two
 /// blocks.
+///
+/// # Example
+///
+/// ```
+/// use hikkoshi_pages::{LayoutError, Page, RamBlock, RamLayout};
+///
+/// let block = |id: &str, bytes, host_page| RamBlock {
+///     id: id.to_owned(),
+///     bytes,
+///     host_page,
+///     guest: Vec::new(),
+/// };
+/// let layout = RamLayout::new(vec![
+///     block("low", 3 << 12, 4 << 10),  // pages 0, 1, 2
+///     block("high", 4 << 20, 2 << 20), // pages 3 to 1026, in two host pages
+/// ])?;
+/// assert_eq!(layout.pages(), 1027);
+/// // Page 4 is the second page of the second block.
+/// assert_eq!(layout.locate(Page::new(4)), Some((1, 4096)));
+/// assert_eq!(layout.host_page_range(Page::new(4)).len(), 512);
+/// # Ok::<(), LayoutError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RamLayout {
     blocks: Vec<RamBlock>,

@@ -22,6 +22,41 @@ use hikkoshi_linux::{HostRange, last_errno};
 /// is stopped for good.
 ///
 /// All methods may be called from several threads at once.
+///
+/// # Example
+///
+/// A thread reads a page that is missing; another one installs it.
+///
+/// ```
+/// use std::thread;
+///
+/// use hikkoshi_linux::{HostAddr, HostRange, Stop};
+/// use hikkoshi_userfault::{Event, EventBuffer, Features, RegisterMode, Userfault};
+/// use vm_memory::{Bytes, MmapRegion, VolatileMemory};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = MmapRegion::<()>::new(16 << 12)?;
+/// let range = HostRange::new(HostAddr(memory.as_ptr() as u64), 16 << 12);
+/// let userfault = Userfault::create_for_self(Features::FOR_MISSING)?;
+/// userfault.register(range, RegisterMode::MISSING)?;
+///
+/// thread::scope(|scope| {
+///     // It sleeps until the page is there.
+///     let reader = scope.spawn(|| memory.as_volatile_slice().read_obj::<u8>(5 << 12));
+///
+///     let mut events = EventBuffer::with_capacity(8);
+///     userfault.wait(&Stop::new()?, None)?;
+///     userfault.read(&mut events)?;
+///     let Some(Event::Fault(fault)) = events.take() else {
+///         return Err("a fault was expected".into());
+///     };
+///     assert_eq!(fault.addr.0, range.addr.0 + (5 << 12));
+///     userfault.copy(fault.addr, &[7; 4096])?;
+///     assert_eq!(reader.join().map_err(|_| "the reader panicked")??, 7);
+///     Ok(())
+/// })
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Userfault {
     fd: OwnedFd,
