@@ -1,10 +1,10 @@
-//! An authority that vouches for hosts.
+//! A certificate authority for tests.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Issues certificates, in files that last as long as it does.
+/// Issues certificates; their files exist as long as `folder` does.
 pub struct CertificateAuthority {
     folder: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -20,7 +20,7 @@ impl std::fmt::Debug for CertificateAuthority {
 }
 
 impl CertificateAuthority {
-    /// Makes one; its files are in `folder`, which exists.
+    /// Creates an authority whose files are in `folder`, which must exist.
     ///
     /// # Panics
     /// When files cannot be written there.
@@ -38,13 +38,13 @@ impl CertificateAuthority {
         authority
     }
 
-    /// A certificate for a host's name or address, as arguments of `hikkoshi`: each option with
-    /// its file.
+    /// Issues a certificate for a host name or address. Returns it as arguments of `hikkoshi`: each
+    /// option with its file.
     pub fn issue(&self, host: &str) -> [String; 6] {
         self.issue_until(host, 4096)
     }
 
-    /// One that was good long ago.
+    /// Issues a certificate that has expired.
     pub fn expired(&self, host: &str) -> [String; 6] {
         self.issue_until(host, 2001)
     }

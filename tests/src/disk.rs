@@ -1,5 +1,5 @@
-//! The disk that each guest has: an ext4 file system on a qcow2 image, read and written by direct
-//! I/O while the guest is moved. Source and destination have the same image with file locking on, so
+//! The disk of each guest: an ext4 file system on a qcow2 image, read and written by direct I/O
+//! while the guest is moved. Source and destination use the same image with file locking on, so
 //! QEMU has to hand it over with the guest, and back.
 
 use crate::TestEnv;
@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Small: what is written is a few pages a second.
+/// A small disk: the guest writes a few pages a second.
 const CONTENT: DiskContent = DiskContent::FileSystem {
     mib: 24,
     blocks_mib: 4,
 };
-/// How long a QEMU may take to end in order. One whose main loop waits for a page of a broken
-/// post-copy never does.
+/// How long QEMU may take to quit. A QEMU whose main loop waits for a page of a broken post-copy
+/// never quits.
 const END: Duration = Duration::from_secs(20);
 
-/// A machine with a disk, and a guest that works with it, unless it has one already.
+/// Adds a disk, and a guest that works with it, unless the machine has a disk already.
 pub(crate) fn with_disk(env: &TestEnv, config: VmConfig) -> VmConfig {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if !config.disks().is_empty() {
@@ -29,7 +29,7 @@ pub(crate) fn with_disk(env: &TestEnv, config: VmConfig) -> VmConfig {
     config.file_system(Disk::new(image))
 }
 
-/// A destination for a guest of `source`, with the same disk.
+/// Configures a destination for a guest of `source`, with the same disk.
 pub(crate) fn with_disk_of(source: &VmConfig, config: VmConfig) -> VmConfig {
     match source.disks() {
         [disk] if config.disks().is_empty() => config.file_system(disk.clone()),
@@ -37,7 +37,7 @@ pub(crate) fn with_disk_of(source: &VmConfig, config: VmConfig) -> VmConfig {
     }
 }
 
-/// Ends the machine that has the guest, and checks what is on its disks.
+/// Ends the machine that runs the guest, and checks its disks.
 ///
 /// # Panics
 /// When a disk is damaged.
@@ -55,7 +55,7 @@ pub(crate) fn check_disks(vm: &Arc<Vm>, config: &VmConfig) {
     }
 }
 
-/// Whether it had the guest, and has ended by itself. One that cannot is killed.
+/// Whether it ran the guest and has quit. Kills it if it cannot quit.
 fn has_ended_in_order(vm: &Arc<Vm>) -> bool {
     if vm.exit_status().is_some() {
         return false;

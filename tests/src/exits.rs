@@ -1,15 +1,15 @@
-//! How the engines of a migration ended, and assertions about that.
+//! The exits of a migration's engines, and assertions about them.
 
 use crate::{Exit, JsonReport};
 
-/// How both engines ended.
+/// The exits of both engines.
 #[derive(Debug)]
 pub struct Exits {
     /// `hikkoshi migrate`.
     pub migrate: Exit,
     /// `hikkoshi receive`.
     pub receive: Exit,
-    /// The accounts that they wrote, if any.
+    /// Their JSON reports, if they wrote any.
     pub accounts: [Option<JsonReport>; 2],
 }
 
@@ -19,35 +19,38 @@ impl Exits {
         [self.migrate.code, self.receive.code]
     }
 
-    /// Asserts that the source ended with `code` and said each of `parts`.
+    /// Asserts that the source exited with `code` and printed each of `parts`.
     ///
     /// # Panics
-    /// When not.
+    /// When it did not.
     pub fn assert_source(&self, code: i32, parts: &[&str]) {
         self.migrate.assert(code, parts);
     }
 
-    /// Asserts that the destination ended with `code` and said each of `parts`.
+    /// Asserts that the destination exited with `code` and printed each of `parts`.
     ///
     /// # Panics
-    /// When not.
+    /// When it did not.
     pub fn assert_destination(&self, code: i32, parts: &[&str]) {
         self.receive.assert(code, parts);
     }
 }
 
 impl Exit {
-    /// Asserts that it ended with `code` and said each of `parts` on standard error.
+    /// Asserts that it exited with `code` and printed each of `parts` on standard error.
     ///
     /// # Panics
-    /// When not.
+    /// When it did not.
     pub fn assert(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");
         for part in parts {
-            assert!(self.stderr.contains(part), "{part:?} is not in {self:?}");
+            assert!(self.stderr.contains(part), "no {part:?} in {self:?}");
         }
         if code != 0 {
-            assert!(!self.stderr.trim().is_empty(), "it ended without a word");
+            assert!(
+                !self.stderr.trim().is_empty(),
+                "it failed without a message"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Harm done to a migration at one step after the other, and what must come of it.
+//! Faults injected at chosen steps of a migration, and their expected outcomes.
 
 use crate::{
     Breakpoint, Exits, FinishedMigration, Guest, MessageKind, MigrationPlan, TestEnv, Transport,
@@ -8,17 +8,17 @@ use crate::{
 use hikkoshi_lab::{VmConfig, Workload};
 use std::fmt;
 
-/// What happens to a migration. All of it before *commit*: the source's guest runs on, and can be
-/// moved later.
+/// A fault injected before *commit*: the guest must continue to run at the source, and can be moved
+/// later.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum InjectedFault {
-    /// All links break.
+    /// All links are cut.
     LinksCut,
-    /// `hikkoshi migrate` is killed, and its links end with it.
+    /// `hikkoshi migrate` is killed, which closes its links.
     SourceKilled,
-    /// `hikkoshi receive` is killed, and its links end with it.
+    /// `hikkoshi receive` is killed, which closes its links.
     DestinationKilled,
-    /// The destination's QEMU is killed, and the engines find out.
+    /// The destination's QEMU is killed, and the engines detect it.
     DestinationQemuKilled,
 }
 
@@ -33,18 +33,18 @@ impl fmt::Display for InjectedFault {
     }
 }
 
-/// A guest that has enough to do for a migration to be one, and leaves the processor to others.
+/// A guest that writes enough to make a migration take time, and leaves processor time to others.
 pub fn busy_guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(32).rate(10_000).option("every_ms", 200))
 }
 
-/// Does it at each of these moments of a migration by that mode: both sides must say where the
-/// guest is, and it must be there, sound. In the end the guest is moved.
+/// Injects the fault at each of these breakpoints. Both sides must report where the guest is, and
+/// the guest must be there and healthy. Migrates the guest in the end.
 ///
 /// # Panics
-/// When anything is not as it should be.
+/// When a check fails.
 pub fn inject_at_each(
-    harm: InjectedFault,
+    fault: InjectedFault,
     transport: Transport,
     steps: impl IntoIterator<Item = (&'static str, Breakpoint)>,
 ) {
@@ -53,16 +53,16 @@ pub fn inject_at_each(
     let mut last = "hybrid";
     for (mode, breakpoint) in steps {
         let plan = MigrationPlan::new(mode).transport(transport.clone());
-        let (exits, finished) = harm.done(&mut guest, plan, breakpoint);
-        harm.judge(&exits, breakpoint);
-        guest.assert_stayed(finished, &format!("{mode}, {harm} {breakpoint}"));
+        let (exits, finished) = fault.inject(&mut guest, plan, breakpoint);
+        fault.check_exits(&exits, breakpoint);
+        guest.assert_stayed(finished, &format!("{mode}, {fault} {breakpoint}"));
         last = mode;
     }
     guest.migrate(&MigrationPlan::new(last).transport(transport));
 }
 
 impl InjectedFault {
-    fn done(
+    fn inject(
         self,
         guest: &mut Guest<'_>,
         plan: MigrationPlan,
@@ -94,11 +94,11 @@ impl InjectedFault {
         migration.wait()
     }
 
-    fn judge(self, exits: &Exits, breakpoint: Breakpoint) {
+    fn check_exits(self, exits: &Exits, breakpoint: Breakpoint) {
         let at_source = "the guest runs on at the source";
         match self {
             Self::SourceKilled => assert_eq!(exits.migrate.code, None, "killed"),
-            // Not which of the calls on its process has failed for that.
+            // Which call on its process fails first is not defined.
             Self::DestinationQemuKilled => {
                 let ended = ["virtual machine (process ", ") has ended"];
                 exits.assert_source(1, &[at_source, ended[0], ended[1]]);
@@ -109,9 +109,9 @@ impl InjectedFault {
         match (self, breakpoint.kind) {
             (Self::DestinationKilled, _) => assert_eq!(exits.receive.code, None, "killed"),
             (Self::DestinationQemuKilled, _) => {}
-            // From its word on that it is ready the destination cannot know.
+            // After *ready*, the destination cannot know where the guest runs.
             (_, MessageKind::Ready) => exits.assert_destination(3, &["nothing of it is lost"]),
-            // It may have come to that word before it saw the end of its links.
+            // The destination may have sent *ready* before it noticed the closed links.
             (_, MessageKind::Switch)
                 if breakpoint.when == When::After && exits.receive.code == Some(3) =>
             {

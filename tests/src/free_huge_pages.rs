@@ -1,12 +1,12 @@
-//! What the host has left to make huge pages of.
+//! Memory of the host that is available for huge pages.
 
 use std::fs;
 
-/// Pages of 2 MiB that the kernel could give at once: the free pieces of memory (proc(5),
-/// `/proc/buddyinfo`) that are as large or larger. The first 16 MiB are not for guests.
+/// Pages of 2 MiB that the kernel could allocate at once: the free blocks of memory (proc(5),
+/// `/proc/buddyinfo`) of at least that size. The zone of the first 16 MiB is not used for guests.
 ///
 /// # Panics
-/// When the kernel does not tell.
+/// When the kernel does not provide the file.
 pub fn free_huge_pages() -> u64 {
     count(&fs::read_to_string("/proc/buddyinfo").unwrap())
 }
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_pieces_are_counted() {
+    fn large_free_blocks_are_counted() {
         let text = "\
 Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
 Node 0, zone    DMA32      1      2      4      2      5      4      3      4      5      3      7

@@ -1,4 +1,4 @@
-//! A guest that is moved about and asked how it is.
+//! A guest that is migrated and checked.
 
 use crate::disk::{check_disks, with_disk};
 use crate::migration::FinishedMigration;
@@ -9,7 +9,7 @@ use hikkoshi_lab::{Report, Vm, VmConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A guest, wherever it is. On drop its machine ends, and its disks are checked.
+/// A guest, on whichever machine it runs. On drop, the machine ends and its disks are checked.
 #[derive(Debug)]
 pub struct Guest<'a> {
     env: &'a TestEnv,
@@ -19,18 +19,18 @@ pub struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// Boots it, with a disk, and waits until its workload is at work.
+    /// Boots the guest, with a disk, and waits until its workload runs.
     ///
     /// # Panics
-    /// When it does not get there.
+    /// When it does not boot.
     pub fn boot(env: &'a TestEnv, config: VmConfig) -> Self {
         Self::boot_without_extra_disk(env, with_disk(env, config))
     }
 
-    /// The same without a disk, unless its configuration names one.
+    /// Boots the guest without a disk, unless its configuration has one.
     ///
     /// # Panics
-    /// When it does not get there.
+    /// When it does not boot.
     pub fn boot_without_extra_disk(env: &'a TestEnv, config: VmConfig) -> Self {
         let guest = Self::start(env, config);
         guest.vm.wait_ready().unwrap();
@@ -38,7 +38,7 @@ impl<'a> Guest<'a> {
         guest
     }
 
-    /// Starts its machine and waits for nothing.
+    /// Starts the machine without waiting for the guest.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -52,17 +52,17 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// The machine that it is in.
+    /// The machine that the guest runs on.
     pub fn vm(&self) -> &Arc<Vm> {
         &self.vm
     }
 
-    /// What its machine is like.
+    /// The machine's configuration.
     pub fn config(&self) -> &VmConfig {
         &self.config
     }
 
-    /// Sets out on a trip.
+    /// Starts a migration.
     ///
     /// # Panics
     /// When the destination or an engine cannot be started.
@@ -71,21 +71,21 @@ impl<'a> Guest<'a> {
         Migration::start(self.env, &self.vm, &self.config, plan, self.attempts)
     }
 
-    /// Moves it; both engines must report success, and the guest must be sound where it has
-    /// arrived.
+    /// Migrates the guest. Both engines must succeed, and the guest must be healthy at the
+    /// destination.
     ///
     /// # Panics
-    /// When anything is not as it should be.
+    /// When a check fails.
     pub fn migrate(&mut self, plan: &MigrationPlan) -> JsonReport {
         let (exits, finished) = self.start_migration(plan).wait();
         self.complete_migration(&exits, finished, "running")
     }
 
-    /// Moves into the destination, which must be in the state `state`, and checks everything
-    /// that must be so after a move; a running guest is asked how it is.
+    /// Checks the results of a migration that has succeeded, and continues on the destination,
+    /// which must be in state `state`. A running guest is checked, too.
     ///
     /// # Panics
-    /// When anything is not as it should be.
+    /// When a check fails.
     pub fn complete_migration(
         &mut self,
         exits: &Exits,
@@ -105,7 +105,7 @@ impl<'a> Guest<'a> {
         assert!(exits.migrate.stdout.contains(said[0]), "{exits:?}");
         assert!(exits.receive.stdout.contains(said[1]), "{exits:?}");
         let [Some(account), Some(there)] = &exits.accounts else {
-            panic!("an account is missing: {exits:?}");
+            panic!("a JSON report is missing: {exits:?}");
         };
         for account in [account, there] {
             account.check(mode, self.ram_mib());
@@ -119,7 +119,7 @@ impl<'a> Guest<'a> {
         assert_eq!(self.vm.status().unwrap(), "postmigrate");
         assert_eq!(finished.destination.status().unwrap(), state);
         for vm in [&self.vm, &finished.destination] {
-            eventually("without userfaultfd", || {
+            eventually("no userfaultfd", || {
                 let traces = QemuState::of(vm);
                 match traces.has_no_userfaultfd() {
                     true => Ok(()),
@@ -134,11 +134,11 @@ impl<'a> Guest<'a> {
         account.clone()
     }
 
-    /// Moves into the destination of an attempt that was interrupted: both engines that were there
-    /// last must report success, and nothing is left behind.
+    /// Continues on the destination of a migration that was interrupted and resumed. The last two
+    /// engines must have succeeded, and nothing may be left behind.
     ///
     /// # Panics
-    /// When anything is not as it should be.
+    /// When a check fails.
     pub fn complete_resumed_migration(
         &mut self,
         exits: &Exits,
@@ -150,11 +150,11 @@ impl<'a> Guest<'a> {
         self.move_to_destination(finished, what);
     }
 
-    /// Moves into the destination of an attempt that is over, whatever became of its engines:
-    /// nothing is left behind.
+    /// Continues on the destination of a migration that has ended, whatever the exits of its
+    /// engines. Nothing may be left behind.
     ///
     /// # Panics
-    /// When anything is not as it should be.
+    /// When a check fails.
     pub fn move_to_destination(&mut self, finished: FinishedMigration, what: &str) {
         let mut vms = vec![&finished.destination];
         if self.vm.exit_status().is_none() {
@@ -163,7 +163,7 @@ impl<'a> Guest<'a> {
         }
         assert_eq!(finished.destination.status().unwrap(), "running");
         for vm in vms {
-            eventually("without userfaultfd", || {
+            eventually("no userfaultfd", || {
                 let traces = QemuState::of(vm);
                 match traces.has_no_userfaultfd() {
                     true => Ok(()),
@@ -173,16 +173,18 @@ impl<'a> Guest<'a> {
         }
         self.vm = finished.destination;
         self.assert_healthy();
-        log(format!("{what}: moved after all, and is sound"));
+        log(format!(
+            "{what}: the guest is at the destination and healthy"
+        ));
     }
 
-    /// After an attempt that came to nothing: the guest runs on where it was and is sound, and
-    /// its QEMU is as it was before. The destination's QEMU ends.
+    /// Checks the results of a migration that has failed: the guest runs at the source and is
+    /// healthy, and its QEMU is unchanged. The destination's QEMU ends.
     ///
     /// # Panics
-    /// When anything is not as it should be.
+    /// When a check fails.
     pub fn assert_stayed(&mut self, finished: FinishedMigration, what: &str) {
-        eventually("running at the source", || {
+        eventually("the guest to run at the source", || {
             match self.vm.status().unwrap().as_str() {
                 "running" => Ok(()),
                 other => Err(other.to_owned()),
@@ -191,7 +193,7 @@ impl<'a> Guest<'a> {
         assert_ne!(
             finished.destination.status().unwrap_or_default(),
             "running",
-            "two guests"
+            "the guest runs twice"
         );
         finished.before.assert_unchanged(&self.vm);
         self.assert_healthy();
@@ -199,16 +201,18 @@ impl<'a> Guest<'a> {
         let lines = self.vm.console().since(finished.lines);
         assert!(
             lines.iter().all(|line| &*line.vm != there),
-            "the guest has run at the destination"
+            "the guest ran at the destination"
         );
-        log(format!("{what}: stayed, and is sound"));
+        log(format!(
+            "{what}: the guest stayed at the source and is healthy"
+        ));
         drop(finished);
     }
 
-    /// The workload goes on, every page is as it should be now, and no page was ever not.
+    /// Checks that the workload makes progress, and that no page is or was wrong.
     ///
     /// # Panics
-    /// When not.
+    /// When a page was wrong, or the workload has stopped.
     pub fn assert_healthy(&self) {
         self.wait_for_progress();
         let verdict = self.vm.sweep(LONG).unwrap();
@@ -224,12 +228,12 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Waits until the workload has made progress, here.
+    /// Waits until the workload has made progress on this machine.
     ///
     /// # Panics
     /// When it makes none.
     pub fn wait_for_progress(&self) {
-        // The first line may be about the time before now.
+        // The interval of the first report may have begun earlier.
         let mut lines = 0;
         let first = self.vm.console().len();
         self.vm
@@ -250,12 +254,12 @@ impl<'a> Guest<'a> {
                 _ => None,
             };
             self.vm
-                .wait_report("work with its disk", first, LONG, work)
+                .wait_report("work on the disk", first, LONG, work)
                 .unwrap();
         }
     }
 
-    /// Its memory, MiB, by its RAM files.
+    /// The size of its memory, MiB, from its RAM files.
     fn ram_mib(&self) -> u64 {
         let bytes: u64 = self
             .vm
@@ -266,7 +270,7 @@ impl<'a> Guest<'a> {
         bytes >> 20
     }
 
-    /// Goes on in that machine, to which it was brought by hand.
+    /// Continues on a machine to which the test has moved the guest.
     pub fn set_vm(&mut self, vm: Arc<Vm>) {
         self.vm = vm;
     }
@@ -274,22 +278,23 @@ impl<'a> Guest<'a> {
 
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
-        // A test that has failed says enough.
+        // A failed test has reported enough.
         if !std::thread::panicking() {
             check_disks(&self.vm, &self.config);
         }
     }
 }
 
-/// The guest does not run there. A QEMU whose main loop waits for a page of a broken post-copy
-/// says nothing at all; that it did not begin to run either is the watcher's to see.
+/// Asserts that the guest does not run there. A QEMU whose main loop waits for a page of a broken
+/// post-copy does not answer; [`SplitBrainWatcher`](crate::SplitBrainWatcher) checks that it has
+/// not started to run either.
 ///
 /// # Panics
-/// When it does.
+/// When it runs.
 pub fn assert_not_running(vm: &Arc<Vm>) {
     let (sender, status) = std::sync::mpsc::channel();
     let asked = Arc::clone(vm);
-    // Asked aside: the laboratory waits for an answer for much longer.
+    // On a separate thread, because the lab waits much longer for an answer.
     std::thread::spawn(move || drop(sender.send(asked.status())));
     if let Ok(Ok(status)) = status.recv_timeout(Duration::from_secs(3)) {
         assert_ne!(status, "running", "{}", vm.name());

@@ -1,116 +1,116 @@
-//! The account that `--json` writes, as the contract has it.
+//! The JSON report that `--json` writes, as documented in docs/json.md.
 
 use crate::{free_huge_pages, log};
 use serde::Deserialize;
 use std::fmt;
 
-/// What a migration cost.
+/// The JSON report of one engine.
 #[derive(Clone, Debug, Deserialize)]
 pub struct JsonReport {
     /// `precopy`, `postcopy` or `hybrid`.
     pub mode: String,
-    /// From beginning to end, ms.
+    /// From start to end, ms.
     pub total_ms: f64,
-    /// How long nobody ran, ms.
+    /// How long the guest did not run, ms.
     pub downtime_ms: f64,
     /// Pre-copy rounds.
     pub rounds: u32,
-    /// Whether pages followed the guest.
+    /// Whether pages were sent after the switchover.
     pub postcopy: bool,
-    /// By kind.
+    /// Pages by kind.
     pub pages: Pages,
-    /// By kind.
+    /// Bytes by kind.
     pub bytes: Bytes,
-    /// From fault to page.
+    /// Latency of page requests.
     pub request_latency_us: Latency,
-    /// The parts of it.
+    /// The stages of that latency.
     pub request_stages_us: Stages,
-    /// Requests whose times could not be noted.
+    /// Requests whose times were not recorded.
     pub unmeasured_requests: u64,
-    /// Who waited for pages.
+    /// Faults by thread.
     pub faults: Vec<ThreadFaults>,
-    /// What became of huge pages, where they were to be rebuilt.
+    /// Results of rebuilding huge pages, if requested.
     pub collapse: Option<Collapse>,
-    /// Requests for what was on its way already; the source's account of post-copy.
+    /// Requests for pages that were already in flight; in the source's report of post-copy.
     pub requests_under_way: Option<u64>,
-    /// Who waited for pages before the guest ran; the destination's account of post-copy.
+    /// Faults before the guest ran; in the destination's report of post-copy.
     pub faults_before_running: Option<Vec<ThreadFaults>>,
 }
 
-/// The parts of a request's time.
+/// The stages of a request's latency.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Stages {
-    /// Until it is asked for.
+    /// From the fault to the request.
     pub fault_to_request: Latency,
-    /// Until it is here.
+    /// From the request to the page.
     pub request_to_page: Latency,
-    /// Until the guest has it.
+    /// From the page to its installation.
     pub page_to_installed: Latency,
 }
 
 /// The faults of one thread.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ThreadFaults {
-    /// Its name.
+    /// The thread's name.
     pub thread: String,
-    /// Which virtual processor it is.
+    /// The number of the virtual processor, if the thread is one.
     pub vcpu: Option<u32>,
-    /// How many.
+    /// Number of faults.
     pub count: u64,
 }
 
-/// Transparent huge pages that were to be rebuilt.
+/// Transparent huge pages to rebuild.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Collapse {
-    /// Places that hold data.
+    /// Ranges that hold data.
     pub tried: u64,
-    /// Those that are huge pages now.
+    /// Ranges that are huge pages now.
     pub rebuilt: u64,
 }
 
 impl Collapse {
-    /// Asserts that something was rebuilt, of a host that had so many free pieces before it and has
-    /// some now. One that has too few for the guests beside it, too, cannot show it.
+    /// Asserts that at least one huge page was rebuilt, unless the host has too few free blocks of
+    /// memory: `before` is their number before the migration.
     ///
     /// # Panics
-    /// When nothing was.
+    /// When none was.
     pub fn assert_rebuilt(&self, before: u64) {
-        /// Of 2 MiB; what other tests may take meanwhile.
+        /// Free blocks of 2 MiB that are needed, including what other tests may use meanwhile.
         const ENOUGH: u64 = 256;
         let free = before.min(free_huge_pages());
         if self.rebuilt == 0 && free < ENOUGH {
             return log(format!(
-                "NOT TESTED: the host has {free} free pieces of memory for huge pages, less than \
+                "NOT TESTED: the host has {free} free blocks of memory for huge pages, less than \
                  {ENOUGH}, and none was rebuilt"
             ));
         }
-        assert!(self.rebuilt > 0, "{self:?}, {free} pieces free");
+        assert!(self.rebuilt > 0, "{self:?}, {free} blocks free");
     }
 }
 
 /// Pages by kind.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
 pub struct Pages {
-    /// With their content, before the switch.
+    /// Sent with content before the switchover.
     pub precopy: u64,
-    /// As a mark.
+    /// Sent as zero marks.
     pub zero: u64,
-    /// Asked for.
+    /// Sent on request.
     pub urgent: u64,
-    /// After the switch, not asked for.
+    /// Sent after the switchover without a request.
     pub background: u64,
-    /// In the guest.
+    /// All pages of the guest.
     pub guest: u64,
 }
 
 /// Bytes by kind.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
 pub struct Bytes {
-    /// Before the switch.
+    /// Before the switchover.
     pub precopy: u64,
-    /// Asked for.
+    /// Sent on request.
     pub urgent: u64,
-    /// After the switch, not asked for.
+    /// Sent after the switchover without a request.
     pub background: u64,
     /// Device state.
     pub device_state: u64,
@@ -119,7 +119,7 @@ pub struct Bytes {
 /// Times in µs.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Latency {
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
     /// Mean.
     pub mean: f64,
@@ -129,34 +129,33 @@ pub struct Latency {
     pub p99: f64,
     /// The longest.
     pub max: f64,
-    /// By powers of two.
+    /// Counts by powers of two.
     pub histogram: Vec<Bucket>,
 }
 
-/// One bar of a histogram.
+/// One bucket of a histogram.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Bucket {
     /// Upper bound, µs.
     pub le_us: u64,
-    /// How many.
+    /// Number of requests.
     pub count: u64,
 }
 
 impl JsonReport {
-    /// Reads what `--json` wrote: one object, one line.
+    /// Parses a JSON report: one object in one line.
     ///
     /// # Panics
-    /// When it is not that.
+    /// When it is not valid.
     pub fn read(json: &str) -> Self {
         assert_eq!(json.trim_end().lines().count(), 1, "one object: {json}");
         serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
     }
 
-    /// Checks what must be so in every account of a guest with `mib` MiB of memory moved by
-    /// `mode`.
+    /// Checks the invariants of every report for a guest with `mib` MiB of memory, moved by `mode`.
     ///
     /// # Panics
-    /// When it is not so.
+    /// When a check fails.
     pub fn check(&self, mode: &str, mib: u64) {
         let (pages, bytes, latency) = (&self.pages, &self.bytes, &self.request_latency_us);
         assert_eq!(self.mode, mode);

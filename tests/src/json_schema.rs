@@ -1,29 +1,30 @@
-//! Compares what the program writes with `docs/json.schema.json`.
+//! Checks the program's output against `docs/json.schema.json`.
 //!
-//! It knows the part of JSON Schema that this file uses, and refuses any other keyword. A complete
+//! Supports the part of JSON Schema that this file uses, and fails on any other keyword. A complete
 //! validator takes minutes to compile.
 
 use serde_json::Value;
 
-/// The schema that the project publishes.
+/// The published schema.
 #[derive(Debug)]
 pub struct JsonSchema(Value);
 
 impl JsonSchema {
-    /// Reads it.
+    /// Reads the published schema.
     ///
     /// # Panics
-    /// When it is not there.
+    /// When the file does not exist.
     pub fn published() -> Self {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.schema.json");
         let text = std::fs::read_to_string(path).unwrap();
         Self(serde_json::from_str(&text).unwrap())
     }
 
-    /// Asserts that each line of `text` is a line of standard error, and gives the last one's end.
+    /// Asserts that each line of `text` is valid on standard error, and returns the `end` object of
+    /// the last one.
     ///
     /// # Panics
-    /// When one is not, or the last one does not tell the end.
+    /// When a line is not valid, or the last one has no `end`.
     pub fn end_of(&self, text: &str) -> Value {
         let mut last = Value::Null;
         for line in text.lines() {
@@ -34,7 +35,7 @@ impl JsonSchema {
         last["end"].take()
     }
 
-    /// Asserts that `text` is JSON of that definition, and gives it.
+    /// Asserts that `text` is valid JSON of that definition, and returns it.
     ///
     /// # Panics
     /// When it is not.
@@ -53,7 +54,7 @@ impl JsonSchema {
                 "$ref" => {
                     let path = wanted.as_str().and_then(|path| path.strip_prefix('#'));
                     let to = path.and_then(|path| self.0.pointer(path));
-                    self.check(to.ok_or("a reference to nothing")?, value)?;
+                    self.check(to.ok_or("a reference that does not resolve")?, value)?;
                     true
                 }
                 "oneOf" => {
@@ -80,7 +81,9 @@ impl JsonSchema {
                     wanted == false && names.into_iter().all(|name| known.get(name).is_some())
                 }
                 "properties" => {
-                    for (name, schema) in wanted.as_object().ok_or("properties are an object")? {
+                    for (name, schema) in
+                        wanted.as_object().ok_or("properties must be an object")?
+                    {
                         if let Some(value) = value.get(name) {
                             self.check(schema, value)
                                 .map_err(|why| format!("{name}: {why}"))?;
@@ -94,7 +97,7 @@ impl JsonSchema {
                     }
                     true
                 }
-                other => return Err(format!("the schema's keyword {other} is not known here")),
+                other => return Err(format!("keyword {other} is not supported")),
             };
             if !holds {
                 return Err(format!("{value} is not {keyword} {wanted}"));
@@ -122,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_found() {
+    fn invalid_values_are_found() {
         let schema = JsonSchema::published();
         let fits = |definition: &str, value: &Value| {
             schema.check(&schema.0["$defs"][definition], value).is_ok()

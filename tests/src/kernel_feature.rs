@@ -1,4 +1,4 @@
-//! Older kernels, as a program sees them: a system call that they do not have fails.
+//! Simulates older kernels: system calls of missing features fail.
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -6,18 +6,18 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// What a kernel lacks.
+/// A kernel feature that can be disabled.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum KernelFeature {
-    /// userfaultfd altogether: no system call (`ENOSYS`), and a device that makes none.
+    /// userfaultfd altogether: no system call (`ENOSYS`), and a device that creates none.
     Userfault,
-    /// The features that are asked for: `UFFDIO_API` refuses them (`EINVAL`).
+    /// The userfaultfd features: `UFFDIO_API` rejects them (`EINVAL`).
     UserfaultFeatures,
     /// `PAGEMAP_SCAN` (`ENOTTY`, as before Linux 6.7).
     PagemapScan,
 }
 
-// asm-generic/unistd.h has other numbers; the laboratory is for x86-64.
+// Numbers for x86-64, the only architecture of the lab; asm-generic/unistd.h has others.
 const SYS_USERFAULTFD: i64 = 323;
 const SYS_IOCTL: i64 = 16;
 
@@ -31,12 +31,13 @@ const ENOTTY: u32 = 25;
 const ENOSYS: u32 = 38;
 
 impl KernelFeature {
-    /// Does something on such a kernel: programs that are started meanwhile stay on it.
+    /// Runs `work` without this feature; programs started by it do not have the feature either.
     ///
     /// # Panics
-    /// When there are no filters for system calls here.
+    /// When the kernel does not support seccomp filters.
     pub fn run_without<T: Send>(self, work: impl FnOnce() -> T + Send) -> T {
-        // A filter is its thread's and its descendants', and for good: hence a thread of its own.
+        // A filter cannot be removed from a thread and its descendants, so `work` runs on a
+        // separate thread.
         std::thread::scope(|scope| {
             let filtered = scope.spawn(move || {
                 match self {
@@ -54,8 +55,8 @@ impl KernelFeature {
     }
 }
 
-/// From now on this thread's system call `number` (with `request` as its second argument, if
-/// given) fails with `errno`.
+/// Makes this thread's system call `number` fail with `errno`, if `request` is its second argument
+/// or not given.
 fn refuse(number: i64, request: Option<u64>, errno: u32) {
     let rules = request.map(|request| {
         let same = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, request);

@@ -1,37 +1,39 @@
-//! End-to-end tests: real QEMU processes, moved by the program that ships.
+//! End-to-end tests: real QEMU processes, migrated by the release build of the program.
 //!
 //! # Model
 //!
-//! A [`TestEnv`] is one test's turn on the machine and its laboratory. A [`Guest`] is a test guest
-//! that knows where it is; [`Guest::start_migration`] starts everything that one [`MigrationPlan`] takes (a fresh
-//! destination, `hikkoshi receive`, `hikkoshi migrate`, and a [`Relay`] between them if asked for)
-//! and gives an [`Migration`]. What came of it is judged by the guest itself: [`Guest::complete_migration`] and
-//! [`Guest::assert_stayed`] have it work and check every page, and see that nothing was left behind in
-//! QEMU ([`QemuState`]).
+//! A [`TestEnv`] is one test's slot on the host and its lab folder. A [`Guest`] is a test guest
+//! that tracks the machine it runs on. [`Guest::start_migration`] starts everything that a
+//! [`MigrationPlan`] needs (a fresh destination, `hikkoshi receive`, `hikkoshi migrate`, and
+//! optionally a [`Relay`] between them) and returns a [`Migration`]. The guest itself verifies the
+//! result: [`Guest::complete_migration`] and [`Guest::assert_stayed`] make it work and check every
+//! page. They also check that nothing was left behind in QEMU ([`QemuState`]).
 //!
-//! During every attempt a [`SplitBrainWatcher`] looks at both QEMUs: at no instant may both guests run.
+//! During every migration a [`SplitBrainWatcher`] checks that the guest never runs in both QEMUs at
+//! once.
 //!
-//! What is done to a migration at one step after the other, and what must come of it, is a
-//! [`InjectedFault`]. A [`KernelFeature`] makes the kernel an older one.
+//! An [`InjectedFault`] is a fault at a chosen step of a migration, with its expected outcome. A
+//! [`KernelFeature`] can be disabled to simulate an older kernel.
 //!
-//! A [`PacketCapture`] sees every packet between two hosts; an [`CertificateAuthority`] vouches for them.
+//! A [`PacketCapture`] sees every packet between two hosts. A [`CertificateAuthority`] issues their
+//! certificates.
 //!
-//! Each guest that is booted has a disk with a file system, which it works with by direct I/O; when
-//! its test is over, image, file system and pages are checked ([`Guest`]).
+//! Each guest that is booted has a disk with a file system, which it uses by direct I/O. At the end
+//! of its test, image, file system and pages are checked ([`Guest`]).
 //!
-//! A [`Relay`] stands between the two engines, understands what they say to one another (unless it
-//! is encrypted), and at a chosen [`Breakpoint`] cuts every link, or holds its breath until the test
-//! has killed somebody.
+//! A [`Relay`] connects the two engines and parses their messages (unless the links are encrypted).
+//! At a chosen [`Breakpoint`] it cuts every link, or holds the messages until the test has injected
+//! a fault.
 //!
-//! A [`FaultDrill`] interrupts the same migration again and again at random moments, and keeps count of
-//! how long the guest waited.
+//! A [`FaultDrill`] interrupts the same migration repeatedly at random times, and records how long
+//! the guest waited.
 //!
 //! # Rules
 //!
-//! - Nothing is asserted about how long something takes; time-outs only end what hangs.
-//! - The destination of one trip is the source of the next, and a guest that stayed is tried
-//!   again: booting costs more than moving.
-//! - Each attempt is told in a line on standard output, captured by nobody.
+//! - Tests assert nothing about durations; time-outs only end a test that hangs.
+//! - The destination of one migration is the source of the next, and a guest that stayed is
+//!   migrated again, because booting costs more than migrating.
+//! - Each migration is logged in a line on standard output, which the test runner does not capture.
 //!
 //! # What is missing
 //!
@@ -88,5 +90,5 @@ pub use unique_address::{unique_address, unique_host};
 
 use std::time::Duration;
 
-/// Only ends what hangs: a slow machine that does something else as well is tens of times slower.
+/// Time limit that only ends a test that hangs: a slow and busy machine is tens of times slower.
 pub const LONG: Duration = Duration::from_secs(240);

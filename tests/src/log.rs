@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-/// Tells a line, with the test's name, past the test harness's capture: what was moved and how it
-/// went is of interest when all is well, too.
+/// Prints a line with the test's name, not captured by the test runner: results are of interest for
+/// successful tests, too.
 pub fn log(text: impl AsRef<str>) {
     let thread = std::thread::current();
     let line = format!("    {}: {}\n", thread.name().unwrap_or("?"), text.as_ref());

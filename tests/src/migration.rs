@@ -1,4 +1,4 @@
-//! One attempt to move a guest, with everything that takes part in it.
+//! A running migration: both engines, both QEMUs, and the relay.
 
 use crate::disk::with_disk_of;
 use crate::{
@@ -22,7 +22,7 @@ pub enum Side {
     Destination,
 }
 
-/// The address in a line about where somebody listens.
+/// The address in a message that says where the engine listens.
 ///
 /// # Panics
 /// When there is none.
@@ -31,7 +31,7 @@ pub fn address_in(line: &str) -> &str {
     address.split([',', ' ']).next().unwrap()
 }
 
-/// Both engines at work.
+/// A running migration.
 #[derive(Debug)]
 pub struct Migration {
     /// `hikkoshi migrate`.
@@ -40,21 +40,21 @@ pub struct Migration {
     pub receive: Program,
     /// The destination's QEMU.
     pub destination: Arc<Vm>,
-    /// What is between them.
+    /// The relay between the engines.
     relay: Option<Relay>,
     pub(crate) plan: MigrationPlan,
     pub(crate) number: u32,
     pub(crate) before: QemuState,
-    /// Lines on the guest's console when it began.
+    /// Number of lines on the guest's console at the start.
     pub(crate) lines: usize,
     watcher: SplitBrainWatcher,
     accounts: [PathBuf; 2],
     listen_address: String,
     source: Arc<Vm>,
     journals: [PathBuf; 2],
-    /// Somebody who may read the RAM files of both QEMUs, as everybody may, has
-    /// locked them.
-    _stranger: Vec<File>,
+    /// The RAM files of both QEMUs, locked by a third party, as every process that can read them
+    /// may do.
+    _ram_locks: Vec<File>,
 }
 
 impl Migration {
@@ -83,7 +83,7 @@ impl Migration {
         let destination = Arc::new(destination);
         let before = QemuState::of(source);
         let ram = source.ram_files().iter().chain(destination.ram_files());
-        let stranger = ram.filter_map(|path| locked(path)).collect();
+        let ram_locks = ram.filter_map(|path| locked(path)).collect();
         let at = |name: &str| env.folder().join(format!("{name}{number}"));
         let accounts = [at("migrate.json"), at("receive.json")];
         let listen = match &plan.transport {
@@ -117,14 +117,14 @@ impl Migration {
         let listen_address = address_in(&line);
 
         let relay = plan.relay.then(|| {
-            let door = at("relay");
-            let door = (plan.transport == Transport::Unix).then_some(door.as_path());
+            let socket = at("relay");
+            let socket = (plan.transport == Transport::Unix).then_some(socket.as_path());
             Relay::start(
-                door,
+                socket,
                 listen_address,
                 plan.is_encrypted(),
                 plan.breakpoint,
-                plan.slow,
+                plan.delay,
             )
         });
         let address = relay
@@ -161,15 +161,15 @@ impl Migration {
             listen_address: listen_address.to_owned(),
             source: Arc::clone(source),
             journals,
-            _stranger: stranger,
+            _ram_locks: ram_locks,
         }
     }
 
-    /// Starts `hikkoshi receive --resume` in place of the engine that has ended or was killed, and
-    /// waits until it listens, where the other one did. No relay is between it and the source.
+    /// Starts `hikkoshi receive --resume` in place of the engine that has exited or was killed, and
+    /// waits until it listens, at the same address. There is no relay between it and the source.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not listen.
     pub fn resume_receive(&mut self, with: &[&str]) {
         self.start_receive_resume(with);
         let line = self.receive.wait_stderr("waiting for its source at ");
@@ -179,7 +179,7 @@ impl Migration {
             .clone_into(&mut self.listen_address);
     }
 
-    /// The same without waiting.
+    /// Starts `hikkoshi receive --resume` without waiting.
     pub fn start_receive_resume(&mut self, with: &[&str]) {
         let mut receive = self.plan.hikkoshi(false);
         receive.args([
@@ -199,12 +199,12 @@ impl Migration {
         self.receive = Program::start("receive --resume", receive);
     }
 
-    /// From now on the destination listens, and the source comes, there.
+    /// Sets the address at which resumed engines meet.
     pub fn set_address(&mut self, address: &str) {
         address.clone_into(&mut self.listen_address);
     }
 
-    /// Starts `hikkoshi migrate --resume` in place of the engine that has ended or was killed.
+    /// Starts `hikkoshi migrate --resume` in place of the engine that has exited or was killed.
     pub fn resume_migrate(&mut self, with: &[&str]) {
         let mut migrate = self.plan.hikkoshi(true);
         migrate.args(["migrate", "--resume", &self.listen_address, "--qmp"]);
@@ -218,12 +218,12 @@ impl Migration {
         self.migrate = Program::start("migrate --resume", migrate);
     }
 
-    /// Where both engines keep their journals, the source's first.
+    /// The journal folders of both engines, the source's first.
     pub fn journal_folders(&self) -> &[PathBuf; 2] {
         &self.journals
     }
 
-    /// Journals that are there.
+    /// The existing journals.
     ///
     /// # Panics
     /// When a folder cannot be read.
@@ -253,25 +253,26 @@ impl Migration {
         &self.source
     }
 
-    /// Whether an engine has ended because the guest has all of its pages.
+    /// Whether an engine has exited successfully, because the guest has all of its pages.
     pub fn has_succeeded(&mut self) -> bool {
         [&mut self.migrate, &mut self.receive]
             .into_iter()
             .any(|engine| engine.has_exited() && engine.wait().code == Some(0))
     }
 
-    /// Waits until the engine of that side has said so many lines with `part` in them; whether it
-    /// has. It never will when the migration is over before, as [`Migration::finish_after_success`] then shows.
+    /// Waits until the engine of that side has printed this many lines with `part` in them, and
+    /// returns true. Returns false if the migration succeeds first; see
+    /// [`Migration::finish_after_success`].
     ///
     /// # Panics
-    /// When an engine ends otherwise, or it has not in a long time.
+    /// When an engine exits with an error, or after a long time.
     pub fn wait_stderr_or_success(&mut self, side: Side, part: &str, times: usize) -> bool {
         let deadline = Instant::now() + LONG;
         loop {
             let mut over = false;
             for engine in [&mut self.migrate, &mut self.receive] {
                 if engine.has_exited() {
-                    // With this all that it has said is known.
+                    // After this, all of its output is known.
                     engine.wait().assert(0, &[]);
                     over = true;
                 }
@@ -288,7 +289,7 @@ impl Migration {
             }
             assert!(
                 Instant::now() < deadline,
-                "{side:?}: not {part:?} {times} times; migrate: {}; receive: {}",
+                "{side:?}: did not print {part:?} {times} times; migrate: {}; receive: {}",
                 self.migrate.stderr(),
                 self.receive.stderr()
             );
@@ -296,11 +297,11 @@ impl Migration {
         }
     }
 
-    /// Ends a migration of which an engine knows already that it is over, wherever the other one
-    /// is: both are killed, and what their journals lead to is that the guest has all of its pages.
+    /// Ends a migration that has succeeded on at least one side. Kills both engines; resuming from
+    /// their journals must show that the guest has all of its pages.
     ///
     /// # Panics
-    /// When it is not over.
+    /// When the migration has not succeeded.
     pub fn finish_after_success(&mut self) {
         self.migrate.kill();
         self.receive.kill();
@@ -314,19 +315,19 @@ impl Migration {
         }
         if destination {
             if !source {
-                // Its source does not come any more. It stays if it lacks a page.
+                // Its source is gone. It continues to wait only if a page is missing.
                 self.receive.interrupt();
             }
             self.receive.wait().assert(0, &[]);
         }
         assert_eq!(self.have_journals(), [false; 2]);
         for account in &self.accounts {
-            // One that was killed may have written half of it.
+            // An engine that was killed may have written part of it.
             let _ = std::fs::remove_file(account);
         }
     }
 
-    /// Tries once more with the same destination, and no relay.
+    /// Starts `hikkoshi migrate` again with the same destination, without the relay.
     pub fn retry_migrate(&mut self, source: &Vm) {
         let mut migrate = Command::new(hikkoshi());
         self.plan.migrate(
@@ -339,7 +340,7 @@ impl Migration {
         self.migrate = Program::start("migrate", migrate);
     }
 
-    /// Where the destination listens.
+    /// The address that the destination listens at.
     pub fn listen_address(&self) -> &str {
         &self.listen_address
     }
@@ -352,27 +353,27 @@ impl Migration {
         self.relay.as_ref().unwrap()
     }
 
-    /// Waits for the moment at which the relay holds.
+    /// Waits until the relay holds at its breakpoint.
     ///
     /// # Panics
-    /// When it does not come.
+    /// When the breakpoint is not reached.
     pub fn wait_held(&self) {
         assert!(
             self.relay().wait_reached(LONG),
-            "the moment did not come; migrate: {}; receive: {}",
+            "breakpoint not reached; migrate: {}; receive: {}",
             self.migrate.stderr(),
             self.receive.stderr()
         );
     }
 
-    /// Waits for the source to end. A destination whose source went away before it was let in
-    /// waits for another one: it is sent home.
+    /// Waits for the source to exit. A destination that had not accepted the source waits for
+    /// another one; it is interrupted.
     ///
     /// # Panics
-    /// When one does not end.
+    /// When one does not exit.
     pub fn wait_for_source_first(mut self) -> (Exits, FinishedMigration) {
         self.migrate.wait();
-        eventually("the destination has ended or waits again", || {
+        eventually("the destination to exit or to wait again", || {
             let said = self.receive.stderr();
             match self.receive.has_exited() || said.contains("refused a guest") {
                 true => Ok(()),
@@ -385,24 +386,24 @@ impl Migration {
         self.wait()
     }
 
-    /// Waits for both engines to end.
+    /// Waits for both engines to exit.
     ///
     /// # Panics
-    /// When they do not, when two guests ran, or when the moment asked for never came.
+    /// When they do not, when the guest ran twice, or when the breakpoint was not reached.
     pub fn wait(mut self) -> (Exits, FinishedMigration) {
         let migrate = self.migrate.wait();
         let receive = self.receive.wait();
         if let Some((breakpoint, _)) = self.plan.breakpoint {
             assert!(
                 self.relay().reached(),
-                "there was no moment {breakpoint}: {migrate:?} {receive:?}"
+                "breakpoint not reached: {breakpoint}: {migrate:?} {receive:?}"
             );
         }
         self.watcher.finish();
         let accounts = self.accounts.map(|path| {
             let text = std::fs::read_to_string(path).ok()?;
             let written = JsonSchema::published().assert("file", &text);
-            // Why there is none.
+            // A file with an error has no report.
             written["error"].is_null().then(|| JsonReport::read(&text))
         });
         let exits = Exits {
@@ -422,27 +423,27 @@ impl Migration {
     }
 }
 
-/// What is left when both engines have ended.
+/// A migration whose engines have exited.
 #[derive(Debug)]
 pub struct FinishedMigration {
     /// The destination's QEMU.
     pub destination: Arc<Vm>,
     pub(crate) plan: MigrationPlan,
     pub(crate) number: u32,
-    /// The source's QEMU before it all.
+    /// The state of the source's QEMU before the migration.
     pub before: QemuState,
     pub(crate) lines: usize,
     _relay: Option<Relay>,
 }
 
-/// A RAM file, if it is there still, locked unless it is locked already.
+/// Opens and locks a RAM file if it exists; ignores a lock of another process.
 fn locked(path: &Path) -> Option<File> {
     let file = File::open(path).ok()?;
     let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
     Some(file)
 }
 
-/// Journals in that folder.
+/// The journals in that folder.
 fn journals_in(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).unwrap();
     let names = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned());

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What the guest may be stopped for in pre-copy, ms, unless a test says otherwise: enough for the
-/// dirty pages of every guest here on a machine that sends a tenth of what others do. (It is sent
-/// rounds as long as they make the downtime shorter, whatever is allowed.)
-const PATIENT: &str = "5000";
+/// Downtime limit of pre-copy, ms, unless a test sets another: enough for the dirty pages of every
+/// guest here on a machine ten times slower than others. (Pre-copy continues with further rounds as
+/// long as they reduce the downtime, whatever the limit.)
+const MAX_DOWNTIME_MS: &str = "5000";
 
-/// What the links are.
+/// The transport of the links.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Transport {
     /// Unix sockets.
@@ -19,11 +19,11 @@ pub enum Transport {
     Unix,
     /// TCP on loopback.
     Tcp,
-    /// TCP between two network namespaces, to that address, in plain text.
+    /// TCP between two network namespaces, to that address, without encryption.
     Address(String),
-    /// That address, with TLS by the invitation that the destination shows.
+    /// TLS to that address, with the invitation that the destination prints.
     Invitation(String),
-    /// That address, with TLS by certificates that the other arguments name.
+    /// TLS to that address, with certificates given by other arguments.
     Tls(String),
 }
 
@@ -39,7 +39,7 @@ pub struct MigrationPlan {
     pub(crate) destination: Option<VmConfig>,
     pub(crate) relay: bool,
     pub(crate) json: Option<&'static str>,
-    pub(crate) slow: Option<(MessageKind, Duration)>,
+    pub(crate) delay: Option<(MessageKind, Duration)>,
     migrate_launcher: Vec<String>,
     receive_launcher: Vec<String>,
     pub(crate) receive_args: Vec<String>,
@@ -49,7 +49,7 @@ pub struct MigrationPlan {
 }
 
 impl MigrationPlan {
-    /// By `precopy`, `postcopy` or `hybrid`, over unix sockets.
+    /// A migration by `precopy`, `postcopy` or `hybrid`, over unix sockets.
     pub fn new(mode: &'static str) -> Self {
         Self {
             mode,
@@ -57,21 +57,21 @@ impl MigrationPlan {
         }
     }
 
-    /// The same by another mode.
+    /// Changes the mode.
     #[must_use]
     pub fn with_mode(mut self, mode: &'static str) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Over these links.
+    /// Sets the transport.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
         self
     }
 
-    /// More arguments for `hikkoshi migrate`.
+    /// Adds arguments for `hikkoshi migrate`.
     #[must_use]
     pub fn migrate_args(mut self, arguments: &[&str]) -> Self {
         self.arguments
@@ -79,35 +79,35 @@ impl MigrationPlan {
         self
     }
 
-    /// To that QEMU.
+    /// Sets the QEMU version of the destination.
     #[must_use]
     pub fn destination_version(mut self, version: QemuVersion) -> Self {
         self.version = Some(version);
         self
     }
 
-    /// To a destination like this one instead of one like the source.
+    /// Sets the destination's configuration; default: the source's.
     #[must_use]
     pub fn destination_config(mut self, config: VmConfig) -> Self {
         self.destination = Some(config);
         self
     }
 
-    /// With the source's account on its standard output.
+    /// Writes the source's JSON report to its standard output.
     #[must_use]
     pub fn json_to_stdout(mut self) -> Self {
         self.json = Some("-");
         self
     }
 
-    /// With the source's account in a place where nothing can be written.
+    /// Writes the source's JSON report to a path that cannot be written.
     #[must_use]
     pub fn json_to_unwritable_path(mut self) -> Self {
         self.json = Some("/proc/nowhere/account.json");
         self
     }
 
-    /// With a relay that cuts all links at a moment.
+    /// Adds a relay that cuts all links at a breakpoint.
     #[must_use]
     pub fn cut_at(mut self, at: Breakpoint) -> Self {
         self.breakpoint = Some((at, RelayAction::Cut));
@@ -115,7 +115,7 @@ impl MigrationPlan {
         self
     }
 
-    /// With a relay that ends all links at a moment; new ones come about.
+    /// Adds a relay that closes all links at a breakpoint, and accepts new ones.
     #[must_use]
     pub fn reset_at(mut self, at: Breakpoint) -> Self {
         self.breakpoint = Some((at, RelayAction::Reset));
@@ -123,7 +123,7 @@ impl MigrationPlan {
         self
     }
 
-    /// With a relay that holds at a moment.
+    /// Adds a relay that holds messages at a breakpoint.
     #[must_use]
     pub fn hold_at(mut self, at: Breakpoint) -> Self {
         self.breakpoint = Some((at, RelayAction::Hold));
@@ -131,36 +131,36 @@ impl MigrationPlan {
         self
     }
 
-    /// With a relay on which each message of that kind takes so much longer.
+    /// Adds a relay that delays each message of that kind.
     #[must_use]
-    pub fn delay(mut self, kind: MessageKind, longer: Duration) -> Self {
-        self.slow = Some((kind, longer));
+    pub fn delay(mut self, kind: MessageKind, duration: Duration) -> Self {
+        self.delay = Some((kind, duration));
         self.relay = true;
         self
     }
 
-    /// With engines that retry for as long as they do by default.
+    /// Uses the engines' default retry time.
     #[must_use]
     pub fn default_retry(mut self) -> Self {
         self.default_retry = true;
         self
     }
 
-    /// With a relay that does nothing unasked.
+    /// Adds a relay that only passes messages on.
     #[must_use]
     pub fn with_relay(mut self) -> Self {
         self.relay = true;
         self
     }
 
-    /// The engines run in these namespaces, the destination's QEMU too.
+    /// Runs the engines in these namespaces, and the destination's QEMU, too.
     #[must_use]
     pub fn between_namespaces(mut self, source: &Namespace, destination: &Namespace) -> Self {
         self.hosts = Some((source.clone(), destination.clone()));
         self
     }
 
-    /// More arguments for `hikkoshi receive`.
+    /// Adds arguments for `hikkoshi receive`.
     #[must_use]
     pub fn receive_args(mut self, arguments: &[&str]) -> Self {
         self.receive_args
@@ -168,35 +168,35 @@ impl MigrationPlan {
         self
     }
 
-    /// With `hikkoshi receive` started by these words, such as `unshare --mount sh -c …`.
+    /// Sets a command that starts `hikkoshi receive`, such as `unshare --mount sh -c …`.
     #[must_use]
     pub fn receive_launcher(mut self, words: &[&str]) -> Self {
         self.receive_launcher = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
-    /// With `hikkoshi migrate` started by these words.
+    /// Sets a command that starts `hikkoshi migrate`.
     #[must_use]
     pub fn migrate_launcher(mut self, words: &[&str]) -> Self {
         self.migrate_launcher = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
-    /// With a destination whose engine runs on a kernel that lacks something.
+    /// Runs the destination's engine without a kernel feature.
     #[must_use]
     pub fn receive_without_feature(mut self, feature: KernelFeature) -> Self {
         self.receive_without_feature = Some(feature);
         self
     }
 
-    /// With both engines' journals in these folders, the source's first.
+    /// Sets the journal folders of both engines, the source's first.
     #[must_use]
     pub fn journals_at(mut self, source: &Path, destination: &Path) -> Self {
         self.journals = [source, destination].map(|folder| Some(folder.to_owned()));
         self
     }
 
-    /// `hikkoshi`, on the host of that side, started by what it is to be started by.
+    /// The command for `hikkoshi` on the host of that side, with its launcher.
     pub(crate) fn hikkoshi(&self, source: bool) -> Command {
         let by = if source {
             &self.migrate_launcher
@@ -217,18 +217,18 @@ impl MigrationPlan {
         command
     }
 
-    /// Whether its links are beyond one machine, and not encrypted.
+    /// Whether the links are unencrypted and go beyond one machine.
     pub(crate) fn is_plaintext(&self) -> bool {
         matches!(self.transport, Transport::Address(_))
     }
 
-    /// Whether its links are TLS.
+    /// Whether the links use TLS.
     pub(crate) fn is_encrypted(&self) -> bool {
         matches!(self.transport, Transport::Invitation(_) | Transport::Tls(_))
     }
 
-    /// Tests look at what comes of a lost link, so that engines leave at once unless they are told
-    /// not to. In pre-copy that is the default.
+    /// The retry arguments. Tests check the behaviour after a lost link, so engines exit at once
+    /// unless the test sets another value. In pre-copy that is the default.
     pub(crate) fn retries(&self, given: &[String]) -> &'static [&'static str] {
         let told = given.iter().any(|a| a.starts_with("--retry-for"));
         if told || self.mode == "precopy" || self.default_retry {
@@ -238,7 +238,7 @@ impl MigrationPlan {
         }
     }
 
-    /// `hikkoshi`'s arguments at the source, but for the account.
+    /// Adds `hikkoshi`'s arguments at the source, except those for the JSON report.
     pub(crate) fn migrate(
         &self,
         command: &mut Command,
@@ -248,7 +248,7 @@ impl MigrationPlan {
     ) {
         command.args(["migrate", "--mode", self.mode]);
         match self.transport {
-            // The invitation itself comes on standard input.
+            // The invitation itself is passed on standard input.
             Transport::Invitation(_) => command.args(["--to", "-"]),
             _ => command.arg(address),
         };
@@ -258,7 +258,7 @@ impl MigrationPlan {
         command.args(&self.arguments);
         command.args(self.retries(&self.arguments));
         if !self.arguments.iter().any(|a| a == "--max-downtime") {
-            command.args(["--max-downtime", PATIENT]);
+            command.args(["--max-downtime", MAX_DOWNTIME_MS]);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Somebody who listens on the line.
+//! Captures packets, and searches them for the guest's memory.
 
 use hikkoshi_lab::Namespace;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketType, recv, socket, sockopt};
@@ -8,30 +8,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Every protocol, in network order (`ETH_P_ALL`, `linux/if_ether.h`).
+/// Every protocol, in network byte order (`ETH_P_ALL`, `linux/if_ether.h`).
 const ALL: u32 = 3 << 8;
 
-/// Words of a page's filling that have to follow each other: by chance they do not.
+/// Number of consecutive filling words that identify a page; they do not occur by chance.
 const ENOUGH: usize = 8;
 
-/// Copies every packet in a namespace, and looks for the guest's memory in it.
+/// Captures every packet in a namespace, and searches it for the guest's memory.
 #[derive(Debug)]
 pub struct PacketCapture {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Captured>,
 }
 
-/// What came by.
+/// The result of a capture.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Captured {
-    /// In all packets, headers included.
+    /// Bytes of all packets, including headers.
     pub bytes: u64,
-    /// Packets in which a page that the guest has stamped can be read.
+    /// Packets that contain the filling of a page.
     pub pages: u64,
 }
 
 impl PacketCapture {
-    /// Begins to listen.
+    /// Starts to capture.
     ///
     /// # Panics
     /// When the kernel does not allow it.
@@ -53,7 +53,7 @@ impl PacketCapture {
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut heard = Captured::default();
-            // Larger than any packet, segments that the card would cut included.
+            // Larger than any packet, including segments that the card would split.
             let mut packet = vec![0; 256 << 10];
             loop {
                 match recv(&tap, &mut *packet, RecvFlags::empty()) {
@@ -69,18 +69,18 @@ impl PacketCapture {
         Self { stop, thread }
     }
 
-    /// What was heard until now.
+    /// Stops, and returns the result.
     ///
     /// # Panics
-    /// When the listening thread did.
+    /// When the capturing thread did.
     pub fn finish(self) -> Captured {
         self.stop.store(true, Ordering::Release);
         self.thread.join().unwrap()
     }
 }
 
-/// Whether the filling of a page (`guest/workload/src/page.rs`) is in there, at whatever place:
-/// little words, each larger than the one before by the same odd step.
+/// Whether the filling of a page (`guest/workload/src/page.rs`) occurs at any offset: little-endian
+/// words, each larger than the one before by the same odd step.
 fn shows_a_page(packet: &[u8]) -> bool {
     let word = |at: usize| {
         let bytes = packet.get(at..at + 8)?;
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filling_is_found_wherever_it_is() {
+    fn a_filling_is_found_at_any_offset() {
         let filling: Vec<u8> = (0..40_u64)
             .flat_map(|n| (77 + n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes())
             .collect();

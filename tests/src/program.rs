@@ -27,10 +27,10 @@ pub fn hikkoshi() -> PathBuf {
     path
 }
 
-/// How a program ended, and what it had said.
+/// How a program exited, and its output.
 #[derive(Clone, Debug)]
 pub struct Exit {
-    /// The exit code; none if it was killed.
+    /// The exit code; `None` if it was killed.
     pub code: Option<i32>,
     /// Its standard output.
     pub stdout: String,
@@ -39,11 +39,12 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// The command that it has told a person to run, beginning with `begins`, as a shell runs it:
-    /// nothing added, nothing left out. `folder` is where a link to the program may be made.
+    /// The command that the program suggested on standard error, starting with `begins`, as a shell
+    /// runs it: nothing added, nothing left out. `folder` is where a link to the program is
+    /// created.
     ///
     /// # Panics
-    /// When it has told none.
+    /// When it suggested none.
     pub fn suggested_command(&self, begins: &str, folder: &Path) -> Command {
         let line = self
             .stderr
@@ -57,7 +58,7 @@ impl Exit {
             std::os::unix::fs::symlink(hikkoshi(), link).unwrap();
         }
         let mut shell = Command::new("/bin/sh");
-        // Neither the folder nor anything else that the first one had.
+        // A different working directory and environment from those of the first command.
         shell.args(["-c", line]).current_dir("/").env("PATH", bin);
         shell
     }
@@ -72,7 +73,7 @@ pub struct Program {
     stderr: Arc<Stream>,
 }
 
-/// What comes from one of its outputs.
+/// One of its output streams.
 #[derive(Debug, Default)]
 struct Stream {
     state: Mutex<(String, bool)>,
@@ -106,7 +107,7 @@ impl Stream {
         state.0.clone()
     }
 
-    /// Waits until `done` makes something of the text so far, or there will be no more of it.
+    /// Waits until `done` returns a value for the text so far, or the stream has ended.
     fn wait<T>(&self, limit: Duration, done: impl Fn(&str, bool) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + limit;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +127,7 @@ impl Stream {
 }
 
 impl Program {
-    /// Starts it; `name` is for messages.
+    /// Starts the program; `name` is for messages.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -134,7 +135,7 @@ impl Program {
         Self::start_with_input(name, command, "")
     }
 
-    /// The same, with that on its standard input.
+    /// Starts the program with this standard input.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -145,7 +146,7 @@ impl Program {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
-        // It fits into the pipe; a program that has ended already does not want it.
+        // It fits into the pipe. A program that has already exited does not read it.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         let stdout = Stream::follow(child.stdout.take().unwrap());
         let stderr = Stream::follow(child.stderr.take().unwrap());
@@ -162,23 +163,23 @@ impl Program {
         self.child.id()
     }
 
-    /// What it has said so far on standard error.
+    /// Its standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
 
-    /// Waits until it has said a line with `part` in it, and gives that line.
+    /// Waits for a line with `part` in it on standard error, and returns the line.
     ///
     /// # Panics
-    /// When it ends, or has not said it in a long time.
+    /// When it exits first, or after a long time.
     pub fn wait_stderr(&self, part: &str) -> String {
         self.wait_line(&self.stderr, part)
     }
 
-    /// Waits until it has printed a line with `part` in it, and gives that line.
+    /// Waits for a line with `part` in it on standard output, and returns the line.
     ///
     /// # Panics
-    /// When it ends, or has not printed it in a long time.
+    /// When it exits first, or after a long time.
     pub fn wait_stdout(&self, part: &str) -> String {
         self.wait_line(&self.stdout, part)
     }
@@ -187,18 +188,18 @@ impl Program {
         let line = stream.wait(LONG, |text, _| {
             text.lines().find(|l| l.contains(part)).map(str::to_owned)
         });
-        line.unwrap_or_else(|| panic!("{} did not say {part:?}:\n{}", self.name, self.stderr()))
+        line.unwrap_or_else(|| panic!("{} did not print {part:?}:\n{}", self.name, self.stderr()))
     }
 
-    /// How many lines with `part` in them it has said so far.
+    /// Number of lines with `part` in them on standard error so far.
     pub fn stderr_count(&self, part: &str) -> usize {
         self.stderr().lines().filter(|l| l.contains(part)).count()
     }
 
-    /// Waits until it has said so many lines with `part` in them.
+    /// Waits until standard error has this many lines with `part` in them.
     ///
     /// # Panics
-    /// When it ends, or has not in a long time.
+    /// When it exits first, or after a long time.
     pub fn wait_stderr_count(&self, part: &str, times: usize) {
         let stderr = self.stderr.wait(LONG, |text, _| {
             let count = text.lines().filter(|l| l.contains(part)).count();
@@ -206,45 +207,45 @@ impl Program {
         });
         assert!(
             stderr.is_some(),
-            "{} did not say {part:?} {times} times:\n{}",
+            "{} did not print {part:?} {times} times:\n{}",
             self.name,
             self.stderr()
         );
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program.
     ///
     /// # Panics
-    /// When it has ended and was waited for.
+    /// When it has exited and was waited for.
     pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = i32::try_from(self.child.id()).unwrap();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Ctrl-C.
+    /// Sends SIGINT, as Ctrl-C does.
     pub fn interrupt(&self) {
         self.signal(rustix::process::Signal::INT);
     }
 
-    /// Kills it, as the kernel would for want of memory: it can do nothing any more.
+    /// Kills the program with SIGKILL.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Whether it has ended.
+    /// Whether it has exited.
     ///
     /// # Panics
-    /// When the kernel cannot say.
+    /// When its status cannot be read.
     pub fn has_exited(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end.
+    /// Waits for its exit.
     ///
     /// # Panics
-    /// When it does not end in a long time.
+    /// When it does not exit in a long time.
     pub fn wait(&mut self) -> Exit {
         let deadline = Instant::now() + LONG;
         let status = loop {
@@ -253,14 +254,14 @@ impl Program {
             }
             assert!(
                 Instant::now() < deadline,
-                "{} does not end; its standard error:\n{}",
+                "{} does not exit; its standard error:\n{}",
                 self.name,
                 self.stderr()
             );
             std::thread::sleep(Duration::from_millis(2));
         };
-        // Everything it wrote is in the pipes, and is read when somebody gets round to it; a guard
-        // that it left behind may hold their other ends a while longer.
+        // The output is still in the pipes. A guard process that it left behind may keep their
+        // other ends open a little longer.
         for stream in [&self.stdout, &self.stderr] {
             stream.wait(LONG, |_, over| over.then_some(()));
         }
@@ -277,7 +278,7 @@ impl Drop for Program {
         self.kill();
         if std::thread::panicking() {
             crate::log(format!(
-                "{} had printed:\n{}and said:\n{}",
+                "{}: standard output:\n{}standard error:\n{}",
                 self.name,
                 self.stdout.text(),
                 self.stderr.text()

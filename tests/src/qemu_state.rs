@@ -1,28 +1,28 @@
-//! What a migration could leave behind in a QEMU process.
+//! The state of a QEMU process that a migration could change.
 
 use crate::eventually;
 use hikkoshi_lab::Vm;
 use serde_json::{Value, json};
 use std::fs;
 
-/// What there is in a QEMU process that a migration could have put there or changed.
+/// The state of a QEMU process that a migration could change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QemuState {
     capabilities: Value,
     parameters: Value,
-    /// Open descriptors that are userfaultfds.
+    /// File descriptors that are userfaultfds.
     userfaults: Vec<String>,
-    /// Mappings that a userfaultfd is registered on.
+    /// Mappings that are registered with a userfaultfd.
     registered: Vec<String>,
-    /// Open descriptors.
+    /// Number of open file descriptors.
     descriptors: usize,
 }
 
 impl QemuState {
-    /// Looks at a running QEMU.
+    /// Reads the state of a running QEMU.
     ///
     /// # Panics
-    /// When it has gone.
+    /// When it has ended.
     pub fn of(vm: &Vm) -> Self {
         let query = |command| vm.qmp().execute(command, json!({})).unwrap();
         let proc = format!("/proc/{}", vm.pid());
@@ -44,18 +44,18 @@ impl QemuState {
         }
     }
 
-    /// Whether no userfaultfd has anything to do with it.
+    /// Whether the process has no userfaultfd and no registered mapping.
     pub fn has_no_userfaultfd(&self) -> bool {
         self.userfaults.is_empty() && self.registered.is_empty()
     }
 
-    /// Asserts that nothing has come and nothing has changed, now or in a moment: QEMU closes a
-    /// monitor's descriptors when it gets round to it.
+    /// Asserts that the state is unchanged, now or shortly: QEMU closes a monitor's file
+    /// descriptors asynchronously.
     ///
     /// # Panics
-    /// When something has.
+    /// When it has changed.
     pub fn assert_unchanged(&self, vm: &Vm) {
-        eventually("QEMU is as it was before", || {
+        eventually("QEMU to be as before", || {
             let now = Self::of(vm);
             if now == *self {
                 Ok(())
@@ -66,8 +66,8 @@ impl QemuState {
     }
 }
 
-/// The mappings (their first lines) that have a userfaultfd's flag: `um` missing, `uw` write
-/// protection, `ui` minor (proc(5), VmFlags).
+/// The first lines of mappings that have a userfaultfd flag: `um` missing, `uw` write protection,
+/// `ui` minor (proc(5), VmFlags).
 fn registered(smaps: &str) -> Vec<String> {
     let is_userfault = |flag| ["um", "uw", "ui"].contains(&flag);
     let (mut found, mut mapping) = (Vec::new(), "");

@@ -1,23 +1,23 @@
-//! What `hikkoshi` refuses.
+//! Assertions that `hikkoshi` refuses something.
 
 use crate::{Exit, Program, TestEnv, hikkoshi, log};
 use std::ffi::OsStr;
 use std::process::Command;
 
-/// Runs `hikkoshi` with these arguments; it must end with `code` and say each of `parts`.
+/// Runs `hikkoshi` with these arguments. It must exit with `code` and print each of `parts`.
 ///
 /// # Panics
-/// When not.
+/// When it does not.
 pub fn assert_refused<A: AsRef<OsStr>>(arguments: &[A], code: i32, parts: &[&str]) -> Exit {
     let mut command = Command::new(hikkoshi());
     command.args(arguments);
     assert_command_refused(command, code, parts)
 }
 
-/// Runs that command; it must end with `code` and say each of `parts`.
+/// Runs that command. It must exit with `code` and print each of `parts`.
 ///
 /// # Panics
-/// When not.
+/// When it does not.
 pub fn assert_command_refused(command: Command, code: i32, parts: &[&str]) -> Exit {
     let ended = Program::start("hikkoshi", command).wait();
     ended.assert(code, parts);
@@ -28,7 +28,7 @@ pub fn assert_command_refused(command: Command, code: i32, parts: &[&str]) -> Ex
 }
 
 impl TestEnv {
-    /// A path for a socket that is not there.
+    /// An address of a socket that does not exist.
     pub fn unused_socket(&self) -> String {
         format!("unix:{}", self.folder().join("nowhere").display())
     }

@@ -1,4 +1,4 @@
-//! Watches two QEMUs while a guest goes from one to the other: at no instant may both run it.
+//! Checks that a guest never runs in two QEMUs at once during a migration.
 
 use hikkoshi_lab::{Event, Vm};
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 const EVERY: Duration = Duration::from_millis(10);
-/// How long a look may take.
+/// Time limit for one check.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// Watches until it is asked.
+/// Watches both QEMUs until it is finished.
 #[derive(Debug)]
 pub struct SplitBrainWatcher {
     source: Watched,
@@ -19,7 +19,7 @@ pub struct SplitBrainWatcher {
     result: Receiver<Result<u64, String>>,
 }
 
-/// One side, and how it was when the watch began.
+/// One side, and its state at the start.
 #[derive(Debug)]
 struct Watched {
     vm: Arc<Vm>,
@@ -27,7 +27,7 @@ struct Watched {
     events: usize,
 }
 
-/// A time in which a guest ran, by the host's clock; no end: it still runs.
+/// A time span in which the guest ran, by the host's clock; without an end, it still runs.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     from: Duration,
@@ -48,11 +48,11 @@ impl Watched {
         }
     }
 
-    /// When it ran, by what QEMU told: `STOP` comes after the processors have stopped, `RESUME`
-    /// before they start.
+    /// The spans in which it ran, from QEMU's events: `STOP` comes after the processors have
+    /// stopped, `RESUME` before they start.
     fn runs(&self, answers: bool) -> Vec<Run> {
         if answers {
-            // The answer comes behind all events before it.
+            // The answer comes after all earlier events.
             let _ = self.vm.status();
         }
         let events = self.vm.qmp().events();
@@ -81,10 +81,10 @@ fn intervals(mut since: Option<Duration>, events: &[Event]) -> Vec<Run> {
 }
 
 impl SplitBrainWatcher {
-    /// Begins to watch.
+    /// Starts to watch.
     ///
     /// # Panics
-    /// When there is no thread for it.
+    /// When no thread can be started.
     pub fn start(source: &Arc<Vm>, destination: &Arc<Vm>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (one, other, stopped) = (
@@ -100,9 +100,9 @@ impl SplitBrainWatcher {
             while !stopped.load(Ordering::Acquire) {
                 let between = runs(&other);
                 let after = runs(&one);
-                // A guest does not come back, so one that ran before and after ran in between.
+                // A guest does not return, so one that ran before and after also ran in between.
                 if [before, between, after] == [Some(true); 3] {
-                    return Err("both QEMUs say that they run the guest".to_owned());
+                    return Err("both QEMUs report that they run the guest".to_owned());
                 }
                 before = after;
                 looks += 1;
@@ -110,7 +110,7 @@ impl SplitBrainWatcher {
             }
             Ok(looks)
         };
-        // Nobody may be there any more to hear it.
+        // The receiver may be gone.
         std::thread::spawn(move || drop(sender.send(watch())));
         Self {
             source,
@@ -123,18 +123,18 @@ impl SplitBrainWatcher {
     /// Ends the watch.
     ///
     /// # Panics
-    /// When both have run at the same time.
+    /// When the guest ran in both at the same time.
     pub fn finish(self) {
         self.stop.store(true, Ordering::Release);
         let answers = match self.result.recv_timeout(ANSWER) {
             Ok(looks) => looks.unwrap() > 0,
-            // A QEMU whose main loop waits for a page of a broken post-copy answers nothing.
+            // A QEMU whose main loop waits for a page of a broken post-copy does not answer.
             Err(_) => false,
         };
         let (source, destination) = (self.source.runs(true), self.destination.runs(answers));
         for one in &source {
             for other in &destination {
-                // One that was killed has stopped at an unknown time.
+                // The time at which a killed QEMU stopped is unknown.
                 let ended = |run: &Run, vm: &Vm| {
                     run.to.unwrap_or(match vm.exit_status() {
                         Some(_) => run.from,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_read_from_events() {
+    fn runs_are_derived_from_events() {
         let events = [event("STOP", 5), event("RESUME", 7), event("OTHER", 8)];
         let read = intervals(Some(Duration::ZERO), &events);
         assert_eq!(read.len(), 2);

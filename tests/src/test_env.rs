@@ -1,16 +1,16 @@
-//! A test's turn on the machine.
+//! A test's slot on the host, and its lab folder.
 
 use hikkoshi_lab::Lab;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Guests are emulated and keep a processor each; more at once only take turns.
+/// Guests are emulated and use a processor each; more at once would only compete.
 const MOST_AT_ONCE: usize = 4;
 
 static BUSY: Mutex<usize> = Mutex::new(0);
 static FREED: Condvar = Condvar::new();
 
-/// One test's turn and its laboratory.
+/// A test's slot on the host, and its lab folder.
 #[derive(Debug)]
 pub struct TestEnv {
     lab: Lab,
@@ -28,10 +28,10 @@ impl Drop for Turn {
 }
 
 impl TestEnv {
-    /// Waits for a turn.
+    /// Waits for a free slot.
     ///
     /// # Panics
-    /// When the laboratory cannot be made.
+    /// When the lab folder cannot be created.
     #[allow(clippy::new_without_default)] // it waits
     pub fn new() -> Self {
         let most = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_AT_ONCE));
@@ -46,12 +46,12 @@ impl TestEnv {
         }
     }
 
-    /// Where its machines are.
+    /// The lab of its machines.
     pub fn lab(&self) -> &Lab {
         &self.lab
     }
 
-    /// A folder for its files.
+    /// The folder for its files.
     pub fn folder(&self) -> &Path {
         self.lab.folder()
     }

@@ -1,4 +1,4 @@
-//! What a program's threads were given of the processors.
+//! Scheduling attributes of a program's threads.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ const OTHER: u32 = 0;
 /// `SCHED_BATCH`.
 const BATCH: u32 = 3;
 
-/// How the kernel ranks a thread.
+/// The scheduling attributes of a thread.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ThreadScheduling {
     /// The thread's name.
@@ -16,18 +16,18 @@ pub struct ThreadScheduling {
     pub policy: u32,
     /// Its nice value.
     pub nice: i32,
-    /// The time that it asks for at once, ns, where the kernel tells.
+    /// The requested time slice, ns, if the kernel reports it.
     pub slice: Option<u64>,
 }
 
 impl ThreadScheduling {
-    /// Those of a process's threads that have names.
+    /// The attributes of all threads of a process.
     ///
     /// # Panics
-    /// When the process has gone.
+    /// When the process has ended.
     pub fn of_threads(pid: u32) -> Vec<Self> {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        // A thread that ends meanwhile is not of interest.
+        // A thread that ends meanwhile is skipped.
         tasks
             .flatten()
             .filter_map(|task| Self::read(&task.path()))
@@ -35,11 +35,11 @@ impl ThreadScheduling {
     }
 
     fn read(task: &std::path::Path) -> Option<Self> {
-        // proc_pid_stat(5): 2 is the name in parentheses, 19 the nice value, 41 the policy.
+        // proc_pid_stat(5): field 2 is the name in parentheses, 19 the nice value, 41 the policy.
         let stat = fs::read_to_string(task.join("stat")).ok()?;
         let (name, fields) = stat.rsplit_once(") ")?;
         let field = |number: usize| fields.split_whitespace().nth(number - 3);
-        // Only on kernels with CONFIG_SCHED_DEBUG, as distributions' are.
+        // Only on kernels with CONFIG_SCHED_DEBUG, such as those of distributions.
         let sched = fs::read_to_string(task.join("sched")).unwrap_or_default();
         let slice = sched.lines().find_map(|line| {
             let (name, value) = line.split_once(':')?;
@@ -53,15 +53,15 @@ impl ThreadScheduling {
         })
     }
 
-    /// Whether this thread comes before `other` on a processor: it may take a core from it when it
-    /// wakes, and asks for less time at once or weighs more.
+    /// Whether the scheduler prefers this thread to `other`: it can preempt `other` when it wakes,
+    /// and has a shorter time slice or more weight.
     pub fn has_priority_over(&self, other: &Self) -> bool {
         self.policy == OTHER
             && other.policy == BATCH
             && (self.nice < other.nice || self.slice < other.slice)
     }
 
-    /// Whether neither comes before the other.
+    /// Whether both threads have the same scheduling attributes.
     pub fn has_same_priority_as(&self, other: &Self) -> bool {
         (self.policy, self.nice, self.slice) == (other.policy, other.nice, other.slice)
     }

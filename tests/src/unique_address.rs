@@ -1,20 +1,20 @@
-//! Addresses of this machine that are one listener's alone.
+//! Addresses of this machine that no other listener uses.
 //!
-//! An engine that is started again listens where the one before it did. Between the two nobody else
-//! may take the port: not another test, and not the kernel for somebody who asks for any port.
+//! A restarted engine listens at the address of the previous one. In between, the port must not be
+//! taken, neither by another test nor by a program for which the kernel chooses a port.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Below those that the kernel gives away unasked (`ip_local_port_range` begins at 32768).
+/// Below the ports that the kernel chooses (`ip_local_port_range` starts at 32768).
 const PORT: u16 = 7100;
 
-/// A loopback address that no other process of tests has, and this one not twice in its last 254.
+/// A loopback address that no other test process uses, and this one only after 254 others.
 pub fn unique_host() -> Ipv4Addr {
     static LAST: AtomicU8 = AtomicU8::new(0);
     let last = LAST.fetch_add(1, Ordering::Relaxed) % 254 + 1;
     let [.., high, low] = std::process::id().to_be_bytes();
-    // 127.0.0.0/24 is everybody's.
+    // 127.0.0.0/24 is used by other programs.
     let (high, low) = if [high, low] == [0, 0] {
         (255, 255)
     } else {
@@ -34,7 +34,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn each_is_another_one_of_this_machine() {
+    fn addresses_are_different_and_local() {
         let (one, other) = (unique_address(), unique_address());
         assert_ne!(one, other);
         assert!(unique_host().is_loopback());

@@ -1,9 +1,9 @@
-//! Drills: the same post-copy is interrupted again and again, at random moments, and has to be gone
-//! on with each time. What came of it makes the table of `docs/reliability.md`.
+//! Fault drills: the same post-copy is interrupted repeatedly, at random times, and must be resumed
+//! each time. The results are in the table of `docs/reliability.md`.
 //!
-//! Moments are parts of what post-copy has to bring: a moment of 0.4 has come when two fifths of the
-//! pages that the guest has at the source are at the destination. They come from a seed that is told, and that
-//! `HIKKOSHI_SEED` gives again. `HIKKOSHI_DRILLS` names a file for the table.
+//! A time is a fraction of the pages that post-copy has to send: 0.4 is the time when 40 % of the
+//! pages that the guest has at the source are at the destination. The times come from a seed that
+//! is printed, and that can be set by `HIKKOSHI_SEED`. `HIKKOSHI_DRILLS` is a file for the table.
 
 mod random;
 mod table;
@@ -18,17 +18,17 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use table::{DONE, Interruption, LINKS, ms, render};
 
-/// The last moment: some pages have to be missing still when the engines are killed.
-const LAST: f64 = 0.9;
+/// The latest time: some pages must still be missing when the engines are killed.
+const LATEST: f64 = 0.9;
 
-/// How often to look for a moment.
-const LOOK: Duration = Duration::from_millis(1);
+/// Time between two checks.
+const POLL: Duration = Duration::from_millis(1);
 
-/// Trips that a drill may take: a machine that is slow in the wrong place may be through with one
-/// before all of its moments have come, or between a moment and what was to be done at it.
-const MOST_TRIPS: u32 = 8;
+/// Maximum number of migrations of a drill: on a slow machine a migration may end before all of its
+/// interruptions, or between the chosen time and the interruption.
+const MAX_MIGRATIONS: u32 = 8;
 
-/// What is done again and again.
+/// A series of interruptions.
 #[derive(Debug)]
 pub struct FaultDrill {
     what: &'static str,
@@ -37,9 +37,9 @@ pub struct FaultDrill {
 }
 
 impl FaultDrill {
-    /// Nothing done yet.
+    /// A drill without interruptions yet.
     pub fn new(what: &'static str) -> Self {
-        // Each drill has numbers of its own, whichever others are run.
+        // Each drill has its own random numbers, independent of which others run.
         let own = what.bytes().fold(seed(), |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
@@ -51,19 +51,19 @@ impl FaultDrill {
         }
     }
 
-    /// Where its moments come from.
+    /// The source of its random numbers.
     pub fn random(&mut self) -> &mut Random {
         &mut self.random
     }
 
-    /// Moves the guest as often as it takes to interrupt it `times` times in all, up to `at_once`
-    /// times on the way of each trip. `each` interrupts it, does what it takes to go on, and
-    /// returns when both engines work together again, with a word for what it did; or with none
-    /// when the migration was over before it could be interrupted. That moment was missed, and
-    /// another one comes in its place. The guest must be sound after each trip.
+    /// Migrates the guest until it was interrupted `times` times in all, up to `at_once` times per
+    /// migration. `each` injects the interruption and resumes the migration. It returns a
+    /// description when both engines work together again, or `None` when the migration ended before
+    /// it could be interrupted; then another interruption replaces it. The guest must be healthy
+    /// after each migration.
     ///
     /// # Panics
-    /// When anything is not as it should be.
+    /// When a check fails.
     pub fn run(
         &mut self,
         guest: &mut Guest<'_>,
@@ -72,7 +72,7 @@ impl FaultDrill {
         mut each: impl FnMut(&mut Migration, &mut Random) -> Option<String>,
     ) {
         let wanted = self.done.len() + times;
-        for number in 0..MOST_TRIPS {
+        for number in 0..MAX_MIGRATIONS {
             let left = wanted - self.done.len();
             if left == 0 {
                 return;
@@ -89,14 +89,14 @@ impl FaultDrill {
         plan: &MigrationPlan,
         each: &mut impl FnMut(&mut Migration, &mut Random) -> Option<String>,
     ) {
-        let mut breakpoints: Vec<_> = (0..times).map(|_| self.random.part() * LAST).collect();
+        let mut breakpoints: Vec<_> = (0..times).map(|_| self.random.part() * LATEST).collect();
         breakpoints.sort_by(f64::total_cmp);
         let links = LINKS[usize::from(plan.is_encrypted())];
         let mut migration = guest.start_migration(plan);
         migration.receive.wait_stderr("the guest runs here now");
-        // What was there before is no part of it.
-        let before = held(&migration.destination);
-        let to_come = held(guest.vm()) - before;
+        // Pages that were there before are not counted.
+        let before = ram_blocks(&migration.destination);
+        let to_come = ram_blocks(guest.vm()) - before;
         let mut missed = false;
         for breakpoint in breakpoints {
             let Some(at) = migration.wait_arrived((before, to_come), breakpoint) else {
@@ -109,9 +109,9 @@ impl FaultDrill {
                 break;
             };
             let outage = began.elapsed();
-            let waited = well_again(&migration.destination, lines);
+            let waited = wait_for_recovery(&migration.destination, lines);
             log(format!(
-                "{}, {links}: {how} at {:.0} %: outage {:.0} ms, the guest waited {:.0} ms",
+                "{}, {links}: {how} at {:.0} %: outage {:.0} ms, guest waited {:.0} ms",
                 self.what,
                 at * 100.0,
                 ms(outage),
@@ -127,7 +127,7 @@ impl FaultDrill {
         }
         let journals = migration.journal_folders().clone();
         if missed {
-            log(format!("{}: over before it was interrupted", self.what));
+            log(format!("{}: ended before it was interrupted", self.what));
             migration.finish_after_success();
             let (_, finished) = migration.wait();
             guest.move_to_destination(finished, self.what);
@@ -144,7 +144,7 @@ impl FaultDrill {
         }
     }
 
-    /// Adds it to the table.
+    /// Adds the drill to the table.
     ///
     /// # Panics
     /// When the file for the table cannot be written.
@@ -161,41 +161,40 @@ impl FaultDrill {
 }
 
 impl Migration {
-    /// Waits until that part of what is to come has come to what was there before, by what the
-    /// destination's RAM files hold, and gives the part found; `None` when an engine has ended by
-    /// then.
+    /// Waits until this fraction of the pages has arrived, according to the destination's RAM
+    /// files, and returns the fraction found; `None` when an engine has exited first.
     fn wait_arrived(&mut self, (before, to_come): (f64, f64), part: f64) -> Option<f64> {
         let deadline = Instant::now() + LONG;
         loop {
             if self.migrate.has_exited() || self.receive.has_exited() {
                 return None;
             }
-            let now = (held(&self.destination) - before) / to_come;
+            let now = (ram_blocks(&self.destination) - before) / to_come;
             if now >= part {
                 return Some(now);
             }
             assert!(
                 Instant::now() < deadline,
-                "{now} of the pages have come, not {part}; migrate: {}; receive: {}",
+                "{now} of the pages have arrived, not {part}; migrate: {}; receive: {}",
                 self.migrate.stderr(),
                 self.receive.stderr()
             );
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     }
 }
 
-/// What its RAM files hold, in blocks: holes of tmpfs are pages that are not there.
+/// Size of the RAM files in blocks: holes in tmpfs are missing pages.
 #[allow(clippy::cast_precision_loss)]
-fn held(vm: &Vm) -> f64 {
+fn ram_blocks(vm: &Vm) -> f64 {
     let blocks = |path| std::fs::metadata(path).unwrap().blocks();
     vm.ram_files().iter().map(blocks).sum::<u64>() as f64
 }
 
-/// Waits until the guest has told twice, from now on, how it is, and gives the longest time since
-/// console line `first` in which it did not get on: in an access to a page, or between two of its
-/// lines beyond the time that it lets pass. All by its own clock.
-fn well_again(vm: &Vm, first: usize) -> Duration {
+/// Waits for two more reports of the guest. Returns the longest time since console line `first` in
+/// which the guest made no progress: in an access to a page, or between two reports beyond the
+/// usual interval. All times are by the guest's clock.
+fn wait_for_recovery(vm: &Vm, first: usize) -> Duration {
     let mut told = 0;
     let (mut spans, mut touch_us) = (Vec::new(), 0.0f64);
     let now = vm.console().len();

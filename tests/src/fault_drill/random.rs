@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Numbers that look random (SplitMix64, by Steele, Lea and Flood).
+/// Pseudo-random numbers (SplitMix64, by Steele, Lea and Flood).
 #[derive(Clone, Debug)]
 pub struct Random(pub(super) u64);
 
@@ -17,12 +17,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// One of `0..below`.
+    /// A number in `0..below`.
     pub fn below(&mut self, below: u64) -> u64 {
         self.number() % below.max(1)
     }
 
-    /// A part of `whole`.
+    /// A random part of `whole`.
     pub fn part_of(&mut self, whole: Duration) -> Duration {
         whole.mul_f64(self.part())
     }
@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// Where all random numbers begin.
+/// The seed of all random numbers.
 pub(super) fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
     *SEED.get_or_init(|| match std::env::var("HIKKOSHI_SEED") {

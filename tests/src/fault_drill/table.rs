@@ -6,25 +6,25 @@ use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// What links are: plain text, or TLS.
+/// Encryption of the links: plain text, or TLS.
 pub(super) const LINKS: [&str; 2] = ["plain", "TLS"];
 
-/// One interruption, and what it was like.
+/// One interruption, and its effects.
 #[derive(Clone, Debug)]
 pub(super) struct Interruption {
     /// What was done.
     pub(super) how: String,
-    /// What the links were: plain text, or TLS.
+    /// Encryption of the links: plain text, or TLS.
     pub(super) links: &'static str,
-    /// The part of the pages that had arrived.
+    /// The fraction of the pages that had arrived.
     pub(super) at: f64,
-    /// Until both engines worked together again.
+    /// Time until both engines worked together again.
     pub(super) outage: Duration,
-    /// The longest that the guest itself noticed, until it was well again.
+    /// The longest time that the guest waited, by its own clock, until it made progress again.
     pub(super) waited: Duration,
 }
 
-/// What all drills of this process came to.
+/// The interruptions of all drills of this process.
 pub(super) static DONE: Mutex<BTreeMap<&'static str, Vec<Interruption>>> =
     Mutex::new(BTreeMap::new());
 
@@ -39,7 +39,7 @@ fn median_and_max(times: impl Iterator<Item = Duration>) -> (f64, f64) {
     (median, times.last().copied().unwrap_or(0.0))
 }
 
-/// The table, and behind it each interruption.
+/// The table, followed by each interruption.
 pub(super) fn render(all: &BTreeMap<&str, Vec<Interruption>>) -> String {
     let mut text = format!("HIKKOSHI_SEED={}\n\n", seed());
     // Writing to a String cannot fail.

@@ -3,23 +3,23 @@
 use super::message::MessageKind;
 use std::fmt;
 
-/// Before or after it is passed on.
+/// The position relative to the message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum When {
-    /// It came, and does not go further.
+    /// The message was received, but is not passed on yet.
     Before,
-    /// It has been passed on, nothing behind it; nor an answer to it.
+    /// The message was passed on; nothing after it is, nor an answer to it.
     After,
 }
 
-/// A moment of a migration.
+/// A point of a migration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Breakpoint {
-    /// Before or after.
+    /// Before or after the message.
     pub when: When,
-    /// Which message.
+    /// The kind of the message.
     pub kind: MessageKind,
-    /// The how manieth of its kind, from 1 on.
+    /// The number of the message among those of its kind, from 1 on.
     pub nth: u32,
 }
 
@@ -30,13 +30,13 @@ impl Breakpoint {
         Self { when, kind, nth: 1 }
     }
 
-    /// Right after the first message of this kind was passed on.
+    /// Right after the first message of this kind is passed on.
     pub fn after(kind: MessageKind) -> Self {
         let when = When::After;
         Self { when, kind, nth: 1 }
     }
 
-    /// The `nth` of its kind instead of the first.
+    /// The `nth` message of its kind instead of the first.
     #[must_use]
     pub fn nth(mut self, nth: u32) -> Self {
         self.nth = nth;

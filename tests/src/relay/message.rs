@@ -1,81 +1,81 @@
-//! The messages that the relay can tell apart.
+//! The kinds of messages that the relay distinguishes.
 
 use hikkoshi_wire::{ToDestination, ToSource, decode_control};
 
-/// What passes by. What the source says first: names of the protocol's messages.
+/// The kinds of messages, by their names in the protocol.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum MessageKind {
-    /// The source opens the control link.
+    /// Source: opens the control link.
     HelloControl,
-    /// The source opens the urgent link.
+    /// Source: opens the urgent link.
     HelloUrgent,
-    /// The source opens the background link.
+    /// Source: opens a background link.
     HelloBackground,
-    /// The destination's greeting on whichever link.
+    /// Destination: its greeting on any link.
     Greeting,
-    /// Source.
+    /// Sent by the source.
     Machine,
-    /// Source.
+    /// Sent by the source.
     Processors,
-    /// Source.
+    /// Sent by the source.
     Begin,
-    /// Destination.
+    /// Sent by the destination.
     Differs,
-    /// Destination.
+    /// Sent by the destination.
     Accept,
-    /// Destination.
+    /// Sent by the destination.
     Refuse,
-    /// Source: contents of pages, on any link.
+    /// Source: pages with content, on any link.
     Pages,
-    /// Source: a mark.
+    /// Source: a zero mark.
     Zeros,
     /// Destination: a page request.
     Request,
-    /// Destination: on the background link.
+    /// Destination: acknowledges pages on a background link.
     Ack,
-    /// Source.
+    /// Sent by the source.
     Discard,
-    /// Source.
+    /// Sent by the source.
     DiscardEnd,
-    /// Destination.
+    /// Sent by the destination.
     Discarded,
-    /// Source.
+    /// Sent by the source.
     DeviceStateChunk,
-    /// Source.
+    /// Sent by the source.
     Switch,
-    /// Destination.
+    /// Sent by the destination.
     Ready,
-    /// Source.
+    /// Sent by the source.
     Commit,
-    /// Destination.
+    /// Sent by the destination.
     Resumed,
-    /// Destination.
+    /// Sent by the destination.
     Complete,
-    /// Destination.
+    /// Sent by the destination.
     Measured,
-    /// Source.
+    /// Sent by the source.
     Goodbye,
-    /// Either.
+    /// Sent by either side.
     Cancel,
-    /// Destination.
+    /// Sent by the destination.
     Failed,
-    /// Source: it is back.
+    /// Source: has returned.
     Here,
-    /// Destination.
+    /// Sent by the destination.
     Where,
-    /// Destination.
+    /// Sent by the destination.
     Missing,
-    /// Destination.
+    /// Sent by the destination.
     MissingEnd,
-    /// Source.
+    /// Sent by the source.
     Owed,
-    /// Source.
+    /// Sent by the source.
     OwedEnd,
-    /// Destination.
+    /// Sent by the destination.
     Declined,
-    /// Destination.
+    /// Sent by the destination.
     Perished,
-    /// Destination.
+    /// Sent by the destination.
     ShutDown,
 }
 

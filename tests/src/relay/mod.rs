@@ -1,5 +1,5 @@
-//! Between the two engines: passes everything on, until a chosen moment. What is encrypted it cannot
-//! read, and knows no moments in it.
+//! A relay between the two engines: passes all messages on, up to a chosen breakpoint. It cannot
+//! read encrypted links and has no breakpoints in them.
 
 mod breakpoint;
 mod message;
@@ -20,20 +20,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What happens at the moment.
+/// What the relay does at its breakpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum RelayAction {
-    /// Every link ends at once, and no new one comes about.
+    /// Closes every link, and accepts no new ones.
     Cut,
-    /// Every link ends at once, and new ones come about.
+    /// Closes every link, and accepts new ones.
     Reset,
-    /// Nothing more goes that way on that link, and no link ends, until [`Relay::release`]. After a
-    /// message nothing goes the other way on that link either: its answer would bring the
-    /// migration on before the test has done what it is to do.
+    /// Holds further messages of that direction on that link, and the closing of all links, until
+    /// [`Relay::release`]. After a message it also holds the other direction of that link: an
+    /// answer would continue the migration before the test has injected its fault.
     Hold,
 }
 
-/// A relay: the source connects to it, it connects to the destination.
+/// A relay: the source connects to it, and it connects to the destination.
 #[derive(Debug)]
 pub struct Relay {
     shared: Arc<Shared>,
@@ -44,10 +44,10 @@ pub struct Relay {
 #[derive(Debug)]
 struct Shared {
     destination: String,
-    /// Nobody but the engines can read what passes by.
-    sealed: bool,
+    /// The links are encrypted.
+    encrypted: bool,
     breakpoint: Option<(Breakpoint, RelayAction)>,
-    slow: Option<(MessageKind, Duration)>,
+    delay: Option<(MessageKind, Duration)>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -57,66 +57,66 @@ struct State {
     seen: HashMap<MessageKind, u32>,
     reached: bool,
     holding: bool,
-    /// The link on which nothing goes either way as long as something is held.
+    /// The link on which both directions are held.
     held: Option<u32>,
     released: bool,
     cut: bool,
-    /// How often all links were ended for new ones.
+    /// How often all links were closed to be replaced.
     resets: u32,
-    /// Links that have come about.
+    /// Number of links accepted so far.
     links: u32,
     sockets: Vec<Socket>,
 }
 
-/// One of the links.
+/// A link.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     number: u32,
-    /// Interruptions before it.
+    /// Resets before it was accepted.
     since: u32,
 }
 
-enum Door {
+enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
 impl Relay {
-    /// Listens at a unix socket (`at`) or at a TCP address of its own, and passes links on to
-    /// `destination`, an address as `hikkoshi` takes it. Messages of the kind in `slow` take so
-    /// much longer each, one after another. Links that are encrypted (`sealed`) have neither.
+    /// Listens at a unix socket (`at`) or at a unique TCP address, and connects links to
+    /// `destination`, an address in `hikkoshi`'s format. Delays each message of the kind in `delay`.
+    /// Encrypted links (`encrypted`) can have neither a breakpoint nor a delay.
     ///
     /// # Panics
-    /// When it cannot listen, or would have to look into what is sealed.
+    /// When it cannot listen, or `encrypted` is combined with a breakpoint or a delay.
     pub fn start(
         at: Option<&Path>,
         destination: &str,
-        sealed: bool,
+        encrypted: bool,
         breakpoint: Option<(Breakpoint, RelayAction)>,
-        slow: Option<(MessageKind, Duration)>,
+        delay: Option<(MessageKind, Duration)>,
     ) -> Self {
-        assert!(!sealed || breakpoint.is_none() && slow.is_none());
-        let (door, address) = match at {
+        assert!(!encrypted || breakpoint.is_none() && delay.is_none());
+        let (listener, address) = match at {
             Some(path) => (
-                Door::Unix(UnixListener::bind(path).unwrap()),
+                Listener::Unix(UnixListener::bind(path).unwrap()),
                 format!("unix:{}", path.display()),
             ),
             None => {
                 let listener = TcpListener::bind(unique_address()).unwrap();
                 let address = listener.local_addr().unwrap().to_string();
-                (Door::Tcp(listener), address)
+                (Listener::Tcp(listener), address)
             }
         };
         let shared = Arc::new(Shared {
             destination: destination.to_owned(),
-            sealed,
+            encrypted,
             breakpoint,
-            slow,
+            delay,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         let serving = Arc::clone(&shared);
-        std::thread::spawn(move || serving.serve(&door));
+        std::thread::spawn(move || serving.serve(&listener));
         Self {
             shared,
             address,
@@ -124,12 +124,12 @@ impl Relay {
         }
     }
 
-    /// Where the source connects to.
+    /// The address that the source connects to.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Waits for the moment; whether it came.
+    /// Waits for the breakpoint; returns whether it was reached.
     pub fn wait_reached(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.shared.lock();
@@ -148,28 +148,28 @@ impl Relay {
         true
     }
 
-    /// Whether the moment has come.
+    /// Whether the breakpoint was reached.
     pub fn reached(&self) -> bool {
         self.shared.lock().reached
     }
 
-    /// How many messages of that kind have come by.
+    /// Number of messages of that kind so far.
     pub fn seen(&self, kind: MessageKind) -> u32 {
         self.shared.lock().seen.get(&kind).copied().unwrap_or(0)
     }
 
-    /// Ends the holding.
+    /// Releases held messages.
     pub fn release(&self) {
         self.shared.lock().released = true;
         self.shared.changed.notify_all();
     }
 
-    /// Ends every link.
+    /// Closes every link, and accepts no new ones.
     pub fn cut(&self) {
         self.shared.cut();
     }
 
-    /// Ends every link; new ones come about.
+    /// Closes every link; accepts new ones.
     pub fn reset_links(&self) {
         self.shared.reset_links();
     }
@@ -178,7 +178,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.cut();
-        // Wakes the door, which then sees that it is over.
+        // Wakes the accepting thread, which then exits.
         match &self.socket {
             Some(path) => drop(UnixStream::connect(path)),
             None => drop(TcpStream::connect(&self.address)),
@@ -189,7 +189,7 @@ impl Drop for Relay {
 impl State {
     fn cut(&mut self) {
         self.cut = true;
-        // Shut down, not closed: what was passed on before still arrives.
+        // Shut down, not closed, so that data passed on before still arrives.
         for end in &self.sockets {
             end.shutdown(Shutdown::Both);
         }
@@ -197,14 +197,14 @@ impl State {
 
     fn reset_links(&mut self) {
         self.resets += 1;
-        // What was held goes nowhere any more.
+        // Held messages are dropped.
         self.holding = false;
         for end in self.sockets.drain(..) {
             end.shutdown(Shutdown::Both);
         }
     }
 
-    fn holds(&self) -> bool {
+    fn is_holding(&self) -> bool {
         self.holding && !self.released && !self.cut
     }
 }
@@ -224,24 +224,24 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn serve(self: &Arc<Self>, door: &Door) {
+    fn serve(self: &Arc<Self>, listener: &Listener) {
         loop {
-            let source = match door {
-                Door::Tcp(listener) => listener.accept().map(|(stream, _)| Socket::Tcp(stream)),
-                Door::Unix(listener) => listener.accept().map(|(stream, _)| Socket::Unix(stream)),
+            let source = match listener {
+                Listener::Tcp(tcp) => tcp.accept().map(|(stream, _)| Socket::Tcp(stream)),
+                Listener::Unix(unix) => unix.accept().map(|(stream, _)| Socket::Unix(stream)),
             };
             let Ok(source) = source else { return };
             if self.lock().cut {
                 return;
             }
-            // A destination that is not there ends the link, and may come back.
+            // Without a destination the link is closed; the destination may return.
             if self.join(source).is_err() && self.lock().resets == 0 {
                 self.cut();
             }
         }
     }
 
-    /// Passes one link's bytes on, in both directions.
+    /// Passes the bytes of one link on, in both directions.
     fn join(self: &Arc<Self>, source: Socket) -> io::Result<()> {
         let destination = Socket::connect(&self.destination)?;
         let mut state = self.lock();
@@ -257,14 +257,14 @@ impl Shared {
         for (from, to, to_destination) in [(source, destination, true), (back.0, back.1, false)] {
             let shared = Arc::clone(self);
             std::thread::spawn(move || {
-                // A link that ends is what both engines must cope with.
+                // Both engines must handle a closed link.
                 let over = shared.pass(&from, &to, to_destination, link);
-                // Nor does a link's end go on before what is held: what an engine says last, and
-                // where, is known to its peer before the end of its other links.
+                // The closing of a link is held, too: the last message of an engine must reach its
+                // peer before the closing of its other links does.
                 shared.wait_released();
                 to.shutdown(Shutdown::Write);
-                // One that cannot be passed on any more is not read any more either. It still gets
-                // what comes the other way: an engine's last word may be on its way there.
+                // When data cannot be passed on any more, stop reading it. The other direction
+                // stays open: it may carry the last message of an engine.
                 if over.is_err_and(|error| error.kind() != io::ErrorKind::UnexpectedEof) {
                     from.shutdown(Shutdown::Read);
                 }
@@ -280,7 +280,7 @@ impl Shared {
         to_destination: bool,
         link: Link,
     ) -> io::Result<()> {
-        if self.sealed {
+        if self.encrypted {
             return io::copy(&mut from, &mut to).map(drop);
         }
         let mut hello = [0; HELLO_LEN];
@@ -333,8 +333,8 @@ impl Shared {
         *seen += 1;
         let seen = *seen;
         drop(state);
-        if let Some((_, longer)) = self.slow.filter(|&(slow, _)| slow == kind) {
-            std::thread::sleep(longer);
+        if let Some((_, duration)) = self.delay.filter(|&(delayed, _)| delayed == kind) {
+            std::thread::sleep(duration);
         }
         let due = |when| {
             self.breakpoint
@@ -345,7 +345,7 @@ impl Shared {
             self.act(self.lock(), then, None)?;
         }
         let mut state = self.lock();
-        while state.holds() && state.held == Some(link.number) {
+        while state.is_holding() && state.held == Some(link.number) {
             state = self.wait(state);
         }
         if state.cut || state.resets != link.since {
@@ -355,14 +355,14 @@ impl Shared {
             drop(state);
             return to.write_all(bytes);
         };
-        // In one go: whoever gets it may answer before this thread has its next turn, and that
-        // answer would pass.
+        // While holding the lock: otherwise the receiver's answer could pass before this thread
+        // runs again.
         to.write_all(bytes)?;
         self.act(state, then, Some(link.number))
     }
 
-    /// Does it, and lets others do something only then. Nothing goes either way on the link
-    /// `held`, if something is held.
+    /// Performs the action, then wakes the other threads. A held action also holds both directions
+    /// of the link `held`.
     fn act(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -387,10 +387,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits for the end of the holding, if something is held.
+    /// Waits until held messages are released.
     fn wait_released(&self) {
         let mut state = self.lock();
-        while state.holds() {
+        while state.is_holding() {
             state = self.wait(state);
         }
     }

@@ -30,7 +30,7 @@ impl Socket {
     }
 
     pub(super) fn shutdown(&self, how: Shutdown) {
-        // It may be over already.
+        // It may be closed already.
         let _ = match self {
             Self::Tcp(stream) => stream.shutdown(how),
             Self::Unix(stream) => stream.shutdown(how),
