@@ -1,8 +1,10 @@
-//! What taking a log and unmapping a range cost: `cargo bench -p hikkoshi-ept --bench cost`.
+//! The cost of taking a log, of unmapping and of ageing: `cargo bench -p hikkoshi-ept --bench
+//! cost`.
 //!
-//! The tables are real ones, in this machine's memory; no processor runs on them. What a virtual
-//! processor would do (an exit for the first write to a page, a dirty flag, a full log) is done beforehand
-//! and not measured; neither is the flush, which costs the same in every form. 300 MB of memory.
+//! The tables are real tables in this machine's memory, but no processor runs on them. The effects
+//! of a vCPU (an exit for the first write to a page, a dirty flag, a full log) are produced before
+//! the measurement. The TLB flush is not measured either; it costs the same with every method. Uses
+//! 300 MB of memory.
 #![allow(missing_docs, clippy::unwrap_used)] // what criterion's macros make
 
 mod common;
@@ -13,8 +15,8 @@ use common::{GIB, Host, PAGES_16_GIB, dirty, dirty_in, guest, take_by_walking, u
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use hikkoshi_ept::{Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, View};
 
-/// Times `work` `rounds` times, each after `prepare`, which is not timed. Returns `rounds` times the
-/// median: a round during which the machine did something else says nothing.
+/// Times `work` in `rounds` rounds, each after `prepare`, which is not timed. Returns `rounds`
+/// times the median, so that rounds in which the machine was busy with other work do not count.
 fn timed(rounds: u64, mut prepare: impl FnMut(), mut work: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..rounds)
         .map(|_| {
@@ -42,7 +44,7 @@ const LOG_METHODS: [(&str, LogMethod); 3] = [
     ("dirty flags", LogMethod::DirtyFlags),
 ];
 
-/// Against the number of dirty pages, in 16 GiB of guest memory.
+/// By the number of dirty pages, in 16 GiB of guest memory.
 fn take_by_dirty_pages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("take by dirty pages");
     group.sample_size(10);
@@ -81,8 +83,8 @@ fn take_by_dirty_pages(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Against the guest's size, with 1,000 dirty pages: spread over all of the guest, or (the control) over
-/// its first GiB, so that they lie as dense as in the smallest guest.
+/// By the size of the guest, with 1,000 dirty pages: spread over the whole guest, or (as a control)
+/// over its first GiB, so that they are as dense as in the smallest guest.
 fn take_by_guest_size(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("take by guest size");
     group.sample_size(30);
@@ -158,7 +160,7 @@ fn unmap(criterion: &mut Criterion) {
                     timed(rounds, remap, work)
                 });
             });
-            // A call a page would break a superpage into its pages first: another work.
+            // For a superpage, a call for each page would first split it, which is different work.
             if max_level == Level::Size4K {
                 group.bench_function(name("a call a page"), |bencher| {
                     bencher.iter_custom(|rounds| {
@@ -178,8 +180,8 @@ fn unmap(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Ageing 2 MiB and 1 GiB, of which every page or superpage has been used: as one range, by guest frame in
-/// all views, and by a call for each page.
+/// Ageing 2 MiB and 1 GiB in which every page or superpage was used: as one range, by guest frame
+/// in all views, and with one call for each page.
 fn age(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("age");
     group.sample_size(20);
@@ -234,8 +236,8 @@ fn age(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What an invalidation without ranges does for each 4 KiB page: it looks the page up at every size a
-/// leaf could have, and takes away what it finds.
+/// Does what an invalidation without ranges does for each 4 KiB page: looks up the page at every
+/// leaf size and unmaps what it finds.
 fn page_by_page(guest: &Guest<Host>, page: Gfn, max_level: Level) {
     for level in Level::LEAVES {
         let found = guest.lookup(View::MAIN, page.align_down(level)).unwrap();

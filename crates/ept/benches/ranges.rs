@@ -1,8 +1,9 @@
-//! Pages sent in all by a pre-copy that takes the log in 1, 4, 16 or 64 ranges, each right before it is
-//! sent, from a guest that keeps writing: `cargo bench -p hikkoshi-ept --bench ranges`. Prints CSV.
+//! The total number of pages that a pre-copy sends if it takes the log in 1, 4, 16 or 64 ranges,
+//! each right before that range is sent, from a guest that keeps writing: `cargo bench -p
+//! hikkoshi-ept --bench ranges`. Prints CSV.
 //!
-//! No time is measured: the guest writes a given number of pages while one page is sent, so the result
-//! is the same on every machine.
+//! No time is measured. The guest writes a given number of pages while one page is sent, so the
+//! result is the same on every machine.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // measuring is for people to read
 
 use std::collections::BTreeSet;
@@ -12,11 +13,11 @@ use hikkoshi_ept::{Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, 
 
 /// 64 MiB.
 const PAGES: u64 = 16 * 1024;
-/// The guest is stopped when this few are left, or after so many rounds.
+/// The guest is stopped when at most this many pages are left, or after `MAX_ROUNDS` rounds.
 const LEFT: u64 = 64;
 const MAX_ROUNDS: u32 = 30;
 
-/// A small generator of its own: the same numbers everywhere.
+/// A pseudo-random generator with the same output on every machine.
 struct Numbers(u64);
 
 impl Numbers {
@@ -28,17 +29,17 @@ impl Numbers {
     }
 }
 
-/// Where the guest writes.
+/// The guest's write pattern.
 #[derive(Clone, Copy, Debug)]
 enum Workload {
-    /// Anywhere, in a quarter of its memory.
+    /// Random pages in a quarter of its memory.
     Random,
-    /// On and on through a quarter of its memory.
+    /// Repeatedly through a quarter of its memory, in order.
     Sequential,
 }
 
 fn main() {
-    println!("workload,writes per page sent,ranges,rounds,pages sent,sent twice for nothing,left");
+    println!("workload,writes per page sent,ranges,rounds,pages sent,stale pages sent,left");
     for workload in [Workload::Random, Workload::Sequential] {
         for writes_in_100 in [25, 50, 75] {
             for ranges in [1, 4, 16, 64] {
@@ -50,9 +51,9 @@ fn main() {
     }
 }
 
-/// Moves a guest; returns the rounds, the pages sent while it ran, those of them that had been written
-/// again by the time they were sent (so their copy would have served the later send as well), and the
-/// pages left for the stop.
+/// Migrates a guest. Returns the number of rounds, of pages sent while the guest ran, of those that
+/// had been written again before they were sent (so the later copy would have been enough), and of
+/// pages left when the guest is stopped.
 fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u64, u64) {
     let guest = Guest::new(TestMemory::new(200), PAGES, 1, Capabilities::ALL).unwrap();
     let mapping = Mapping {
@@ -77,7 +78,7 @@ fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u6
             guest
                 .take_log(range, &machine, &mut |run| pages.extend(run.iter()))
                 .unwrap();
-            // Pages of the taken range that are written before their turn: they go twice.
+            // Pages of the taken range that are written before they are sent: they are sent twice.
             let mut again = BTreeSet::new();
             for page in pages {
                 sent += 1;
@@ -89,7 +90,7 @@ fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u6
                         Workload::Random => numbers.below(PAGES / 4),
                         Workload::Sequential => (at + 1) % (PAGES / 4),
                     };
-                    // Spread over all of memory.
+                    // Spread over the whole memory.
                     let target = Gfn::new(at * 4);
                     machine
                         .access(0, target.address(), Access::Write, |_| ())

@@ -1,12 +1,12 @@
-//! One take, for a tool that counts instructions and cache misses:
+//! A single take, for a tool that counts instructions and cache misses:
 //!
 //! ```text
 //! valgrind --tool=callgrind --cache-sim=yes --toggle-collect='*one_take*measured*' \\
 //!     target/release/examples/one_take GIB DIRTY_PAGES SPREAD_OVER_GIB
 //! ```
 //!
-//! Write protection, 4 KiB leaves. With a fourth argument, so many rounds; with a fifth (a number too), what
-//! the guest's writes left in the caches is driven out before each. Prints the times.
+//! Uses write protection and 4 KiB leaves. A fourth argument is the number of rounds. With a fifth
+//! argument (also a number), the caches are flushed before each round. Prints the times.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // measuring is for people to read
 
@@ -41,7 +41,7 @@ fn main() {
     for _ in 0..cold.first().copied().unwrap_or(1) {
         dirty_in(&guest, vcpu, *count, spread * GIB);
         if cold.get(1).is_some() {
-            drive_out();
+            flush_caches();
         }
         let start = Instant::now();
         assert_eq!(measured(&guest), *count);
@@ -52,11 +52,11 @@ fn main() {
     println!("best {:?}, median of {}: {median:?}", times[0], times.len());
 }
 
-/// Reads more than the caches hold.
-fn drive_out() {
+/// Flushes the caches by reading more memory than they hold.
+fn flush_caches() {
     thread_local! {
-        static MUCH: Vec<u64> = vec![1; 16 << 20];
+        static LARGE: Vec<u64> = vec![1; 16 << 20];
     }
-    let sum: u64 = MUCH.with(|much| much.iter().step_by(8).sum());
+    let sum: u64 = LARGE.with(|words| words.iter().step_by(8).sum());
     assert_ne!(std::hint::black_box(sum), 0);
 }

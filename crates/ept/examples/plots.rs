@@ -1,9 +1,9 @@
-//! Turns what `cargo bench -p hikkoshi-ept --bench cost` left, and what `--bench ranges` printed, into
-//! plots and table rows:
-//! `cargo run -p hikkoshi-ept --example plots -- target/criterion ranges.csv docs/dirty-logging`.
+//! Converts the results of `cargo bench -p hikkoshi-ept --bench cost` and the output of `--bench
+//! ranges` into plots and table rows: `cargo run -p hikkoshi-ept --example plots --
+//! target/criterion ranges.csv docs/dirty-logging`.
 //!
-//! Writes one SVG a group into the last folder, and prints the rows of its table. All times are
-//! criterion's medians.
+//! Writes one SVG for each group into the last folder, and prints the rows of its table. All times
+//! are criterion's medians.
 #![cfg(not(loom))]
 #![allow(clippy::print_stdout)] // the rows are for people
 
@@ -26,7 +26,7 @@ const COLOURS: [&str; 6] = [
     "#1b6ca8", "#d1495b", "#edae49", "#66a182", "#8d5a97", "#5c5c5c",
 ];
 
-/// Median nanoseconds by parameter, by series.
+/// Median nanoseconds by series and parameter.
 type Group = BTreeMap<String, BTreeMap<u64, f64>>;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -77,7 +77,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Medians of names "region, how".
+/// Reads the medians of benchmarks named "region, method".
 fn read_bars(folder: &Path) -> Result<bars::Bars, Box<dyn Error>> {
     let mut bars: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
@@ -96,19 +96,19 @@ fn read_bars(folder: &Path) -> Result<bars::Bars, Box<dyn Error>> {
     Ok(bars.into_iter().collect())
 }
 
-/// Pages sent, and pages sent in vain, by workload and ranges.
+/// Reads the pages sent and the stale pages sent, by workload and ranges.
 fn read_ranges(csv: &str) -> Result<(bars::Bars, bars::Bars), Box<dyn Error>> {
     let (mut sent, mut stale) = (bars::Bars::new(), bars::Bars::new());
     for line in csv.lines() {
         let cells: Vec<&str> = line.split(',').collect();
-        let [workload, rate, ranges, _, pages, vain, _] = cells[..] else {
+        let [workload, rate, ranges, _, pages, stale_pages, _] = cells[..] else {
             continue;
         };
         let Ok(ranges) = ranges.parse::<u32>() else {
             continue; // the heading, or what cargo says
         };
         let name = format!("{workload}, {rate}");
-        for (bars, value) in [(&mut sent, pages), (&mut stale, vain)] {
+        for (bars, value) in [(&mut sent, pages), (&mut stale, stale_pages)] {
             let bar = (format!("{ranges} ranges"), value.parse()?);
             match bars.last_mut() {
                 Some((last, group)) if *last == name => group.push(bar),
@@ -188,7 +188,7 @@ fn short(number: u64) -> String {
     }
 }
 
-/// A plot with logarithmic axes.
+/// Draws a plot with logarithmic axes.
 fn plot(title: &str, axis: &str, group: &Group) -> Result<String, Box<dyn Error>> {
     let points = || group.values().flatten();
     let x_end = points()

@@ -1,10 +1,10 @@
-//! The tables under the real instruction set: starts the bare-metal hypervisor of `bochs/` in Bochs
-//! and reads its verdict.
+//! The tables with the real VMX instructions: runs the bare-metal hypervisor of `bochs/` in Bochs
+//! and checks its verdict.
 //!
-//! Every line that the hypervisor says is printed, also when the test passes.
+//! All output of the hypervisor is printed, even if the test passes.
 
 #![cfg(not(loom))]
-// Helpers outside the test function: their failure is the message too.
+// Helpers outside the test function: an `expect` that fails is a test failure too.
 #![allow(clippy::expect_used)]
 
 use std::fs::File;
@@ -14,27 +14,27 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Where Bochs's standard error goes.
+/// The file for Bochs's standard error.
 const ERRORS: &str = "errors.log";
 
-/// A run takes less than 20 seconds of processor time. A slow machine with much else to do gives it
-/// that within this; after it, the guest or Bochs hangs.
+/// A run takes less than 20 seconds of CPU time, and even a slow and busy machine needs less than
+/// this limit. After it, the guest or Bochs hangs.
 const LIMIT: Duration = Duration::from_secs(1200);
 
 #[test]
-fn the_tables_hold_under_the_real_instruction_set() {
+fn the_tables_work_with_real_vmx_instructions() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("bochs");
-    let built = run(&folder).arg("build").output().expect("run.sh starts");
+    let built = run(&folder).arg("build").output().expect("starting run.sh");
     assert!(
         built.status.success(),
-        "the hypervisor could not be built, or Bochs is not set up:\n{}",
+        "cannot build the hypervisor, or Bochs is not installed:\n{}",
         String::from_utf8_lossy(&built.stderr)
     );
 
     let files = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("bochs");
     let mut emulator = Emulator::start(&folder, &files);
-    let said = emulator.listen();
-    if let Err(reason) = verdict(&said) {
+    let output_lines = emulator.listen();
+    if let Err(reason) = verdict(&output_lines) {
         emulator.stop();
         panic!(
             "{reason}\n\n{}\n\n{}",
@@ -44,7 +44,8 @@ fn the_tables_hold_under_the_real_instruction_set() {
     }
 }
 
-/// The script that builds and starts the hypervisor; it builds beside this test's own target.
+/// Returns the command that builds and starts the hypervisor. Its target directory is below this
+/// test's own.
 fn run(folder: &Path) -> Command {
     let mut command = Command::new(folder.join("run.sh"));
     if let Some(target) = Path::new(env!("CARGO_TARGET_TMPDIR")).parent() {
@@ -54,30 +55,33 @@ fn run(folder: &Path) -> Command {
     command
 }
 
-/// Whether the hypervisor says that all went well, and has said each check that it counts.
-fn verdict(said: &[String]) -> Result<(), String> {
-    let failed: Vec<&str> = said
+/// Checks that the hypervisor reports success and that all the checks it counts are in its output.
+fn verdict(output_lines: &[String]) -> Result<(), String> {
+    let failed: Vec<&str> = output_lines
         .iter()
         .map(String::as_str)
         .filter(|line| line.starts_with("FAIL"))
         .collect();
     if !failed.is_empty() {
-        return Err(format!("checks that did not hold:\n{}", failed.join("\n")));
+        return Err(format!("failed checks:\n{}", failed.join("\n")));
     }
-    let last = said
+    let last = output_lines
         .iter()
         .find(|line| line.starts_with("verdict: "))
-        .ok_or("the hypervisor said no verdict: it stopped, hung or never started")?;
-    let held = said.iter().filter(|line| line.starts_with("ok ")).count();
+        .ok_or("the hypervisor printed no verdict: it stopped, hung or did not start")?;
+    let held = output_lines
+        .iter()
+        .filter(|line| line.starts_with("ok "))
+        .count();
     if *last != format!("verdict: passed, {held} checks") || held == 0 {
         return Err(format!(
-            "the verdict is \"{last}\", after {held} checks that held"
+            "the verdict is \"{last}\" after {held} passed checks"
         ));
     }
     Ok(())
 }
 
-/// Bochs, running the hypervisor.
+/// A Bochs process that runs the hypervisor.
 struct Emulator {
     process: Child,
     lines: Receiver<String>,
@@ -85,16 +89,17 @@ struct Emulator {
 
 impl Emulator {
     fn start(folder: &Path, files: &Path) -> Emulator {
-        std::fs::create_dir_all(files).expect("the folder for Bochs's files can be made");
-        // A file and not a pipe: nobody has to empty it.
-        let errors = File::create(files.join(ERRORS)).expect("a file in that folder can be made");
+        std::fs::create_dir_all(files).expect("creating the directory for Bochs's files");
+        // A file, not a pipe: a pipe would have to be read.
+        let errors =
+            File::create(files.join(ERRORS)).expect("creating the file for standard error");
         let mut process = run(folder)
             .env("OUT", files)
             .stdout(Stdio::piped())
             .stderr(errors)
             .spawn()
-            .expect("run.sh starts");
-        let output = process.stdout.take().expect("it is piped");
+            .expect("starting run.sh");
+        let output = process.stdout.take().expect("standard output is piped");
         let (send, lines) = channel();
         std::thread::Builder::new()
             .name("bochs output".into())
@@ -106,36 +111,39 @@ impl Emulator {
                     }
                 }
             })
-            .expect("a thread starts");
+            .expect("starting a thread");
         Emulator { process, lines }
     }
 
-    /// Prints and returns what is said, until Bochs ends or the time is over.
+    /// Prints and returns all output until Bochs ends or the time limit is reached.
     fn listen(&mut self) -> Vec<String> {
         let end = Instant::now() + LIMIT;
-        let mut said = Vec::new();
+        let mut output_lines = Vec::new();
         loop {
             match self
                 .lines
                 .recv_timeout(end.saturating_duration_since(Instant::now()))
             {
                 Ok(line) => {
-                    // Not `println`: that would be kept back while the test passes.
+                    // Not `println`, whose output is captured while the test passes.
                     let _ = writeln!(std::io::stdout(), "bochs: {line}");
-                    said.push(line);
+                    output_lines.push(line);
                 }
-                Err(RecvTimeoutError::Disconnected) => return said,
+                Err(RecvTimeoutError::Disconnected) => return output_lines,
                 Err(RecvTimeoutError::Timeout) => {
                     self.stop();
-                    said.push(format!("FAIL no end after {} seconds", LIMIT.as_secs()));
-                    return said;
+                    output_lines.push(format!(
+                        "FAIL did not end within {} seconds",
+                        LIMIT.as_secs()
+                    ));
+                    return output_lines;
                 }
             }
         }
     }
 
     fn stop(&mut self) {
-        // run.sh has become Bochs, so this is Bochs. It may have ended by itself.
+        // run.sh has replaced itself by Bochs (exec). It may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -147,16 +155,16 @@ impl Drop for Emulator {
     }
 }
 
-/// The last lines of a file, under its name.
+/// Returns the last lines of a file, with its name.
 fn end_of(file: &Path) -> String {
     const LINES: usize = 60;
     let text = match std::fs::read(file) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) => format!("(not readable: {error})"),
+        Err(error) => format!("(cannot be read: {error})"),
     };
     let lines: Vec<&str> = text.lines().collect();
     let end = lines
         .get(lines.len().saturating_sub(LINES)..)
         .unwrap_or_default();
-    format!("the end of {}:\n{}", file.display(), end.join("\n"))
+    format!("last lines of {}:\n{}", file.display(), end.join("\n"))
 }

@@ -1,8 +1,9 @@
-//! Starting, stopping and taking wait for the processors. Meanwhile a processor may be anywhere: in an exit
-//! handler, adding another, or trying to start a log itself, with interrupts off. None of it may wait for
-//! whoever waits for the processors.
+//! Callbacks to the hypervisor must not deadlock. Starting, stopping and taking a log wait for the
+//! processors. Meanwhile a processor may be anywhere: in an exit handler, adding a vCPU, or trying
+//! to start a log itself, with interrupts disabled. None of these may wait for the thread that
+//! waits for the processors.
 #![cfg(not(loom))]
-// Helpers outside the test functions: their failure is the message too.
+// Helpers outside the test functions: an unwrap that fails is a test failure too.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
@@ -16,16 +17,17 @@ use hikkoshi_ept::{
     Processors, StartError, StopError, TlbFlush, Vcpu, View, ViolationOutcome,
 };
 
-/// Processors that, before they do what they are told, finish all that a processor may be in the middle of.
-struct Busy<'g> {
+/// Processors that, before they respond to a callback, finish every operation that a processor may
+/// be executing.
+struct InterruptedProcessors<'g> {
     guest: &'g Guest<TestMemory>,
     vcpu: Vcpu,
     calls: Cell<[u32; 3]>,
-    /// Whether a log is being started or stopped, or only taken.
+    /// Whether a log is being started or stopped, and not only taken.
     changing: Cell<bool>,
 }
 
-impl Busy<'_> {
+impl InterruptedProcessors<'_> {
     fn call(&self, number: usize) {
         let mut calls = self.calls.get();
         calls[number] += 1;
@@ -34,19 +36,20 @@ impl Busy<'_> {
         let (send, done) = channel();
         thread::scope(|scope| {
             scope.spawn(move || {
-                in_the_middle(guest, vcpu, changing);
+                operations_of_a_processor(guest, vcpu, changing);
                 send.send(()).unwrap();
             });
-            // No limit on time, but an end for a test that hangs.
+            // Not a timing check: only ends a test that hangs.
             if done.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {
-                // A processor waits for who waits for it. A panic would wait for it too.
+                // Deadlock: a processor waits for the thread that waits for it. A panic would wait
+                // for it too.
                 std::process::abort();
             }
         });
     }
 }
 
-fn in_the_middle(guest: &Guest<TestMemory>, vcpu: Vcpu, changing: bool) {
+fn operations_of_a_processor(guest: &Guest<TestMemory>, vcpu: Vcpu, changing: bool) {
     let page = GfnRange::from_len(Gfn::new(700), 1);
     let exit = guest.handle_ept_violation(View::MAIN, 700 << 12, ExitQualification(2));
     assert_eq!(exit, ViolationOutcome::Resume);
@@ -67,7 +70,7 @@ fn in_the_middle(guest: &Guest<TestMemory>, vcpu: Vcpu, changing: bool) {
     }
 }
 
-impl Processors for Busy<'_> {
+impl Processors for InterruptedProcessors<'_> {
     fn invalidate(&self, _: &TlbFlush) {
         self.call(0);
     }
@@ -83,25 +86,29 @@ impl Processors for Busy<'_> {
 }
 
 #[test]
-fn nothing_is_held_while_processors_are_waited_for() {
+fn nothing_is_held_during_callbacks() {
     let guest = Guest::new(TestMemory::new(60), 1024, 2, Capabilities::ALL).unwrap();
     let vcpu = guest.add_vcpu().unwrap();
     let mapping = Mapping::ram(guest.all(), Frame::new(1000 + 24));
     guest.map(View::MAIN, &mapping).unwrap();
-    let busy = Busy {
+    let processors = InterruptedProcessors {
         guest: &guest,
         vcpu,
         calls: Cell::new([0; 3]),
         changing: Cell::new(true),
     };
-    guest.start_log(LogMethod::Pml, guest.all(), &busy).unwrap();
-    assert_eq!(busy.calls.get(), [1, 0, 1]);
-    busy.changing.set(false);
+    guest
+        .start_log(LogMethod::Pml, guest.all(), &processors)
+        .unwrap();
+    assert_eq!(processors.calls.get(), [1, 0, 1]);
+    processors.changing.set(false);
     guest.mark_dirty(guest.all());
-    guest.take_log(guest.all(), &busy, &mut |_| ()).unwrap();
-    guest.count_dirty(guest.all(), &busy).unwrap();
-    assert_eq!(busy.calls.get(), [2, 2, 1]);
-    busy.changing.set(true);
-    guest.stop_log(guest.all(), &busy).unwrap();
-    assert_eq!(busy.calls.get(), [2, 3, 2]);
+    guest
+        .take_log(guest.all(), &processors, &mut |_| ())
+        .unwrap();
+    guest.count_dirty(guest.all(), &processors).unwrap();
+    assert_eq!(processors.calls.get(), [2, 2, 1]);
+    processors.changing.set(true);
+    guest.stop_log(guest.all(), &processors).unwrap();
+    assert_eq!(processors.calls.get(), [2, 3, 2]);
 }

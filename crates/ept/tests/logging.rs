@@ -1,6 +1,6 @@
-//! The dirty log in its three forms, on the software processor.
+//! The dirty log with its three methods, on the software processor.
 #![cfg(not(loom))]
-// Helpers outside the test functions: their failure is the message too.
+// Helpers outside the test functions: an unwrap that fails is a test failure too.
 #![allow(clippy::unwrap_used)]
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
@@ -14,7 +14,7 @@ const LOG_METHODS: [LogMethod; 3] = [
     LogMethod::DirtyFlags,
     LogMethod::Pml,
 ];
-/// Two words of the summary of what is dirty.
+/// Two summary words of the dirty bitmap.
 const PAGES: u64 = 8192;
 
 fn range(start: u64, end: u64) -> GfnRange {
@@ -50,7 +50,7 @@ fn take(guest: &Guest<TestMemory>, machine: &Machine<'_, TestMemory>, range: Gfn
 }
 
 #[test]
-fn what_is_written_is_taken_once() {
+fn written_pages_are_taken_once() {
     for method in LOG_METHODS {
         for max_level in [Level::Size4K, Level::Size1G] {
             let guest = guest(max_level);
@@ -99,7 +99,11 @@ fn only_the_tracked_range_is_logged() {
         let main = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap();
         assert_eq!(main(750).page_type, PageType::LogDirtyRam);
         assert_eq!(main(800).page_type, PageType::Ram);
-        assert_eq!(main(4000).level, Level::Size2M, "untouched superpages stay");
+        assert_eq!(
+            main(4000).level,
+            Level::Size2M,
+            "superpages outside the range are not split"
+        );
         guest
             .start_log(method, range(4000, 4001), &machine)
             .unwrap();
@@ -114,7 +118,7 @@ fn only_the_tracked_range_is_logged() {
 }
 
 #[test]
-fn one_exit_a_page_or_one_in_512() {
+fn one_exit_for_each_page_or_for_each_512() {
     for (method, violations, full) in [
         (LogMethod::WriteProtection, 2048, 0),
         (LogMethod::DirtyFlags, 0, 0),
@@ -140,7 +144,7 @@ fn one_exit_a_page_or_one_in_512() {
 }
 
 #[test]
-fn unmapping_keeps_what_was_written_in_the_log() {
+fn unmapped_pages_stay_in_the_log() {
     for method in LOG_METHODS {
         let guest = guest(Level::Size4K);
         let machine = Machine::new(&guest, 1).unwrap();
@@ -160,7 +164,7 @@ fn unmapping_keeps_what_was_written_in_the_log() {
 }
 
 #[test]
-fn obligations_put_off_hide_no_write() {
+fn delayed_flushes_hide_no_write() {
     for method in LOG_METHODS {
         let guest = guest(Level::Size4K);
         let machine = Machine::new(&guest, 1).unwrap();
@@ -168,13 +172,13 @@ fn obligations_put_off_hide_no_write() {
             max_level: Level::Size4K,
             ..Mapping::ram(range(5, 6), Frame::new((1 << 18) + 5))
         };
-        // The processor remembers the page as written; then it is unmapped and mapped anew.
+        // The processor caches the page as dirty; then the page is unmapped and mapped again.
         write(&machine, 0, 5);
         let mut late = guest.unmap(View::MAIN, range(5, 6));
         guest.map(View::MAIN, &again).unwrap();
         guest.start_log(method, guest.all(), &machine).unwrap();
         write(&machine, 0, 5);
-        // Once more, while the log is on.
+        // The same again while the log is active.
         guest.batch(&mut late, guest.unmap(View::MAIN, range(5, 6)));
         guest.map(View::MAIN, &again).unwrap();
         for _ in 0..3 {
@@ -187,7 +191,7 @@ fn obligations_put_off_hide_no_write() {
 }
 
 #[test]
-fn nothing_leaks() {
+fn all_frames_are_released() {
     let ram = TestMemory::new(200);
     let free = ram.free_frames();
     {
@@ -211,7 +215,8 @@ fn nothing_leaks() {
     assert_eq!(ram.free_frames(), free);
 }
 
-/// Fills several batches of a take; calls `meanwhile` once, between two of them. Returns what was taken.
+/// Writes enough pages for several batches and takes them; calls `meanwhile` once, between two
+/// batches. Returns the pages that were taken.
 fn take_and_meanwhile(
     guest: &Guest<TestMemory>,
     machine: &Machine<'_, TestMemory>,
@@ -233,9 +238,9 @@ fn take_and_meanwhile(
     pages
 }
 
-/// The log changes its form while it is taken: the rest is rearmed in the new one.
+/// The method changes during a take: the remaining pages are rearmed for the new method.
 #[test]
-fn a_take_goes_on_in_the_form_that_is_on() {
+fn a_take_continues_with_a_changed_method() {
     for (old, new) in LOG_METHODS
         .iter()
         .flat_map(|old| LOG_METHODS.map(|new| (*old, new)))
@@ -258,15 +263,15 @@ fn a_take_goes_on_in_the_form_that_is_on() {
         write(&machine, 0, late);
         let second = take(&guest, &machine, guest.all());
         assert_eq!(second, [late], "{old:?} to {new:?}");
-        // What was taken is still taken once.
+        // A page of the first take is logged again.
         write(&machine, 0, 64);
         assert_eq!(take(&guest, &machine, guest.all()), [64]);
     }
 }
 
-/// A view comes while the log is taken, and one of its pages is in the part still to come.
+/// A view is added during a take and maps a page that the take has not reached yet.
 #[test]
-fn a_view_that_comes_during_a_take_has_its_translations_forgotten() {
+fn a_take_flushes_a_view_that_was_added_meanwhile() {
     for method in LOG_METHODS {
         let guest = guest(Level::Size4K);
         let machine = Machine::new(&guest, 2).unwrap();
@@ -279,7 +284,7 @@ fn a_view_that_comes_during_a_take_has_its_translations_forgotten() {
             guest.map(view, &mapping).unwrap();
             assert!(machine.enter_view(1, view));
             write(&machine, 1, late);
-            // What page-modification logs hold is in the log now; the others' forms have it there.
+            // Drain the page-modification logs. The other methods have logged the page already.
             guest.count_dirty(range(0, 1), &machine).unwrap();
         });
         if method != LogMethod::DirtyFlags {
@@ -290,9 +295,9 @@ fn a_view_that_comes_during_a_take_has_its_translations_forgotten() {
     }
 }
 
-/// The same for ageing, by the accessed flag.
+/// The same for ageing with accessed flags.
 #[test]
-fn a_view_that_comes_during_ageing_has_its_translations_forgotten() {
+fn ageing_flushes_a_view_that_was_added_meanwhile() {
     let guest = Guest::new(TestMemory::new(200), 1 << 16, 2, Capabilities::ALL).unwrap();
     let machine = Machine::new(&guest, 2).unwrap();
     let (early, late) = (5, (1 << 16) - 10);
@@ -321,7 +326,7 @@ fn a_view_that_comes_during_ageing_has_its_translations_forgotten() {
 }
 
 #[test]
-fn a_log_is_refused_where_it_cannot_be() {
+fn start_and_vcpu_errors() {
     let old = Capabilities {
         accessed_dirty: false,
         pml: false,
@@ -356,11 +361,11 @@ fn a_log_is_refused_where_it_cannot_be() {
         Err(StartError::NoMemory)
     );
     assert_eq!((guest.log_method(), guest.pml_address(first)), (None, None));
-    assert_eq!(guest.memory().free_frames(), 1, "nothing is kept");
+    assert_eq!(guest.memory().free_frames(), 1, "no buffer is kept");
     let second = guest.add_vcpu();
     assert_eq!(second, Err(VcpuError::TooMany(2)));
 
-    // A processor that comes later has its log, or does not come.
+    // A vCPU that is added later gets a log, or is not added.
     let guest = Guest::new(TestMemory::new(3), 1024, 3, Capabilities::ALL).unwrap();
     guest.add_vcpu().unwrap();
     guest.start_log(LogMethod::Pml, guest.all(), &()).unwrap();

@@ -1,6 +1,6 @@
-//! The host memory that the crate takes: how much, and what happens when there is no more.
+//! The host memory that the crate uses: how much it is, and what happens when it runs out.
 #![cfg(not(loom))]
-// Helpers outside the test functions: their failure is the message too.
+// Helpers outside the test functions: an unwrap that fails is a test failure too.
 #![allow(clippy::unwrap_used)]
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
@@ -24,7 +24,8 @@ fn ram(range: GfnRange, max_level: Level) -> Mapping {
     }
 }
 
-/// The reverse map of a guest of 2 GiB whose main view is mapped as a whole, and another view as said.
+/// Returns the size of the reverse map for a guest of 2 GiB that is completely mapped in its main
+/// view, and as `other` maps it in other views.
 fn reverse_map(max_level: Level, other: impl FnOnce(&Guest<TestMemory>)) -> ReverseMapBytes {
     let guest = Guest::new(TestMemory::new(7000), PAGES, 0, Capabilities::ALL).unwrap();
     guest.map(View::MAIN, &ram(guest.all(), max_level)).unwrap();
@@ -36,9 +37,9 @@ fn share(bytes: u64) -> f64 {
     bytes as f64 / (PAGES * 4096) as f64
 }
 
-/// What 0.2 % of guest memory covers, and what it does not.
+/// What 0.2 % of guest memory is enough for, and what takes more.
 #[test]
-fn the_reverse_map_is_small() {
+fn size_of_the_reverse_map() {
     let second = |range: GfnRange, max_level: Level| {
         move |guest: &Guest<TestMemory>| {
             let view = guest.add_view().unwrap();
@@ -47,25 +48,26 @@ fn the_reverse_map_is_small() {
     };
     let all = range(0, PAGES);
 
-    // Mapped once: a word a page.
+    // Mapped once: one word for each page.
     let once = reverse_map(Level::Size4K, |_| ());
     assert_eq!(once.chains, 0);
     assert!(share(once.total()) <= 0.002, "{once:?}");
 
-    // By superpages: 8 bytes each.
+    // Superpages: 8 bytes each.
     let large = reverse_map(Level::Size2M, |_| ());
     assert!(share(large.total()) <= 0.000_01, "{large:?}");
 
-    // One page in a hundred mapped twice: within the same budget, all in all.
+    // One page in a hundred mapped twice: the total is still within 0.2 %.
     let sparse = reverse_map(Level::Size4K, second(range(0, PAGES / 100), Level::Size4K));
     assert!(sparse.chains > 0);
     assert!(share(sparse.total()) <= 0.002, "{sparse:?}");
 
-    // A second view of superpages: 16 bytes each, and the words for these.
+    // A second view with superpages: 16 bytes each, and the words for them.
     let twice = reverse_map(Level::Size2M, second(all, Level::Size2M));
     assert!(share(twice.total()) <= 0.000_02, "{twice:?}");
 
-    // A second view of 4 KiB leaves: 16 bytes a page more, and 1/510 of that for the book.
+    // A second view with 4 KiB leaves: 16 bytes more for each page, and 1/510 of that for the frame
+    // list.
     let twice = reverse_map(Level::Size4K, second(all, Level::Size4K));
     assert_eq!(twice.first, once.first);
     assert_eq!(
@@ -73,7 +75,7 @@ fn the_reverse_map_is_small() {
         PAGES * 16 + PAGES * 16 / 4096_u64.pow(2) * 4096 + 5 * 4096
     );
 
-    // A nested view maps the same frames elsewhere: no more than that.
+    // A nested view maps the same frames at other addresses: the same size.
     let nested = reverse_map(Level::Size4K, |guest| {
         let view = guest.add_nested_view().unwrap();
         let at = Gfn::new(1 << 30);
@@ -84,7 +86,8 @@ fn the_reverse_map_is_small() {
     assert_eq!(nested, twice);
 }
 
-/// Whether an operation worked, or had no memory; nothing else may go wrong.
+/// Returns the result of an operation, or `None` if it ran out of memory. Any other error fails the
+/// test.
 fn worked<T, E: std::fmt::Debug>(done: Result<T, E>, no_memory: fn(&E) -> bool) -> Option<T> {
     match done {
         Ok(value) => Some(value),
@@ -93,8 +96,8 @@ fn worked<T, E: std::fmt::Debug>(done: Result<T, E>, no_memory: fn(&E) -> bool) 
     }
 }
 
-/// Maps in three views, logs, writes, splits, merges, unmaps: as far as the frames last. Whether all went
-/// through.
+/// Maps in three views, logs, writes, splits, merges and unmaps as far as the frames suffice.
+/// Returns whether everything succeeded.
 fn live(ram: &TestMemory, method: LogMethod) -> bool {
     const PAGES: u64 = 1100;
     let mut whole = true;
@@ -144,7 +147,7 @@ fn live(ram: &TestMemory, method: LogMethod) -> bool {
         let mut taken = Vec::new();
         let mut note = |run: GfnRange| taken.extend(run.iter().map(Gfn::index));
         guest.take_log(guest.all(), &machine, &mut note).unwrap();
-        assert_eq!(taken, written, "out of memory, but the log is right");
+        assert_eq!(taken, written, "the log is correct even without memory");
         guest.stop_log(guest.all(), &machine).unwrap();
     }
     for large in [0, 512] {
@@ -154,7 +157,8 @@ fn live(ram: &TestMemory, method: LogMethod) -> bool {
             Err(error) => panic!("{error}"),
         }
     }
-    // Splits the superpages at its ends, or takes them away if there is no frame for that.
+    // Splits the superpages at the edges of the range, or unmaps them if there is no frame for
+    // that.
     let flush = guest.unmap(View::MAIN, range(3, 1000));
     guest.flush(flush, &machine);
     for page in [3, 500, 999] {
@@ -164,7 +168,7 @@ fn live(ram: &TestMemory, method: LogMethod) -> bool {
 }
 
 #[test]
-fn running_out_of_frames_anywhere_breaks_and_leaks_nothing() {
+fn running_out_of_frames_at_any_point_corrupts_and_leaks_nothing() {
     for method in [
         LogMethod::WriteProtection,
         LogMethod::DirtyFlags,
@@ -179,8 +183,8 @@ fn running_out_of_frames_anywhere_breaks_and_leaks_nothing() {
                 break;
             }
             frames += 1;
-            assert!(frames < 200, "it should do with fewer");
+            assert!(frames < 200, "fewer frames should be enough");
         }
-        assert!(frames > 20, "{frames} frames: memory never was short");
+        assert!(frames > 20, "{frames} frames: no run was short of memory");
     }
 }

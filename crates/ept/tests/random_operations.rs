@@ -1,6 +1,6 @@
-//! Random guests against a plain reference log.
+//! Property tests: random operations on a guest, compared with a simple reference model.
 #![cfg(not(loom))]
-// Helpers outside the test functions: their failure is the message too.
+// Helpers outside the test functions: an unwrap that fails is a test failure too.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,13 +12,13 @@ use hikkoshi_ept::{
 };
 use proptest::prelude::*;
 
-/// Two superpages and a bit.
+/// Two superpages and some more pages.
 const PAGES: u64 = 1100;
-/// Where the host's memory for the guest begins.
+/// First host frame of the guest's memory.
 const HOST: u64 = 1 << 18;
-/// Where a nested view sees the guest's frames.
+/// Address of guest frame 0 in the nested view.
 const SHIFT: u64 = 1 << 20;
-/// Two in the main view, one in a second one, one in a nested one.
+/// Two vCPUs in the main view, one in a second view, one in a nested view.
 const CPUS: usize = 4;
 
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ enum Step {
 }
 
 fn page() -> impl Strategy<Value = u64> {
-    // Few pages, so that things meet.
+    // Few distinct pages, so that operations overlap.
     prop_oneof![0..8u64, 508..520u64, 1020..1030u64, 0..PAGES]
 }
 
@@ -70,23 +70,23 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the log has to be.
+/// The expected state.
 #[derive(Default)]
 struct Reference {
     tracked: BTreeSet<u64>,
     dirty: BTreeSet<u64>,
-    /// Guest frame to permission to write, for what the main view maps.
+    /// For what the main view maps: guest frame to write permission.
     mapped: BTreeMap<u64, bool>,
     nested: BTreeSet<u64>,
-    /// What the second plain view maps, everything allowed.
+    /// What the second (non-nested) view maps, with all permissions.
     second: BTreeSet<u64>,
-    /// Obligations, if they are put off.
+    /// The delayed flush, if flushes are delayed.
     late: Option<TlbFlush>,
 }
 
 impl Reference {
-    /// Meets an obligation, or puts it off.
-    fn owe(
+    /// Does a flush, or delays it.
+    fn flush_or_delay(
         &mut self,
         guest: &Guest<&TestMemory>,
         machine: &Machine<'_, &TestMemory>,
@@ -109,15 +109,15 @@ fn range(start: u64, end: u64) -> GfnRange {
     GfnRange::new(Gfn::new(start), Gfn::new(end))
 }
 
-/// The views beside the main one.
+/// The views other than the main view.
 #[derive(Clone, Copy)]
 struct Views {
     second: View,
     nested: View,
 }
 
-/// Runs the steps on a guest and on the reference. The last processor runs in the nested view, the one
-/// before in a second plain view.
+/// Runs the steps on a guest and on the reference. The last vCPU runs in the nested view, the one
+/// before it in the second view.
 fn run(method: LogMethod, steps: &[Step], capabilities: Capabilities, lazy: bool) {
     let ram = TestMemory::new(if lazy { 2000 } else { 90 });
     let free = ram.free_frames();
@@ -168,7 +168,7 @@ fn apply(
             };
             let at = Gfn::new(at);
             if want.late.is_some() {
-                // A processor may go on with what it remembers: what counts is what it wrote.
+                // A processor may use cached translations: only its successful writes count.
                 if let Ok(host) = got {
                     assert_eq!(host, ((HOST + page) << 12) | 0x123);
                     if write {
@@ -204,7 +204,7 @@ fn apply(
             };
             match guest.map(main, &mapping) {
                 Ok(()) => want.mapped.extend((start..end).map(|page| (page, true))),
-                // Something read-only is there: all before it is mapped.
+                // A read-only mapping exists at this address; everything before it was mapped.
                 Err(MapError::Occupied(at)) => {
                     assert_eq!(want.mapped.get(&at.index()), Some(&false));
                     want.mapped
@@ -221,15 +221,15 @@ fn apply(
         }
         Step::Unmap(start, end) => {
             let flush = guest.unmap(main, range(start, end));
-            want.owe(guest, machine, flush);
+            want.flush_or_delay(guest, machine, flush);
             want.mapped.retain(|page, _| !(start..end).contains(page));
         }
         Step::UnmapAllViews(start, end) => {
             let flush = guest.unmap_all_views(range(start, end));
-            want.owe(guest, machine, flush);
+            want.flush_or_delay(guest, machine, flush);
             want.mapped.retain(|page, _| !(start..end).contains(page));
             want.second.retain(|page| !(start..end).contains(page));
-            // A nested superpage goes as a whole: ask what is left.
+            // A nested superpage is unmapped as a whole: look up which pages remain.
             want.nested.retain(|page| {
                 let there = guest.lookup(nested, Gfn::new(page + SHIFT)).unwrap().gfn;
                 assert!(!(start..end).contains(page) || there.is_none());
@@ -244,18 +244,18 @@ fn apply(
             };
             let (flush, done) = guest.protect(main, range(start, end), permissions);
             done.unwrap();
-            want.owe(guest, machine, flush);
+            want.flush_or_delay(guest, machine, flush);
             want.mapped
                 .range_mut(start..end)
                 .for_each(|(_, allowed)| *allowed = write);
         }
         Step::Split(page) => {
             let flush = guest.split(main, Gfn::new(page), Level::Size4K).unwrap();
-            want.owe(guest, machine, flush);
+            want.flush_or_delay(guest, machine, flush);
         }
         Step::Merge(page) => {
             if let Ok(flush) = guest.merge(main, Gfn::new(page), Level::Size2M) {
-                want.owe(guest, machine, flush);
+                want.flush_or_delay(guest, machine, flush);
                 assert_eq!(
                     guest.lookup(main, Gfn::new(page)).unwrap().level,
                     Level::Size2M
@@ -269,7 +269,7 @@ fn apply(
                 guest.age(main, guest.all(), &mut |_| ())
             };
             match aged {
-                Ok(flush) => want.owe(guest, machine, flush),
+                Ok(flush) => want.flush_or_delay(guest, machine, flush),
                 Err(error) => {
                     assert_eq!(error, AgeError::Unsupported);
                     assert!(!guest.capabilities().accessed_dirty);
@@ -310,7 +310,7 @@ fn apply(
         }
         Step::Reclaim => {
             let flush = guest.unmap(nested, range(SHIFT, SHIFT + PAGES));
-            want.owe(guest, machine, flush);
+            want.flush_or_delay(guest, machine, flush);
             want.nested.clear();
             if let Some(late) = &mut want.late {
                 guest.flush(std::mem::take(late), machine);

@@ -1,8 +1,8 @@
-//! Virtual processors in threads of their own, that fault, fill and write in three views while the log is
-//! taken, stopped and started in other forms, and pages are unmapped, protected, split and put together: in
-//! the end the copy equals the memory.
+//! Stress test with threads: vCPUs fault, map and write in three views while the log is taken,
+//! stopped and restarted with other methods, and pages are unmapped, protected, split and merged.
+//! At the end the copy equals the memory.
 #![cfg(not(loom))]
-// Helpers outside the test functions: their failure is the message too.
+// Helpers outside the test functions: an unwrap that fails is a test failure too.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,9 +16,9 @@ use hikkoshi_ept::{
 
 const PAGES: u64 = 2048;
 const HOST: u64 = 1 << 18;
-/// Two in the main view, one in a second one, one in a nested one.
+/// Two vCPUs in the main view, one in a second view, one in a nested view.
 const CPUS: usize = 4;
-/// Where the nested view sees the guest's frames.
+/// Address of guest frame 0 in the nested view.
 const SHIFT: u64 = 1 << 20;
 const WRITES: u64 = 60_000;
 
@@ -29,7 +29,7 @@ fn next(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// A view, and where in it the guest's frame 0 is.
+/// A view, and its address of guest frame 0.
 #[derive(Clone, Copy)]
 struct ViewOffset {
     view: View,
@@ -41,7 +41,7 @@ const MAIN: ViewOffset = ViewOffset {
     shift: 0,
 };
 
-/// One write in a view, with the page filled first if it is not there: as a superpage now and then.
+/// Writes to one page in a view. Maps the page first if it is not mapped, sometimes as a superpage.
 fn write(
     machine: &Machine<'_, &TestMemory>,
     (guest, in_view): (&Guest<&TestMemory>, ViewOffset),
@@ -67,13 +67,13 @@ fn write(
                     guest.map_nested(in_view.view, range.start().plus(in_view.shift), &mapping)
                 };
                 match mapped {
-                    // No frame is left for a moment: tables taken out are not freed yet. Or a neighbour is
-                    // protected.
+                    // No frame is free at the moment because detached tables are not freed yet, or
+                    // a neighbouring page is protected.
                     Ok(()) | Err(MapError::NoMemory(_) | MapError::Occupied(_)) => {}
                     Err(error) => panic!("{error}"),
                 }
             }
-            // Protected for a moment, or not to be split for one.
+            // The page is protected, or cannot be split, at the moment.
             Err(AccessError::Violation(
                 ViolationOutcome::Denied(_) | ViolationOutcome::NoMemory(_),
             )) => {
@@ -84,8 +84,8 @@ fn write(
     }
 }
 
-/// Stops the log of a part or of everything, and starts it again, of everything in another form. What was
-/// written meanwhile is not logged: all of it is to be copied again.
+/// Stops the log of a part or of everything, and starts it again, for everything with another
+/// method. Writes in between are not logged, so all of these pages are marked dirty.
 fn restart(guest: &Guest<&TestMemory>, machine: &Machine<'_, &TestMemory>, seed: &mut u64) {
     let part = GfnRange::from_len(Gfn::new(next(seed) % PAGES), 700).intersect(guest.all());
     let (range, method) = match (next(seed) % 4, guest.log_method()) {
@@ -101,7 +101,7 @@ fn restart(guest: &Guest<&TestMemory>, machine: &Machine<'_, &TestMemory>, seed:
     guest.mark_dirty(range);
 }
 
-/// Splits, puts together and protects leaves, in the main view or the nested one.
+/// Splits, merges and protects leaves, in the main view or the nested view.
 fn reshape(
     guest: &Guest<&TestMemory>,
     machine: &Machine<'_, &TestMemory>,
@@ -191,7 +191,7 @@ fn run(method: LogMethod) {
                     at = (at + 300) % (PAGES + 20);
                 }
             });
-            // Whoever changes their mind about how to log.
+            // Restarts the log with other methods.
             scope.spawn(move || {
                 let mut seed = 2;
                 let mut times = 0;
@@ -201,7 +201,7 @@ fn run(method: LogMethod) {
                     thread::yield_now();
                 }
             });
-            // The hypervisor's own wishes for leaves.
+            // Changes leaves for the hypervisor.
             scope.spawn(move || {
                 let mut seed = 3;
                 while running.load(Ordering::Relaxed) {
@@ -211,7 +211,8 @@ fn run(method: LogMethod) {
                     thread::yield_now();
                 }
             });
-            // A processor that comes and goes; it writes pages of its own, and leaves some in its log.
+            // Adds and removes a vCPU, which writes its own pages and leaves some of them in its
+            // log.
             scope.spawn(move || {
                 let mut number = 0;
                 while running.load(Ordering::Relaxed) {
@@ -228,7 +229,7 @@ fn run(method: LogMethod) {
                     machine.remove_cpu(cpu);
                 }
             });
-            // The host, which wants memory back, and gathers its obligations.
+            // Reclaims memory for the host and combines the flushes.
             scope.spawn(move || {
                 let mut seed = 1;
                 while running.load(Ordering::Relaxed) {
@@ -282,9 +283,9 @@ fn pml() {
 
 type Work<'a> = &'a (dyn Fn(&Guest<TestMemory>, View) + Sync);
 
-/// The host takes a page of a nested view back by guest frame, again and again, while `work` goes on in
-/// other threads: whenever it has, the page is gone, and it stays gone until it is mapped again.
-fn take_back(logged: bool, work: [Work<'_>; 2]) {
+/// Unmaps a page of a nested view by guest frame, repeatedly, while `work` runs on other threads.
+/// After each unmap the page must be unmapped until it is mapped again.
+fn unmap_repeatedly(logged: bool, work: [Work<'_>; 2]) {
     let guest = Guest::new(
         TestMemory::new(200),
         Level::Size2M.pages(),
@@ -333,18 +334,18 @@ fn take_back(logged: bool, work: [Work<'_>; 2]) {
 }
 
 #[test]
-fn a_nested_page_is_taken_back_while_it_is_written_and_its_log_taken() {
+fn a_nested_page_is_unmapped_during_writes_and_takes() {
     let fault = |guest: &Guest<TestMemory>, nested| {
         guest.handle_ept_violation(nested, 7 << 12, ExitQualification(2));
     };
     let take = |guest: &Guest<TestMemory>, _| {
         guest.take_log(guest.all(), &(), &mut |_| ()).unwrap();
     };
-    take_back(true, [&fault, &take]);
+    unmap_repeatedly(true, [&fault, &take]);
 }
 
 #[test]
-fn a_nested_page_is_taken_back_while_leaves_are_split_and_put_together() {
+fn a_nested_page_is_unmapped_during_splits_and_merges() {
     let merge = |guest: &Guest<TestMemory>, nested| {
         if let Ok(flush) = guest.merge(nested, Gfn::new(0), Level::Size2M) {
             guest.flush(flush, &());
@@ -354,5 +355,5 @@ fn a_nested_page_is_taken_back_while_leaves_are_split_and_put_together() {
         let flush = guest.split(nested, Gfn::new(0), Level::Size4K).unwrap();
         guest.flush(flush, &());
     };
-    take_back(false, [&merge, &split]);
+    unmap_repeatedly(false, [&merge, &split]);
 }

@@ -1,8 +1,8 @@
-//! Tables in this process's memory, and what virtual processors would do to them.
+//! Tables in this process's memory, and the effects that vCPUs would have on them.
 #![allow(dead_code)]
-// each bench uses its part
+// Each bench uses only a part of this module.
 
-// The benches read and write entries as a processor does; unsafe: a promise about this memory.
+// The benches access entries like a processor. Unsafe: the implementation of `FrameAccess`.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)] // measuring only
 
@@ -17,7 +17,7 @@ use hikkoshi_ept::{
 pub const GIB: u64 = 1 << 18;
 pub const PAGES_16_GIB: u64 = 16 * GIB;
 
-/// Frames at their own addresses, as under a hypervisor's direct map.
+/// Frames at their own addresses, as with a hypervisor's direct map.
 #[derive(Debug, Default)]
 pub struct Host {
     free: Mutex<Vec<Frame>>,
@@ -57,17 +57,18 @@ impl FrameAllocator for Host {
     }
 }
 
-// SAFETY: frames are page-aligned parts of leaked memory, each its own. There is no check that a frame is one of
-// them, as a hypervisor has to have: nobody but the crate calls this here, and the check would be measured.
+// SAFETY: frames are separate page-aligned parts of leaked memory. Unlike in a hypervisor, there is
+// no check that a frame is one of them: only the crate calls this here, and the check would be
+// measured.
 unsafe impl FrameAccess for Host {
     fn table(&self, frame: Frame) -> &Table {
         let address = usize::try_from(frame.address()).unwrap_or_default();
-        // SAFETY: `allocate` exposed the address of a whole `Table` that lives for good.
+        // SAFETY: `allocate` exposed the address of a whole `Table` that is never freed.
         unsafe { &*std::ptr::with_exposed_provenance::<Table>(address) }
     }
 }
 
-/// A guest of `pages`, all mapped with leaves up to `largest`.
+/// Creates a guest of `pages`, all mapped by leaves up to `max_level`.
 pub fn guest(pages: u64, max_level: Level) -> Guest<Host> {
     let guest = Guest::new(Host::default(), pages, 1, Capabilities::ALL).unwrap();
     let mapping = Mapping {
@@ -78,7 +79,7 @@ pub fn guest(pages: u64, max_level: Level) -> Guest<Host> {
     guest
 }
 
-/// The entry of the lowest level for `gfn`.
+/// Returns the 4 KiB entry for `gfn`.
 fn slot(guest: &Guest<Host>, gfn: Gfn) -> &AtomicU64 {
     let mut table = guest.main_eptp().root();
     for shift in [27, 18, 9] {
@@ -92,12 +93,12 @@ fn set_dirty_flag(guest: &Guest<Host>, gfn: Gfn) {
     slot(guest, gfn).fetch_or(Entry(0).with_dirty(true).0, Ordering::Relaxed);
 }
 
-/// Has `count` pages, spread evenly over all of the guest, be written.
+/// Marks `count` pages, spread evenly over the whole guest, as written.
 pub fn dirty(guest: &Guest<Host>, vcpu: Vcpu, count: u64) {
     dirty_in(guest, vcpu, count, guest.all().len());
 }
 
-/// Has `count` pages, spread evenly over the guest's first `pages`, be written.
+/// Marks `count` pages, spread evenly over the guest's first `pages`, as written.
 pub fn dirty_in(guest: &Guest<Host>, vcpu: Vcpu, count: u64, pages: u64) {
     let distance = pages / count;
     let pages = (0..count).map(|number| Gfn::new(number * distance));
@@ -124,7 +125,7 @@ pub fn dirty_in(guest: &Guest<Host>, vcpu: Vcpu, count: u64, pages: u64) {
     }
 }
 
-/// Has every leaf that maps pages of `range` be used.
+/// Marks every leaf that maps pages of `range` as used.
 pub fn use_pages(guest: &Guest<Host>, range: GfnRange) {
     let mut at = range.start();
     while at < range.end() {
@@ -143,7 +144,7 @@ pub fn use_pages(guest: &Guest<Host>, range: GfnRange) {
     }
 }
 
-/// The form to compare with: reads every entry of every table, clears the dirty flags, counts.
+/// The baseline: reads every entry of every table, clears the dirty flags and counts them.
 pub fn take_by_walking(guest: &Guest<Host>) -> u64 {
     fn walk(guest: &Guest<Host>, table: Frame, level: Level) -> u64 {
         let mut found = 0;

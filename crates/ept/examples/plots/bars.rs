@@ -1,10 +1,10 @@
-//! Groups of horizontal bars.
+//! Horizontal bar charts.
 
 use std::fmt::{Error, Write};
 
 use super::COLOURS;
 
-/// Groups, each with its bars.
+/// Groups of bars: the name of each group, and the name and value of each of its bars.
 pub type Bars = Vec<(String, Vec<(String, f64)>)>;
 
 const WIDTH: f64 = 720.0;
@@ -14,7 +14,8 @@ const ROW: f64 = 18.0;
 const GAP: f64 = 14.0;
 const TOP: f64 = 40.0;
 
-/// Bars from zero, or from a power of ten below the smallest if the axis is logarithmic.
+/// Draws bars that start at zero or, on a logarithmic axis, at a power of ten below the smallest
+/// value.
 pub fn plot(
     title: &str,
     caption: &str,

@@ -1,8 +1,9 @@
-//! Every interleaving of virtual processors and those who work on their tables, up to a bound of forced
-//! switches: `make test-loom`. Tables have two entries here, and page-modification logs too.
+//! Loom models: interleavings of vCPUs with operations on their tables, up to a bound of
+//! preemptions. Run them with `make test-loom`. In the models, tables and page-modification logs
+//! have two entries.
 //!
-//! The invariant of all models: whoever copies the pages that a take reports, once the take has
-//! returned, and does so once more when the virtual processors have stopped, holds what the guest wrote.
+//! The invariant of all models: a migration that copies the pages reported by each take after it
+//! has returned, and once more after the vCPUs have stopped, has everything that the guest wrote.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 

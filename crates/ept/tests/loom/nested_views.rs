@@ -1,4 +1,4 @@
-//! nested_views
+//! Models of `Guest::unmap_all_views` on nested views, whose leaves are found by guest frame only.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use loom::thread;
 
 use crate::world::{HOST, World, check, first_pages};
 
-/// A guest whose only processor runs in a nested view with the same addresses, which maps the first pages.
+/// Creates a guest whose only vCPU runs in a nested view. The view maps the first pages at the same
+/// addresses.
 fn nested_world() -> (Arc<World>, View) {
     let world = World::unlogged(Level::Size4K, 1);
     let nested = world.guest.add_nested_view().unwrap();
@@ -26,7 +27,8 @@ fn nested_world() -> (Arc<World>, View) {
     (world, nested)
 }
 
-/// Takes page 1 back by guest frame while `work` runs on another thread: it is gone from the nested view.
+/// Unmaps page 1 by guest frame while `work` runs on another thread. Afterwards the nested view
+/// must not map it.
 fn during_unmap_all_views(
     (world, nested): (Arc<World>, View),
     work: impl FnOnce(&World, View) + Send + 'static,
@@ -51,13 +53,13 @@ fn during_unmap_all_views(
     world
 }
 
-/// Pages of a nested view are taken away by guest frame while they are put together, or fail to be.
+/// Pages of a nested view are unmapped by guest frame during a merge that succeeds or fails.
 #[test]
 fn unmap_all_views_vs_merge() {
-    for alike in [true, false] {
+    for mergeable in [true, false] {
         check(3, move || {
             let (world, nested) = nested_world();
-            if !alike {
+            if !mergeable {
                 let other = GfnRange::from_len(Gfn::new(1), 1);
                 let (flush, done) = world.guest.protect(nested, other, Permissions::Read);
                 done.unwrap();
@@ -65,7 +67,7 @@ fn unmap_all_views_vs_merge() {
             }
             let merge = move |world: &World, nested| {
                 if let Ok(flush) = world.guest.merge(nested, Gfn::new(0), Level::Size2M) {
-                    assert!(alike);
+                    assert!(mergeable);
                     world.guest.flush(flush, &world.machine);
                 }
             };
@@ -74,7 +76,7 @@ fn unmap_all_views_vs_merge() {
     }
 }
 
-/// The same while the pages are split from a superpage.
+/// Pages of a nested view are unmapped by guest frame during the split of a superpage.
 #[test]
 fn unmap_all_views_vs_split() {
     check(3, || {
@@ -89,7 +91,8 @@ fn unmap_all_views_vs_split() {
     });
 }
 
-/// The same while the processor writes to them, or the log is taken: each holds the entry for a moment.
+/// A page of a nested view is unmapped by guest frame while a vCPU writes to it or the log is
+/// taken. Each of these freezes the entry for a short time.
 #[test]
 fn unmap_all_views_vs_write_and_take() {
     for take in [false, true] {

@@ -1,4 +1,4 @@
-//! start_stop
+//! Models of starting and stopping a log while tables change and vCPUs are added.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use loom::thread;
 
 use crate::world::{HOST, World, check};
 
-/// A page is mapped while logging starts: what is written once it has started is logged.
+/// A page is mapped while logging starts: writes after the start are logged.
 #[test]
 fn map_vs_start() {
     for method in [
@@ -30,15 +30,15 @@ fn map_vs_start() {
     }
 }
 
-/// Runs `work` and an access to page 0 on another thread while logging starts: what is written once it
-/// has started is logged.
+/// Runs `work` and an access to page 0 on another thread while logging starts. Writes after the
+/// start must be logged.
 fn during_start(world: Arc<World>, method: LogMethod, work: impl FnOnce(&World) + Send + 'static) {
     let started = Arc::new(AtomicU64::new(0));
     let vcpu = {
         let (world, started) = (world.clone(), started.clone());
         thread::spawn(move || {
             work(&world);
-            // Make the processor remember the page as writable, and dirty.
+            // Make the processor cache the page as writable and dirty.
             world.machine.access(0, 0, Access::Write, |_| ()).unwrap();
             if started.load(Ordering::Acquire) == 1 {
                 world.write(0, 0, 9);
@@ -54,7 +54,7 @@ fn during_start(world: Arc<World>, method: LogMethod, work: impl FnOnce(&World) 
     world.finish();
 }
 
-/// A superpage is split, or leaves are put together, while logging starts.
+/// A superpage is split, or leaves are merged, while logging starts.
 #[test]
 fn split_and_merge_vs_start() {
     for method in [
@@ -81,7 +81,7 @@ fn split_and_merge_vs_start() {
     }
 }
 
-/// A processor is added while a log starts: once both are done, it logs.
+/// A vCPU is added while a log starts: once both have finished, the vCPU logs.
 #[test]
 fn add_vs_start() {
     check(3, || {
@@ -105,7 +105,7 @@ fn add_vs_start() {
     });
 }
 
-/// A processor is added while a log stops: it does not log into a buffer that was given back.
+/// A vCPU is added while a log stops: it does not log into a buffer that was released.
 #[test]
 fn add_vs_stop() {
     check(3, || {

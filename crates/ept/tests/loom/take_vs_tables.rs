@@ -1,4 +1,5 @@
-//! take_vs_tables
+//! Models of a take while the tables or the log change: unmap, protect, remap, restart, removed
+//! views.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +11,7 @@ use loom::thread;
 
 use crate::world::{HOST, World, check, first_pages};
 
-/// A page that only its flag knows to be dirty is unmapped while the log is taken.
+/// A page whose write only the dirty flag records is unmapped while the log is taken.
 #[test]
 fn unmap_vs_take() {
     check(3, || {
@@ -26,14 +27,14 @@ fn unmap_vs_take() {
             })
         };
         world.take(first_pages());
-        // Before the call, so in this log, whatever the other thread is doing.
+        // Written before the call, so it must be in this log, whatever the other thread does.
         assert_eq!(world.copy[0].load(Ordering::Relaxed), 1);
         remover.join().unwrap();
         world.finish();
     });
 }
 
-/// Permissions are changed, which writes the entry anew, while the log is taken.
+/// Permissions are changed, which rewrites the entry, while the log is taken.
 #[test]
 fn protect_vs_take() {
     check(3, || {
@@ -57,7 +58,8 @@ fn protect_vs_take() {
     });
 }
 
-/// One of two views loses the page while the log is taken: the other's leaf is found all the same.
+/// One of two views unmaps the page while the log is taken: the take still finds the leaf of the
+/// other.
 #[test]
 fn unmap_of_one_view_vs_take() {
     for method in [LogMethod::WriteProtection, LogMethod::DirtyFlags] {
@@ -86,8 +88,8 @@ fn unmap_of_one_view_vs_take() {
     }
 }
 
-/// An address of a nested view is mapped to another guest frame while the log is taken and pages are
-/// taken away by guest frame.
+/// An address of a nested view is mapped to another guest frame while the log is taken and a page
+/// is unmapped by guest frame.
 #[test]
 fn remap_of_nested_view_vs_take() {
     check(2, || {
@@ -114,7 +116,7 @@ fn remap_of_nested_view_vs_take() {
                 let flush = world.guest.unmap(nested, at);
                 world.guest.flush(flush, &world.machine);
                 map(&world, 1);
-                // The view's page 2 is the guest's page 1 by now.
+                // Page 2 of the view is page 1 of the guest by now.
                 let wrote = world.machine.access(0, 2 << 12, Access::Write, |host| {
                     assert_eq!(host >> 12, HOST + 1);
                     world.data[1].store(5, Ordering::Relaxed);
@@ -137,8 +139,8 @@ fn remap_of_nested_view_vs_take() {
     });
 }
 
-/// The log is stopped, and started in another form, while it is taken: what is written from then on is
-/// logged.
+/// The log is stopped and restarted with another method while it is taken: writes after the restart
+/// are logged.
 #[test]
 fn take_vs_restart() {
     use LogMethod::{DirtyFlags, Pml, WriteProtection};
@@ -158,7 +160,7 @@ fn take_vs_restart() {
                     guest.stop_log(guest.all(), machine).unwrap();
                     guest.start_log(new, page, machine).unwrap();
                     world.write(0, 0, 2);
-                    // So that the log knows of the page while the other thread takes it.
+                    // The log has the page while the other thread takes it.
                     guest.mark_dirty(page);
                 })
             };
@@ -174,8 +176,8 @@ fn take_vs_restart() {
     }
 }
 
-/// A view is removed while the log is taken, and the processor is still in it: what it writes by what it
-/// remembers, before it is told to forget, is not lost.
+/// A view is removed while the log is taken and the vCPU is still in that view. What it writes
+/// through cached translations, before they are invalidated, is not lost.
 #[test]
 fn remove_view_vs_take() {
     check(3, || {
@@ -193,11 +195,14 @@ fn remove_view_vs_take() {
             thread::spawn(move || {
                 let flush = world.guest.remove_view(view);
                 world.guest.flush(flush, &world.machine);
-                assert!(world.guest.add_view().is_ok(), "the number is free again");
+                assert!(
+                    world.guest.add_view().is_ok(),
+                    "the number can be used again"
+                );
             })
         };
         world.take(first_pages());
-        // Goes through only by what it remembers.
+        // This succeeds only through a cached translation.
         world.write(0, 0, 2);
         remover.join().unwrap();
         world.finish();

@@ -1,11 +1,11 @@
-//! take_vs_write
+//! Models of a take while vCPUs write, with each method of logging.
 
 use hikkoshi_ept::{Frame, Gfn, GfnRange, Level, LogMethod, Mapping, View};
 use loom::thread;
 
 use crate::world::{HOST, World, check, first_pages};
 
-/// A processor sets the dirty flag, with the translation remembered or not, while the log is taken.
+/// A processor sets the dirty flag, with and without a cached translation, while the log is taken.
 #[test]
 fn set_dirty_flag_vs_take() {
     check(3, || {
@@ -24,7 +24,7 @@ fn set_dirty_flag_vs_take() {
     });
 }
 
-/// Two processors fault on the same page while the log is taken.
+/// Two vCPUs fault on the same page while the log is taken.
 #[test]
 fn fault_vs_take() {
     check(2, || {
@@ -42,7 +42,7 @@ fn fault_vs_take() {
     });
 }
 
-/// A page that is in the log already, and writable, is written again while the log is taken.
+/// A page that is already logged and writable is written again while the log is taken.
 #[test]
 fn write_again_vs_take() {
     check(3, || {
@@ -62,7 +62,7 @@ fn write_again_vs_take() {
     });
 }
 
-/// Two processors write into one superpage, which splits, while the log is taken.
+/// Two vCPUs write to one superpage, which is split, while the log is taken.
 #[test]
 fn split_vs_write() {
     check(2, || {
@@ -80,7 +80,7 @@ fn split_vs_write() {
     });
 }
 
-/// A superpage is split by the hypervisor while a processor writes through it, and the flag counts.
+/// The hypervisor splits a superpage while a vCPU writes through it: the dirty flag is not lost.
 #[test]
 fn explicit_split_vs_write() {
     check(3, || {
@@ -102,9 +102,10 @@ fn explicit_split_vs_write() {
     });
 }
 
-/// A processor fills its page-modification log, and empties it at an exit, while a report makes it do so.
+/// A vCPU fills its page-modification log and drains it at an exit, while a take makes it drain the
+/// log, too.
 #[test]
-fn flush_vs_report() {
+fn pml_drain_vs_take() {
     check(3, || {
         let world = World::new(LogMethod::Pml, Level::Size4K, 1);
         let vcpu = {
@@ -122,9 +123,9 @@ fn flush_vs_report() {
     });
 }
 
-/// The same with two processors, which write the same page among others.
+/// Two vCPUs fill their page-modification logs, with one page in common, while the log is taken.
 #[test]
-fn flush_of_two_vs_report() {
+fn pml_drain_of_two_vcpus_vs_take() {
     check(2, || {
         let world = World::new(LogMethod::Pml, Level::Size4K, 2);
         let vcpu = |cpu: usize| {
@@ -144,7 +145,7 @@ fn flush_of_two_vs_report() {
     });
 }
 
-/// A page is mapped in two views, and a processor in each writes to it while the log is taken.
+/// A page is mapped in two views, and a vCPU in each of them writes to it while the log is taken.
 #[test]
 fn two_views_vs_take() {
     for method in [

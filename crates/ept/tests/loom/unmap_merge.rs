@@ -1,4 +1,4 @@
-//! unmap_merge
+//! Models of unmapping and merging while other threads walk the tables.
 
 use hikkoshi_ept::testing::{Access, AccessError};
 use hikkoshi_ept::{Frame, Gfn, GfnRange, Level, PageType, Permissions, View, ViolationOutcome};
@@ -6,8 +6,8 @@ use loom::thread;
 
 use crate::world::{HOST, World, check, first_pages};
 
-/// A table is taken out and freed while another thread looks through it, and a processor has cached the
-/// way there: freed frames are poisoned.
+/// A table is detached and freed while another thread walks it and a processor has cached the path
+/// to it. Freed frames are poisoned.
 #[test]
 fn free_vs_walk() {
     check(2, || {
@@ -17,7 +17,7 @@ fn free_vs_walk() {
             let world = world.clone();
             thread::spawn(move || {
                 let found = world.guest.lookup(View::MAIN, Gfn::new(0)).unwrap();
-                // Not what a freed table is filled with.
+                // Must not be the poison of a freed table.
                 assert!(found.host.is_none_or(|host| host == Frame::new(HOST)));
                 let _ = world.machine.access(0, 1 << 12, Access::Read, |_| ());
             })
@@ -29,7 +29,7 @@ fn free_vs_walk() {
     });
 }
 
-/// Leaves are put together while a processor writes to them, then a log is started: all is there.
+/// Leaves are merged while a vCPU writes to them: the large leaf is dirty.
 #[test]
 fn merge_vs_write() {
     check(2, || {
@@ -39,7 +39,7 @@ fn merge_vs_write() {
             let world = world.clone();
             thread::spawn(move || {
                 let done = world.machine.access(0, 1 << 12, Access::Write, |_| ());
-                // The entry is not there for a moment: the exit is answered by trying again.
+                // The entry is frozen for a short time: the exit handler retries.
                 done.unwrap();
             })
         };
@@ -56,15 +56,15 @@ fn merge_vs_write() {
     });
 }
 
-/// A page is unmapped while it and its neighbour are put together, or fail to be: it is gone, and the
-/// processor has forgotten it once the obligation is met.
+/// A page is unmapped during a merge, which succeeds or fails, of the page and its neighbour.
+/// Afterwards it is unmapped, and no processor has a cached translation once the flush is done.
 #[test]
 fn unmap_vs_merge() {
-    for (page, alike) in [(0, true), (1, true), (0, false)] {
+    for (page, mergeable) in [(0, true), (1, true), (0, false)] {
         check(3, move || {
             let world = World::unlogged(Level::Size4K, 1);
             let page = GfnRange::from_len(Gfn::new(page), 1);
-            if !alike {
+            if !mergeable {
                 let other = GfnRange::from_len(Gfn::new(1), 1);
                 let (flush, done) = world.guest.protect(View::MAIN, other, Permissions::Read);
                 done.unwrap();
@@ -79,7 +79,7 @@ fn unmap_vs_merge() {
                 let world = world.clone();
                 thread::spawn(move || {
                     if let Ok(flush) = world.guest.merge(View::MAIN, Gfn::new(0), Level::Size2M) {
-                        assert!(alike);
+                        assert!(mergeable);
                         world.guest.flush(flush, &world.machine);
                     }
                 })

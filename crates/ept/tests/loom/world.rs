@@ -1,4 +1,5 @@
-//! World.
+//! A small guest with its vCPUs, its memory contents and the copy of a migration, for the loom
+//! models.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use hikkoshi_ept::{
 const PAGES: u64 = 4;
 pub const HOST: u64 = 16;
 
-/// A guest, its processors, its memory's content, and the copy that a migration makes of it.
+/// A guest, its vCPUs, the contents of its memory, and the copy that a migration makes of it.
 pub struct World {
     pub guest: &'static Guest<TestMemory>,
     pub machine: Machine<'static, TestMemory>,
@@ -21,7 +22,7 @@ pub struct World {
 }
 
 impl World {
-    /// Everything mapped with leaves up to `largest`; page 0 written before the log starts.
+    /// Creates a guest with everything mapped by leaves up to `max_level` and an active log.
     pub fn new(method: LogMethod, max_level: Level, cpus: usize) -> Arc<Self> {
         let world = Self::unlogged(max_level, cpus);
         world
@@ -35,7 +36,7 @@ impl World {
         Self::with_room(max_level, cpus, cpus)
     }
 
-    /// With room for more processors than there are.
+    /// Creates a guest with `cpus` vCPUs and slots for `room`.
     pub fn with_room(max_level: Level, cpus: usize, room: usize) -> Arc<Self> {
         let guest = Guest::new(TestMemory::new(30), PAGES, room, Capabilities::ALL).unwrap();
         let guest: &'static Guest<TestMemory> = Box::leak(Box::new(guest));
@@ -55,7 +56,7 @@ impl World {
         Arc::new(world)
     }
 
-    /// A virtual processor writes, if the page is there.
+    /// vCPU `cpu` writes if the page is mapped.
     pub fn write(&self, cpu: usize, page: u64, value: u64) {
         let _ = self.machine.access(cpu, page << 12, Access::Write, |host| {
             assert_eq!(host >> 12, HOST + page);
@@ -63,7 +64,7 @@ impl World {
         });
     }
 
-    /// Takes the log of a range and copies what it reports.
+    /// Takes the log of a range and copies the reported pages.
     pub fn take(&self, range: GfnRange) {
         let mut pages = Vec::new();
         self.guest
@@ -76,24 +77,26 @@ impl World {
         }
     }
 
-    /// The virtual processors have stopped: the last take, and the comparison.
+    /// After the vCPUs have stopped: takes the last log and compares the copy.
     pub fn finish(self: Arc<Self>) {
         self.take(self.guest.all());
         for (page, (data, copy)) in self.data.iter().zip(&self.copy).enumerate() {
             let (data, copy) = (data.load(Ordering::Relaxed), copy.load(Ordering::Relaxed));
-            assert_eq!(data, copy, "a write to page {page} was lost");
+            assert_eq!(data, copy, "a write to page {page} is missing in the copy");
         }
         self.close();
     }
 
-    /// Frees everything, or loom would run out of memory before interleavings.
+    /// Frees everything; otherwise loom would run out of memory before it has explored all
+    /// interleavings.
     ///
-    /// Whoever writes into a freed frame spoils what it was filled with, which the allocator looks at.
+    /// If a thread has written to a freed frame, its poison is overwritten, and the allocator
+    /// panics.
     pub fn close(self: Arc<Self>) {
         let world = Arc::try_unwrap(self).ok().unwrap();
         while world.guest.memory().allocate().is_some() {}
         drop(world.machine);
-        // SAFETY: made by `Box::leak`, and the machine, which borrowed it, is gone.
+        // SAFETY: created by `Box::leak`, and the machine that borrowed it was dropped.
         #[allow(unsafe_code)]
         drop(unsafe { Box::from_raw(std::ptr::from_ref(world.guest).cast_mut()) });
     }

@@ -1,4 +1,4 @@
-//! ageing
+//! Ageing by accessed flags, in one view and in all views.
 
 use hikkoshi_ept::testing::{Access, Machine, TestMemory};
 use hikkoshi_ept::{AgeError, Capabilities, Gfn, Guest, View};
@@ -6,7 +6,7 @@ use hikkoshi_ept::{AgeError, Capabilities, Gfn, Guest, View};
 use crate::common::{self, guest, ram, range};
 
 #[test]
-fn ageing_tells_what_was_used() {
+fn ageing_reports_used_leaves() {
     let guest = guest();
     let machine = Machine::new(&guest, 1).unwrap();
     guest.map(View::MAIN, &ram(0, 1100)).unwrap();
@@ -30,7 +30,7 @@ fn ageing_tells_what_was_used() {
 }
 
 #[test]
-fn ageing_goes_through_all_views() {
+fn ageing_covers_all_views() {
     let guest = guest();
     let machine = Machine::new(&guest, 2).unwrap();
     let second = guest.add_view().unwrap();
@@ -60,7 +60,7 @@ fn ageing_goes_through_all_views() {
 }
 
 #[test]
-fn ageing_is_refused_where_it_would_say_nothing() {
+fn ageing_errors() {
     let old = Capabilities {
         accessed_dirty: false,
         pml: false,

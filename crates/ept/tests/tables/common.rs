@@ -1,4 +1,4 @@
-//! Helpers.
+//! Helpers to create guests and mappings.
 
 use hikkoshi_ept::testing::TestMemory;
 use hikkoshi_ept::{Capabilities, Frame, Gfn, GfnRange, Guest, Mapping};

@@ -1,6 +1,6 @@
-//! Tables.
+//! Tables on the software processor: mapping, splitting and merging, views, ageing, errors.
 #![cfg(not(loom))]
-// Helpers outside the test functions: their failure is the message too.
+// Helpers outside the test functions: an unwrap that fails is a test failure too.
 #![allow(clippy::unwrap_used)]
 
 mod ageing;

@@ -1,4 +1,4 @@
-//! mapping
+//! Mapping, unmapping, permissions, emulated devices, and the ownership of TLB flushes.
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
@@ -10,13 +10,17 @@ use hikkoshi_ept::{
 use crate::common::{self, HOST, PAGES, guest, ram, range};
 
 #[test]
-fn leaves_are_as_large_as_they_can_be() {
+fn map_uses_the_largest_possible_leaves() {
     let guest = guest();
     guest.map(View::MAIN, &ram(100, PAGES - 1)).unwrap();
     let level = |page| guest.lookup(View::MAIN, Gfn::new(page)).unwrap().level;
     assert_eq!(level(100), Level::Size4K);
     assert_eq!(level(512), Level::Size2M);
-    assert_eq!(level(1 << 18), Level::Size2M, "the second GiB lacks a page");
+    assert_eq!(
+        level(1 << 18),
+        Level::Size2M,
+        "the second GiB is not complete"
+    );
     assert_eq!(level(PAGES - 2), Level::Size4K);
     let found = guest.lookup(View::MAIN, Gfn::new(777)).unwrap();
     assert_eq!(found.host, Some(Frame::new(HOST + 777)));
@@ -46,7 +50,7 @@ fn leaves_are_as_large_as_they_can_be() {
 }
 
 #[test]
-fn what_cannot_be_mapped_is_refused_by_name() {
+fn map_errors() {
     let guest = guest();
     guest.map(View::MAIN, &ram(0, 600)).unwrap();
     guest.map(View::MAIN, &ram(500, 700)).unwrap();
@@ -89,7 +93,7 @@ fn what_cannot_be_mapped_is_refused_by_name() {
     assert_eq!(
         error,
         MapError::NoMemory(Gfn::new(0)),
-        "4 frames: no place for the reverse map"
+        "4 frames: none for the reverse map"
     );
     assert_eq!(
         guest.lookup(View::MAIN, Gfn::new(0)).unwrap().page_type,
@@ -100,7 +104,7 @@ fn what_cannot_be_mapped_is_refused_by_name() {
 }
 
 #[test]
-fn devices_exit_and_can_be_cut() {
+fn device_marks_exit_and_can_be_unmapped_in_part() {
     let guest = guest();
     let machine = Machine::new(&guest, 1).unwrap();
     guest.map_mmio(View::MAIN, range(0, 1024)).unwrap();
@@ -129,9 +133,9 @@ fn devices_exit_and_can_be_cut() {
     );
 }
 
-/// The tables translate 48 bits; the rest of an address must not be dropped on the way.
+/// The tables translate 48 bits; the upper bits of an address must not be ignored.
 #[test]
-fn addresses_beyond_48_bits_are_other_addresses() {
+fn addresses_above_48_bits_are_out_of_range() {
     let guest = guest();
     let machine = Machine::new(&guest, 1).unwrap();
     let small = Mapping {
@@ -156,7 +160,7 @@ fn addresses_beyond_48_bits_are_other_addresses() {
     assert_eq!(
         guest.count_dirty(guest.all(), &machine),
         Ok(1),
-        "page 5 is logged"
+        "only page 5 is logged"
     );
 
     let (page, aligned) = (GfnRange::from_len(beyond, 1), Gfn::new(MAX_PAGES + 512));
@@ -185,14 +189,14 @@ fn addresses_beyond_48_bits_are_other_addresses() {
 }
 
 #[test]
-fn permissions_hold_and_superpages_are_cut() {
+fn protect_changes_permissions_and_splits_superpages() {
     let guest = guest();
     let machine = Machine::new(&guest, 1).unwrap();
     guest.map(View::MAIN, &ram(0, 1024)).unwrap();
     machine.access(0, 0x5000, Access::Write, |_| ()).unwrap();
     let (flush, done) = guest.protect(View::MAIN, range(5, 6), Permissions::Read);
     done.unwrap();
-    // Until the obligation is met, the processor goes on as before: the model is a mean one.
+    // Until the flush is done, the software processor uses the cached translation.
     machine.access(0, 0x5000, Access::Write, |_| ()).unwrap();
     guest.flush(flush, &machine);
     let denied = Err(AccessError::Violation(ViolationOutcome::Denied(Gfn::new(
@@ -209,7 +213,7 @@ fn permissions_hold_and_superpages_are_cut() {
 }
 
 #[test]
-fn an_obligation_is_met_where_it_is_owed() {
+fn a_flush_is_accepted_only_by_the_guest_it_belongs_to() {
     let (guest, other) = (guest(), common::guest());
     guest.map(View::MAIN, &ram(0, 9)).unwrap();
     let flush = || guest.unmap(View::MAIN, range(0, 1));
@@ -221,7 +225,7 @@ fn an_obligation_is_met_where_it_is_owed() {
         assert!(std::panic::catch_unwind(attempt).is_err());
         guest.map(View::MAIN, &ram(0, 1)).unwrap();
     }
-    // What is empty, and what was gathered, is anybody's and the guest's.
+    // An empty flush is accepted by any guest; combined flushes by the guest they belong to.
     other.flush(TlbFlush::none(), &());
     let mut all = TlbFlush::none();
     guest.batch(&mut all, flush());

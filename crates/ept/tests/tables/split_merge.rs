@@ -1,4 +1,4 @@
-//! split_merge
+//! Splitting and merging superpages, and splitting without enough memory.
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
@@ -9,7 +9,7 @@ use hikkoshi_ept::{
 use crate::common::{guest, ram, range};
 
 #[test]
-fn split_and_merge_are_opposites() {
+fn merge_reverses_split() {
     let guest = guest();
     guest.map(View::MAIN, &ram(0, 1 << 18)).unwrap();
     let machine = Machine::new(&guest, 1).unwrap();
@@ -67,8 +67,8 @@ fn split_and_merge_are_opposites() {
 }
 
 #[test]
-fn splitting_without_memory_leaves_all_as_it_was() {
-    // Root, two tables, a frame of the reverse map's; none for pieces.
+fn a_split_without_memory_changes_nothing() {
+    // Frames for the root, two tables and one frame of the reverse map; none for child leaves.
     let guest = Guest::new(TestMemory::new(4), 1024, 1, Capabilities::ALL).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
     assert_eq!(guest.memory().free_frames(), 0);
@@ -91,8 +91,8 @@ fn splitting_without_memory_leaves_all_as_it_was() {
 }
 
 #[test]
-fn splitting_that_fails_half_way_keeps_nothing() {
-    // One frame is left: for the table, but not for the reverse map of its pieces.
+fn a_split_that_fails_halfway_leaks_nothing() {
+    // One frame is left: enough for the table, but not for the reverse map of the child leaves.
     let guest = Guest::new(TestMemory::new(5), 1024, 1, Capabilities::ALL).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
     for _ in 0..3 {
@@ -107,8 +107,8 @@ fn splitting_that_fails_half_way_keeps_nothing() {
 }
 
 #[test]
-fn unmapping_without_memory_takes_whole_superpages_and_leaves_devices() {
-    // Root, two tables, a frame of the reverse map's; none for pieces.
+fn unmap_without_memory_removes_whole_superpages_but_not_device_marks() {
+    // Frames for the root, two tables and one frame of the reverse map; none for child leaves.
     let guest = Guest::new(TestMemory::new(4), 1024, 1, Capabilities::ALL).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
     guest.map_mmio(View::MAIN, range(512, 1024)).unwrap();
@@ -119,7 +119,7 @@ fn unmapping_without_memory_takes_whole_superpages_and_leaves_devices() {
     guest.flush(flush, &());
     assert_eq!([3, 505].map(kind), [PageType::Absent; 2]);
     assert_eq!([550, 1000].map(kind), [PageType::Mmio; 2]);
-    // Where it need not be split it goes.
+    // A range that covers the superpage needs no split and is unmapped.
     let flush = guest.unmap(View::MAIN, range(512, 1024));
     guest.flush(flush, &());
     assert_eq!(kind(1000), PageType::Absent);

@@ -1,10 +1,10 @@
-//! testing_cpu
+//! The software processor itself: misconfigurations and the exit qualification.
 
 use hikkoshi_ept::testing::{Access, Cpu, Exit, TestMemory};
 use hikkoshi_ept::{Capabilities, Entry, FrameAccess, FrameAllocator, View};
 
 #[test]
-fn the_model_refuses_what_the_sdm_calls_a_misconfiguration() {
+fn the_software_processor_detects_misconfigurations() {
     let ram = TestMemory::new(10);
     let tables: Vec<_> = (0..4).map(|_| ram.allocate().unwrap()).collect();
     let set = |level: usize, bits: u64| {
@@ -19,8 +19,8 @@ fn the_model_refuses_what_the_sdm_calls_a_misconfiguration() {
         (3, 0x1032),           // write-only
         (3, 0x1036),           // write and execute
         (3, 0x103f & !7 | 7),  // memory type 7
-        (3, 1 << 50 | 0x1037), // beyond the address width
-        (2, 0x20_1000 | 0xb7), // a large page, not aligned
+        (3, 1 << 50 | 0x1037), // an address wider than the processor's
+        (2, 0x20_1000 | 0xb7), // a 2 MiB leaf that is not aligned
         (0, 0x1087),           // a leaf in the root
         (1, 0x1047),           // reserved bit of a reference
     ] {
@@ -39,6 +39,6 @@ fn the_model_refuses_what_the_sdm_calls_a_misconfiguration() {
     let Err(Exit::Violation { qualification, .. }) = denied else {
         panic!("{denied:?}")
     };
-    // A data write; readable only; a linear address, and its translation.
+    // A data write; the page is readable only; a linear address, and its translation.
     assert_eq!(qualification.0, 0x2 | 0x8 | 0x180);
 }

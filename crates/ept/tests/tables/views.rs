@@ -1,4 +1,4 @@
-//! views
+//! Several views of one guest, and the removal of views.
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine};
 use hikkoshi_ept::{
@@ -8,7 +8,7 @@ use hikkoshi_ept::{
 use crate::common::{guest, ram, range};
 
 #[test]
-fn a_guest_in_several_views() {
+fn several_views_of_one_guest() {
     let guest = guest();
     let machine = Machine::new(&guest, 2).unwrap();
     let second = guest.add_view().unwrap();
@@ -42,7 +42,11 @@ fn a_guest_in_several_views() {
     guest
         .take_log(guest.all(), &machine, &mut |run| dirty.push(run))
         .unwrap();
-    assert_eq!(dirty, [range(3, 5)], "by guest frame, whatever the view");
+    assert_eq!(
+        dirty,
+        [range(3, 5)],
+        "the log is by guest frame, for all views"
+    );
     machine
         .access(1, ((1 << 20) + 3) << 12, Access::Write, |_| ())
         .unwrap();
@@ -63,10 +67,10 @@ fn a_guest_in_several_views() {
     assert_eq!(guest.lookup(second, Gfn::new(0)), None);
 }
 
-/// Until the obligation of a removal is met, nothing of the view is used for another one: neither the number,
-/// by which the obligation names it, nor the root's frame, by which processors tag what they remember.
+/// Until the flush of a removal is done, neither the view's number, which the flush uses, nor the
+/// frame of its root, which tags cached translations, is reused.
 #[test]
-fn a_removed_view_is_not_another_one_before_it_is_forgotten() {
+fn a_removed_view_is_not_reused_before_its_flush() {
     let guest = guest();
     let machine = Machine::new(&guest, 2).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
@@ -94,16 +98,17 @@ fn a_removed_view_is_not_another_one_before_it_is_forgotten() {
         let flush = guest.remove_view(old);
         assert_eq!(guest.eptp(old), None);
         assert!(flush.applies_to(old));
-        assert!(guest.eptps(&flush).eq([pointer]), "what INVEPT needs");
+        assert!(guest.eptps(&flush).eq([pointer]), "the operands of INVEPT");
         assert!(!machine.enter_view(1, old));
-        // Removing it again removes nothing.
+        // Removing it again has no effect.
         assert!(guest.remove_view(old).is_empty());
 
         let new = add().unwrap();
         map(new);
         assert!(!flush.applies_to(new));
         guest.flush(flush, &machine);
-        // The processor comes to a root in the frame of the old one, and remembers nothing of it.
+        // The vCPU enters a view whose root is in the old root's frame, and has no cached
+        // translations of it.
         let mut views = vec![new];
         while guest.eptp(*views.last().unwrap()) != Some(pointer) {
             views.push(add().unwrap());
@@ -120,7 +125,7 @@ fn a_removed_view_is_not_another_one_before_it_is_forgotten() {
             guest.flush(flush, &machine);
         }
     }
-    // Numbers and frames come back.
+    // Numbers and frames are reused.
     for _ in 0..100 {
         let view = guest.add_view().unwrap();
         let flush = guest.remove_view(view);
@@ -128,9 +133,10 @@ fn a_removed_view_is_not_another_one_before_it_is_forgotten() {
     }
 }
 
-/// A page is written through a view that is being removed: a take has the processor forget that, too.
+/// A page is written through a view that is being removed: a take invalidates its translations,
+/// too.
 #[test]
-fn a_take_reaches_processors_that_are_still_in_a_removed_view() {
+fn a_take_flushes_vcpus_that_are_still_in_a_removed_view() {
     let guest = guest();
     let machine = Machine::new(&guest, 2).unwrap();
     guest.map(View::MAIN, &ram(0, 512)).unwrap();
