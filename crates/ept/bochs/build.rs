@@ -1,4 +1,4 @@
-//! Links the program by its own script, without start files and without the C library.
+//! Links the program with its own linker script, without start files and without the C library.
 
 fn main() {
     println!("cargo::rerun-if-changed=link.ld");

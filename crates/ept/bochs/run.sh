@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Builds the hypervisor, makes a disk image of it and becomes Bochs, which runs it. What the
-# hypervisor says is on standard output, among Bochs's own words; Bochs's log is bochs.log in the
-# folder that the first line names.
+# Builds the hypervisor, makes a disk image of it, and replaces itself by Bochs (exec), which runs
+# it. The hypervisor's output is on standard output, among that of Bochs; Bochs's log is bochs.log
+# in the directory that the first line names.
 #
-#   run.sh          build and run
-#   run.sh build    build only
-#   BOCHS=FOLDER    where setup/setup.sh put Bochs (build/bochs of the project)
-#   OUT=FOLDER      where image, configuration and log go (default: run, beside what was built)
+#   run.sh            build and run
+#   run.sh build      build only
+#   BOCHS=DIRECTORY   where setup/setup.sh installed Bochs (build/bochs of the project)
+#   OUT=DIRECTORY     for image, configuration and log (default: run, in the target directory)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 bochs=${BOCHS:-$(cd "$here/../../.." && pwd)/build/bochs}
 
 if [[ ! -x $bochs/run ]]; then
-    echo "hypervisor: there is no Bochs in $bochs: setup/setup.sh brings it (\`make setup\`)" >&2
+    echo "hypervisor: no Bochs in $bochs; install it with \`make setup\`" >&2
     exit 2
 fi
 
 for tool in cargo objcopy; do
-    command -v "$tool" >/dev/null || { echo "hypervisor: $tool is missing on this machine" >&2; exit 2; }
+    command -v "$tool" >/dev/null || { echo "hypervisor: $tool is not installed" >&2; exit 2; }
 done
 
-# Flags meant for the machine's own programs would break this one.
+# Flags for programs of the host would break this one.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET
 target=${CARGO_TARGET_DIR:-$here/target}
 mkdir -p "$target"
@@ -33,14 +33,14 @@ elf=$target/x86_64-unknown-linux-gnu/release/hypervisor
 out=${OUT:-$target/run}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-# The loaded part of the file is the disk from its first byte on; the rest of the disk is empty.
+# The loaded part of the file starts at the disk's first byte; the rest of the disk is empty.
 objcopy --output-target binary --only-section .image "$elf" "$out/disk"
 truncate --size 10321920 "$out/disk" # 20 cylinders, 16 heads, 63 sectors
-# Left behind by an earlier run, the lock by one that was killed.
+# Files of an earlier run; the lock remains if that run was killed.
 rm -f "$out/disk.lock" "$out/bochs.log"
 
 cat >"$out/bochsrc" <<RC
-# Answers no window; waits for nobody to look.
+# No window: do not wait for a viewer.
 display_library: rfb, options="timeout=0"
 sound: driver=dummy, waveoutdrv=dummy, waveindrv=dummy, midioutdrv=dummy
 speaker: enabled=0
@@ -57,12 +57,12 @@ boot: disk
 port_e9_hack: enabled=1
 log: $out/bochs.log
 panic: action=fatal
-# Every EPT violation is an error to Bochs; here they are what is tested.
+# Bochs reports every EPT violation as an error; here they are expected.
 error: action=ignore
 info: action=report
 debug: action=ignore
 RC
-# This Bochs has its debugger built in, which waits for commands: go on, and end when it comes back.
+# This Bochs has its debugger built in, which waits for commands: continue, then quit.
 printf 'c\nquit\n' >"$out/commands"
 
 echo "hypervisor: Bochs's files are in $out"

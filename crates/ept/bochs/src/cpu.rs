@@ -1,9 +1,9 @@
-//! The processor's own registers: model-specific ones, control registers, and the counter that
+//! The processor's registers: model-specific registers, control registers, and the counter that
 //! serves as an instruction counter in Bochs.
 
 use core::arch::asm;
 
-/// `IA32_FEATURE_CONTROL`: whether the firmware lets VMX be used (SDM vol. 3, appendix A and 24.7).
+/// `IA32_FEATURE_CONTROL`: whether the firmware permits VMX (SDM vol. 3, appendix A and 24.7).
 pub const FEATURE_CONTROL: u32 = 0x3a;
 /// `IA32_EFER`.
 pub const EFER: u32 = 0xc000_0080;
@@ -15,8 +15,8 @@ pub const EFER: u32 = 0xc000_0080;
 /// The register must exist, or the processor faults.
 pub unsafe fn read_msr(register: u32) -> u64 {
     let (low, high): (u32, u32);
-    // SAFETY: reading has no side effect for the registers used here; that it exists is the
-    // caller's promise.
+    // SAFETY: reading has no side effect for the registers used here; the caller guarantees that
+    // the register exists.
     unsafe {
         asm!("rdmsr", in("ecx") register, out("eax") low, out("edx") high,
             options(nomem, nostack, preserves_flags));
@@ -28,16 +28,16 @@ pub unsafe fn read_msr(register: u32) -> u64 {
 ///
 /// # Safety
 ///
-/// The register must exist and the value be one that leaves this program able to run.
+/// The register must exist, and the program must be able to continue with the value.
 pub unsafe fn write_msr(register: u32, value: u64) {
     let [low, high] = halves(value);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!("wrmsr", in("ecx") register, in("eax") low, in("edx") high, options(nostack, preserves_flags));
     }
 }
 
-/// The low and the high 32 bits.
+/// Returns the low and the high 32 bits.
 fn halves(value: u64) -> [u32; 2] {
     let bytes = value.to_le_bytes();
     let [a, b, c, d, e, f, g, h] = bytes;
@@ -47,7 +47,7 @@ fn halves(value: u64) -> [u32; 2] {
     ]
 }
 
-/// Control register 0.
+/// Reads control register 0.
 pub fn cr0() -> u64 {
     let value;
     // SAFETY: reading a control register in ring 0 has no side effect.
@@ -55,7 +55,7 @@ pub fn cr0() -> u64 {
     value
 }
 
-/// Control register 3.
+/// Reads control register 3.
 pub fn cr3() -> u64 {
     let value;
     // SAFETY: as above.
@@ -63,7 +63,7 @@ pub fn cr3() -> u64 {
     value
 }
 
-/// Control register 4.
+/// Reads control register 4.
 pub fn cr4() -> u64 {
     let value;
     // SAFETY: as above.
@@ -75,13 +75,14 @@ pub fn cr4() -> u64 {
 ///
 /// # Safety
 ///
-/// The bits must be ones that this processor has and under which this program runs on.
+/// The processor must have the bits, and the program must be able to continue with them.
 pub unsafe fn set_cr4(bits: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { asm!("mov cr4, {}", in(reg) cr4() | bits, options(nostack, preserves_flags)) };
 }
 
-/// The time-stamp counter. Bochs, configured as run.sh does, adds one for each instruction.
+/// Reads the time-stamp counter. With the configuration of run.sh, Bochs increments it once for
+/// each instruction.
 pub fn instructions() -> u64 {
     let (low, high): (u32, u32);
     // SAFETY: reads a counter.

@@ -1,14 +1,14 @@
-//! Exceptions: none is expected, so each ends the run and says where it was.
+//! Exceptions: none is expected, so each one ends the run and reports its address.
 
 use crate::gdt::{CODE, TablePointer};
 use alloc::boxed::Box;
 use core::arch::asm;
 
-/// Exceptions the processor may raise: vectors 0 to 31.
+/// Number of exceptions: vectors 0 to 31.
 const VECTORS: usize = 32;
 
-// Each entry pushes its vector and goes on to the common part; those that come with an error code
-// have it under that. Sixteen bytes each.
+// Each entry pushes its vector and jumps to the common part. For exceptions with an error code, the
+// code is below the vector on the stack. An entry has sixteen bytes.
 core::arch::global_asm!(
     r#"
     .balign 16
@@ -47,7 +47,7 @@ extern "C" fn trap(vector: u64, first: u64, second: u64) -> ! {
     ))
 }
 
-/// Makes the interrupt table and loads it. Returns its address.
+/// Creates and loads the interrupt descriptor table. Returns its address.
 pub fn load() -> u64 {
     let entries = (&raw const trap_entries).expose_provenance() as u64;
     let mut table = [0_u64; VECTORS * 2];
@@ -60,7 +60,7 @@ pub fn load() -> u64 {
     }
     let table: &'static [u64] = Box::leak(Box::new(table));
     let pointer = TablePointer::to(table);
-    // SAFETY: every gate leads to code that stays, by the code selector in use.
+    // SAFETY: every gate refers to code that is never freed, with the current code selector.
     unsafe {
         asm!("lidt [{}]", in(reg) &raw const pointer, options(readonly, nostack, preserves_flags))
     };

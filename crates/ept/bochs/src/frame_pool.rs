@@ -1,46 +1,48 @@
-//! Frames for the crate's tables, which come back: so that what was lent can be counted.
+//! A pool of frames for the crate's tables that counts the frames in use, to detect leaks.
 
 use crate::memory;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use hikkoshi_ept::{Frame, FrameAccess, FrameAllocator, Table};
 
-/// The pool. There is one; every guest of a run borrows from it.
+/// The pool. All guests of a run use the same one.
 #[derive(Debug)]
 pub struct Pool {
-    /// Address of the first free frame, whose first word is the address of the next; 0: none.
+    /// Address of the first free frame, whose first word is the address of the next one; 0 if there
+    /// is none.
     free: AtomicU64,
-    /// Frames that are lent.
-    lent: AtomicUsize,
+    /// Number of frames in use.
+    in_use: AtomicUsize,
 }
 
 /// The pool that all checks use.
 pub static POOL: Pool = Pool {
     free: AtomicU64::new(0),
-    lent: AtomicUsize::new(0),
+    in_use: AtomicUsize::new(0),
 };
 
 impl Pool {
-    /// How many frames are lent now.
-    pub fn lent(&self) -> usize {
-        self.lent.load(Ordering::Relaxed)
+    /// Returns the number of frames in use.
+    pub fn in_use(&self) -> usize {
+        self.in_use.load(Ordering::Relaxed)
     }
 }
 
-/// The words of a frame of [`memory::FRAMES`].
+/// Returns the words of a frame of [`memory::FRAMES`].
 fn words(frame: Frame) -> &'static Table {
     let address = usize::try_from(frame.address()).unwrap_or(usize::MAX);
     assert!(
         memory::FRAMES.contains(&address),
-        "{frame} is no frame for tables"
+        "{frame} is not a frame for tables"
     );
-    // SAFETY: a whole, aligned frame of the region set aside for them, which stays; the crate, the
-    // processor's walks and this pool reach it by atomic accesses only.
+    // SAFETY: a whole, aligned frame of the region reserved for them, which is never freed; the
+    // crate, the processor's walks and this pool access it only by atomic operations.
     unsafe { &*core::ptr::with_exposed_provenance::<Table>(address) }
 }
 
 impl FrameAllocator for Pool {
     fn allocate(&self) -> Option<Frame> {
-        // One processor and no interrupts: nobody comes between the load and the store.
+        // There is one processor and interrupts are off: no other code runs between the load and
+        // the store.
         let frame = match self.free.load(Ordering::Relaxed) {
             0 => Frame::containing(memory::Frame::take().address()),
             first => {
@@ -53,23 +55,23 @@ impl FrameAllocator for Pool {
         for word in words(frame) {
             word.store(0, Ordering::Relaxed);
         }
-        self.lent.fetch_add(1, Ordering::Relaxed);
+        self.in_use.fetch_add(1, Ordering::Relaxed);
         Some(frame)
     }
 
     fn release(&self, frame: Frame) {
         let words = words(frame);
-        // A use after this would meet entries that the processor calls misconfigured.
+        // A use after this finds entries that are misconfigurations for the processor.
         for word in words {
             word.store(u64::MAX, Ordering::Relaxed);
         }
         words[0].store(self.free.load(Ordering::Relaxed), Ordering::Relaxed);
         self.free.store(frame.address(), Ordering::Relaxed);
-        self.lent.fetch_sub(1, Ordering::Relaxed);
+        self.in_use.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-// SAFETY: `words` returns the frame itself, by its physical address, which is mapped for good;
+// SAFETY: `words` returns the frame itself, by its physical address, which is always mapped;
 // distinct frames have distinct addresses.
 unsafe impl FrameAccess for Pool {
     fn table(&self, frame: Frame) -> &Table {

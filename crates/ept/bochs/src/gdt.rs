@@ -1,17 +1,17 @@
-//! The descriptor table the hypervisor runs on. VMX wants the host to have a task register, so it
-//! brings a task-state segment, of which nothing is used.
+//! The hypervisor's global descriptor table. VMX requires the host to have a task register, so the
+//! table has a task-state segment, which is otherwise unused.
 
 use alloc::boxed::Box;
 use core::arch::asm;
 
-/// Selector of 64-bit code.
+/// Selector of the 64-bit code segment.
 pub const CODE: u16 = 0x08;
-/// Selector of data.
+/// Selector of the data segment.
 pub const DATA: u16 = 0x10;
 /// Selector of the task-state segment.
 pub const TASK: u16 = 0x18;
 
-/// What `lgdt` and `lidt` read.
+/// The operand of `lgdt` and `lidt`.
 #[repr(C, packed)]
 pub struct TablePointer {
     limit: u16,
@@ -19,7 +19,7 @@ pub struct TablePointer {
 }
 
 impl TablePointer {
-    /// Describes a table of 8-byte words.
+    /// Creates the operand for a table of 8-byte words.
     pub fn to(table: &'static [u64]) -> TablePointer {
         let limit = u16::try_from(table.len() * 8 - 1).unwrap_or(u16::MAX);
         TablePointer {
@@ -29,16 +29,16 @@ impl TablePointer {
     }
 }
 
-/// Where the tables are: the host's half of a VMCS repeats it.
+/// The addresses of the tables, for the host state of a VMCS.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments {
-    /// The descriptor table's address.
+    /// Address of the descriptor table.
     pub gdt: u64,
-    /// The task-state segment's address.
+    /// Address of the task-state segment.
     pub task: u64,
 }
 
-/// Makes the table and loads it into every segment register.
+/// Creates the table and loads it into all segment registers.
 pub fn load() -> Segments {
     const TASK_BYTES: u64 = 104;
     let task: &'static [u8] = Box::leak(Box::new([0_u8; 104]));
@@ -52,8 +52,8 @@ pub fn load() -> Segments {
         task >> 32,
     ]));
     let pointer = TablePointer::to(gdt);
-    // SAFETY: the table is complete, stays for good, and describes the flat segments this code
-    // runs on already; the far return goes to the next instruction.
+    // SAFETY: the table is complete, is never freed, and describes the flat segments that this code
+    // already uses; the far return goes to the next instruction.
     unsafe {
         asm!(
             "lgdt [{pointer}]",

@@ -1,23 +1,23 @@
 //! The guest: a few lines of 32-bit code, and its memory.
 //!
-//! The guest's address 0 is the first byte of [`memory::GUEST`]. Its programs lie in its second
-//! page; the lists that say what to write begin at [`LIST`].
+//! The guest's address 0 is the first byte of [`memory::GUEST`]. Its programs are in its second
+//! page; the lists of addresses to write to begin at [`LIST`].
 
 use crate::memory;
 use crate::vmx::vcpu::Registers;
 
-/// Bytes of the guest's memory.
+/// Size of the guest's memory in bytes.
 pub const BYTES: u64 = (memory::GUEST.end - memory::GUEST.start) as u64;
-/// Where the guest's programs are.
+/// Address of the guest's programs.
 pub const CODE: u64 = 0x1000;
-/// Where the list of addresses begins; it may fill [`LIST_BYTES`].
+/// Address of the list of addresses; its size is [`LIST_BYTES`].
 pub const LIST: u64 = 0x10_0000;
-/// Room for the list.
+/// Size of the list in bytes.
 pub const LIST_BYTES: u64 = 0x10_0000;
-/// The memory from here on is for writing to.
+/// Start of the write area: the programs write only from here on.
 pub const WRITE_AREA: u64 = 0x20_0000;
 
-// Programs of the guest. Both end by calling the hypervisor, and would begin anew after it.
+// The guest's programs. Each ends with a VMCALL, and would start again after it.
 core::arch::global_asm!(
     r#"
     .section .rodata.guest, "a"
@@ -64,7 +64,7 @@ unsafe extern "C" {
     static guest_code_end: u8;
 }
 
-/// What the guest does when it runs.
+/// A program of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// Writes to each address of the list.
@@ -76,7 +76,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Guest-physical address of its first instruction.
+    /// Returns the guest-physical address of the program's first instruction.
     pub fn address(self) -> u64 {
         let start = &raw const guest_code_start;
         let entry = match self {
@@ -88,13 +88,14 @@ impl Program {
     }
 }
 
-/// How many addresses of its list a vCPU that runs [`Program::WriteList`] has written to.
+/// Returns the number of addresses of its list that a vCPU running [`Program::WriteList`] has
+/// written to.
 ///
-/// Exact at every instruction: the write itself comes before the step to the next address.
+/// Exact at every instruction, because the write comes before the step to the next address.
 pub fn written(registers: &Registers, instruction: u64) -> usize {
-    const WRITE: u64 = 2; // the first instruction has two bytes,
-    const AFTER_WRITE: u64 = 4; // and so has the write;
-    const AFTER_STEP: u64 = 7; // the step has three.
+    const WRITE: u64 = 2; // the first instruction has two bytes
+    const AFTER_WRITE: u64 = 4; // so has the write
+    const AFTER_STEP: u64 = 7; // the step has three
     let entries = (registers.rsi - LIST) / 4;
     let place = instruction - Program::WriteList.address();
     let done = entries + u64::from(place > WRITE && place < AFTER_STEP);
@@ -102,24 +103,27 @@ pub fn written(registers: &Registers, instruction: u64) -> usize {
     usize::try_from(done).unwrap_or(usize::MAX)
 }
 
-/// Where a byte of the guest's memory is for the hypervisor.
+/// Returns the hypervisor's pointer to a byte of the guest's memory.
 fn host_pointer(address: u64) -> *mut u8 {
-    assert!(address < BYTES, "the guest has no address {address:#x}");
+    assert!(
+        address < BYTES,
+        "address {address:#x} is outside the guest's memory"
+    );
     let offset = usize::try_from(address).unwrap_or(usize::MAX);
     core::ptr::with_exposed_provenance_mut(memory::GUEST.start + offset)
 }
 
-/// Puts the programs into the guest's memory.
+/// Copies the programs into the guest's memory.
 pub fn load() {
     let start = &raw const guest_code_start;
     let bytes = (&raw const guest_code_end).addr() - start.addr();
     assert!(bytes <= memory::FRAME);
-    // SAFETY: from this program's image into the guest's second page, which nobody else uses; the
+    // SAFETY: from this program's image into the guest's second page, which has no other use; the
     // guest is not running.
     unsafe { core::ptr::copy_nonoverlapping(start, host_pointer(CODE), bytes) };
 }
 
-/// Writes the list of addresses that [`Program::WriteList`] follows.
+/// Writes the list of addresses for [`Program::WriteList`].
 pub fn write_list(addresses: &[u32]) {
     assert!(addresses.len() as u64 * 4 <= LIST_BYTES);
     // SAFETY: the list's place in the guest's memory has this size; the guest is not running.
@@ -132,18 +136,18 @@ pub fn write_list(addresses: &[u32]) {
     }
 }
 
-/// Where the guest's page directory is, for those that page.
+/// Address of the guest's page directory, for guests with paging.
 pub const DIRECTORY: u64 = 0x2000;
 
-/// Fills the page directory: all of the guest's memory, where it is, by pages of 4 MiB. Their flags
-/// (accessed, dirty) are set, so that the processor has nothing to write there.
+/// Fills the page directory: an identity mapping of the guest's memory with 4 MiB pages. Their
+/// accessed and dirty flags are set, so that the processor does not need to write them.
 pub fn write_directory() {
     const PRESENT_WRITABLE_ACCESSED_DIRTY_LARGE: u32 = 0xe3;
     let entries = (0_u32..)
         .step_by(4 << 20)
         .take_while(|start| u64::from(*start) < BYTES);
     for (place, start) in entries.enumerate() {
-        // SAFETY: one of the directory's 1,024 words, in a page nobody else uses; the guest is not
+        // SAFETY: one of the directory's 1,024 words, in a page without other use; the guest is not
         // running.
         unsafe {
             host_pointer(DIRECTORY)
@@ -154,7 +158,7 @@ pub fn write_directory() {
     }
 }
 
-/// Reads a word of the guest's memory, as the guest left it.
+/// Reads a word of the guest's memory.
 pub fn read_word(address: u64) -> u32 {
     // SAFETY: inside the guest's memory and aligned; the guest is not running.
     unsafe { host_pointer(address).cast::<u32>().read_volatile() }

@@ -1,4 +1,4 @@
-//! A guest under the crate's tables: what a hypervisor does with the crate, and no more.
+//! A minimal hypervisor: a guest whose tables the crate manages.
 
 use crate::frame_pool::{POOL, Pool};
 use crate::guest_program::{BYTES, LIST, Program};
@@ -13,53 +13,53 @@ use hikkoshi_ept::{
     PML_HEAD_INDEX, Processors, TlbFlush, View, ViolationOutcome,
 };
 
-/// Frames of the guest's memory.
+/// Number of frames of the guest's memory.
 pub const FRAMES: u64 = BYTES >> 12;
-/// vCPUs that a guest may have.
+/// Maximum number of vCPUs of a guest.
 const VCPUS: usize = 4;
 
 /// A guest and its vCPUs.
 #[derive(Debug)]
 pub struct Machine {
-    /// Its tables and its log.
+    /// The guest's tables and log.
     pub guest: Guest<&'static Pool>,
-    /// Its vCPUs. All run on one processor, so one at a time.
+    /// The vCPUs. All run on one processor, one at a time.
     pub vcpus: Vec<Cpu>,
     host: Host,
-    /// Times that translations were invalidated.
+    /// Number of TLB invalidations.
     pub invalidations: Cell<u64>,
-    /// Instructions of the hypervisor between an exit and the next entry.
+    /// Instructions of the hypervisor between exits and entries.
     pub handling: u64,
 }
 
-/// A vCPU: for VMX, and for the crate.
+/// A vCPU.
 #[derive(Debug)]
 pub struct Cpu {
     /// The VMCS and the registers.
     pub vmx: Vcpu,
-    /// Its name in the crate.
+    /// The crate's handle of the vCPU.
     pub id: hikkoshi_ept::Vcpu,
-    /// The view that it runs in.
+    /// The view in which the vCPU runs.
     view: View,
 }
 
-/// What the processor can do, as the crate reads it.
+/// Returns the processor's features, as decoded by the crate.
 pub fn capabilities() -> Capabilities {
     let found = Capabilities::from_msrs(
         capability::ept_capabilities(),
         capability::secondary(),
         capability::physical_bits(),
     );
-    found.unwrap_or_else(|| crate::fail("the crate finds no use for this processor's tables"))
+    found.unwrap_or_else(|| crate::fail("the crate does not support this processor"))
 }
 
-/// Guest frames from a first one on.
+/// Returns the range of `count` guest frames from `first` on.
 pub fn frames(first: u64, count: u64) -> GfnRange {
     GfnRange::from_len(Gfn::new(first), count)
 }
 
 impl Machine {
-    /// A guest whose memory is mapped by leaves of at most this size, with one vCPU.
+    /// Creates a guest with one vCPU, whose memory is mapped by leaves of at most this size.
     pub fn new(host: Host, max_level: Level) -> Machine {
         let first = Frame::containing(GUEST.start as u64);
         let memory = Mapping {
@@ -69,7 +69,7 @@ impl Machine {
         Machine::with(host, FRAMES, &memory)
     }
 
-    /// A guest of this many frames, with this memory and one vCPU.
+    /// Creates a guest of `size` frames with this memory and one vCPU.
     pub fn with(host: Host, size: u64, memory: &Mapping) -> Machine {
         let guest = must(Guest::new(&POOL, size, VCPUS, capabilities()));
         must(guest.map(View::MAIN, memory));
@@ -80,7 +80,7 @@ impl Machine {
             invalidations: Cell::new(0),
             handling: 0,
         };
-        // The frames may have been another guest's tables before.
+        // The frames may have been tables of a previous guest.
         operation::invalidate(machine.pointer());
         machine.add_vcpu();
         machine
@@ -90,12 +90,12 @@ impl Machine {
         self.guest.main_eptp().0
     }
 
-    /// Has a vCPU run in another view from now on.
+    /// Switches a vCPU to another view.
     pub fn enter_view(&mut self, number: usize, view: View) {
         let cpu = &mut self.vcpus[number];
         match self.guest.eptp(view) {
             Some(pointer) => cpu.vmx.set_ept_pointer(pointer.0),
-            None => crate::fail("a vCPU is to enter a view that is not there"),
+            None => crate::fail("a vCPU cannot enter a view that does not exist"),
         }
         cpu.view = view;
     }
@@ -118,7 +118,7 @@ impl Machine {
         }
     }
 
-    /// Starts logging, or adds a range to what is logged.
+    /// Starts logging, or adds a range to the log.
     pub fn start(&self, method: LogMethod, range: GfnRange) {
         must(self.guest.start_log(method, range, self));
     }
@@ -128,7 +128,7 @@ impl Machine {
         must(self.guest.stop_log(range, self));
     }
 
-    /// Takes the log of a range: the frames in it.
+    /// Takes the log of a range; returns the dirty frames.
     pub fn take(&self, range: GfnRange) -> BTreeSet<u64> {
         let mut runs = Vec::new();
         must(self.guest.take_log(range, self, &mut |run| runs.push(run)));
@@ -138,19 +138,19 @@ impl Machine {
             .collect()
     }
 
-    /// How many pages of a range are in the log, left there.
+    /// Returns the number of pages of a range that are in the log, without taking them.
     pub fn peek(&self, range: GfnRange) -> u64 {
         must(self.guest.count_dirty(range, self))
     }
 
-    /// Sets a vCPU up to run a program.
+    /// Prepares a vCPU to run a program.
     pub fn prepare(&mut self, number: usize, program: Program, registers: Registers) {
         let vmx = &mut self.vcpus[number].vmx;
         vmx.set_rip(program.address());
         vmx.registers = registers;
     }
 
-    /// Sets a vCPU up to write a stamp by the list, from an entry on.
+    /// Prepares a vCPU to write `stamp` to `count` addresses of the list, from entry `first` on.
     pub fn prepare_list(&mut self, number: usize, first: usize, count: usize, stamp: u32) {
         let registers = Registers {
             rax: u64::from(stamp),
@@ -161,7 +161,7 @@ impl Machine {
         self.prepare(number, Program::WriteList, registers);
     }
 
-    /// Runs a vCPU until its program is done, and handles its other exits.
+    /// Runs a vCPU until its program has finished, and handles its other exits.
     pub fn finish(&mut self, number: usize) {
         while let Some(exit) = self.step(number, None) {
             if exit == Exit::Vmcall {
@@ -170,11 +170,11 @@ impl Machine {
         }
     }
 
-    /// Runs a vCPU for about so many instructions. Whether its program is done.
+    /// Runs a vCPU for about this many instructions. Returns whether its program has finished.
     pub fn run_for(&mut self, number: usize, instructions: u64) -> bool {
         let end = self.vcpus[number].vmx.guest_instructions + instructions;
         loop {
-            // Other exits do not begin a new turn.
+            // Other exits do not start a new turn.
             let left = end.saturating_sub(self.vcpus[number].vmx.guest_instructions);
             match self.step(number, Some(left)) {
                 Some(Exit::Vmcall) => return true,
@@ -184,7 +184,7 @@ impl Machine {
         }
     }
 
-    /// Runs a vCPU to its next exit, and handles that. Returns the exit.
+    /// Runs a vCPU to its next exit, handles the exit and returns it.
     pub fn step(&mut self, number: usize, instructions: Option<u64>) -> Option<Exit> {
         let vmx = &mut self.vcpus.get_mut(number)?.vmx;
         let exit = match instructions {
@@ -232,7 +232,7 @@ impl Machine {
         }
     }
 
-    /// The size of the leaf that maps a frame.
+    /// Returns the size of the leaf that maps a frame.
     pub fn level(&self, frame: u64) -> Option<Level> {
         self.guest
             .lookup(View::MAIN, Gfn::new(frame))
@@ -240,8 +240,8 @@ impl Machine {
     }
 }
 
-/// One processor, which is not in the guest while this code runs: its only translations are dropped by
-/// one instruction, and every vCPU's index lies in its VMCS.
+/// There is one processor, which is not in the guest while this code runs. One instruction
+/// invalidates its translations, and every vCPU's PML index is in its VMCS.
 impl Processors for Machine {
     fn invalidate(&self, flush: &TlbFlush) {
         for pointer in self.guest.eptps(flush) {
@@ -265,7 +265,7 @@ impl Processors for Machine {
     }
 }
 
-/// The value, or the end of the run.
+/// Returns the value, or ends the run.
 fn must<T, E: core::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| crate::fail(error))
 }

@@ -1,6 +1,6 @@
-//! A hypervisor for bare metal that tests `hikkoshi-ept` with the real VMX instructions.
+//! A bare-metal hypervisor that tests `hikkoshi-ept` with the real VMX instructions.
 //!
-//! See the README beside the sources: how it boots, how to run it, what it says.
+//! The README beside the sources describes how it boots, how to run it, and its output.
 #![no_std]
 #![no_main]
 
@@ -24,23 +24,23 @@ mod write_patterns;
 use report::Report;
 use vmx::vcpu::Host;
 
-/// Ends the run with a verdict that no test takes for a success.
+/// Ends the run with a verdict that a test recognises as a failure.
 fn fail(reason: impl core::fmt::Display) -> ! {
     say!("verdict: FAILED, {reason}");
     port::power_off()
 }
 
-/// Where the boot path ends (src/boot/long.rs).
+/// The end of the boot path (src/boot/long.rs).
 #[unsafe(no_mangle)]
 extern "C" fn hypervisor() -> ! {
-    say!("boot: 64-bit code runs");
+    say!("boot: 64-bit mode");
     let host = Host {
         segments: gdt::load(),
         idt: exceptions::load(),
     };
     vmx::operation::enter();
     say!(
-        "vmx: on; secondary controls {:#018x}, EPT capabilities {:#x}",
+        "vmx: enabled; secondary controls {:#018x}, EPT capabilities {:#x}",
         vmx::capability::secondary(),
         vmx::capability::ept_capabilities()
     );
@@ -61,8 +61,8 @@ extern "C" fn hypervisor() -> ! {
         check(&mut report, host);
     }
     report.equal(
-        "every frame that the crate borrowed came back",
-        frame_pool::POOL.lent(),
+        "all frames of the crate are released",
+        frame_pool::POOL.in_use(),
         0,
     );
     report.verdict();

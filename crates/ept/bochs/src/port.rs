@@ -1,5 +1,5 @@
-//! The two ports the program speaks by: what is written to 0xE9 appears on Bochs's standard output,
-//! and the word "Shutdown" written to 0x8900 ends Bochs.
+//! The two output ports: bytes written to 0xE9 appear on Bochs's standard output, and the word
+//! "Shutdown" written to 0x8900 ends Bochs.
 
 use core::fmt;
 
@@ -7,9 +7,10 @@ use core::fmt;
 ///
 /// # Safety
 ///
-/// A device may answer in any way; the port must be one whose effect is known.
+/// A device may react in any way; the effect of the port must be known.
 pub unsafe fn write_port(port: u16, byte: u8) {
-    // SAFETY: an OUT touches no memory and no flags; the caller vouches for the device.
+    // SAFETY: an OUT accesses no memory and no flags; the caller guarantees the effect on the
+    // device.
     unsafe {
         core::arch::asm!("out dx, al", in("dx") port, in("al") byte,
             options(nomem, nostack, preserves_flags));
@@ -34,19 +35,19 @@ impl fmt::Write for Console {
 #[macro_export]
 macro_rules! say {
     ($($part:tt)*) => {{
-        // Printing to a port cannot fail; a `Display` that fails leaves a short line.
+        // Printing to a port cannot fail; a failing `Display` only leaves a short line.
         let _ = core::fmt::Write::write_fmt(&mut $crate::port::Console, format_args!("{}\n", format_args!($($part)*)));
     }};
 }
 
-/// Ends the emulator; on a machine that has no such port, stops the processor.
+/// Ends the emulator; on a machine without such a port, stops the processor.
 pub fn power_off() -> ! {
     for byte in *b"Shutdown" {
-        // SAFETY: this port only collects the word, and ends Bochs when it is whole.
+        // SAFETY: this port only collects the word, and ends Bochs when it is complete.
         unsafe { write_port(0x8900, byte) };
     }
     loop {
-        // SAFETY: interrupts are masked for good: this stops the processor, which is meant.
+        // SAFETY: interrupts are masked permanently: this stops the processor, as intended.
         unsafe { core::arch::asm!("cli", "hlt", options(nomem, nostack)) };
     }
 }

@@ -1,9 +1,9 @@
-//! What is checked, a line each, and the verdict at the end.
+//! The output: one line for each check, and the verdict at the end.
 
 use crate::say;
 use core::fmt::Display;
 
-/// Counts what held and what did not.
+/// Counts the checks that passed and failed.
 #[derive(Debug, Default)]
 pub struct Report {
     held: u32,
@@ -11,12 +11,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Says what is checked next.
+    /// Prints what is checked next.
     pub fn part(&self, what: impl Display) {
         say!("--- {what}");
     }
 
-    /// One check: its line, and whether it held.
+    /// Reports one check.
     pub fn check(&mut self, what: impl Display, holds: bool) {
         if holds {
             self.held += 1;
@@ -27,7 +27,7 @@ impl Report {
         }
     }
 
-    /// One check of a value: on failure the line has both.
+    /// Reports one check of a value: on failure the line has both values.
     pub fn equal<T: PartialEq + core::fmt::Debug>(
         &mut self,
         what: impl Display,
@@ -44,17 +44,17 @@ impl Report {
         }
     }
 
-    /// What was seen of the processor and is not as the SDM says, without harm to what is checked.
+    /// Reports behaviour of the processor that differs from the SDM without affecting a check.
     pub fn note(&self, what: impl Display) {
         say!("note {what}");
     }
 
-    /// A measured number; not checked.
+    /// Reports a measured number, which is not checked.
     pub fn figure(&self, what: impl Display) {
         say!("figure {what}");
     }
 
-    /// The last line.
+    /// Prints the last line.
     pub fn verdict(&self) {
         if self.failed == 0 && self.held > 0 {
             say!("verdict: passed, {} checks", self.held);

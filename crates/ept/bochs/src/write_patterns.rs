@@ -1,4 +1,4 @@
-//! What the guest writes: lists of addresses, and the set of pages they make dirty.
+//! The guest's write patterns: lists of addresses, and the set of pages that they dirty.
 
 use crate::guest_program::{BYTES, WRITE_AREA};
 use alloc::collections::BTreeSet;
@@ -7,14 +7,14 @@ use alloc::vec::Vec;
 /// A list of addresses to write to, in order.
 #[derive(Debug)]
 pub struct Pattern {
-    /// What it is, for the report.
+    /// Its name, for the report.
     pub name: &'static str,
     /// The addresses; aligned to four bytes.
     pub addresses: Vec<u32>,
 }
 
 impl Pattern {
-    /// The guest frames that are written to.
+    /// Returns the guest frames that are written to.
     pub fn frames(&self) -> BTreeSet<u64> {
         self.addresses
             .iter()
@@ -22,7 +22,7 @@ impl Pattern {
             .collect()
     }
 
-    /// Addresses from guest frames, each with a place inside its page.
+    /// Creates the addresses from guest frames, each with an offset inside its page.
     fn from_frames(
         name: &'static str,
         frames: impl Iterator<Item = u64>,
@@ -39,16 +39,16 @@ fn address(frame: u64, offset: u64) -> u32 {
     let address = (frame << 12) + offset;
     assert!(
         (WRITE_AREA..BYTES).contains(&address),
-        "{address:#x} is not in the playground"
+        "{address:#x} is not in the write area"
     );
     u32::try_from(address).unwrap_or(0)
 }
 
-/// First frame of the playground, and how many there are.
+/// First frame of the write area, and its number of frames.
 const FIRST: u64 = WRITE_AREA >> 12;
 const COUNT: u64 = (BYTES - WRITE_AREA) >> 12;
 
-/// The patterns, always the same ones.
+/// Returns the patterns, which are the same in every run.
 pub fn all() -> Vec<Pattern> {
     let mut random = Random(0x5eed_0123_4567_89ab);
     let mut shuffled: Vec<u64> = (0..COUNT).collect();
@@ -69,7 +69,10 @@ pub fn all() -> Vec<Pattern> {
         .collect();
     [
         ("2,000 pages in order", (0..2000).collect::<Vec<u64>>()),
-        ("1,500 pages in falling order", (3000..4500).rev().collect()),
+        (
+            "1,500 pages in descending order",
+            (3000..4500).rev().collect(),
+        ),
         (
             "one page of each 2 MiB",
             (0..COUNT >> 9)
@@ -79,7 +82,7 @@ pub fn all() -> Vec<Pattern> {
         ("6,000 writes to random pages", drawn),
         ("5,000 writes to the same few pages", repeated),
         (
-            "every third of the pages, shuffled",
+            "every third page, shuffled",
             shuffled
                 .iter()
                 .copied()
@@ -98,12 +101,12 @@ pub fn all() -> Vec<Pattern> {
     .collect()
 }
 
-/// Numbers without an order (Marsaglia's xorshift64), the same in every run.
+/// A pseudo-random generator (Marsaglia's xorshift64), the same in every run.
 #[derive(Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next number below `limit`.
+    /// Returns the next number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -1,7 +1,7 @@
-//! Protected mode to long mode, and into the Rust program.
+//! Protected mode to long mode, then into the Rust program.
 //!
-//! Paging is identity over the first 4 GiB, by four leaves of 1 GiB: one page of roots at 0x1000,
-//! one of leaves at 0x2000. The Rust program keeps these tables.
+//! Paging maps the first 4 GiB identically, with four 1 GiB leaves. The root page is at 0x1000, the
+//! page of leaves at 0x2000. The Rust program keeps using these tables.
 
 core::arch::global_asm!(
     r#"

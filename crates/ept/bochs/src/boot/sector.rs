@@ -1,9 +1,9 @@
-//! The boot sector: the BIOS puts these 512 bytes at 0x7c00 and jumps there in real mode. They read
-//! the rest of the image to right behind themselves and go on there.
+//! The boot sector. The BIOS loads these 512 bytes at 0x7c00 and jumps there in real mode. The code
+//! reads the rest of the image to the address right after itself and jumps to it.
 //!
-//! Reading is by the BIOS's extended read (int 13h, AH=42h), which takes a block number; in pieces
-//! of 64 sectors, because BIOSes refuse more than 127 at once and because 32 KiB never leave the
-//! segment they start in.
+//! It uses the BIOS's extended read (int 13h, AH=42h), which takes a block number, in pieces of 64
+//! sectors: BIOSes refuse more than 127 at once, and 32 KiB never cross the end of the segment they
+//! start in.
 
 core::arch::global_asm!(
     r#"

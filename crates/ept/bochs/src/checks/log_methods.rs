@@ -1,4 +1,4 @@
-//! The same guest under each form of the log: every log equals what was written.
+//! The same guest with each method of logging: every log equals what the guest wrote.
 
 use crate::guest_program;
 use crate::machine::{FRAMES, Machine, frames};
@@ -7,7 +7,7 @@ use crate::vmx::vcpu::Host;
 use crate::write_patterns::{self, Pattern};
 use hikkoshi_ept::{Level, LogMethod};
 
-/// The forms, with their names.
+/// The methods, with their names.
 pub const LOG_METHODS: [(LogMethod, &str); 3] = [
     (LogMethod::WriteProtection, "write protection"),
     (LogMethod::DirtyFlags, "dirty flags"),
@@ -36,7 +36,7 @@ fn one(report: &mut Report, host: Host, method: LogMethod, name: &str, pattern: 
     let all = frames(0, FRAMES);
     machine.start(method, all);
     report.check(
-        format_args!("{name}: empty at first"),
+        format_args!("{name}: the log is empty after the start"),
         machine.take(all).is_empty(),
     );
 
@@ -45,34 +45,34 @@ fn one(report: &mut Report, host: Host, method: LogMethod, name: &str, pattern: 
     machine.finish(0);
     exits(report, &machine, method, name, expected.len() as u64);
     report.check(
-        format_args!("{name}: every write arrived"),
-        arrived(pattern, FIRST),
+        format_args!("{name}: all writes are in memory"),
+        all_written(pattern, FIRST),
     );
     report.check(
-        format_args!("{name}: the log is what was written"),
+        format_args!("{name}: the log is the pages written"),
         machine.take(all) == expected,
     );
     report.check(
-        format_args!("{name}: and taken once"),
+        format_args!("{name}: the pages are taken once"),
         machine.take(all).is_empty(),
     );
 
     machine.prepare_list(0, 0, pattern.addresses.len(), SECOND);
     machine.finish(0);
     report.check(
-        format_args!("{name}: written again, logged again"),
-        machine.take(all) == expected && arrived(pattern, SECOND),
+        format_args!("{name}: pages written again are logged again"),
+        machine.take(all) == expected && all_written(pattern, SECOND),
     );
 }
 
-fn arrived(pattern: &Pattern, stamp: u32) -> bool {
+fn all_written(pattern: &Pattern, stamp: u32) -> bool {
     pattern
         .addresses
         .iter()
         .all(|address| guest_program::read_word(u64::from(*address)) == stamp)
 }
 
-/// The exits a form costs, and no others.
+/// Checks that the exits are those that the method costs, and no others.
 fn exits(report: &mut Report, machine: &Machine, method: LogMethod, name: &str, pages: u64) {
     let found = machine.vcpus[0].vmx.exits;
     let what = format_args!(
@@ -85,8 +85,8 @@ fn exits(report: &mut Report, machine: &Machine, method: LogMethod, name: &str, 
         }
         LogMethod::DirtyFlags => report.check(what, found.violations == 0 && found.pml_full == 0),
         LogMethod::Pml => {
-            // When the 512th entry was the last, the exit need not come any more; reading the list may
-            // bring it in Bochs (see the notes).
+            // If the 512th entry was the last one, there is no need for an exit. In Bochs, reading
+            // the list can still cause one (see the notes).
             let (least, most) = ((pages - 1) / 512, pages / 512);
             let within = (least..=most).contains(&found.pml_full);
             report.check(what, found.violations == 0 && within);

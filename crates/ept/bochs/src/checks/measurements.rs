@@ -1,8 +1,10 @@
-//! What each form of the log costs, in exits and in instructions of guest and hypervisor. The exits are
-//! checked, for they follow from the rules; the instructions are measured.
+//! The cost of each method of logging, in exits and in instructions of the guest and of the
+//! hypervisor. The exits are checked, because they follow from the rules; the instructions are only
+//! measured.
 //!
-//! In Bochs an exit costs no more than any instruction. On a processor it costs about as much as a
-//! thousand, so there the exits weigh more than the instructions that handle them.
+//! In Bochs an exit costs no more than any other instruction. On a processor it costs about as much
+//! as a thousand instructions, so there the exits matter more than the instructions that handle
+//! them.
 
 use super::log_methods::LOG_METHODS;
 use crate::guest_program::{Program, WRITE_AREA};
@@ -11,10 +13,10 @@ use crate::report::Report;
 use crate::vmx::vcpu::{Exits, Host, Registers};
 use hikkoshi_ept::{GfnRange, Level, LogMethod};
 
-/// Pages that the guest may write to.
+/// Number of pages that the guest may write to.
 const WRITE_AREA_PAGES: u64 = FRAMES - (WRITE_AREA >> 12);
 
-/// What one run cost.
+/// The cost of one run.
 #[derive(Clone, Copy)]
 struct Cost {
     exits: Exits,
@@ -25,17 +27,17 @@ struct Cost {
 }
 
 impl Cost {
-    /// Exits beside the one that ends the guest's program.
+    /// Returns the number of exits, except the one that ends the guest's program.
     fn log_exits(self) -> u64 {
         self.exits.violations + self.exits.pml_full
     }
 }
 
-/// Runs the checks and prints the figures.
+/// Runs the checks and prints the measurements.
 pub fn run(report: &mut Report, host: Host) {
     for pages in [1000, WRITE_AREA_PAGES] {
         report.part(format_args!(
-            "figures: {pages} pages written in order, 4 KiB leaves, all logged"
+            "figures: {pages} pages written in order, 4 KiB leaves, all tracked"
         ));
         let mut off = Machine::new(host, Level::Size4K);
         let bare = write(&mut off, pages);
@@ -52,7 +54,7 @@ pub fn run(report: &mut Report, host: Host) {
     video_memory(report, host);
 }
 
-/// The guest writes to each of so many pages once.
+/// Makes the guest write once to each of `pages` pages.
 fn write(machine: &mut Machine, pages: u64) -> Cost {
     let registers = Registers {
         rax: 15,
@@ -77,7 +79,7 @@ fn write(machine: &mut Machine, pages: u64) -> Cost {
     }
 }
 
-/// Takes a range; the pages and the instructions.
+/// Takes the log of a range. Returns the number of pages and of instructions.
 fn take(machine: &Machine, range: GfnRange) -> (u64, u64) {
     let from = crate::cpu::instructions();
     let pages = machine.guest.take_log(range, machine, &mut |_| ());
@@ -92,7 +94,7 @@ fn logged(report: &mut Report, host: Host, method: LogMethod, name: &str, pages:
     let all = frames(0, FRAMES);
     let mut machine = Machine::new(host, Level::Size4K);
     machine.start(method, all);
-    // Once before: the guest's code and the tables' accessed flags are as in a guest that has run.
+    // A first pass, so that the tables' accessed flags are set as in a guest that has been running.
     write(&mut machine, pages);
     take(&machine, all);
     let cost = write(&mut machine, pages);
@@ -103,10 +105,7 @@ fn logged(report: &mut Report, host: Host, method: LogMethod, name: &str, pages:
         LogMethod::Pml => (pages - 1) / 512,
     };
     report.check(
-        format_args!(
-            "{name}: {pages} dirty pages cost {} exits",
-            cost.log_exits()
-        ),
+        format_args!("{name}: {pages} dirty pages: {} exits", cost.log_exits()),
         cost.log_exits() == expected && taken == pages,
     );
     report.figure(format_args!(
@@ -118,10 +117,10 @@ fn logged(report: &mut Report, host: Host, method: LogMethod, name: &str, pages:
     ));
 }
 
-/// What a take costs by the number of dirty pages, in a guest of one size.
+/// The cost of a take by the number of dirty pages, in a guest of fixed size.
 fn takes(report: &mut Report, host: Host) {
     report.part(format_args!(
-        "figures: takes of all {FRAMES} pages, by dirty pages"
+        "figures: takes of all {FRAMES} pages, by number of dirty pages"
     ));
     let all = frames(0, FRAMES);
     for (method, name) in LOG_METHODS {
@@ -133,18 +132,19 @@ fn takes(report: &mut Report, host: Host) {
             }
             let (taken, instructions) = take(&machine, all);
             report.check(
-                format_args!("{name}: {pages} dirty: {instructions} instructions to take them"),
+                format_args!("{name}: {pages} dirty: a take has {instructions} instructions"),
                 taken == pages,
             );
         }
     }
 }
 
-/// Exits when only a small range is watched, as a guest's video memory is, and the guest writes all.
+/// The number of exits if only a small range is logged, such as a guest's video memory, and the
+/// guest writes everything.
 fn video_memory(report: &mut Report, host: Host) {
     const SCREEN: u64 = 256;
     report.part(format_args!(
-        "figures: {WRITE_AREA_PAGES} pages written, all of them or {SCREEN} of them logged"
+        "figures: {WRITE_AREA_PAGES} pages written, all or {SCREEN} of them tracked"
     ));
     for (method, name) in LOG_METHODS {
         let watch = |range: GfnRange| {
@@ -156,7 +156,7 @@ fn video_memory(report: &mut Report, host: Host) {
         let (exits, taken) = watch(frames(0, FRAMES));
         let (screen_exits, screen_taken) = watch(frames((WRITE_AREA >> 12) + 1000, SCREEN));
         report.check(
-            format_args!("{name}: {exits} exits for all, {screen_exits} for the range"),
+            format_args!("{name}: {exits} exits if all are tracked, {screen_exits} for the range"),
             taken == WRITE_AREA_PAGES && screen_taken == SCREEN && screen_exits <= SCREEN,
         );
     }

@@ -1,4 +1,4 @@
-//! What is checked, one file each.
+//! The checks, one file for each subject.
 
 pub mod log_methods;
 pub mod measurements;

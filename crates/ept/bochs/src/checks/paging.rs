@@ -1,6 +1,6 @@
-//! A guest with paging of its own. With accessed and dirty flags on in the second stage, every access
-//! of the processor to the guest's page tables counts as a write (SDM vol. 3C, "Accessed and Dirty
-//! Flags for EPT"), also one that changes nothing. So these pages are in the log, in every form.
+//! A guest with paging enabled. With accessed and dirty flags in the second stage, every access of
+//! the processor to the guest's page tables counts as a write (SDM vol. 3C, "Accessed and Dirty
+//! Flags for EPT"), even if it changes nothing. So these pages are logged by every method.
 
 use super::log_methods::LOG_METHODS;
 use crate::guest_program::{self, DIRECTORY};
@@ -18,7 +18,7 @@ pub fn run(report: &mut Report, host: Host) {
         let mut expected = written.clone();
         expected.insert(DIRECTORY >> 12);
         report.part(format_args!(
-            "a guest with paging of its own, {}",
+            "a guest with paging enabled, {}",
             pattern.name
         ));
         for (method, name) in LOG_METHODS {
@@ -32,7 +32,7 @@ pub fn run(report: &mut Report, host: Host) {
                 machine.finish(0);
                 report.check(
                     format_args!(
-                        "{name}, {max_level:?} leaves: what was written, and the page directory"
+                        "{name}, {max_level} leaves: the log is the pages written and the page directory"
                     ),
                     machine.take(all) == expected,
                 );

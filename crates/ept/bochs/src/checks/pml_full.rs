@@ -1,5 +1,6 @@
-//! The exit "page-modification log full" comes exactly when the SDM says: when the log has 512 entries
-//! and a 513th is to be written. Under the crate's tables and its handling of the exit.
+//! The exit "page-modification log full" comes exactly when the SDM specifies it: when the log has
+//! 512 entries and a 513th is to be written. Tested with the crate's tables and its handling of the
+//! exit.
 
 use crate::guest_program::{Program, WRITE_AREA};
 use crate::machine::{FRAMES, Machine, frames};
@@ -8,13 +9,14 @@ use crate::vmx::vcpu::{Exit, Host, Registers};
 use alloc::vec::Vec;
 use hikkoshi_ept::{Level, LogMethod};
 
-/// Pages that the guest writes, in order and without reading anything: five full logs and 440 entries.
+/// Pages that the guest writes, in order and without reading anything: five full logs and 440
+/// entries.
 const PAGES: u64 = 3000;
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
     report.part(format_args!(
-        "full logs: {PAGES} pages written without a read"
+        "full logs: {PAGES} pages written without reads"
     ));
     let mut machine = Machine::new(host, Level::Size4K);
     let all = frames(0, FRAMES);
@@ -26,41 +28,41 @@ pub fn run(report: &mut Report, host: Host) {
         match machine.step(0, None) {
             Some(Exit::PmlFull) => left_at_exit.push(left(&machine)),
             Some(Exit::Vmcall) => break,
-            other => crate::fail(format_args!("exit {other:?} instead of a full log")),
+            other => crate::fail(format_args!("exit {other:?}, expected a full log")),
         }
     }
     let expected: Vec<u64> = (1..=(PAGES - 1) / 512)
         .map(|full| PAGES - 512 * full)
         .collect();
     report.equal(
-        "an exit at the 513th page, the 1,025th, … and no other",
+        "exits at the 513th page, the 1,025th, ..., and no others",
         left_at_exit,
         expected,
     );
     let index = machine.vcpus[0].vmx.pml_index();
     report.equal(
-        "the rest is in the log",
+        "the remaining pages are in the log",
         u64::from(index),
         511 - PAGES % 512,
     );
     let before = machine.invalidations.get();
     let taken = machine.take(all);
     report.equal(
-        "taken: translations invalidated once",
+        "the take invalidates translations once",
         machine.invalidations.get(),
         before + 1,
     );
     report.equal(
-        "taken: as many pages as were written",
+        "the take returns as many pages as were written",
         taken.len() as u64,
         PAGES,
     );
     report.check(
-        "taken: those pages",
+        "the take returns those pages",
         taken.iter().copied().eq((0..PAGES).map(frame)),
     );
     report.equal(
-        "taking emptied the log",
+        "the take drains the log",
         machine.vcpus[0].vmx.pml_index(),
         511,
     );
@@ -68,32 +70,40 @@ pub fn run(report: &mut Report, host: Host) {
     warm_up(&mut machine);
     write(&mut machine, WRITE_AREA, 512);
     report.equal(
-        "512 pages: no full log",
+        "512 pages: no exit for a full log",
         machine.step(0, None),
         Some(Exit::Vmcall),
     );
     report.equal(
-        "the index is ffff",
+        "512 pages: the index is ffff",
         machine.vcpus[0].vmx.pml_index(),
         0xffff,
     );
-    report.equal("and all 512 are taken", machine.take(all).len(), 512);
+    report.equal("512 pages: all are taken", machine.take(all).len(), 512);
 
     write(&mut machine, WRITE_AREA, 300);
     machine.finish(0);
     write(&mut machine, WRITE_AREA, 300);
     machine.finish(0);
     report.equal(
-        "written twice, logged once",
+        "300 pages written twice: logged once",
         machine.vcpus[0].vmx.pml_index(),
         511 - 300,
     );
-    report.equal("peeking finds them", machine.peek(all), 300);
-    report.equal("and leaves them", machine.take(all).len(), 300);
+    report.equal(
+        "300 pages written twice: counted without taking",
+        machine.peek(all),
+        300,
+    );
+    report.equal(
+        "300 pages written twice: taken",
+        machine.take(all).len(),
+        300,
+    );
 }
 
-/// Has the guest fetch its code once, so that no accessed flag is left to be set but the pages' own:
-/// setting one counts, too, when the log is full.
+/// Makes the guest fetch its code once, so that only the pages' own accessed flags are still clear:
+/// with a full log, setting any accessed flag exits, too.
 fn warm_up(machine: &mut Machine) {
     let registers = Registers {
         rcx: 1,

@@ -1,8 +1,8 @@
-//! The processor's own rules, with tables made by hand: what the crate builds upon (SDM vol. 3C,
+//! The rules of the processor that the crate relies on, tested with hand-made tables (SDM vol. 3C,
 //! "Accessed and Dirty Flags for EPT" and "Page-Modification Logging").
 //!
-//! Without the crate, so that a later failure can be told: either the rule is another one here, or
-//! the crate breaks it.
+//! These checks do not use the crate. So if a later check fails, it is clear whether the processor
+//! or the crate is wrong.
 
 use crate::guest_program::{self, Program, WRITE_AREA};
 use crate::memory::{FRAME, Frame, GUEST};
@@ -15,14 +15,14 @@ const READ_WRITE_EXECUTE: u64 = 7;
 const WRITE_BACK: u64 = 6 << 3;
 const LEAF: u64 = 1 << 7;
 const DIRTY: u64 = 1 << 9;
-/// Page tables: the guest's first 6 MiB in 4 KiB pages, all else in 2 MiB pages.
+/// Number of page tables: the guest's first 6 MiB use 4 KiB pages, the rest 2 MiB pages.
 const PAGE_TABLES: usize = 3;
-/// Pages that the guest may write to one by one.
+/// Number of 4 KiB pages that the guest may write to.
 const PAGES: u64 = 700;
 /// The first 2 MiB page.
 const LARGE: u64 = 0x60_0000;
 
-/// Tables made by hand, a vCPU under them, and its log.
+/// Hand-made tables, a vCPU that uses them, and its log.
 struct HandmadeTables {
     directory: Frame,
     page_tables: [Frame; PAGE_TABLES],
@@ -66,7 +66,7 @@ impl HandmadeTables {
         }
     }
 
-    /// The entry that maps an address: where it is.
+    /// Returns the table and the index of the entry that maps an address.
     fn entry(&self, address: u64) -> (Frame, usize) {
         let page = usize::try_from(address >> 12).unwrap_or(0);
         match self.page_tables.get(page >> 9) {
@@ -86,7 +86,7 @@ impl HandmadeTables {
         set(table, index, if dirty { rest | DIRTY } else { rest });
     }
 
-    /// Everything clean, the log empty from this index down.
+    /// Clears all dirty flags and empties the log; the next entry is written at `index`.
     fn reset(&self, index: u16) {
         for page in 0..PAGE_TABLES as u64 * 512 {
             self.set_dirty(page << 12, false);
@@ -99,7 +99,7 @@ impl HandmadeTables {
         self.vcpu.set_pml_log(Some((self.log.address(), index)));
     }
 
-    /// Sets the guest up to go from `first` on.
+    /// Prepares the guest to access `count` addresses, from `first` on.
     fn prepare(&mut self, program: Program, first: u64, step: u64, count: u64) {
         self.vcpu.set_rip(program.address());
         self.vcpu.registers = Registers {
@@ -116,7 +116,7 @@ impl HandmadeTables {
         self.vcpu.run()
     }
 
-    /// The log's entries from `start` down, `count` of them.
+    /// Returns `count` entries of the log, from `start` down.
     fn logged(&self, start: usize, count: usize) -> Vec<u64> {
         (0..count).map(|at| get(self.log, start - at)).collect()
     }
@@ -124,7 +124,7 @@ impl HandmadeTables {
 
 fn set(table: Frame, index: usize, value: u64) {
     assert!(index < 512);
-    // SAFETY: a frame of this bench, inside it; the guest does not run meanwhile.
+    // SAFETY: inside a frame of these tables; the guest does not run meanwhile.
     unsafe {
         table
             .pointer()
@@ -140,14 +140,14 @@ fn get(table: Frame, index: usize) -> u64 {
     unsafe { table.pointer().cast::<u64>().add(index).read_volatile() }
 }
 
-/// The pages from the playground's start on.
+/// Returns the addresses of the first pages of the write area.
 fn pages(count: u64) -> Vec<u64> {
     (0..count).map(|page| WRITE_AREA + page * 4096).collect()
 }
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
-    report.part("the processor's rules, with tables made by hand");
+    report.part("the processor's rules, with hand-made tables");
     let mut bench = HandmadeTables::new(host);
     order_and_capacity(report, &mut bench);
     full(report, &mut bench);
@@ -158,38 +158,38 @@ fn order_and_capacity(report: &mut Report, bench: &mut HandmadeTables) {
     bench.reset(511);
     let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, 10);
     report.equal(
-        "ten pages written: no exit but the guest's own",
+        "10 pages written: no exit except the guest's VMCALL",
         exit,
         Exit::Vmcall,
     );
     report.equal(
-        "ten pages written: index 511 - 10",
+        "10 pages written: index 511 - 10",
         bench.vcpu.pml_index(),
         501,
     );
     report.equal(
-        "entries are the pages in order, from 511 down",
+        "the entries are the pages in order, from entry 511 down",
         bench.logged(511, 10),
         pages(10),
     );
     report.check(
-        "their dirty flags are set",
+        "the dirty flags of the pages are set",
         pages(10).iter().all(|page| bench.is_dirty(*page)),
     );
     report.check(
-        "the next page's is not",
+        "the dirty flag of the next page is not set",
         !bench.is_dirty(WRITE_AREA + 10 * 4096),
     );
 
     bench.reset(511);
     let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, 512);
     report.equal(
-        "512 pages written: no exit but the guest's own",
+        "512 pages written: no exit except the guest's VMCALL",
         exit,
         Exit::Vmcall,
     );
     report.equal(
-        "512 pages written: the index went from 0 to ffff",
+        "512 pages written: the index wraps from 0 to ffff",
         bench.vcpu.pml_index(),
         0xffff,
     );
@@ -209,52 +209,59 @@ fn full(report: &mut Report, bench: &mut HandmadeTables) {
     let exit = bench.vcpu.run();
     report.equal("the 513th page exits with reason 62", exit, Exit::PmlFull);
     report.equal(
-        "it is the 513th: 88 of 600 are left",
+        "88 of 600 writes are left at this exit",
         bench.vcpu.registers.rcx & 0xffff_ffff,
         BEYOND,
     );
-    report.check("its dirty flag was not set", !bench.is_dirty(first_beyond));
     report.check(
-        "its write did not happen",
+        "the dirty flag of the 513th page is not set",
+        !bench.is_dirty(first_beyond),
+    );
+    report.check(
+        "the 513th write did not happen",
         guest_program::read_word(first_beyond) != 0x5eed,
     );
     report.check(
-        "the 512th write did",
+        "the 512th write happened",
         guest_program::read_word(first_beyond - 4096) == 0x5eed
             && bench.is_dirty(first_beyond - 4096),
     );
     bench.vcpu.set_pml_index(511);
     let exit = bench.vcpu.run();
     report.equal(
-        "with the index at 511 again, the same write goes on",
+        "after the index is set to 511, the guest continues with the same write",
         exit,
         Exit::Vmcall,
     );
     report.check(
-        "and happened",
+        "the 513th write happened",
         guest_program::read_word(first_beyond) == 0x5eed,
     );
-    report.equal(
-        "88 entries more, the 513th page first",
-        bench.vcpu.pml_index(),
-        511 - 88,
-    );
+    report.equal("88 new entries", bench.vcpu.pml_index(), 511 - 88);
     let rest: Vec<u64> = (0..BEYOND).map(|page| first_beyond + page * 4096).collect();
-    report.equal("they are the rest", bench.logged(511, 88), rest);
+    report.equal(
+        "the new entries are the remaining pages in order, from the 513th",
+        bench.logged(511, 88),
+        rest,
+    );
 
     bench.reset(9);
     let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, PAGES - 512);
-    report.equal("from index 9, the 11th page exits", exit, Exit::PmlFull);
     report.equal(
-        "with 178 of 188 left",
+        "starting at index 9, the 11th page exits",
+        exit,
+        Exit::PmlFull,
+    );
+    report.equal(
+        "178 of 188 writes are left at this exit",
         bench.vcpu.registers.rcx & 0xffff_ffff,
         PAGES - 512 - 10,
     );
     bench.reset(512);
     let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, 1);
-    report.equal("with index 512, the first exits", exit, Exit::PmlFull);
+    report.equal("with index 512, the first page exits", exit, Exit::PmlFull);
     report.check(
-        "and no entry was written",
+        "index 512: no entry is written",
         bench
             .logged(511, 512)
             .iter()
@@ -266,18 +273,18 @@ fn what_is_not_logged(report: &mut Report, bench: &mut HandmadeTables) {
     bench.reset(511);
     bench.run(Program::WriteStride, WRITE_AREA + 0x7fc, 0, 1000);
     report.equal(
-        "one page written a thousand times: one entry",
+        "one page written 1,000 times: one entry",
         bench.vcpu.pml_index(),
         510,
     );
     let entry = get(bench.log, 511);
     report.equal(
-        "a write inside a page: its entry names the page",
+        "a write inside a page: the entry is the page",
         entry & !0xfff,
         WRITE_AREA,
     );
     if entry & 0xfff != 0 {
-        report.note("the entry's bits 11 to 0 are the write's; the SDM says they are 0");
+        report.note("bits 11 to 0 of the entry are those of the write; the SDM says they are 0");
     }
 
     bench.reset(511);
@@ -291,12 +298,14 @@ fn what_is_not_logged(report: &mut Report, bench: &mut HandmadeTables) {
     operation::invalidate(bench.pointer);
     let exit = bench.run(Program::ReadStride, WRITE_AREA, 4096, PAGES);
     if exit == Exit::PmlFull {
-        report.note("log full, any walk exits; the SDM says only one that has to set a flag");
+        report.note(
+            "with a full log, any walk exits; the SDM says only a walk that has to set a flag",
+        );
     }
     bench.vcpu.set_pml_index(511);
     bench.run(Program::WriteStride, WRITE_AREA, 4096, 5);
     report.equal(
-        "written after being read: logged",
+        "pages written after they were read are logged",
         bench.logged(511, 5),
         pages(5),
     );
@@ -308,22 +317,26 @@ fn what_is_not_logged(report: &mut Report, bench: &mut HandmadeTables) {
     operation::invalidate(bench.pointer);
     let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, PAGES);
     report.equal(
-        "700 pages that were dirty already: no exit",
+        "700 pages that are already dirty: no exit",
         exit,
         Exit::Vmcall,
     );
-    report.equal("and no entry", bench.vcpu.pml_index(), 511);
+    report.equal(
+        "700 pages that are already dirty: no entry",
+        bench.vcpu.pml_index(),
+        511,
+    );
 
     bench.reset(511);
     let exit = bench.run(Program::WriteStride, LARGE + 0x3000, 4096, 500);
     report.equal("500 pages of a 2 MiB page: no exit", exit, Exit::Vmcall);
     report.equal(
-        "one entry, for it has one dirty flag",
+        "500 pages of a 2 MiB page: one entry, because there is one dirty flag",
         bench.vcpu.pml_index(),
         510,
     );
     report.equal(
-        "the entry is the 4 KiB page first written",
+        "500 pages of a 2 MiB page: the entry is the first 4 KiB page written",
         get(bench.log, 511),
         LARGE + 0x3000,
     );
@@ -333,7 +346,7 @@ fn what_is_not_logged(report: &mut Report, bench: &mut HandmadeTables) {
     let exit = bench.run(Program::WriteStride, WRITE_AREA, 4096, PAGES);
     report.equal("logging off: 700 pages, no exit", exit, Exit::Vmcall);
     report.check(
-        "logging off: dirty flags all the same",
+        "logging off: dirty flags are still set",
         pages(PAGES).iter().all(|page| bench.is_dirty(*page)),
     );
 }

@@ -1,5 +1,5 @@
-//! Superpages stay write-protected while they are logged, and are split on the first write: the log is
-//! one of 4 KiB pages in every form.
+//! Superpages are write-protected while they are logged, and the first write splits them: the log
+//! has 4 KiB granularity with every method.
 
 use super::log_methods::LOG_METHODS;
 use crate::guest_program::{self, WRITE_AREA};
@@ -35,14 +35,14 @@ pub fn run(report: &mut Report, host: Host) {
             };
             let violations = machine.vcpus[0].vmx.exits.violations;
             report.equal(
-                format_args!("{name}: one violation where one is due"),
+                format_args!("{name}: no more violations than necessary"),
                 violations,
                 least as u64,
             );
             let whole = |index: &u64| machine.level(index << 9) == Some(Level::Size2M);
             let whole: BTreeSet<u64> = (0..FRAMES >> 9).filter(whole).collect();
             report.check(
-                format_args!("{name}: the leaves written to are split, the others are whole"),
+                format_args!("{name}: only leaves that were written to are split"),
                 whole
                     == (0..FRAMES >> 9)
                         .filter(|index| !large.contains(index))
@@ -50,7 +50,7 @@ pub fn run(report: &mut Report, host: Host) {
             );
             let taken = machine.take(frames(0, FRAMES));
             report.check(
-                format_args!("{name}: the log is what was written"),
+                format_args!("{name}: the log is the pages written"),
                 taken == expected,
             );
         }
@@ -59,19 +59,19 @@ pub fn run(report: &mut Report, host: Host) {
     huge(report, host);
 }
 
-/// After the log, the pieces go together again.
+/// After logging, the leaves are merged again.
 fn merged(report: &mut Report, host: Host) {
-    report.part("2 MiB leaves, split by the log and merged after it");
+    report.part("2 MiB leaves, split by the log and merged afterwards");
     let mut machine = Machine::new(host, Level::Size2M);
     let all = frames(0, FRAMES);
-    let before = crate::frame_pool::POOL.lent();
+    let before = crate::frame_pool::POOL.in_use();
     machine.start(LogMethod::Pml, all);
     let addresses: Vec<u32> = (0..1500).map(|page| in_write_area(page * 4096)).collect();
     guest_program::write_list(&addresses);
     machine.prepare_list(0, 0, addresses.len(), 9);
     machine.finish(0);
     machine.stop(all);
-    report.equal("three leaves are in pieces", split_leaves(&machine), 3);
+    report.equal("three leaves are split", split_leaves(&machine), 3);
     for index in 0..FRAMES >> 9 {
         let at = Gfn::new(index << 9);
         if machine.level(at.index()) == Some(Level::Size4K) {
@@ -81,25 +81,25 @@ fn merged(report: &mut Report, host: Host) {
             }
         }
     }
-    report.equal("none is after merging", split_leaves(&machine), 0);
+    report.equal("after merging, none is", split_leaves(&machine), 0);
     machine.prepare_list(0, 0, addresses.len(), 10);
     let violations = machine.vcpus[0].vmx.exits.violations;
     machine.finish(0);
     report.equal(
-        "and the guest writes without an exit",
+        "after merging, the guest writes without an exit",
         machine.vcpus[0].vmx.exits.violations,
         violations,
     );
     report.check(
-        "what it wrote is there",
+        "after merging, all writes are in memory",
         addresses
             .iter()
             .all(|address| guest_program::read_word(u64::from(*address)) == 10),
     );
-    // The reverse map keeps what it grew by.
+    // The reverse map keeps the frames it has allocated.
     report.check(
-        "the tables of the pieces came back",
-        crate::frame_pool::POOL.lent() <= before + 3,
+        "the tables of the split leaves are released",
+        crate::frame_pool::POOL.in_use() <= before + 3,
     );
 }
 
@@ -113,10 +113,10 @@ fn in_write_area(offset: u64) -> u32 {
     u32::try_from(WRITE_AREA + offset).unwrap_or(0)
 }
 
-/// A leaf of 1 GiB. It maps all of physical memory, this program too; the guest writes where its list
-/// says, and that is its own memory.
+/// A 1 GiB leaf. It maps all of physical memory, including this program; the guest writes only to
+/// the addresses of its list, which are in its own memory.
 fn huge(report: &mut Report, host: Host) {
-    report.part("a leaf of 1 GiB");
+    report.part("a 1 GiB leaf");
     const GIB: u64 = 1 << 18;
     let pages = [0_u64, 1, 511, 512, 2000, 5000, 7000];
     let first = GIB + ((GUEST.start as u64 + WRITE_AREA) >> 12);
@@ -132,7 +132,7 @@ fn huge(report: &mut Report, host: Host) {
             crate::fail(error);
         }
         report.equal(
-            format_args!("{name}: it is one leaf"),
+            format_args!("{name}: the memory is one leaf"),
             machine.level(first),
             Some(Level::Size1G),
         );
@@ -147,7 +147,7 @@ fn huge(report: &mut Report, host: Host) {
         let expected: BTreeSet<u64> = pages.iter().map(|page| first + page).collect();
         let taken = machine.take(frames(0, 2 * GIB));
         report.check(
-            format_args!("{name}: the log is what was written"),
+            format_args!("{name}: the log is the pages written"),
             taken == expected,
         );
         let levels = (
@@ -161,13 +161,13 @@ fn huge(report: &mut Report, host: Host) {
             Some(Level::Size2M),
         );
         report.equal(
-            format_args!("{name}: split only where it was written to"),
+            format_args!("{name}: split only where it was written"),
             levels,
             pieces,
         );
         let arrived = pages
             .iter()
             .all(|page| guest_program::read_word(WRITE_AREA + (page << 12)) == 11);
-        report.check(format_args!("{name}: every write arrived"), arrived);
+        report.check(format_args!("{name}: all writes are in memory"), arrived);
     }
 }

@@ -1,4 +1,5 @@
-//! Only some ranges are logged, as for a guest's video memory: the guest's other pages cost nothing.
+//! Only some ranges are logged, such as a guest's video memory: the guest's other pages cost
+//! nothing.
 
 use super::log_methods::LOG_METHODS;
 use crate::guest_program;
@@ -11,14 +12,14 @@ use hikkoshi_ept::{Gfn, GfnRange, Level, LogMethod};
 
 /// The first tracked range: 4 MiB that begin and end inside 2 MiB leaves.
 const SCREEN: (u64, u64) = (3000, 1024);
-/// Another one.
+/// The second tracked range.
 const SECOND: (u64, u64) = (6000, 300);
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
     for (max_level, size) in [(Level::Size4K, "4 KiB"), (Level::Size2M, "2 MiB")] {
         report.part(format_args!(
-            "one range of 1,024 pages is tracked, in {size} leaves"
+            "one range of 1,024 pages is tracked, {size} leaves"
         ));
         for (method, name) in LOG_METHODS {
             one(report, host, method, name, max_level);
@@ -26,7 +27,7 @@ pub fn run(report: &mut Report, host: Host) {
     }
 }
 
-/// 6,999 frames from 1,000 on, each once, out of order; tracked ones are among them.
+/// Returns 6,999 frames, from frame 1,000 on, each once and not in order. Some of them are tracked.
 fn written() -> Vec<u64> {
     (0..6999).map(|step| 1000 + step * 8 % 6999).collect()
 }
@@ -70,18 +71,18 @@ fn one(report: &mut Report, host: Host, method: LogMethod, name: &str, max_level
     };
     report.check(
         format_args!(
-            "{name}: {} full logs: pages beside the range fill none",
+            "{name}: {} full logs: pages outside the range fill none",
             exits.pml_full
         ),
         exits.pml_full <= full && exits.pml_full + 1 >= full,
     );
     report.check(
-        format_args!("{name}: the log is what was written there"),
+        format_args!("{name}: the log is the pages written in the range"),
         machine.take(all) == inside,
     );
     let untouched = machine.level(4500);
     report.equal(
-        format_args!("{name}: leaves beside the range stay as large"),
+        format_args!("{name}: leaves outside the range are not split"),
         untouched,
         Some(max_level),
     );
@@ -90,7 +91,7 @@ fn one(report: &mut Report, host: Host, method: LogMethod, name: &str, max_level
     write_all(&mut machine, addresses.len());
     let both = chosen(&frames_written, &[screen, second]);
     report.check(
-        format_args!("{name}: a second range added: both are logged"),
+        format_args!("{name}: after a second range is added, both are logged"),
         machine.take(all) == both,
     );
 
@@ -98,20 +99,20 @@ fn one(report: &mut Report, host: Host, method: LogMethod, name: &str, max_level
     write_all(&mut machine, addresses.len());
     let rest = chosen(&frames_written, &[second]);
     report.check(
-        format_args!("{name}: the first taken away: the second is"),
+        format_args!("{name}: after the first is stopped, only the second is logged"),
         machine.take(all) == rest,
     );
 
     machine.stop(second);
     report.check(
-        format_args!("{name}: no range left: the log is off"),
+        format_args!("{name}: without a range, logging is off"),
         machine.guest.log_method().is_none(),
     );
     let exits = machine.vcpus[0].vmx.exits;
     write_all(&mut machine, addresses.len());
     let after = machine.vcpus[0].vmx.exits;
     report.equal(
-        format_args!("{name}: and costs nothing"),
+        format_args!("{name}: with logging off, there are no exits"),
         (after.violations, after.pml_full),
         (exits.violations, exits.pml_full),
     );
@@ -122,7 +123,7 @@ fn write_all(machine: &mut Machine, count: usize) {
     machine.finish(0);
 }
 
-/// The frames that lie in one of the ranges.
+/// Returns the frames that are in one of the ranges.
 fn chosen(frames: &[u64], ranges: &[GfnRange]) -> BTreeSet<u64> {
     let tracked = |frame: &u64| ranges.iter().any(|range| range.contains(Gfn::new(*frame)));
     frames.iter().copied().filter(tracked).collect()

@@ -1,9 +1,8 @@
-//! Several vCPUs, each with its own page-modification log, taken while they are in the middle of
-//! writing.
+//! Several vCPUs, each with its own page-modification log, which is taken while they are writing.
 //!
-//! They share one processor and take turns: a timer takes each out of the guest after some hundred
-//! instructions, wherever it is. What two processors do to each other at the same moment is for the
-//! crate's loom models.
+//! They share one processor and take turns: a timer makes each exit after some hundred
+//! instructions, at any point of its program. The crate's loom models test what happens if two
+//! processors act at the same time.
 
 use super::log_methods::LOG_METHODS;
 use crate::guest_program;
@@ -21,7 +20,7 @@ pub fn run(report: &mut Report, host: Host) {
     for max_level in [Level::Size4K, Level::Size2M] {
         for (method, name) in LOG_METHODS {
             report.part(format_args!(
-                "taken while two vCPUs write: {name}, {max_level:?} leaves"
+                "taken while two vCPUs write: {name}, {max_level} leaves"
             ));
             for pattern in all()
                 .iter()
@@ -33,7 +32,7 @@ pub fn run(report: &mut Report, host: Host) {
     }
 }
 
-/// Two vCPUs, a third that comes while logging is on, and one that goes.
+/// Two vCPUs, a third that is added while logging is on, and the removal of one.
 fn own_logs(report: &mut Report, host: Host) {
     report.part("several vCPUs, each with its own log");
     const EACH: usize = 700;
@@ -53,7 +52,7 @@ fn own_logs(report: &mut Report, host: Host) {
         })
         .collect();
     report.equal(
-        "each has a buffer of its own, the late one too",
+        "each has its own buffer, including the one added last",
         buffers.len(),
         3,
     );
@@ -73,7 +72,7 @@ fn own_logs(report: &mut Report, host: Host) {
         .map(|cpu| cpu.vmx.pml_index())
         .collect();
     report.check(
-        "none of their logs is empty",
+        "none of the logs is empty",
         left.iter().all(|index| *index != 511),
     );
     machine.remove_vcpu();
@@ -82,7 +81,7 @@ fn own_logs(report: &mut Report, host: Host) {
         .map(|address| u64::from(*address >> 12))
         .collect();
     report.check(
-        "one removed, all taken: what all three wrote is in the log",
+        "one vCPU removed: the log is what all three wrote",
         machine.take(whole) == expected,
     );
     let left: Vec<u16> = machine
@@ -90,10 +89,10 @@ fn own_logs(report: &mut Report, host: Host) {
         .iter()
         .map(|cpu| cpu.vmx.pml_index())
         .collect();
-    report.equal("taking emptied every log", left, alloc::vec![511, 511]);
+    report.equal("the take drains every log", left, alloc::vec![511, 511]);
 }
 
-/// A vCPU's way through its part of the list.
+/// The progress of a vCPU in its part of the list.
 struct Writer {
     /// The first entry of the list that it has not written to yet.
     done: usize,
@@ -101,12 +100,12 @@ struct Writer {
     part: core::ops::Range<usize>,
 }
 
-/// Two vCPUs write halves of the pattern in turns; between turns a piece of the guest is taken. Every
-/// take must hold exactly the pages of its piece that were written since the piece was last taken.
+/// Two vCPUs write one half of the pattern each, in turns; between turns a piece of the guest is
+/// taken. Each take must return exactly the pages of the piece that were written since the piece
+/// was last taken.
 ///
-/// Under write protection a vCPU can be taken out of the guest between the exit, which puts the page
-/// into the log, and the write. Then the page is in the log of before the write, and must be in the
-/// next one again.
+/// With write protection, a vCPU can be interrupted between the exit, which logs the page, and the
+/// write. The page is then in a log before the write, and must be in the next log again.
 fn taken_while_running(
     report: &mut Report,
     host: Host,
@@ -157,7 +156,7 @@ fn taken_while_running(
     pages += taken.len();
     report.equal(
         format_args!(
-            "{}: {} takes, {pages} pages, {early} of them just before their write; each log is right",
+            "{}: {} takes, {pages} pages, {early} of them just before their write; every log is correct",
             pattern.name,
             takes + 1
         ),
@@ -166,14 +165,14 @@ fn taken_while_running(
     );
 }
 
-/// The frames that the vCPUs were about to write to when they were taken out of the guest.
+/// Returns the frames that the vCPUs were about to write to when they were interrupted.
 fn next_writes(writers: &[Writer], pattern: &Pattern) -> BTreeSet<u64> {
     let running = writers.iter().filter(|writer| !writer.finished);
     let next = running.filter_map(|writer| pattern.addresses.get(writer.done));
     next.map(|address| u64::from(*address >> 12)).collect()
 }
 
-/// The frames a writer has written to since it was last asked.
+/// Returns the frames that a writer has written to since the previous call.
 fn advance(machine: &Machine, number: usize, writer: &mut Writer, pattern: &Pattern) -> Vec<u64> {
     let vmx = &machine.vcpus[number].vmx;
     let end = if writer.finished {
@@ -188,7 +187,7 @@ fn advance(machine: &Machine, number: usize, writer: &mut Writer, pattern: &Patt
         .collect()
 }
 
-/// Takes the frames of a range out of the set.
+/// Removes the frames of a range from the set and returns them.
 fn remove(due: &mut BTreeSet<u64>, range: GfnRange) -> BTreeSet<u64> {
     let mut inside = due.split_off(&range.start().index());
     due.append(&mut inside.split_off(&range.end().index()));

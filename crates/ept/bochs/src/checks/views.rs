@@ -1,6 +1,7 @@
-//! A second view of the same memory, under another EPT pointer: a write through either is in the log. A view
-//! that was removed, and another whose root lies where its was. (That nothing stale is used there the software
-//! model shows; Bochs remembers nothing from one entry to the next.)
+//! A second view of the same memory, with another EPT pointer: writes through either view are
+//! logged. Then a view is removed, and the root of another view is in the same frame. (Whether
+//! stale translations are used there is tested with the software processor: Bochs caches none from
+//! one entry to the next.)
 
 use super::log_methods::LOG_METHODS;
 use crate::guest_program::{self, WRITE_AREA};
@@ -12,7 +13,8 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use hikkoshi_ept::{Frame, Level, LogMethod, MAX_VIEWS, Mapping, View};
 
-/// Frames that each vCPU writes, of which the second half of the first's is the first half of the second's.
+/// Frames that each vCPU writes. The second half of the first vCPU's frames is the first half of
+/// the second's.
 const COUNT: usize = 40;
 
 /// Runs the checks.
@@ -23,7 +25,7 @@ pub fn run(report: &mut Report, host: Host) {
     }
 }
 
-/// The frame that the list names at `index`: one in three of the playground.
+/// Returns the frame at `index` of the list: every third frame of the write area.
 fn frame(index: usize) -> u64 {
     (WRITE_AREA >> 12) + 3 * index as u64
 }
@@ -53,21 +55,21 @@ fn one(report: &mut Report, host: Host, method: LogMethod) {
     write(&mut machine, 0, 1);
     write(&mut machine, 1, 2);
     report.check(
-        "the log is what was written through either",
+        "the log is what was written through both views",
         machine.take(all) == &by_first | &by_second,
     );
     write(&mut machine, 1, 3);
     report.check(
-        "what is written again through the second is in the log again",
+        "pages written again through the second view are logged again",
         machine.take(all) == by_second,
     );
     write(&mut machine, 0, 4);
     report.check(
-        "what is written again through the first is in the log again",
+        "pages written again through the first view are logged again",
         machine.take(all) == by_first,
     );
 
-    // The second view goes with its pages written.
+    // Remove the second view while its pages are dirty.
     write(&mut machine, 1, 5);
     let pointer = machine.guest.eptp(second);
     machine.enter_view(1, View::MAIN);
@@ -75,7 +77,7 @@ fn one(report: &mut Report, host: Host, method: LogMethod) {
     let other = add(&machine, &mapping);
     machine.guest.flush(flush, &machine);
     machine.take(all);
-    // Views until one's root lies in the frame of the removed one's.
+    // Add views until one has its root in the frame of the removed view's root.
     let mut views = Vec::from([other]);
     let mut found = other;
     while machine.guest.eptp(found) != pointer && views.len() < MAX_VIEWS - 1 {
@@ -83,14 +85,14 @@ fn one(report: &mut Report, host: Host, method: LogMethod) {
         views.push(found);
     }
     report.check(
-        "a later view has the removed one's pointer",
+        "a later view has the EPT pointer of the removed one",
         machine.guest.eptp(found) == pointer,
     );
     let mapped = machine.guest.map(found, &mapping);
     machine.enter_view(1, found);
     write(&mut machine, 1, 6);
     report.check(
-        "what is written through it is in the log",
+        "pages written through the later view are logged",
         mapped.is_ok() && machine.take(all) == by_second,
     );
     machine.enter_view(1, View::MAIN);
@@ -100,7 +102,7 @@ fn one(report: &mut Report, host: Host, method: LogMethod) {
     }
 }
 
-/// The first so many frames of a mapping.
+/// Returns the mapping of the first `count` frames of a mapping.
 fn frames_of(mapping: &Mapping, count: u64) -> Mapping {
     Mapping {
         guest: frames(mapping.guest.start().index(), count),

@@ -1,5 +1,5 @@
-//! What a hypervisor does with the tables beside the log: filling on the first access, emulated
-//! devices, protection of its own, and ageing by accessed flags. With real exits.
+//! Other uses of the tables by a hypervisor, with real exits: mapping on the first access, emulated
+//! devices, its own protection, and ageing by accessed flags.
 
 use crate::guest_program::{self, Program};
 use crate::machine::{FRAMES, Machine, frames};
@@ -11,16 +11,16 @@ use hikkoshi_ept::{
     ViolationOutcome,
 };
 
-/// Frames from 0 on that are mapped at first.
+/// Frames that are mapped at first, from frame 0 on.
 const MAPPED: u64 = 4096;
-/// A frame that is not.
+/// A frame that is not mapped.
 const ABSENT: u64 = 5000;
 /// A frame that is a device.
 const DEVICE: u64 = 6000;
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
-    report.part("exits beside the log");
+    report.part("exits not related to the log");
     let memory = Mapping {
         max_level: Level::Size4K,
         ..ram(frames(0, MAPPED))
@@ -32,19 +32,19 @@ pub fn run(report: &mut Report, host: Host) {
     denied(report, &mut machine);
     let taken = machine.take(frames(0, FRAMES));
     report.check(
-        "the log has the two pages that were written",
+        "the log is the two pages that were written",
         taken.into_iter().eq([700, ABSENT]),
     );
     age(report, &mut machine);
 }
 
-/// Guest frames mapped to where the guest's memory has them.
+/// Maps guest frames to their place in the guest's memory.
 fn ram(range: GfnRange) -> Mapping {
     let first = Frame::containing(GUEST.start as u64).plus(range.start().index());
     Mapping::ram(range, first)
 }
 
-/// One access to a frame, and what the crate says of the exit.
+/// Makes one access to a frame; returns the crate's answer to the exit.
 fn access(machine: &mut Machine, program: Program, frame: u64) -> Option<ViolationOutcome> {
     let registers = Registers {
         rax: 17,
@@ -56,7 +56,7 @@ fn access(machine: &mut Machine, program: Program, frame: u64) -> Option<Violati
     again(machine)
 }
 
-/// Lets the guest go on: `None` when its program is done.
+/// Resumes the guest; returns `None` when its program has finished.
 fn again(machine: &mut Machine) -> Option<ViolationOutcome> {
     match machine.vcpus[0].vmx.run() {
         Exit::Vmcall => None,
@@ -68,23 +68,27 @@ fn again(machine: &mut Machine) -> Option<ViolationOutcome> {
             address,
             ExitQualification(qualification),
         )),
-        other => crate::fail(format_args!("exit {other:?} instead of a violation")),
+        other => crate::fail(format_args!("exit {other:?}, expected a violation")),
     }
 }
 
 fn absent(report: &mut Report, machine: &mut Machine) {
     let found = access(machine, Program::WriteStride, ABSENT);
     report.equal(
-        "nothing mapped: absent",
+        "an unmapped page: absent",
         found,
         Some(ViolationOutcome::Absent(Gfn::new(ABSENT))),
     );
     if let Err(error) = machine.guest.map(View::MAIN, &ram(frames(ABSENT, 1))) {
         crate::fail(error);
     }
-    report.equal("mapped then: the write goes on", again(machine), None);
     report.equal(
-        "and arrives",
+        "after it is mapped, the write succeeds",
+        again(machine),
+        None,
+    );
+    report.equal(
+        "the write is in memory",
         guest_program::read_word((ABSENT << 12) + 0x10),
         17,
     );
@@ -101,15 +105,15 @@ fn device(report: &mut Report, machine: &mut Machine) {
     ] {
         let found = access(machine, program, DEVICE);
         report.equal(
-            format_args!("a device {name}: to be emulated"),
+            format_args!("a device {name}: the access is to be emulated"),
             found,
             Some(ViolationOutcome::Mmio { address }),
         );
-        // Emulated: past the access, an instruction of two bytes in both programs.
+        // Emulate the access: skip the instruction, which has two bytes in both programs.
         let vmx = &machine.vcpus[0].vmx;
         vmx.set_rip(vmx.rip() + 2);
         report.equal(
-            format_args!("a device {name}: the guest goes on after it"),
+            format_args!("a device {name}: the guest continues after it"),
             again(machine),
             None,
         );
@@ -120,18 +124,22 @@ fn denied(report: &mut Report, machine: &mut Machine) {
     let page = frames(700, 1);
     protect(machine, page, Permissions::Read);
     report.equal(
-        "read-only: reading goes",
+        "read-only: a read succeeds",
         access(machine, Program::ReadStride, 700),
         None,
     );
     let found = access(machine, Program::WriteStride, 700);
     report.equal(
-        "read-only: writing is denied",
+        "read-only: a write is denied",
         found,
         Some(ViolationOutcome::Denied(Gfn::new(700))),
     );
     protect(machine, page, Permissions::All);
-    report.equal("allowed again: the write goes on", again(machine), None);
+    report.equal(
+        "write permission restored: the write succeeds",
+        again(machine),
+        None,
+    );
 }
 
 fn protect(machine: &Machine, range: GfnRange, permissions: Permissions) {
@@ -142,7 +150,7 @@ fn protect(machine: &Machine, range: GfnRange, permissions: Permissions) {
     }
 }
 
-/// Accessed flags: which frames of a range were used since the last look.
+/// Accessed flags: the frames of a range that were used since the previous scan.
 fn age(report: &mut Report, machine: &mut Machine) {
     let range = frames(1000, 500);
     aged(machine, range);
@@ -154,11 +162,19 @@ fn age(report: &mut Report, machine: &mut Machine) {
     };
     machine.prepare(0, Program::ReadStride, registers);
     machine.finish(0);
-    report.equal("40 pages read: ageing finds them", aged(machine, range), 40);
-    report.equal("and finds them once", aged(machine, range), 0);
+    report.equal(
+        "40 pages read: ageing reports them",
+        aged(machine, range),
+        40,
+    );
+    report.equal("ageing reports them once", aged(machine, range), 0);
     machine.prepare(0, Program::ReadStride, registers);
     machine.finish(0);
-    report.equal("read again: found again", aged(machine, range), 40);
+    report.equal(
+        "pages read again are reported again",
+        aged(machine, range),
+        40,
+    );
 }
 
 fn aged(machine: &Machine, range: GfnRange) -> u64 {

@@ -1,46 +1,46 @@
-//! What the processor's VMX can do: the capability registers (SDM vol. 3D, appendix A).
+//! The VMX capability registers (SDM vol. 3D, appendix A).
 
 use crate::cpu::read_msr;
 
-/// The control fields, each with the register that tells its allowed settings.
+/// The control fields, each with the MSR that reports its allowed settings.
 #[derive(Clone, Copy, Debug)]
 pub enum Controls {
-    /// Pin-based.
+    /// Pin-based controls.
     Pin = 0x48d,
-    /// Primary processor-based.
+    /// Primary processor-based controls.
     Primary = 0x48e,
-    /// Exit.
+    /// VM-exit controls.
     Exit = 0x48f,
-    /// Entry.
+    /// VM-entry controls.
     Entry = 0x490,
-    /// Secondary processor-based.
+    /// Secondary processor-based controls.
     Secondary = 0x48b,
 }
 
-/// Pin-based: the VMX-preemption timer runs.
+/// Pin-based: activate the VMX-preemption timer.
 pub const TIMER: u32 = 1 << 6;
-/// Primary: the secondary controls count.
+/// Primary: activate the secondary controls.
 pub const SECONDARY_COUNT: u32 = 1 << 31;
-/// Primary: HLT exits.
+/// Primary: HLT exiting.
 pub const HLT_EXITS: u32 = 1 << 7;
-/// Secondary: extended page tables.
+/// Secondary: enable EPT.
 pub const EPT: u32 = 1 << 1;
-/// Secondary: the guest may run without paging.
+/// Secondary: unrestricted guest (may run without paging).
 pub const UNRESTRICTED: u32 = 1 << 7;
-/// Secondary: page-modification logging.
+/// Secondary: enable PML.
 pub const PML: u32 = 1 << 17;
-/// Exit: the host runs 64-bit code.
+/// VM-exit: host address-space size (64-bit host).
 pub const HOST_64: u32 = 1 << 9;
-/// Exit: `IA32_EFER` of the guest is saved, and the host's is loaded.
+/// VM-exit: save the guest's `IA32_EFER` and load the host's.
 pub const EXIT_EFER: u32 = 1 << 20 | 1 << 21;
-/// Entry: `IA32_EFER` of the guest is loaded.
+/// VM-entry: load the guest's `IA32_EFER`.
 pub const ENTRY_EFER: u32 = 1 << 15;
 
-/// The value for a control field: what is wanted, with the bits that must be one.
+/// Returns the value for a control field: the wanted bits and the bits that must be one.
 ///
-/// Ends the run when the processor does not allow a wanted bit.
+/// Ends the run if the processor does not allow a wanted bit.
 pub fn controls(kind: Controls, wanted: u32) -> u64 {
-    // SAFETY: these registers exist where VMX and its "true" controls do, which was checked.
+    // SAFETY: these registers exist if VMX and its "true" controls do, which was checked.
     let allowed = unsafe { read_msr(kind as u32) };
     let must = allowed & 0xffff_ffff;
     let may = allowed >> 32;
@@ -53,26 +53,26 @@ pub fn controls(kind: Controls, wanted: u32) -> u64 {
     value
 }
 
-/// `IA32_VMX_PROCBASED_CTLS2`: the upper half says which secondary controls may be one.
+/// Reads `IA32_VMX_PROCBASED_CTLS2`: the upper half has the secondary controls that may be one.
 pub fn secondary() -> u64 {
     // SAFETY: as above.
     unsafe { read_msr(Controls::Secondary as u32) }
 }
 
-/// `IA32_VMX_EPT_VPID_CAP`.
+/// Reads `IA32_VMX_EPT_VPID_CAP`.
 pub fn ept_capabilities() -> u64 {
-    // SAFETY: exists where EPT does, which was checked.
+    // SAFETY: exists if EPT does, which was checked.
     unsafe { read_msr(0x48c) }
 }
 
-/// The preemption timer counts down by one each time this bit of the time-stamp counter changes
-/// (`IA32_VMX_MISC`, bits 4:0).
+/// Returns the rate of the preemption timer: it counts down by one each time this bit of the
+/// time-stamp counter changes (`IA32_VMX_MISC`, bits 4:0).
 pub fn timer_shift() -> u64 {
-    // SAFETY: exists where VMX does.
+    // SAFETY: exists if VMX does.
     unsafe { read_msr(0x485) & 0x1f }
 }
 
-/// Bits of a physical address.
+/// Returns the width of a physical address in bits.
 pub fn physical_bits() -> u32 {
     core::arch::x86_64::__cpuid(0x8000_0008).eax & 0xff
 }

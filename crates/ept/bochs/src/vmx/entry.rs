@@ -1,6 +1,6 @@
-//! Entering the guest and coming back: the registers that the VMCS does not hold.
+//! VM entry and exit: the registers that the VMCS does not hold.
 
-/// The guest's general registers. What the assembly below reads and writes, in this order.
+/// The guest's general registers. The assembly below accesses them in this order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Registers {
@@ -76,9 +76,9 @@ vmx_exit:                           // every exit comes here, with the stack as 
 );
 
 unsafe extern "C" {
-    /// Runs the current VMCS's guest until it exits. Returns 0, or 1 when it could not be entered. The
-    /// VMCS must send exits to `vmx_exit`, and the guest must not write to this program's memory.
+    /// Runs the guest of the current VMCS until it exits. Returns 0, or 1 if the entry failed. The
+    /// VMCS must direct exits to `vmx_exit`, and the guest must not write to this program's memory.
     pub fn vmx_enter(registers: &mut Registers, launched: u64) -> u64;
-    /// Where exits arrive; only its address is used.
+    /// The address of the exit handler; only its address is used.
     pub static vmx_exit: u8;
 }

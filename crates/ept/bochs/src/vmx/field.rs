@@ -1,4 +1,4 @@
-//! The fields of a VMCS that are used here, by the SDM's encoding (vol. 3D, appendix B).
+//! The VMCS fields that are used here, with the encoding of the SDM (vol. 3D, appendix B).
 
 macro_rules! fields {
     ($($(#[$note:meta])* $name:ident = $code:literal,)*) => {
@@ -6,7 +6,7 @@ macro_rules! fields {
     };
 }
 
-/// A field's encoding: its width and type are part of it.
+/// The encoding of a field, which includes its width and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field(pub u64);
 
@@ -66,7 +66,7 @@ fields! {
     PML_ADDRESS = 0x200e,
     /// The extended-page-table pointer.
     EPT_POINTER = 0x201a,
-    /// The guest-physical address that an EPT exit is about.
+    /// The guest-physical address of an EPT exit.
     GUEST_PHYSICAL_ADDRESS = 0x2400,
     /// Must be all ones.
     LINK_POINTER = 0x2800,
@@ -78,10 +78,10 @@ fields! {
     EXIT_CONTROLS = 0x400c,
     ENTRY_CONTROLS = 0x4012,
     SECONDARY_CONTROLS = 0x401e,
-    /// Why the last VMX instruction failed.
+    /// The error of the last VMX instruction.
     INSTRUCTION_ERROR = 0x4400,
     EXIT_REASON = 0x4402,
-    /// Bytes of the instruction that caused the exit.
+    /// Length of the instruction that caused the exit, in bytes.
     EXIT_INSTRUCTION_LENGTH = 0x440c,
     GUEST_GDTR_LIMIT = 0x4810,
     GUEST_IDTR_LIMIT = 0x4812,

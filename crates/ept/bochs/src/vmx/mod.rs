@@ -1,4 +1,4 @@
-//! VMX operation: turning it on, control structures, entries and exits (SDM vol. 3C).
+//! VMX operation: enabling it, control structures, entries and exits (SDM vol. 3C).
 
 pub mod capability;
 mod entry;

@@ -9,21 +9,22 @@ use core::arch::asm;
 /// Bit 13 of CR4: VMX enable.
 const VMXE: u64 = 1 << 13;
 
-/// The revision that a VMXON region and a VMCS begin with (`IA32_VMX_BASIC`, bits 30:0).
+/// Returns the revision identifier at the start of a VMXON region and a VMCS (`IA32_VMX_BASIC`,
+/// bits 30:0).
 fn revision() -> u32 {
-    // SAFETY: the register exists where VMX does, which `enter` checks before anything else.
+    // SAFETY: the register exists if VMX does, which `enter` checks first.
     let basic = unsafe { cpu::read_msr(0x480) };
     u32::try_from(basic & 0x7fff_ffff).unwrap_or(0)
 }
 
-/// Turns VMX on and enters VMX operation.
+/// Enables VMX and enters VMX operation.
 ///
-/// Ends the run when the processor has no VMX, no EPT, or the firmware forbids it.
+/// Ends the run if the processor has no VMX or no EPT, or if the firmware disables it.
 pub fn enter() {
     if core::arch::x86_64::__cpuid(1).ecx & 1 << 5 == 0 {
-        crate::fail("this processor has no VMX");
+        crate::fail("the processor has no VMX");
     }
-    // SAFETY: exists where VMX does. Locked without VMX, it would be the firmware's last word.
+    // SAFETY: exists if VMX does. If the register is locked without VMX, VMX stays disabled.
     unsafe {
         const LOCKED: u64 = 1;
         const VMX: u64 = 1 << 2;
@@ -31,11 +32,11 @@ pub fn enter() {
         if control & LOCKED == 0 {
             cpu::write_msr(cpu::FEATURE_CONTROL, control | LOCKED | VMX);
         } else if control & VMX == 0 {
-            crate::fail("the firmware has locked VMX off");
+            crate::fail("the firmware has disabled VMX");
         }
     }
     let region = control_region();
-    // SAFETY: VMX is there and allowed; the region is a frame of its own with the right revision.
+    // SAFETY: VMX exists and is allowed; the region is a separate frame with the right revision.
     let failed = unsafe {
         cpu::set_cr4(VMXE);
         let failed: u8;
@@ -47,10 +48,11 @@ pub fn enter() {
     }
 }
 
-/// A zeroed frame that begins with the revision: a VMXON region or a new VMCS. Its address.
+/// Returns the address of a zeroed frame that begins with the revision: a VMXON region or a new
+/// VMCS.
 fn control_region() -> u64 {
     let frame = Frame::zeroed();
-    // SAFETY: a frame just taken: nothing else refers to it.
+    // SAFETY: a frame that was just taken: nothing else refers to it.
     unsafe { frame.pointer().cast::<u32>().write_volatile(revision()) };
     frame.address()
 }
@@ -62,7 +64,7 @@ pub struct Vmcs {
 }
 
 impl Vmcs {
-    /// A new one, clear and current.
+    /// Creates a VMCS, clears it and makes it current.
     pub fn new() -> Vmcs {
         let vmcs = Vmcs {
             address: control_region(),
@@ -79,7 +81,7 @@ impl Vmcs {
         vmcs
     }
 
-    /// Makes it the current one.
+    /// Makes it the current VMCS.
     pub fn load(&self) {
         let failed: u8;
         // SAFETY: VMX operation was entered; the region is a cleared VMCS.
@@ -109,7 +111,7 @@ pub fn read(field: Field) -> u64 {
 /// Writes a field of the current VMCS.
 pub fn write(field: Field, value: u64) {
     let failed: u8;
-    // SAFETY: VMX operation was entered; what a field does, it does at the next entry, which checks.
+    // SAFETY: VMX operation was entered; a field takes effect at the next entry, which checks it.
     unsafe {
         asm!("vmwrite {field}, {value}", "setbe {failed}",
             value = in(reg) value, field = in(reg) field.0, failed = lateout(reg_byte) failed);
@@ -122,11 +124,11 @@ pub fn write(field: Field, value: u64) {
     }
 }
 
-/// INVEPT, single-context: drops what is cached of the tables under an EPT pointer.
+/// INVEPT, single-context: invalidates the cached translations of the tables under an EPT pointer.
 pub fn invalidate(ept_pointer: u64) {
     let descriptor = [ept_pointer, 0];
     let failed: u8;
-    // SAFETY: VMX operation was entered; dropping cached translations only costs time.
+    // SAFETY: VMX operation was entered; invalidating cached translations only costs time.
     unsafe {
         asm!("invept {kind}, [{descriptor}]", "setbe {failed}",
             kind = in(reg) 1_u64, descriptor = in(reg) &raw const descriptor, failed = lateout(reg_byte) failed);

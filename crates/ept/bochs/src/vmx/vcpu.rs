@@ -1,8 +1,8 @@
-//! A virtual processor: its VMCS, its registers, and what made it exit.
+//! A vCPU: its VMCS, its registers, and its exits.
 //!
-//! The guest runs 32-bit code with flat segments and without paging ("unrestricted guest"): its
-//! linear addresses are guest-physical ones, and no access is made but the program's own. So what a
-//! log should hold can be said exactly.
+//! The guest runs 32-bit code with flat segments and without paging ("unrestricted guest"). Its
+//! linear addresses are guest-physical addresses, and only its program accesses memory. So the
+//! expected content of a log is known exactly.
 
 use super::capability::{self, Controls, controls};
 pub use super::entry::Registers;
@@ -12,69 +12,70 @@ use super::operation::{Vmcs, read, write};
 use crate::cpu;
 use crate::gdt::{self, Segments};
 
-/// What the host half of every VMCS says.
+/// The values for the host state of every VMCS.
 #[derive(Clone, Copy, Debug)]
 pub struct Host {
     /// Descriptor table and task-state segment.
     pub segments: Segments,
-    /// The interrupt table's address.
+    /// Address of the interrupt descriptor table.
     pub idt: u64,
 }
 
-/// Why the guest stopped running (SDM vol. 3D, appendix C).
+/// Why the guest exited (SDM vol. 3D, appendix C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It called the hypervisor: its work is done. Reason 18.
+    /// VMCALL: the guest's program has finished. Reason 18.
     Vmcall,
-    /// The tables did not allow an access. Reason 48.
+    /// EPT violation. Reason 48.
     Violation {
         /// Guest-physical address.
         address: u64,
-        /// Bits 0 to 2: read, write, fetch; 3 to 5: what the entries allowed.
+        /// Bits 0 to 2: read, write, fetch; bits 3 to 5: what the entries permit.
         qualification: u64,
     },
-    /// An entry is set up in a way that the processor does not know. Reason 49.
+    /// EPT misconfiguration. Reason 49.
     Misconfiguration {
         /// Guest-physical address.
         address: u64,
     },
-    /// The page-modification log has no room for an entry. Reason 62.
+    /// Page-modification log full. Reason 62.
     PmlFull,
-    /// Its time was over ([`Vcpu::run_for`]). Reason 52.
+    /// The VMX-preemption timer expired ([`Vcpu::run_for`]). Reason 52.
     PreemptionTimer,
-    /// Any other reason: none is expected.
+    /// Any other exit; none is expected.
     Other {
         /// The basic exit reason.
         reason: u64,
     },
 }
 
-/// A virtual processor.
+/// A vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
     vmcs: Vmcs,
     launched: bool,
-    /// The general registers it is entered with.
+    /// The general registers at the next entry.
     pub registers: Registers,
-    /// Exits so far.
+    /// Number of exits so far.
     pub exits: Exits,
-    /// Instructions (and so ticks) between entry and exit, in all.
+    /// Total number of instructions (and so of ticks) between entries and exits.
     pub guest_instructions: u64,
 }
 
-/// How often each exit came.
+/// Number of exits by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exits {
-    /// By [`Exit::Violation`].
+    /// [`Exit::Violation`].
     pub violations: u64,
-    /// By [`Exit::PmlFull`].
+    /// [`Exit::PmlFull`].
     pub pml_full: u64,
-    /// By [`Exit::Vmcall`].
+    /// [`Exit::Vmcall`].
     pub vmcalls: u64,
 }
 
 impl Vcpu {
-    /// A processor that runs under these tables. It logs nothing; [`Vcpu::set_pml_log`] turns that on.
+    /// Creates a vCPU that runs with these tables, without logging; [`Vcpu::set_pml_log`] enables
+    /// it.
     pub fn new(host: Host, ept_pointer: u64) -> Vcpu {
         let vmcs = Vmcs::new();
         write_controls();
@@ -90,14 +91,14 @@ impl Vcpu {
         }
     }
 
-    /// Has it run under other tables from now on.
+    /// Switches to other tables.
     pub fn set_ept_pointer(&self, pointer: u64) {
         self.vmcs.load();
         write(field::EPT_POINTER, pointer);
     }
 
-    /// Turns page-modification logging on, into the frame at this address, from this index down; or
-    /// off.
+    /// Enables page-modification logging into the frame at this address, starting at this index;
+    /// `None` disables it.
     pub fn set_pml_log(&self, log: Option<(u64, u16)>) {
         self.vmcs.load();
         let secondary = read(field::SECONDARY_CONTROLS);
@@ -117,19 +118,19 @@ impl Vcpu {
         }
     }
 
-    /// The log's index, as the processor left it.
+    /// Returns the PML index, as the processor left it.
     pub fn pml_index(&self) -> u16 {
         self.vmcs.load();
         u16::try_from(read(field::PML_INDEX)).unwrap_or(u16::MAX)
     }
 
-    /// Sets the log's index.
+    /// Sets the PML index.
     pub fn set_pml_index(&self, index: u16) {
         self.vmcs.load();
         write(field::PML_INDEX, u64::from(index));
     }
 
-    /// Turns the guest's own paging on: 32-bit, with pages of 4 MiB, by the page directory at this
+    /// Enables the guest's paging: 32-bit, with 4 MiB pages, with the page directory at this
     /// guest-physical address.
     pub fn enable_paging(&self, directory: u64) {
         const PG: u64 = 1 << 31;
@@ -140,13 +141,13 @@ impl Vcpu {
         write(field::GUEST_CR3, directory);
     }
 
-    /// Where the guest is.
+    /// Returns the guest's instruction pointer.
     pub fn rip(&self) -> u64 {
         self.vmcs.load();
         read(field::GUEST_RIP)
     }
 
-    /// Where the guest goes on.
+    /// Sets the guest's instruction pointer.
     pub fn set_rip(&self, address: u64) {
         self.vmcs.load();
         write(field::GUEST_RIP, address);
@@ -160,8 +161,8 @@ impl Vcpu {
         self.enter()
     }
 
-    /// Runs until the next exit, but at most about so many instructions: until the VMX-preemption
-    /// timer, which counts a fraction of the time-stamp counter, comes to zero.
+    /// Runs until the next exit, but for at most about this many instructions: until the
+    /// VMX-preemption timer, which counts a fraction of the time-stamp counter, reaches zero.
     pub fn run_for(&mut self, instructions: u64) -> Exit {
         self.vmcs.load();
         let pin = read(field::PIN_CONTROLS);
@@ -175,13 +176,14 @@ impl Vcpu {
 
     fn enter(&mut self) -> Exit {
         let entered = cpu::instructions();
-        // SAFETY: the VMCS sends exits to `vmx_exit`. The guest reaches its own memory; where its tables
-        // map more (src/checks/superpages.rs), its programs write at the addresses they are given.
+        // SAFETY: the VMCS directs exits to `vmx_exit`. The guest accesses its own memory; where
+        // its tables map more (src/checks/superpages.rs), its programs write only to the addresses
+        // they are given.
         let failed = unsafe { vmx_enter(&mut self.registers, u64::from(self.launched)) };
         self.guest_instructions += cpu::instructions() - entered;
         if failed != 0 {
             crate::fail(format_args!(
-                "the guest could not be entered: VM-instruction error {}",
+                "VM entry failed: VM-instruction error {}",
                 read(field::INSTRUCTION_ERROR)
             ));
         }
@@ -189,13 +191,13 @@ impl Vcpu {
         self.exit()
     }
 
-    /// Reads what the exit was, and counts it.
+    /// Reads and counts the exit.
     fn exit(&mut self) -> Exit {
         const ENTRY_FAILED: u64 = 1 << 31;
         let reason = read(field::EXIT_REASON);
         if reason & ENTRY_FAILED != 0 {
             crate::fail(format_args!(
-                "the guest's state was refused: exit reason {reason:#x}, qualification {:#x}",
+                "VM entry failed, invalid guest state: exit reason {reason:#x}, qualification {:#x}",
                 read(field::EXIT_QUALIFICATION)
             ));
         }
