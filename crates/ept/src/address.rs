@@ -5,7 +5,7 @@ use core::fmt;
 /// Address bits that one table level translates (SDM vol. 3C, "EPT Translation Mechanism"): 9. The
 /// loom models use tables of two entries, so that all interleavings of a split can be explored. No
 /// other code depends on the value.
-pub const INDEX_BITS: u32 = if cfg!(loom) { 1 } else { 9 };
+pub(crate) const INDEX_BITS: u32 = if cfg!(loom) { 1 } else { 9 };
 
 /// Number of entries of a table.
 pub const ENTRIES: usize = 1 << INDEX_BITS;

@@ -1,9 +1,13 @@
 //! The atomic types: those of `core`, or loom's when the loom models run.
 
 #[cfg(not(loom))]
-pub use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+pub use core::sync::atomic::AtomicU64;
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+pub use loom::sync::atomic::AtomicU64;
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 /// One iteration of a short busy wait for another processor.
 pub(crate) fn cpu_relax() {

@@ -209,14 +209,12 @@ mod view;
 mod violation;
 mod walk;
 
-pub use address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, INDEX_BITS, Level, MAX_PAGES};
+pub use address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
 pub use age::AgeError;
 pub use atomic::AtomicU64;
 pub use attributes::{MemoryType, PageType, Permissions};
 pub use capabilities::Capabilities;
-pub use dirty_log::{
-    LogMethod, PML_ENTRIES, PML_HEAD_INDEX, StartError, StopError, TakeError, Vcpu, VcpuError,
-};
+pub use dirty_log::{LogMethod, PML_HEAD_INDEX, StartError, StopError, TakeError, Vcpu, VcpuError};
 pub use entry::Entry;
 pub use eptp::Eptp;
 pub use guest::{CreateError, Guest, ReverseMapBytes};

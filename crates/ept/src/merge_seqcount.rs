@@ -8,8 +8,8 @@ use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 
 /// One started merge. The upper half of the counter counts the merges started so far, the lower
 /// half those in progress.
-const BEGUN: u64 = 1 << 32;
-const UNDER_WAY: u64 = BEGUN - 1;
+const STARTED: u64 = 1 << 32;
+const IN_PROGRESS: u64 = STARTED - 1;
 
 #[derive(Debug)]
 pub(crate) struct MergeSeqCount(AtomicU64);
@@ -21,7 +21,7 @@ impl MergeSeqCount {
 
     /// Starts a merge, before it changes anything. The merge ends when the guard is dropped.
     pub(crate) fn begin(&self) -> MergeGuard<'_> {
-        self.0.fetch_add(BEGUN + 1, Ordering::AcqRel);
+        self.0.fetch_add(STARTED + 1, Ordering::AcqRel);
         MergeGuard(self)
     }
 
@@ -29,7 +29,7 @@ impl MergeSeqCount {
     pub(crate) fn retry_if_merged(&self, work: impl Fn()) {
         loop {
             let before = self.0.load(Ordering::Acquire);
-            if before & UNDER_WAY != 0 {
+            if before & IN_PROGRESS != 0 {
                 cpu_relax();
                 continue;
             }

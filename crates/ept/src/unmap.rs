@@ -62,7 +62,7 @@ impl<M: HostMemory> Guest<M> {
         if before != 0 {
             for part in range.intersect(self.all()).chunks(Level::Size1G.pages()) {
                 let _guard = self.rcu.read();
-                self.remove_nested(part);
+                self.unmap_nested(part);
             }
             // A nested view may have been added meanwhile.
             flush.add_whole_views(before | self.nested_views());
@@ -71,7 +71,7 @@ impl<M: HostMemory> Guest<M> {
     }
 
     /// Unmaps the guest frames of `range` from nested views. The caller holds an RCU read guard.
-    fn remove_nested(&self, range: GfnRange) {
+    fn unmap_nested(&self, range: GfnRange) {
         // From large to small: if a leaf is split meanwhile, its child leaves are found. A merge
         // moves leaves in the other direction, so the scan can miss them; and while a merge is in
         // progress there is no leaf. The sequence counter detects both.

@@ -9,7 +9,8 @@ mod take;
 use alloc::boxed::Box;
 use core::fmt;
 
-pub use pml::{PML_ENTRIES, PML_HEAD_INDEX, Vcpu, VcpuError};
+pub(crate) use pml::PML_ENTRIES;
+pub use pml::{PML_HEAD_INDEX, Vcpu, VcpuError};
 pub use start_stop::{StartError, StopError};
 pub use take::TakeError;
 

@@ -15,7 +15,7 @@ use crate::rmap::NoMemory;
 
 /// Number of entries of a page-modification log: 512.
 #[allow(clippy::cast_possible_truncation)] // 512
-pub const PML_ENTRIES: u16 = ENTRIES as u16;
+pub(crate) const PML_ENTRIES: u16 = ENTRIES as u16;
 
 /// The PML index of an empty log: 511. The processor counts down.
 pub const PML_HEAD_INDEX: u16 = PML_ENTRIES - 1;

@@ -122,13 +122,13 @@ impl CellAllocator {
                     return Err(NoMemory);
                 }
             }
-            let entered = self.enter(memory, frame, &mut page);
+            let added = self.add_frame(memory, frame, &mut page);
             // Other threads may have changed the list meanwhile, so the page may be unnecessary or
             // missing.
             if let Some(page) = page {
                 memory.release(page);
             }
-            if !entered {
+            if !added {
                 memory.release(frame);
             }
         }
@@ -136,7 +136,7 @@ impl CellAllocator {
 
     /// Adds a frame to the frame list and frees its cells. Returns false if that needs a page and
     /// there is none.
-    fn enter<M: HostMemory>(&self, memory: &M, frame: Frame, page: &mut Option<Frame>) -> bool {
+    fn add_frame<M: HostMemory>(&self, memory: &M, frame: Frame, page: &mut Option<Frame>) -> bool {
         let mut pool = self.pool.lock();
         if pool.frame_list_is_full() {
             let Some(page) = page.take() else {
