@@ -209,7 +209,7 @@ fn a_destination_that_is_not_there() {
         &["migrate", &address, "--qmp", &qmp],
         1,
         &[
-            "something else answers there",
+            "another program answers there",
             "the guest runs on at the source",
         ],
     );

@@ -2,22 +2,24 @@
 //!
 //! # Model
 //!
-//! A migration has several **links** (connections), each with a [`Role`]:
+//! A migration uses several **links** (connections). Each has a [`Role`]:
 //!
 //! | link | source → destination | destination → source |
 //! | --- | --- | --- |
 //! | control (one) | [`ToDestination`] | [`ToSource`] |
 //! | urgent (one) | urgent pages | page requests |
-//! | background (any number) | background pages, zero marks | acknowledgements |
+//! | background (one or more) | background pages, zero pages | acknowledgements |
 //!
-//! The first bytes on every link, in both directions, are a [`Hello`] of fixed
-//! size: protocol versions, capabilities, the link's role, and the migration's
-//! unguessable [`MigrationId`], by which links find their migration and
-//! strangers do not. [`negotiate()`] turns two of them into what both can do.
+//! On every link, each side first sends a [`Hello`] of fixed size: protocol
+//! versions, capabilities, the link's role, and the migration's secret
+//! [`MigrationId`]. The id assigns the link to its migration, and a stranger
+//! cannot guess it. [`negotiate`] compares the two hellos and returns what both
+//! sides support.
 //!
-//! After it come **frames**: a header of [`HEADER_LEN`] bytes and, for some, a
-//! payload. [`Frame::decode`] reads a header alone, so that a receiver can read
-//! the payload of a page frame from its socket straight to where it belongs:
+//! After the hello come **frames**: a header of [`HEADER_LEN`] bytes and, for
+//! some kinds, a payload. [`Frame::decode`] reads only the header, so a receiver
+//! can read the payload of a page frame from its socket directly to its final
+//! address:
 //!
 //! ```
 //! use hikkoshi_pages::{Page, PageRange};
@@ -27,29 +29,39 @@
 //! let range = PageRange::from_len(Page::new(7), 2);
 //! // The source writes the header, then 2 * 4096 bytes of memory.
 //! let header = Frame::Pages { range }.encode();
-//! // The destination reads as many bytes as a header has, and then knows
-//! // how many more there are and where they go.
+//! // The destination reads the header first. The header states how many
+//! // bytes follow, and for which pages.
 //! let frame = Frame::decode(&header, &limits)?;
 //! assert_eq!(frame, Frame::Pages { range });
 //! assert_eq!(frame.payload_len(), 8192);
 //! # Ok::<(), hikkoshi_wire::DecodeError>(())
 //! ```
 //!
-//! Who would rather push bytes in as they come and take whole messages out
-//! uses the [`Decoder`].
+//! A [`Decoder`] is the other way to read a link: push bytes in as they arrive,
+//! take whole messages out.
 //!
-//! # Course of a migration, on the control link
+//! # Where to find what
+//!
+//! | folder | holds |
+//! | --- | --- |
+//! | `negotiation/` | the hello, versions and capabilities, the migration's id |
+//! | `framing/` | frame headers, control messages as bytes, the [`Decoder`] |
+//! | `messages/` | the control messages and the types in them |
+//! | `compatibility/` | whether the guest can run at the destination |
+//!
+//! # The control link during a migration
 //!
 //! ```text
 //!     source                                      destination
-//!       | Machine: its devices, if both know of that    |
+//!       | Machine: the guest's devices, if both sides   |
+//!       |          have the capability                  |
 //!       | Processors: what the guest was given          |
 //!       | Begin: the guest's description, the mode      |
 //!       |---------------------------------------------->|  compatible_with()
 //!       |                       Differs, if that is allowed
 //!       |                                Accept / Refuse|
 //!       |<----------------------------------------------|
-//!       |  pre-copy: pages and zero marks on the background links
+//!       |  pre-copy: pages and zero pages on the background links
 //!       |  post-copy: stale pages are dropped while the guest still runs
 //!       | Discard ... DiscardEnd                        |
 //!       |---------------------------------------------->|
@@ -58,11 +70,12 @@
 //!       |  switchover: the guest is paused              |
 //!       | DeviceStateChunk ...                          |
 //!       | Discard ...          (post-copy: the last few)|
-//!       | Switch               (sums over all of that)  |
+//!       | Switch               (totals of all of that)  |
 //!       |---------------------------------------------->|
 //!       |                                Ready / Failed |
 //!       |<----------------------------------------------|
-//!       | Commit       (from here on it never resumes)  |
+//!       | Commit    (from here on the source never      |
+//!       |            resumes the guest by itself)       |
 //!       |---------------------------------------------->|
 //!       |                                       Resumed |
 //!       |<----------------------------------------------|
@@ -75,19 +88,18 @@
 //!       |---------------------------------------------->|
 //! ```
 //!
-//! A destination whose host pages are huge puts them together from pieces, in
-//! memory. So that it can bound that memory, in post-copy **a source ends a host
-//! page before it begins another**: a background link sends the pieces of one
-//! until none is owed, and then goes elsewhere; on the urgent link nothing but
-//! what was asked for begins one. No more are incomplete then than there are
-//! links and unanswered requests.
+//! A destination with huge host pages assembles each from its 4 KiB pages, in
+//! memory. To bound that memory, in post-copy **a source completes a host page
+//! before it starts another one**: a background link sends pages of one host
+//! page until none of them is owed, and on the urgent link only a request
+//! starts a host page. So the number of incomplete host pages is at most the
+//! number of links plus the number of unanswered requests.
 //!
-//! # Taking it up again
+//! # How a migration is resumed
 //!
-//! From `Ready` on, links that are lost are no end, with
-//! [`Capabilities::RECOVERY`] on both sides. The source opens a new control link
-//! with the same id, to the same destination wherever it listens now, and begins
-//! it so:
+//! From `Ready` on, a migration survives the loss of its links if both sides
+//! have [`Capabilities::RECOVERY`]. The source opens a new control link with
+//! the same id, to the address where the destination listens now:
 //!
 //! ```text
 //!     source                                      destination
@@ -98,56 +110,56 @@
 //!       |  Ready or Runs:                               |
 //!       |                   Missing ... MissingEnd      |
 //!       |<----------------------------------------------|
-//!       | Owed ... OwedEnd     (the rest holds zeros)   |
+//!       | Owed ... OwedEnd (the other pages hold zeros) |
 //!       |---------------------------------------------->|
-//!       |  if anything is owed, the other links are opened
-//!       |  and it goes on with Commit, or with pages
+//!       |  if a page is owed, the source opens the other links
+//!       |  and continues with Commit, or with pages
 //! ```
 //!
-//! What each stage means, and what each side does in it, is told in
-//! `docs/protocol.md`.
+//! `docs/protocol.md` defines the stages and what each side does in them.
 //!
-//! # The ends
+//! # How a migration ends
 //!
 //! Either side may send `Cancel` until `Commit`. The destination keeps its
-//! links open until it has heard `Goodbye`, because a hang-up can overtake the
-//! last message on a socket.
+//! links open until it has received `Goodbye`, because closing a socket can
+//! destroy the last message on it.
 //!
-//! # What a peer can do to us
+//! # What a faulty or hostile peer can do
 //!
-//! Nothing but be refused. Every length is bounded before it is believed, and
-//! memory for a list grows with the bytes that really arrived, not with the
-//! number that was announced. Page ranges are checked against the layout
-//! ([`Limits`]), names and lists against the bounds stated with their types.
-//! No input makes this crate panic; the fuzz targets `wire_*` and the property
-//! tests check that. A text is taken in as text: without anything that a
-//! terminal would obey.
+//! Its link is closed; nothing else happens. Every length is checked before it
+//! is used, and the memory for a list grows with the bytes that have arrived,
+//! not with the announced length. Page ranges are checked against the layout
+//! ([`Limits`]), names and lists against the bounds of their types. No input
+//! makes this crate panic: the fuzz targets `wire_*` and the property
+//! tests check that.
+//! Text from a peer is reduced to printable characters ([`text`]), so a
+//! terminal that shows it does not interpret it.
 //!
 //! # Versions
 //!
-//! The hello never changes. Messages change by appending only: a new message
-//! goes to the end of its enum, a changed one is a new one, and either is sent
-//! only under the version or capability that introduced it. `tests/golden.rs`
-//! compares each message with its kept encoding, from the version that introduced
-//! it.
+//! The hello never changes. Messages are only appended: a new message goes to
+//! the end of its enum, a changed message is a new one, and both are sent only
+//! under the version or capability that introduced them. `tests/golden.rs`
+//! compares each message with its kept encoding, from the version that
+//! introduced it.
 //!
-//! | version | brought |
+//! | version | introduced |
 //! | --- | --- |
 //! | 1 | everything else |
 //! | 2 | [`Processors`](ToDestination::Processors) before `Begin`, [`Differs`](ToSource::Differs) |
 //!
-//! A source says what its [`Machine`](ToDestination::Machine) consists of to a
-//! destination with [`Capabilities::MACHINE`].
+//! A source sends [`Machine`](ToDestination::Machine) only to a destination
+//! with [`Capabilities::MACHINE`].
 //!
-//! Version 1 is still understood, so that a migration under way can be taken up
-//! again when one side has been updated. A migration is begun only with
+//! Version 1 is still understood, so that an unfinished migration can be
+//! resumed after one side was updated. A new migration needs
 //! [`Versions::TO_BEGIN`] or later.
 //!
 //! # What is missing
 //!
-//! - Encryption and authentication: the id keeps links of one migration
-//!   together, it does not protect them from somebody who can read them.
-//! - Checksums over page contents: the link's own have to do.
+//! - Encryption and authentication: the id only assigns links to migrations.
+//!   It does not protect them from an attacker who can read them.
+//! - Checksums over page contents: those of the transport have to suffice.
 
 #![forbid(unsafe_code)]
 
@@ -157,7 +169,7 @@ mod messages;
 mod negotiation;
 pub mod text;
 
-pub use compatibility::{MachineMismatch, Mismatch, Names, ProcessorDifferences};
+pub use compatibility::{BlockNames, MachineMismatch, Mismatch, ProcessorDifferences};
 pub use framing::{
     ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN, Limits,
     MAX_CONTROL, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message,
@@ -166,11 +178,9 @@ pub use framing::{
 pub use messages::{
     Auxiliary, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
     DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
-    MAX_AUXILIARY, MAX_CPUID_WORDS, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DEVICES, MAX_FAULTING,
-    MAX_LINKS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS, MAX_PROCESSORS, MAX_RANGES, MAX_TEXT,
-    Machine, Mode, OutsideLayout, PageRanges, Place, Processor, ProcessorKind, ProcessorSetting,
-    Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
-    Topology,
+    MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_LINKS, MAX_RANGES, MAX_TEXT, Machine,
+    Mode, OutsideLayout, PageRanges, Place, Processor, ProcessorKind, ProcessorSetting, Processors,
+    RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

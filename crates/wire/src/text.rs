@@ -1,11 +1,12 @@
-//! What a terminal, or a log, shows as text, of words that others have chosen: a
-//! peer, QEMU, a process that has named itself.
+//! Text from outside (a peer, QEMU, the name of a process), reduced to characters
+//! that a terminal or a log displays and does not interpret.
 
 use std::borrow::Cow;
 
-/// Whether a terminal or a log takes `character` for text: not control characters
-/// (escape sequences begin with one), line and paragraph separators, and those
-/// that change or hide the direction of what follows (Unicode's `Bidi_Control`).
+/// Returns whether a terminal or a log displays `character` as text. False for
+/// control characters (escape sequences begin with one), line and paragraph
+/// separators, and characters that change the direction of the text that follows
+/// (Unicode's `Bidi_Control`).
 pub fn is_text(character: char) -> bool {
     let directs = matches!(
         character,
@@ -14,26 +15,26 @@ pub fn is_text(character: char) -> bool {
     !directs && !character.is_control() && !matches!(character, '\u{2028}' | '\u{2029}')
 }
 
-/// `text` on one line: line ends and tabs become blanks, other characters that are
-/// no text question marks.
+/// Returns `text` on one line: line ends and tabs become spaces, other characters
+/// that [are not text](is_text) become question marks.
 pub fn one_line(text: &str) -> Cow<'_, str> {
-    shown(text, |character| match character {
+    replace(text, |character| match character {
         '\n' | '\r' | '\t' => ' ',
         _ => '?',
     })
 }
 
-/// The same, but for line ends, which stay.
+/// Returns `text` as [`one_line`] does, but keeps its line ends.
 pub fn lines(text: &str) -> Cow<'_, str> {
-    shown(text, |character| match character {
+    replace(text, |character| match character {
         '\n' => '\n',
         '\r' | '\t' => ' ',
         _ => '?',
     })
 }
 
-/// `text` in at most `bytes` bytes: its end is cut off where it is longer, which an
-/// ellipsis shows.
+/// Returns `text` in at most `bytes` bytes. A longer text is cut and ends with an
+/// ellipsis.
 pub fn at_most(text: &str, bytes: usize) -> Cow<'_, str> {
     const CUT: &str = " ...";
     if text.len() <= bytes {
@@ -47,19 +48,19 @@ pub fn at_most(text: &str, bytes: usize) -> Cow<'_, str> {
     format!("{kept}{CUT}").into()
 }
 
-/// `instead` of everything that is no text.
-fn shown(text: &str, instead: impl Fn(char) -> char) -> Cow<'_, str> {
+/// Replaces each character that is not text by what `with` returns for it.
+fn replace(text: &str, with: impl Fn(char) -> char) -> Cow<'_, str> {
     if text.chars().all(is_text) {
         return text.into();
     }
-    let shown = |character| {
+    let replaced = |character| {
         if is_text(character) {
             character
         } else {
-            instead(character)
+            with(character)
         }
     };
-    text.chars().map(shown).collect()
+    text.chars().map(replaced).collect()
 }
 
 #[cfg(test)]
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn only_text_is_left() {
+    fn characters_that_are_not_text_are_replaced() {
         for plain in ["", "näher, 引っ越し", "a\u{300}"] {
             assert_eq!(one_line(plain), plain);
         }

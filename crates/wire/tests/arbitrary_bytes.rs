@@ -20,18 +20,18 @@ fn stream<T: hikkoshi_wire::ControlMessage>(messages: &[Message<T>]) -> Vec<u8> 
 
 proptest! {
     #[test]
-    fn any_bytes_are_taken_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn any_bytes_keep_the_properties(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         properties::check(&bytes);
     }
 
-    /// Mostly small numbers: these get further into the control messages.
+    /// Small numbers reach deeper into the decoder of control messages.
     #[test]
-    fn any_small_bytes_are_taken_without_harm(bytes in prop::collection::vec(0..12u8, 0..120)) {
+    fn any_small_bytes_keep_the_properties(bytes in prop::collection::vec(0..12u8, 0..120)) {
         properties::check(&bytes);
     }
 
     #[test]
-    fn a_stream_means_the_same_in_pieces_of_any_size(
+    fn a_stream_to_the_destination_decodes_the_same_in_pieces_of_any_size(
         messages in prop::collection::vec(strategies::message(strategies::to_destination()), 0..6),
         piece in prop_oneof![1..60usize, 1..9000usize],
     ) {
@@ -40,7 +40,7 @@ proptest! {
     }
 
     #[test]
-    fn the_other_direction_too(
+    fn a_stream_to_the_source_decodes_the_same_in_pieces_of_any_size(
         messages in prop::collection::vec(strategies::message(strategies::to_source()), 0..6),
         piece in 1..9000usize,
     ) {
@@ -49,7 +49,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stream_cut_anywhere_gives_its_first_messages_and_says_that_it_was_cut(
+    fn a_truncated_stream_gives_its_first_messages_and_an_error(
         messages in prop::collection::vec(strategies::message(strategies::to_source()), 1..5),
         cut in any::<prop::sample::Index>(),
     ) {
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_stream_is_taken_without_harm(
+    fn a_damaged_stream_keeps_the_properties(
         messages in prop::collection::vec(strategies::message(strategies::to_destination()), 1..4),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {

@@ -1,6 +1,6 @@
-//! Every message as the version that introduced it encodes it. Two builds that differ here cannot
-//! talk to each other. The encodings are inputs of the fuzz target `wire_stream`, and are kept in its
-//! archive, `fuzz/corpora/wire_stream.tar`.
+//! The encoding of every message never changes: two builds that differ here cannot communicate.
+//! The kept encodings are inputs of the fuzz target `wire_stream`, in its archive
+//! `fuzz/corpora/wire_stream.tar`.
 //!
 //! After adding a message, run `HIKKOSHI_WRITE_GOLDEN=1 cargo test -p hikkoshi-wire --test golden`.
 //! It writes the new encoding to `fuzz/found/wire_stream`; add it to the archive with `make
@@ -235,8 +235,8 @@ fn to_source() -> Vec<ToSource> {
     ]
 }
 
-/// The name of a message's file. A new message makes this fail to compile:
-/// then give it a name here, a place in the list above, and raise `COUNT`.
+/// The name of a message's file. A new message makes this fail to compile: give it
+/// a name here, add it to the list above, and increase `COUNT`.
 fn destination_name(message: &ToDestination) -> &'static str {
     match message {
         ToDestination::Begin { .. } => "to-destination-begin",
@@ -300,7 +300,7 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
             Frame::Zeros { .. } => "frame-zeros",
             Frame::Request { .. } => "frame-request",
             Frame::Ack { .. } => "frame-ack",
-            Frame::Control { .. } | Frame::Pages { .. } => panic!("has a payload"),
+            Frame::Control { .. } | Frame::Pages { .. } => panic!("this frame has a payload"),
         };
         streams.insert(name, frame.encode().to_vec());
     }
@@ -321,14 +321,14 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
 }
 
 #[test]
-fn every_message_is_encoded_as_it_always_was() {
+fn the_encoding_of_every_message_is_unchanged() {
     let kept = hikkoshi_fuzz_replay::inputs("wire_stream").unwrap();
     let mut new = Vec::new();
     for (name, bytes) in streams() {
         match kept.get(name) {
             Some(kept) => assert_eq!(
                 kept, &bytes,
-                "{name} changed: older builds will not understand it"
+                "the encoding of {name} changed: older builds cannot decode it"
             ),
             None => new.push((name, bytes)),
         }
@@ -348,7 +348,7 @@ fn every_message_is_encoded_as_it_always_was() {
 }
 
 #[test]
-fn each_message_has_its_number_and_its_place_in_the_list() {
+fn each_message_has_its_number_and_is_in_the_list() {
     fn numbers<T: ControlMessage>(messages: &[T]) -> Vec<u8> {
         assert_eq!(messages.len(), T::COUNT as usize, "COUNT is out of date");
         let payloads = messages

@@ -1,5 +1,5 @@
-//! What is encoded decodes to the same, and what is too long is refused on
-//! both sides.
+//! Encoded values decode to the same values, and what is too long is refused by
+//! sender and receiver.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn hellos(hello in strategies::hello()) {
+    fn hellos_decode_to_the_same(hello in strategies::hello()) {
         prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
     }
 
@@ -36,13 +36,13 @@ proptest! {
     }
 
     #[test]
-    fn both_sides_agree_on_the_same(one in strategies::hello(), two in strategies::hello()) {
+    fn both_sides_agree_on_the_same_result(one in strategies::hello(), two in strategies::hello()) {
         let two = Hello { id: one.id, role: one.role, ..two };
         prop_assert_eq!(negotiate(&one, &two).ok(), negotiate(&two, &one).ok());
     }
 
     #[test]
-    fn frames(frame in strategies::frame()) {
+    fn frames_decode_to_the_same(frame in strategies::frame()) {
         let header = frame.encode();
         prop_assert_eq!(Frame::decode(&header, &properties::LIMITS), Ok(frame));
         if let Frame::Pages { range } | Frame::Zeros { range } | Frame::Request { range } = frame {
@@ -53,7 +53,7 @@ proptest! {
     }
 
     #[test]
-    fn messages_to_the_destination(message in strategies::to_destination()) {
+    fn messages_to_the_destination_decode_to_the_same(message in strategies::to_destination()) {
         let payload = encode_control(&message).unwrap();
         prop_assert_eq!(decode_control::<ToDestination>(&payload), Ok(message.clone()));
         let frame = control_frame(&message).unwrap();
@@ -64,13 +64,13 @@ proptest! {
     }
 
     #[test]
-    fn messages_to_the_source(message in strategies::to_source()) {
+    fn messages_to_the_source_decode_to_the_same(message in strategies::to_source()) {
         let payload = encode_control(&message).unwrap();
         prop_assert_eq!(decode_control::<ToSource>(&payload), Ok(message));
     }
 
     #[test]
-    fn a_message_cut_or_continued_is_refused(message in strategies::to_destination(), cut in any::<prop::sample::Index>()) {
+    fn a_truncated_or_extended_message_is_refused(message in strategies::to_destination(), cut in any::<prop::sample::Index>()) {
         let mut payload = encode_control(&message).unwrap();
         let cut = cut.index(payload.len());
         prop_assert_eq!(decode_control::<ToDestination>(&payload[..cut]), Err(ControlError::Truncated));
@@ -83,8 +83,8 @@ proptest! {
     }
 
     #[test]
-    fn sets_of_pages(pages in prop::collection::btree_set(0..5000u64, 0..300)) {
-        // Through the bitmap, as the engine does it.
+    fn sets_of_pages_decode_to_the_same(pages in prop::collection::btree_set(0..5000u64, 0..300)) {
+        // From a bitmap, as in the engine.
         let bitmap = hikkoshi_pages::PageBitmap::empty(5000);
         for page in &pages {
             bitmap.set(Page::new(*page));
@@ -94,7 +94,7 @@ proptest! {
         for ranges in PageRanges::batches(bitmap.runs(bitmap.all())) {
             let payload = encode_control(&ToDestination::Discard { ranges }).unwrap();
             let ToDestination::Discard { ranges } = decode_control(&payload).unwrap() else {
-                panic!("another message came back");
+                panic!("another message was decoded");
             };
             got.extend(ranges.within(&limits).unwrap().iter().flat_map(|range| range.iter()));
         }
@@ -152,19 +152,19 @@ fn begin(description: GuestDescription) -> ToDestination {
 }
 
 #[test]
-fn a_layout_survives_the_journey() {
+fn a_layout_decodes_to_the_same() {
     let sent = description();
     let payload = encode_control(&begin(sent.clone())).unwrap();
     let ToDestination::Begin { description, .. } = decode_control(&payload).unwrap() else {
-        panic!("another message came back");
+        panic!("another message was decoded");
     };
     assert_eq!(description.layout(), sent.layout());
 }
 
-/// Encodes a message whose list or text is as long as it may be, and one that
-/// is longer by one. The longer is also written down as a faulty peer would,
-/// by `forged`, and must be refused.
-fn bounded(fits: &ToDestination, too_long: &ToDestination, forged: &[u8]) {
+/// Checks the bound of a list or text. `fits` is at the bound, `too_long` is one
+/// longer, and `forged` is the encoding of `too_long` that a faulty peer would
+/// send: it must be refused.
+fn check_bound(fits: &ToDestination, too_long: &ToDestination, forged: &[u8]) {
     let payload = encode_control(fits).unwrap();
     assert_eq!(decode_control::<ToDestination>(&payload).as_ref(), Ok(fits));
     let error = encode_control(too_long).unwrap_err();
@@ -178,7 +178,7 @@ fn bounded(fits: &ToDestination, too_long: &ToDestination, forged: &[u8]) {
     );
 }
 
-/// The payload of a message: its number and its fields.
+/// Returns the payload of a message from its number and fields.
 fn forge<F: serde::Serialize>(number: u32, fields: F) -> Vec<u8> {
     postcard::to_allocvec(&(number, fields)).unwrap()
 }
@@ -193,7 +193,7 @@ fn names_are_bounded() {
     };
     let mut forged = forge(0, "m".repeat(MAX_TEXT + 1));
     forged.extend([0; 64]);
-    bounded(&named(MAX_TEXT), &named(MAX_TEXT + 1), &forged);
+    check_bound(&named(MAX_TEXT), &named(MAX_TEXT + 1), &forged);
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn blocks_are_bounded() {
     };
     let block = ("b", 4096u64, 4096u64, Vec::<u64>::new());
     let forged = forge(0, ("m", "a", 1u32, "c", "h", true, vec![block; 1025]));
-    bounded(&with(1024), &with(1025), &forged);
+    check_bound(&with(1024), &with(1025), &forged);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn guest_ranges_are_bounded() {
     };
     let block = ("b", 4096u64, 4096u64, vec![(0u64, 0u64, 4096u64); 1025]);
     let forged = forge(0, ("m", "a", 1u32, "c", "h", true, vec![block]));
-    bounded(&with(1024), &with(1025), &forged);
+    check_bound(&with(1024), &with(1025), &forged);
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn device_state_chunks_are_bounded() {
         bytes: vec![0x5a; len],
     };
     let forged = forge(3, vec![0x5au8; MAX_DEVICE_CHUNK + 1]);
-    bounded(
+    check_bound(
         &with(MAX_DEVICE_CHUNK),
         &with(MAX_DEVICE_CHUNK + 1),
         &forged,
@@ -260,21 +260,21 @@ fn host_page_lists_are_bounded() {
 
 #[test]
 fn the_longest_list_of_ranges_fits_in_a_message() {
-    // As far apart as they can be, so that each takes as many bytes as it can.
+    // As far apart as possible: each takes the most bytes.
     let largest = hikkoshi_pages::MAX_PAGES / MAX_RANGES as u64;
     let runs = (0..MAX_RANGES as u64)
         .map(|n| PageRange::from_len(Page::new(n * largest + largest / 2), largest / 2));
     let ranges = PageRanges::batches(runs).next().unwrap();
     let payload = encode_control(&ToDestination::Discard { ranges }).unwrap();
     assert!(payload.len() <= MAX_CONTROL);
-    // One more than a list may have, as a faulty peer would send them.
+    // One more than a list may have, as a faulty peer would send it.
     let forged = forge(1, vec![(0u64, 1u64); MAX_RANGES + 1]);
     let error = decode_control::<ToDestination>(&forged).unwrap_err();
     assert_eq!(error, ControlError::Malformed { number: 1 });
 }
 
 #[test]
-fn a_whole_that_is_too_long_is_refused() {
+fn a_message_that_is_too_long_is_refused() {
     let mut long = description();
     long.blocks = (0..300)
         .map(|n| BlockDescription {
@@ -301,9 +301,9 @@ fn a_whole_that_is_too_long_is_refused() {
     );
 }
 
-/// The error names the message, and advises on what it describes.
+/// The error names what the message describes, and what to do about it.
 #[test]
-fn a_message_that_is_too_long_is_named() {
+fn the_error_names_the_message_that_is_too_long() {
     let long = |n: usize| format!("{n:04096}").into_boxed_str();
     let settings = (0..300)
         .map(|n| ProcessorSetting {
@@ -356,18 +356,18 @@ fn a_message_that_is_too_long_is_named() {
 }
 
 #[test]
-fn a_long_reason_is_cut_between_two_characters() {
+fn a_long_reason_is_cut_between_characters() {
     let reason = format!("x{}", "é".repeat(MAX_TEXT));
     let payload = encode_control(&ToSource::Failed { reason }).unwrap();
     let ToSource::Failed { reason } = decode_control(&payload).unwrap() else {
-        panic!("another message came back");
+        panic!("another message was decoded");
     };
     assert_eq!(reason.len(), MAX_TEXT - 1);
     assert!(reason.starts_with("xé") && reason.ends_with('é'));
 }
 
 #[test]
-fn messages_of_a_later_version_are_named_as_such() {
+fn messages_of_a_later_version_have_their_own_error() {
     for payload in [&[127][..], &[0x80, 0x01]] {
         let error = decode_control::<ToDestination>(payload).unwrap_err();
         assert!(matches!(error, ControlError::Unknown { .. }), "{error}");
@@ -386,11 +386,11 @@ fn messages_of_a_later_version_are_named_as_such() {
 }
 
 #[test]
-fn a_stranger_is_told_apart_from_a_peer() {
+fn a_peer_with_another_protocol_has_its_own_error() {
     let mut bytes = *b"GET / HTTP/1.1\r\nHost: example.net\r\n\r\n.......";
     assert_eq!(bytes.len(), hikkoshi_wire::HELLO_LEN);
     assert_eq!(Hello::decode(&bytes), Err(HelloError::NotHikkoshi));
-    // A hello of the right shape with impossible contents.
+    // A well-formed hello with invalid contents.
     let mut forged = |at: usize, value: u16| {
         bytes = [0; 44];
         bytes[..8].copy_from_slice(b"hikkoshi");

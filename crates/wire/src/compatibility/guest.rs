@@ -1,4 +1,4 @@
-//! Whether a guest fits another host's place for it.
+//! Whether the destination has the same machine type and RAM blocks.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use thiserror::Error;
 use crate::messages::{BlockDescription, GuestDescription, GuestRangeDescription};
 
 impl GuestDescription {
-    /// Whether this guest (the source's) can go on in `destination`.
+    /// Checks that the source's guest, this one, can continue in `destination`.
     ///
-    /// Everything that the guest could notice must be the same: machine, number
-    /// of CPUs, and each RAM block's size and guest addresses. (What the CPUs are
-    /// is in [`Processors`](crate::Processors).) The blocks must come in
-    /// the same order, for a page's number depends on it. The hypervisor must
-    /// be the same program but may be another version: the versioned machine
-    /// type is its promise of compatibility. Host pages may differ, and
-    /// `running` says nothing about the destination.
+    /// Everything that the guest can notice must be the same: the machine, the
+    /// number of CPUs, and each RAM block's size and guest addresses. (The CPUs'
+    /// features are in [`Processors`](crate::Processors).) The blocks must be in
+    /// the same order, because page numbers depend on it. The hypervisor must be
+    /// the same program, but may have another version: it guarantees
+    /// compatibility by the versioned machine type. Host pages may differ.
+    /// `running` is not compared.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ fn same(what: &'static str, source: &str, destination: &str) -> Result<(), Misma
     })
 }
 
-/// The name in front of the version.
+/// The name before the version.
 fn program(hypervisor: &str) -> &str {
     hypervisor.split(' ').next().unwrap_or_default()
 }
@@ -65,7 +65,7 @@ fn same_blocks(
     source: &[BlockDescription],
     destination: &[BlockDescription],
 ) -> Result<(), Mismatch> {
-    let names = |blocks: &[BlockDescription]| Names::of(blocks);
+    let names = |blocks: &[BlockDescription]| BlockNames::of(blocks);
     let has = |blocks: &[BlockDescription], id: &str| blocks.iter().any(|block| block.id == id);
     if let Some(missing) = source.iter().find(|block| !has(destination, &block.id)) {
         return Err(Mismatch::BlockMissing {
@@ -129,8 +129,8 @@ fn piece_text(piece: &GuestRangeDescription) -> String {
     )
 }
 
-/// The pieces by guest address, with neighbours joined: how a hypervisor cuts
-/// what the guest sees as one is its own business.
+/// The pieces by guest address, with adjacent pieces joined: a hypervisor may
+/// split a range that the guest sees as one.
 fn pieces(guest: &[GuestRangeDescription]) -> Vec<GuestRangeDescription> {
     let mut sorted = guest.to_vec();
     sorted.sort_by_key(|piece| (piece.gpa, piece.offset));
@@ -150,11 +150,11 @@ fn pieces(guest: &[GuestRangeDescription]) -> Vec<GuestRangeDescription> {
     joined
 }
 
-/// The names of some RAM blocks, for a message: not more than a person reads.
+/// Names of RAM blocks for a message: the first 8, and the number of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names(Vec<String>, usize);
+pub struct BlockNames(Vec<String>, usize);
 
-impl Names {
+impl BlockNames {
     const SHOWN: usize = 8;
 
     fn of(blocks: &[BlockDescription]) -> Self {
@@ -166,7 +166,7 @@ impl Names {
     }
 }
 
-impl fmt::Display for Names {
+impl fmt::Display for BlockNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("none");
@@ -179,8 +179,7 @@ impl fmt::Display for Names {
     }
 }
 
-/// What is different at the destination. Each message says what, both values,
-/// and what to do.
+/// A difference at the destination. Its message gives both values and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Mismatch {
@@ -189,7 +188,7 @@ pub enum Mismatch {
         "comparing the two guests: the {what} is {source_has:?} at the source but {destination_has:?} at the destination; start the destination with the source's setting"
     )]
     Setting {
-        /// Which.
+        /// The setting.
         what: &'static str,
         /// Its value at the source.
         source_has: String,
@@ -201,12 +200,12 @@ pub enum Mismatch {
         "comparing the two guests: the source runs {source_has:?}, the destination {destination_has:?}; a guest can only move between versions of the same hypervisor"
     )]
     Hypervisor {
-        /// Program and version at the source.
+        /// The program and version at the source.
         source_has: String,
-        /// Program and version at the destination.
+        /// The program and version at the destination.
         destination_has: String,
     },
-    /// A RAM block is not there.
+    /// The destination does not have a RAM block.
     #[error(
         "comparing the two guests: the source's RAM block {id:?} of {bytes} bytes is missing at the destination, which has: {destination_has}; start the destination with the same memory backends"
     )]
@@ -216,9 +215,9 @@ pub enum Mismatch {
         /// Its size in bytes.
         bytes: u64,
         /// The destination's blocks.
-        destination_has: Names,
+        destination_has: BlockNames,
     },
-    /// There is a RAM block more.
+    /// The destination has another RAM block.
     #[error(
         "comparing the two guests: the destination's RAM block {id:?} of {bytes} bytes does not exist at the source, which has: {source_has}; start the destination with the same memory backends"
     )]
@@ -228,7 +227,7 @@ pub enum Mismatch {
         /// Its size in bytes.
         bytes: u64,
         /// The source's blocks.
-        source_has: Names,
+        source_has: BlockNames,
     },
     /// The same blocks in another order.
     #[error(
@@ -236,9 +235,9 @@ pub enum Mismatch {
     )]
     BlockOrder {
         /// The source's order.
-        source_has: Names,
+        source_has: BlockNames,
         /// The destination's order.
-        destination_has: Names,
+        destination_has: BlockNames,
     },
     /// A block of another size.
     #[error(
@@ -252,16 +251,16 @@ pub enum Mismatch {
         /// Its size at the destination, in bytes.
         destination_has: u64,
     },
-    /// A block that the guest sees elsewhere.
+    /// A block at another guest address.
     #[error(
         "comparing the two guests: of RAM block {id:?} the guest sees {source_has} at the source but {destination_has} at the destination; start the destination with the same machine and memory options"
     )]
     GuestAddress {
         /// The block.
         id: String,
-        /// What only the source has.
+        /// The piece that only the source has.
         source_has: String,
-        /// What only the destination has.
+        /// The piece that only the destination has.
         destination_has: String,
     },
 }
@@ -308,7 +307,7 @@ mod tests {
             changed(|guest| guest.running = false),
             changed(|guest| guest.hypervisor = "QEMU 10.0.2".into()),
             changed(|guest| guest.blocks[0].host_page = 2 << 20),
-            // The same addresses, cut and ordered in another way.
+            // The same addresses, split and ordered differently.
             changed(|guest| {
                 let half = 1 << 29;
                 guest.blocks[0].guest = vec![piece(half, half, half), piece(0, 0, half)];
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn every_difference_is_named_with_both_values_and_a_way_out() {
+    fn every_difference_is_named_with_both_values_and_what_to_do() {
         let text = |change: fn(&mut GuestDescription)| {
             let error = guest().compatible_with(&changed(change)).unwrap_err();
             let text = error.to_string();
@@ -378,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_more_is_a_difference() {
+    fn an_additional_piece_is_a_difference() {
         let more = changed(|guest| guest.blocks[0].guest.push(piece(1 << 40, 0, 4096)));
         let error = guest().compatible_with(&more).unwrap_err();
         assert!(
@@ -389,10 +388,10 @@ mod tests {
     }
 
     #[test]
-    fn many_names_are_cut_short() {
+    fn only_the_first_names_are_listed() {
         let blocks: Vec<_> = (0..20).map(|n| block(&format!("m{n}"), 4096)).collect();
         assert_eq!(
-            Names::of(&blocks).to_string(),
+            BlockNames::of(&blocks).to_string(),
             "m0, m1, m2, m3, m4, m5, m6, m7 and 12 more"
         );
     }

@@ -1,4 +1,5 @@
-//! Whether the guest's device state can be loaded into the destination's machine.
+//! Whether the destination's devices and auxiliary memory can load the guest's
+//! device state.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +7,13 @@ use thiserror::Error;
 
 use crate::messages::{Auxiliary, Device, Machine};
 
-/// Memory by this name has the length that the source gives it, up to a limit.
+/// QEMU gives blocks with this prefix the source's length when it loads them, up
+/// to a limit.
 const RESIZEABLE: &str = "/rom@";
 
 impl Auxiliary {
-    fn takes(&self, source: &Self) -> bool {
+    /// Whether this block, of the destination, can load the source's.
+    fn can_load(&self, source: &Self) -> bool {
         let resizeable = self.most > self.bytes || self.name.starts_with(RESIZEABLE);
         source.bytes == self.bytes || (resizeable && source.bytes <= self.most)
     }
@@ -31,7 +34,8 @@ impl Device {
 }
 
 impl Machine {
-    /// Whether this guest's device state (the source's) fits in `destination`.
+    /// Checks that the device state of the source's machine, this one, can be
+    /// loaded into `destination`.
     ///
     /// # Errors
     ///
@@ -56,7 +60,7 @@ impl Machine {
                         bytes: piece.bytes,
                     });
                 }
-                Some(there) if !there.takes(piece) => {
+                Some(there) if !there.can_load(piece) => {
                     return Err(MachineMismatch::Memory {
                         name: piece.name.clone(),
                         source_has: piece.bytes,
@@ -120,25 +124,25 @@ fn same_numbers(source: &[Device], destination: &[Device]) -> Result<(), Machine
     }
 }
 
-/// What is different about the two machines.
+/// A difference between the two machines.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MachineMismatch {
-    /// Another device, or none, at one place.
+    /// Another device, or none, at one address.
     #[error(
         "comparing the two guests: at {place} the source has {source_has} and the destination \
          {destination_has}; start the destination with the source's devices, each with the same \
          addr= (or port, unit, …)"
     )]
     Device {
-        /// Where.
+        /// The address.
         place: String,
-        /// What the source has there.
+        /// The source's device.
         source_has: String,
-        /// What the destination has there.
+        /// The destination's device.
         destination_has: String,
     },
-    /// More or fewer of a kind.
+    /// Another number of devices of one type.
     #[error(
         "comparing the two guests: the source has {source_has} and the destination \
          {destination_has} devices of the type {kind}; start the destination with the source's \
@@ -147,12 +151,12 @@ pub enum MachineMismatch {
     Number {
         /// The type.
         kind: Box<str>,
-        /// How many the source has.
+        /// The number at the source.
         source_has: usize,
-        /// How many the destination has.
+        /// The number at the destination.
         destination_has: usize,
     },
-    /// A piece of memory is not there.
+    /// The destination does not have a block of memory.
     #[error(
         "comparing the two guests: the source's memory {name:?} of {bytes} bytes is missing at the \
          destination; start the destination with the source's devices, firmware and option ROMs"
@@ -163,7 +167,7 @@ pub enum MachineMismatch {
         /// Its length in bytes.
         bytes: u64,
     },
-    /// A piece of memory has another length.
+    /// A block of memory has another length.
     #[error(
         "comparing the two guests: the memory {name:?} is {source_has} bytes long at the source \
          and {destination_has} at the destination; start the destination with the same firmware \
@@ -221,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_state_does_not_name_may_differ() {
+    fn differences_that_loading_ignores_are_accepted() {
         for other in [
             machine(),
             Machine::default(),
@@ -233,13 +237,13 @@ mod tests {
             assert_eq!(machine().fits(&other), Ok(()));
             assert_eq!(other.fits(&machine()), Ok(()));
         }
-        // Memory that only the destination has is not named.
+        // The device state has no section for memory that only the destination has.
         let more = changed(|machine| machine.auxiliary.push(memory("more", 1, 1)));
         assert_eq!(machine().fits(&more), Ok(()));
     }
 
     #[test]
-    fn every_difference_is_named_with_both_sides() {
+    fn every_difference_is_named_with_both_values() {
         let text = |change: fn(&mut Machine)| {
             let text = machine().fits(&changed(change)).unwrap_err().to_string();
             let text = text.strip_prefix("comparing the two guests: ").unwrap();

@@ -1,9 +1,10 @@
-//! Whether a guest can run at the destination.
+//! Whether a guest can run at the destination: its memory and machine type, its
+//! processors, its devices.
 
 mod guest;
 mod machine;
 mod processors;
 
-pub use guest::{Mismatch, Names};
+pub use guest::{BlockNames, Mismatch};
 pub use machine::MachineMismatch;
 pub use processors::ProcessorDifferences;

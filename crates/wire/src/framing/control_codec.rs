@@ -1,5 +1,5 @@
-//! Control messages as bytes: [postcard](https://postcard.jamesmunns.com)'s
-//! format, within bounds.
+//! Control messages as bytes, in the format of
+//! [postcard](https://postcard.jamesmunns.com), with bounded lengths.
 
 use std::fmt;
 
@@ -10,16 +10,16 @@ use thiserror::Error;
 use super::frame::{Frame, HEADER_LEN};
 use crate::messages::{ToDestination, ToSource};
 
-/// Longest encoded control message, in bytes: 1 MiB.
+/// The longest encoded control message, in bytes: 1 MiB.
 pub const MAX_CONTROL: usize = 1 << 20;
 
 /// The two directions of the control link: [`ToDestination`], [`ToSource`].
 pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
-    /// Number of messages that this version knows.
+    /// The number of messages in this version.
     #[doc(hidden)]
     const COUNT: u32;
 
-    /// What the message describes, for an error.
+    /// What the message describes, for errors.
     #[doc(hidden)]
     fn subject(&self) -> Subject {
         Subject::Other
@@ -43,8 +43,8 @@ impl ControlMessage for ToSource {
     const COUNT: u32 = 16;
 }
 
-/// What a control message describes: those that grow with the guest have a
-/// subject of their own.
+/// What a control message describes. Each message whose length depends on the
+/// guest has its own subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Subject {
@@ -52,9 +52,9 @@ pub enum Subject {
     Memory,
     /// The guest's processors.
     Processors,
-    /// The guest's devices, and the memory that travels with their state.
+    /// The guest's devices and auxiliary memory.
     Machine,
-    /// Anything else, which hikkoshi itself keeps short.
+    /// Anything else. hikkoshi keeps these messages short.
     Other,
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for Subject {
 }
 
 impl Subject {
-    /// What a person can do when a message about it is too long.
+    /// What to do if a message about it is too long.
     fn advice(self) -> &'static str {
         match self {
             Self::Memory => "shorten the names of the guest's memory backends or use fewer of them",
@@ -89,18 +89,18 @@ mod sealed {
     impl Sealed for crate::messages::ToSource {}
 }
 
-/// The payload of a control frame.
+/// Returns the payload of a control frame with this message.
 ///
 /// # Errors
 ///
 /// If a name or a list in the message is longer than its type allows, or the
-/// whole longer than [`MAX_CONTROL`]; the error names what the message
-/// describes. Reasons are cut rather than refused.
+/// whole message is longer than [`MAX_CONTROL`]. The error names what the
+/// message describes. A reason that is too long is cut, and is not an error.
 pub fn encode_control<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
     append(message, Vec::new(), 0)
 }
 
-/// A whole control frame, header and payload, ready to be sent at once.
+/// Returns a whole control frame, header and payload, to send with one write.
 ///
 /// # Errors
 ///
@@ -137,22 +137,22 @@ fn append<T: ControlMessage>(
     Ok(bytes)
 }
 
-/// The message in the payload of a control frame.
+/// Decodes the payload of a control frame.
 ///
-/// Memory for it grows with the bytes that are really there: less than 64
-/// times their number, whatever lengths they announce.
+/// Whatever lengths the payload announces, the memory for the message is less
+/// than 64 times the length of the payload.
 ///
 /// # Errors
 ///
-/// See [`ControlError`]. The peer is faulty or of another version: the link is
-/// to be closed.
+/// See [`ControlError`]. The peer is faulty or has another version: close the
+/// link.
 pub fn decode_control<T: ControlMessage>(payload: &[u8]) -> Result<T, ControlError> {
     if payload.len() > MAX_CONTROL {
         return Err(ControlError::TooLong {
             bytes: payload.len(),
         });
     }
-    // serde would only say "failed" for a message that it does not know.
+    // serde's error for an unknown message does not say that it is unknown.
     let (number, _) = postcard::take_from_bytes::<u32>(payload)
         .map_err(|error| ControlError::of(u32::MAX, error))?;
     if number >= T::COUNT {
@@ -173,7 +173,7 @@ pub fn decode_control<T: ControlMessage>(payload: &[u8]) -> Result<T, ControlErr
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// A name of more than 4 KiB, a list or a chunk with too many elements.
+    /// A name of more than 4 KiB, or a list or chunk with too many elements.
     #[error(
         "encoding {subject}: a name or a list in it is longer than the protocol allows; {}",
         .subject.advice()
@@ -182,9 +182,9 @@ pub enum EncodeError {
         /// What the message describes.
         subject: Subject,
     },
-    /// Each part keeps its bounds, but all of them together are too long.
+    /// Each part is within its bound, but the whole message is too long.
     #[error(
-        "encoding {subject}: it takes {bytes} bytes, at most {MAX_CONTROL} are possible; {}",
+        "encoding {subject}: it takes {bytes} bytes, the limit is {MAX_CONTROL}; {}",
         .subject.advice()
     )]
     TooLong {
@@ -199,15 +199,15 @@ pub enum EncodeError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// More bytes than any message has.
+    /// More bytes than any message can have.
     #[error(
-        "reading a control message: it is {bytes} bytes long, at most {MAX_CONTROL} are possible; the peer is faulty; close the link"
+        "reading a control message: it has {bytes} bytes, the limit is {MAX_CONTROL}; the peer is faulty; close the link"
     )]
     TooLong {
         /// Its length.
         bytes: usize,
     },
-    /// A message that this version does not have.
+    /// A message that is unknown to this version.
     #[error(
         "reading a control message: number {number} is unknown to this version; close the link, and use the same version of hikkoshi on both sides"
     )]
@@ -215,20 +215,20 @@ pub enum ControlError {
         /// Its number.
         number: u32,
     },
-    /// It ends too early.
-    #[error("reading a control message: it ends in the middle; the peer is faulty; close the link")]
+    /// The payload ends before the message does.
+    #[error("reading a control message: it is incomplete; the peer is faulty; close the link")]
     Truncated,
-    /// It goes on after its end.
+    /// The payload continues after the message.
     #[error(
-        "reading control message {number}: {bytes} bytes are left over; the peer is faulty; close the link"
+        "reading control message {number}: {bytes} extra bytes follow it; the peer is faulty; close the link"
     )]
     Trailing {
         /// Its number.
         number: u32,
-        /// How many.
+        /// How many bytes.
         bytes: usize,
     },
-    /// Something in it is not what it should be.
+    /// A value in it is invalid.
     #[error(
         "reading control message {number}: a value is malformed, or a text, list or page range is outside the bounds of the protocol; the peer is faulty; close the link"
     )]
@@ -247,5 +247,5 @@ impl ControlError {
     }
 }
 
-/// [`Frame::Control`] announces lengths as `u32`: all possible ones must fit.
+/// [`Frame::Control`] announces the length as a `u32`: every length must fit.
 const _: () = assert!(MAX_CONTROL < u32::MAX as usize);

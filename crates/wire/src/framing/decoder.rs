@@ -1,4 +1,4 @@
-//! Bytes in, messages out.
+//! The decoder: bytes in, messages out.
 
 use hikkoshi_pages::PageRange;
 use thiserror::Error;
@@ -18,32 +18,31 @@ pub enum Message<T> {
         /// Their contents, 4096 bytes for each.
         bytes: Vec<u8>,
     },
-    /// A frame without a payload: zeros, a request, an
-    /// acknowledgement.
+    /// A frame without a payload: zeros, a request, an acknowledgement.
     Bare(Frame),
 }
 
-/// Takes a link's bytes after the hello, in pieces of any size, and gives out
-/// its messages. `T` is the direction of its control messages.
+/// Decodes a link's bytes after the hello, which it accepts in pieces of any size.
+/// `T` is the direction of the control messages.
 ///
-/// It holds the bytes that were pushed and not yet consumed, and nothing else:
-/// a length that is announced sets no memory aside. The engine's own receivers
-/// use [`Frame::decode`] instead and read page contents to where they belong;
-/// this is for everything that can afford a copy.
+/// It holds only the bytes that were pushed and not yet consumed: it allocates
+/// nothing for an announced length. The engine's receivers use [`Frame::decode`]
+/// instead and read page contents directly to their final address. The decoder
+/// is for callers that can afford a copy.
 #[derive(Debug)]
 pub struct Decoder<T> {
     limits: Limits,
     buffer: Vec<u8>,
-    /// How much of `buffer` has been consumed.
+    /// The number of consumed bytes in `buffer`.
     consumed: usize,
-    /// The frame whose header was consumed and whose payload was not yet.
+    /// The frame whose header is consumed and whose payload is not.
     pending: Option<Frame>,
     failed: Option<StreamError>,
     direction: std::marker::PhantomData<fn() -> T>,
 }
 
 impl<T: ControlMessage> Decoder<T> {
-    /// A decoder for one link.
+    /// Returns a decoder for one link.
     #[must_use]
     pub const fn new(limits: Limits) -> Self {
         Self {
@@ -56,19 +55,19 @@ impl<T: ControlMessage> Decoder<T> {
         }
     }
 
-    /// What frames may refer to from now on: the layout is agreed on by the
-    /// first messages of the control link.
+    /// Sets which pages frames may refer to from now on: both sides agree on the
+    /// layout by the first messages of the control link.
     pub const fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
     }
 
-    /// Takes in the next bytes of the stream. Take the messages out before
-    /// pushing more: bytes that are not consumed stay in memory.
+    /// Adds the next bytes of the stream. Take all messages out before pushing
+    /// more: bytes that are not consumed stay in memory.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.failed.is_some() {
             return;
         }
-        // Moving what is left is paid for by as many bytes consumed before.
+        // At most as many bytes are moved as were consumed since the last move.
         if self.consumed >= self.buffer.len() - self.consumed {
             self.buffer.drain(..self.consumed);
             self.consumed = 0;
@@ -76,12 +75,12 @@ impl<T: ControlMessage> Decoder<T> {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message, or `None` if more bytes are needed for it.
+    /// Returns the next message, or `None` if it needs more bytes.
     ///
     /// # Errors
     ///
-    /// If the stream is no good. It stays so: there is no telling where the
-    /// next frame begins, so every later call returns the same error.
+    /// If the stream is invalid. The start of the next frame is unknown then, so
+    /// every later call returns the same error.
     pub fn next_message(&mut self) -> Result<Option<Message<T>>, StreamError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -123,11 +122,11 @@ impl<T: ControlMessage> Decoder<T> {
         Ok(Some(message))
     }
 
-    /// Says that the stream has ended.
+    /// Ends the stream.
     ///
     /// # Errors
     ///
-    /// If it ended in the middle of a frame, or was no good before.
+    /// If the stream ends in the middle of a frame, or was invalid before.
     pub fn finish(self) -> Result<(), StreamError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -147,24 +146,24 @@ impl<T: ControlMessage> Decoder<T> {
     }
 }
 
-/// Why a stream of frames could not be followed further.
+/// Why a stream of frames cannot be decoded further.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// A bad header.
+    /// An invalid header.
     #[error(transparent)]
     Header(#[from] DecodeError),
-    /// A bad control message.
+    /// An invalid control message.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The stream ended too early.
+    /// The stream ended in the middle of a frame.
     #[error(
-        "reading the peer's frames: the stream ended in the middle ({name}), {missing} bytes are missing; the link broke"
+        "reading the peer's frames: the stream ended in the middle of a frame ({name}), {missing} bytes are missing; the link broke"
     )]
     Truncated {
         /// What was being read.
         name: &'static str,
-        /// At least how many bytes are missing.
+        /// The least number of missing bytes.
         missing: usize,
     },
 }

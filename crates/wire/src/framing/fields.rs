@@ -1,6 +1,6 @@
-//! Fields at fixed places in arrays of fixed size, checked when compiling.
+//! Fields at fixed offsets in arrays of fixed size, checked at compile time.
 
-/// The `N` bytes from `AT` on.
+/// Returns the `N` bytes at offset `AT`.
 pub(crate) fn field<const AT: usize, const N: usize, const LEN: usize>(
     bytes: &[u8; LEN],
 ) -> [u8; N] {
@@ -8,7 +8,7 @@ pub(crate) fn field<const AT: usize, const N: usize, const LEN: usize>(
     std::array::from_fn(|index| bytes[AT + index])
 }
 
-/// Puts `value` where [`field`] finds it.
+/// Writes `value` at offset `AT`.
 pub(crate) fn put<const AT: usize, const N: usize, const LEN: usize>(
     bytes: &mut [u8; LEN],
     value: [u8; N],

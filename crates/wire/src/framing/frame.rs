@@ -11,8 +11,8 @@
 //!     20      4  CRC-32C of the 20 bytes before
 //! ```
 //!
-//! All numbers are little-endian. There is exactly one header for each frame:
-//! what a kind does not use must be 0.
+//! All numbers are little-endian. Each frame has exactly one encoding: fields
+//! that a kind does not use must be 0.
 
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout, usize_from};
 use thiserror::Error;
@@ -20,17 +20,17 @@ use thiserror::Error;
 use super::control_codec::MAX_CONTROL;
 use super::fields::{field, put};
 
-/// Bytes in a frame header.
+/// The length of a frame header in bytes.
 pub const HEADER_LEN: usize = 24;
 
-/// Most pages in one frame with contents: 1 MiB. Bounds how long an urgent
-/// page can be stuck behind a background frame on a shared connection.
+/// The most pages in one frame with contents: 1 MiB. Bounds how long an urgent
+/// page waits behind a background frame on a shared connection.
 pub const MAX_PAGES_PER_FRAME: u64 = 256;
 
-/// Most pages in one request: 1 GiB, the largest host page there is.
+/// The most pages in one request: 1 GiB, the largest host page.
 pub const MAX_PAGES_PER_REQUEST: u64 = 1 << 18;
 
-/// Most pages in one mark of zero pages: 1 GiB.
+/// The most pages in one frame of zero pages: 1 GiB.
 pub const MAX_PAGES_PER_ZEROS: u64 = 1 << 18;
 
 const MAGIC: [u8; 2] = *b"hk";
@@ -44,8 +44,8 @@ const ACK: u8 = 5;
 /// What a frame may refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Number of pages in the layout that both sides agreed on. 0 before that:
-    /// then only control frames are possible.
+    /// The number of pages in the layout that both sides agreed on. 0 before
+    /// that: then only control frames are valid.
     pub pages: u64,
 }
 
@@ -57,13 +57,13 @@ impl From<&RamLayout> for Limits {
     }
 }
 
-/// One frame, without its payload.
+/// A frame, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A control message of `len` bytes follows: 1 to [`MAX_CONTROL`]. See
     /// [`decode_control`](crate::decode_control).
     Control {
-        /// Length of the encoded message in bytes.
+        /// The length of the encoded message in bytes.
         len: u32,
     },
     /// The contents of 1 to [`MAX_PAGES_PER_FRAME`] pages follow, 4096 bytes
@@ -72,30 +72,28 @@ pub enum Frame {
         /// The pages.
         range: PageRange,
     },
-    /// These pages, 1 to [`MAX_PAGES_PER_ZEROS`], hold nothing but zeros.
+    /// These pages, 1 to [`MAX_PAGES_PER_ZEROS`], hold only zeros.
     Zeros {
         /// The pages.
         range: PageRange,
     },
-    /// The destination asks for these pages, 1 to [`MAX_PAGES_PER_REQUEST`].
+    /// The destination requests these pages, 1 to [`MAX_PAGES_PER_REQUEST`].
     Request {
         /// The pages.
         range: PageRange,
     },
-    /// The destination has applied this many bytes of this background link so
-    /// far.
+    /// The destination has processed this many bytes of this background link.
     Ack {
-        /// Everything since the hello, headers included.
+        /// The bytes since the hello, headers included.
         bytes: u64,
     },
 }
 
 impl Frame {
-    /// The header that stands for this frame.
+    /// Returns the frame's header.
     ///
-    /// Keeping the limits that the variants state is up to the caller: a frame
-    /// beyond them is a bug here (noticed in debug builds), and the other side
-    /// refuses its header.
+    /// The caller keeps the limits that the variants state. A frame beyond them
+    /// is a bug (debug builds panic), and the other side refuses its header.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let (value, pages) = match *self {
@@ -113,7 +111,7 @@ impl Frame {
         let mut header = [0; HEADER_LEN];
         put::<0, 2, HEADER_LEN>(&mut header, MAGIC);
         put::<2, 1, HEADER_LEN>(&mut header, [self.kind()]);
-        // Saturated numbers are beyond every limit, and so refused.
+        // Saturated numbers are beyond every limit, so the peer refuses them.
         let payload = u32::try_from(self.payload_len()).unwrap_or(u32::MAX);
         put::<4, 4, HEADER_LEN>(&mut header, payload.to_le_bytes());
         put::<8, 8, HEADER_LEN>(&mut header, value.to_le_bytes());
@@ -124,15 +122,15 @@ impl Frame {
         header
     }
 
-    /// The frame that this header stands for.
+    /// Decodes a header.
     ///
-    /// A frame that comes back keeps all limits: its range is not empty and
-    /// inside the layout, its payload no longer than stated.
+    /// The returned frame is within all limits: its range is not empty and
+    /// inside the layout, and its payload is not longer than the variant states.
     ///
     /// # Errors
     ///
-    /// See [`DecodeError`]. After any of them the stream cannot be followed
-    /// further: the link is to be closed.
+    /// See [`DecodeError`]. After any of them the stream cannot be decoded
+    /// further: close the link.
     pub fn decode(header: &[u8; HEADER_LEN], limits: &Limits) -> Result<Self, DecodeError> {
         let magic = field::<0, 2, HEADER_LEN>(header);
         if magic != MAGIC {
@@ -189,7 +187,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// Number of bytes that follow the header.
+    /// Returns the number of bytes that follow the header.
     #[must_use]
     pub fn payload_len(&self) -> usize {
         match *self {
@@ -199,7 +197,7 @@ impl Frame {
         }
     }
 
-    /// What it is called in messages to people.
+    /// Returns its name in messages to people.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -221,7 +219,7 @@ impl Frame {
         }
     }
 
-    /// Most pages, for the kinds that carry a range.
+    /// The most pages, for the kinds with a range.
     const fn max_pages(&self) -> Option<u64> {
         match self {
             Self::Pages { .. } => Some(MAX_PAGES_PER_FRAME),
@@ -240,7 +238,7 @@ fn checksum(header: &[u8; HEADER_LEN]) -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// It does not begin like one.
+    /// It does not begin like a frame header.
     #[error(
         "reading a frame header: it begins with the bytes {found:02x?}, not {MAGIC:02x?}; the peer does not speak this protocol or the stream is out of step; close the link"
     )]
@@ -248,9 +246,9 @@ pub enum DecodeError {
         /// The two bytes found.
         found: [u8; 2],
     },
-    /// It was damaged, or what is being read is no header.
+    /// It was damaged, or the bytes are not a header.
     #[error(
-        "reading a frame header: it states the checksum {stated:#010x} but has {computed:#010x}; it was damaged on the way or the stream is out of step; close the link"
+        "reading a frame header: it states the checksum {stated:#010x} but has {computed:#010x}; it was damaged in transit or the stream is out of step; close the link"
     )]
     Checksum {
         /// The checksum in the header.
@@ -258,7 +256,7 @@ pub enum DecodeError {
         /// The checksum of the header.
         computed: u32,
     },
-    /// A kind that the version in use does not have.
+    /// A kind that this version does not have.
     #[error(
         "reading a frame header: frames of kind {kind} are unknown to this version; close the link, and use the same version of hikkoshi on both sides"
     )]
@@ -266,7 +264,7 @@ pub enum DecodeError {
         /// The number of the kind.
         kind: u8,
     },
-    /// Fields contradict each other, or an unused one is not 0.
+    /// Fields contradict each other, or an unused field is not 0.
     #[error(
         "reading a frame header: the fields of this {name} frame contradict each other; the peer is faulty; close the link"
     )]
@@ -274,9 +272,9 @@ pub enum DecodeError {
         /// Its kind.
         name: &'static str,
     },
-    /// A control message of no bytes or of too many.
+    /// A control message that is empty or too long.
     #[error(
-        "reading a frame header: a control message of {len} bytes is announced, 1 to {MAX_CONTROL} are possible; the peer is faulty; close the link"
+        "reading a frame header: it announces a control message of {len} bytes, 1 to {MAX_CONTROL} are possible; the peer is faulty; close the link"
     )]
     ControlLength {
         /// The length in bytes.
@@ -289,9 +287,9 @@ pub enum DecodeError {
     PageCount {
         /// Its kind.
         name: &'static str,
-        /// How many pages.
+        /// The number of pages.
         count: u64,
-        /// How many there may be.
+        /// The most pages of this kind of frame.
         max: u64,
     },
     /// Pages that the guest does not have.
@@ -303,9 +301,9 @@ pub enum DecodeError {
         name: &'static str,
         /// The first page.
         first: u64,
-        /// How many pages.
+        /// The number of pages.
         count: u64,
-        /// Number of pages in the layout.
+        /// The number of pages in the layout.
         pages: u64,
     },
 }
@@ -320,7 +318,7 @@ mod tests {
         PageRange::from_len(Page::new(start), pages)
     }
 
-    /// A header with any fields and a right checksum.
+    /// A header with these fields and a correct checksum.
     fn header(kind: u8, reserved: u8, payload: u32, value: u64, count: u32) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         put::<0, 2, HEADER_LEN>(&mut header, MAGIC);
@@ -353,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_bit_is_noticed() {
+    fn any_changed_bit_is_detected() {
         let good = Frame::Zeros {
             range: range(1000, 300),
         }

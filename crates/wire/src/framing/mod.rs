@@ -1,4 +1,4 @@
-//! What is on a link after the hello: frames, and control messages in them.
+//! The bytes on a link after the hello: frames, and control messages in them.
 
 mod control_codec;
 mod decoder;

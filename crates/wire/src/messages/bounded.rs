@@ -1,8 +1,8 @@
-//! Texts, bytes and lists with an upper bound, for both directions.
+//! Texts, bytes and lists with an upper bound, checked by sender and receiver.
 //!
-//! serde's own `Vec` sets memory aside for as many elements as are announced
-//! (up to a megabyte). These start empty and grow with what really arrives, and
-//! refuse what is longer than the bound.
+//! serde's own `Vec` allocates memory for the announced number of elements (up
+//! to a megabyte). These types start empty, grow with the elements that arrive,
+//! and refuse what is longer than the bound.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,11 +12,11 @@ use serde::ser::{self, Serialize, Serializer};
 
 use crate::text;
 
-/// Longest text in a message, in bytes: a name, a version, a reason.
+/// The longest text in a message, in bytes: a name, a version, a reason.
 pub const MAX_TEXT: usize = 4096;
 
-/// A name: one that is too long is an error on both sides. One with control
-/// characters is refused; nobody's machine or memory is called that.
+/// A name. A longer one is an error on both sides. One with control characters
+/// is refused: no machine type or RAM block has such a name.
 pub(crate) struct Name;
 
 impl Name {
@@ -38,7 +38,7 @@ impl Name {
     }
 }
 
-/// A [`Name`] that is kept many times over, in as little memory as it takes.
+/// A [`Name`] without spare capacity, for values of which there are many.
 pub(crate) struct Label;
 
 impl Label {
@@ -53,9 +53,9 @@ impl Label {
     }
 }
 
-/// A text for people: one that is too long is cut when it is sent, so that a
-/// long reason is never the cause of another failure. It is shown to them as it
-/// is, so that of a peer's text only text is taken in ([`text::one_line`]).
+/// A text for people. A longer one is cut when it is sent: a long reason must
+/// not cause another failure. A received one is reduced to printable characters
+/// ([`text::one_line`]), because it is displayed unchanged.
 pub(crate) struct Reason;
 
 impl Reason {
@@ -158,7 +158,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ListVisitor<T,
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
-        // What is announced is not believed: no memory is set aside for it.
+        // No memory is allocated for the announced length: it may be wrong.
         let mut list = Vec::new();
         while let Some(element) = elements.next_element()? {
             if list.len() == MAX {

@@ -1,19 +1,19 @@
-//! What a guest's life depends on: the check over its device state.
+//! Length and checksum of the device state.
 
 use thiserror::Error;
 
-/// Most bytes in one piece of device state: 512 KiB.
+/// The most bytes in one piece of device state: 512 KiB.
 pub const MAX_DEVICE_CHUNK: usize = 512 << 10;
 
-/// Most bytes of device state in all: 256 MiB. A QEMU guest with emulated
-/// devices has some hundred kilobytes; the bound keeps a faulty peer from
+/// The most bytes of device state in total: 256 MiB. A QEMU guest with emulated
+/// devices has some hundred kilobytes. The bound prevents a faulty peer from
 /// filling the destination's memory.
 pub const MAX_DEVICE_STATE: u64 = 256 << 20;
 
-/// Length and CRC-32C of the device state, kept up as its pieces are sent or
-/// come in. The source states both in
-/// [`Switch`](crate::ToDestination::Switch), and the destination loads nothing
-/// that does not [match](Self::verify).
+/// Length and CRC-32C of the device state, updated with each piece that is sent
+/// or received. The source sends both in
+/// [`Switch`](crate::ToDestination::Switch), and the destination loads only a
+/// device state that [matches](Self::verify) them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStateDigest {
     bytes: u64,
@@ -21,7 +21,7 @@ pub struct DeviceStateDigest {
 }
 
 impl DeviceStateDigest {
-    /// Of no bytes.
+    /// The digest of no bytes.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -30,12 +30,12 @@ impl DeviceStateDigest {
         }
     }
 
-    /// Takes in the next piece.
+    /// Adds the next piece.
     ///
     /// # Errors
     ///
-    /// If the state grows beyond [`MAX_DEVICE_STATE`]; the piece is not taken
-    /// in then.
+    /// If the state grows beyond [`MAX_DEVICE_STATE`]; the piece is not added
+    /// then.
     pub fn update(&mut self, piece: &[u8]) -> Result<(), DeviceStateError> {
         let bytes = self.bytes.saturating_add(piece.len() as u64);
         if bytes > MAX_DEVICE_STATE {
@@ -46,23 +46,23 @@ impl DeviceStateDigest {
         Ok(())
     }
 
-    /// Number of bytes so far.
+    /// The number of bytes so far.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// CRC-32C of the bytes so far.
+    /// The CRC-32C of the bytes so far.
     #[must_use]
     pub const fn crc32c(&self) -> u32 {
         self.crc32c
     }
 
-    /// Whether what came in is what the source says it sent.
+    /// Checks that what arrived is what the source sent.
     ///
     /// # Errors
     ///
-    /// If length or checksum differ: the state must not be loaded.
+    /// If the length or the checksum differs: the state must not be loaded.
     pub const fn verify(&self, bytes: u64, crc32c: u32) -> Result<(), DeviceStateError> {
         if self.bytes != bytes {
             return Err(DeviceStateError::Length {
@@ -86,30 +86,30 @@ impl DeviceStateDigest {
 pub enum DeviceStateError {
     /// More than [`MAX_DEVICE_STATE`].
     #[error(
-        "taking in the device state: it is at least {bytes} bytes long, at most {MAX_DEVICE_STATE} are possible; the guest stays at the source"
+        "receiving the device state: it has at least {bytes} bytes, the limit is {MAX_DEVICE_STATE}; the guest stays at the source"
     )]
     TooLong {
-        /// Its length with the piece that was too much.
+        /// Its length including the piece that exceeded the limit.
         bytes: u64,
     },
-    /// Some of it is missing, or there is too much.
+    /// It is shorter or longer than what was sent.
     #[error(
         "checking the device state: {received} bytes arrived, the source sent {sent}; it was not loaded, the guest stays at the source; migrate again"
     )]
     Length {
-        /// Bytes that the source sent.
+        /// The bytes that the source sent.
         sent: u64,
-        /// Bytes that arrived.
+        /// The bytes that arrived.
         received: u64,
     },
-    /// It was changed on its way.
+    /// It was changed in transit.
     #[error(
         "checking the device state: its checksum is {received:#010x}, the source sent {sent:#010x}; it was not loaded, the guest stays at the source; migrate again"
     )]
     Checksum {
-        /// Checksum of what the source sent.
+        /// The checksum of what the source sent.
         sent: u32,
-        /// Checksum of what arrived.
+        /// The checksum of what arrived.
         received: u32,
     },
 }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_add_up_to_the_whole() {
+    fn pieces_give_the_digest_of_the_whole() {
         let state: Vec<u8> = (0..100_000u32).map(|n| n.to_le_bytes()[1]).collect();
         let mut whole = DeviceStateDigest::new();
         whole.update(&state).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_is_the_castagnoli_one() {
+    fn the_checksum_is_crc32c() {
         // The check value of CRC-32/ISCSI.
         let mut digest = DeviceStateDigest::new();
         digest.update(b"123456789").unwrap();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_a_missing_and_a_surplus_byte_are_noticed() {
+    fn a_changed_a_missing_and_an_extra_byte_are_detected() {
         let digest = |state: &[u8]| {
             let mut digest = DeviceStateDigest::new();
             digest.update(state).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn state_without_end_is_refused() {
+    fn state_beyond_the_limit_is_refused() {
         let piece = vec![0; MAX_DEVICE_CHUNK];
         let mut digest = DeviceStateDigest::new();
         for _ in 0..MAX_DEVICE_STATE / piece.len() as u64 {

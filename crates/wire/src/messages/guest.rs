@@ -1,36 +1,37 @@
-//! A guest as it is described to the other side.
+//! A guest, as described to the other side.
 //!
-//! These types are what is sent. The run-time ones ([`RamLayout`] and its
-//! parts) may change; these may not.
+//! These types are what is sent, and must not change. The run-time types
+//! ([`RamLayout`] and its parts) may.
 
 use hikkoshi_pages::{GuestRange, LayoutError, MAX_BLOCKS, MAX_GUEST_RANGES, RamBlock, RamLayout};
 use serde::{Deserialize, Serialize};
 
 use super::bounded::{List, Name};
 
-/// What a guest is: enough to tell whether another host has a place for it.
+/// A guest's description: enough to decide whether it can run at the
+/// destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestDescription {
     /// The versioned machine type: `pc-q35-7.2`, never an alias like `q35`,
-    /// which means something else in every release.
+    /// whose meaning changes with each release.
     #[serde(with = "Name")]
     pub machine: String,
     /// The guest's instruction set: `x86_64`.
     #[serde(with = "Name")]
     pub architecture: String,
-    /// Number of virtual CPUs.
+    /// The number of virtual CPUs.
     pub cpus: u32,
-    /// The model of the virtual CPUs, for a person: what it means is in
+    /// The model of the virtual CPUs, for people. Their features are in
     /// [`Processors`](crate::Processors).
     #[serde(with = "Name")]
     pub cpu_model: String,
-    /// Who runs it: a name, a space, a version, as in `QEMU 10.0.2`.
+    /// The hypervisor: a name, a space, a version, as in `QEMU 10.0.2`.
     #[serde(with = "Name")]
     pub hypervisor: String,
-    /// Whether it runs (at the source), so that a guest that was paused when
-    /// it was moved stays so.
+    /// Whether it runs at the source: a guest that was paused before the
+    /// migration stays paused.
     pub running: bool,
-    /// Its RAM blocks, in the order of the layout.
+    /// Its RAM blocks, in layout order.
     #[serde(with = "List::<MAX_BLOCKS>")]
     pub blocks: Vec<BlockDescription>,
 }
@@ -45,7 +46,7 @@ pub struct BlockDescription {
     pub bytes: u64,
     /// Its host page size in bytes. May differ between the two sides.
     pub host_page: u64,
-    /// Where the guest sees it.
+    /// Its addresses in the guest.
     #[serde(with = "List::<MAX_GUEST_RANGES>")]
     pub guest: Vec<GuestRangeDescription>,
 }
@@ -53,16 +54,16 @@ pub struct BlockDescription {
 /// A piece of a RAM block; the sent form of [`GuestRange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestRangeDescription {
-    /// Guest physical address.
+    /// The guest physical address.
     pub gpa: u64,
-    /// Offset in the block, in bytes.
+    /// The offset in the block, in bytes.
     pub offset: u64,
-    /// Length in bytes.
+    /// The length in bytes.
     pub bytes: u64,
 }
 
 impl GuestDescription {
-    /// The sent form of a layout, for [`blocks`](Self::blocks).
+    /// Returns the sent form of a layout, for [`blocks`](Self::blocks).
     #[must_use]
     pub fn describe_blocks(layout: &RamLayout) -> Vec<BlockDescription> {
         layout
@@ -71,11 +72,11 @@ impl GuestDescription {
             .collect()
     }
 
-    /// The layout that the blocks form.
+    /// Returns the layout of the blocks.
     ///
     /// # Errors
     ///
-    /// If they form none: whatever a peer sent is checked like our own blocks.
+    /// If the blocks are invalid: a peer's blocks are checked like our own.
     pub fn layout(&self) -> Result<RamLayout, LayoutError> {
         RamLayout::new(self.blocks.iter().map(RamBlock::from).collect())
     }

@@ -1,10 +1,9 @@
-//! A guest's devices and auxiliary memory as they are described to the other
-//! side.
+//! A guest's devices and auxiliary memory, as described to the other side.
 //!
-//! The device state says by name and place to which device each piece of it
-//! belongs. A destination with another device in a slot, or with a ROM of another
-//! size, finds that out while it loads: after the guest was paused. So both
-//! sides compare beforehand what their machines consist of.
+//! The device state identifies by name and address which device each section
+//! belongs to. If the destination has another device in a slot, or a ROM of
+//! another size, loading fails, and that is after the guest was paused. So both
+//! machines are compared beforehand.
 
 use std::fmt;
 
@@ -12,21 +11,21 @@ use serde::{Deserialize, Serialize};
 
 use super::bounded::{Label, List};
 
-/// Most devices of one guest.
-pub const MAX_DEVICES: usize = 4096;
+/// The most devices of one guest.
+pub(crate) const MAX_DEVICES: usize = 4096;
 
-/// Most pieces of auxiliary memory of one guest.
-pub const MAX_AUXILIARY: usize = 4096;
+/// The most blocks of auxiliary memory of one guest.
+pub(crate) const MAX_AUXILIARY: usize = 4096;
 
-/// What a machine consists of, besides processors and main memory. With both
-/// lists empty nothing was said, and nothing is compared.
+/// The devices and the auxiliary memory of a machine. If both lists are empty,
+/// the machine is unknown and not compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Its devices, in any order.
+    /// Its devices, in any order; at most 4096.
     #[serde(with = "List::<MAX_DEVICES>")]
     pub devices: Vec<Device>,
-    /// Memory that travels with the device state: video memory, firmware, option
-    /// ROMs, tables.
+    /// Memory that is sent with the device state: video memory, firmware, option
+    /// ROMs, tables. At most 4096 blocks.
     #[serde(with = "List::<MAX_AUXILIARY>")]
     pub auxiliary: Vec<Auxiliary>,
 }
@@ -34,33 +33,34 @@ pub struct Machine {
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Where it is: buses and addresses, as in `pcie.0/02.0/00.0`. Empty for one
-    /// that is on no bus with addresses: of these, only the types and their
-    /// numbers are compared.
+    /// Its buses and its addresses on them, as in `pcie.0/02.0/00.0`. Empty for
+    /// a device that has no address: of these, only the number of each type is
+    /// compared.
     #[serde(with = "Label")]
     pub place: Box<str>,
-    /// Its type, in the hypervisor's words.
+    /// Its type, as the hypervisor names it.
     #[serde(with = "Label")]
     pub kind: Box<str>,
-    /// What its owner calls it; may be empty, and may differ.
+    /// The id that its owner gave it. May be empty, and may differ.
     #[serde(with = "Label")]
     pub name: Box<str>,
-    /// For PCI: vendor in the upper, device in the lower 16 bits; 0 otherwise. A
-    /// part of the board may have another type in another version of the
-    /// hypervisor; with the same number it is the same device to the guest.
+    /// For PCI: the vendor id in the upper, the device id in the lower 16 bits;
+    /// otherwise 0. A device of the board may have another type in another
+    /// version of the hypervisor. With the same ids it is the same device to
+    /// the guest.
     pub pci: u32,
 }
 
-/// A piece of auxiliary memory.
+/// A block of auxiliary memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Auxiliary {
     /// Its name, by which the device state refers to it.
     #[serde(with = "Label")]
     pub name: Box<str>,
-    /// How long it is now, in bytes.
+    /// Its current length in bytes.
     pub bytes: u64,
-    /// How long it can become, in bytes: more than `bytes` only where the
-    /// length may change.
+    /// Its largest length in bytes: more than `bytes` only if the length can
+    /// change.
     pub most: u64,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for Machine {
         let (devices, auxiliary) = (self.devices.len(), self.auxiliary.len());
         write!(
             f,
-            "{devices} devices, {auxiliary} pieces of auxiliary memory"
+            "{devices} devices, {auxiliary} blocks of auxiliary memory"
         )
     }
 }

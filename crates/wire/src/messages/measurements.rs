@@ -1,68 +1,68 @@
-//! How long page requests took, as the destination tells the source.
+//! The destination's measurements of page requests, for the source's report.
 
 use serde::{Deserialize, Serialize};
 
 use super::bounded::{List, Reason};
 
-/// Most buckets in a histogram: one for each power of two in a `u64`.
+/// The most buckets in a histogram: one for each power of two in a `u64`.
 pub(crate) const MAX_BUCKETS: usize = 64;
 
-/// Latencies of page requests, from the fault being read to the page being
-/// installed. Integers, so that both sides print the same.
+/// Latencies of page requests, from reading the fault to installing the page.
+/// They are integers, so both sides print the same values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestSummary {
-    /// How many requests.
+    /// The number of requests.
     pub count: u64,
-    /// Their mean, in nanoseconds.
+    /// The mean, in nanoseconds.
     pub mean_ns: u64,
     /// The median, in nanoseconds.
     pub p50_ns: u64,
-    /// 99 of 100 were no slower, in nanoseconds.
+    /// The 99th percentile, in nanoseconds.
     pub p99_ns: u64,
-    /// The slowest, in nanoseconds.
+    /// The maximum, in nanoseconds.
     pub max_ns: u64,
-    /// How many took at most 2ⁿ µs, and longer than the bucket before, for n
-    /// from 0 on: at most 64 buckets.
+    /// A histogram of at most 64 buckets. Bucket n, from 0 on, counts the
+    /// requests that took at most 2ⁿ µs and did not fit in the previous bucket.
     #[serde(with = "List::<MAX_BUCKETS>")]
     pub buckets: Vec<u64>,
 }
 
-/// The stages of page requests, one after another; a request that was not
-/// followed from its beginning to its end is in none of them.
+/// The stages of page requests, one after another. A request that was not
+/// measured from beginning to end is in none of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageSummary {
-    /// From reading the fault to handing the request to the kernel.
+    /// From reading the fault to passing the request to the kernel.
     pub fault_to_request: RequestSummary,
-    /// From there to having read the page (of a huge page: its last piece).
+    /// From then until the page is read (of a huge page: its last 4 KiB).
     pub request_to_page: RequestSummary,
-    /// From there to having installed it.
+    /// From then until it is installed.
     pub page_to_installed: RequestSummary,
 }
 
-/// Most threads whose faults are told apart in a message.
+/// The most threads in a message whose faults are counted separately.
 pub const MAX_FAULTING: usize = 1024;
 
-/// How many faults one thread of the guest's process took.
+/// The number of faults of one thread of the guest's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadFaults {
-    /// What it is called; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+    /// Its name; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
     #[serde(with = "Reason")]
     pub thread: String,
-    /// Which virtual processor it is, if it is one.
+    /// The index of its virtual processor, if it runs one.
     pub vcpu: Option<u32>,
-    /// How many faults.
+    /// The number of faults.
     pub count: u64,
 }
 
-/// What the destination has measured of the guest's faults.
+/// The destination's measurements of the guest's page faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultMeasures {
-    /// What the time of a request went into.
+    /// The time that requests spent in each stage.
     pub stages: StageSummary,
-    /// Requests that are in no latency, for want of room in the table of
-    /// outstanding ones.
+    /// Requests without a measured latency, because the table of outstanding
+    /// requests was full.
     pub unmeasured: u64,
-    /// Who faulted: at most [`MAX_FAULTING`] threads.
+    /// Faults by thread: at most [`MAX_FAULTING`] threads.
     #[serde(with = "List::<MAX_FAULTING>")]
     pub threads: Vec<ThreadFaults>,
 }

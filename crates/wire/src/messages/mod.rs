@@ -1,7 +1,7 @@
-//! Control messages. The crate's essay shows their course.
+//! The control messages. The crate's documentation shows their order.
 //!
-//! A message is known by its place in the enum: new ones go to the end, and
-//! none is ever removed, moved or changed.
+//! A message is encoded as its position in the enum: append new ones at the
+//! end, and never remove, move or change one.
 
 use hikkoshi_pages::MAX_BLOCKS;
 use serde::{Deserialize, Serialize};
@@ -21,217 +21,224 @@ use bounded::{Bytes, List, Reason};
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
-pub use machine::{Auxiliary, Device, MAX_AUXILIARY, MAX_DEVICES, Machine};
+pub use machine::{Auxiliary, Device, Machine};
 pub use measurements::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};
 pub use mode::Mode;
 pub use page_ranges::{MAX_RANGES, OutsideLayout, PageRanges};
 pub use processors::{
-    CpuidRegister, CpuidWord, MAX_CPUID_WORDS, MAX_PROCESSOR_KINDS, MAX_PROCESSOR_SETTINGS,
-    MAX_PROCESSORS, Place, Processor, ProcessorKind, ProcessorSetting, Processors, Topology,
+    CpuidRegister, CpuidWord, Place, Processor, ProcessorKind, ProcessorSetting, Processors,
+    Topology,
 };
 pub use stage::{DestinationStage, SourceStage};
 
-/// Most background links of one migration. More than any machine has cores to
-/// feed, and few enough for a thread and a buffer each.
+/// The most background links of one migration. A host has too few spare cores
+/// to feed more, and each takes a thread and a buffer.
 pub const MAX_LINKS: u16 = 16;
 
-/// What the source says.
+/// Messages from the source to the destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDestination {
-    /// The first message: what is to be moved, and how.
+    /// The first message: which guest moves, and how.
     Begin {
         /// The guest.
         description: GuestDescription,
-        /// How its memory is to travel.
+        /// How its memory travels.
         mode: Mode,
-        /// Whether the source may switch to post-copy. Always so in the modes
-        /// [`Postcopy`](Mode::Postcopy) and [`Hybrid`](Mode::Hybrid); in
-        /// [`Precopy`](Mode::Precopy) it may do so if the guest is too busy.
+        /// Whether the source may switch to post-copy. Always true in the modes
+        /// [`Postcopy`](Mode::Postcopy) and [`Hybrid`](Mode::Hybrid). In
+        /// [`Precopy`](Mode::Precopy) true if the source switches to post-copy
+        /// when the guest dirties pages too fast.
         may_postcopy: bool,
-        /// Number of background links that the source will open, counted from
-        /// 0: 1 to [`MAX_LINKS`].
+        /// The number of background links that the source opens, 1 to
+        /// [`MAX_LINKS`]. Their indices start at 0.
         background_links: u16,
     },
-    /// Post-copy: drop these pages, they are still to come. What pre-copy
-    /// brought of them is stale. May be said several times, and only when
-    /// everything on the background links has been acknowledged.
+    /// Post-copy: drop these pages. The source sends them after the switchover;
+    /// what pre-copy sent of them is stale. May be sent several times, but only
+    /// when everything on the background links has been acknowledged.
     Discard {
         /// The pages.
         ranges: PageRanges,
     },
-    /// Post-copy: most of what is to be dropped has been named, and the guest
-    /// still runs; say when it is gone. A last `Discard` may follow once the
+    /// Post-copy: most of the stale pages have been named, and the guest still
+    /// runs. Answer when they are dropped. A last `Discard` may follow once the
     /// guest is paused.
     DiscardEnd,
     /// The next piece of the device state.
     DeviceStateChunk {
-        /// Up to [`MAX_DEVICE_CHUNK`] bytes.
+        /// At most [`MAX_DEVICE_CHUNK`] bytes.
         #[serde(with = "Bytes::<MAX_DEVICE_CHUNK>")]
         bytes: Vec<u8>,
     },
-    /// Everything needed to run the guest has been sent; here is how to tell.
+    /// Everything needed to run the guest has been sent. The fields let the
+    /// destination check that.
     Switch {
-        /// Length of the device state in bytes.
+        /// The length of the device state in bytes.
         device_bytes: u64,
         /// Its CRC-32C; see [`DeviceStateDigest`](crate::DeviceStateDigest).
         device_crc32c: u32,
-        /// Number of pages still to come: all that [`Discard`](Self::Discard)
-        /// named. 0 in pre-copy.
+        /// The number of pages that the source still owes: all that
+        /// [`Discard`](Self::Discard) named. 0 in pre-copy.
         owed_pages: u64,
-        /// Whether the rest comes by post-copy, even if nothing is owed.
+        /// Whether post-copy follows. May be true if no page is owed.
         postcopy: bool,
-        /// Whether the guest is to run at the destination. It stays paused if
-        /// it was paused before it was moved.
+        /// Whether the destination resumes the guest. A guest that was paused
+        /// before the migration stays paused.
         running: bool,
     },
-    /// The guest is the destination's now: the source never resumes it by
-    /// itself again.
+    /// The guest belongs to the destination now: the source never again resumes
+    /// it by itself.
     Commit,
-    /// The migration is called off; only before [`Commit`](Self::Commit).
+    /// The migration is cancelled. Only before [`Commit`](Self::Commit).
     Cancel {
-        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
-    /// The last message: nothing more will come, and nothing more is needed.
+    /// The last message: the source sends nothing more and needs nothing more.
     Goodbye,
-    /// The first message on a new control link of a migration that is under way
-    /// already: the source is back. Only to a destination with
-    /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY), as the ones
-    /// below.
+    /// The first message on a new control link of an unfinished migration: the
+    /// source wants to resume it. This message and the next two are sent only
+    /// to a destination with
+    /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
     Here {
         /// How far the source is.
         stage: SourceStage,
     },
-    /// The answer to [`Missing`](ToSource::Missing): of what is missing, this is
-    /// owed. The rest holds zeros. Any number of times.
+    /// The answer to [`Missing`](ToSource::Missing): the source owes these of
+    /// the missing pages. The other missing pages hold zeros. Sent any number
+    /// of times.
     Owed {
         /// The pages.
         ranges: PageRanges,
     },
-    /// All that is owed has been named.
+    /// All owed pages have been named.
     OwedEnd {
-        /// How many pages that are.
+        /// The number of owed pages.
         pages: u64,
-        /// Number of background links that the source will open, and the urgent
-        /// link besides; 0 for none of either, when nothing is owed.
+        /// The number of background links that the source opens, in addition
+        /// to the urgent link. 0 if no page is owed: then it opens none of
+        /// them, and no urgent link.
         background_links: u16,
     },
-    /// What the guest was given for processors: right before
+    /// The guest's virtual processors. Sent immediately before
     /// [`Begin`](Self::Begin). From version 2 on.
     Processors {
-        /// The guest's.
+        /// The processors.
         processors: Processors,
-        /// Whether the guest may be moved to processors that it can tell from
-        /// these. The destination then says what is different
-        /// ([`Differs`](ToSource::Differs)) instead of refusing.
+        /// Whether the guest may move to processors that it can distinguish
+        /// from these. The destination then reports the differences
+        /// ([`Differs`](ToSource::Differs)) instead of refusing the guest.
         allow_mismatch: bool,
     },
-    /// What the guest's machine consists of: before
-    /// [`Processors`](Self::Processors). Only to a destination with
+    /// The guest's devices and auxiliary memory. Sent before
+    /// [`Processors`](Self::Processors), and only to a destination with
     /// [`Capabilities::MACHINE`](crate::Capabilities::MACHINE).
     Machine {
-        /// The guest's.
+        /// The devices and the memory.
         machine: Machine,
     },
 }
 
-/// What the destination says.
+/// Messages from the destination to the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSource {
-    /// The guest fits; pages may come.
+    /// The guest is compatible; the source may send pages.
     Accept {
         /// The destination's host page size of each RAM block, in bytes.
         #[serde(with = "List::<MAX_BLOCKS>")]
         host_pages: Vec<u64>,
     },
-    /// The guest does not fit, or is not wanted.
+    /// The guest is not compatible, or the destination does not take it.
     Refuse {
-        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
     /// The answer to [`DiscardEnd`](ToDestination::DiscardEnd): all pages of
-    /// all [`Discard`](ToDestination::Discard) messages so far are gone.
+    /// all [`Discard`](ToDestination::Discard) messages so far are dropped.
     Discarded,
-    /// The guest is loaded and could run: the source may commit.
+    /// The guest is loaded and can run: the source may commit.
     Ready,
-    /// The guest could not be loaded, or something else went wrong here. Before
-    /// the commit the source resumes the guest.
+    /// Loading the guest failed, or something else did. Before *Commit* the
+    /// source resumes the guest.
     Failed {
-        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
     /// The guest runs at the destination.
     Resumed,
-    /// The destination wants to call the migration off; the source decides.
+    /// The destination wants to cancel the migration; the source decides.
     Cancel {
-        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
-    /// Every page is here: the source is not needed any more.
+    /// The destination has every page and no longer needs the source.
     Complete {
-        /// How long page requests took, for the source's account.
+        /// How long page requests took, for the source's report.
         requests: RequestSummary,
     },
-    /// What was measured of the guest's faults, for the source's account: once,
-    /// right before [`Complete`](Self::Complete), and only to a source with
-    /// [`Capabilities::MEASURES`](crate::Capabilities::MEASURES).
+    /// Measurements of the guest's page faults, for the source's report. Sent
+    /// once, immediately before [`Complete`](Self::Complete), and only to a
+    /// source with [`Capabilities::MEASURES`](crate::Capabilities::MEASURES).
     Measured {
-        /// What was measured.
+        /// The measurements.
         faults: FaultMeasures,
     },
     /// The answer to [`Here`](ToDestination::Here). In the stages
     /// [`Ready`](DestinationStage::Ready) and [`Runs`](DestinationStage::Runs)
-    /// what is missing follows.
+    /// the destination then sends which pages are missing.
     Where {
         /// How far the destination is.
         stage: DestinationStage,
         /// The destination's host page size of each RAM block, in bytes.
         #[serde(with = "List::<MAX_BLOCKS>")]
         host_pages: Vec<u64>,
-        /// Most background links that it takes: 1 to [`MAX_LINKS`].
+        /// The most background links that the destination accepts: 1 to
+        /// [`MAX_LINKS`].
         background_links: u16,
     },
-    /// Pages that the destination lacks: whole host pages of its. Any number of
-    /// times.
+    /// Pages that the destination does not have: whole host pages of its own
+    /// size. Sent any number of times.
     Missing {
         /// The pages.
         ranges: PageRanges,
     },
-    /// All that is missing has been named.
+    /// All missing pages have been named.
     MissingEnd {
-        /// How many pages that are.
+        /// The number of missing pages.
         pages: u64,
     },
-    /// The guest was never run here and never will be, and that is recorded: the
-    /// source takes it back, even after the commit. Only to a source with
+    /// The destination never ran the guest, never will, and has recorded that:
+    /// the source takes the guest back, even after *Commit*. Only to a source
+    /// with
     /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
     Declined {
-        /// Why, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
-    /// The guest has run here, and its memory is gone with its process: nobody
-    /// can go on with it. Only to a source with
+    /// The guest is lost: it has run at the destination, and its process ended
+    /// there before every page had arrived. Neither side can continue it. Only
+    /// to a source with
     /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
     Perished {
-        /// How, for a person; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// How, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
-    /// The guest will find other processors here, and the source allowed that:
-    /// once, right before [`Accept`](Self::Accept). From version 2 on.
+    /// The destination's processors differ, and the source allowed that. Sent
+    /// once, immediately before [`Accept`](Self::Accept). From version 2 on.
     Differs {
-        /// What is different, for a person; cut at
+        /// What differs, for people; cut at
         /// [`MAX_TEXT`](crate::MAX_TEXT) bytes.
         #[serde(with = "Reason")]
         what: String,
     },
-    /// The guest has run here and has ended itself (it powered off): pages that
-    /// had not arrived are not needed any more, and the source is not either. Only to
-    /// a source with [`Capabilities::SHUT_DOWN`](crate::Capabilities::SHUT_DOWN).
+    /// The guest has run at the destination and has shut itself down. The
+    /// missing pages are no longer needed, and neither is the source. Only to a
+    /// source with [`Capabilities::SHUT_DOWN`](crate::Capabilities::SHUT_DOWN).
     ShutDown,
 }

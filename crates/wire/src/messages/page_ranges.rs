@@ -9,23 +9,23 @@ use thiserror::Error;
 
 use crate::framing::Limits;
 
-/// Most ranges in one message. At up to 13 bytes each the message stays well
+/// The most ranges in one message. At up to 13 bytes each, the message stays well
 /// below [`MAX_CONTROL`](crate::MAX_CONTROL).
 pub const MAX_RANGES: usize = 32_768;
 
 /// Up to [`MAX_RANGES`] page ranges: ascending, disjoint, none of them empty.
 ///
-/// It is sent as pairs of numbers: how many pages lie between this range and
-/// the one before, and how many are in it. Nearly always that is two or three
-/// bytes a range, and a list that overlaps itself cannot even be written down.
+/// A range is sent as two numbers: the pages between it and the previous range,
+/// and the pages in it. That takes two or three bytes for most ranges, and the
+/// encoding cannot express overlapping ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageRanges(Vec<PageRange>);
 
 impl PageRanges {
-    /// Any number of ranges, in as few lists as possible, in the given order:
-    /// usually the [runs](hikkoshi_pages::PageBitmap::runs) of a bitmap. Taken
-    /// from the iterator as they are needed. Empty ranges are left out, and so
-    /// is what lies beyond the largest layout.
+    /// Splits any number of ranges into as few lists as possible, in the given
+    /// order. They are usually the [runs](hikkoshi_pages::PageBitmap::runs) of a
+    /// bitmap, and are taken from the iterator only when needed. Empty ranges
+    /// and pages beyond the largest layout are omitted.
     pub fn batches(ranges: impl IntoIterator<Item = PageRange>) -> impl Iterator<Item = Self> {
         let largest = PageRange::from_len(Page::new(0), MAX_PAGES);
         let mut ranges = ranges
@@ -36,7 +36,7 @@ impl PageRanges {
         std::iter::from_fn(move || {
             let mut batch = vec![ranges.next()?];
             let mut end = batch.last().map_or(Page::default(), |range| range.end());
-            // A range that goes back begins a list of its own.
+            // A range before the previous one starts a new list.
             while batch.len() < MAX_RANGES
                 && let Some(range) = ranges.next_if(|range| range.start() >= end)
             {
@@ -47,8 +47,8 @@ impl PageRanges {
         })
     }
 
-    /// The ranges, if all of them lie in the layout. There is no other way to
-    /// them, so that a peer's ranges are never used unchecked.
+    /// Returns the ranges if all of them lie in the layout. This is the only
+    /// access to them, so a peer's ranges are never used unchecked.
     ///
     /// # Errors
     ///
@@ -63,14 +63,14 @@ impl PageRanges {
         }
     }
 
-    /// Number of pages in all of them.
+    /// Returns the number of pages in all ranges.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.0.iter().map(|range| range.len()).sum()
     }
 }
 
-/// A list of page ranges names pages that the guest does not have.
+/// A list of page ranges contains pages that the guest does not have.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "reading a list of pages from the peer: it names {range}, but the guest has only {pages} pages; the peer is faulty or moves another guest; close the link"
@@ -78,7 +78,7 @@ impl PageRanges {
 pub struct OutsideLayout {
     /// The last range of the list.
     pub range: PageRange,
-    /// Number of pages in the layout.
+    /// The number of pages in the layout.
     pub pages: u64,
 }
 
@@ -122,7 +122,11 @@ impl<'de> Visitor<'de> for RangesVisitor {
                     ranges.push(PageRange::new(Page::new(start), Page::new(next)));
                     end = next;
                 }
-                _ => return Err(de::Error::custom("page range empty or too far")),
+                _ => {
+                    return Err(de::Error::custom(
+                        "a page range that is empty or beyond the largest layout",
+                    ));
+                }
             }
         }
         Ok(PageRanges(ranges))
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usual_range_takes_two_bytes() {
+    fn a_typical_range_takes_two_bytes() {
         let runs = (0..1000).map(|n| range(n * 100 + 50, n * 100 + 60));
         let lists: Vec<_> = PageRanges::batches(runs).collect();
         assert_eq!(lists.len(), 1);
@@ -148,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn batches_hold_everything_in_order_within_the_bound() {
+    fn batches_keep_all_ranges_in_order_and_their_bound() {
         let runs = || (0..70_000).map(|n| range(n * 2, n * 2 + 1));
         let lists: Vec<_> = PageRanges::batches(runs()).collect();
         let sizes: Vec<_> = lists.iter().map(|list| list.0.len()).collect();
         assert_eq!(sizes, [MAX_RANGES, MAX_RANGES, 70_000 - 2 * MAX_RANGES]);
         let all: Vec<_> = lists.iter().flat_map(|list| list.0.clone()).collect();
         assert_eq!(all, runs().collect::<Vec<_>>());
-        // Empty ones vanish, those that go back begin a new list.
+        // Empty ranges are omitted; a range before the previous one starts a new list.
         let odd = [
             range(5, 5),
             range(7, 9),
@@ -176,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_given_out_only_inside_the_layout() {
+    fn ranges_outside_the_layout_are_refused() {
         let list = PageRanges(vec![range(0, 5), range(9, 10)]);
         assert_eq!(list.within(&Limits { pages: 10 }).unwrap().len(), 2);
         let error = list.within(&Limits { pages: 9 }).unwrap_err();
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_overflowing_ranges_cannot_be_read() {
+    fn empty_and_overflowing_ranges_are_refused() {
         for pairs in [
             vec![(0, 0)],
             vec![(u64::MAX, 1)],

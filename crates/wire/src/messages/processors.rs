@@ -1,61 +1,61 @@
-//! A guest's virtual processors as they are described to the other side.
+//! A guest's virtual processors, as described to the other side.
 //!
 //! A guest reads its processors' features once, when it boots, and relies on
-//! them ever after. So both sides describe what the guest was really given, and
-//! not the options that were asked for: `-cpu host` gives something else on
-//! every host, and `-cpu max` in every version.
+//! them from then on. So both sides describe the features that the guest was
+//! given, not the options that requested them: `-cpu host` gives other features
+//! on each host, `-cpu max` in each version.
 
 use serde::{Deserialize, Serialize};
 
 use super::bounded::{Label, List};
 
-/// Most virtual processors of one guest. QEMU 10.0's `q35` takes as many.
-pub const MAX_PROCESSORS: usize = 4096;
+/// The most virtual processors of one guest: the limit of QEMU 10.0's `q35`.
+pub(crate) const MAX_PROCESSORS: usize = 4096;
 
-/// Most kinds of virtual processors in one guest.
-pub const MAX_PROCESSOR_KINDS: usize = 64;
+/// The most kinds of virtual processors in one guest.
+pub(crate) const MAX_PROCESSOR_KINDS: usize = 64;
 
-/// Most words with feature flags of one kind. QEMU 10.0 has 32.
-pub const MAX_CPUID_WORDS: usize = 128;
+/// The most words of feature flags of one kind. QEMU 10.0 has 32.
+pub(crate) const MAX_CPUID_WORDS: usize = 128;
 
-/// Most properties of one kind. Under KVM, with nested virtualisation and every
-/// Hyper-V enlightenment, QEMU 10.0 has some 200.
-pub const MAX_PROCESSOR_SETTINGS: usize = 512;
+/// The most properties of one kind. Under KVM, with nested virtualisation and
+/// every Hyper-V enlightenment, QEMU 10.0 has about 200.
+pub(crate) const MAX_PROCESSOR_SETTINGS: usize = 512;
 
-/// The virtual processors that the guest has.
+/// A guest's virtual processors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Processors {
-    /// What runs them, in the hypervisor's words: `kvm`, `tcg`.
+    /// The accelerator, as the hypervisor names it: `kvm`, `tcg`.
     #[serde(with = "Label")]
     pub accelerator: Box<str>,
-    /// Whether this host can give a guest another time-stamp counter frequency
+    /// Whether this host can give a guest a time-stamp counter frequency other
     /// than its own.
     pub tsc_scaling: bool,
-    /// How many there are of what.
+    /// How they are arranged.
     pub topology: Topology,
-    /// What kinds there are. Processors that are alike share one.
+    /// The kinds of processors, at most 64. Equal processors share one.
     #[serde(with = "List::<MAX_PROCESSOR_KINDS>")]
     pub kinds: Vec<ProcessorKind>,
-    /// Those that are plugged in, by index.
+    /// The processors that are plugged in, by index; at most 4096.
     #[serde(with = "List::<MAX_PROCESSORS>")]
     pub processors: Vec<Processor>,
 }
 
-/// How the virtual processors are arranged. What a hypervisor does not know
-/// of counts 1.
+/// How the virtual processors are arranged. A level that the hypervisor does not
+/// have counts as 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Topology {
-    /// Sockets of the machine.
+    /// Sockets in the machine.
     pub sockets: u32,
-    /// Dies of a socket.
+    /// Dies in a socket.
     pub dies: u32,
-    /// Modules of a die.
+    /// Modules in a die.
     pub modules: u32,
-    /// Cores of a module.
+    /// Cores in a module.
     pub cores: u32,
-    /// Threads of a core.
+    /// Threads in a core.
     pub threads: u32,
-    /// Most processors that can be plugged in.
+    /// The most processors that can be plugged in.
     pub most: u32,
 }
 
@@ -72,36 +72,36 @@ impl Default for Topology {
     }
 }
 
-/// What the guest can find out about a processor, except for its place.
+/// What the guest can read from a processor, except its place in the topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessorKind {
-    /// The feature flags that the guest was given; words of zeros may be
-    /// left out.
+    /// The feature flags that the guest was given, at most 128 words. Words of
+    /// zeros may be omitted.
     #[serde(with = "List::<MAX_CPUID_WORDS>")]
     pub features: Vec<CpuidWord>,
-    /// The feature flags that were asked for, and that the host or the
-    /// accelerator could not provide.
+    /// The feature flags that were requested, but that the host or the
+    /// accelerator cannot provide; at most 128 words.
     #[serde(with = "List::<MAX_CPUID_WORDS>")]
     pub filtered: Vec<CpuidWord>,
-    /// Properties by the hypervisor's names.
+    /// Its properties, as the hypervisor names them; at most 512.
     #[serde(with = "List::<MAX_PROCESSOR_SETTINGS>")]
     pub settings: Vec<ProcessorSetting>,
 }
 
-/// 32 feature flags, as the CPUID instruction gives them.
+/// 32 feature flags, as the CPUID instruction returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuidWord {
-    /// What is in EAX before.
+    /// EAX before the instruction.
     pub leaf: u32,
-    /// What is in ECX before; 0 where it does not matter.
+    /// ECX before the instruction; 0 if the leaf ignores it.
     pub subleaf: u32,
-    /// Where the flags are afterwards.
+    /// The register that holds the flags after it.
     pub register: CpuidRegister,
     /// The flags.
     pub bits: u32,
 }
 
-/// A register that CPUID fills.
+/// A register that CPUID writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum CpuidRegister {
     /// EAX.
@@ -117,12 +117,12 @@ pub enum CpuidRegister {
 /// A property of a processor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessorSetting {
-    /// Its name in the hypervisor.
+    /// Its name, as the hypervisor gives it.
     #[serde(with = "Label")]
     pub name: Box<str>,
-    /// Its value. `on` and `off` are a feature: one that is not named is off.
-    /// Others are only compared where both sides name them, for a version that
-    /// does not know a property behaves as the machine type demands.
+    /// Its value. `on` and `off` are a feature: a missing one is off. Others are
+    /// compared only if both sides have them, because a version without the
+    /// property behaves as the machine type requires.
     #[serde(with = "Label")]
     pub value: Box<str>,
 }
@@ -132,19 +132,19 @@ pub struct ProcessorSetting {
 pub struct Processor {
     /// Its index in the hypervisor.
     pub index: u32,
-    /// Its kind: the place in [`Processors::kinds`].
+    /// Its kind: the index in [`Processors::kinds`].
     pub kind: u16,
     /// Its APIC ID.
     pub apic_id: u32,
-    /// The frequency of its time-stamp counter in Hz; 0 if there is no fixed
-    /// one.
+    /// The frequency of its time-stamp counter in Hz; 0 if it has no fixed
+    /// frequency.
     pub tsc_hz: u64,
-    /// Where it is.
+    /// Its place in the topology.
     pub place: Place,
 }
 
-/// Where a virtual processor is plugged in. What a hypervisor does not know of
-/// is 0.
+/// Where a virtual processor is plugged in. A level that the hypervisor does not
+/// have is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The socket in the machine.
@@ -157,6 +157,6 @@ pub struct Place {
     pub core: u32,
     /// The thread in the core.
     pub thread: u32,
-    /// The NUMA node, if the guest was given nodes.
+    /// The NUMA node, if the guest has nodes.
     pub node: Option<u32>,
 }

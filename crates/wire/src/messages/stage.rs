@@ -1,33 +1,33 @@
-//! How far each side is, as it is said when a migration is resumed.
+//! How far each side is, as sent when a migration is resumed.
 
 use serde::{Deserialize, Serialize};
 
-/// How far a source is in giving its guest away; `docs/protocol.md` has what it
-/// means.
+/// How far the source is in handing its guest over. `docs/protocol.md` defines
+/// the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SourceStage {
-    /// The guest is the source's.
+    /// The guest belongs to the source.
     Keeps,
-    /// *Commit* may have been sent.
+    /// The source may have sent *Commit*.
     Committed,
     /// The destination runs the guest.
     Gone,
-    /// The destination has everything.
+    /// The destination has every page.
     Done,
 }
 
-/// How far a destination is in taking a guest in; `docs/protocol.md` has what
-/// it means.
+/// How far the destination is in taking the guest over. `docs/protocol.md`
+/// defines the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DestinationStage {
-    /// Nothing was promised.
+    /// It has promised nothing yet.
     Arriving,
-    /// The guest could run here.
+    /// The guest is loaded and can run.
     Ready,
-    /// The guest is the destination's; pages may be missing.
+    /// The guest belongs to the destination; pages may be missing.
     Runs,
-    /// All of it is here.
+    /// The destination has every page.
     Whole,
-    /// The guest was never run here and never will be.
+    /// The destination never ran the guest and never will.
     Declined,
 }

@@ -12,12 +12,12 @@
 //!     40      4  CRC-32C of the 40 bytes before
 //! ```
 //!
-//! All numbers are little-endian. This layout is the same in every version to
-//! come: it is how versions find out about each other.
+//! All numbers are little-endian. This layout is the same in every future
+//! version: the two sides learn each other's versions from it.
 //!
-//! The destination puts a challenge behind its hello, [`CHALLENGE_LEN`] bytes
-//! at random, and the source says them back before anything else: what was
-//! recorded of another connection does not fit this one.
+//! After its hello the destination sends a challenge, [`CHALLENGE_LEN`] random
+//! bytes, and the source returns them before it sends anything else. So bytes
+//! recorded from another connection cannot be replayed on this one.
 
 use std::fmt;
 
@@ -27,10 +27,10 @@ use super::migration_id::MigrationId;
 use super::negotiate::{Capabilities, Versions};
 use crate::framing::{field, put};
 
-/// Bytes in a hello.
+/// The length of a hello in bytes.
 pub const HELLO_LEN: usize = 44;
 
-/// Bytes in the challenge behind a destination's hello.
+/// The length of the challenge after a destination's hello, in bytes.
 pub const CHALLENGE_LEN: usize = 16;
 
 const MAGIC: [u8; 8] = *b"hikkoshi";
@@ -42,9 +42,9 @@ pub enum Role {
     Control,
     /// Page requests, and the pages that answer them.
     Urgent,
-    /// Pages that nobody asked for yet.
+    /// Pages that the destination has not requested.
     Background {
-        /// Its number among the background links, from 0 on.
+        /// Its index among the background links, from 0 on.
         index: u16,
     },
 }
@@ -59,12 +59,13 @@ impl fmt::Display for Role {
     }
 }
 
-/// Who speaks, what they understand, and what the link is for.
+/// The first message on a link: what the sender supports, and what the link is
+/// for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Protocol versions that the sender understands.
+    /// The protocol versions that the sender supports.
     pub versions: Versions,
-    /// What the sender can do beyond that.
+    /// What the sender supports beyond that.
     pub capabilities: Capabilities,
     /// What the link is for.
     pub role: Role,
@@ -73,7 +74,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// The bytes to send.
+    /// Returns the bytes to send.
     #[must_use]
     pub fn encode(&self) -> [u8; HELLO_LEN] {
         let (role, index) = match self.role {
@@ -94,11 +95,11 @@ impl Hello {
         hello
     }
 
-    /// Reads a peer's hello.
+    /// Decodes a peer's hello.
     ///
     /// # Errors
     ///
-    /// See [`HelloError`]; the link is to be closed.
+    /// See [`HelloError`]; close the link.
     pub fn decode(hello: &[u8; HELLO_LEN]) -> Result<Self, HelloError> {
         if field::<0, 8, HELLO_LEN>(hello) != MAGIC {
             return Err(HelloError::NotHikkoshi);
@@ -120,7 +121,7 @@ impl Hello {
         };
         Ok(Self {
             versions,
-            // Bits that mean nothing to us are kept; negotiation drops them.
+            // Unknown bits are kept; negotiation drops them.
             capabilities: Capabilities::from_bits(u64::from_le_bytes(field::<16, 8, HELLO_LEN>(
                 hello,
             ))),
@@ -138,34 +139,34 @@ fn checksum(hello: &[u8; HELLO_LEN]) -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HelloError {
-    /// Something else speaks at the other end.
+    /// The peer does not use this protocol.
     #[error(
-        "greeting the peer: its first bytes are not a hikkoshi greeting; check the address: something else answers there"
+        "greeting the peer: its first bytes are not a hikkoshi greeting; check the address: another program answers there"
     )]
     NotHikkoshi,
-    /// The greeting was damaged.
+    /// The hello was damaged.
     #[error(
-        "greeting the peer: the checksum of its greeting is wrong; it was damaged on the way; connect again"
+        "greeting the peer: the checksum of its greeting is wrong; it was damaged in transit; connect again"
     )]
     Checksum,
     /// The lowest version is above the highest, or 0.
     #[error(
-        "greeting the peer: it claims to understand protocol versions {min} to {max}, which is no range of versions; the peer is faulty"
+        "greeting the peer: it claims to support protocol versions {min} to {max}, which is not a range of versions; the peer is faulty"
     )]
     Versions {
-        /// Lowest version.
+        /// The lowest version.
         min: u16,
-        /// Highest version.
+        /// The highest version.
         max: u16,
     },
-    /// A role that does not exist, or a number where none belongs.
+    /// A role that does not exist, or an index for a role that has none.
     #[error(
         "greeting the peer: it opens a link of role {role} with number {index}, which does not exist; use the same version of hikkoshi on both sides"
     )]
     Role {
         /// The role's number.
         role: u16,
-        /// The link's number.
+        /// The link's index.
         index: u16,
     },
 }

@@ -1,13 +1,13 @@
-//! The secret that binds links to one migration.
+//! The secret that assigns links to a migration.
 
 use std::fmt;
 use std::hint::black_box;
 
-/// The number of a migration. The source draws it at random (128 bits from the
-/// kernel) and names it on every link, so that a stranger who reaches the
+/// A migration's secret number: 128 random bits from the kernel, chosen by the
+/// source. The source sends it on every link, so a stranger who can reach the
 /// destination's port cannot join.
 ///
-/// Compared in constant time, and never printed.
+/// It is compared in constant time and never printed.
 #[derive(Clone, Copy)]
 pub struct MigrationId([u8; Self::LEN]);
 
@@ -15,13 +15,13 @@ impl MigrationId {
     /// Its length in bytes.
     pub const LEN: usize = 16;
 
-    /// The id with these bytes: fresh random ones, or those from a hello.
+    /// Returns the id with these bytes: new random ones, or those of a hello.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes, for the hello. They are a secret.
+    /// Returns its bytes, for the hello. They are a secret.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; Self::LEN] {
         self.0
@@ -30,9 +30,9 @@ impl MigrationId {
 
 impl PartialEq for MigrationId {
     fn eq(&self, other: &Self) -> bool {
-        // Every byte is looked at, whatever the ones before said: the time
-        // taken does not tell how much of a guess was right. `black_box` keeps
-        // the compiler from returning early.
+        // Every byte is compared, also after a difference: the time must not
+        // reveal how many bytes of a guess are right. `black_box` prevents the
+        // compiler from adding an early return.
         let differences = self
             .0
             .iter()

@@ -1,4 +1,4 @@
-//! The first bytes on every link, and what the two sides agree on by them.
+//! The first bytes on every link, and what the two sides agree on.
 
 mod hello;
 mod migration_id;

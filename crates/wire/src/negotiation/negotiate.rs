@@ -1,10 +1,10 @@
-//! What two sides can do together.
+//! Versions, capabilities, and what two sides agree on.
 
 use thiserror::Error;
 
 use super::hello::{Hello, Role};
 
-/// Protocol versions that one side understands: all from `min` to `max`. The
+/// The protocol versions that one side supports: all from `min` to `max`. The
 /// first version is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
@@ -13,14 +13,15 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// What this build understands.
+    /// The versions that this build supports.
     pub const SUPPORTED: Self = Self { min: 1, max: 2 };
 
-    /// The first version in which a migration may be begun: since then a source
-    /// says what processors its guest has.
+    /// The first version in which a migration may begin: from this version on, a
+    /// source sends its guest's processors.
     pub const TO_BEGIN: u16 = 2;
 
-    /// From `min` to `max`, both included; `None` if `min` is 0 or above `max`.
+    /// Returns the versions from `min` to `max`, both included; `None` if `min` is
+    /// 0 or above `max`.
     #[must_use]
     pub const fn new(min: u16, max: u16) -> Option<Self> {
         if min == 0 || min > max {
@@ -30,19 +31,19 @@ impl Versions {
         }
     }
 
-    /// The lowest.
+    /// Returns the lowest version.
     #[must_use]
     pub const fn min(self) -> u16 {
         self.min
     }
 
-    /// The highest.
+    /// Returns the highest version.
     #[must_use]
     pub const fn max(self) -> u16 {
         self.max
     }
 
-    /// The highest version that both understand.
+    /// Returns the highest version that both sides support.
     #[must_use]
     pub fn highest_common(self, other: Self) -> Option<u16> {
         let highest = self.max.min(other.max);
@@ -50,39 +51,39 @@ impl Versions {
     }
 }
 
-/// Things a side can do that its version does not imply, one bit each.
+/// What a side supports beyond its version, one bit each.
 ///
-/// Unknown bits are harmless: [`negotiate`] keeps only what both sides named.
+/// Unknown bits do no harm: [`negotiate`] keeps only the bits of both sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Nothing beyond the version.
+    /// No capability.
     pub const NONE: Self = Self(0);
 
-    /// Post-copy: the messages and links for it are understood. Whether the
-    /// machine can catch the guest's page faults is told by accepting or refusing
-    /// a guest that may need it.
+    /// The messages and links for post-copy are supported. A destination that
+    /// cannot catch the guest's page faults still has this capability; it refuses
+    /// a guest that may need post-copy.
     pub const POSTCOPY: Self = Self(1 << 0);
 
-    /// The source understands [`Measured`](crate::ToSource::Measured).
+    /// The source supports [`Measured`](crate::ToSource::Measured).
     pub const MEASURES: Self = Self(1 << 1);
 
-    /// A migration can be taken up again on new links: [`Here`] and what follows
-    /// from it is understood, and so are [`Declined`] and [`Perished`].
+    /// A migration can be resumed on new links: [`Here`] and the messages after
+    /// it are supported, and so are [`Declined`] and [`Perished`].
     ///
     /// [`Here`]: crate::ToDestination::Here
     /// [`Declined`]: crate::ToSource::Declined
     /// [`Perished`]: crate::ToSource::Perished
     pub const RECOVERY: Self = Self(1 << 2);
 
-    /// The source understands [`ShutDown`](crate::ToSource::ShutDown).
+    /// The source supports [`ShutDown`](crate::ToSource::ShutDown).
     pub const SHUT_DOWN: Self = Self(1 << 3);
 
-    /// The destination understands [`Machine`](crate::ToDestination::Machine).
+    /// The destination supports [`Machine`](crate::ToDestination::Machine).
     pub const MACHINE: Self = Self(1 << 4);
 
-    /// Everything this build knows of.
+    /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
             | Self::MEASURES.0
@@ -91,56 +92,56 @@ impl Capabilities {
             | Self::MACHINE.0,
     );
 
-    /// These bits, known or not.
+    /// Returns the capabilities with these bits, known or not.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// The bits.
+    /// Returns the bits.
     #[must_use]
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// Whether all of `other` are among these.
+    /// Returns whether these include all of `other`.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These and those.
+    /// Returns the capabilities that are in either.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// What is in both.
+    /// Returns the capabilities that are in both.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 }
 
-/// What both sides of a link go by.
+/// What both sides of a link use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// The protocol version: the highest that both understand.
+    /// The protocol version: the highest that both support.
     pub version: u16,
-    /// What both can do.
+    /// The capabilities of both.
     pub capabilities: Capabilities,
 }
 
-/// Compares our hello with the peer's. Both sides come to the same result.
+/// Compares our hello with the peer's. Both sides get the same result.
 ///
-/// Both must name the same migration and the same role. The destination learns
-/// the id from the hello of the control link: it answers that one with the id
-/// it names, and every later link must name it too.
+/// Both hellos must have the same id and the same role. The destination gets the
+/// id from the hello of the control link and answers with the same id. Every
+/// later link must have it too.
 ///
 /// # Errors
 ///
-/// If there is no common version, or the link belongs to another migration, or
-/// the two differ on what the link is for. The link is to be closed.
+/// If there is no common version, the link belongs to another migration, or the
+/// roles differ. Close the link.
 pub fn negotiate(ours: &Hello, theirs: &Hello) -> Result<Agreed, NegotiationError> {
     let Some(version) = ours.versions.highest_common(theirs.versions) else {
         return Err(NegotiationError::Version {
@@ -165,37 +166,35 @@ pub fn negotiate(ours: &Hello, theirs: &Hello) -> Result<Agreed, NegotiationErro
     })
 }
 
-/// Why two sides cannot work together on a link.
+/// Why two sides cannot use a link together.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NegotiationError {
-    /// No version that both understand.
+    /// No version that both support.
     #[error(
-        "agreeing with the peer on a protocol version: this side understands {our_min} to {our_max}, the peer {their_min} to {their_max}; update the older side"
+        "agreeing with the peer on a protocol version: this side supports {our_min} to {our_max}, the peer {their_min} to {their_max}; update the older side"
     )]
     Version {
-        /// Our lowest.
+        /// Our lowest version.
         our_min: u16,
-        /// Our highest.
+        /// Our highest version.
         our_max: u16,
-        /// Their lowest.
+        /// The peer's lowest version.
         their_min: u16,
-        /// Their highest.
+        /// The peer's highest version.
         their_max: u16,
     },
     /// Different ids, which are not printed.
-    #[error(
-        "agreeing with the peer on a link: it belongs to another migration than the one under way here; close it"
-    )]
+    #[error("agreeing with the peer on a link: it belongs to another migration; close it")]
     OtherMigration,
     /// Different roles.
     #[error(
-        "agreeing with the peer on a link: it is {ours} here and {theirs} for the peer; the peer is faulty; close it"
+        "agreeing with the peer on a link: its role is {ours} here and {theirs} at the peer; the peer is faulty; close it"
     )]
     Role {
-        /// What it is for us.
+        /// The role here.
         ours: Role,
-        /// What it is for the peer.
+        /// The role at the peer.
         theirs: Role,
     },
 }
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_common_version_and_the_common_capabilities_win() {
+    fn the_highest_common_version_and_the_common_capabilities_are_used() {
         for (ours, theirs, expected) in [
             ((1, 1), (1, 1), Some(1)),
             ((1, 3), (2, 9), Some(3)),
@@ -258,7 +257,7 @@ mod tests {
         };
         assert_eq!(
             negotiate(&ours, &theirs).unwrap_err().to_string(),
-            "agreeing with the peer on a link: it is control here and background 3 for the peer; \
+            "agreeing with the peer on a link: its role is control here and background 3 at the peer; \
              the peer is faulty; close it"
         );
     }

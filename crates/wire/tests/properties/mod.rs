@@ -11,29 +11,29 @@ use hikkoshi_wire::{
 /// A guest of 4 GiB.
 pub const LIMITS: Limits = Limits { pages: 1 << 20 };
 
-/// Checks everything that this crate can decode on `bytes`.
+/// Checks every decoder of this crate with `bytes`.
 pub fn check(bytes: &[u8]) {
     hello(bytes);
     header(bytes);
     control::<ToDestination>(bytes);
     control::<ToSource>(bytes);
-    // As they are they rarely get past the first checksum; mended they do.
-    for stream in [bytes.to_vec(), mend(bytes)] {
+    // Unchanged bytes rarely have a correct checksum; repaired ones do.
+    for stream in [bytes.to_vec(), repair(bytes)] {
         decoder::<ToDestination>(&stream);
         decoder::<ToSource>(&stream);
     }
 }
 
-/// A hello that is accepted is the only way to write down what it says.
+/// A hello that is accepted is the only encoding of its contents.
 pub fn hello(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<HELLO_LEN>() else {
         return;
     };
-    let mut mended = *bytes;
-    mended[..8].copy_from_slice(b"hikkoshi");
-    let checksum = crc32c::crc32c(&mended[..HELLO_LEN - 4]);
-    mended[HELLO_LEN - 4..].copy_from_slice(&checksum.to_le_bytes());
-    for bytes in [bytes, &mended] {
+    let mut repaired = *bytes;
+    repaired[..8].copy_from_slice(b"hikkoshi");
+    let checksum = crc32c::crc32c(&repaired[..HELLO_LEN - 4]);
+    repaired[HELLO_LEN - 4..].copy_from_slice(&checksum.to_le_bytes());
+    for bytes in [bytes, &repaired] {
         one_hello(bytes);
     }
 }
@@ -44,10 +44,11 @@ fn one_hello(bytes: &[u8; HELLO_LEN]) {
     }
 }
 
-/// So is a header; and it keeps its limits.
+/// A header that is accepted is the only encoding of its frame, and the frame is
+/// within its limits.
 pub fn header(bytes: &[u8]) {
-    let mended = mend(bytes);
-    for bytes in [bytes, &mended] {
+    let repaired = repair(bytes);
+    for bytes in [bytes, &repaired] {
         if let Some(bytes) = bytes.first_chunk() {
             one_header(bytes);
         }
@@ -67,16 +68,16 @@ fn one_header(bytes: &[u8; HEADER_LEN]) {
     }
 }
 
-/// A control message that is accepted can be sent on, in no more bytes, and
-/// still says the same.
+/// A control message that is accepted encodes to at most as many bytes, and these
+/// decode to the same message.
 pub fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(message) = decode_control::<T>(bytes) {
-        let again = encode_control(&message).expect("what was decoded keeps all bounds");
+        let again = encode_control(&message).expect("a decoded message is within all bounds");
         assert!(again.len() <= bytes.len(), "{message:?}");
         assert_eq!(decode_control::<T>(&again), Ok(message));
     }
     if let Ok(ToDestination::Begin { description, .. }) = decode_control(bytes) {
-        // Whatever it describes, it can be looked at without harm.
+        // Any description can be compared and laid out without a panic.
         assert_eq!(description.compatible_with(&description), Ok(()));
         if let Ok(layout) = description.layout() {
             assert!(
@@ -90,8 +91,8 @@ pub fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     }
 }
 
-/// A stream means the same in whatever pieces it comes, and what was decoded
-/// from it encodes to a stream that means the same.
+/// A stream decodes to the same messages in pieces of any size, and these messages
+/// encode to a stream that decodes to the same.
 fn decoder<T: ControlMessage + Clone + PartialEq + std::fmt::Debug>(stream: &[u8]) {
     let whole = decode::<T>(stream, usize::MAX);
     let piece = 1 + usize::from(stream.last().copied().unwrap_or_default());
@@ -105,7 +106,7 @@ fn decoder<T: ControlMessage + Clone + PartialEq + std::fmt::Debug>(stream: &[u8
     assert_eq!(decode::<T>(&again, usize::MAX), (messages, Ok(())));
 }
 
-/// All messages of a stream pushed in pieces, and how it ended.
+/// Returns all messages of a stream that is pushed in pieces, and its end.
 pub fn decode<T: ControlMessage>(
     stream: &[u8],
     piece: usize,
@@ -122,7 +123,7 @@ pub fn decode<T: ControlMessage>(
                     assert_eq!(
                         decoder.next_message().err(),
                         Some(error.clone()),
-                        "it stays so"
+                        "the error must repeat"
                     );
                     return (messages, Err(error));
                 }
@@ -132,10 +133,12 @@ pub fn decode<T: ControlMessage>(
     (messages, decoder.finish())
 }
 
-/// The bytes of a message.
+/// Returns the bytes of a message.
 pub fn encode<T: ControlMessage>(message: &Message<T>) -> Vec<u8> {
     match message {
-        Message::Control(message) => control_frame(message).expect("it keeps all bounds"),
+        Message::Control(message) => {
+            control_frame(message).expect("the message is within all bounds")
+        }
         Message::Pages { range, bytes } => {
             let mut frame = Frame::Pages { range: *range }.encode().to_vec();
             frame.extend_from_slice(bytes);
@@ -145,9 +148,9 @@ pub fn encode<T: ControlMessage>(message: &Message<T>) -> Vec<u8> {
     }
 }
 
-/// The stream with the magic and checksum of each header put right, as far as
-/// the headers can be followed.
-pub fn mend(stream: &[u8]) -> Vec<u8> {
+/// Returns the stream with a correct magic and checksum in each header, up to the
+/// first header that is still invalid.
+pub fn repair(stream: &[u8]) -> Vec<u8> {
     let mut stream = stream.to_vec();
     let mut at = 0;
     while let Some(header) = stream

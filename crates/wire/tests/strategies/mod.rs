@@ -1,4 +1,4 @@
-//! Any value of the protocol's types, within its bounds.
+//! Strategies for every type of the protocol: any value within its bounds.
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
@@ -40,7 +40,7 @@ fn range(max: u64) -> impl Strategy<Value = PageRange> {
     })
 }
 
-/// Every frame that carries no payload.
+/// Any frame without a payload.
 pub fn bare() -> impl Strategy<Value = Frame> {
     prop_oneof![
         range(MAX_PAGES_PER_ZEROS).prop_map(|range| Frame::Zeros { range }),
@@ -58,7 +58,7 @@ pub fn frame() -> impl Strategy<Value = Frame> {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    // Text, and nothing that directs or separates lines of it: that does not come back as it was.
+    // Printable characters only: decoding replaces the others.
     let text = "[\\PC&&[^\\u{61c}\\u{200e}\\u{200f}\\u{2028}-\\u{202e}\\u{2066}-\\u{2069}]]{0,20}";
     prop_oneof!["[a-z0-9.-]{0,12}", text, "[é月]{1000,1300}"]
 }
@@ -351,7 +351,7 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
     ]
 }
 
-/// Anything that can be on a link, control messages of one direction included.
+/// Anything that can be on a link, with the control messages of one direction.
 pub fn message<T: std::fmt::Debug>(
     control: impl Strategy<Value = T>,
 ) -> impl Strategy<Value = Message<T>> {

@@ -135,7 +135,7 @@ fn no_greeting_and_a_wrong_one() {
     assert_eq!(
         attempt(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
         "connecting to the destination at the address: greeting the peer: its first bytes are not \
-         a hikkoshi greeting; check the address: something else answers there"
+         a hikkoshi greeting; check the address: another program answers there"
     );
     assert_eq!(
         attempt(b"hikko"),

@@ -1,12 +1,13 @@
-//! QEMU's names of feature flags: what a person writes after `-cpu`.
+//! QEMU's names of feature flags, as used after `-cpu`.
 //!
-//! Found out with QEMU 7.2 and 10.0: a processor was plugged in with each
-//! property on, and the flag that changed is what it names. Those of KVM's own
-//! leaf are in the kernel's `Documentation/virt/kvm/x86/cpuid.rst`.
+//! They were determined with QEMU 7.2 and 10.0: a processor was plugged in with
+//! one property on, and the flag that changed has that name. The names of KVM's
+//! own leaf are in the kernel's `Documentation/virt/kvm/x86/cpuid.rst`.
 
 use crate::messages::CpuidRegister::{self, Eax, Ebx, Ecx, Edx};
 
-/// Leaf, subleaf, register, and the names from bit 0 on; `-` has none.
+/// Leaf, subleaf, register, and the names from bit 0 on; `-` is a bit without a
+/// name.
 type Names = (u32, u32, CpuidRegister, &'static str);
 
 const NAMES: [Names; 26] = [
@@ -151,10 +152,10 @@ const NAMES: [Names; 26] = [
     ),
 ];
 
-/// AMD's processors repeat some flags of leaf 1 here, in the same bits.
+/// AMD's processors repeat some flags of leaf 1 in this word, in the same bits.
 const REPEATS: (u32, CpuidRegister) = (0x8000_0001, Edx);
 
-/// What bit `bit` of a word is called, if it has a name.
+/// Returns the name of bit `bit` of a word, if it has one.
 pub(super) fn name(
     leaf: u32,
     subleaf: u32,
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_have_the_names_of_the_command_line() {
+    fn flags_have_the_names_used_after_cpu() {
         assert_eq!(name(1, 0, Ecx, 20), Some("sse4.2"));
         assert_eq!(name(7, 0, Ebx, 5), Some("avx2"));
         assert_eq!(name(0x4000_0001, 0, Eax, 14), Some("kvm-asyncpf-int"));

@@ -1,4 +1,4 @@
-//! The processors of two hosts compared, and what the message says.
+//! Two hosts' processors compared, and the message about their differences.
 
 use super::*;
 use crate::messages::{ProcessorSetting, Topology};
@@ -79,7 +79,7 @@ fn missing_and_added_features_are_named() {
         differs(|guest| guest.kinds[0].settings.truncate(1)),
         "the destination's processors lack rdctl-no"
     );
-    // A word that only one side knows.
+    // A word that only one side has.
     assert_eq!(
         differs(|guest| {
             let words = &mut guest.kinds[0].features;
@@ -103,7 +103,7 @@ fn flags_that_amd_repeats_are_named_once() {
 }
 
 #[test]
-fn properties_are_compared_where_both_sides_have_them() {
+fn properties_are_compared_if_both_sides_have_them() {
     assert_eq!(
         differs(|guest| guest.kinds[0].settings[0].value = "6".into()),
         "the family is 15 at the source but 6 at the destination"
@@ -127,12 +127,12 @@ fn processors_that_differ_from_the_others_are_named() {
         "the destination's processors with the index 1 lack avx2; the family is 15 at the \
          source but 6 at the destination (processors with the index 1)"
     );
-    // A peer that names a kind which it does not describe.
+    // A faulty peer: it refers to a kind that it does not describe.
     assert!(differs(|guest| guest.processors[1].kind = 7).contains("index 1 lack pni"));
 }
 
 #[test]
-fn another_topology_is_noticed() {
+fn another_topology_is_a_difference() {
     assert_eq!(
         differs(|guest| (guest.topology.cores, guest.topology.sockets) = (1, 2)),
         "the number of sockets is 1 at the source but 2 at the destination; the number of \
@@ -146,7 +146,7 @@ fn another_topology_is_noticed() {
 }
 
 #[test]
-fn clocks_that_nearly_agree_are_the_same() {
+fn frequencies_within_the_tolerance_are_equal() {
     let with = |hz, scaling| {
         differs(|guest| {
             guest.tsc_scaling = scaling;
@@ -160,12 +160,12 @@ fn clocks_that_nearly_agree_are_the_same() {
         with(2_000_500_001, false),
         "the tsc-frequency is 2000000000 at the source but 2000500001 at the destination"
     );
-    assert_eq!(with(3_000_000_000, true), "", "it can be given the old one");
+    assert_eq!(with(3_000_000_000, true), "", "the destination can scale");
     assert!(!with(0, false).is_empty());
 }
 
 #[test]
-fn what_cannot_be_loaded_is_told_apart() {
+fn state_that_cannot_be_loaded_is_refused() {
     let refused = |change: fn(&mut Processors)| {
         let mut other = guest();
         change(&mut other);
@@ -208,7 +208,7 @@ fn with(processors: u32) -> Processors {
 }
 
 #[test]
-fn places_do_not_repeat_what_the_topology_says() {
+fn places_are_omitted_if_the_topology_differs() {
     let source = with(255);
     let mut other = source.clone();
     (other.topology.sockets, other.topology.cores) = (255, 1);
@@ -223,7 +223,7 @@ fn places_do_not_repeat_what_the_topology_says() {
 }
 
 #[test]
-fn many_groups_and_changes_are_counted() {
+fn many_groups_and_values_are_counted() {
     let source = with(255);
     let mut other = source.clone();
     for processor in &mut other.processors {

@@ -1,9 +1,6 @@
-//! A peer cannot make us set aside memory that it did not pay for in bytes.
+//! The memory for a peer's messages grows with the bytes that the peer has sent.
 
-#![allow(
-    unsafe_code,
-    reason = "only a global allocator can count what is set aside"
-)]
+#![allow(unsafe_code, reason = "only a global allocator can count allocations")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -24,34 +21,34 @@ use hikkoshi_wire::{
 use proptest::prelude::*;
 
 thread_local! {
-    /// Bytes that this thread holds, and the most it held.
-    static HELD: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    /// The bytes that this thread has allocated, and their maximum.
+    static ALLOCATED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
 struct Counting;
 
 fn count(add: usize, sub: usize) {
-    // A thread that is being torn down is of no interest.
-    let _ = HELD.try_with(|held| {
-        let (now, most) = held.get();
+    // Fails in a thread that is ending; its allocations do not matter.
+    let _ = ALLOCATED.try_with(|allocated| {
+        let (now, most) = allocated.get();
         let now = (now + add).saturating_sub(sub);
-        held.set((now, most.max(now)));
+        allocated.set((now, most.max(now)));
     });
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is, and so is
-// its answer; counting allocates nothing. `realloc` is the trait's own, which
-// allocates, copies and frees, so that both copies count.
+// SAFETY: every call and its result are passed unchanged to and from the system's
+// allocator; counting allocates nothing. `realloc` is the trait's default, which
+// allocates, copies and frees, so both copies are counted.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 0);
-        // SAFETY: the caller keeps `alloc`'s contract.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         count(0, layout.size());
-        // SAFETY: the caller keeps `dealloc`'s contract, and the memory came
+        // SAFETY: the caller upholds the contract of `dealloc`, and the memory came
         // from `System`.
         unsafe { System.dealloc(memory, layout) }
     }
@@ -60,20 +57,24 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most bytes held by `work` at once, beyond what was held before.
-fn most_held<R>(work: impl FnOnce() -> R) -> usize {
-    let before = HELD.get().0;
-    HELD.set((before, before));
+/// Returns the most bytes that `work` had allocated at one time.
+fn peak_memory<R>(work: impl FnOnce() -> R) -> usize {
+    let before = ALLOCATED.get().0;
+    ALLOCATED.set((before, before));
     drop(work());
-    HELD.get().1 - before
+    ALLOCATED.get().1 - before
 }
 
-/// Decoding may hold less than 64 times the length of its input, and a little.
-fn affordable<T: ControlMessage>(payload: &[u8]) -> Result<(), String> {
-    let held = most_held(|| decode_control::<T>(payload));
+/// Checks that decoding allocates less than 64 times the length of its input, plus
+/// 256 bytes.
+fn check_memory<T: ControlMessage>(payload: &[u8]) -> Result<(), String> {
+    let peak = peak_memory(|| decode_control::<T>(payload));
     let bound = 64 * payload.len() + 256;
-    if held > bound {
-        return Err(format!("{held} bytes held for {} of input", payload.len()));
+    if peak > bound {
+        return Err(format!(
+            "{peak} bytes allocated for {} of input",
+            payload.len()
+        ));
     }
     Ok(())
 }
@@ -83,7 +84,7 @@ fn forge<F: serde::Serialize>(number: u32, fields: F) -> Vec<u8> {
 }
 
 #[test]
-fn announced_lengths_set_nothing_aside() {
+fn nothing_is_allocated_for_announced_lengths() {
     const HUGE: u64 = u32::MAX as u64;
     let forged = [
         forge(0, HUGE),
@@ -110,17 +111,17 @@ fn announced_lengths_set_nothing_aside() {
     ];
     for payload in forged {
         assert!(decode_control::<ToDestination>(&payload).is_err());
-        let held = most_held(|| decode_control::<ToDestination>(&payload));
-        assert!(held < 1024, "{held} bytes held for {payload:02x?}");
-        let held = most_held(|| decode_control::<ToSource>(&payload));
-        assert!(held < 1024, "{held} bytes held for {payload:02x?}");
+        let peak = peak_memory(|| decode_control::<ToDestination>(&payload));
+        assert!(peak < 1024, "{peak} bytes allocated for {payload:02x?}");
+        let peak = peak_memory(|| decode_control::<ToSource>(&payload));
+        assert!(peak < 1024, "{peak} bytes allocated for {payload:02x?}");
     }
 }
 
 #[test]
-fn bytes_that_could_be_elements_set_nothing_aside_either() {
-    // postcard passes an announced length on if as many bytes follow. They are
-    // not believed until they are elements.
+fn nothing_is_allocated_for_bytes_that_are_not_elements() {
+    // postcard reports an announced length if as many bytes follow. No memory is
+    // allocated before these bytes are decoded to elements.
     for mut payload in [
         forge(0, ("m", "a", 1u32, "c", "h", true, 1024u64)),
         forge(
@@ -139,15 +140,23 @@ fn bytes_that_could_be_elements_set_nothing_aside_either() {
         forge(1, 32_768u64),
     ] {
         payload.resize(payload.len() + 40_000, 0xff);
-        let held = most_held(|| assert!(decode_control::<ToDestination>(&payload).is_err()));
-        assert!(held < 1024, "{held} bytes held for {:02x?}", &payload[..20]);
-        let held = most_held(|| assert!(decode_control::<ToSource>(&payload).is_err()));
-        assert!(held < 1024, "{held} bytes held for {:02x?}", &payload[..20]);
+        let peak = peak_memory(|| assert!(decode_control::<ToDestination>(&payload).is_err()));
+        assert!(
+            peak < 1024,
+            "{peak} bytes allocated for {:02x?}",
+            &payload[..20]
+        );
+        let peak = peak_memory(|| assert!(decode_control::<ToSource>(&payload).is_err()));
+        assert!(
+            peak < 1024,
+            "{peak} bytes allocated for {:02x?}",
+            &payload[..20]
+        );
     }
 }
 
 #[test]
-fn the_most_costly_messages_are_affordable() {
+fn the_messages_with_the_largest_overhead_keep_the_bound() {
     let piece = (0u64, 0u64, 1u64);
     let head = ("", "", 1u32, "", "", true);
     let blocks = |pieces: usize| {
@@ -163,7 +172,7 @@ fn the_most_costly_messages_are_affordable() {
         let lists = (vec![kind; kinds], vec![processor; processors]);
         forge(11, ("", true, [1u32; 6], lists, true))
     };
-    // Just beyond a power of two, where a growing list has the most to spare.
+    // Just above a power of two, where a growing list has the most spare capacity.
     for payload in [
         blocks(0),
         blocks(1),
@@ -184,17 +193,17 @@ fn the_most_costly_messages_are_affordable() {
     ] {
         assert!(
             decode_control::<ToDestination>(&payload).is_ok(),
-            "it must get to the end"
+            "the message must be valid"
         );
-        affordable::<ToDestination>(&payload).unwrap();
+        check_memory::<ToDestination>(&payload).unwrap();
     }
     let payload = forge(0, vec![1u64; 513]);
     assert!(decode_control::<ToSource>(&payload).is_ok());
-    affordable::<ToSource>(&payload).unwrap();
+    check_memory::<ToSource>(&payload).unwrap();
 }
 
 #[test]
-fn an_announced_payload_sets_nothing_aside() {
+fn nothing_is_allocated_for_an_announced_payload() {
     let limits = Limits { pages: 1 << 20 };
     for frame in [
         Frame::Control { len: 1 << 20 },
@@ -203,25 +212,24 @@ fn an_announced_payload_sets_nothing_aside() {
         },
     ] {
         let header = frame.encode();
-        let held = most_held(|| {
+        let peak = peak_memory(|| {
             let mut decoder = Decoder::<ToSource>::new(limits);
             decoder.push(&header);
             assert_eq!(decoder.next_message(), Ok(None));
             decoder
         });
-        assert!(held < 1024, "{held} bytes held for {frame:?}");
+        assert!(peak < 1024, "{peak} bytes allocated for {frame:?}");
     }
 }
 
 #[test]
-fn the_decoder_forgets_what_was_consumed() {
-    // A gigabyte's worth of acknowledgements would do the same as these.
+fn the_decoder_frees_consumed_bytes() {
     let limits = Limits { pages: 1 << 20 };
-    let held = most_held(|| {
+    let peak = peak_memory(|| {
         let mut decoder = Decoder::<ToSource>::new(limits);
         for bytes in 0..100_000 {
             let header = Frame::Ack { bytes }.encode();
-            // Never at a frame's edge.
+            // No piece ends at the end of a frame.
             let (one, two) = header.split_at(7);
             decoder.push(one);
             while decoder.next_message().unwrap().is_some() {}
@@ -229,18 +237,18 @@ fn the_decoder_forgets_what_was_consumed() {
             while decoder.next_message().unwrap().is_some() {}
         }
     });
-    assert!(held < 1024, "{held} bytes held");
+    assert!(peak < 1024, "{peak} bytes allocated");
 }
 
 proptest! {
     #[test]
-    fn any_bytes_are_affordable(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        prop_assert_eq!(affordable::<ToDestination>(&bytes), Ok(()));
-        prop_assert_eq!(affordable::<ToSource>(&bytes), Ok(()));
+    fn any_bytes_keep_the_bound(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert_eq!(check_memory::<ToDestination>(&bytes), Ok(()));
+        prop_assert_eq!(check_memory::<ToSource>(&bytes), Ok(()));
     }
 
     #[test]
-    fn damaged_messages_are_affordable(
+    fn damaged_messages_keep_the_bound(
         message in strategies::to_destination(),
         at in any::<prop::sample::Index>(),
         byte in any::<u8>(),
@@ -248,6 +256,6 @@ proptest! {
         let mut payload = encode_control(&message).unwrap();
         let at = at.index(payload.len());
         payload[at] = byte;
-        prop_assert_eq!(affordable::<ToDestination>(&payload), Ok(()));
+        prop_assert_eq!(check_memory::<ToDestination>(&payload), Ok(()));
     }
 }

@@ -1,4 +1,4 @@
-//! A peer's words are shown to people: as text, and as nothing else.
+//! A peer's text contains only printable characters after decoding.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,31 +11,31 @@ use hikkoshi_wire::{
     encode_control,
 };
 
-/// Clears a terminal, names its window, goes back to the line's start.
-const WORDS: &str = "a\x1b[2J\x1b]0;x\x07\r\nb\tc\u{0}\u{7f}\u{9b}\u{202e}\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}\u{2028}\u{2029} é月";
+/// Clears a terminal, sets its window's title, returns to the start of the line.
+const TEXT: &str = "a\x1b[2J\x1b]0;x\x07\r\nb\tc\u{0}\u{7f}\u{9b}\u{202e}\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}\u{2028}\u{2029} é月";
 const SHOWN: &str = "a?[2J?]0;x?  b c??????????? é月";
 
 #[test]
-fn reasons_are_text() {
-    let reason = WORDS.to_owned();
+fn reasons_are_printable() {
+    let reason = TEXT.to_owned();
     let sent = encode_control(&ToSource::Failed { reason }).unwrap();
     let ToSource::Failed { reason } = decode_control(&sent).unwrap() else {
-        panic!("another message came back")
+        panic!("another message was decoded")
     };
     assert_eq!(reason, SHOWN);
-    let reason = WORDS.to_owned();
+    let reason = TEXT.to_owned();
     let sent = encode_control(&ToDestination::Cancel { reason }).unwrap();
     let ToDestination::Cancel { reason } = decode_control(&sent).unwrap() else {
-        panic!("another message came back")
+        panic!("another message was decoded")
     };
     assert_eq!(reason, SHOWN);
 }
 
 #[test]
-fn so_are_names_of_threads() {
+fn names_of_threads_are_printable() {
     let faults = FaultMeasures {
         threads: vec![ThreadFaults {
-            thread: WORDS.to_owned(),
+            thread: TEXT.to_owned(),
             vcpu: None,
             count: 1,
         }],
@@ -43,24 +43,24 @@ fn so_are_names_of_threads() {
     };
     let sent = encode_control(&ToSource::Measured { faults }).unwrap();
     let ToSource::Measured { faults } = decode_control(&sent).unwrap() else {
-        panic!("another message came back")
+        panic!("another message was decoded")
     };
     assert_eq!(faults.threads[0].thread, SHOWN);
 }
 
-/// A text does not grow when it is taken in.
+/// Decoding does not make a text longer.
 #[test]
 fn the_longest_text_keeps_its_bound() {
     let reason = "\x1b".repeat(MAX_TEXT);
     let sent = encode_control(&ToSource::Refuse { reason }).unwrap();
     let ToSource::Refuse { reason } = decode_control(&sent).unwrap() else {
-        panic!("another message came back")
+        panic!("another message was decoded")
     };
     assert_eq!(reason, "?".repeat(MAX_TEXT));
 }
 
 #[test]
-fn no_machine_is_called_that() {
+fn names_with_control_characters_are_refused() {
     for name in [
         "pc\n",
         "pc\x1b[1m",
