@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use hikkoshi_engine::{Cancel, Priority, Rank};
 use hikkoshi_lab::{HostPair, Namespace, Shape};
-use hikkoshi_link::tls::{Patience, TlsClient, TlsServer};
+use hikkoshi_link::tls::{TimeLimits, TlsClient, TlsServer};
 use hikkoshi_link::{
-    Address, BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, Urgency, split,
+    Address, BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, UrgentActivity, split,
 };
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits};
@@ -106,7 +106,7 @@ fn main() {
         }
     }
     let stop = Cancel::new();
-    let urgency = Urgency::new();
+    let urgency = UrgentActivity::new();
     let memory: Arc<Vec<u8>> = Arc::new((0..=255).cycle().take(MEMORY * PAGE_SIZE).collect());
 
     let mut threads = Vec::new();
@@ -174,7 +174,7 @@ fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
     let invitation = server.invitation("127.0.0.1:1".parse().unwrap()).unwrap();
     let client = TlsClient::invited(&invitation).unwrap();
     let stop = Cancel::new();
-    let patience = Patience {
+    let patience = TimeLimits {
         deadline: Instant::now() + Duration::from_secs(10),
         stop: &stop,
     };
@@ -192,7 +192,7 @@ fn push(
     writer: LinkWriter,
     memory: &[u8],
     cursor: &AtomicU64,
-    urgency: Urgency,
+    urgency: UrgentActivity,
     stop: &Cancel,
 ) {
     trial.priority.take(Rank::Background);
@@ -261,7 +261,7 @@ fn ask(
     think: u64,
     line: &HostPair,
     memory: &Arc<Vec<u8>>,
-    urgency: &Urgency,
+    urgency: &UrgentActivity,
     stop: &Cancel,
 ) -> Histogram<u64> {
     let (source, destination) = connect(trial, line);

@@ -14,7 +14,9 @@ mod stream;
 mod sync;
 pub mod tls;
 
-pub use accept::{Incoming, Listener, WaitOver, Waiting};
+pub use accept::{Incoming, Listener, WaitEnded, WaitLimit};
 pub use connect::{Address, AddressError, HandshakeError, Remote, ResolveError, hello, open};
-pub use flow::{Answering, BackgroundSender, Pace, Urgency, Wait, Window};
-pub use stream::{LinkError, LinkReader, LinkWriter, Mark, PEER_TIMEOUT, Stream, TICK, split};
+pub use flow::{Answering, BackgroundSender, Pace, UrgentActivity, Wait, Window};
+pub use stream::{
+    LinkError, LinkReader, LinkWriter, PEER_TIMEOUT, Stream, TICK, TrafficClass, split,
+};

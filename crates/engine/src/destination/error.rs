@@ -9,7 +9,7 @@ use crate::destination::postcopy::installer::InstallError;
 
 use crate::guest::{DestinationGuest, GuestError};
 use hikkoshi_handover::Outcome;
-use hikkoshi_link::{LinkError, WaitOver};
+use hikkoshi_link::{LinkError, WaitEnded};
 use hikkoshi_memory::{MemoryError, PresenceError};
 
 /// Why a guest was not taken in.
@@ -88,7 +88,7 @@ pub enum DestinationFailure {
     Journal(io::Error),
     /// No source has come, and none is waited for any longer.
     #[error("waiting for a guest: {0}")]
-    NoSource(WaitOver),
+    NoSource(WaitEnded),
     /// The listener failed.
     #[error("waiting for a connection: {0}")]
     Listen(io::Error),

@@ -38,7 +38,7 @@ use crate::source::unsent::UnsentPages;
 use handover::{ActiveLinks, HandoverDriver, HandoverResult};
 use hikkoshi_handover::RecordedSource;
 use hikkoshi_handover::{Journal, Outcome, SourceAction, SourceEvent, SourceRecord, SourceStage};
-use hikkoshi_link::{BackgroundSender, HandshakeError, Remote, Urgency};
+use hikkoshi_link::{BackgroundSender, HandshakeError, Remote, UrgentActivity};
 use hikkoshi_linux::Cancel;
 use hikkoshi_memory::RamFiles;
 use precopy::{Precopy, Verdict};
@@ -75,7 +75,7 @@ pub(crate) struct MigrationContext {
     cancel: Cancel,
     options: SourceOptions,
     /// Told by the thread that answers requests, heeded by the background links.
-    urgency: Urgency,
+    urgency: UrgentActivity,
 }
 
 impl MigrationContext {
@@ -235,7 +235,7 @@ fn led(
         observer: Arc::clone(observer),
         cancel: watch.cancel.clone(),
         options: options.clone(),
-        urgency: Urgency::new(),
+        urgency: UrgentActivity::new(),
     };
     let begun = Instant::now();
     let result = lead(&shared, guest, &mut machine);

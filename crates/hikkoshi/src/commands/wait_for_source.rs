@@ -3,20 +3,20 @@
 use std::io::{self, Stdout};
 use std::time::{Duration, Instant};
 
-use hikkoshi_link::{WaitOver, Waiting};
+use hikkoshi_link::{WaitEnded, WaitLimit};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FileType;
 
 /// Until `wait_for` has passed, if it is given. Where an `invitation` was printed, also
 /// only as long as somebody can read it: the other program of a pipeline, which would
 /// have come with it, may have failed.
-pub fn waiting(wait_for: Option<Duration>, invitation: bool) -> Waiting {
+pub fn waiting(wait_for: Option<Duration>, invitation: bool) -> WaitLimit {
     let begun = Instant::now();
     let stdout = io::stdout();
     let reader = invitation && is_piped(&stdout);
-    Waiting::until(move || match wait_for {
-        Some(limit) if begun.elapsed() >= limit => Some(WaitOver::Late(limit)),
-        _ if reader && is_unread(&stdout) => Some(WaitOver::NobodyInvited),
+    WaitLimit::until(move || match wait_for {
+        Some(limit) if begun.elapsed() >= limit => Some(WaitEnded::Late(limit)),
+        _ if reader && is_unread(&stdout) => Some(WaitEnded::NobodyInvited),
         _ => None,
     })
 }

@@ -6,7 +6,7 @@
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_handover::Outcome;
-use hikkoshi_link::{LinkError, WaitOver};
+use hikkoshi_link::{LinkError, WaitEnded};
 use serde::{Serialize, Serializer};
 
 /// Defines [`Reason`] with its codes and what they mean to a program's author.
@@ -157,8 +157,8 @@ impl From<&DestinationFailure> for Reason {
             DestinationFailure::CalledOff(_) => Self::PeerCancelled,
             DestinationFailure::Interrupted => Self::Interrupted,
             DestinationFailure::Journal(_) => Self::Journal,
-            DestinationFailure::NoSource(WaitOver::Late(_)) => Self::NoSource,
-            DestinationFailure::NoSource(WaitOver::NobodyInvited) => Self::ReaderGone,
+            DestinationFailure::NoSource(WaitEnded::Late(_)) => Self::NoSource,
+            DestinationFailure::NoSource(WaitEnded::NobodyInvited) => Self::ReaderGone,
             DestinationFailure::Listen(_) => Self::CannotListen,
             DestinationFailure::Thread(_) | DestinationFailure::ThreadDied => Self::System,
         }

@@ -14,8 +14,8 @@ use std::thread;
 use hikkoshi_wire::{Capabilities, MigrationId, Role};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::pending::Hellos;
-use super::waiting::{WaitOver, Waiting};
+use super::pending::PendingHandshakes;
+use super::wait_limit::{WaitEnded, WaitLimit};
 use crate::TICK;
 use crate::connect::handshake;
 use crate::tls::{Fingerprint, TlsServer};
@@ -57,13 +57,13 @@ pub struct Listener {
     /// The migration under way; only links that know its id are let in.
     current: Arc<Mutex<Option<MigrationId>>>,
     /// Those who have not said hello yet.
-    hellos: Hellos,
+    pending: PendingHandshakes,
     /// How connections are protected, if they are.
     tls: Option<TlsServer>,
     /// Whether those who listen to strangers stand back.
     priority: Priority,
     /// When to stop waiting for a source.
-    waiting: Waiting,
+    waiting: WaitLimit,
 }
 
 impl Listener {
@@ -101,10 +101,10 @@ impl Listener {
             socket,
             address,
             current: Arc::default(),
-            hellos: Hellos::default(),
+            pending: PendingHandshakes::default(),
             tls: None,
             priority: Priority::default(),
-            waiting: Waiting::default(),
+            waiting: WaitLimit::default(),
         })
     }
 
@@ -124,13 +124,13 @@ impl Listener {
 
     /// When to stop waiting for a source that has not come yet.
     #[must_use]
-    pub fn with_waiting(mut self, waiting: Waiting) -> Self {
+    pub fn with_waiting(mut self, waiting: WaitLimit) -> Self {
         self.waiting = waiting;
         self
     }
 
     /// Whether to stop waiting for a source, and why.
-    pub fn wait_over(&self) -> Option<WaitOver> {
+    pub fn wait_over(&self) -> Option<WaitEnded> {
         self.waiting.over()
     }
 
@@ -147,7 +147,7 @@ impl Listener {
             server.bind(Some(source));
         }
         self.expect(Some(control.id));
-        self.hellos.prefer(control.from);
+        self.pending.prefer(control.from);
     }
 
     /// From now on only links of migration `id` are let in; `None`: a control
@@ -159,7 +159,7 @@ impl Listener {
         if let Ok(mut current) = self.current.lock() {
             *current = id;
         }
-        self.hellos.prefer(None);
+        self.pending.prefer(None);
     }
 
     /// Accepts connections and hands them to `incoming` until `stop` is set. What
@@ -189,12 +189,12 @@ impl Listener {
     /// Accepts a connection and begins to listen to it.
     fn welcome(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
         let (stream, peer, from) = self.accept()?;
-        let Some(place) = self.hellos.enter(&stream, from, stop)? else {
+        let Some(place) = self.pending.enter(&stream, from, stop)? else {
             return Ok(());
         };
         let (current, tls) = (Arc::clone(&self.current), self.tls.clone());
         let (incoming, stop) = (incoming.clone(), stop.clone());
-        let (hellos, priority) = (self.hellos.clone(), self.priority);
+        let (pending, priority) = (self.pending.clone(), self.priority);
         thread::Builder::new()
             .name("dst-hello".into())
             .spawn(move || {
@@ -205,7 +205,7 @@ impl Listener {
                 let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
                     Ok(new) => Incoming { from, ..new },
                     Err((peer, error)) => {
-                        hellos.turned_away(&peer, &error);
+                        pending.turned_away(&peer, &error);
                         return;
                     }
                 };
@@ -214,17 +214,17 @@ impl Listener {
                 match current {
                     // It belongs, wherever it was before: an engine that was
                     // started again, say, learns its source's address here.
-                    Some(id) if id == new.id => hellos.prefer(new.from),
+                    Some(id) if id == new.id => pending.prefer(new.from),
                     None => {}
                     Some(_) => {
-                        hellos.turned_away(&new.peer, &"another was faster");
+                        pending.turned_away(&new.peer, &"another was faster");
                         return;
                     }
                 }
                 // Nobody waits here: more links than a migration has are no
                 // migration's.
                 if let Err(TrySendError::Full(more)) = incoming.try_send(new) {
-                    hellos.turned_away(&more.peer, &"too many links");
+                    pending.turned_away(&more.peer, &"too many links");
                 }
             })
             .map(drop)

@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// What is said about those who were turned away.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Mentions(Arc<Mutex<State>>);
+pub(crate) struct LogRateLimit(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -27,7 +27,7 @@ struct State {
     unmentioned: u64,
 }
 
-impl Mentions {
+impl LogRateLimit {
     /// Writes to the log that a connection was turned away and why, if that is
     /// not too much.
     pub(crate) fn turned_away(&self, peer: &dyn fmt::Display, error: &dyn fmt::Display) {

@@ -4,7 +4,7 @@
 mod listener;
 mod log_limit;
 mod pending;
-mod waiting;
+mod wait_limit;
 
 pub use listener::{Incoming, Listener};
-pub use waiting::{WaitOver, Waiting};
+pub use wait_limit::{WaitEnded, WaitLimit};

@@ -24,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::net::Shutdown;
 
-use super::log_limit::Mentions;
+use super::log_limit::LogRateLimit;
 use crate::Stream;
 use crate::TICK;
 use hikkoshi_linux::Cancel;
@@ -41,14 +41,14 @@ const KEPT: usize = ROOM / 2;
 
 /// The connections that are being listened to.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Hellos(Arc<Shared>);
+pub(crate) struct PendingHandshakes(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
     /// A thread has ended.
     left: Condvar,
-    mentions: Mentions,
+    log_limit: LogRateLimit,
 }
 
 #[derive(Debug, Default)]
@@ -59,13 +59,13 @@ struct State {
     /// Threads, those that were turned out included.
     threads: usize,
     /// Where the source of the migration under way is.
-    source: Option<From>,
+    source: Option<Peer>,
 }
 
 #[derive(Debug)]
 struct Waiting {
     number: u64,
-    from: From,
+    from: Peer,
     /// Another descriptor of its socket, to end it by.
     socket: OwnedFd,
 }
@@ -73,9 +73,9 @@ struct Waiting {
 /// Who counts as one and the same: an IPv4 address, an IPv6 network of 64 bits
 /// (which is what one host is given), or whoever may use the unix socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct From(Option<IpAddr>);
+struct Peer(Option<IpAddr>);
 
-impl From {
+impl Peer {
     fn of(address: Option<IpAddr>) -> Self {
         Self(address.map(|address| match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -87,7 +87,7 @@ impl From {
     }
 }
 
-impl fmt::Display for From {
+impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(address) => address.fmt(f),
@@ -98,20 +98,20 @@ impl fmt::Display for From {
 
 /// A connection's place, until it is dropped by the thread that listens.
 #[derive(Debug)]
-pub(crate) struct Place {
-    hellos: Hellos,
+pub(crate) struct PendingSlot {
+    pending: PendingHandshakes,
     number: u64,
 }
 
-impl Hellos {
+impl PendingHandshakes {
     /// The source of the migration under way is at `address`, if that is known.
     pub(crate) fn prefer(&self, address: Option<IpAddr>) {
-        self.lock().source = address.map(|address| From::of(Some(address)));
+        self.lock().source = address.map(|address| Peer::of(Some(address)));
     }
 
     /// Tells that a connection was turned away.
     pub(crate) fn turned_away(&self, peer: &str, error: &dyn fmt::Display) {
-        self.0.mentions.turned_away(&peer, error);
+        self.0.log_limit.turned_away(&peer, error);
     }
 
     /// Makes room for a connection from `address`; nothing when `stop` is set
@@ -124,9 +124,9 @@ impl Hellos {
         stream: &Stream,
         address: Option<IpAddr>,
         stop: &Cancel,
-    ) -> io::Result<Option<Place>> {
+    ) -> io::Result<Option<PendingSlot>> {
         let socket = stream.as_fd().try_clone_to_owned()?;
-        let from = From::of(address);
+        let from = Peer::of(address);
         let mut state = self.lock();
         while state.threads >= ROOM + LEAVING {
             if stop.is_cancelled() {
@@ -147,12 +147,12 @@ impl Hellos {
         drop(state);
         if let Some(out) = out {
             let why = "it has not said hello, and others wait";
-            self.0.mentions.turned_away(&out.from, &why);
+            self.0.log_limit.turned_away(&out.from, &why);
             // Its thread wakes, and leaves.
             let _ = rustix::net::shutdown(&out.socket, Shutdown::Both);
         }
-        Ok(Some(Place {
-            hellos: self.clone(),
+        Ok(Some(PendingSlot {
+            pending: self.clone(),
             number,
         }))
     }
@@ -169,7 +169,7 @@ impl State {
         if self.waiting.len() <= ROOM {
             return None;
         }
-        let mut counts: HashMap<From, usize> = HashMap::new();
+        let mut counts: HashMap<Peer, usize> = HashMap::new();
         for waiting in &self.waiting {
             *counts.entry(waiting.from).or_default() += 1;
         }
@@ -186,13 +186,13 @@ impl State {
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingSlot {
     fn drop(&mut self) {
-        let mut state = self.hellos.lock();
+        let mut state = self.pending.lock();
         state.waiting.retain(|other| other.number != self.number);
         state.threads -= 1;
         drop(state);
-        self.hellos.0.left.notify_one();
+        self.pending.0.left.notify_one();
     }
 }
 
@@ -220,11 +220,11 @@ mod tests {
 
     #[test]
     fn who_has_most_goes_first_and_then_the_oldest() {
-        let (hellos, stop) = (Hellos::default(), Cancel::new());
+        let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
         let mut all = Vec::new();
         let mut come = |from: &str| {
             let (stream, peer) = pair();
-            let place = hellos
+            let place = pending
                 .enter(&stream, address(from), &stop)
                 .unwrap()
                 .unwrap();
@@ -243,26 +243,26 @@ mod tests {
         // Whoever has left makes room.
         drop(all.drain(10..20));
         let (stream, peer) = pair();
-        let _place = hellos.enter(&stream, None, &stop).unwrap().unwrap();
+        let _place = pending.enter(&stream, None, &stop).unwrap().unwrap();
         assert!(!is_out(&peer) && !is_out(&all[3].1));
     }
 
     /// Comes from there, says nothing, and stays.
-    fn stay(hellos: &Hellos, from: &str) -> (Stream, UnixStream, Place) {
+    fn stay(pending: &PendingHandshakes, from: &str) -> (Stream, UnixStream, PendingSlot) {
         let (stream, peer) = pair();
-        let entered = hellos.enter(&stream, address(from), &Cancel::new());
+        let entered = pending.enter(&stream, address(from), &Cancel::new());
         (stream, peer, entered.unwrap().unwrap())
     }
 
     #[test]
     fn strangers_with_an_address_each_do_not_turn_the_source_out() {
         for known in [false, true] {
-            let hellos = Hellos::default();
-            hellos.prefer(known.then(|| address("10.0.0.1").unwrap()));
-            let source = stay(&hellos, "::ffff:10.0.0.1");
+            let pending = PendingHandshakes::default();
+            pending.prefer(known.then(|| address("10.0.0.1").unwrap()));
+            let source = stay(&pending, "::ffff:10.0.0.1");
             let mut strangers = Vec::new();
             for number in 0..3 * ROOM {
-                strangers.push(stay(&hellos, &format!("fd00:0:0:{number:x}::1")));
+                strangers.push(stay(&pending, &format!("fd00:0:0:{number:x}::1")));
                 // Whoever is out leaves.
                 strangers.retain(|(_, peer, _)| !is_out(peer));
             }
@@ -273,33 +273,33 @@ mod tests {
 
     #[test]
     fn others_at_the_sources_address_do_not_keep_everybody_out() {
-        let hellos = Hellos::default();
-        hellos.prefer(address("10.0.0.1"));
-        let near: Vec<_> = (0..ROOM).map(|_| stay(&hellos, "10.0.0.1")).collect();
+        let pending = PendingHandshakes::default();
+        pending.prefer(address("10.0.0.1"));
+        let near: Vec<_> = (0..ROOM).map(|_| stay(&pending, "10.0.0.1")).collect();
         // The source, from another address than before: theirs is one too many.
-        let elsewhere = stay(&hellos, "10.0.0.2");
+        let elsewhere = stay(&pending, "10.0.0.2");
         assert!(!is_out(&elsewhere.1) && is_out(&near[0].1) && !is_out(&near[1].1));
-        hellos.prefer(None);
-        let another = stay(&hellos, "10.0.0.3");
+        pending.prefer(None);
+        let another = stay(&pending, "10.0.0.3");
         assert!(!is_out(&another.1) && is_out(&near[1].1));
     }
 
     #[test]
     fn no_more_threads_than_that() {
-        let (hellos, stop) = (Hellos::default(), Cancel::new());
+        let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
         let mut all = Vec::new();
         for _ in 0..ROOM + LEAVING {
             let (stream, peer) = pair();
-            let place = hellos.enter(&stream, None, &stop).unwrap().unwrap();
+            let place = pending.enter(&stream, None, &stop).unwrap().unwrap();
             all.push((stream, peer, place));
         }
         // Nobody has noticed that it was turned out.
         stop.cancel();
         let (stream, _peer) = pair();
-        assert!(hellos.enter(&stream, None, &stop).unwrap().is_none());
+        assert!(pending.enter(&stream, None, &stop).unwrap().is_none());
         let waiting = thread::spawn({
-            let hellos = hellos.clone();
-            move || hellos.enter(&stream, None, &Cancel::new()).unwrap()
+            let pending = pending.clone();
+            move || pending.enter(&stream, None, &Cancel::new()).unwrap()
         });
         all.pop();
         assert!(waiting.join().unwrap().is_some());
@@ -308,16 +308,16 @@ mod tests {
     /// Many come and go at once: the books balance.
     #[test]
     fn stress() {
-        let (hellos, stop) = (Hellos::default(), Cancel::new());
+        let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
         thread::scope(|scope| {
             for thread in 0..8u8 {
-                let (hellos, stop) = (&hellos, &stop);
+                let (pending, stop) = (&pending, &stop);
                 scope.spawn(move || {
                     let mut places = VecDeque::new();
                     for round in 0..500u16 {
                         let (stream, _peer) = pair();
                         let from = IpAddr::from([10, 0, thread, (round % 3) as u8]);
-                        places.push_back(hellos.enter(&stream, Some(from), stop).unwrap());
+                        places.push_back(pending.enter(&stream, Some(from), stop).unwrap());
                         if round % 7 > 2 || places.len() > 8 {
                             places.pop_front();
                         }
@@ -325,7 +325,7 @@ mod tests {
                 });
             }
         });
-        let state = hellos.lock();
+        let state = pending.lock();
         assert_eq!((state.threads, state.waiting.len()), (0, 0));
     }
 }

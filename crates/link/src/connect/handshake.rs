@@ -11,9 +11,9 @@ use hikkoshi_wire::{
 };
 use thiserror::Error;
 
-use super::unreached;
-use crate::tls::{self, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer};
-use crate::{Incoming, Mark, Remote, Stream};
+use super::advice;
+use crate::tls::{self, Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
+use crate::{Incoming, Remote, Stream, TrafficClass};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
 
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 pub enum HandshakeError {
     /// The connection failed.
-    #[error("{0}{advice}", advice = unreached::advice(.0))]
+    #[error("{0}{advice}", advice = advice::advice(.0))]
     Connect(io::Error),
     /// The connection failed after it was made.
     #[error("{0}")]
@@ -129,8 +129,8 @@ fn greet(
     Ok((stream, agreed))
 }
 
-fn patience(stop: &Cancel) -> Patience<'_> {
-    Patience {
+fn patience(stop: &Cancel) -> TimeLimits<'_> {
+    TimeLimits {
         deadline: Instant::now() + PATIENCE,
         stop,
     }
@@ -211,7 +211,7 @@ impl<'a> Speech<'a> {
         }
     }
 
-    fn write(&mut self, bytes: &[u8], patience: Patience<'_>) -> Result<(), HandshakeError> {
+    fn write(&mut self, bytes: &[u8], patience: TimeLimits<'_>) -> Result<(), HandshakeError> {
         let mut socket = self.stream;
         match &mut self.ends {
             Some((_, sealer)) => tls::send(sealer, bytes, &mut socket, patience)?,
@@ -221,7 +221,7 @@ impl<'a> Speech<'a> {
     }
 
     /// Fills `bytes`, one by one if need be, but not for ever.
-    fn read(&mut self, bytes: &mut [u8], patience: Patience<'_>) -> Result<(), HandshakeError> {
+    fn read(&mut self, bytes: &mut [u8], patience: TimeLimits<'_>) -> Result<(), HandshakeError> {
         let Some((opener, _)) = &mut self.ends else {
             return self.fill(bytes, patience);
         };
@@ -234,16 +234,16 @@ impl<'a> Speech<'a> {
     }
 
     /// Reads a hello.
-    fn hear(&mut self, patience: Patience<'_>) -> Result<Hello, HandshakeError> {
+    fn hear(&mut self, patience: TimeLimits<'_>) -> Result<Hello, HandshakeError> {
         let mut bytes = [0; HELLO_LEN];
         self.read(&mut bytes, patience)?;
         let hello = Hello::decode(&bytes)?;
         // Both sides have the same role.
-        self.stream.mark(Mark::of(hello.role));
+        self.stream.mark(TrafficClass::of(hello.role));
         Ok(hello)
     }
 
-    fn fill(&self, bytes: &mut [u8], patience: Patience<'_>) -> Result<(), HandshakeError> {
+    fn fill(&self, bytes: &mut [u8], patience: TimeLimits<'_>) -> Result<(), HandshakeError> {
         let mut filled = 0;
         let mut socket = self.stream;
         while filled < bytes.len() {

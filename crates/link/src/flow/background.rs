@@ -9,7 +9,7 @@ use hikkoshi_wire::{Frame, HEADER_LEN};
 
 use super::window::Wait;
 use crate::TICK;
-use crate::{LinkError, LinkReader, LinkWriter, Pace, Urgency, Window};
+use crate::{LinkError, LinkReader, LinkWriter, Pace, UrgentActivity, Window};
 use hikkoshi_linux::Cancel;
 
 /// Frames of no more content than this are collected…
@@ -37,7 +37,7 @@ pub struct BackgroundSender {
     window: Window,
     pace: Option<Arc<Pace>>,
     /// In post-copy: whether somebody waits for a page.
-    urgency: Option<Urgency>,
+    urgency: Option<UrgentActivity>,
     /// In pre-copy: how long the peer may acknowledge nothing, and since when
     /// it has not.
     patience: Option<Duration>,
@@ -84,7 +84,7 @@ impl BackgroundSender {
 
     /// From now on urgent pages share the network with this link, one of
     /// `links`; `urgency` tells all of them when somebody waits for one.
-    pub fn yield_to_urgent(&mut self, urgency: Urgency, links: u64) {
+    pub fn yield_to_urgent(&mut self, urgency: UrgentActivity, links: u64) {
         self.window.bound(urgency.zero(), links, Instant::now());
         self.writer.send_apart();
         // There is nothing to go back to.

@@ -3,10 +3,10 @@
 mod background;
 mod capacity;
 mod pace;
-mod urgency;
+mod urgent_activity;
 mod window;
 
 pub use background::BackgroundSender;
 pub use pace::Pace;
-pub use urgency::{Answering, Urgency};
+pub use urgent_activity::{Answering, UrgentActivity};
 pub use window::{Wait, Window};

@@ -1,14 +1,14 @@
 //! A connected socket of either family, shared by its reader and its writer.
 
-mod dscp;
+mod busy_poll;
 mod framed;
 mod reader;
-mod spin;
+mod traffic_class;
 mod writer;
 
-pub use dscp::Mark;
 pub use framed::{LinkError, TICK, split};
 pub use reader::LinkReader;
+pub use traffic_class::TrafficClass;
 pub use writer::LinkWriter;
 
 use std::io::{self, IoSlice, Read, Write};
@@ -24,7 +24,9 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
-use crate::tls::{self, Fingerprint, Opener, Patience, Sealer, SecureError, TlsClient, TlsServer};
+use crate::tls::{
+    self, Fingerprint, Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer,
+};
 use crate::{Address, Remote};
 use hikkoshi_linux::Cancel;
 
@@ -131,7 +133,7 @@ impl Stream {
     pub fn secure_client(
         self,
         client: &TlsClient,
-        patience: Patience<'_>,
+        patience: TimeLimits<'_>,
     ) -> Result<Self, SecureError> {
         self.set_timeout(Some(TICK))?;
         let (opener, sealer) = tls::connect(client, &mut &self, patience)?;
@@ -146,7 +148,7 @@ impl Stream {
     pub fn secure_server(
         self,
         server: &TlsServer,
-        patience: Patience<'_>,
+        patience: TimeLimits<'_>,
     ) -> Result<(Self, Option<Fingerprint>), SecureError> {
         self.set_timeout(Some(TICK))?;
         let (opener, sealer, source) = tls::accept(server, &mut &self, patience)?;
@@ -275,7 +277,7 @@ impl Stream {
     /// Marks everything sent from now on, so that networks and hosts that
     /// honour the mark serve it accordingly. Of no consequence where it cannot
     /// be marked: not on a unix socket.
-    pub fn mark(&self, mark: Mark) {
+    pub fn mark(&self, mark: TrafficClass) {
         let Self::Tcp(stream) = self.socket() else {
             return;
         };

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::busy_poll::BusyPoll;
 use super::framed::{TICK, is_timeout};
-use super::spin::Spin;
 use crate::tls::Opener;
 use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;
@@ -23,7 +23,7 @@ struct Stoppable {
     stream: Arc<Stream>,
     stop: Cancel,
     deadline: Option<Instant>,
-    spin: Option<Spin>,
+    spin: Option<BusyPoll>,
     /// What opens records, on a link with TLS.
     opener: Option<Opener>,
 }
@@ -178,7 +178,7 @@ impl LinkReader {
     /// some microseconds less a message. `spin.rs` says when it
     /// sleeps all the same.
     pub fn set_poll(&mut self, poll: bool) {
-        self.input.get_mut().spin = poll.then(Spin::default);
+        self.input.get_mut().spin = poll.then(BusyPoll::default);
     }
 
     /// From now on reads fail with [`LinkError::TooSlow`] after `deadline`.

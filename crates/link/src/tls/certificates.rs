@@ -9,8 +9,8 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
 
+use super::certificate_check::CertificateProblem;
 use super::credentials::Files;
-use super::suitable::Unsuitable;
 
 /// One side's certificate and key, and whom it trusts.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub enum CertificatesError {
     },
     /// The other side would not accept this side's certificate.
     #[error("the certificate in {0}")]
-    Unsuitable(#[from] Unsuitable),
+    CertificateProblem(#[from] CertificateProblem),
     /// Certificate and key are not of one pair.
     #[error(
         "the private key in {} does not belong to the certificate in {}: the first certificate in \

@@ -12,12 +12,12 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ServerConfig};
 
-use super::admission::{Admission, Verdict};
+use super::authorization::{Authorization, Verdict};
+use super::certificate_check::{self, Side};
 use super::certificates::{Certificates, CertificatesError};
 use super::credentials::{Destination, DestinationCredentials, Files, Source, SourceCredentials};
 use super::identity::Identity;
 use super::invitation::{Fingerprint, Invitation, Proof, Secret};
-use super::suitable::{self, Side};
 use super::verify::{AnyKey, Pinned};
 use crate::Address;
 
@@ -40,7 +40,7 @@ enum ServerSide {
     /// Whoever connects must have been invited.
     Invitation {
         key: Arc<Identity>,
-        admission: Arc<Admission>,
+        admission: Arc<Authorization>,
     },
     Authority(Files),
 }
@@ -128,7 +128,7 @@ impl TlsServer {
             .with_client_cert_verifier(Arc::new(AnyKey::new(provider)))
             .with_single_cert(vec![certificate], private)
             .map_err(CertificatesError::unusable)?;
-        let admission = Admission::new(secret, key.fingerprint(), source);
+        let admission = Authorization::new(secret, key.fingerprint(), source);
         Ok(Self {
             config: finish_server(config),
             known_by: ServerSide::Invitation {
@@ -143,7 +143,7 @@ impl TlsServer {
     /// # Errors
     /// When the certificate cannot be used: it has expired, say.
     pub fn certified(certificates: Certificates) -> Result<Self, CertificatesError> {
-        suitable::check(&certificates, &provider(), Side::Destination)?;
+        certificate_check::check(&certificates, &provider(), Side::Destination)?;
         Self::showing(certificates)
     }
 
@@ -282,7 +282,7 @@ impl TlsClient {
     /// When the certificate cannot be used (it has expired, say), or `host` is no
     /// name or address.
     pub fn certified(certificates: Certificates, host: &str) -> Result<Self, CertificatesError> {
-        suitable::check(&certificates, &provider(), Side::Source)?;
+        certificate_check::check(&certificates, &provider(), Side::Source)?;
         Self::showing(certificates, host)
     }
 

@@ -16,7 +16,7 @@ use super::handshake::{accept, connect};
 use super::keys::{ALERT, Common, DATA, HANDSHAKE, Key, PLAIN, Renew, TAG};
 use super::open::{EMPTY, LONGEST};
 use super::verify::fingerprint;
-use super::{Invitation, InvitationError, Opener, Patience, SecureError, TlsClient, TlsServer};
+use super::{Invitation, InvitationError, Opener, SecureError, TimeLimits, TlsClient, TlsServer};
 use crate::Address;
 use hikkoshi_linux::Cancel;
 
@@ -72,7 +72,7 @@ pub fn tls_handshake(bytes: &[u8]) {
     let (&piece, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     let (client, server) = &*SIDES;
     let stop = Cancel::new();
-    let patience = Patience {
+    let patience = TimeLimits {
         deadline: Instant::now() + Duration::from_secs(60),
         stop: &stop,
     };
@@ -372,7 +372,7 @@ mod tests {
             }
         }
         let stop = Cancel::new();
-        let patience = Patience {
+        let patience = TimeLimits {
             deadline: Instant::now() + Duration::from_secs(60),
             stop: &stop,
         };

@@ -11,13 +11,13 @@ use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, Un
 use rustls::{AlertDescription, CertificateError, ExtractedSecrets, InvalidMessage};
 use thiserror::Error;
 
-use super::admission::Verdict;
+use super::authorization::Verdict;
+use super::certificate_check::{Utc, now, readable};
 use super::config::{PROTOCOL, TlsClient, TlsServer};
 use super::invitation::{Fingerprint, PROOF, Proof};
 use super::keys::{Common, HEADER, Key, Renew};
 use super::open::{Alert, LONGEST, Opener};
 use super::seal::Sealer;
-use super::suitable::{Utc, now, readable};
 use super::verify::fingerprint;
 use hikkoshi_linux::Cancel;
 
@@ -127,14 +127,14 @@ impl From<rustls::Error> for SecureError {
 
 /// How long a handshake may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience<'a> {
+pub struct TimeLimits<'a> {
     /// Until when.
     pub deadline: Instant,
     /// Or until this is set.
     pub stop: &'a Cancel,
 }
 
-impl Patience<'_> {
+impl TimeLimits<'_> {
     /// Calls `call` until it does not end for a time-out of the socket's.
     pub(crate) fn retry(self, mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         loop {
@@ -181,7 +181,7 @@ fn silent(error: io::Error) -> SecureError {
 pub(crate) fn connect<S: Read + Write>(
     client: &TlsClient,
     socket: &mut S,
-    patience: Patience<'_>,
+    patience: TimeLimits<'_>,
 ) -> Result<(Opener, Sealer), SecureError> {
     let connection = UnbufferedClientConnection::new(client.config.clone(), client.name.clone())?;
     let (mut opener, mut sealer, _) = shake_hands(connection, socket, patience)?;
@@ -208,7 +208,7 @@ pub(crate) fn connect<S: Read + Write>(
 pub(crate) fn accept<S: Read + Write>(
     server: &TlsServer,
     socket: &mut S,
-    patience: Patience<'_>,
+    patience: TimeLimits<'_>,
 ) -> Result<(Opener, Sealer, Option<Fingerprint>), SecureError> {
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
     let shaken = shake_hands(connection, socket, patience);
@@ -240,7 +240,7 @@ pub(crate) fn send<S: Write>(
     sealer: &mut Sealer,
     plain: &[u8],
     socket: &mut S,
-    patience: Patience<'_>,
+    patience: TimeLimits<'_>,
 ) -> Result<(), SecureError> {
     let mut sealed = Vec::with_capacity(Sealer::sealed_len(plain.len()));
     sealer.seal(plain, &[], &mut sealed)?;
@@ -252,7 +252,7 @@ pub(crate) fn receive<S: Read>(
     opener: &mut Opener,
     buffer: &mut [u8],
     socket: &mut S,
-    patience: Patience<'_>,
+    patience: TimeLimits<'_>,
 ) -> Result<(), SecureError> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -275,7 +275,7 @@ pub(crate) fn receive<S: Read>(
 }
 
 /// Either side's handshake.
-trait Shaking: Sized {
+trait HandshakeState: Sized {
     type Data: Send + 'static;
 
     fn process<'c, 'i>(&'c mut self, raw: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
@@ -286,7 +286,7 @@ trait Shaking: Sized {
 
 macro_rules! shaking {
     ($connection:ty, $data:ty) => {
-        impl Shaking for $connection {
+        impl HandshakeState for $connection {
             type Data = $data;
 
             fn process<'c, 'i>(
@@ -318,10 +318,10 @@ shaking!(UnbufferedServerConnection, ServerConnectionData);
 type Ends = (Opener, Sealer, Option<CertificateDer<'static>>);
 
 /// Drives a handshake to its end.
-fn shake_hands<C: Shaking, S: Read + Write>(
+fn shake_hands<C: HandshakeState, S: Read + Write>(
     mut connection: C,
     socket: &mut S,
-    patience: Patience<'_>,
+    patience: TimeLimits<'_>,
 ) -> Result<Ends, SecureError> {
     let mut incoming = Incoming::default();
     let mut outgoing = Vec::new();
@@ -375,11 +375,11 @@ fn shake_hands<C: Shaking, S: Read + Write>(
 
 /// Sends the alert that a failed handshake leaves: what comes next. Asked once
 /// more, rustls would look at the offending bytes again.
-fn last_word<C: Shaking, S: Write>(
+fn last_word<C: HandshakeState, S: Write>(
     connection: &mut C,
     incoming: &mut Incoming,
     socket: &mut S,
-    patience: Patience<'_>,
+    patience: TimeLimits<'_>,
 ) -> Result<(), SecureError> {
     let mut outgoing = Vec::new();
     if let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process(incoming.given()).state
@@ -438,7 +438,11 @@ impl Incoming {
     }
 
     /// Gives one more record, which is read if need be.
-    fn next(&mut self, socket: &mut impl Read, patience: Patience<'_>) -> Result<(), SecureError> {
+    fn next(
+        &mut self,
+        socket: &mut impl Read,
+        patience: TimeLimits<'_>,
+    ) -> Result<(), SecureError> {
         loop {
             let rest = self.rest();
             let whole = match rest {

@@ -22,7 +22,8 @@
 //! the keys that rustls gives out for that purpose: so the two directions of a
 //! link share nothing, and neither allocates.
 
-mod admission;
+mod authorization;
+mod certificate_check;
 mod certificates;
 mod config;
 mod credentials;
@@ -35,18 +36,17 @@ mod invitation;
 mod keys;
 mod open;
 mod seal;
-mod suitable;
 mod verify;
 
 #[cfg(test)]
 mod tests;
 
+pub use certificate_check::{CertificateProblem, Validity};
 pub use certificates::{Certificates, CertificatesError};
 pub use config::{TlsClient, TlsServer};
 pub use credentials::{DestinationCredentials, SourceCredentials};
-pub use handshake::{Patience, SecureError};
+pub use handshake::{SecureError, TimeLimits};
 pub use invitation::{Fingerprint, Invitation, InvitationError};
-pub use suitable::{Unsuitable, Validity};
 
 pub(crate) use handshake::{accept, connect, receive, send};
 pub(crate) use open::Opener;

@@ -19,8 +19,8 @@ use hikkoshi_linux::Cancel;
 
 type Side = Result<(Opener, Sealer), SecureError>;
 
-fn patience(stop: &Cancel) -> Patience<'_> {
-    Patience {
+fn patience(stop: &Cancel) -> TimeLimits<'_> {
+    TimeLimits {
         deadline: Instant::now() + Duration::from_secs(20),
         stop,
     }

@@ -36,7 +36,7 @@ impl Pinned {
     }
 }
 
-/// A destination hears every key: see [`Admission`](super::admission::Admission)
+/// A destination hears every key: see [`Authorization`](super::authorization::Authorization)
 /// for what it may do.
 ///
 /// Also once only one source's key is welcome: refusing the others here would

@@ -24,7 +24,7 @@ use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPos
 use crate::source::postcopy::request_queue::{Request, Requests};
 use crate::source::session::{Event, Session};
 use crate::source::unsent::UnsentPages;
-use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Urgency};
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
 use hikkoshi_linux::Rank;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::RamFiles;
@@ -161,7 +161,7 @@ impl Urgent {
 struct Answer {
     writer: LinkWriter,
     /// Makes background links stand back.
-    urgency: Urgency,
+    urgency: UrgentActivity,
     owed: Arc<UnsentPages>,
     order: Arc<PushPolicy>,
     ram: Arc<RamFiles>,

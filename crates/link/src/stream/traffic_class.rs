@@ -4,14 +4,14 @@ use hikkoshi_wire::Role;
 
 /// What kind of traffic a link carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mark {
+pub enum TrafficClass {
     /// Somebody waits for it: the urgent and the control link.
     Urgent,
     /// Nobody does.
     Bulk,
 }
 
-impl Mark {
+impl TrafficClass {
     /// The mark of a link.
     pub fn of(role: Role) -> Self {
         match role {
@@ -53,7 +53,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     /// A marked connection to `host`: its priority, and the socket.
-    fn marked(host: &str, mark: Mark) -> TcpStream {
+    fn marked(host: &str, mark: TrafficClass) -> TcpStream {
         let listener = TcpListener::bind((host, 0)).unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let kept = stream.try_clone().unwrap();
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn the_kernel_has_what_was_marked() {
-        for mark in [Mark::Urgent, Mark::Bulk] {
+        for mark in [TrafficClass::Urgent, TrafficClass::Bulk] {
             let stream = marked("127.0.0.1", mark);
             let socket = SockRef::from(&stream);
             assert_eq!(socket.tos_v4().unwrap(), mark.dscp() << 2);
@@ -77,8 +77,11 @@ mod tests {
 
     #[test]
     fn only_background_is_bulk() {
-        assert_eq!(Mark::of(Role::Control), Mark::Urgent);
-        assert_eq!(Mark::of(Role::Urgent), Mark::Urgent);
-        assert_eq!(Mark::of(Role::Background { index: 3 }), Mark::Bulk);
+        assert_eq!(TrafficClass::of(Role::Control), TrafficClass::Urgent);
+        assert_eq!(TrafficClass::of(Role::Urgent), TrafficClass::Urgent);
+        assert_eq!(
+            TrafficClass::of(Role::Background { index: 3 }),
+            TrafficClass::Bulk
+        );
     }
 }

@@ -31,12 +31,12 @@ const PAUSES: u32 = 8;
 
 /// The spinning of one thread on one socket.
 #[derive(Debug, Default)]
-pub(crate) struct Spin {
+pub(crate) struct BusyPoll {
     /// Until then somebody else wants the core.
     sleep_until: Option<Instant>,
 }
 
-impl Spin {
+impl BusyPoll {
     /// Reads what comes next. [`io::ErrorKind::WouldBlock`] after a
     /// [`TICK`] without anything, and when `stop` is set.
     pub(crate) fn read(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Why a source is not waited for any longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum WaitOver {
+pub enum WaitEnded {
     /// It took too long.
     #[error("no source has come within {} s", .0.as_secs())]
     Late(Duration),
@@ -20,28 +20,28 @@ pub enum WaitOver {
 
 /// Asked again and again while no source has come: whether to stop, and why.
 #[derive(Clone)]
-pub struct Waiting(Arc<dyn Fn() -> Option<WaitOver> + Send + Sync>);
+pub struct WaitLimit(Arc<dyn Fn() -> Option<WaitEnded> + Send + Sync>);
 
-impl Waiting {
+impl WaitLimit {
     /// Stops when `over` says so. It must not block.
-    pub fn until(over: impl Fn() -> Option<WaitOver> + Send + Sync + 'static) -> Self {
+    pub fn until(over: impl Fn() -> Option<WaitEnded> + Send + Sync + 'static) -> Self {
         Self(Arc::new(over))
     }
 
     /// Whether it is over.
-    pub(crate) fn over(&self) -> Option<WaitOver> {
+    pub(crate) fn over(&self) -> Option<WaitEnded> {
         (self.0)()
     }
 }
 
-impl Default for Waiting {
+impl Default for WaitLimit {
     fn default() -> Self {
         Self::until(|| None)
     }
 }
 
-impl fmt::Debug for Waiting {
+impl fmt::Debug for WaitLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Waiting")
+        f.write_str("WaitLimit")
     }
 }

@@ -13,7 +13,7 @@ const RECENT: Duration = Duration::from_millis(50);
 /// Only hints pass here: whatever is seen late or not at all costs time and
 /// nothing else, so every access is relaxed.
 #[derive(Debug, Clone)]
-pub struct Urgency(Arc<State>);
+pub struct UrgentActivity(Arc<State>);
 
 #[derive(Debug)]
 struct State {
@@ -23,7 +23,7 @@ struct State {
     zero: Instant,
 }
 
-impl Default for Urgency {
+impl Default for UrgentActivity {
     fn default() -> Self {
         Self::new()
     }
@@ -32,9 +32,9 @@ impl Default for Urgency {
 /// A request is being answered until this is dropped.
 #[derive(Debug)]
 #[must_use = "the request counts as answered when this is dropped"]
-pub struct Answering<'a>(&'a Urgency);
+pub struct Answering<'a>(&'a UrgentActivity);
 
-impl Urgency {
+impl UrgentActivity {
     /// Nobody has asked yet.
     pub fn new() -> Self {
         Self(Arc::new(State {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn presses_from_the_request_until_some_time_after_the_answer() {
-        let urgency = Urgency::new();
+        let urgency = UrgentActivity::new();
         let now = Instant::now();
         assert!(!urgency.is_pressing(now) && !urgency.unanswered());
         let first = urgency.begin();
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn every_begin_has_its_end_whoever_answers() {
-        let urgency = Urgency::new();
+        let urgency = UrgentActivity::new();
         let begun = Instant::now();
         thread::scope(|scope| {
             for _ in 0..4 {

@@ -34,13 +34,13 @@ impl Verdict {
 /// Who may come in: until a migration is under way, whoever was invited; from
 /// then on, its source only.
 #[derive(Debug)]
-pub(super) struct Admission {
+pub(super) struct Authorization {
     secret: Secret,
     destination: Fingerprint,
     source: Mutex<Option<Fingerprint>>,
 }
 
-impl Admission {
+impl Authorization {
     pub(super) fn new(
         secret: Secret,
         destination: Fingerprint,
@@ -86,7 +86,7 @@ mod tests {
     fn one_source_after_another_never_two() {
         let [destination, first, second] = [b"d", b"1", b"2"].map(|key| Fingerprint::of(key));
         let secret = Secret::random().unwrap();
-        let admission = Admission::new(secret.clone(), destination, None);
+        let admission = Authorization::new(secret.clone(), destination, None);
         let [one, two] = [first, second].map(|source| secret.prove(source, destination));
         let wrong = Secret::random().unwrap().prove(first, destination);
         assert_eq!(admission.judge(first, &wrong), Verdict::NotInvited);

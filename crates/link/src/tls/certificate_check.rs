@@ -25,7 +25,7 @@ pub(super) enum Side {
 
 /// A certificate of this side's that the other side would not accept.
 #[derive(Debug, ThisError)]
-pub enum Unsuitable {
+pub enum CertificateProblem {
     /// Its time is over, or has not come, by this host's clock.
     #[error("{}: {} (this host's clock says {})", path.display(), validity, Utc(*now))]
     Time {
@@ -169,11 +169,11 @@ pub(super) fn check(
     }
 }
 
-fn unsuitable(error: &CertificateError, path: &Path, side: Side) -> Option<Unsuitable> {
+fn unsuitable(error: &CertificateError, path: &Path, side: Side) -> Option<CertificateProblem> {
     let path = path.to_owned();
     if let Some(validity) = Validity::of(error) {
         let now = now();
-        return Some(Unsuitable::Time {
+        return Some(CertificateProblem::Time {
             path,
             validity,
             now,
@@ -185,16 +185,18 @@ fn unsuitable(error: &CertificateError, path: &Path, side: Side) -> Option<Unsui
                 Side::Source => ("clientAuth", "a source"),
                 Side::Destination => ("serverAuth", "a destination"),
             };
-            Some(Unsuitable::Purpose { path, usage, whom })
+            Some(CertificateProblem::Purpose { path, usage, whom })
         }
         // rustls has no name of its own for it.
         CertificateError::Other(other) if other.to_string().contains("UnsupportedCertVersion") => {
-            Some(Unsuitable::Version1 { path })
+            Some(CertificateProblem::Version1 { path })
         }
-        CertificateError::BadEncoding | CertificateError::Other(_) => Some(Unsuitable::Form {
-            path,
-            error: Error::InvalidCertificate(error.clone()),
-        }),
+        CertificateError::BadEncoding | CertificateError::Other(_) => {
+            Some(CertificateProblem::Form {
+                path,
+                error: Error::InvalidCertificate(error.clone()),
+            })
+        }
         _ => None,
     }
 }
