@@ -1,5 +1,5 @@
-//! Ctrl-C on either side: before commit the guest runs on at the source as if nothing had
-//! happened; after it, nobody stops.
+//! Ctrl-C on either side: before commit the guest continues at the source as if nothing had
+//! happened; after commit neither side stops.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
@@ -38,9 +38,9 @@ fn cancelled_on(side: Side, transport: Transport) {
             Side::Destination => migration.receive.interrupt(),
         }
         if side == Side::Destination && breakpoint.kind == Ready {
-            // It has said that it is ready: only the source can call it off, and is asked to.
+            // The destination has sent *ready*: only the source can cancel now, and is asked to.
             while migration.relay().seen(Cancel) == 0 && migration.relay().seen(Commit) == 0 {
-                // The held message is before the question; whichever comes first decides.
+                // The held message precedes the request to cancel; the first one to arrive decides.
                 migration.relay().release();
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
@@ -56,7 +56,7 @@ fn cancelled_on(side: Side, transport: Transport) {
             }
             continue;
         }
-        // It ends by itself, and the other one hears of it.
+        // This engine exits by itself, and the other one is notified.
         match side {
             Side::Source => migration.migrate.wait(),
             Side::Destination => migration.receive.wait(),
@@ -74,23 +74,23 @@ fn cancelled_on(side: Side, transport: Transport) {
 }
 
 #[test]
-fn at_the_source() {
+fn cancelled_at_the_source() {
     cancelled_on(Side::Source, Transport::Tcp);
 }
 
 #[test]
-fn at_the_destination() {
+fn cancelled_at_the_destination() {
     cancelled_on(Side::Destination, Transport::Unix);
 }
 
-/// Without any relay: in the middle of a long pre-copy, by every signal that asks to stop.
+/// Without a relay: in the middle of a long pre-copy, by every signal that requests termination.
 #[test]
-fn by_any_signal_while_pages_flow() {
+fn cancelled_by_any_signal_during_precopy() {
     use rustix::process::Signal;
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        // It never comes to its end: one round alone takes minutes.
+        // This migration does not finish: one round alone takes minutes.
         let endless = ["--bandwidth", "1M", "--max-downtime", "1"];
         let plan = MigrationPlan::new("precopy")
             .migrate_args(&endless)
@@ -106,12 +106,12 @@ fn by_any_signal_while_pages_flow() {
     guest.migrate(&MigrationPlan::new("precopy"));
 }
 
-/// The guest runs at the destination and needs its pages: both stay until it has them.
+/// The guest runs at the destination and needs its pages: both engines stay until it has them.
 #[test]
-fn after_commit_nobody_stops() {
+fn not_cancelled_after_commit() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
-    // The source has told the destination to run it, and does not know yet whether it does.
+    // The source has sent *commit*, and does not know yet whether the guest runs.
     let migration =
         guest.start_migration(&MigrationPlan::new("precopy").hold_at(Breakpoint::before(Resumed)));
     migration.wait_held();
@@ -135,9 +135,9 @@ fn after_commit_nobody_stops() {
     guest.complete_migration(&exits, finished, "running");
 }
 
-/// Nobody came: the destination is sent home.
+/// No source has connected, and the destination is interrupted.
 #[test]
-fn a_destination_that_waits() {
+fn cancelled_at_a_waiting_destination() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     let mut migration = guest
@@ -149,5 +149,5 @@ fn a_destination_that_waits() {
     migration.relay().cut();
     let (exits, finished) = migration.wait();
     exits.assert_source(1, &["runs on at the source"]);
-    guest.assert_stayed(finished, "the destination was sent home");
+    guest.assert_stayed(finished, "the destination was interrupted");
 }

@@ -1,4 +1,4 @@
-//! What programs read: exit codes, `--json`, `--progress json`.
+//! Output for programs: exit codes, `--json`, `--progress json`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{VmConfig, Workload};
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 #[test]
-fn json_on_standard_output_is_alone_there() {
+fn json_report_is_the_only_standard_output() {
     let env = TestEnv::new();
     let workload = Workload::verify(16).rate(5000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
@@ -23,7 +23,7 @@ fn json_on_standard_output_is_alone_there() {
     JsonSchema::published().assert("file", &exits.migrate.stdout);
     assert_eq!(finished.destination.status().unwrap(), "running");
     guest.set_vm(finished.destination);
-    // An account that cannot be written does not change where the guest is.
+    // A report that cannot be written does not change where the guest is.
     let plan = MigrationPlan::new("hybrid")
         .migrate_args(&["--progress", "none"])
         .json_to_unwritable_path();
@@ -34,7 +34,7 @@ fn json_on_standard_output_is_alone_there() {
         printed.contains("next: end the source's QEMU (process ") && printed.contains("'quit'"),
         "{printed}"
     );
-    // Only with --verbose.
+    // Only with `--verbose`.
     assert!(!printed.contains("    up to "), "{printed}");
     assert_eq!(finished.destination.status().unwrap(), "running");
     guest.set_vm(finished.destination);
@@ -42,7 +42,7 @@ fn json_on_standard_output_is_alone_there() {
 }
 
 #[test]
-fn progress_for_programs_is_json_line_by_line() {
+fn progress_json_is_one_object_per_line() {
     let env = TestEnv::new();
     let workload = Workload::verify(16).rate(5000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
@@ -62,7 +62,7 @@ fn progress_for_programs_is_json_line_by_line() {
     assert_eq!(end["guest"], "destination");
 }
 
-/// Runs `hikkoshi` with these words, and more.
+/// Runs `hikkoshi` with these arguments.
 fn run(words: &str, more: &[&str], log: &str) -> Exit {
     let mut command = Command::new(hikkoshi());
     command.args(words.split_whitespace()).args(more);
@@ -73,7 +73,7 @@ fn run(words: &str, more: &[&str], log: &str) -> Exit {
     .wait()
 }
 
-/// Whatever goes wrong, and however early: a program reads JSON.
+/// Every failure, however early, is reported as JSON.
 #[test]
 fn failures_are_json_for_programs() {
     let env = TestEnv::new();
@@ -124,7 +124,7 @@ fn failures_are_json_for_programs() {
         is_that(&schema.end_of(&ended.stderr));
         assert_eq!(ended.stdout, "");
         is_that(&error_in(&schema, &file));
-        // A person reads the same as text, and a program that asked for nothing but the account.
+        // Without `--progress json`, standard error is text and only the report is JSON.
         let ended = run(words, &["--json", "-"], "trace");
         assert_eq!(ended.code, Some(status), "{ended:?}");
         is_that(&schema.assert("file", &ended.stdout)["error"]);
@@ -145,7 +145,7 @@ fn error_in(schema: &JsonSchema, file: &Path) -> serde_json::Value {
     schema.assert("file", &text)["error"].take()
 }
 
-/// A filter that shows nothing, because its words are wrong, is no filter.
+/// A log filter with unknown words is refused, because it would show nothing.
 #[test]
 fn an_unknown_log_filter_is_refused() {
     for filter in ["verbose", "qemu=debug", "debug,hikkoshi_qemu"] {
@@ -157,7 +157,7 @@ fn an_unknown_log_filter_is_refused() {
     }
 }
 
-/// Somebody who waits in vain is told so, and the QEMU is not used up by that.
+/// A destination that waits too long for its source reports that, and its QEMU can be used again.
 #[test]
 fn a_source_that_does_not_come() {
     let env = TestEnv::new();
@@ -183,12 +183,12 @@ fn a_source_that_does_not_come() {
         assert_eq!(end["reason"], reason, "{end}");
         assert_eq!(end["guest"], "source", "{end}");
     };
-    // Nobody reads /dev/null, and nobody expects that.
+    // Standard output that no process reads is not an error here.
     let soon = ["--wait-for", "1s"];
     ends_for(receive().args(soon).stdout(Stdio::null()), "no_source");
     let file = std::fs::File::create(env.folder().join("printed")).unwrap();
     ends_for(receive().args(soon).stdout(file), "no_source");
-    // The other end of a pipeline fails before it has connected.
+    // The reading end of a pipe fails before a source has connected.
     let (reader, writer) = std::io::pipe().unwrap();
     let waiting = std::thread::spawn(move || {
         let mut line = String::new();
@@ -201,7 +201,7 @@ fn a_source_that_does_not_come() {
 }
 
 #[test]
-fn bad_usage_is_2() {
+fn invalid_usage_exits_with_2() {
     let usage: [&[&str]; 9] = [
         &[],
         &["emigrate"],
@@ -244,15 +244,14 @@ fn bad_usage_is_2() {
 }
 
 #[test]
-fn tcp_beyond_this_machine_has_to_be_said_aloud() {
+fn plaintext_tcp_beyond_this_machine_needs_an_option() {
     let why = [
         "is beyond this machine",
         "without encryption",
         "--plaintext",
     ];
     assert_refused(&["migrate", "--qmp", "/nowhere", "10.1.2.3:7000"], 2, &why);
-    // Said aloud, it is the next thing that is wrong; and so where encryption
-    // is what is meant.
+    // With `--plaintext`, the next check fails; likewise where encryption is requested.
     let next = ["QMP socket /nowhere"];
     assert_refused(
         &["receive", "--qmp", "/nowhere", "--listen", "0.0.0.0:0"],

@@ -1,4 +1,4 @@
-//! The destination has everything, and its engine is killed before, while or after it lets go of the
+//! The destination has all pages, and its engine is killed before, while or after it releases the
 //! guest.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
@@ -10,14 +10,14 @@ use hikkoshi_tests::{
 };
 use std::time::Duration;
 
-/// The guest goes on touching memory that it has never touched before: holes of the RAM file, which
-/// nobody sends. They are zeros as soon as the engine is there again, whether its source comes or
+/// The guest continues to touch memory for the first time: holes of the RAM file, which are never
+/// sent. They read as zeros as soon as the engine has been resumed, whether its source returns or
 /// not.
 #[test]
-fn killed_when_all_is_there() {
+fn killed_when_all_pages_are_received() {
     let env = TestEnv::new();
     let workload = Workload::verify(32).rate(10_000).option("every_ms", 200);
-    // A MiB a second is seen soon enough, and the end is far however long it takes until then.
+    // Growth of a MiB a second is visible soon, and the limit is far away on any machine.
     let config = VmConfig::new().workload(workload.grow(1, 120));
     let mut guest = Guest::boot(&env, config);
     let plan = MigrationPlan::new("postcopy").transport(Transport::Tcp);
@@ -43,15 +43,19 @@ fn killed_when_all_is_there() {
         .unwrap();
     migration.resume_migrate(&[]);
     let (exits, finished) = migration.wait();
-    guest.complete_resumed_migration(&exits, finished, "destination killed when all was there");
+    guest.complete_resumed_migration(
+        &exits,
+        finished,
+        "destination killed when all pages were received",
+    );
 }
 
-/// It is killed within milliseconds of the last word, while it makes QEMU let go of the memory.
+/// The engine is killed within milliseconds of the last message, while it releases QEMU's memory.
 #[test]
-fn killed_while_letting_go() {
+fn killed_while_releasing_memory() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
-    let mut drill = FaultDrill::new("destination engine killed at the last word");
+    let mut drill = FaultDrill::new("destination engine killed after Goodbye");
     for round in 0..8 {
         let plan = MigrationPlan::new(["postcopy", "hybrid"][round % 2]).transport(Transport::Tcp);
         let mut migration = guest.start_migration(&plan.hold_at(Breakpoint::after(Goodbye)));
@@ -67,7 +71,7 @@ fn killed_while_letting_go() {
             .any(|file| file.starts_with(&name))
         {
             migration.resume_receive(&[]);
-            // Its source does not come any more.
+            // Its source does not return.
             migration.receive.interrupt();
             migration
                 .receive
@@ -82,11 +86,11 @@ fn killed_while_letting_go() {
     }
 }
 
-/// The destination has everything and could not say so, and nobody waits there any more. Its journal
-/// is on the same machine, and the source settles by itself. So does one that was killed when all that
-/// was left was to let go of its QEMU.
+/// The destination has all pages and could not report it, and its engine has exited. Its journal is
+/// on the same machine, so the source completes without it. The same holds for a source that was
+/// killed when it only had to release its QEMU.
 #[test]
-fn a_source_that_is_not_told() {
+fn a_source_completes_from_the_destinations_journal() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     for done in [false, true] {
@@ -122,11 +126,11 @@ fn a_source_that_is_not_told() {
         assert!(ended.stdout.contains("all of its pages"), "{ended:?}");
         assert!(journals(&env).is_empty());
         let (_, finished) = migration.wait();
-        guest.move_to_destination(finished, "settled by the source");
+        guest.move_to_destination(finished, "completed by the source");
     }
 }
 
-/// What is in the folder of the journals.
+/// The journals in the journal folder.
 fn journals(env: &TestEnv) -> Vec<std::path::PathBuf> {
     let files = std::fs::read_dir(env.folder().join("journal")).unwrap();
     let files = files.map(|file| file.unwrap().path());

@@ -1,8 +1,8 @@
 //! Guests that read their disk by direct I/O while they are moved.
 //!
-//! The device writes such data into guest memory when it lands, long after the page was marked
-//! written, on a disk that is slow enough. Six threads of the guest read; one more checks all that
-//! was read, over and over (guest/README.md).
+//! The device writes such data into guest memory when it arrives. On a slow disk that is long after
+//! the page was marked as written. Six threads of the guest read; one more checks all that was
+//! read, repeatedly (guest/README.md).
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{
@@ -11,18 +11,18 @@ use hikkoshi_lab::{
 };
 use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, log};
 
-/// What the guest reads its disk into, MiB.
+/// Memory that the guest reads its disk into, MiB.
 const ARENA_MIB: u64 = 300;
 /// The disk's size, MiB.
 const DISK_MIB: u64 = 128;
-/// So slow that a read is under way for 40 ms.
+/// A rate at which a read takes 40 ms.
 const BYTES_PER_SECOND: u64 = 20_000_000;
-/// Moves without draining after which a stale page must have been found. By a hybrid move dozens
-/// are, by a pre-copy more.
-const MOST_MOVES: u32 = 8;
+/// Migrations without draining after which a stale page must have been found. A hybrid migration
+/// leaves dozens, a pre-copy more.
+const MAX_MIGRATIONS: u32 = 8;
 
-/// A limit for the disk, or none where the host has no means for it: then nothing can be shown, and
-/// a run of CI fails.
+/// A rate limit for the disk; `None` where the host does not support it. Then nothing can be
+/// tested, and a run of CI fails.
 fn slow_disk(env: &TestEnv) -> Option<Throttle> {
     match Throttle::new(env.lab(), BYTES_PER_SECOND) {
         Ok(throttle) => Some(throttle),
@@ -38,7 +38,7 @@ fn slow_disk(env: &TestEnv) -> Option<Throttle> {
     }
 }
 
-/// Hosts for one guest: all the same, but for how they read its disk.
+/// Hosts for one guest, with different ways of reading its disk.
 struct Hosts {
     config: VmConfig,
     disk: Disk,
@@ -54,7 +54,7 @@ impl Hosts {
             .with_direct_reads(ARENA_MIB);
         Self {
             config: VmConfig::new()
-                // A drain of each is tried.
+                // Both ways of draining are tested.
                 .version(match format {
                     DiskFormat::Raw => QemuVersion::V10_0,
                     DiskFormat::Qcow2 => QemuVersion::V7_2,
@@ -72,8 +72,8 @@ impl Hosts {
         self.config.clone().disk(change(self.disk.clone()))
     }
 
-    /// Boots the guest there, and waits until it has read so much that next to all of its arena has
-    /// been used; only then the disk is slow.
+    /// Boots the guest, and waits until it has used almost all of its arena; the disk is limited
+    /// only then.
     fn boot<'a>(&self, env: &'a TestEnv, config: VmConfig) -> Guest<'a> {
         self.throttle.set(0).unwrap();
         let guest = Guest::boot(env, config);
@@ -85,22 +85,22 @@ impl Hosts {
             (kib >= 2 * ARENA_MIB * 1024).then_some(())
         };
         let vm = guest.vm();
-        vm.wait_report("the arena to be full", 0, LONG, full)
+        vm.wait_report("the guest to fill the arena", 0, LONG, full)
             .unwrap();
         self.throttle.set(BYTES_PER_SECOND).unwrap();
         guest
     }
 }
 
-/// Boots a guest, and moves it by these modes from and to these ways of reading, the first being
-/// where it boots; no page may be stale, ever.
+/// Boots a guest with `first` as its way of reading, and migrates it by these modes to these ways
+/// of reading. No page may ever be stale.
 fn no_stale_page(format: DiskFormat, first: Aio, moves: &[(&'static str, Aio)]) {
     let env = TestEnv::new();
     let Some(throttle) = slow_disk(&env) else {
         return;
     };
     let hosts = Hosts::new(&env, &throttle, format);
-    // In a thread of its own with one format, in QEMU's main loop with the other.
+    // In an iothread with one format, in QEMU's main loop with the other.
     let with = |aio| {
         hosts.with(|disk| match format {
             DiskFormat::Raw => disk.aio(aio),
@@ -139,7 +139,7 @@ fn direct_reads_of_a_qcow2_disk_with_an_iothread() {
     no_stale_page(DiskFormat::Qcow2, Native, &moves);
 }
 
-/// Every mode from every way of reading, and some of them again.
+/// Every mode from every way of reading; hybrid twice.
 fn everything(format: DiskFormat) {
     let modes = ["hybrid", "precopy", "postcopy", "hybrid"];
     let mut at = Aio::ALL.iter().cycle();
@@ -153,19 +153,19 @@ fn everything(format: DiskFormat) {
 }
 
 #[test]
-#[ignore = "twelve moves: `make direct-io`"]
+#[ignore = "twelve migrations: `make direct-io`"]
 fn every_mode_from_every_way_of_reading_a_raw_disk() {
     everything(DiskFormat::Raw);
 }
 
 #[test]
-#[ignore = "twelve moves: `make direct-io`"]
+#[ignore = "twelve migrations: `make direct-io`"]
 fn every_mode_from_every_way_of_reading_a_qcow2_disk() {
     everything(DiskFormat::Qcow2);
 }
 
-/// Through the host's page cache the data is copied into guest memory by a processor, which the
-/// log sees.
+/// Through the host's page cache, a processor copies the data into guest memory, and the dirty log
+/// sees it.
 #[test]
 #[ignore = "part of `make direct-io`"]
 fn a_disk_with_cache_writeback_needs_no_draining() {
@@ -181,7 +181,7 @@ fn a_disk_with_cache_writeback_needs_no_draining() {
     }
 }
 
-/// Otherwise the tests above would show nothing.
+/// Shows that the tests above would detect stale pages.
 #[test]
 fn without_draining_pages_are_stale() {
     let env = TestEnv::new();
@@ -190,7 +190,7 @@ fn without_draining_pages_are_stale() {
     };
     let hosts = Hosts::new(&env, &throttle, DiskFormat::Raw);
     let mut guest = hosts.boot(&env, hosts.with(|disk| disk));
-    for (number, mode) in (1..=MOST_MOVES).zip(["precopy", "hybrid"].into_iter().cycle()) {
+    for (number, mode) in (1..=MAX_MIGRATIONS).zip(["precopy", "hybrid"].into_iter().cycle()) {
         let plan = MigrationPlan::new(mode).migrate_args(&["--no-drain"]);
         let (exits, finished) = guest.start_migration(&plan).wait();
         exits.assert_source(0, &[]);
@@ -202,7 +202,7 @@ fn without_draining_pages_are_stale() {
             verdict.bad
         ));
         if verdict.bad > 0 {
-            // What the slot held before, or what memory holds that was never read into.
+            // The slot's previous data, or zeros in memory that was never read into.
             let lost = |report: &Report| match report {
                 Report::Bad(finding) => ["fault=stale", "fault=zero"]
                     .iter()
@@ -213,6 +213,9 @@ fn without_draining_pages_are_stale() {
             assert!(lines.iter().any(|line| lost(&line.report)), "{lines:?}");
             return;
         }
-        assert!(number < MOST_MOVES, "no stale page in {number} moves");
+        assert!(
+            number < MAX_MIGRATIONS,
+            "no stale page in {number} migrations"
+        );
     }
 }

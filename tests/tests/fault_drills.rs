@@ -1,6 +1,6 @@
-//! Fault drills: at random moments of post-copy links are cut, engines are killed, one or both, and
-//! the source's QEMU, too. Each time it is gone on, and in the end the guest has all of its pages.
-//! Half of it is done to links in plain text, half to TLS.
+//! Fault drills: at random times of post-copy, links are cut, and one engine, both engines or the
+//! source's QEMU are killed. Each time the migration is resumed, and in the end the guest has all
+//! of its pages. Half of the drills use plain-text links, half TLS.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{HostPair, Ram, Shape, VmConfig, Workload};
@@ -10,27 +10,27 @@ use hikkoshi_tests::{
 };
 use std::time::Duration;
 
-/// Background pages take their time, so that post-copy lasts for all moments of a trip, and the
-/// guest gets one page at a time, and no others near it sooner: it lacks some until the end.
-const SLOWLY: [&str; 4] = ["--bandwidth", "16M", "--read-ahead=off", "--no-follow"];
+/// Slow background, so that post-copy lasts for all interruptions of a migration, and no pages near
+/// the requested one: the guest misses pages until the end.
+const SLOW_BACKGROUND: [&str; 4] = ["--bandwidth", "16M", "--read-ahead=off", "--no-follow"];
 
 /// Longer than any drill.
-const PATIENT: [&str; 2] = ["--retry-for", "1h"];
+const LONG_RETRY: [&str; 2] = ["--retry-for", "1h"];
 
-/// Silence for that long is the end of a link.
+/// A link without data for that long is considered broken.
 const STALL: [&str; 2] = ["--stall-timeout", "1s"];
 
-/// Said by the source when both engines are together again.
+/// Printed by the source when both engines work together again.
 const AGAIN: &str = "the destination is there again";
 
-/// A guest that goes on finding pages that are not there, and tells often how it is.
-fn wanderer() -> VmConfig {
+/// A guest that continues to fault on missing pages, and reports often.
+fn faulting_guest() -> VmConfig {
     let workload = Workload::verify(96).rate(500).option("every_ms", 50);
     VmConfig::new().workload(workload)
 }
 
-/// Every other trip goes over TLS, as between hosts by default; the others over these links.
-fn by_turns(plan: MigrationPlan, number: u32, plain: Transport) -> MigrationPlan {
+/// Every other migration uses TLS, as is the default between hosts; the others use this transport.
+fn alternate_tls(plan: MigrationPlan, number: u32, plain: Transport) -> MigrationPlan {
     if number.is_multiple_of(2) {
         return plan.transport(plain);
     }
@@ -42,15 +42,15 @@ fn by_turns(plan: MigrationPlan, number: u32, plain: Transport) -> MigrationPlan
         .receive_args(&["--invite"])
 }
 
-/// Who is killed.
+/// Which engines are killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Who {
+enum Victim {
     Source,
     Destination,
     Both,
 }
 
-impl Who {
+impl Victim {
     fn kill(self, migration: &mut Migration, random: &mut Random) {
         let source_first = random.below(2) == 0;
         for source in [source_first, !source_first] {
@@ -63,10 +63,10 @@ impl Who {
         }
     }
 
-    /// Kills it, and starts it again where it was; the other one waits. One time in three what was
-    /// started is killed once more on its way.
+    /// Kills the engine, and restarts it at the same address while the other one waits. In one of
+    /// three cases the restarted engine is killed again.
     fn replaced(self, migration: &mut Migration, random: &mut Random) -> Option<String> {
-        let source = [&SLOWLY[..], &PATIENT].concat();
+        let source = [&SLOW_BACKGROUND[..], &LONG_RETRY].concat();
         let before = match self {
             Self::Destination => migration.migrate.stderr_count(AGAIN),
             Self::Source | Self::Both => 0,
@@ -75,7 +75,7 @@ impl Who {
         let twice = random.below(3) == 0;
         if twice {
             if self != Self::Source {
-                migration.start_receive_resume(&PATIENT);
+                migration.start_receive_resume(&LONG_RETRY);
             }
             if self != Self::Destination {
                 migration.resume_migrate(&source);
@@ -87,7 +87,7 @@ impl Who {
             return None;
         }
         if self != Self::Source {
-            migration.resume_receive(&PATIENT);
+            migration.resume_receive(&LONG_RETRY);
         }
         if self != Self::Destination {
             migration.resume_migrate(&source);
@@ -97,8 +97,8 @@ impl Who {
             .then(|| format!("replaced{}", if twice { ", killed again" } else { "" }))
     }
 
-    /// Kills it; the other one leaves. Both are started again, to meet somewhere else with another
-    /// number of links.
+    /// Kills the engine; the other one exits. Restarts both at another address with another number
+    /// of links.
     fn elsewhere(self, migration: &mut Migration, random: &mut Random) -> Option<String> {
         self.kill(migration, random);
         let [migrate, receive] = [migration.migrate.wait(), migration.receive.wait()];
@@ -123,67 +123,67 @@ impl Who {
         migration.set_address(&address);
         migration.resume_receive(&[]);
         let links_word = format!("--links={links}");
-        migration.resume_migrate(&[&SLOWLY[..], &[&links_word]].concat());
+        migration.resume_migrate(&[&SLOW_BACKGROUND[..], &[&links_word]].concat());
         let family = address.split(':').next().unwrap_or_default();
         let family = if family == "unix" { "unix" } else { "TCP" };
         migration
             .wait_stderr_or_success(Side::Source, AGAIN, 1)
-            .then(|| format!("both anew, {family}, links: {links}"))
+            .then(|| format!("both restarted, {family}, links: {links}"))
     }
 }
 
-fn killed(what: &'static str, who: Who) {
+fn killed(what: &'static str, victim: Victim) {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, wanderer());
+    let mut guest = Guest::boot(&env, faulting_guest());
     let mut drill = FaultDrill::new(what);
     let patient = |number| {
-        let plan = MigrationPlan::new("postcopy").migrate_args(&SLOWLY);
-        let plan = plan.migrate_args(&PATIENT).receive_args(&PATIENT);
-        by_turns(plan, number, Transport::Unix)
+        let plan = MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND);
+        let plan = plan.migrate_args(&LONG_RETRY).receive_args(&LONG_RETRY);
+        alternate_tls(plan, number, Transport::Unix)
     };
     drill.run(&mut guest, (10, 5), patient, |migration, random| {
-        who.replaced(migration, random)
+        victim.replaced(migration, random)
     });
     let impatient = |number| {
-        by_turns(
-            MigrationPlan::new("postcopy").migrate_args(&SLOWLY),
+        alternate_tls(
+            MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND),
             number,
             Transport::Tcp,
         )
     };
     drill.run(&mut guest, (10, 5), impatient, |migration, random| {
-        who.elsewhere(migration, random)
+        victim.elsewhere(migration, random)
     });
     drill.finish();
 }
 
 #[test]
 fn source_engine_killed() {
-    killed("source engine killed", Who::Source);
+    killed("source engine killed", Victim::Source);
 }
 
 #[test]
 fn destination_engine_killed() {
-    killed("destination engine killed", Who::Destination);
+    killed("destination engine killed", Victim::Destination);
 }
 
 #[test]
 fn both_engines_killed() {
-    killed("both engines killed", Who::Both);
+    killed("both engines killed", Victim::Both);
 }
 
-/// Ways to cut a line between two hosts.
+/// Ways to cut the network between two hosts.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
-    /// `ip link set … down`: nothing goes through, and one host knows.
+    /// `ip link set … down`: nothing passes, and one host detects it.
     Down,
-    /// `tc`: everything is dropped, and nobody is told.
+    /// `tc`: all packets are dropped, and neither host is notified.
     Dropped,
     /// Every connection is reset.
     Reset,
 }
 
-/// Longer than any packet's turn, and nothing fits in.
+/// The queue is shorter than any packet's transmission time, so all packets are dropped.
 const NOTHING: Shape = Shape {
     rate_bits: 1000,
     burst_bytes: 1,
@@ -191,7 +191,7 @@ const NOTHING: Shape = Shape {
 };
 
 impl Cut {
-    /// Cuts the line until both engines have noticed.
+    /// Cuts the network until both engines have detected it.
     fn done(self, link: &mut HostPair, migration: &mut Migration) -> Option<String> {
         const LOST: [&str; 2] = ["Trying to reach the destination", "Waiting for the source"];
         let (migrate, receive) = (&migration.migrate, &migration.receive);
@@ -223,12 +223,12 @@ impl Cut {
 fn links_cut() {
     let env = TestEnv::new();
     let mut link = HostPair::new(None).unwrap();
-    let mut guest = Guest::boot(&env, wanderer());
+    let mut guest = Guest::boot(&env, faulting_guest());
     let mut drill = FaultDrill::new("links cut");
     let patient = MigrationPlan::new("postcopy")
-        .migrate_args(&SLOWLY)
-        .migrate_args(&PATIENT)
-        .receive_args(&PATIENT);
+        .migrate_args(&SLOW_BACKGROUND)
+        .migrate_args(&LONG_RETRY)
+        .receive_args(&LONG_RETRY);
     let hosts = (link.source().clone(), link.destination().clone());
     let across = |number: u32| {
         let (from, to, address) = match number % 2 {
@@ -237,14 +237,14 @@ fn links_cut() {
         };
         let address = Transport::Address(format!("{address}:7100"));
         let stalls = patient.clone().migrate_args(&STALL).receive_args(&STALL);
-        by_turns(stalls, number, address).between_namespaces(from, to)
+        alternate_tls(stalls, number, address).between_namespaces(from, to)
     };
     let mut turn = [Cut::Down, Cut::Dropped, Cut::Reset].into_iter().cycle();
     drill.run(&mut guest, (15, 8), across, |migration, _| {
         turn.next().unwrap().done(&mut link, migration)
     });
-    // A relay that closes all of them.
-    let closed = |number| by_turns(patient.clone(), number, Transport::Tcp).with_relay();
+    // A relay that closes all links.
+    let closed = |number| alternate_tls(patient.clone(), number, Transport::Tcp).with_relay();
     drill.run(&mut guest, (5, 3), closed, |migration, _| {
         let together = migration.migrate.stderr_count(AGAIN);
         migration.relay().reset_links();
@@ -255,49 +255,50 @@ fn links_cut() {
     drill.finish();
 }
 
-/// The same into huge pages, which arrive in pieces: those of unfinished ones come again.
+/// The same into huge pages, which arrive in pieces: the pieces of incomplete ones are sent again.
 #[test]
 fn engines_killed_with_huge_pages() {
     let env = TestEnv::new();
-    // A request is for a whole huge page, and is not held back: the line has to be slow.
+    // A request is for a whole huge page, and is not delayed by the limits, so the network must be
+    // slow.
     let slow = Shape {
         rate_bits: 200_000_000,
         burst_bytes: 128 * 1024,
         latency: Duration::from_millis(50),
     };
     let link = HostPair::new(Some(slow)).unwrap();
-    let mut guest = Guest::boot(&env, wanderer());
+    let mut guest = Guest::boot(&env, faulting_guest());
     let mut drill = FaultDrill::new("engines killed, huge pages");
     let plan = |number| {
         let plan = MigrationPlan::new("postcopy")
             .between_namespaces(link.source(), link.destination())
-            .destination_config(wanderer().ram(Ram::Huge2M { mib: 256 }))
-            .migrate_args(&PATIENT)
-            .receive_args(&PATIENT);
+            .destination_config(faulting_guest().ram(Ram::Huge2M { mib: 256 }))
+            .migrate_args(&LONG_RETRY)
+            .receive_args(&LONG_RETRY);
         let address = Transport::Address(format!("{}:7100", HostPair::DESTINATION));
-        by_turns(plan, number, address)
+        alternate_tls(plan, number, address)
     };
     drill.run(&mut guest, (6, 3), plan, |migration, random| {
-        let all = [Who::Source, Who::Destination, Who::Both];
-        let who = all[usize::try_from(random.below(3)).unwrap()];
-        let how = who.replaced(migration, random)?;
-        Some(format!("{who:?} {how}"))
+        let all = [Victim::Source, Victim::Destination, Victim::Both];
+        let victim = all[usize::try_from(random.below(3)).unwrap()];
+        let how = victim.replaced(migration, random)?;
+        Some(format!("{victim:?} {how}"))
     });
     drill.finish();
 }
 
-/// The source's QEMU is killed, half of the time with its engine: the RAM file is enough.
+/// The source's QEMU is killed, half of the time with its engine: the RAM file is sufficient.
 #[test]
 fn source_qemu_killed() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, wanderer());
+    let mut guest = Guest::boot(&env, faulting_guest());
     let mut drill = FaultDrill::new("source QEMU killed");
     let plan = MigrationPlan::new("postcopy")
-        .migrate_args(&SLOWLY)
-        .receive_args(&PATIENT);
+        .migrate_args(&SLOW_BACKGROUND)
+        .receive_args(&LONG_RETRY);
     let mut with_engine = false;
     for round in 0..4 {
-        let plan = |_| by_turns(plan.clone(), round / 2, Transport::Unix);
+        let plan = |_| alternate_tls(plan.clone(), round / 2, Transport::Unix);
         drill.run(&mut guest, (1, 1), plan, |migration, _| {
             migration.source().kill();
             migration.source().wait_exit(LONG).unwrap();
@@ -313,7 +314,7 @@ fn source_qemu_killed() {
                 with_engine = false;
                 return None;
             }
-            migration.resume_migrate(&SLOWLY);
+            migration.resume_migrate(&SLOW_BACKGROUND);
             let again = migration.wait_stderr_or_success(Side::Source, AGAIN, 1);
             with_engine = again;
             again.then(|| "with its engine".to_owned())

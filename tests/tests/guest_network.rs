@@ -1,4 +1,4 @@
-//! A guest on a tap device and a bridge serves a client through its moves.
+//! A guest on a tap device and a bridge serves a client during its migrations.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{GuestNetwork, VmConfig, Workload};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A client that asks all the time, over one connection.
+/// A client that sends requests continuously, over one connection.
 struct Client {
     stop: Arc<AtomicBool>,
     /// Answers so far.
@@ -39,18 +39,18 @@ impl Client {
         }
     }
 
-    /// Waits for that many more answers.
+    /// Waits for this many further answers.
     fn wait_answers(&self, more: u64) {
         let wanted = self.answers.load(Ordering::Acquire) + more;
         let deadline = Instant::now() + LONG;
         while self.answers.load(Ordering::Acquire) < wanted {
-            assert!(Instant::now() < deadline, "the connection is silent");
-            assert!(!self.thread.is_finished(), "the client gave up");
+            assert!(Instant::now() < deadline, "no answer on the connection");
+            assert!(!self.thread.is_finished(), "the client has stopped");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// The longest that it waited for an answer.
+    /// Stops the client, and returns the longest response time.
     fn finish(self) -> Duration {
         self.stop.store(true, Ordering::Release);
         self.thread.join().unwrap()
@@ -68,11 +68,11 @@ fn ask(mut stream: &TcpStream, stop: &AtomicBool, answers: &AtomicU64) -> Durati
         let mut reply = String::new();
         replies.read_line(&mut reply).unwrap();
         longest = longest.max(asked.elapsed());
-        // One answer for each question, in order, from a clock that never goes back.
+        // One answer for each request, in order, from a clock that never goes back.
         let (time, text) = reply.trim_end().split_once(' ').unwrap();
         assert_eq!(text, number.to_string());
         let time: u64 = time.parse().unwrap();
-        assert!(time > guests_time, "the guest's time went back");
+        assert!(time > guests_time, "the guest's clock went back");
         guests_time = time;
         answers.fetch_add(1, Ordering::AcqRel);
         std::thread::sleep(Duration::from_millis(2));
@@ -103,7 +103,7 @@ fn serves_through(mode: &'static str) {
     client.wait_answers(50);
     let longest = client.finish();
     log(format!(
-        "{mode}: the client waited {:.1} ms at most",
+        "{mode}: longest response time {:.1} ms",
         longest.as_secs_f64() * 1e3
     ));
 }

@@ -1,5 +1,5 @@
-//! Journals tell of one QEMU process, and what is said about a migration that is over, or was
-//! interrupted, is so.
+//! A journal belongs to one QEMU process, and messages about a migration that has ended or was
+//! interrupted are correct.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
@@ -11,8 +11,7 @@ use hikkoshi_tests::{
 use std::path::Path;
 use std::process::Command;
 
-/// Starts `hikkoshi` with these words, for that QEMU and with journals in that folder, and waits
-/// for its end.
+/// Runs `hikkoshi` with these arguments, for that QEMU and with journals in that folder.
 fn run(words: &[&str], qmp: &Path, journal: &Path) -> Exit {
     let mut command = Command::new(hikkoshi());
     command.args(words).arg("--qmp").arg(qmp);
@@ -20,7 +19,7 @@ fn run(words: &[&str], qmp: &Path, journal: &Path) -> Exit {
     Program::start(words[0], command).wait()
 }
 
-/// The processes that a program has started.
+/// The child processes of a process.
 fn children(pid: u32) -> Vec<i32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = std::fs::read_to_string(path).unwrap();
@@ -33,8 +32,8 @@ fn is_running(vm: &Vm) {
     assert_eq!(vm.status().unwrap(), "running", "{}", vm.name());
 }
 
-/// A new `hikkoshi migrate` comes right after another one was killed in pre-copy: it waits for its
-/// guard, or undoes by itself if that was killed, too.
+/// A new `hikkoshi migrate` starts right after another one was killed in pre-copy: it waits for the
+/// guard process of the other one, or undoes its changes itself if the guard was killed, too.
 #[test]
 fn a_migration_right_after_one_that_was_killed() {
     let env = TestEnv::new();
@@ -52,7 +51,7 @@ fn a_migration_right_after_one_that_was_killed() {
             }
         }
         migration.migrate.kill();
-        // It finds nobody at that address: that is all it says.
+        // Its only error is that no destination listens at that address.
         let again = run(
             &["migrate", &env.unused_socket()],
             guest.vm().qmp_path(),
@@ -72,8 +71,8 @@ fn a_migration_right_after_one_that_was_killed() {
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
-/// A guest is moved by post-copy, and both of its QEMUs are gone. Others are at their sockets now:
-/// the journals do not tell of them.
+/// After a post-copy migration both QEMUs have ended. Other QEMUs use their sockets now, and the
+/// journals do not apply to them.
 #[test]
 fn other_qemus_at_the_same_sockets() {
     let env = TestEnv::new();
@@ -91,7 +90,7 @@ fn other_qemus_at_the_same_sockets() {
     for vm in [guest.vm(), &migration.destination] {
         vm.kill();
         vm.wait_exit(LONG).unwrap();
-        // Where the laboratory listened for it; the next one has the same name.
+        // The lab's listening sockets; the next QEMU has the same name.
         for what in ["console", "harness"] {
             let path = env.folder().join(format!("{}.{what}", vm.name()));
             std::fs::remove_file(path).unwrap();
@@ -114,7 +113,7 @@ fn other_qemus_at_the_same_sockets() {
     is_running(&other);
     let resumed = run(&["receive", "--resume"], empty.qmp_path(), &journal);
     resumed.assert(1, &["waits for a guest", "none was handed over to it"]);
-    // Nobody is told to end a QEMU.
+    // No message suggests to end a QEMU.
     for side in ["migrate", "receive"] {
         let dead = journal_of(&journal, side);
         let mut command = Command::new(hikkoshi());
@@ -127,7 +126,7 @@ fn other_qemus_at_the_same_sockets() {
             assert!(!ended.stderr.contains(advice), "{ended:?}");
         }
     }
-    // Nor is the other guest taken for the one that had moved.
+    // The other guest is not mistaken for the one that has moved.
     let away = run(
         &["migrate", &env.unused_socket()],
         other.qmp_path(),
@@ -152,7 +151,8 @@ fn journal_of(folder: &Path, side: &str) -> std::path::PathBuf {
     files.into_iter().find(ours).unwrap()
 }
 
-/// What there is to resume where nothing is, and where a guest is that has moved.
+/// `--resume` without an interrupted migration, for a guest that has not moved and for one that
+/// has.
 #[test]
 fn nothing_to_resume() {
     let env = TestEnv::new();
@@ -171,7 +171,7 @@ fn nothing_to_resume() {
     resumed.assert(3, &["postmigrate", "Never continue it here"]);
     let resumed = run(&["receive", "--resume"], guest.vm().qmp_path(), &journal);
     resumed.assert(0, &["the guest runs here, with all of its pages"]);
-    // A second guest is not taken in by a QEMU that has one.
+    // A QEMU that has a guest does not accept a second one.
     let second = run(
         &["receive", "--listen", &env.unused_socket()],
         guest.vm().qmp_path(),
@@ -189,8 +189,8 @@ fn nothing_to_resume() {
     is_running(guest.vm());
 }
 
-/// A QEMU that nothing has come to takes a guest in at the next try; one that got a part of a guest
-/// does not, and a source's QEMU that has ended has no guest.
+/// A QEMU that has received nothing accepts a guest at the next attempt; one that has received part
+/// of a guest does not. A source whose QEMU has ended has no guest.
 #[test]
 fn a_destination_after_a_try_that_failed() {
     let env = TestEnv::new();

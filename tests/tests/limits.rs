@@ -4,26 +4,27 @@
 use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{Guest, MigrationPlan, TestEnv};
 
-/// A rate can only be lower on a slow machine, so a ceiling can be asserted.
+/// A rate can only be lower on a slow machine, so an upper limit can be asserted.
 #[test]
-fn bandwidth_limits_the_background_and_nothing_else() {
+fn bandwidth_limits_only_the_background() {
     let env = TestEnv::new();
-    // It wants all of its 32 MiB, at once, over and over.
+    // The guest accesses all of its 32 MiB, continuously.
     let workload = Workload::verify(32).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
-    // So little that a slow and busy machine does it, too: the background keeps to it all the time.
+    // A rate that a slow and busy machine reaches, too, so the background is at the limit all the
+    // time.
     let limit = 5_000_000.0;
     let account =
         guest.migrate(&MigrationPlan::new("postcopy").migrate_args(&["--bandwidth", "5M"]));
     let seconds = account.total_ms / 1e3;
     let background = account.bytes.background as f64 / seconds;
     assert!(background <= limit * 1.1, "{background} B/s of background");
-    // What the guest asks for comes on top. A machine that is too busy for the background itself
-    // cannot show it.
+    // Requested pages are sent in addition. A machine that is too busy to reach the limit cannot
+    // show it.
     let all = (account.bytes.background + account.bytes.urgent) as f64 / seconds;
     assert!(
         all > limit * 1.05 || background < limit * 0.9,
-        "{all} B/s in all: urgent pages were held back"
+        "{all} B/s in all: urgent pages were limited"
     );
     assert!(account.pages.urgent > 1000 && account.pages.background > 1000);
 
@@ -39,19 +40,19 @@ fn bandwidth_limits_the_background_and_nothing_else() {
 }
 
 #[test]
-fn precopy_that_does_not_converge_says_so_and_obeys() {
+fn precopy_that_does_not_converge_follows_when_stalled() {
     let env = TestEnv::new();
     let workload = Workload::verify(48).threads(2).option("every_ms", 200);
     let config = VmConfig::new().cpus(2).workload(workload);
     let mut guest = Guest::boot(&env, config);
-    let hopeless = |choice: &'static str| {
+    let stalling = |choice: &'static str| {
         MigrationPlan::new("precopy").migrate_args(&[
             "--max-downtime",
             "1",
             "--max-rounds",
             "3",
-            // So little that the guest writes more in a round than goes in the downtime, however
-            // seldom it has its turn.
+            // A rate so low that the guest writes more in a round than can be sent in the downtime,
+            // however rarely it runs.
             "--bandwidth",
             "60M",
             "--when-stalled",
@@ -60,12 +61,12 @@ fn precopy_that_does_not_converge_says_so_and_obeys() {
     };
     let says = "pre-copy does not converge: after 3 rounds ";
 
-    let (exits, finished) = guest.start_migration(&hopeless("stop")).wait();
+    let (exits, finished) = guest.start_migration(&stalling("stop")).wait();
     exits.assert_source(1, &[says, "--max-downtime", "runs on at the source"]);
     exits.assert_destination(1, &["stays at the source"]);
     guest.assert_stayed(finished, "--when-stalled stop");
 
-    let migration = guest.start_migration(&hopeless("go-on"));
+    let migration = guest.start_migration(&stalling("go-on"));
     let line = migration.migrate.wait_stderr(says);
     assert!(line.contains("going on"), "{line}");
     migration.migrate.interrupt();
@@ -74,19 +75,19 @@ fn precopy_that_does_not_converge_says_so_and_obeys() {
     assert_eq!(exits.migrate.stderr.matches(says).count(), 1, "once");
     guest.assert_stayed(finished, "--when-stalled go-on, until Ctrl-C");
 
-    let account = guest.migrate(&hopeless("switch"));
+    let account = guest.migrate(&stalling("switch"));
     assert!(account.postcopy);
     assert_eq!(account.rounds, 3);
     assert!(account.pages.precopy > 0);
 
-    // With more downtime allowed it is no problem.
+    // Converges with a higher downtime limit.
     let account =
         guest.migrate(&MigrationPlan::new("precopy").migrate_args(&["--max-downtime", "10000"]));
     assert!(!account.postcopy);
 }
 
 #[test]
-fn hybrid_makes_as_many_rounds_as_asked() {
+fn hybrid_makes_the_requested_number_of_rounds() {
     let env = TestEnv::new();
     let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));

@@ -1,5 +1,5 @@
-//! Links that break at every step up to commit, and at the very end. Up to commit the source's guest
-//! runs on, and can be moved later; what comes after it is described in `recovery.rs`.
+//! Links cut at every step up to commit, and at the very end. Up to commit the source's guest
+//! continues to run, and can be moved later; cuts after commit are tested in `recovery.rs`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
@@ -8,9 +8,9 @@ use hikkoshi_tests::{
     inject_at_each,
 };
 
-/// A destination that let a source in which then went away takes the next one.
+/// A destination that accepted a source which then disconnected accepts the next one.
 #[test]
-fn the_same_destination_takes_the_next_one() {
+fn the_same_destination_accepts_the_next_source() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     let plan = MigrationPlan::new("hybrid").cut_at(Breakpoint::before(Begin));
@@ -25,7 +25,7 @@ fn the_same_destination_takes_the_next_one() {
     guest.complete_migration(&exits, finished, "running");
 }
 
-/// Cuts all links at each of `moments`, and moves the guest in the end.
+/// Cuts all links at each of these breakpoints, and migrates the guest in the end.
 fn cut_at_each(
     mode: &'static str,
     transport: Transport,
@@ -35,7 +35,7 @@ fn cut_at_each(
     inject_at_each(InjectedFault::LinksCut, transport, steps);
 }
 
-/// A source that comes no further than its first words: the destination goes on waiting.
+/// The links are cut before the source has offered the guest: the destination continues to wait.
 fn cut_early(mode: &'static str, transport: Transport) {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
@@ -52,7 +52,10 @@ fn cut_early(mode: &'static str, transport: Transport) {
         let mut migration = guest.start_migration(&plan);
         let ended = migration.migrate.wait();
         ended.assert(1, &["the guest runs on at the source"]);
-        assert!(!migration.receive.has_exited(), "it goes on waiting");
+        assert!(
+            !migration.receive.has_exited(),
+            "the destination must continue to wait"
+        );
         migration.receive.interrupt();
         let (exits, finished) = migration.wait();
         exits.assert_destination(1, &["cancelled", "the guest stays at the source"]);
@@ -62,12 +65,12 @@ fn cut_early(mode: &'static str, transport: Transport) {
 }
 
 #[test]
-fn before_the_guest_was_offered() {
+fn cut_before_the_guest_was_offered() {
     cut_early("hybrid", Transport::Tcp);
 }
 
 #[test]
-fn at_each_step_of_precopy() {
+fn cut_at_each_step_of_precopy() {
     let breakpoints = [
         Breakpoint::after(Begin),
         Breakpoint::before(Accept),
@@ -89,7 +92,7 @@ fn at_each_step_of_precopy() {
 }
 
 #[test]
-fn at_each_step_of_postcopy() {
+fn cut_at_each_step_of_postcopy() {
     let breakpoints = [
         Breakpoint::after(Begin),
         Breakpoint::after(Accept),
@@ -112,7 +115,7 @@ fn at_each_step_of_postcopy() {
 }
 
 #[test]
-fn at_each_step_of_hybrid() {
+fn cut_at_each_step_of_hybrid() {
     let breakpoints = [
         Breakpoint::after(HelloUrgent),
         Breakpoint::after(Pages),
@@ -129,9 +132,9 @@ fn at_each_step_of_hybrid() {
     cut_at_each("hybrid", Transport::Unix, breakpoints);
 }
 
-/// All pages are there, and the last word is lost: nothing is, and the guest runs.
+/// All pages are received, and the last message is lost: no page is lost, and the guest runs.
 #[test]
-fn before_the_last_word() {
+fn cut_before_the_last_message() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     let plan = MigrationPlan::new("hybrid").cut_at(Breakpoint::before(Goodbye));
@@ -146,7 +149,7 @@ fn before_the_last_word() {
         .assert(0, &["could not be told so"]);
     let ended = migration.migrate.wait();
     ended.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
-    // It can be told later.
+    // It is notified when both resume.
     migration.resume_receive(&[]);
     migration.resume_migrate(&[]);
     let (exits, finished) = migration.wait();

@@ -5,7 +5,7 @@ use hikkoshi_lab::{Ram, VmConfig, Workload};
 use hikkoshi_tests::{Breakpoint, Guest, MessageKind, MigrationPlan, TestEnv, Transport};
 use serde_json::json;
 
-fn by_all_modes(ram: Ram, workload: Workload) {
+fn migrate_by_all_modes(ram: Ram, workload: Workload) {
     let env = TestEnv::new();
     let config = VmConfig::new()
         .cpus(2)
@@ -21,8 +21,8 @@ fn by_all_modes(ram: Ram, workload: Workload) {
                 .hold_at(at),
         );
         migration.wait_held();
-        // What is stale was dropped. Somebody looks at the destination's memory,
-        // which fills it with zeros, before faults are asked for.
+        // The stale pages have been dropped. A process reads the destination's memory, which fills
+        // it with zeros, before it is registered with userfaultfd.
         let look = json!({ "val": 0, "size": 100 << 20, "filename": "/dev/null" });
         let qmp = migration.destination.qmp();
         qmp.execute("pmemsave", look).unwrap();
@@ -32,7 +32,7 @@ fn by_all_modes(ram: Ram, workload: Workload) {
     }
 }
 
-/// More than one node holds, so that both are written.
+/// More than one node holds, so both nodes are written.
 fn large() -> Workload {
     Workload::verify(128).threads(2).rate(40_000)
 }
@@ -40,7 +40,7 @@ fn large() -> Workload {
 #[test]
 fn numa_nodes() {
     let nodes = vec![128, 192];
-    by_all_modes(Ram::Numa { nodes }, large());
+    migrate_by_all_modes(Ram::Numa { nodes }, large());
 }
 
 #[test]
@@ -49,18 +49,18 @@ fn a_dimm() {
         mib: 192,
         dimm_mib: 128,
     };
-    by_all_modes(ram, large());
+    migrate_by_all_modes(ram, large());
 }
 
 #[test]
 fn huge_pages() {
-    by_all_modes(
+    migrate_by_all_modes(
         Ram::Huge2M { mib: 256 },
         Workload::verify(32).threads(2).rate(20_000).grow(4, 64),
     );
 }
 
 #[test]
-fn huge_pages_written_as_fast_as_it_goes() {
-    by_all_modes(Ram::Huge2M { mib: 256 }, Workload::verify(32).threads(2));
+fn huge_pages_written_as_fast_as_possible() {
+    migrate_by_all_modes(Ram::Huge2M { mib: 256 }, Workload::verify(32).threads(2));
 }

@@ -1,4 +1,4 @@
-//! The three modes, with one, two and four processors, busy, idle and growing guests.
+//! The three modes, with one, two and four processors, and with busy, idle and growing guests.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{Report, VmConfig, Workload};
@@ -6,7 +6,7 @@ use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, Transport};
 
 const MODES: [&str; 3] = ["hybrid", "postcopy", "precopy"];
 
-/// Moves a guest by each mode in turn.
+/// Migrates a guest by each mode in turn.
 fn all_modes(cpus: u32, workload: Workload) {
     let env = TestEnv::new();
     let workload = workload.option("every_ms", 200);
@@ -23,22 +23,22 @@ fn all_modes(cpus: u32, workload: Workload) {
 }
 
 #[test]
-fn one_processor_writing_as_fast_as_it_can() {
+fn one_processor_writing_as_fast_as_possible() {
     all_modes(1, Workload::verify(32));
 }
 
 #[test]
-fn two_processors_writing_as_fast_as_they_can() {
+fn two_processors_writing_as_fast_as_possible() {
     all_modes(2, Workload::verify(48).threads(2));
 }
 
 #[test]
-fn four_processors_writing_as_fast_as_they_can() {
+fn four_processors_writing_as_fast_as_possible() {
     all_modes(4, Workload::verify(64).threads(4));
 }
 
 #[test]
-fn counted_writes_none_of_which_may_be_lost() {
+fn no_counted_write_is_lost() {
     all_modes(2, Workload::dirty(64).threads(2));
 }
 
@@ -52,12 +52,13 @@ fn a_guest_that_mostly_reads() {
     all_modes(1, Workload::verify(64).rate(5000).write_percent(5));
 }
 
-/// Half of the pages turn to zeros and back; others are touched for the first time while the
-/// guest is moved.
+/// Half of the pages alternate between zeros and content; others are touched for the first time
+/// during the migration.
 #[test]
-fn memory_first_touched_on_the_way_and_zeros() {
+fn zero_pages_and_memory_first_touched_during_migration() {
     let env = TestEnv::new();
-    // A MiB a second is seen in any of the moves, and the end is far however long they take.
+    // Growth of a MiB a second is visible in each migration, and the limit is far away on any
+    // machine.
     let workload = Workload::verify(16)
         .rate(20_000)
         .grow(1, 144)
@@ -71,12 +72,13 @@ fn memory_first_touched_on_the_way_and_zeros() {
         };
         let first = guest.vm().console().len();
         let before = guest.vm().wait_report("size", first, LONG, pages).unwrap();
-        // Slow enough for something to happen on the way; pre-copy needs the downtime then.
+        // Slow enough for memory to grow during the migration; pre-copy needs the higher downtime
+        // limit then.
         let slowly = ["--bandwidth", "60M", "--max-downtime", "5000"];
         let account = guest.migrate(&MigrationPlan::new(mode).migrate_args(&slowly));
         let first = guest.vm().console().len();
         let after = guest.vm().wait_report("size", first, LONG, pages).unwrap();
-        assert!(after > before, "it did not grow: {before} {after}");
+        assert!(after > before, "memory did not grow: {before} {after}");
         assert!(account.pages.zero > 0);
     }
 }

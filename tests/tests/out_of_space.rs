@@ -1,5 +1,5 @@
-//! What a migration needs runs out under way: the file system of the destination's RAM file, or of
-//! a journal; and the destination's QEMU, with the guest in it.
+//! Resources that run out during a migration: space on the file system of the destination's RAM
+//! file or of a journal; and a destination QEMU that is killed with the guest in it.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
@@ -14,11 +14,11 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Post-copy long enough to be met half-way.
-const SLOWLY: [&str; 2] = ["--bandwidth", "20M"];
-const PATIENT: [&str; 2] = ["--retry-for", "1h"];
+/// Makes post-copy long enough to inject a fault in the middle.
+const SLOW_BACKGROUND: [&str; 2] = ["--bandwidth", "20M"];
+const LONG_RETRY: [&str; 2] = ["--retry-for", "1h"];
 
-/// A file that takes all the room that there is, as long as it lives.
+/// A file that takes all free space of a file system, until it is dropped.
 struct Filler(PathBuf);
 
 impl Filler {
@@ -32,7 +32,7 @@ impl Filler {
             if free == 0 {
                 return Self(path);
             }
-            // All or nothing, and somebody may take a page meanwhile.
+            // fallocate is all or nothing, and another process may take a page meanwhile.
             more = more.min(free);
             match fallocate(&file, FallocateFlags::empty(), has, more) {
                 Ok(()) => has += more,
@@ -57,7 +57,7 @@ fn no_memory_left_in_precopy() {
     let there = busy_guest().ram_directory(small.path());
     for (mode, at) in [
         ("precopy", Breakpoint::after(Pages).nth(40)),
-        // Nothing of the guest is there: all of its pages find no room.
+        // The destination has none of the guest's pages, so every page lacks space.
         ("hybrid", Breakpoint::before(Pages)),
     ] {
         let migration = guest.start_migration(
@@ -81,8 +81,8 @@ fn no_memory_left_in_precopy() {
 const NO_ROOM: &str = "the host has no memory left for the guest's pages";
 const ROOM: &str = "there is memory for the guest's pages again";
 
-/// In post-copy the destination waits for room, and says so; links may break and engines may be
-/// killed meanwhile.
+/// In post-copy the destination waits for free memory, and reports it. Links may be cut and engines
+/// may be killed meanwhile.
 #[test]
 fn no_memory_left_in_postcopy() {
     let env = TestEnv::new();
@@ -93,10 +93,10 @@ fn no_memory_left_in_postcopy() {
     let plan = MigrationPlan::new("postcopy")
         .transport(Transport::Tcp)
         .destination_config(there)
-        .migrate_args(&SLOWLY)
-        .migrate_args(&PATIENT)
+        .migrate_args(&SLOW_BACKGROUND)
+        .migrate_args(&LONG_RETRY)
         .migrate_args(&stall)
-        .receive_args(&PATIENT)
+        .receive_args(&LONG_RETRY)
         .receive_args(&stall)
         .hold_at(Breakpoint::after(Pages).nth(200));
     let mut migration = guest.start_migration(&plan);
@@ -104,17 +104,17 @@ fn no_memory_left_in_postcopy() {
     let mut filler = Filler::of(small.path());
     migration.relay().release();
     migration.receive.wait_stderr(NO_ROOM);
-    // A destination that waits is no link that stalls, however long it takes.
+    // A destination that waits for memory does not stall the link, however long it takes.
     std::thread::sleep(Duration::from_secs(4));
     let said = migration.migrate.stderr() + &migration.receive.stderr();
     assert!(!said.contains("nothing is lost. "), "{said}");
-    // Nothing new comes before there is no room again, however long that takes.
+    // Pause the source, so that no new page arrives before the space is used up again.
     migration.migrate.signal(Signal::STOP);
     let told = migration.receive.stderr_count(NO_ROOM);
     drop(filler);
     migration.receive.wait_stderr(ROOM);
 
-    // Links break while there is none.
+    // Links are cut while there is no space.
     filler = Filler::of(small.path());
     migration.migrate.signal(Signal::CONT);
     migration.receive.wait_stderr_count(NO_ROOM, told + 1);
@@ -124,15 +124,15 @@ fn no_memory_left_in_postcopy() {
         .wait_stderr("the destination is there again");
     migration.receive.wait_stderr_count(NO_ROOM, 2);
 
-    // The destination's engine is killed, and so is the next one.
+    // The destination's engine is killed, and so is its successor.
     for _ in 0..2 {
         migration.receive.kill();
-        migration.resume_receive(&PATIENT);
+        migration.resume_receive(&LONG_RETRY);
         migration.receive.wait_stderr(NO_ROOM);
     }
-    // The source's is, too.
+    // The source's engine is killed, too.
     migration.migrate.kill();
-    migration.resume_migrate(&PATIENT);
+    migration.resume_migrate(&LONG_RETRY);
     migration
         .migrate
         .wait_stderr("the destination is there again");
@@ -143,17 +143,17 @@ fn no_memory_left_in_postcopy() {
     guest.complete_resumed_migration(&exits, finished, "no memory left for a while");
 }
 
-/// Which side's journal cannot be written.
+/// The side whose journal cannot be written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Side {
     Source,
     Destination,
 }
 
-/// Hosts with little room for journals.
-struct Desks([Mount; 2]);
+/// Two small file systems for the journals.
+struct JournalMounts([Mount; 2]);
 
-impl Desks {
+impl JournalMounts {
     fn new(env: &TestEnv) -> Self {
         Self(["desk0", "desk1"].map(|name| Mount::tmpfs(env.lab(), name, 1).unwrap()))
     }
@@ -173,14 +173,14 @@ impl Desks {
 
 const RECORDING: &str = "recording how far the migration is";
 
-/// What the guard would need: the guest is not stopped without it.
+/// What the guard process needs: without it the guest is not paused.
 const WRITING: &str = "writing down how to let it run again";
 
 /// Up to *commit* the source keeps its guest.
 #[test]
 fn no_room_for_a_journal_before_commit() {
     let env = TestEnv::new();
-    let desks = Desks::new(&env);
+    let mounts = JournalMounts::new(&env);
     let mut guest = Guest::boot(&env, busy_guest());
     for (side, at, doing) in [
         (Side::Source, Breakpoint::before(HelloControl), WRITING),
@@ -188,9 +188,9 @@ fn no_room_for_a_journal_before_commit() {
         (Side::Destination, Breakpoint::after(Accept), RECORDING),
         (Side::Destination, Breakpoint::before(Switch), RECORDING),
     ] {
-        let migration = guest.start_migration(&desks.plan("hybrid").hold_at(at));
+        let migration = guest.start_migration(&mounts.plan("hybrid").hold_at(at));
         migration.wait_held();
-        let filler = desks.fill(side);
+        let filler = mounts.fill(side);
         migration.relay().release();
         let folders = migration.journal_folders().clone();
         let (exits, finished) = migration.wait();
@@ -203,27 +203,28 @@ fn no_room_for_a_journal_before_commit() {
             &format!("no room for the {side:?}'s journal {at}"),
         );
     }
-    guest.migrate(&desks.plan("hybrid"));
+    guest.migrate(&mounts.plan("hybrid"));
 }
 
-/// Later, nothing is done that was not recorded, and with room it is gone on.
+/// After *commit*, no step is taken that was not recorded; with free space the migration is
+/// resumed.
 #[test]
 fn no_room_for_a_journal_after_commit() {
     let env = TestEnv::new();
-    let desks = Desks::new(&env);
+    let mounts = JournalMounts::new(&env);
     let mut guest = Guest::boot(&env, busy_guest());
     for (side, at) in [
-        // Cannot record that it runs, and does not run it.
+        // Cannot record that the guest runs, and does not run it.
         (Side::Destination, Breakpoint::before(Commit)),
-        // Cannot record that it was heard to run.
+        // Cannot record that the destination runs the guest.
         (Side::Source, Breakpoint::before(Resumed)),
-        // Cannot record that all is there.
+        // Cannot record that all pages are received.
         (Side::Destination, Breakpoint::after(Pages).nth(300)),
         (Side::Source, Breakpoint::before(Complete)),
     ] {
-        let mut migration = guest.start_migration(&desks.plan("postcopy").hold_at(at));
+        let mut migration = guest.start_migration(&mounts.plan("postcopy").hold_at(at));
         migration.wait_held();
-        let filler = desks.fill(side);
+        let filler = mounts.fill(side);
         migration.relay().release();
         let [migrate, receive] = [migration.migrate.wait(), migration.receive.wait()];
         migrate.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
@@ -257,11 +258,11 @@ fn assert_nothing_in(folders: &[PathBuf]) {
     }
 }
 
-/// The guest is lost with it, and that is said as it is.
+/// The guest is lost with its QEMU, and both sides report that.
 fn destination_qemu_killed(with_engine: bool) {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
-    // Before post-copy it costs nothing.
+    // In pre-copy no data is lost.
     let plan = MigrationPlan::new("precopy").hold_at(Breakpoint::after(Pages).nth(50));
     let migration = guest.start_migration(&plan);
     migration.wait_held();
@@ -274,7 +275,7 @@ fn destination_qemu_killed(with_engine: bool) {
 
     let plan = MigrationPlan::new("postcopy")
         .transport(Transport::Tcp)
-        .migrate_args(&SLOWLY);
+        .migrate_args(&SLOW_BACKGROUND);
     let plan = plan.migrate_args(&["--progress", "json"]);
     let mut migration = guest.start_migration(&plan.hold_at(Breakpoint::after(Resumed)));
     migration.wait_held();
@@ -284,17 +285,17 @@ fn destination_qemu_killed(with_engine: bool) {
     migration.destination.kill();
     migration.destination.wait_exit(LONG).unwrap();
     migration.relay().release();
-    said_plainly(&mut migration, with_engine);
+    assert_reported_lost(&mut migration, with_engine);
     assert_not_running(guest.vm());
 }
 
-fn said_plainly(migration: &mut Migration, with_engine: bool) {
+fn assert_reported_lost(migration: &mut Migration, with_engine: bool) {
     let lost = "the guest is lost: ";
     let migrate;
     if with_engine {
         migration.relay().cut();
         migrate = migration.migrate.wait();
-        // It cannot know.
+        // The source cannot know that the guest is lost.
         migrate.assert(
             3,
             &["as long as its QEMU lives", "hikkoshi migrate --resume="],

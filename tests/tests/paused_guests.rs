@@ -1,4 +1,4 @@
-//! A guest that its owner has paused stays paused, and is whole when it goes on.
+//! A guest that is paused by its operator stays paused, and is complete when it resumes.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::QemuVersion::V7_2;
@@ -14,14 +14,17 @@ fn a_paused_guest_stays_paused() {
         guest.vm().stop().unwrap();
         let (exits, finished) = guest.start_migration(&MigrationPlan::new(mode)).wait();
         let account = guest.complete_migration(&exits, finished, "paused");
-        assert!(account.downtime_ms == 0.0, "its owner stopped it, not we");
+        assert!(
+            account.downtime_ms == 0.0,
+            "the operator paused it, not hikkoshi"
+        );
         guest.vm().cont().unwrap();
         guest.assert_healthy();
     }
 }
 
 #[test]
-fn a_paused_guest_that_does_not_get_away_stays_paused_too() {
+fn a_paused_guest_stays_paused_after_a_failed_migration() {
     let env = TestEnv::new();
     let workload = Workload::verify(32).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
@@ -31,7 +34,7 @@ fn a_paused_guest_that_does_not_get_away_stays_paused_too() {
         ("precopy", Breakpoint::after(MessageKind::Pages)),
         ("hybrid", Breakpoint::before(MessageKind::Discarded)),
         ("postcopy", Breakpoint::after(MessageKind::DeviceStateChunk)),
-        // Its device state has been saved, and it can be moved again all the same.
+        // Its device state has been saved, and the guest can be moved again nevertheless.
         ("precopy", Breakpoint::after(MessageKind::Switch)),
         ("hybrid", Breakpoint::before(MessageKind::Switch)),
         ("postcopy", Breakpoint::before(MessageKind::Ready)),
@@ -56,7 +59,7 @@ fn a_paused_guest_that_does_not_get_away_stays_paused_too() {
     guest.migrate(&MigrationPlan::new("postcopy"));
 }
 
-/// Its engine is killed: QEMU itself, or the guard, puts it back.
+/// The engine is killed, and QEMU itself, or the guard process, restores the state.
 #[test]
 fn a_paused_guest_whose_engine_is_killed_stays_paused() {
     let env = TestEnv::new();
@@ -82,9 +85,9 @@ fn a_paused_guest_whose_engine_is_killed_stays_paused() {
     guest.assert_healthy();
 }
 
-/// QEMU 7.2 has no way back from having saved a paused guest, and that is said.
+/// QEMU 7.2 cannot return to `paused` after it has saved the device state; the message says so.
 #[test]
-fn an_old_qemu_does_not_call_it_paused() {
+fn qemu_7_2_stays_in_postmigrate() {
     let env = TestEnv::new();
     let workload = Workload::verify(16).rate(5000).option("every_ms", 200);
     let config = VmConfig::new().version(V7_2).workload(workload);

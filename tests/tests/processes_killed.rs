@@ -1,5 +1,5 @@
-//! Somebody is killed at every step: an engine, or a QEMU. Up to commit the source's guest runs on
-//! and can be moved later, as long as its own QEMU is there.
+//! An engine or a QEMU is killed at every step. Up to commit the source's guest continues to run
+//! and can be moved later, as long as its own QEMU runs.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
@@ -10,7 +10,7 @@ use hikkoshi_tests::{
 };
 use std::process::Command;
 
-/// Kills `hikkoshi migrate` at each moment: its guard brings the guest back.
+/// Kills `hikkoshi migrate` at each breakpoint: its guard process resumes the guest.
 fn source_engine(
     mode: &'static str,
     transport: Transport,
@@ -21,7 +21,7 @@ fn source_engine(
 }
 
 #[test]
-fn the_source_engine_in_precopy() {
+fn source_engine_killed_in_precopy() {
     let breakpoints = [
         Breakpoint::after(Begin),
         Breakpoint::before(HelloBackground),
@@ -37,7 +37,7 @@ fn the_source_engine_in_precopy() {
 }
 
 #[test]
-fn the_source_engine_in_postcopy() {
+fn source_engine_killed_in_postcopy() {
     let breakpoints = [
         Breakpoint::before(Accept),
         Breakpoint::before(HelloUrgent),
@@ -53,7 +53,7 @@ fn the_source_engine_in_postcopy() {
 }
 
 #[test]
-fn the_source_engine_in_hybrid() {
+fn source_engine_killed_in_hybrid() {
     let breakpoints = [
         Breakpoint::after(Pages).nth(60),
         Breakpoint::before(Discard),
@@ -66,9 +66,9 @@ fn the_source_engine_in_hybrid() {
     source_engine("hybrid", Transport::Unix, breakpoints);
 }
 
-/// Kills `hikkoshi receive` at each moment.
+/// Kills `hikkoshi receive` at each breakpoint.
 #[test]
-fn the_destination_engine() {
+fn destination_engine_killed() {
     let steps = [
         ("precopy", Breakpoint::before(Accept)),
         ("precopy", Breakpoint::after(Accept)),
@@ -86,9 +86,9 @@ fn the_destination_engine() {
     inject_at_each(InjectedFault::DestinationKilled, Transport::Tcp, steps);
 }
 
-/// Kills the destination's QEMU at each moment, and lets the engines find out.
+/// Kills the destination's QEMU at each breakpoint; the engines must detect it.
 #[test]
-fn the_destination_qemu() {
+fn destination_qemu_killed() {
     let steps = [
         ("precopy", Breakpoint::before(Begin)),
         ("precopy", Breakpoint::after(Accept)),
@@ -105,10 +105,10 @@ fn the_destination_qemu() {
     inject_at_each(InjectedFault::DestinationQemuKilled, Transport::Tcp, steps);
 }
 
-/// The destination's QEMU is gone after *ready*, and the source has handed over in good faith: it
-/// hears that the guest never ran there, and takes it back.
+/// The destination's QEMU is killed after *ready*, and the source has sent *commit*. The
+/// destination reports that the guest never ran there, and the source resumes it.
 #[test]
-fn the_destination_qemu_after_ready() {
+fn destination_qemu_killed_after_ready() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     for mode in ["precopy", "postcopy"] {
@@ -126,9 +126,9 @@ fn the_destination_qemu_after_ready() {
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
-/// The same with its engine killed, too: a new one tells the source.
+/// The same with its engine killed, too: a new engine notifies the source.
 #[test]
-fn all_of_the_destination_after_ready() {
+fn destination_qemu_and_engine_killed_after_ready() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     let mut migration =
@@ -144,14 +144,14 @@ fn all_of_the_destination_after_ready() {
     let (exits, finished) = migration.wait();
     exits.assert_source(1, &["never ran the guest", "runs on at the source"]);
     exits.assert_destination(1, &["the guest stays at the source"]);
-    guest.assert_stayed(finished, "all of the destination killed before Commit");
+    guest.assert_stayed(finished, "destination QEMU and engine killed before Commit");
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
-/// The destination's QEMU goes while nobody has come yet: its engine does not wait on for a guest
-/// that nobody could take in.
+/// The destination's QEMU ends before a source has connected: its engine does not wait for a guest
+/// that it cannot accept.
 #[test]
-fn the_destination_qemu_while_nobody_comes() {
+fn destination_qemu_killed_before_a_source_connects() {
     let env = TestEnv::new();
     let vm = busy_guest().incoming().start(env.lab(), "lonely").unwrap();
     let mut receive = Command::new(hikkoshi());
@@ -166,19 +166,20 @@ fn the_destination_qemu_while_nobody_comes() {
     assert!(!ended.stderr.contains("cancelled"), "{ended:?}");
 }
 
-/// Kills the source's QEMU: the guest has gone, both engines end and nobody runs half of it.
+/// Kills the source's QEMU: the guest is gone, both engines exit, and the destination does not run
+/// an incomplete guest.
 fn source_qemu(mode: &'static str, breakpoint: Breakpoint) {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     let migration = guest.start_migration(&MigrationPlan::new(mode).hold_at(breakpoint));
     migration.wait_held();
-    attempt_kill(&guest);
+    kill_source_qemu(&guest);
     migration.relay().release();
     let (exits, finished) = migration.wait();
     if exits.codes() == [Some(0); 2] {
-        // It had saved everything that is not in its RAM file.
+        // All state outside the RAM file had been sent.
         log(format!(
-            "{mode}, source QEMU killed {breakpoint}: has moved all the same"
+            "{mode}, source QEMU killed {breakpoint}: the migration succeeded"
         ));
         guest.set_vm(finished.destination);
         guest.assert_healthy();
@@ -190,7 +191,7 @@ fn source_qemu(mode: &'static str, breakpoint: Breakpoint) {
     assert_not_running(&finished.destination);
     assert!(
         !exits.migrate.stderr.contains("runs on at the source"),
-        "it does not: {exits:?}"
+        "the guest does not run at the source: {exits:?}"
     );
     log(format!(
         "{mode}, source QEMU killed {breakpoint}: {:?}",
@@ -198,41 +199,41 @@ fn source_qemu(mode: &'static str, breakpoint: Breakpoint) {
     ));
 }
 
-fn attempt_kill(guest: &Guest<'_>) {
+fn kill_source_qemu(guest: &Guest<'_>) {
     guest.vm().kill();
     guest.vm().wait_exit(LONG).unwrap();
 }
 
 #[test]
-fn the_source_qemu_in_precopy() {
+fn source_qemu_killed_in_precopy() {
     source_qemu("precopy", Breakpoint::after(Pages).nth(40));
 }
 
 #[test]
-fn the_source_qemu_in_the_switchover() {
+fn source_qemu_killed_in_the_switchover() {
     source_qemu("hybrid", Breakpoint::before(DeviceStateChunk));
 }
 
 #[test]
-fn the_source_qemu_before_the_switchover() {
+fn source_qemu_killed_before_the_switchover() {
     source_qemu("hybrid", Breakpoint::before(Discarded));
 }
 
-/// The guest runs at the destination, and its memory is in the source's RAM file still: the
+/// The guest runs at the destination, and its memory is still in the source's RAM file: the
 /// source's QEMU is not needed any more.
 #[test]
-fn the_source_qemu_in_postcopy() {
+fn source_qemu_killed_in_postcopy() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     let migration =
         guest.start_migration(&MigrationPlan::new("postcopy").hold_at(Breakpoint::after(Resumed)));
     migration.wait_held();
-    attempt_kill(&guest);
+    kill_source_qemu(&guest);
     migration.relay().release();
     let (exits, finished) = migration.wait();
     exits.assert_source(0, &[]);
     exits.assert_destination(0, &[]);
-    eventually("it runs there", || {
+    eventually("the guest to run at the destination", || {
         let status = finished.destination.status().unwrap();
         (status == "running").then_some(()).ok_or(status)
     });
@@ -241,13 +242,13 @@ fn the_source_qemu_in_postcopy() {
     guest.migrate(&MigrationPlan::new("precopy"));
 }
 
-/// The same when it is asked to end, and does it in order: it lets go of its devices and its memory,
-/// and the RAM file stays as it was. From then on the guest asks for every page that it works with,
-/// and checks it; what it did not ask for comes in the end. The source's engine stays, or is killed
-/// and another one goes on.
+/// The same with `quit`: QEMU frees its devices and its memory, and the RAM file stays. From then
+/// on the guest requests every page that it works with, and checks it; the other pages follow in
+/// the end. The source's engine stays, or is killed and replaced.
 fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
     let env = TestEnv::new();
-    // It gets round to its pages so slowly that most of them are missing when its source has gone.
+    // The guest accesses its pages so slowly that most of them are missing when its source has
+    // gone.
     let workload = Workload::verify(64).rate(100).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     let plan = MigrationPlan::new("postcopy")
@@ -257,7 +258,7 @@ fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
         .receive_args(&["--retry-for", "1h"]);
     let mut migration = guest.start_migration(&plan);
     migration.receive.wait_stderr("the guest runs here now");
-    // Its answer may be lost with it.
+    // QEMU may end before it answers.
     let _ = guest.vm().qmp().execute("quit", serde_json::json!({}));
     let ended = guest.vm().wait_exit(LONG).unwrap();
     assert!(ended.success(), "{ended}");
@@ -276,7 +277,7 @@ fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
     migration.resume_migrate(&["--background-delay", "0"]);
     let (exits, finished) = migration.wait();
     let [Some(here), Some(there)] = &exits.accounts else {
-        panic!("an account is missing: {exits:?}");
+        panic!("a JSON report is missing: {exits:?}");
     };
     assert!(here.pages.background > 0, "{here:?}");
     assert!(there.request_latency_us.count > 0, "{there:?}");
@@ -285,11 +286,11 @@ fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
 }
 
 #[test]
-fn the_source_qemu_asked_to_quit_in_postcopy() {
+fn source_qemu_quits_in_postcopy() {
     the_source_qemu_quits_in_postcopy(false);
 }
 
 #[test]
-fn the_source_qemu_asked_to_quit_in_postcopy_and_its_engine_killed() {
+fn source_qemu_quits_and_its_engine_is_killed_in_postcopy() {
     the_source_qemu_quits_in_postcopy(true);
 }

@@ -1,4 +1,4 @@
-//! Both QEMU versions, and from one to the other.
+//! Both QEMU versions, and migrations between them.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::QemuVersion::{V7_2, V10_0};
@@ -6,7 +6,7 @@ use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{Guest, MigrationPlan, TestEnv, Transport};
 
 #[test]
-fn the_older_one_in_every_mode() {
+fn older_qemu_in_every_mode() {
     let env = TestEnv::new();
     let workload = Workload::verify(48).threads(2).option("every_ms", 200);
     let config = VmConfig::new().version(V7_2).cpus(2).workload(workload);
@@ -17,7 +17,7 @@ fn the_older_one_in_every_mode() {
 }
 
 #[test]
-fn from_the_older_to_the_newer_and_back() {
+fn between_older_and_newer_qemu() {
     let env = TestEnv::new();
     let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
     let config = VmConfig::new().version(V7_2).workload(workload);

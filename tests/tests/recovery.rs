@@ -1,5 +1,5 @@
-//! From commit on nothing is lost: links that break and engines that are killed are replaced, and
-//! the guest has all of its pages in the end.
+//! From commit on nothing is lost: cut links and killed engines are replaced, and the guest has all
+//! of its pages in the end.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
@@ -11,9 +11,9 @@ use serde_json::json;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
-/// Who goes.
+/// What is cut or killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Who {
+enum Victim {
     Links,
     Source,
     Destination,
@@ -21,31 +21,34 @@ enum Who {
     SourceAndQemu,
 }
 
-/// Interrupts a migration at a moment and goes on with it, with new engines.
-fn interrupted(guest: &mut Guest<'_>, plan: MigrationPlan, who: Who, at: Breakpoint) {
-    let what = format!("{who:?} gone {at}");
+/// Interrupts a migration at a breakpoint, and resumes it with new engines.
+fn interrupted(guest: &mut Guest<'_>, plan: MigrationPlan, victim: Victim, at: Breakpoint) {
+    let what = format!("{victim:?} interrupted {at}");
     let mut migration = guest.start_migration(&plan.hold_at(at));
     migration.wait_held();
-    if matches!(who, Who::Source | Who::Both | Who::SourceAndQemu) {
+    if matches!(
+        victim,
+        Victim::Source | Victim::Both | Victim::SourceAndQemu
+    ) {
         migration.migrate.kill();
     }
-    if matches!(who, Who::Destination | Who::Both) {
+    if matches!(victim, Victim::Destination | Victim::Both) {
         migration.receive.kill();
     }
-    if who == Who::SourceAndQemu {
+    if victim == Victim::SourceAndQemu {
         guest.vm().kill();
         guest.vm().wait_exit(LONG).unwrap();
     }
     migration.relay().cut();
-    have_left(&mut migration);
+    wait_for_exits(&mut migration);
     migration.resume_receive(&[]);
     migration.resume_migrate(&[]);
     let (exits, finished) = migration.wait();
     guest.complete_resumed_migration(&exits, finished, &what);
 }
 
-/// Both engines have ended: those that were not killed have left, and said how to go on.
-fn have_left(migration: &mut Migration) -> [Exit; 2] {
+/// Waits until both engines have exited. Those that were not killed print how to resume.
+fn wait_for_exits(migration: &mut Migration) -> [Exit; 2] {
     let receive = migration.receive.wait();
     if receive.code.is_some() {
         receive.assert(3, &["nothing of it is lost", "hikkoshi receive --resume="]);
@@ -54,97 +57,97 @@ fn have_left(migration: &mut Migration) -> [Exit; 2] {
     if migrate.code.is_some() {
         migrate.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
     }
-    assert_eq!(migration.journals().len(), 2, "one a side");
+    assert_eq!(migration.journals().len(), 2, "one journal per side");
     [migrate, receive]
 }
 
-/// At each of these moments, one after the other, the guest going to and fro.
+/// Interrupts a migration at each of these breakpoints, moving the guest to and fro.
 fn each(
     mode: &'static str,
     transport: Transport,
-    steps: impl IntoIterator<Item = (Who, Breakpoint)>,
+    steps: impl IntoIterator<Item = (Victim, Breakpoint)>,
 ) {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
-    for (who, at) in steps {
+    for (victim, at) in steps {
         let plan = MigrationPlan::new(mode).transport(transport.clone());
-        interrupted(&mut guest, plan, who, at);
+        interrupted(&mut guest, plan, victim, at);
     }
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
 #[test]
-fn links_that_break_in_postcopy() {
+fn links_cut_in_postcopy() {
     let steps = [
-        (Who::Links, Breakpoint::before(Commit)),
-        (Who::Links, Breakpoint::after(Commit)),
-        (Who::Links, Breakpoint::after(Pages).nth(500)),
+        (Victim::Links, Breakpoint::before(Commit)),
+        (Victim::Links, Breakpoint::after(Commit)),
+        (Victim::Links, Breakpoint::after(Pages).nth(500)),
     ];
     each("postcopy", Transport::Unix, steps);
 }
 
 #[test]
-fn links_that_break_in_hybrid() {
+fn links_cut_in_hybrid() {
     let steps = [
-        (Who::Links, Breakpoint::before(Commit)),
-        (Who::Links, Breakpoint::after(Commit)),
-        (Who::Links, Breakpoint::before(Resumed)),
+        (Victim::Links, Breakpoint::before(Commit)),
+        (Victim::Links, Breakpoint::after(Commit)),
+        (Victim::Links, Breakpoint::before(Resumed)),
     ];
     each("hybrid", Transport::Tcp, steps);
 }
 
 #[test]
-fn engines_that_are_killed_in_postcopy() {
+fn engines_killed_in_postcopy() {
     let steps = [
-        (Who::Destination, Breakpoint::after(Pages).nth(400)),
-        (Who::Source, Breakpoint::after(Pages).nth(300)),
-        (Who::Both, Breakpoint::after(Pages).nth(600)),
+        (Victim::Destination, Breakpoint::after(Pages).nth(400)),
+        (Victim::Source, Breakpoint::after(Pages).nth(300)),
+        (Victim::Both, Breakpoint::after(Pages).nth(600)),
     ];
     each("postcopy", Transport::Tcp, steps);
 }
 
 #[test]
-fn engines_that_are_killed_at_commit() {
+fn engines_killed_at_commit() {
     let steps = [
-        (Who::Destination, Breakpoint::before(Commit)),
-        (Who::Source, Breakpoint::before(Commit)),
-        (Who::Both, Breakpoint::before(Commit)),
-        (Who::Both, Breakpoint::after(Commit)),
+        (Victim::Destination, Breakpoint::before(Commit)),
+        (Victim::Source, Breakpoint::before(Commit)),
+        (Victim::Both, Breakpoint::before(Commit)),
+        (Victim::Both, Breakpoint::after(Commit)),
     ];
     each("hybrid", Transport::Unix, steps);
 }
 
-/// Everything has arrived with the commit: only who has the guest is to be settled.
+/// All pages have arrived at commit; only the ownership of the guest is open.
 #[test]
-fn precopy_at_commit() {
+fn precopy_interrupted_at_commit() {
     let steps = [
-        (Who::Links, Breakpoint::before(Commit)),
-        (Who::Both, Breakpoint::before(Commit)),
+        (Victim::Links, Breakpoint::before(Commit)),
+        (Victim::Both, Breakpoint::before(Commit)),
     ];
     each("precopy", Transport::Unix, steps);
 }
 
-/// The source's engine and its QEMU are killed: the RAM file is enough, even if nobody there has
-/// heard yet that the guest runs at the destination.
+/// The source's engine and its QEMU are killed: the RAM file is sufficient, even if the source had
+/// not been notified yet that the guest runs at the destination.
 #[test]
-fn a_source_of_which_only_the_memory_is_left() {
+fn source_engine_and_qemu_killed() {
     let steps = [
-        (Who::SourceAndQemu, Breakpoint::after(Commit)),
-        (Who::SourceAndQemu, Breakpoint::before(Resumed)),
-        (Who::SourceAndQemu, Breakpoint::after(Pages).nth(400)),
+        (Victim::SourceAndQemu, Breakpoint::after(Commit)),
+        (Victim::SourceAndQemu, Breakpoint::before(Resumed)),
+        (Victim::SourceAndQemu, Breakpoint::after(Pages).nth(400)),
     ];
     each("postcopy", Transport::Tcp, steps);
 }
 
-/// A QEMU that would empty its RAM file when it ends in order does not as long as it can be gone on
-/// from there, though no engine is there any more when it is asked to end.
+/// A QEMU that would discard its RAM file when it quits must not do so as long as the migration can
+/// be resumed from that file, even if no engine runs when it quits.
 #[test]
-fn a_source_qemu_that_ends_after_both_engines() {
+fn source_qemu_quits_after_both_engines() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     let discard = json!({ "path": "/objects/ram", "property": "discard-data", "value": true });
     guest.vm().qmp().execute("qom-set", discard).unwrap();
-    // Background comes when the source has heard that the guest runs there, and takes its time.
+    // The source sends background pages when it knows that the guest runs there, and slowly.
     let plan = MigrationPlan::new("postcopy")
         .transport(Transport::Tcp)
         .migrate_args(&["--bandwidth", "16M"])
@@ -152,10 +155,10 @@ fn a_source_qemu_that_ends_after_both_engines() {
     let mut migration = guest.start_migration(&plan);
     migration.wait_held();
     migration.relay().cut();
-    let [migrate, _] = have_left(&mut migration);
+    let [migrate, _] = wait_for_exits(&mut migration);
     let runs_there = ["the guest runs at the destination: never continue it"];
     migrate.assert(3, &runs_there);
-    // Nor does one more engine, which finds nobody, have it emptied.
+    // A further engine that finds no destination does not cause the file to be discarded either.
     migration.resume_migrate(&[]);
     migration.migrate.wait().assert(3, &runs_there);
     let held = || {
@@ -164,11 +167,11 @@ fn a_source_qemu_that_ends_after_both_engines() {
             .blocks()
     };
     let before = held();
-    // Its answer may be lost with it.
+    // QEMU may end before it answers.
     let _ = guest.vm().qmp().execute("quit", json!({}));
     let ended = guest.vm().wait_exit(LONG).unwrap();
     assert!(ended.success(), "{ended}");
-    assert_eq!(held(), before, "what the RAM file has");
+    assert_eq!(held(), before, "blocks of the RAM file");
     migration.resume_receive(&[]);
     migration.resume_migrate(&["--bandwidth", "1G"]);
     let (exits, finished) = migration.wait();
@@ -178,9 +181,9 @@ fn a_source_qemu_that_ends_after_both_engines() {
     guest.migrate(&MigrationPlan::new("precopy"));
 }
 
-/// The links break again and again, and both engines go on by themselves.
+/// The links are reset repeatedly, and both engines reconnect by themselves.
 #[test]
-fn links_that_break_are_made_again() {
+fn reset_links_are_reestablished() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     for at in [
@@ -192,7 +195,7 @@ fn links_that_break_are_made_again() {
         let plan = MigrationPlan::new("postcopy")
             .transport(Transport::Tcp)
             .reset_at(at);
-        // Nobody has to ask for it.
+        // Without `--retry-for`, too.
         let plan = if at == Breakpoint::after(Commit) {
             plan.default_retry()
         } else {
@@ -207,9 +210,10 @@ fn links_that_break_are_made_again() {
     }
 }
 
-/// What the engines say goes on, with nothing added: address and options are in the journals.
+/// The suggested commands resume the migration as they are: address and options are in the
+/// journals.
 #[test]
-fn what_is_said_is_all_it_takes() {
+fn suggested_commands_resume_the_migration() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     for transport in [Transport::Unix, Transport::Tcp] {
@@ -223,19 +227,20 @@ fn what_is_said_is_all_it_takes() {
         for ended in [&receive, &migrate] {
             ended.assert(3, &["othing of it is lost"]);
         }
-        out_of_sight(&migration);
+        resume_in_other_pid_namespace(&migration);
         let receive = receive.suggested_command("hikkoshi receive --resume=", env.folder());
-        migration.receive = Program::start("what receive said", receive);
+        migration.receive = Program::start("receive --resume as suggested", receive);
         migration.receive.wait_stderr("waiting for its source at ");
         let migrate = migrate.suggested_command("hikkoshi migrate --resume=", env.folder());
-        migration.migrate = Program::start("what migrate said", migrate);
+        migration.migrate = Program::start("migrate --resume as suggested", migrate);
         let (exits, finished) = migration.wait();
-        guest.complete_resumed_migration(&exits, finished, "by what was said");
+        guest.complete_resumed_migration(&exits, finished, "resumed by the suggested commands");
     }
 }
 
-/// Where QEMU's process cannot be seen nobody takes it for gone, and the journals stay.
-fn out_of_sight(migration: &Migration) {
+/// In another PID namespace, QEMU's process is not visible. It is not taken for ended, and the
+/// journals stay.
+fn resume_in_other_pid_namespace(migration: &Migration) {
     for side in ["receive", "migrate"] {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc"]);
@@ -253,10 +258,10 @@ fn out_of_sight(migration: &Migration) {
     assert_eq!(migration.journals().len(), 2);
 }
 
-/// Both engines are gone, and one side after the other is given up by whoever knows that the other
-/// one is lost: the guest that had moved ends, and the one that was stopped runs on.
+/// Both engines have exited, and each side is given up by an operator who knows that the other one
+/// is lost: the guest at the destination ends, and the one at the source continues.
 #[test]
-fn what_is_given_up() {
+fn each_side_is_given_up() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     for at in [

@@ -1,4 +1,5 @@
-//! What is refused, in words that help, with the right exit code, and the guest untouched.
+//! What is refused: with a helpful message, with the correct exit code, and without changing the
+//! guest.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{Mount, Ram, VmConfig, Workload};
@@ -15,22 +16,22 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
 
-/// Of a guest that was looked at.
+/// For a guest that was inspected.
 const UNTOUCHED: &str = "the guest runs on at the source; nothing was changed";
 
-/// Of one that was not.
+/// For a guest that was not inspected.
 const UNCHANGED: &str = "nothing was changed";
 
 fn light_guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(16).rate(5000).option("every_ms", 200))
 }
 
-/// A machine that boots; nobody waits for it.
+/// Starts a machine without waiting for its guest.
 fn start_guest(env: &TestEnv, config: VmConfig) -> Guest<'_> {
     Guest::start(env, config)
 }
 
-/// `hikkoshi migrate` of this guest is refused, and nothing of it is changed.
+/// Asserts that `hikkoshi migrate` refuses this guest, and changes nothing.
 fn source_refused(guest: &Guest<'_>, code: i32, parts: &[&str]) {
     let before = QemuState::of(guest.vm());
     let qmp = guest.vm().qmp_path().to_str().unwrap();
@@ -109,7 +110,7 @@ fn a_block_job_that_is_running() {
 }
 
 #[test]
-fn sockets_that_are_no_qmp_or_busy() {
+fn sockets_without_qmp_or_in_use() {
     let env = TestEnv::new();
     let path = |name: &str| env.folder().join(name).to_str().unwrap().to_owned();
     let both = |qmp: &str, parts: &[&str]| {
@@ -149,7 +150,7 @@ fn sockets_that_are_no_qmp_or_busy() {
     guest.assert_healthy();
 }
 
-/// A TCP port of this machine at which nobody listens for as long as the socket is there.
+/// A TCP port of this machine on which no socket listens as long as the returned socket exists.
 fn closed_port() -> (OwnedFd, String) {
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -159,12 +160,12 @@ fn closed_port() -> (OwnedFd, String) {
 }
 
 #[test]
-fn a_destination_that_is_not_there() {
+fn a_destination_that_does_not_listen() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, light_guest());
     let qmp = guest.vm().qmp_path().to_str().unwrap().to_owned();
     let before = QemuState::of(guest.vm());
-    // Bound, so that it is nobody else's, and nobody listens.
+    // Bound, so that no other process can use the port.
     let (_bound, port) = closed_port();
     let why = [
         "there is no such socket: does 'hikkoshi receive' run there?",
@@ -178,8 +179,8 @@ fn a_destination_that_is_not_there() {
         "the guest runs on at the source",
     ];
     assert_refused(&["migrate", &port, "--qmp", &qmp], 1, &closed);
-    // An upgrade has replaced the program's file since it was started: the guard process is started
-    // all the same.
+    // The program's file has been replaced by an upgrade; the guard process is started
+    // nevertheless.
     let copy = env.folder().join("hikkoshi");
     std::fs::copy(hikkoshi(), &copy).unwrap();
     let program = std::fs::File::open(&copy).unwrap();
@@ -187,7 +188,7 @@ fn a_destination_that_is_not_there() {
     let mut replaced = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
     replaced.args(["migrate", &env.unused_socket(), "--qmp", &qmp]);
     assert_command_refused(replaced, 1, &why);
-    // Too long for a name: refused without asking anybody on a network.
+    // Too long for a host name, so it is refused without a network query.
     let unknown = format!("{}.invalid:7000", "a".repeat(64));
     assert_refused(
         &["migrate", &unknown, "--qmp", &qmp],
@@ -196,7 +197,7 @@ fn a_destination_that_is_not_there() {
     );
     before.assert_unchanged(guest.vm());
 
-    // Something else listens there.
+    // Another server listens there.
     let path = env.folder().join("web");
     let listener = UnixListener::bind(&path).unwrap();
     std::thread::spawn(move || {
@@ -264,7 +265,7 @@ fn destinations_that_do_not_fit() {
             1,
             &["the destination refuses the guest", "runs on at the source"],
         );
-        // It goes on waiting for one that fits.
+        // The destination continues to wait for a guest that fits.
         migration.receive.wait_stderr("refused a guest");
         migration.receive.interrupt();
         let (exits, finished) = migration.wait();
@@ -275,7 +276,7 @@ fn destinations_that_do_not_fit() {
 }
 
 #[test]
-fn a_destination_without_room() {
+fn a_destination_without_enough_memory() {
     let env = TestEnv::new();
     let small = Mount::tmpfs(env.lab(), "small", 64).unwrap();
     let vm = light_guest()
@@ -300,7 +301,7 @@ fn a_destination_that_does_not_wait_for_a_guest() {
     assert_refused(&receive, 2, &["-incoming defer"]);
     before.assert_unchanged(guest.vm());
     assert_eq!(guest.vm().status().unwrap(), "running");
-    // And one that waits is no source.
+    // A QEMU that waits for a guest is not a source.
     let waiting = light_guest()
         .incoming()
         .start(env.lab(), "waiting")
@@ -311,7 +312,7 @@ fn a_destination_that_does_not_wait_for_a_guest() {
         1,
         &["still waits for a guest"],
     );
-    // An address that is taken.
+    // The address is in use.
     let path = env.folder().join("taken");
     let _listener = UnixListener::bind(&path).unwrap();
     let taken = format!("unix:{}", path.display());
@@ -322,7 +323,7 @@ fn a_destination_that_does_not_wait_for_a_guest() {
     );
 }
 
-/// `hikkoshi` under `setpriv` with these options.
+/// Runs a program under `setpriv` with these options.
 fn with_privileges(options: &[&str], program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("setpriv");
     command.args(options).arg(program).args(arguments);
@@ -335,7 +336,7 @@ fn missing_privileges() {
     let guest = Guest::boot(&env, light_guest());
     let qmp = guest.vm().qmp_path();
     let before = QemuState::of(guest.vm());
-    // Where another user can start it from.
+    // A copy that other users can execute.
     let program = env.folder().join("hikkoshi");
     std::fs::copy(hikkoshi(), &program).unwrap();
     let program = program.to_str().unwrap();
@@ -360,7 +361,7 @@ fn missing_privileges() {
     let not_the_process = with_privileges(&nobody, program, &migrate);
     assert_command_refused(not_the_process, 1, &["CAP_SYS_PTRACE", UNTOUCHED]);
 
-    // Root, but for the one capability.
+    // Root without this one capability.
     let all_but_one = ["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"];
     let without = with_privileges(&all_but_one, program, &migrate);
     assert_command_refused(without, 1, &["CAP_SYS_PTRACE", UNTOUCHED]);
@@ -369,8 +370,8 @@ fn missing_privileges() {
     guest.assert_healthy();
 }
 
-/// Kernels without what tracking writes needs: told before the destination is bothered. Post-copy
-/// needs none of it.
+/// Kernels that cannot track writes: refused before connecting to the destination. Post-copy does
+/// not need write tracking.
 #[test]
 fn a_kernel_that_cannot_track_writes() {
     let env = TestEnv::new();
@@ -414,7 +415,7 @@ fn a_kernel_that_cannot_track_writes() {
             );
             before.assert_unchanged(guest.vm());
         }
-        // It gets as far as calling.
+        // Post-copy gets as far as connecting.
         feature.run_without(|| {
             let migrate = ["migrate", &env.unused_socket(), "--mode", "postcopy"];
             let migrate = migrate.into_iter().chain(["--qmp", &qmp]);
@@ -427,14 +428,14 @@ fn a_kernel_that_cannot_track_writes() {
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
-/// A destination that cannot catch faults, for one reason or another: refused with that reason
-/// before anything has moved, and its QEMU is as it was. Pre-copy does without.
+/// A destination that cannot catch faults, for several reasons: refused with the reason before
+/// anything is sent, and its QEMU is unchanged. Pre-copy does not need it.
 #[test]
 fn a_destination_that_cannot_catch_faults() {
     let env = TestEnv::new();
-    // Without a disk: QEMU's user may not open the image, wherever the build folder is.
+    // Without a disk: QEMU's user may not have access to the image in the build folder.
     let mut guest = Guest::boot_without_extra_disk(&env, light_guest());
-    // QEMU's user has no right to a userfaultfd, and there is no device to make one of.
+    // QEMU's user may not create a userfaultfd, and has no device to create one.
     let powerless = light_guest().arguments(["-run-with", "user=nobody"]);
     let without_device = [
         "unshare",
@@ -447,9 +448,9 @@ fn a_destination_that_cannot_catch_faults() {
     let device = Path::new("/dev/userfaultfd").exists();
     let everybody = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
     let everybody = everybody.unwrap().trim() == "1";
-    let mut hopeless = Vec::new();
+    let mut refused_plans = Vec::new();
     if everybody {
-        log("vm.unprivileged_userfaultfd is 1 here: everybody may catch faults");
+        log("vm.unprivileged_userfaultfd is 1 here: every process may catch faults");
     } else {
         let plan = MigrationPlan::new("postcopy").destination_config(powerless.clone());
         let plan = match device {
@@ -461,12 +462,12 @@ fn a_destination_that_cannot_catch_faults() {
             "opening /dev/userfaultfd",
             "sysctl vm.unprivileged_userfaultfd=1",
         ];
-        hopeless.push((plan, parts.to_vec()));
+        refused_plans.push((plan, parts.to_vec()));
     }
     let old =
         MigrationPlan::new("postcopy").receive_without_feature(KernelFeature::UserfaultFeatures);
-    hopeless.push((old, vec!["taking a userfaultfd of process"]));
-    for (plan, parts) in &hopeless {
+    refused_plans.push((old, vec!["taking a userfaultfd of process"]));
+    for (plan, parts) in &refused_plans {
         for mode in ["postcopy", "hybrid"] {
             let mut migration = guest.start_migration(&plan.clone().with_mode(mode));
             let ended = migration.migrate.wait();
@@ -485,16 +486,16 @@ fn a_destination_that_cannot_catch_faults() {
             guest.assert_stayed(finished, &format!("{mode}: {}", parts[0]));
         }
     }
-    for (plan, _) in &hopeless {
+    for (plan, _) in &refused_plans {
         guest.migrate(&plan.clone().with_mode("precopy"));
     }
-    // With the device the right of QEMU's user does not matter.
+    // With the device, the privileges of QEMU's user do not matter.
     if device || everybody {
         guest.migrate(&MigrationPlan::new("postcopy").destination_config(powerless));
     }
 }
 
-/// A tmpfs that is mounted to use huge pages.
+/// A tmpfs mounted with huge pages.
 struct HugeTmpfs(std::path::PathBuf);
 
 impl HugeTmpfs {
@@ -516,8 +517,8 @@ impl Drop for HugeTmpfs {
     }
 }
 
-/// Pages in huge ones cannot be relied on to come and go one by one: refused before anything has
-/// moved. Pre-copy does without.
+/// Parts of a huge page cannot be dropped and installed reliably: refused before anything is sent.
+/// Pre-copy does not need it.
 #[test]
 fn postcopy_into_a_tmpfs_with_huge_pages() {
     let env = TestEnv::new();
@@ -532,7 +533,7 @@ fn postcopy_into_a_tmpfs_with_huge_pages() {
     for mode in ["postcopy", "hybrid"] {
         let plan = MigrationPlan::new(mode).destination_config(there());
         if overrule.contains("[deny]") {
-            log("this machine forbids huge pages in tmpfs, whatever a mount says");
+            log("this machine forbids huge pages in tmpfs, regardless of mount options");
             guest.migrate(&plan);
             continue;
         }
@@ -556,9 +557,9 @@ fn postcopy_into_a_tmpfs_with_huge_pages() {
     guest.migrate(&MigrationPlan::new("precopy").destination_config(there()));
 }
 
-/// A stranger at the door is turned away, and the guest that was waited for comes in.
+/// Unknown clients are rejected, and the expected source is accepted.
 #[test]
-fn a_stranger_at_the_destinations_door() {
+fn unknown_clients_at_the_destination() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, light_guest());
     let plan = MigrationPlan::new("hybrid").hold_at(Breakpoint::before(MessageKind::HelloControl));
@@ -582,7 +583,7 @@ fn a_stranger_at_the_destinations_door() {
     guest.complete_migration(&exits, finished, "running");
 }
 
-/// A guest that is on its way already.
+/// A second `hikkoshi migrate` for a guest that is being migrated.
 #[test]
 fn two_sources_at_once() {
     let env = TestEnv::new();
@@ -591,7 +592,7 @@ fn two_sources_at_once() {
         &MigrationPlan::new("precopy").hold_at(Breakpoint::after(MessageKind::Pages).nth(10)),
     );
     migration.wait_held();
-    // A second one for the same guest finds QMP taken, and does no harm.
+    // The second one finds QMP in use, and changes nothing.
     let mut second = Command::new(hikkoshi());
     second.args(["migrate", "unix:/nowhere", "--qmp"]);
     second.arg(guest.vm().qmp_path());

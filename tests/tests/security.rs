@@ -1,4 +1,4 @@
-//! What goes over a network is for the two sides only, and only the two sides meet.
+//! Network traffic is readable by the two sides only, and only the two sides can connect.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{HostPair, Ram, Vm, VmConfig, Workload};
@@ -10,15 +10,15 @@ use hikkoshi_tests::{
 use std::fs;
 use std::process::Command;
 
-/// Bytes that have been heard at least, when a guest was moved.
-const A_GUEST: u64 = 20 << 20;
+/// Minimum number of captured bytes of a migration.
+const MIN_BYTES: u64 = 20 << 20;
 
 fn busy_guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(48).rate(8000).option("every_ms", 200))
 }
 
-/// Moves a guest over a network whose every packet is looked at.
-fn listened_to(env: &TestEnv, plan: MigrationPlan, transport: Transport) -> u64 {
+/// Migrates a guest over a network, and captures every packet.
+fn capture_migration(env: &TestEnv, plan: MigrationPlan, transport: Transport) -> u64 {
     let line = HostPair::new(None).unwrap();
     let config = busy_guest().namespace(line.source());
     let mut guest = Guest::boot(env, config);
@@ -30,7 +30,7 @@ fn listened_to(env: &TestEnv, plan: MigrationPlan, transport: Transport) -> u64 
     );
     let heard = tap.finish();
     log(format!("{heard:?}"));
-    assert!(heard.bytes > A_GUEST, "{heard:?}");
+    assert!(heard.bytes > MIN_BYTES, "{heard:?}");
     heard.pages
 }
 
@@ -39,9 +39,9 @@ fn there() -> String {
 }
 
 #[test]
-fn by_invitation_nobody_reads_along() {
+fn invitation_traffic_is_encrypted() {
     let env = TestEnv::new();
-    let heard = listened_to(
+    let heard = capture_migration(
         &env,
         MigrationPlan::new("hybrid"),
         Transport::Invitation(there()),
@@ -50,14 +50,17 @@ fn by_invitation_nobody_reads_along() {
 }
 
 #[test]
-fn postcopy_by_invitation_on_several_links() {
+fn invitation_traffic_of_several_links_is_encrypted() {
     let env = TestEnv::new();
     let plan = MigrationPlan::new("postcopy").migrate_args(&["--links", "3"]);
-    assert_eq!(listened_to(&env, plan, Transport::Invitation(there())), 0);
+    assert_eq!(
+        capture_migration(&env, plan, Transport::Invitation(there())),
+        0
+    );
 }
 
 #[test]
-fn with_an_authority_nobody_reads_along() {
+fn certificate_traffic_is_encrypted() {
     let env = TestEnv::new();
     let authority = CertificateAuthority::new(env.folder());
     let source = authority.issue("source.example");
@@ -65,14 +68,14 @@ fn with_an_authority_nobody_reads_along() {
     let plan = MigrationPlan::new("hybrid")
         .migrate_args(&arguments(&source))
         .receive_args(&arguments(&destination));
-    assert_eq!(listened_to(&env, plan, Transport::Tls(there())), 0);
+    assert_eq!(capture_migration(&env, plan, Transport::Tls(there())), 0);
 }
 
-/// So the others would have noticed.
+/// Shows that the tests above would detect unencrypted pages.
 #[test]
-fn in_plain_text_everybody_does() {
+fn plaintext_traffic_shows_pages() {
     let env = TestEnv::new();
-    let heard = listened_to(
+    let heard = capture_migration(
         &env,
         MigrationPlan::new("hybrid"),
         Transport::Address(there()),
@@ -80,11 +83,11 @@ fn in_plain_text_everybody_does() {
     assert!(heard > 100, "{heard}");
 }
 
-/// Both engines are killed in post-copy, and new ones go on by what the journals say: no
-/// invitation, no certificate is given again.
-fn killed_and_taken_up(env: &TestEnv, plan: MigrationPlan) {
+/// Both engines are killed in post-copy, and new ones resume from the journals, without the
+/// invitation or certificates.
+fn killed_and_resumed(env: &TestEnv, plan: MigrationPlan) {
     let mut guest = Guest::boot(env, busy_guest());
-    // Nothing is pushed: it stays in post-copy for as long as that takes.
+    // Nothing is pushed, so the migration stays in post-copy.
     let plan = plan.migrate_args(&["--background-delay", "3600000"]);
     let mut migration = guest.start_migration(&plan);
     migration.receive.wait_stderr("the guest runs here now");
@@ -93,7 +96,7 @@ fn killed_and_taken_up(env: &TestEnv, plan: MigrationPlan) {
     migration
         .migrate
         .wait_stderr("'hikkoshi migrate' was interrupted");
-    assert_eq!(migration.journals().len(), 2, "one a side");
+    assert_eq!(migration.journals().len(), 2, "one journal per side");
     for side in ["receive", "migrate"] {
         let journal = migration.journal_folders()[0].to_str().unwrap();
         let plainly = [side, "--resume", "--journal", journal, "--plaintext"];
@@ -107,18 +110,18 @@ fn killed_and_taken_up(env: &TestEnv, plan: MigrationPlan) {
     migration.resume_receive(&[]);
     migration.resume_migrate(&["--background-delay", "0"]);
     let (exits, finished) = migration.wait();
-    guest.complete_resumed_migration(&exits, finished, "killed on both sides");
+    guest.complete_resumed_migration(&exits, finished, "both engines killed");
 }
 
 #[test]
-fn an_invitation_is_not_needed_again() {
+fn resume_needs_no_invitation() {
     let env = TestEnv::new();
     let plan = MigrationPlan::new("postcopy").transport(Transport::Invitation(unique_address()));
-    killed_and_taken_up(&env, plan.receive_args(&["--invite"]));
+    killed_and_resumed(&env, plan.receive_args(&["--invite"]));
 }
 
 #[test]
-fn certificates_are_not_given_again() {
+fn resume_needs_no_certificates() {
     let env = TestEnv::new();
     let authority = CertificateAuthority::new(env.folder());
     let source = authority.issue("source.example");
@@ -129,23 +132,23 @@ fn certificates_are_not_given_again() {
         .transport(Transport::Tls(address))
         .migrate_args(&arguments(&source))
         .receive_args(&arguments(&destination));
-    killed_and_taken_up(&env, plan);
+    killed_and_resumed(&env, plan);
 }
 
 fn arguments(files: &[String; 6]) -> [&str; 6] {
     files.each_ref().map(String::as_str)
 }
 
-/// `hikkoshi receive` with its QEMU, where it listens, and the invitation if it shows one.
-struct Waiting<'a> {
+/// `hikkoshi receive` with its QEMU and its address.
+struct WaitingDestination<'a> {
     receive: Program,
     address: String,
     source: &'a Vm,
     _destination: Vm,
 }
 
-impl<'a> Waiting<'a> {
-    /// For the guest in `source`, which is to be refused.
+impl<'a> WaitingDestination<'a> {
+    /// Starts a destination for the guest in `source`, which is to be refused.
     fn start(env: &TestEnv, guest: &'a Guest<'_>, more: &[&str]) -> Self {
         Self::start_at(&unique_address(), env, guest, more)
     }
@@ -171,7 +174,8 @@ impl<'a> Waiting<'a> {
         self.receive.wait_stdout("hikkoshi1:")
     }
 
-    /// `hikkoshi migrate` with these arguments is refused, and the destination stays.
+    /// Asserts that `hikkoshi migrate` with these arguments is refused, and that the destination
+    /// continues to wait.
     fn assert_refuses(&mut self, arguments: &[&str], code: i32, parts: &[&str]) -> Exit {
         let qmp = self.source.qmp_path().to_str().unwrap();
         let mut all = vec!["migrate", "--qmp", qmp];
@@ -184,10 +188,10 @@ impl<'a> Waiting<'a> {
 }
 
 #[test]
-fn who_is_not_invited_is_refused_and_told_why() {
+fn wrong_invitations_are_refused_with_a_reason() {
     let env = TestEnv::new();
     let guest = Guest::boot(&env, busy_guest());
-    let mut waiting = Waiting::start(&env, &guest, &["--invite"]);
+    let mut waiting = WaitingDestination::start(&env, &guest, &["--invite"]);
     let good = waiting.invitation();
     let (keys, address) = good.split_once('@').unwrap();
     let (fingerprint, secret) = keys.split_once('.').unwrap();
@@ -212,10 +216,10 @@ fn who_is_not_invited_is_refused_and_told_why() {
         1,
         &["does not know the secret in the invitation"],
     );
-    // Not at all.
+    // Without an invitation.
     let plain = waiting.address.clone();
     waiting.assert_refuses(&[&plain], 1, &["wants TLS", "--to"]);
-    // Cut short: not even tried, and not repeated.
+    // A truncated invitation is not tried, and not printed.
     let cut = &good[..good.len() / 2];
     let ended = waiting.assert_refuses(&["--to", cut], 2, &["the invitation is damaged"]);
     assert!(!ended.stderr.contains(&cut[12..]), "{ended:?}");
@@ -235,13 +239,13 @@ fn who_is_not_invited_is_refused_and_told_why() {
     guest.assert_healthy();
 }
 
-/// While the guest of one source is on its way, another source has the same invitation.
+/// While one source's guest is being migrated, another source uses the same invitation.
 #[test]
-fn an_invitation_is_not_used_twice() {
+fn an_invitation_is_accepted_once() {
     let (env, elsewhere) = (TestEnv::new(), TestEnv::new());
     let guest = Guest::boot(&env, busy_guest());
     let second = Guest::boot(&elsewhere, busy_guest());
-    let mut waiting = Waiting::start(&elsewhere, &second, &["--invite"]);
+    let mut waiting = WaitingDestination::start(&elsewhere, &second, &["--invite"]);
     let invitation = waiting.invitation();
     let mut first = Command::new(hikkoshi());
     first.args([
@@ -268,10 +272,10 @@ fn an_invitation_is_not_used_twice() {
 }
 
 #[test]
-fn one_with_tls_and_one_without_say_so() {
+fn tls_on_one_side_only_is_reported() {
     let env = TestEnv::new();
     let guest = Guest::boot(&env, busy_guest());
-    let mut plain = Waiting::start(&env, &guest, &[]);
+    let mut plain = WaitingDestination::start(&env, &guest, &[]);
     let authority = CertificateAuthority::new(env.folder());
     let source = authority.issue("source.example");
     let mut with = vec![plain.address.clone()];
@@ -282,7 +286,7 @@ fn one_with_tls_and_one_without_say_so() {
 }
 
 #[test]
-fn certificates_that_are_not_good_enough() {
+fn invalid_certificates_are_refused() {
     let env = TestEnv::new();
     let guest = Guest::boot(&env, busy_guest());
     let [ours, theirs] = ["ours", "theirs"].map(|name| {
@@ -293,7 +297,8 @@ fn certificates_that_are_not_good_enough() {
     let address = unique_address();
     let (host, _) = address.split_once(':').unwrap();
     let destination = ours.issue(host);
-    let mut waiting = Waiting::start_at(&address, &env, &guest, &arguments(&destination));
+    let mut waiting =
+        WaitingDestination::start_at(&address, &env, &guest, &arguments(&destination));
     let mut assert_refuses = |files: &[String; 6], code, parts: &[&str]| {
         let mut all = vec![address.as_str()];
         all.extend(arguments(files));
@@ -312,7 +317,8 @@ fn certificates_that_are_not_good_enough() {
             "this host's clock says",
         ],
     );
-    // Ours, but their authority's name in it: the source trusts, and is not trusted.
+    // Our certificate with their authority: the source accepts the destination, but is not accepted
+    // by it.
     let mut mixed = theirs.issue("source.example");
     mixed[1].clone_from(&ours.issue("x.example")[1]);
     assert_refuses(&mixed, 1, &["does not accept this side"]);
@@ -325,7 +331,7 @@ fn certificates_that_are_not_good_enough() {
 }
 
 #[test]
-fn beyond_this_machine_nothing_is_sent_in_plain_text_unasked() {
+fn plaintext_beyond_this_machine_needs_an_option() {
     let parts = ["is beyond this machine", "--to INVITATION", "--plaintext"];
     assert_refused(
         &["migrate", "192.0.2.1:7000", "--qmp", "/nowhere"],
@@ -334,11 +340,11 @@ fn beyond_this_machine_nothing_is_sent_in_plain_text_unasked() {
     );
 }
 
-/// The threads of `pid` whose names begin with one of `names`: that each is there, and has given up
-/// its capabilities and most system calls.
+/// Checks the threads of `pid` whose names begin with one of `names`: each exists, and has no
+/// capabilities and few system calls.
 fn confined(pid: u32, names: &[&str]) -> Result<(), String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| error.to_string())?;
-    // A thread that ends meanwhile is not of interest.
+    // A thread that ends meanwhile is skipped.
     let threads: Vec<String> = tasks
         .flatten()
         .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
@@ -360,10 +366,10 @@ fn confined(pid: u32, names: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// In the middle of post-copy all threads that read what the other side sends are confined; the
-/// guest arrives all the same.
+/// In the middle of post-copy all threads that read messages of the other side are confined; the
+/// migration succeeds nevertheless.
 fn moved_by_confined_threads(guest: &mut Guest<'_>, plan: MigrationPlan) -> [JsonReport; 2] {
-    // Without an acknowledgement the window stays full, and background in the middle.
+    // Without an acknowledgement the window stays full, so the background stops in the middle.
     let migration: Migration =
         guest.start_migration(&plan.hold_at(Breakpoint::before(MessageKind::Ack)));
     migration.wait_held();

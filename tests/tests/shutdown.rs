@@ -1,5 +1,4 @@
-//! A guest that shuts itself down while it is moved is not lost: it has ended by its own will, and
-//! both sides say so.
+//! A guest that shuts itself down during its migration is not lost: both sides report the shutdown.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{VmConfig, Workload};
@@ -7,8 +6,8 @@ use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, Transport,
 };
 
-/// It runs at the destination, and nothing comes to it that it does not ask for.
-fn hardly_there(guest: &mut Guest<'_>, hold: Option<Breakpoint>) -> Migration {
+/// Starts a post-copy in which the guest receives only the pages that it requests.
+fn start_without_background(guest: &mut Guest<'_>, hold: Option<Breakpoint>) -> Migration {
     let mut plan = MigrationPlan::new("postcopy")
         .transport(Transport::Tcp)
         .migrate_args(&["--background-delay", "3600000", "--read-ahead=off"]);
@@ -28,8 +27,8 @@ fn small() -> VmConfig {
 fn a_guest_that_powers_off_in_postcopy() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, small());
-    let mut migration = hardly_there(&mut guest, None);
-    // The workload's end is the guest's: it powers off.
+    let mut migration = start_without_background(&mut guest, None);
+    // The end of the workload powers the guest off.
     migration.destination.send("stop").unwrap();
     migration.destination.wait_exit(LONG).unwrap();
     let migrate = migration.migrate.wait();
@@ -46,13 +45,14 @@ fn a_guest_that_powers_off_in_postcopy() {
     assert_eq!(guest.vm().status().unwrap(), "postmigrate");
 }
 
-/// The same, but the source does not hear it: an engine that is started when QEMU has ended long
-/// since tells it.
+/// The same, but the source is not notified: an engine that is started after QEMU has ended
+/// notifies it.
 #[test]
-fn a_guest_that_powers_off_while_its_source_is_gone() {
+fn a_guest_that_powers_off_while_its_source_is_disconnected() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, small());
-    let mut migration = hardly_there(&mut guest, Some(Breakpoint::before(MessageKind::ShutDown)));
+    let mut migration =
+        start_without_background(&mut guest, Some(Breakpoint::before(MessageKind::ShutDown)));
     migration.destination.send("stop").unwrap();
     migration.wait_held();
     migration.destination.wait_exit(LONG).unwrap();

@@ -1,4 +1,4 @@
-//! Post-copy with everything that puts urgent pages first, and with it switched off.
+//! Post-copy with every policy that prefers urgent pages, and with the policies disabled.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{
@@ -11,13 +11,13 @@ use hikkoshi_tests::{
 };
 use std::time::Duration;
 
-/// Four processors, each with a thread that writes and checks as fast as it can.
+/// Four processors, each with a thread that writes and checks as fast as possible.
 fn four(mib: u64) -> VmConfig {
     let workload = Workload::verify(mib).threads(4).option("every_ms", 200);
     VmConfig::new().cpus(4).workload(workload)
 }
 
-/// The virtual processors that have waited for pages.
+/// The virtual processors that have faulted.
 fn waited(account: &JsonReport) -> Vec<u32> {
     let mut numbers: Vec<_> = account
         .faults
@@ -33,13 +33,12 @@ fn all_of(faults: &[ThreadFaults]) -> u64 {
     faults.iter().map(|thread| thread.count).sum()
 }
 
-/// Nothing is pushed for as long as a test may take.
-const NEVER: [&str; 2] = ["--background-delay", "3600000"];
-const AT_ONCE: [&str; 2] = ["--background-delay", "0"];
-const PATIENT: [&str; 2] = ["--retry-for", "1h"];
+/// Nothing is pushed during a test.
+const NO_BACKGROUND: [&str; 2] = ["--background-delay", "3600000"];
+const BACKGROUND_AT_ONCE: [&str; 2] = ["--background-delay", "0"];
+const LONG_RETRY: [&str; 2] = ["--retry-for", "1h"];
 
-/// Each processor faults, on several links, several threads read the faults, and each policy has
-/// its turn at being switched off.
+/// All processors fault; several links, several fault threads; each policy is disabled once.
 #[test]
 fn four_processors_several_links_and_fault_threads() {
     let env = TestEnv::new();
@@ -54,8 +53,8 @@ fn four_processors_several_links_and_fault_threads() {
         (&["--no-priority"], &["--no-priority"]),
     ];
     for (turn, (migrate, receive)) in turns.into_iter().enumerate() {
-        // Background goes on for seconds, beside what is asked for: no processor of the guest has to
-        // wait for one of the host so long.
+        // The background takes seconds beside the requested pages, so each of the guest's
+        // processors runs meanwhile.
         let (mode, slowly) = [("hybrid", "60M"), ("postcopy", "20M")][turn % 2];
         let slowly = ["--bandwidth", slowly];
         let plan = MigrationPlan::new(mode)
@@ -70,8 +69,9 @@ fn four_processors_several_links_and_fault_threads() {
     }
 }
 
-/// All four processors want the same page, and then the next one; nothing is pushed or read ahead
-/// until they have had all of them, and an answer takes its time, so that all of them wait for it.
+/// All four processors access the same page, and then the next one. Nothing is pushed or read ahead
+/// until they have accessed all pages, and answers are delayed, so that all processors wait for
+/// each page.
 #[test]
 fn four_processors_fault_on_the_same_pages() {
     const MIB: u64 = 1;
@@ -85,12 +85,13 @@ fn four_processors_fault_on_the_same_pages() {
     let plan = MigrationPlan::new("postcopy")
         .delay(MessageKind::Request, Duration::from_millis(20))
         .migrate_args(&["--read-ahead", "off", "--no-follow"])
-        .migrate_args(&NEVER)
+        .migrate_args(&NO_BACKGROUND)
         .receive_args(&["--fault-threads", "4"])
-        .receive_args(&PATIENT);
+        .receive_args(&LONG_RETRY);
     let mut migration = guest.start_migration(&plan);
     migration.receive.wait_stderr("the guest runs here now");
-    // An interval that began here, and then as many accesses as it takes to see all pages.
+    // An interval that began after the switchover, and then as many accesses as are needed to see
+    // all pages.
     let (mut intervals, mut accesses) = (0, 0);
     let there = &migration.destination;
     there
@@ -105,14 +106,16 @@ fn four_processors_fault_on_the_same_pages() {
             (accesses >= 2 * 4 * PAGES).then_some(())
         })
         .unwrap();
-    // What is left is pushed by another engine. The destination's has counted all the time.
+    // A new source engine pushes the remaining pages. The destination's engine has counted all the
+    // time.
     migration.migrate.kill();
-    migration.resume_migrate(&AT_ONCE);
+    migration.resume_migrate(&BACKGROUND_AT_ONCE);
     let (exits, finished) = migration.wait();
     let account = exits.accounts[1].clone().unwrap();
     guest.complete_resumed_migration(&exits, finished, "the same pages");
-    // A page is asked for once, whoever waits for it. With four cores that is nearly three more
-    // faults than requests for each page; with fewer, who comes late finds it there.
+    // A page is requested once, however many processors wait for it. With four cores that is nearly
+    // three more faults than requests for each page; with fewer cores, late processors find the
+    // page installed.
     let (requests, faults) = (account.request_latency_us.count, all_of(&account.faults));
     log(format!("{faults} faults, {requests} requests"));
     assert!(faults >= requests + PAGES, "{account:?}");
@@ -122,7 +125,8 @@ fn four_processors_fault_on_the_same_pages() {
     }
 }
 
-/// The guest reads onwards, background is slow, and what it reads next is on its way already.
+/// The guest reads sequentially, and the background is slow: the pages that it reads next are in
+/// flight.
 #[test]
 fn faults_on_pages_in_flight() {
     let env = TestEnv::new();
@@ -138,7 +142,7 @@ fn faults_on_pages_in_flight() {
     assert!(under_way > 0, "{account:?}");
 }
 
-/// A network card's rings are in the guest's memory, and QEMU reads them as it loads the card.
+/// A network card's rings are in the guest's memory, and QEMU reads them while it loads the card.
 #[test]
 fn devices_fault_while_they_are_loaded() {
     let env = TestEnv::new();
@@ -164,10 +168,9 @@ fn devices_fault_while_they_are_loaded() {
     guest.complete_migration(&exits, finished, "running");
 }
 
-/// The threads that wait for faults, requests and urgent pages spin; here they have fewer cores
-/// than they would like.
+/// The threads that wait for faults, requests and urgent pages poll, on fewer cores than threads.
 #[test]
-fn spinning() {
+fn polling_threads() {
     let env = TestEnv::new();
     let workload = Workload::verify(32).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
@@ -180,9 +183,9 @@ fn spinning() {
     }
 }
 
-/// A line so thin that it is full of background all the time.
+/// A network so slow that it is full of background all the time.
 #[test]
-fn faults_while_the_line_is_full() {
+fn faults_while_the_network_is_full() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, four(24));
     let link = HostPair::new(Some(Shape {
@@ -200,7 +203,7 @@ fn faults_while_the_line_is_full() {
     assert!(account.pages.urgent > 0 && account.pages.background > 0);
 }
 
-/// Pieces of many huge pages under way at once, asked for by four processors.
+/// Pieces of many huge pages in flight at once, requested by four processors.
 #[test]
 fn huge_pages_on_several_links() {
     let env = TestEnv::new();
@@ -212,12 +215,12 @@ fn huge_pages_on_several_links() {
     }
 }
 
-/// Pages of 1 GiB: pre-copy cannot know what the guest writes to, and says so; post-copy moves them.
+/// Pages of 1 GiB: pre-copy cannot track writes to them, and reports that; post-copy moves them.
 #[test]
 fn pages_of_a_gigabyte() {
     const GIB: u64 = 1;
     let env = TestEnv::new();
-    // For both sides. The kernel may not have so much in one piece.
+    // For both sides. The kernel may not have that much contiguous memory.
     match HugePages::reserve(HugePageSize::Gib1, 2 * GIB * 1024) {
         Ok(pages) => drop(pages),
         Err(error) => return log(format!("NOT TESTED: {error}")),
@@ -231,7 +234,7 @@ fn pages_of_a_gigabyte() {
             "nothing was changed",
         ];
         migration.migrate.wait().assert(1, &parts);
-        // Not even the other side was asked to empty its memory.
+        // The destination was not even asked to empty its memory.
         assert!(!migration.receive.stderr().contains("a guest arrives"));
         migration.receive.interrupt();
         let finished = migration.wait().1;
@@ -241,8 +244,11 @@ fn pages_of_a_gigabyte() {
     assert!(account.pages.urgent > 0, "{account:?}");
 }
 
-/// What the engine's threads have, the urgent and the background ones, once all are there.
-fn ranks(migration: &Migration) -> Result<(Vec<ThreadScheduling>, Vec<ThreadScheduling>), String> {
+/// The scheduling attributes of the engines' threads, urgent and background, once all threads
+/// exist.
+fn thread_scheduling(
+    migration: &Migration,
+) -> Result<(Vec<ThreadScheduling>, Vec<ThreadScheduling>), String> {
     let pids = [migration.migrate.pid(), migration.receive.pid()];
     let threads: Vec<_> = pids
         .into_iter()
@@ -263,14 +269,14 @@ fn ranks(migration: &Migration) -> Result<(Vec<ThreadScheduling>, Vec<ThreadSche
     Ok((urgent, of(&["src-push-", "dst-back-"])?))
 }
 
-/// Every urgent thread comes before every background thread on the processor, at both sides, unless
-/// the operator does not want that.
+/// The scheduler prefers every urgent thread to every background thread, on both sides, unless
+/// disabled by an option.
 #[test]
-fn urgent_threads_outrank_background_threads() {
+fn urgent_threads_have_priority_over_background_threads() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, four(64));
-    // A policy that was chosen for the engine is left alone: here it is the ordinary one, whatever
-    // the tests are run with.
+    // The engine keeps a policy that the operator has set; here it is the ordinary one, whatever
+    // the tests run with.
     let ordinary = ["chrt", "--other", "0"];
     for (options, ranked) in [(&[][..], true), (&["--no-priority"][..], false)] {
         let plan = MigrationPlan::new("postcopy")
@@ -279,12 +285,13 @@ fn urgent_threads_outrank_background_threads() {
             .migrate_args(options)
             .receive_args(options)
             .receive_args(&["--fault-threads", "2"])
-            // Without an acknowledgement the window stays full, and background in the middle.
+            // Without an acknowledgement the window stays full, so the background stops in the
+            // middle.
             .hold_at(Breakpoint::before(MessageKind::Ack));
         let migration = guest.start_migration(&plan);
         migration.wait_held();
         eventually("ranked", || {
-            let (urgent, background) = ranks(&migration)?;
+            let (urgent, background) = thread_scheduling(&migration)?;
             let fits = |one: &ThreadScheduling, other: &ThreadScheduling| match ranked {
                 true => one.has_priority_over(other),
                 false => one.has_same_priority_as(other),
@@ -302,7 +309,7 @@ fn urgent_threads_outrank_background_threads() {
     }
 }
 
-/// Huge pages are rebuilt under the running guest, which does not notice.
+/// Huge pages are rebuilt while the guest runs.
 #[test]
 fn huge_pages_rebuilt_afterwards() {
     let env = TestEnv::new();
