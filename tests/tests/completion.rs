@@ -113,7 +113,8 @@ fn a_source_completes_from_the_destinations_journal() {
                     continue;
                 }
                 let text = std::fs::read_to_string(&journal).unwrap();
-                let stage = ["committed", "gone"].map(|stage| format!("\"stage\": \"{stage}\""));
+                let stage =
+                    ["committed", "handed_over"].map(|stage| format!("\"stage\": \"{stage}\""));
                 let text = stage.iter().fold(text, |text, stage| {
                     text.replace(stage.as_str(), "\"stage\": \"done\"")
                 });

@@ -10,19 +10,20 @@ mod journal;
 mod output;
 mod security;
 
-use args::output_options::Asked;
+use args::requested_output::RequestedOutput;
 use args::{Args, Command};
+use clap::Parser;
 use commands::{demo, guard, migrate, receive};
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
 use output::{log, report, streams};
 
 fn main() -> std::process::ExitCode {
-    let args = match Args::of_this_run() {
+    let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => return misused(&error).into(),
     };
-    if args.command.in_json() {
+    if args.command.writes_json() {
         streams::in_json();
     }
     let ended = log::start().and_then(|()| match &args.command {
@@ -39,7 +40,7 @@ fn main() -> std::process::ExitCode {
                 _ => None,
             };
             if let Some(end) = end
-                && args.command.moves()
+                && args.command.is_migration()
                 && streams::is_json()
             {
                 streams::end(&end);
@@ -47,7 +48,7 @@ fn main() -> std::process::ExitCode {
             status.into()
         }
         Err(exit) => {
-            if let Some(file) = args.command.account() {
+            if let Some(file) = args.command.json_file() {
                 report::write_failure(&exit, file);
             }
             streams::failure(&exit);
@@ -58,8 +59,8 @@ fn main() -> std::process::ExitCode {
 
 /// The command line cannot be used, or asks for help only.
 fn misused(error: &clap::Error) -> Status {
-    let asked = Asked::by(std::env::args_os());
-    if asked.progress {
+    let requested = RequestedOutput::find(std::env::args_os());
+    if requested.json_progress {
         streams::in_json();
     }
     let exit = Exit::new(
@@ -71,10 +72,10 @@ fn misused(error: &clap::Error) -> Status {
         // Help is what was asked for.
         error.exit();
     }
-    if let Some(file) = &asked.file {
+    if let Some(file) = &requested.json_file {
         report::write_failure(&exit, file);
     }
-    if !asked.progress {
+    if !requested.json_progress {
         // Clap itself ends with status 2, and knows what a terminal shows.
         error.exit();
     }

@@ -91,6 +91,8 @@ pub use destination::{
     DestinationNotes, LoadError, PrepareError, QemuDestination, ReleaseDestinationError, RunError,
     SharedNotes, UserfaultError,
 };
+/// Whether this machine's kernel has the dirty log that pre-copy needs.
+pub use hikkoshi_dirty::support as dirty_log_support;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{QemuExitedError, QemuIdentity, RamFileIdentity, ReattachError};
 pub use qmp::monitor::MonitorError;

@@ -1,6 +1,6 @@
-//! Numbers of bytes as a person writes them.
+//! Numbers of bytes on the command line.
 //!
-//! A number, with a fraction if it has a unit, and one of these units:
+//! A number, which may have a fraction if it has a unit, and one of these units:
 //!
 //! | unit | stands for |
 //! |---|---|
@@ -8,13 +8,13 @@
 //! | `Ki` `Mi` `Gi` `Ti`, also `KiB` … | 1024, 1024², … bytes |
 //! | `bit`, `Kbit` …, `Kibit` … | an eighth of that |
 //!
-//! Case does not matter, except for one letter: `B` is a byte, and `b` alone is
-//! refused, because some write it for bits and some for bytes. A rate may end in
-//! `/s`. What is less than a byte is dropped.
+//! Case does not matter, with one exception: `B` is a byte, and `b` alone is refused because it is
+//! used for bits and for bytes. A rate may end in `/s`. Fractions of a byte are dropped.
 //!
-//! The crates that parse sizes know no bits, and read `Mb` as megabytes.
+//! This is not done by a crate: those that parse sizes do not know bits, and read `Mb` as
+//! megabytes.
 
-/// Reads a number of bytes, at least one.
+/// Parses a number of bytes, at least one.
 pub fn parse(text: &str) -> Result<u64, String> {
     read(text).map_err(|why| {
         format!(
@@ -33,19 +33,19 @@ fn read(text: &str) -> Result<u64, &'static str> {
     let (factor, divisor) = factor(unit)?;
     let (whole, fraction) = match number.split_once('.') {
         Some((_, fraction)) if fraction.is_empty() || unit.is_empty() => {
-            return Err("is no number of bytes");
+            return Err("is not a number of bytes");
         }
         Some(parts) => parts,
         None => (number, ""),
     };
     let digits = |text: &str| text.parse::<u64>().map(u128::from);
-    let whole = digits(whole).map_err(|_| "is no number of bytes")?;
-    // More digits than a terabit has do not make a byte.
+    let whole = digits(whole).map_err(|_| "is not a number of bytes")?;
+    // Digits beyond the 15th are less than a byte, even of terabits.
     let fraction = fraction.get(..15).unwrap_or(fraction);
     let places = u32::try_from(fraction.len()).unwrap_or(0);
     let fraction = match fraction {
         "" => 0,
-        text => digits(text).map_err(|_| "is no number of bytes")?,
+        text => digits(text).map_err(|_| "is not a number of bytes")?,
     };
     let scale = 10_u128.pow(places);
     // At most 64 + 50 bits.
@@ -59,7 +59,7 @@ fn read(text: &str) -> Result<u64, &'static str> {
     }
 }
 
-/// What a unit multiplies with, and divides by.
+/// The factor and the divisor of a unit.
 fn factor(unit: &str) -> Result<(u128, u128), &'static str> {
     if unit.is_empty() || unit == "B" {
         return Ok((1, 1));
@@ -97,7 +97,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn units_are_what_they_say() {
+    fn units_have_their_usual_meaning() {
         for (text, bytes) in [
             ("20", 20),
             ("20B", 20),
@@ -125,18 +125,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn ambiguous_and_invalid_sizes_are_refused() {
         for (text, why) in [
-            ("", "no number"),
-            ("k", "no number"),
+            ("", "not a number"),
+            ("k", "not a number"),
             ("0", "less than a byte"),
             ("0.0001K", "less than a byte"),
             ("7bit", "less than a byte"),
             ("-1", "unknown unit"),
-            ("1.5", "no number"),
-            ("1.K", "no number"),
-            (".5K", "no number"),
-            ("1.2.3K", "no number"),
+            ("1.5", "not a number"),
+            ("1.K", "not a number"),
+            (".5K", "not a number"),
+            ("1.2.3K", "not a number"),
             ("50Mb", "bits or bytes"),
             ("50mib", "bits or bytes"),
             ("50b", "unknown unit"),
@@ -145,7 +145,7 @@ mod tests {
             ("1Mbps", "unknown unit"),
             ("50MBB", "unknown unit"),
             ("1é", "unknown unit"),
-            ("99999999999999999999", "no number"),
+            ("99999999999999999999", "not a number"),
             ("18446744073709551615K", "too large"),
             ("18446744073709551615TiB", "too large"),
         ] {
@@ -161,7 +161,7 @@ mod tests {
         }
 
         #[test]
-        fn a_number_with_a_unit_is_their_product(
+        fn a_number_is_multiplied_by_its_unit(
             number in 1_u64..10_000_000,
             (unit, factor) in prop::sample::select(vec![
                 ("", 1), ("B", 1), ("k", 1000), ("MB", 1_000_000), ("Gi", 1 << 30),

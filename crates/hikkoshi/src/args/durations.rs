@@ -1,8 +1,8 @@
-//! Times as a person writes them.
+//! Durations on the command line.
 
 use std::time::Duration;
 
-/// A time with a unit: seconds, if none is given.
+/// Parses a number with the unit s, m or h; without a unit, seconds.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let (digits, seconds) = match text.char_indices().last() {
         Some((at, 's')) => (&text[..at], 1),
@@ -10,21 +10,23 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         Some((at, 'h')) => (&text[..at], 3600),
         _ => (text, 1),
     };
-    // A century is for ever, and no clock overflows.
+    // At most a century, so that no clock overflows.
     let number = digits.parse::<u32>().ok().map(u64::from);
     number
         .and_then(|n| n.checked_mul(seconds))
         .filter(|&n| n <= 100 * 365 * 24 * 3600)
         .map(Duration::from_secs)
-        .ok_or_else(|| format!("'{text}' is no time; write seconds, or a number with s, m or h"))
+        .ok_or_else(|| {
+            format!("'{text}' is not a duration; write seconds, or a number with s, m or h")
+        })
 }
 
-/// A time after which a link counts as lost.
+/// Parses the time after which a link counts as lost.
 pub fn parse_stall(text: &str) -> Result<Duration, String> {
     let hour = Duration::from_secs(3600);
     let time = parse(text)?;
     if time.is_zero() || time > hour {
-        return Err("between a second and an hour, please".into());
+        return Err("must be between 1s and 1h".into());
     }
     Ok(time)
 }
@@ -34,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_units() {
+    fn durations_have_units() {
         for (text, seconds) in [
             ("0", 0),
             ("90", 90),

@@ -15,7 +15,7 @@ use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
 use crate::args::{Common, Migrate, Receive};
 use crate::commands::resume;
-use crate::journal::{DestinationEntry, Kept, SourceEntry};
+use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::Reason;
@@ -40,7 +40,7 @@ pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Sta
     let watch = Watch {
         cancel,
         observer: progress::observer(args.common.progress),
-        journal: Arc::new(Kept::new(page, entry)),
+        journal: Arc::new(OfflineJournal::new(page, entry)),
     };
     if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
         let next = match error.outcome {
@@ -107,7 +107,7 @@ pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Resul
     let watch = ReceiveWatch {
         cancel,
         observer: progress::observer(args.common.progress),
-        journal: Arc::new(Kept::new(page, entry)),
+        journal: Arc::new(OfflineJournal::new(page, entry)),
     };
     give_up_receive(&mut *guest, engine, &watch).map_err(|error| {
         cannot(Reason::from(&error.cause), &error).with("it can be tried again")

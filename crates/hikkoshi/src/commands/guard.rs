@@ -29,7 +29,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::args::Guard as Args;
 use crate::commands::own_executable;
 use crate::commands::resume;
-use crate::journal::{LockHolder, Page, SourceEntry};
+use crate::journal::{JournalFile, LockHolder, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 use crate::output::streams;
@@ -186,7 +186,7 @@ pub fn run(args: &Args) -> Result<Status, Exit> {
     if !args.journal.exists() {
         return Ok(Status::Moved);
     }
-    let page = match Page::lock(&args.journal) {
+    let page = match JournalFile::lock(&args.journal) {
         Ok(page) => page,
         // Somebody goes on with it.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Status::Moved),
@@ -238,7 +238,7 @@ const GONE: &str = "the source's QEMU has ended, and the guest with it";
 ///
 /// # Errors
 /// See [`UndoError`]; the journal stays.
-pub fn bring_back(page: &Page, entry: &SourceEntry) -> Result<UndoOutcome, UndoError> {
+pub fn bring_back(page: &JournalFile, entry: &SourceEntry) -> Result<UndoOutcome, UndoError> {
     let undone = hikkoshi_qemu::undo(&entry.qemu.identity, &entry.qemu.undo)?;
     let stopped = entry.qemu.undo.stopped == Some(true);
     if !stopped || is_over(&undone) {

@@ -19,7 +19,7 @@ use crate::commands::give_up;
 use crate::commands::guard::{self, Guard};
 use crate::commands::resume;
 use crate::commands::signals::{self, TooLate};
-use crate::journal::{self, DestinationEntry, Page, SourceEntry, SourceJournal};
+use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
@@ -48,16 +48,17 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     refuse_unfinished(&folder, qmp, &*observer)?;
     let untouched =
         |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error).with(UNTOUCHED);
-    let mut attached = QemuSource::attach_allowing(qmp, &args.common.allowed())
+    let mut attached = QemuSource::attach_allowing(qmp, &args.options.shared.allowed())
         .map_err(|error| not_attached(&error))?;
     attached
-        .check_mode(args.mode)
+        .check_mode(args.mode())
         .map_err(|e| untouched(Reason::Unsupported, &e))?;
     // After attaching: without the right to trace the probe fails, too.
-    require_dirty_log(args.mode)?;
+    require_dirty_log(args.mode())?;
     let keeping =
         |error: io::Error| untouched(Reason::Journal, &format!("keeping a journal: {error}"));
-    let page = Page::of::<SourceEntry>(&folder, &attached.notes().identity).map_err(keeping)?;
+    let page = JournalFile::for_qemu::<SourceEntry>(&folder, &attached.notes().identity)
+        .map_err(keeping)?;
     // By its process: the socket may have had another name then.
     if let Some(entry) = page.read::<SourceEntry>().map_err(keeping)?
         && resume::may_live(&entry.qemu.identity).map_err(|error| unknown(&error, page.path()))?
@@ -70,15 +71,16 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         untouched(Reason::System, &what)
     })?;
     let mut guest = attached;
-    let chosen = args.common.chosen.clone();
-    let journal = SourceJournal::new(page, remote.clone(), chosen, guest.notes(), None);
+    let plaintext = args.common.security.plaintext;
+    let (options, notes) = (args.options.clone(), guest.notes());
+    let journal = SourceJournal::new(page, remote.clone(), plaintext, options, notes, None);
     let journal = Arc::new(journal);
     let undoing = Arc::clone(&journal);
     guest
-        .on_undo_record(move |record| undoing.undo(record))
+        .on_undo_record(move |record| undoing.set_undo(record))
         .map_err(keeping)?;
-    args.common.security.warn(&*observer);
-    args.common.warn_of_devices(&*observer);
+    security::warn_of_readable_key(&args.common.security, &*observer);
+    args.options.shared.warn_of_devices(&*observer);
     let too_late = Arc::new(TooLate::new(cancel.clone(), observer));
     let watch = Watch {
         cancel,
@@ -88,7 +90,7 @@ fn begin(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
             too_late: Arc::clone(&too_late),
         }),
     };
-    let moved = migrate(&mut guest, remote, &args.options(), &watch);
+    let moved = migrate(&mut guest, remote, &args.engine_options(), &watch);
     too_late.end();
     let left = (!guest.has_ended()).then(|| guest.pid());
     let status = told(args, moved, journal.path(), left, |outcome| match outcome {
@@ -143,7 +145,7 @@ fn refuse_unfinished(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Resu
             continue;
         }
         // Who is at work on it, or undoes it, may be done soon.
-        let page = Page::lock(&path).map_err(|error| {
+        let page = JournalFile::lock(&path).map_err(|error| {
             Exit::new(Status::Paused, Reason::Unfinished, error)
                 .with("nothing was changed by this one")
         })?;
@@ -156,7 +158,11 @@ fn refuse_unfinished(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Resu
 
 /// A migration whose engine and guard were both killed before the guest was handed
 /// over is undone: nobody else will do that.
-fn undo_interrupted(page: &Page, entry: &SourceEntry, observer: &dyn Observer) -> Result<(), Exit> {
+fn undo_interrupted(
+    page: &JournalFile,
+    entry: &SourceEntry,
+    observer: &dyn Observer,
+) -> Result<(), Exit> {
     if entry.engine.stage != SourceStage::Keeps {
         return Err(unfinished(entry, page.path()));
     }
@@ -217,7 +223,8 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     if entry.engine.stage == SourceStage::Done || has_arrived(&page, &entry) {
         return settle(args, &page, &entry);
     }
-    let args = &args.after(&entry.options, &entry.address)?;
+    let plaintext = entry.plaintext && resume::is_same_host(args.address.as_ref(), &entry.address);
+    let args = &args.clone().resumed(entry.options.clone(), plaintext);
     let remote = security::remote_again(args, &entry.address, entry.security.take())?;
     let cannot =
         |reason, error: &dyn Display| resume::cannot::<SourceEntry>(reason, error, page.path());
@@ -243,18 +250,26 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
         ),
     };
     let left = Some(entry.qemu.identity.pid);
-    let (engine, chosen) = (entry.engine, args.common.chosen.clone());
+    let (engine, options) = (entry.engine, args.options.clone());
+    let plaintext = args.common.security.plaintext;
     let written = Some(engine.clone());
-    let journal = SourceJournal::new(page, remote.clone(), chosen, entry.qemu, written);
+    let journal = SourceJournal::new(
+        page,
+        remote.clone(),
+        plaintext,
+        options,
+        entry.qemu,
+        written,
+    );
     let journal = Arc::new(journal);
     let observer = progress::observer(args.common.progress);
-    args.common.security.warn(&*observer);
+    security::warn_of_readable_key(&args.common.security, &*observer);
     let watch = Watch {
         cancel,
         observer,
         journal: Arc::<SourceJournal>::clone(&journal),
     };
-    let moved = resume_migrate(&mut *guest, engine, &remote, &args.options(), &watch);
+    let moved = resume_migrate(&mut *guest, engine, &remote, &args.engine_options(), &watch);
     let ended = guest.has_ended();
     let left = left.filter(|_| !ended);
     let status = told(args, moved, journal.path(), left, |outcome| match outcome {
@@ -269,7 +284,7 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
 /// Whether the destination's journal is beside the source's, on the same machine, and
 /// says that nothing is needed from the source any more. Nobody is at work on it: it
 /// goes, for there is nobody left to tell.
-fn has_arrived(page: &Page, entry: &SourceEntry) -> bool {
+fn has_arrived(page: &JournalFile, entry: &SourceEntry) -> bool {
     let handed_over = matches!(
         entry.engine.stage,
         SourceStage::Committed | SourceStage::Gone
@@ -287,7 +302,7 @@ fn has_arrived(page: &Page, entry: &SourceEntry) -> bool {
         return false;
     };
     // It may have changed, or somebody may wait there to be asked.
-    let Ok(there) = Page::lock(&path) else {
+    let Ok(there) = JournalFile::lock(&path) else {
         return false;
     };
     let is_whole = matches!(there.read::<DestinationEntry>(), Ok(Some(there)) if whole(&there));
@@ -298,7 +313,7 @@ fn has_arrived(page: &Page, entry: &SourceEntry) -> bool {
 }
 
 /// The destination has everything: gives back what was taken from the source's QEMU.
-fn settle(args: &Migrate, page: &Page, entry: &SourceEntry) -> Result<Status, Exit> {
+fn settle(args: &Migrate, page: &JournalFile, entry: &SourceEntry) -> Result<Status, Exit> {
     let taken = QemuSource::reattach(&entry.qemu)
         .map_err(|error| resume::cannot::<SourceEntry>(Reason::NotAttached, &error, page.path()))?;
     if let Some(mut guest) = taken
@@ -418,7 +433,7 @@ pub fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
     if mode == Mode::Postcopy {
         return Ok(());
     }
-    hikkoshi_dirty::support().map_err(|error| {
+    hikkoshi_qemu::dirty_log_support().map_err(|error| {
         Exit::new(Status::AtSource, Reason::Unsupported, error)
             .with("the guest runs on at the source; --mode postcopy needs no dirty log")
     })

@@ -21,10 +21,11 @@ use crate::commands::migrate::finish;
 use crate::commands::resume;
 use crate::commands::signals;
 use crate::commands::wait_for_source::waiting;
-use crate::journal::{self, DestinationEntry, DestinationJournal, Page};
+use crate::journal::{self, DestinationEntry, DestinationJournal, JournalFile};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
+use crate::security;
 use crate::security::Door;
 
 pub fn run(args: &Receive) -> Result<Status, Exit> {
@@ -38,21 +39,28 @@ pub fn run(args: &Receive) -> Result<Status, Exit> {
 
 /// Takes a guest in.
 fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
-    let listen = args.listen()?;
+    let Some(listen) = &args.listen else {
+        // The command line requires it.
+        return Err(Exit::new(
+            Status::Usage,
+            Reason::Usage,
+            "--listen ADDR is missing",
+        ));
+    };
     let door = Door::of(args, listen)?;
     let qmp = resume::qmp(&args.common)?;
     let folder = journal::folder(args.common.journal.as_deref());
     refuse_taken_in(&folder, qmp)?;
     let at_source = |reason, error: &dyn Display| Exit::new(Status::AtSource, reason, error);
-    let mut guest = QemuDestination::attach_allowing(qmp, &args.common.allowed())
+    let mut guest = QemuDestination::attach_allowing(qmp, &args.options.shared.allowed())
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
     guest
         .cancel_on_exit(cancel.clone())
         .map_err(|error| at_source(Reason::System, &format!("watching QEMU: {error}")))?;
     let keeping = |error| at_source(Reason::Journal, &format!("keeping a journal: {error}"));
-    let page =
-        Page::of::<DestinationEntry>(&folder, &guest.noted().get().identity).map_err(keeping)?;
+    let page = JournalFile::for_qemu::<DestinationEntry>(&folder, &guest.noted().get().identity)
+        .map_err(keeping)?;
     // By its process: the socket may have had another name then.
     if let Some(entry) = page.read::<DestinationEntry>().map_err(keeping)?
         && resume::may_live(&entry.qemu.identity)
@@ -63,25 +71,26 @@ fn begin(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     let waiting = waiting(args.wait_for, door.prints_invitation(args));
     let listener = door
         .bind(listen)?
-        .with_priority(args.options().priority)
+        .with_priority(args.engine_options().priority)
         .with_waiting(waiting);
     let journal = Arc::new(DestinationJournal::new(
         page,
         listener.address(),
-        args.common.chosen.clone(),
+        args.common.security.plaintext,
+        args.options.clone(),
         door.tls().cloned(),
         guest.noted(),
     ));
     let observer = progress::observer(args.common.progress);
-    args.common.security.warn(&*observer);
-    args.common.warn_of_devices(&*observer);
+    security::warn_of_readable_key(&args.common.security, &*observer);
+    args.options.shared.warn_of_devices(&*observer);
     door.open(args, &listener, &*observer)?;
     let watch = ReceiveWatch {
         cancel,
         observer,
         journal: Arc::<DestinationJournal>::clone(&journal),
     };
-    let result = receive(&mut guest, &listener, &args.options(), &watch);
+    let result = receive(&mut guest, &listener, &args.engine_options(), &watch);
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::NoSource(_))
     {
@@ -186,7 +195,8 @@ fn not_attached(error: &AttachError) -> Exit {
 /// Goes on with a guest.
 fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
     let (page, mut entry) = resume::find::<DestinationEntry>(&args.common, file)?;
-    let args = &args.after(&entry.options, &entry.address)?;
+    let plaintext = entry.plaintext && resume::is_same_host(args.listen.as_ref(), &entry.address);
+    let args = &args.clone().resumed(entry.options.clone(), plaintext);
     let cannot = |error: &dyn Display| {
         resume::cannot::<DestinationEntry>(Reason::NotAttached, error, page.path())
     };
@@ -219,17 +229,18 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
             (Box::new(departed), SharedNotes::new(entry.qemu.clone()))
         }
     };
-    let listen = match &args.listen {
-        Some(address) => address.clone(),
-        None => resume::address(&entry.address)?,
-    };
+    let listen = args.listen.as_ref().unwrap_or(&entry.address).clone();
     let door = Door::again(args, &listen, entry.security.take())?;
     let tls = door.tls().cloned();
-    let listener = door.bind(&listen)?.with_priority(args.options().priority);
-    let (at, chosen) = (listener.address(), args.common.chosen.clone());
-    let journal = Arc::new(DestinationJournal::new(page, at, chosen, tls, noted));
+    let listener = door
+        .bind(&listen)?
+        .with_priority(args.engine_options().priority);
+    let (at, options) = (listener.address(), args.options.clone());
+    let plaintext = args.common.security.plaintext;
+    let journal = DestinationJournal::new(page, at, plaintext, options, tls, noted);
+    let journal = Arc::new(journal);
     let observer = progress::observer(args.common.progress);
-    args.common.security.warn(&*observer);
+    security::warn_of_readable_key(&args.common.security, &*observer);
     let what = match entry.engine.stage {
         DestinationStage::Whole if guest.has_ended() => {
             "the guest has run here and needs nothing more of its source; its QEMU has ended since"
@@ -250,7 +261,7 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
         &mut *guest,
         entry.engine,
         &listener,
-        &args.options(),
+        &args.engine_options(),
         &watch,
     );
     told(args, result, journal.path(), guest.has_ended(), false)

@@ -6,7 +6,7 @@ use hikkoshi_link::Address;
 use hikkoshi_qemu::{FindProcessError, GuestState, QemuIdentity, QmpListener};
 
 use crate::args::Common;
-use crate::journal::{self, Entry, Page, SourceEntry};
+use crate::journal::{self, Entry, JournalFile, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 
@@ -18,17 +18,20 @@ pub fn qmp(common: &Common) -> Result<&Path, Exit> {
     })
 }
 
-/// An address that is written in a journal.
-pub fn address(written: &str) -> Result<Address, Exit> {
-    written.parse().map_err(|error| {
-        let what = format!("reading the journal: '{written}': {error}");
-        Exit::new(Status::Usage, Reason::Journal, what)
+/// Whether `given` is on the host of `recorded`, by the same name, or is not given.
+///
+/// `--plaintext` in a journal holds for that host only: the path to another host may lead through
+/// networks that the user does not trust. Another port of the same host has the same path.
+pub fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool {
+    given.is_none_or(|given| {
+        journal::absolute_address(given) == *recorded
+            || (recorded.host().is_some() && recorded.host() == given.host())
     })
 }
 
 /// Takes hold of the journal in `file`, or the one that `--qmp` and
 /// `--journal` lead to.
-pub fn find<E: Entry>(common: &Common, file: Option<&Path>) -> Result<(Page, E), Exit> {
+pub fn find<E: Entry>(common: &Common, file: Option<&Path>) -> Result<(JournalFile, E), Exit> {
     let cannot = |error: &dyn std::fmt::Display| {
         Exit::new(
             Status::Usage,
@@ -46,7 +49,7 @@ pub fn find<E: Entry>(common: &Common, file: Option<&Path>) -> Result<(Page, E),
             &format!("there is no journal at {}", path.display()),
         ));
     }
-    let page = Page::lock(&path).map_err(|error| cannot(&error))?;
+    let page = JournalFile::lock(&path).map_err(|error| cannot(&error))?;
     match page.read().map_err(|error| cannot(&error))? {
         Some(entry) => Ok((page, entry)),
         None => {
@@ -69,12 +72,12 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
         None => found,
         Some(qmp) => found
             .into_iter()
-            .filter(|(_, entry)| may_listen(qmp, entry.place()))
+            .filter(|(_, entry)| may_listen(qmp, entry.identity()))
             .collect(),
     };
     // Those whose QEMU has ended are only to be looked at, unless there are no
     // others.
-    let lives = |(_, entry): &(PathBuf, E)| may_live(entry.place()).unwrap_or(true);
+    let lives = |(_, entry): &(PathBuf, E)| may_live(entry.identity()).unwrap_or(true);
     let (living, dead): (Vec<_>, Vec<_>) = found.into_iter().partition(lives);
     let found = if living.is_empty() { dead } else { living };
     match &found[..] {
@@ -92,7 +95,7 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
                 format!(
                     "--resume={} ({})",
                     quoted(path),
-                    entry.place().qmp.display()
+                    entry.identity().qmp.display()
                 )
             });
             let all = all.collect::<Vec<_>>().join(", ");
@@ -249,6 +252,24 @@ pub fn quoted(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_port_is_the_same_host() {
+        let address = |text: &str| text.parse::<Address>().unwrap();
+        let is_same =
+            |given: &str, recorded: &str| is_same_host(Some(&address(given)), &address(recorded));
+        assert!(is_same_host(None, &address("h:1")));
+        assert!(is_same("h:1", "h:1") && is_same("h:2", "h:1"));
+        assert!(is_same("unix:/s", "unix:/s"));
+        for (given, recorded) in [
+            ("other:1", "h:1"),
+            ("unix:/s", "unix:/t"),
+            ("unix:/s", "h:1"),
+            ("h:1", "unix:/s"),
+        ] {
+            assert!(!is_same(given, recorded), "{given} {recorded}");
+        }
+    }
 
     #[test]
     fn paths_are_quoted_where_a_shell_wants_it() {

@@ -1,5 +1,5 @@
-//! Journals that nobody else can have written: what is in them says which process
-//! to look into, as root perhaps, and which files to send.
+//! Journals are read only if no other user can have written them: they name a process to access,
+//! perhaps as root, and files to send.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -8,11 +8,14 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Others may write there: group or anybody.
+/// The group, or all users, may write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Makes sure that only this user, or root, can put files into `folder`.
-pub fn folder(folder: &Path) -> io::Result<()> {
+/// Checks that only this user or root can create files in `folder`.
+///
+/// # Errors
+/// When it is not a folder, or others can.
+pub fn check_folder(folder: &Path) -> io::Result<()> {
     let metadata = std::fs::metadata(folder).map_err(|error| about(folder, &error))?;
     if !metadata.is_dir() {
         return Err(about(folder, &io::ErrorKind::NotADirectory.into()));
@@ -20,27 +23,33 @@ pub fn folder(folder: &Path) -> io::Result<()> {
     check(&metadata).map_err(|error| about(folder, &error))
 }
 
-/// Opens a file that only this user, or root, can have written.
+/// Opens a file that only this user or root can have written.
+///
+/// # Errors
+/// When it cannot be opened, is not a regular file, or others may write to it.
 pub fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
-        // A pipe must not make us wait.
+        // Opening a pipe must not block.
         .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
         .open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
-        return Err(io::Error::other("not an ordinary file"));
+        return Err(io::Error::other("not a regular file"));
     }
     check(&metadata)?;
     Ok(file)
 }
 
-/// What is in it, if that is not longer than `longest`.
-pub fn text(file: File, longest: u64) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    file.take(longest + 1).read_to_end(&mut text)?;
-    match u64::try_from(text.len()) {
-        Ok(length) if length <= longest => Ok(text),
+/// The content, of at most `longest` bytes.
+///
+/// # Errors
+/// When it cannot be read or is longer.
+pub fn read(file: File, longest: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    file.take(longest + 1).read_to_end(&mut content)?;
+    match u64::try_from(content.len()) {
+        Ok(length) if length <= longest => Ok(content),
         _ => Err(io::ErrorKind::FileTooLarge.into()),
     }
 }
@@ -50,15 +59,15 @@ fn check(metadata: &Metadata) -> io::Result<()> {
     let no = |what: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     if metadata.uid() != user && metadata.uid() != 0 {
         return no(format!(
-            "it is user {}'s, and hikkoshi runs as user {user}: what somebody else has written \
-             there is not acted upon",
+            "it belongs to user {}, and hikkoshi runs as user {user}: files of other users are not \
+             used",
             metadata.uid()
         ));
     }
     if metadata.mode() & OTHERS_WRITE != 0 {
         return no(format!(
-            "others may write there (mode {:o}), and what they write is not acted upon: chmod go-w \
-             it, if you know what is in it",
+            "other users may write to it (mode {:o}), so it is not used: check its content, and run \
+             chmod go-w",
             metadata.mode() & 0o7777
         ));
     }
@@ -66,7 +75,7 @@ fn check(metadata: &Metadata) -> io::Result<()> {
 }
 
 fn about(path: &Path, error: &io::Error) -> io::Error {
-    let what = format!("the folder for journals, {}: {error}", path.display());
+    let what = format!("the journal folder {}: {error}", path.display());
     io::Error::new(error.kind(), what)
 }
 
@@ -80,22 +89,22 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_write_is_not_read() {
+    fn files_that_others_can_write_are_not_read() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a.json");
         std::fs::write(&path, "{}").unwrap();
         set(&path, 0o600);
-        assert_eq!(text(open(&path).unwrap(), 2).unwrap(), b"{}");
-        let long = text(open(&path).unwrap(), 1).unwrap_err();
+        assert_eq!(read(open(&path).unwrap(), 2).unwrap(), b"{}");
+        let long = read(open(&path).unwrap(), 1).unwrap_err();
         assert_eq!(long.kind(), io::ErrorKind::FileTooLarge);
         for mode in [0o620, 0o602, 0o666] {
             set(&path, mode);
             let said = open(&path).unwrap_err().to_string();
-            assert!(said.contains("others may write there"), "{said}");
+            assert!(said.contains("other users may write to it"), "{said}");
         }
-        folder(root.path()).unwrap();
+        check_folder(root.path()).unwrap();
         set(root.path(), 0o1777);
-        let said = folder(root.path()).unwrap_err().to_string();
+        let said = check_folder(root.path()).unwrap_err().to_string();
         assert!(said.contains("(mode 1777)"), "{said}");
         set(root.path(), 0o700);
         let link = root.path().join("link");
@@ -108,13 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_somebody_else_is_not_read() {
+    fn files_of_other_users_are_not_read() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
         let file = tempfile::NamedTempFile::new().unwrap();
         std::os::unix::fs::chown(file.path(), Some(4242), None).unwrap();
         let said = open(file.path()).unwrap_err().to_string();
-        assert!(said.contains("user 4242's"), "{said}");
+        assert!(said.contains("user 4242"), "{said}");
     }
 }

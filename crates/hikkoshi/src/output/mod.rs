@@ -1,5 +1,6 @@
 //! What the program writes, and how it ends.
 
+pub mod error_chain;
 pub mod exit;
 pub mod log;
 pub mod progress;

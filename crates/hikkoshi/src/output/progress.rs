@@ -8,7 +8,7 @@ use hikkoshi_engine::Observer;
 use hikkoshi_engine::report::{Phase, Progress, Silent};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::args::ProgressKind;
+use crate::args::ProgressFormat;
 use crate::output::report::{mib, seconds};
 use crate::output::streams;
 
@@ -16,12 +16,12 @@ use crate::output::streams;
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
 /// An observer of the chosen kind.
-pub fn observer(kind: ProgressKind) -> Arc<dyn Observer> {
+pub fn observer(kind: ProgressFormat) -> Arc<dyn Observer> {
     match kind {
-        ProgressKind::None => Arc::new(Silent),
-        ProgressKind::Json => Arc::new(Json),
-        ProgressKind::Auto if std::io::stderr().is_terminal() => Arc::new(Bar::new()),
-        ProgressKind::Auto => Arc::new(Lines::default()),
+        ProgressFormat::None => Arc::new(Silent),
+        ProgressFormat::Json => Arc::new(Json),
+        ProgressFormat::Auto if std::io::stderr().is_terminal() => Arc::new(Bar::new()),
+        ProgressFormat::Auto => Arc::new(Lines::default()),
     }
 }
 

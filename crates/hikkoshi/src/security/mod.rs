@@ -5,18 +5,14 @@ mod invitation_address;
 use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::str::FromStr;
 
-use clap::Args as ClapArgs;
 use hikkoshi_engine::Observer;
 use hikkoshi_link::tls::{
     Certificates, DestinationCredentials, Invitation, SourceCredentials, TlsClient, TlsServer,
 };
 use hikkoshi_link::{Address, Listener, Remote};
 
-use crate::args::{Migrate, Receive};
-use crate::commands::resume;
+use crate::args::{InvitationArg, Migrate, Receive, Security};
 use crate::journal;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -30,55 +26,32 @@ const LONGEST: u64 = 4096;
 const NO_INVITATION: &str = "--to -: standard input ended, or its first line is empty: there is no \
                              invitation on it";
 
-/// What both sides have.
-#[derive(Debug, ClapArgs)]
-pub struct Security {
-    /// Do not encrypt, beyond this machine either: guest memory can be read
-    /// and changed by anybody on the way
-    #[arg(long)]
-    pub plaintext: bool,
-
-    /// Encrypt, and trust whoever has a certificate of the authorities in FILE
-    /// (PEM)
-    #[arg(long, value_name = "FILE", requires_all = ["tls_cert", "tls_key"], conflicts_with = "plaintext")]
-    pub tls_ca: Option<PathBuf>,
-
-    /// This side's certificate, and any between it and the authority's (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_ca")]
-    pub tls_cert: Option<PathBuf>,
-
-    /// This side's private key (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_ca")]
-    pub tls_key: Option<PathBuf>,
+/// The certificates given on the command line.
+fn certificates(security: &Security) -> Result<Option<Certificates>, Exit> {
+    match (&security.tls_ca, &security.tls_cert, &security.tls_key) {
+        (Some(ca), Some(cert), Some(key)) => {
+            // The journal names them, and --resume may run in another working directory.
+            let [ca, cert, key] = [ca, cert, key].map(|path| journal::absolute(path));
+            Certificates::read(&ca, &cert, &key)
+                .map(Some)
+                .map_err(credentials)
+        }
+        _ => Ok(None),
+    }
 }
 
-impl Security {
-    fn certificates(&self) -> Result<Option<Certificates>, Exit> {
-        match (&self.tls_ca, &self.tls_cert, &self.tls_key) {
-            (Some(ca), Some(cert), Some(key)) => {
-                // They are read again, from wherever that is, when it is taken up.
-                let [ca, cert, key] = [ca, cert, key].map(|path| journal::absolute(path));
-                Certificates::read(&ca, &cert, &key)
-                    .map(Some)
-                    .map_err(credentials)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Says so if others than its owner can read the private key.
-    pub fn warn(&self, observer: &dyn Observer) {
-        if let Some(key) = &self.tls_key
-            // What cannot be read is told where it is read.
-            && let Ok(metadata) = std::fs::metadata(key)
-            && let Some(readers) = readers(metadata.permissions().mode())
-        {
-            observer.notice(&format!(
-                "the private key in {} can be read by {readers}: whoever does can pass for this \
-                 side ('chmod go-rwx' keeps them out)",
-                key.display()
-            ));
-        }
+/// Warns if users other than its owner can read the private key.
+pub fn warn_of_readable_key(security: &Security, observer: &dyn Observer) {
+    if let Some(key) = &security.tls_key
+        // An error is reported where the key is read.
+        && let Ok(metadata) = std::fs::metadata(key)
+        && let Some(readers) = readers(metadata.permissions().mode())
+    {
+        observer.notice(&format!(
+            "the private key in {} can be read by {readers}, who can impersonate this side \
+             ('chmod go-rwx' prevents that)",
+            key.display()
+        ));
     }
 }
 
@@ -91,48 +64,27 @@ fn readers(mode: u32) -> Option<&'static str> {
     }
 }
 
-/// An invitation, or `-` for one on standard input: a command line can be read
-/// by everybody on this machine.
-#[derive(Clone)]
-pub struct To(String);
-
-impl FromStr for To {
-    type Err = std::convert::Infallible;
-
-    /// Read later: what is wrong with it is told without repeating it.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.to_owned()))
+/// The invitation that `--to` names.
+fn invitation(argument: &InvitationArg) -> Result<Invitation, Exit> {
+    if let Some(text) = argument.text() {
+        return text.parse().map_err(credentials);
     }
-}
-
-impl fmt::Debug for To {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("To")
+    let mut line = String::new();
+    let read = io::stdin().lock().take(LONGEST).read_line(&mut line);
+    read.map_err(|e| credentials(format!("reading the invitation from standard input: {e}")))?;
+    if line.trim().is_empty() {
+        return Err(credentials(NO_INVITATION).with(
+            "standard input is for the line that 'hikkoshi receive' shows and that begins with \
+             'hikkoshi1:'; it can come from a file ('--to - < FILE') or through a pipe",
+        ));
     }
-}
-
-impl To {
-    fn invitation(&self) -> Result<Invitation, Exit> {
-        if self.0 != "-" {
-            return self.0.parse().map_err(credentials);
-        }
-        let mut line = String::new();
-        let read = io::stdin().lock().take(LONGEST).read_line(&mut line);
-        read.map_err(|e| credentials(format!("reading the invitation from standard input: {e}")))?;
-        if line.trim().is_empty() {
-            return Err(credentials(NO_INVITATION).with(
-                "standard input is for the line that 'hikkoshi receive' shows and that begins with \
-                 'hikkoshi1:'; it can come from a file ('--to - < FILE') or through a pipe",
-            ));
-        }
-        line.parse().map_err(credentials)
-    }
+    line.parse().map_err(credentials)
 }
 
 /// Where the destination is, and how the links to it are protected.
 pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
     if let Some(to) = &args.to {
-        let invitation = to.invitation()?;
+        let invitation = invitation(to)?;
         return Ok(Remote {
             tls: Some(TlsClient::invited(&invitation).map_err(credentials)?),
             ..invitation.address().clone().into()
@@ -142,7 +94,7 @@ pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
         return Err(usage("neither an address nor an invitation is given"));
     };
     let security = &args.common.security;
-    if let Some(certificates) = security.certificates()? {
+    if let Some(certificates) = certificates(security)? {
         let host = address.host().unwrap_or("localhost");
         let tls = Some(TlsClient::certified(certificates, host).map_err(credentials)?);
         return Ok(Remote {
@@ -175,13 +127,10 @@ fn beyond(address: &Address) -> String {
 /// were protected, and `address` where its destination was.
 pub fn remote_again(
     args: &Migrate,
-    address: &str,
+    address: &Address,
     recorded: Option<SourceCredentials>,
 ) -> Result<Remote, Exit> {
-    let address = match &args.address {
-        Some(address) => address.clone(),
-        None => resume::address(address)?,
-    };
+    let address = args.address.as_ref().unwrap_or(address).clone();
     let tls = match recorded {
         None => {
             plaintext_again(&args.common.security, &address)?;
@@ -190,7 +139,7 @@ pub fn remote_again(
         Some(recorded) => {
             encrypted_again(&args.common.security)?;
             let host = address.host().unwrap_or("localhost");
-            let client = match args.common.security.certificates()? {
+            let client = match certificates(&args.common.security)? {
                 Some(certificates) => TlsClient::certified(certificates, host),
                 None => recorded.client(),
             };
@@ -243,7 +192,7 @@ pub enum Door {
 impl Door {
     pub fn of(args: &Receive, listen: &Address) -> Result<Self, Exit> {
         let security = &args.common.security;
-        if let Some(certificates) = security.certificates()? {
+        if let Some(certificates) = certificates(security)? {
             return TlsServer::certified(certificates)
                 .map(Self::Authority)
                 .map_err(credentials);
@@ -274,7 +223,7 @@ impl Door {
             return Ok(Self::Plaintext { aloud });
         };
         encrypted_again(security)?;
-        let server = match security.certificates()? {
+        let server = match certificates(security)? {
             Some(certificates) => TlsServer::certified(certificates),
             None => recorded.server(),
         };
@@ -402,7 +351,7 @@ mod tests {
                 tls_key: Some(key.path().to_owned()),
             };
             let heard = Heard::default();
-            security.warn(&heard);
+            warn_of_readable_key(&security, &heard);
             heard.0.into_inner().unwrap().join("\n")
         };
         assert_eq!(said(0o600), "");

@@ -1,0 +1,92 @@
+//! What `receive` and `migrate` have in common, and what concerns one run only.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::headings::{CONNECTION, OUTPUT, RECOVERY};
+use super::security::Security;
+
+/// Options of both sides.
+#[derive(Debug, Clone, Args)]
+pub struct Common {
+    /// QMP socket of the QEMU process
+    #[arg(
+        long,
+        value_name = "PATH",
+        required_unless_present = "resume",
+        display_order = 0,
+        help_heading = CONNECTION
+    )]
+    pub qmp: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub security: Security,
+
+    /// Continue an interrupted migration
+    ///
+    /// Without JOURNAL, continue the migration of the QEMU process given by --qmp, or the only
+    /// unfinished one. Address, credentials and options are read from the journal; options given
+    /// here replace those. If the other side's hikkoshi has ended too, run it with --resume as
+    /// well.
+    #[arg(
+        long,
+        value_name = "JOURNAL",
+        num_args = 0..=1,
+        require_equals = true,
+        help_heading = RECOVERY
+    )]
+    #[allow(clippy::option_option)] // Clap distinguishes the three cases in this way.
+    pub resume: Option<Option<PathBuf>>,
+
+    /// Abandon the migration; explains the consequences first
+    ///
+    /// Nothing is done unless --other-side-is-lost is given as well, where abandoning the
+    /// migration can do harm. At the source, the guest continues from the moment when it was
+    /// stopped. If it has run at the destination since, that damages its disks unless they are
+    /// restored to the same moment. At the destination, the guest ends.
+    #[arg(long, requires = "resume", help_heading = RECOVERY)]
+    pub give_up: bool,
+
+    /// Confirm --give-up: the other side does not run the guest and never will
+    #[arg(long, requires = "give_up", help_heading = RECOVERY)]
+    pub other_side_is_lost: bool,
+
+    /// Directory for the journal that --resume reads
+    ///
+    /// [default: /run/hikkoshi; for users other than root, $XDG_RUNTIME_DIR/hikkoshi]
+    #[arg(long, value_name = "DIR", help_heading = RECOVERY)]
+    pub journal: Option<PathBuf>,
+
+    /// Progress output format
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t = ProgressFormat::Auto,
+        help_heading = OUTPUT
+    )]
+    pub progress: ProgressFormat,
+
+    /// Write the result to FILE as one JSON object
+    ///
+    /// On success it is the statistics of the migration, otherwise {"error": ...} with the
+    /// reason. With "-" it is written to standard output, and an invitation to standard error.
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    pub json: Option<PathBuf>,
+
+    /// Print a histogram of page request latency at the end
+    #[arg(short, long, help_heading = OUTPUT)]
+    pub verbose: bool,
+}
+
+/// What is written to standard error during a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProgressFormat {
+    /// A progress bar on a terminal, otherwise a line every two seconds
+    Auto,
+    /// One JSON object a line; the last one is the result
+    Json,
+    /// No progress
+    None,
+}

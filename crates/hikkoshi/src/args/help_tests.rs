@@ -1,0 +1,113 @@
+//! The help: its headings, the options under them, and the options that are hidden.
+
+use std::fmt::Write as _;
+
+use clap::CommandFactory;
+
+use super::Args;
+
+fn command() -> clap::Command {
+    let mut command = Args::command();
+    command.build();
+    command
+}
+
+/// `HEADING: option option ...`, a line a heading, in the order of the help.
+fn visible(name: &str) -> String {
+    let command = command();
+    let command = command.find_subcommand(name).unwrap();
+    let mut headings: Vec<(&str, Vec<String>)> = Vec::new();
+    for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+        let name = match arg.get_long() {
+            Some(long) => format!("--{long}"),
+            None => arg.get_id().as_str().to_owned(),
+        };
+        let heading = arg.get_help_heading().unwrap_or("-");
+        match headings.iter_mut().find(|(known, _)| *known == heading) {
+            Some((_, names)) => names.push(name),
+            None => headings.push((heading, vec![name])),
+        }
+    }
+    headings
+        .iter()
+        .fold(String::new(), |mut text, (heading, names)| {
+            writeln!(text, "{heading}: {}", names.join(" ")).unwrap();
+            text
+        })
+}
+
+#[test]
+fn the_command_line_is_well_formed() {
+    Args::command().debug_assert();
+}
+
+#[test]
+fn options_stand_under_their_headings() {
+    assert_eq!(
+        visible("migrate"),
+        "-: address --help\n\
+         Connection: --to --stall-timeout --qmp\n\
+         Migration: --mode --max-downtime --bandwidth --when-stalled --allow-cpu-mismatch \
+         --allow-device\n\
+         Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
+         Tuning: --links --rounds --max-rounds --read-ahead\n\
+         Security: --plaintext --tls-ca --tls-cert --tls-key\n\
+         Output: --progress --json --verbose\n"
+    );
+    assert_eq!(
+        visible("receive"),
+        "Connection: --listen --advertise --wait-for --stall-timeout --qmp\n\
+         Migration: --allow-device\n\
+         Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
+         Tuning: --fault-threads --collapse\n\
+         Security: --invite --plaintext --tls-ca --tls-cert --tls-key\n\
+         Output: --progress --json --verbose\n\
+         -: --help\n"
+    );
+}
+
+#[test]
+fn options_for_benchmarks_and_tests_are_hidden() {
+    let hidden = |name: &str| {
+        let command = command();
+        let command = command.find_subcommand(name).unwrap();
+        let hidden = command.get_arguments().filter(|arg| arg.is_hide_set());
+        let mut hidden: Vec<_> = hidden
+            .filter_map(clap::Arg::get_long)
+            .map(str::to_owned)
+            .collect();
+        hidden.sort_unstable();
+        hidden
+    };
+    assert_eq!(
+        hidden("migrate"),
+        [
+            "background-delay",
+            "no-bound",
+            "no-drain",
+            "no-follow",
+            "no-hot-first",
+            "no-priority",
+            "poll"
+        ]
+    );
+    assert_eq!(hidden("receive"), ["no-priority", "poll"]);
+}
+
+/// `-h` has one line an option; what needs more is in `--help`.
+#[test]
+fn short_help_is_one_line_an_option() {
+    let command = command();
+    for name in ["migrate", "receive", "demo"] {
+        let command = command.find_subcommand(name).unwrap();
+        for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+            let help = arg.get_help().unwrap().to_string();
+            assert!(help.len() <= 90, "{name} {}: {help}", arg.get_id());
+            assert!(!help.ends_with('.'), "{help}");
+        }
+        let text = command.clone().render_help().to_string();
+        for line in text.lines() {
+            assert!(line.chars().count() <= 130, "{line}");
+        }
+    }
+}

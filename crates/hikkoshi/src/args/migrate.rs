@@ -1,0 +1,475 @@
+//! `hikkoshi migrate`.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
+use clap::{Args, ValueEnum};
+use hikkoshi_engine::{MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions};
+use hikkoshi_link::Address;
+use hikkoshi_link::tls::Invitation;
+
+use super::common::Common;
+use super::headings::{CONNECTION, MIGRATION, TUNING};
+use super::security::InvitationArg;
+use super::shared::SharedOptions;
+use super::{bytes, mode};
+
+/// The longest `--max-downtime`, in milliseconds.
+pub const MAX_DOWNTIME_MS: u64 = 600_000;
+
+/// The largest number of pages that `--read-ahead` takes.
+pub const MAX_READ_AHEAD: u32 = 256;
+
+#[derive(Debug, Clone, Args)]
+pub struct Migrate {
+    /// Address of `hikkoshi receive`: HOST:PORT or unix:PATH
+    ///
+    /// With --resume, the default is the address in the journal.
+    #[arg(
+        value_name = "ADDR",
+        value_parser = DestinationAddress,
+        required_unless_present_any = ["to", "resume"]
+    )]
+    pub address: Option<Address>,
+
+    /// Invitation printed by `hikkoshi receive`, or "-" to read it from standard input
+    ///
+    /// An invitation is a secret, and other users of this machine can see the command line: prefer
+    /// "-".
+    #[arg(
+        long,
+        value_name = "INVITATION",
+        conflicts_with_all = ["address", "plaintext", "tls_ca", "resume"],
+        help_heading = CONNECTION
+    )]
+    pub to: Option<InvitationArg>,
+
+    #[command(flatten)]
+    pub options: MigrateOptions,
+
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Options of `migrate` that are kept in the journal; `None`: not given.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct MigrateOptions {
+    /// When memory is copied: precopy, postcopy or hybrid [default: hybrid]
+    ///
+    /// precopy copies memory while the guest runs at the source, and switches when the rest fits
+    /// into --max-downtime. postcopy switches first; pages follow while the guest runs at the
+    /// destination. hybrid copies memory once (--rounds) and sends the rest after the switch.
+    #[arg(long, value_name = "MODE", value_parser = mode::parse, help_heading = MIGRATION)]
+    pub mode: Option<Mode>,
+
+    /// Longest pause of the guest in pre-copy, in milliseconds [default: 300]
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_DOWNTIME_MS),
+        help_heading = MIGRATION
+    )]
+    pub max_downtime: Option<u64>,
+
+    /// Limit for background traffic, such as 50M, 50MiB or 400Mbit a second
+    ///
+    /// Pages that the guest waits for are not limited. Units: K, M, G, T or KB, MB, ... (powers of
+    /// 1000), Ki or KiB, ... (powers of 1024), Kbit, ... (bits). B is a byte; "50Mb" is refused
+    /// because it is ambiguous.
+    #[arg(
+        long,
+        value_name = "BYTES_PER_S",
+        value_parser = bytes::parse,
+        help_heading = MIGRATION
+    )]
+    pub bandwidth: Option<u64>,
+
+    /// What to do if pre-copy does not converge [default: go-on]
+    #[arg(long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
+    pub when_stalled: Option<WhenStalled>,
+
+    /// Move the guest although the destination's virtual processors differ
+    ///
+    /// Differences are reported instead of refused. A program in the guest that uses a missing
+    /// feature is killed. Another accelerator (KVM, TCG), number of processors or APIC ID is still
+    /// refused.
+    #[arg(long, help_heading = MIGRATION)]
+    pub allow_cpu_mismatch: bool,
+
+    #[command(flatten)]
+    pub shared: SharedOptions,
+
+    /// Background connections, each with a thread on both sides
+    ///
+    /// [default: half of this machine's processors, between 1 and 8]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_LINKS)),
+        help_heading = TUNING
+    )]
+    pub links: Option<u16>,
+
+    /// Pre-copy rounds before the switch in hybrid mode [default: 1]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = TUNING
+    )]
+    pub rounds: Option<u32>,
+
+    /// Rounds after which pre-copy does not converge [default: 30]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = TUNING
+    )]
+    pub max_rounds: Option<u32>,
+
+    /// Pages to send around a requested page: adaptive, off or a number [default: adaptive]
+    ///
+    /// In post-copy. A number (at most 256) is the count on either side. adaptive starts with 8 on
+    /// either side; sequential access raises it and random access lowers it.
+    #[arg(long, value_name = "N", value_parser = parse_read_ahead, help_heading = TUNING)]
+    pub read_ahead: Option<ReadAhead>,
+
+    /// Post-copy: do not send frequently written pages first
+    #[arg(long, hide = true)]
+    pub no_hot_first: bool,
+
+    /// Post-copy: do not continue background pages from the last requested page
+    #[arg(long, hide = true)]
+    pub no_follow: bool,
+
+    /// Post-copy: do not limit background bytes in flight
+    #[arg(long, hide = true)]
+    pub no_bound: bool,
+
+    /// Post-copy: send no background pages for this long after the switch
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = clap::value_parser!(u64).range(..=3_600_000),
+        hide = true
+    )]
+    pub background_delay: Option<u64>,
+
+    /// Do not drain the guest's disks in pre-copy rounds. LOSES MEMORY of guests with direct I/O
+    #[arg(long, hide = true)]
+    pub no_drain: bool,
+
+    /// Post-copy: spin instead of sleeping while waiting for page requests
+    #[arg(long, hide = true)]
+    pub poll: bool,
+
+    /// Do not raise the priority of the threads that answer page requests
+    #[arg(long, hide = true)]
+    pub no_priority: bool,
+}
+
+/// What to do if pre-copy does not converge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WhenStalled {
+    /// Report it and continue pre-copy
+    GoOn,
+    /// Switch to post-copy
+    Switch,
+    /// Cancel the migration; the guest stays at the source
+    Stop,
+}
+
+impl From<WhenStalled> for hikkoshi_engine::WhenStalled {
+    fn from(action: WhenStalled) -> Self {
+        match action {
+            WhenStalled::GoOn => Self::GoOn,
+            WhenStalled::Switch => Self::Switch,
+            WhenStalled::Stop => Self::Stop,
+        }
+    }
+}
+
+impl Migrate {
+    /// The same command with the options that were given `earlier`, where they are not given now.
+    #[must_use]
+    pub fn resumed(mut self, earlier: MigrateOptions, plaintext: bool) -> Self {
+        self.options = self.options.or(earlier);
+        self.common.security.plaintext |= plaintext;
+        self
+    }
+
+    /// How the guest is moved.
+    pub fn mode(&self) -> Mode {
+        self.options.mode.unwrap_or(SourceOptions::default().mode)
+    }
+
+    /// The engine's options.
+    pub fn engine_options(&self) -> SourceOptions {
+        let options = &self.options;
+        let default = SourceOptions::default();
+        SourceOptions {
+            mode: self.mode(),
+            max_downtime: options
+                .max_downtime
+                .map_or(default.max_downtime, Duration::from_millis),
+            bandwidth: options.bandwidth,
+            precopy_rounds: options.rounds.unwrap_or(default.precopy_rounds),
+            max_rounds: options.max_rounds.unwrap_or(default.max_rounds),
+            when_stalled: options
+                .when_stalled
+                .map_or(default.when_stalled, Into::into),
+            allow_cpu_mismatch: options.allow_cpu_mismatch,
+            links: options.links.unwrap_or(default.links),
+            drain: !options.no_drain,
+            background_delay: Duration::from_millis(options.background_delay.unwrap_or(0)),
+            read_ahead: options.read_ahead.unwrap_or(default.read_ahead),
+            hot_first: !options.no_hot_first,
+            follow: !options.no_follow,
+            bound: !options.no_bound,
+            poll: options.poll,
+            priority: if options.no_priority {
+                Priority::OFF
+            } else {
+                Priority::ON
+            },
+            retry_for: options.shared.retry_for(),
+            stall_timeout: options.shared.stall_timeout(),
+            patience: SourceOptions::PATIENCE,
+        }
+    }
+}
+
+impl MigrateOptions {
+    /// These options, and where one was not given, that of `earlier`.
+    #[must_use]
+    pub fn or(self, earlier: Self) -> Self {
+        Self {
+            mode: self.mode.or(earlier.mode),
+            max_downtime: self.max_downtime.or(earlier.max_downtime),
+            bandwidth: self.bandwidth.or(earlier.bandwidth),
+            when_stalled: self.when_stalled.or(earlier.when_stalled),
+            allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
+            shared: self.shared.or(earlier.shared),
+            links: self.links.or(earlier.links),
+            rounds: self.rounds.or(earlier.rounds),
+            max_rounds: self.max_rounds.or(earlier.max_rounds),
+            read_ahead: self.read_ahead.or(earlier.read_ahead),
+            no_hot_first: self.no_hot_first || earlier.no_hot_first,
+            no_follow: self.no_follow || earlier.no_follow,
+            no_bound: self.no_bound || earlier.no_bound,
+            background_delay: self.background_delay.or(earlier.background_delay),
+            no_drain: self.no_drain || earlier.no_drain,
+            poll: self.poll || earlier.poll,
+            no_priority: self.no_priority || earlier.no_priority,
+        }
+    }
+}
+
+/// Parses an address. An invitation in its place is refused without repeating its secret, and is
+/// not looked up as a host name.
+#[derive(Debug, Clone, Copy)]
+struct DestinationAddress;
+
+impl TypedValueParser for DestinationAddress {
+    type Value = Address;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Address, clap::Error> {
+        if value.to_string_lossy().starts_with(Invitation::SCHEME) {
+            let what = "this is an invitation, not an address: give it with --to\n";
+            return Err(clap::Error::raw(ErrorKind::ValueValidation, what).with_cmd(command));
+        }
+        let address = |text: &str| text.parse::<Address>();
+        address.parse_ref(command, arg, value)
+    }
+}
+
+fn parse_read_ahead(text: &str) -> Result<ReadAhead, String> {
+    match text {
+        "adaptive" => Ok(ReadAhead::Adaptive),
+        "off" => Ok(ReadAhead::Off),
+        number => match number.parse() {
+            Ok(0) => Ok(ReadAhead::Off),
+            Ok(pages @ 1..=MAX_READ_AHEAD) => Ok(ReadAhead::Fixed(pages)),
+            _ => Err(format!(
+                "'{text}' must be adaptive, off, or a number of pages up to {MAX_READ_AHEAD}"
+            )),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args as CommandLine, Command};
+    use clap::Parser;
+    use hikkoshi_engine::RetryFor;
+
+    fn try_migrate(words: &str) -> Result<Migrate, clap::Error> {
+        let all = ["hikkoshi", "migrate"].into_iter();
+        match CommandLine::try_parse_from(all.chain(words.split_whitespace()))?.command {
+            Command::Migrate(migrate) => Ok(*migrate),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn migrate(words: &str) -> Migrate {
+        try_migrate(words).unwrap()
+    }
+
+    #[test]
+    fn the_destination_is_given_in_one_way() {
+        let parses = |words: &str| try_migrate(&format!("--qmp /q {words}")).is_ok();
+        let certificates = "--tls-ca ca --tls-cert crt --tls-key key";
+        for good in ["--to -", "--to hikkoshi1:a.b@c:1", "h:1", "h:1 --plaintext"] {
+            assert!(parses(good), "{good}");
+        }
+        assert!(parses(&format!("h:1 {certificates}")));
+        for bad in [
+            "",
+            "hikkoshi1:a.b@c:1",
+            "h:1 --to -",
+            "--to - --plaintext",
+            "h:1 --tls-ca ca",
+            "h:1 --tls-key k",
+        ] {
+            assert!(!parses(bad), "{bad}");
+        }
+        assert!(!parses(&format!("h:1 --plaintext {certificates}")));
+        assert!(!parses(&format!("--to - {certificates}")));
+    }
+
+    #[test]
+    fn an_invitation_in_the_wrong_place_is_not_repeated() {
+        for word in ["hikkoshi1:a.secret@c:1", "hikkoshi1:a.secret", "hikkoshi1:"] {
+            let error = try_migrate(&format!("--qmp /q {word}")).unwrap_err();
+            let error = error.to_string();
+            assert!(
+                error.contains("--to") && !error.contains("secret"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn options_reach_the_engine() {
+        let migrate = migrate(
+            "--qmp /q 10.0.0.2:7000 --mode postcopy --max-downtime 50 --bandwidth 1G --json out \
+             --plaintext",
+        );
+        assert_eq!(migrate.mode(), Mode::Postcopy);
+        let options = migrate.engine_options();
+        assert_eq!(options.max_downtime, Duration::from_millis(50));
+        assert_eq!(options.bandwidth, Some(1_000_000_000));
+        assert_eq!(options.links, SourceOptions::default_links());
+        assert_eq!(options.read_ahead, ReadAhead::Adaptive);
+        assert!(options.hot_first && options.follow && options.bound && !options.poll);
+        assert!(options.drain && !options.allow_cpu_mismatch);
+        assert_eq!(options.priority, Priority::ON);
+        assert_eq!(options.retry_for, RetryFor::BY_MODE);
+        assert!(migrate.common.security.plaintext);
+    }
+
+    /// The help names the defaults, and the engine has them.
+    #[test]
+    fn defaults_are_as_the_help_says() {
+        let options = migrate("--qmp /q h:1").engine_options();
+        assert_eq!(options.mode, Mode::Hybrid);
+        assert_eq!(options.max_downtime, Duration::from_millis(300));
+        assert_eq!(options.precopy_rounds, 1);
+        assert_eq!(options.max_rounds, 30);
+        assert_eq!(options.when_stalled, hikkoshi_engine::WhenStalled::GoOn);
+        assert_eq!(options.read_ahead, ReadAhead::Adaptive);
+        assert_eq!(options.stall_timeout, Duration::from_secs(20));
+        assert_eq!(options.background_delay, Duration::ZERO);
+        assert_eq!(
+            options.stall_timeout,
+            SourceOptions::default().stall_timeout
+        );
+    }
+
+    #[test]
+    fn each_policy_can_be_switched_off() {
+        let parse = |more: &str| {
+            Some(
+                try_migrate(&format!("--qmp /q h:1 {more}"))
+                    .ok()?
+                    .engine_options(),
+            )
+        };
+        let options = parse(
+            "--links=16 --read-ahead=off --no-hot-first --no-follow --no-bound \
+             --background-delay=1500 --poll --no-priority --no-drain",
+        )
+        .unwrap();
+        assert_eq!(options.links, 16);
+        assert_eq!(options.read_ahead, ReadAhead::Off);
+        assert!(!options.hot_first && !options.follow && !options.bound && options.poll);
+        assert!(!options.drain);
+        assert_eq!(options.background_delay, Duration::from_millis(1500));
+        assert_eq!(options.priority, Priority::OFF);
+        let fixed = parse("--read-ahead=8").unwrap();
+        assert_eq!(fixed.read_ahead, ReadAhead::Fixed(8));
+        for bad in [
+            "--links=0",
+            "--links=17",
+            "--read-ahead=257",
+            "--read-ahead=-1",
+            "--max-downtime=0",
+            "--max-downtime=600001",
+        ] {
+            assert!(parse(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn earlier_options_hold_after_resume() {
+        let first = migrate(
+            "h:1 --qmp /q --bandwidth 50M --retry-for 90s --links=3 --no-follow --mode postcopy \
+             --allow-device a --json /out",
+        );
+        let second = migrate("--resume=/j/s.json --retry-for 5m --allow-device b --json -");
+        let second = second.resumed(first.options, true);
+        let options = second.engine_options();
+        assert_eq!(options.bandwidth, Some(50_000_000));
+        assert_eq!(options.links, 3);
+        assert_eq!(options.mode, Mode::Postcopy);
+        assert!(!options.follow && options.hot_first);
+        assert_eq!(
+            options.retry_for,
+            RetryFor::always(Duration::from_secs(300))
+        );
+        assert_eq!(second.options.shared.allow_device, ["a", "b"]);
+        assert_eq!(second.common.resume, Some(Some("/j/s.json".into())));
+        assert_eq!(second.common.json, Some("-".into()));
+        assert!(second.common.security.plaintext);
+        let third = migrate("--resume --allow-device b").resumed(second.options.clone(), false);
+        assert_eq!(third.options, second.options);
+        assert!(!third.common.security.plaintext);
+    }
+
+    #[test]
+    fn resume_takes_a_file_or_searches() {
+        let parse = |words: &str| {
+            let common = try_migrate(&format!("unix:/s {words}")).ok()?.common;
+            Some((common.resume, common.qmp))
+        };
+        assert_eq!(parse(""), None, "no QEMU");
+        assert_eq!(parse("--resume"), Some((Some(None), None)));
+        let (resume, qmp) = parse("--resume --qmp /q").unwrap();
+        assert_eq!((resume, qmp), (Some(None), Some("/q".into())));
+        let (resume, _) = parse("--resume=/j.json").unwrap();
+        assert_eq!(resume, Some(Some("/j.json".into())));
+        // Each of the three needs the one before.
+        assert_eq!(parse("--qmp /q --give-up"), None);
+        assert_eq!(parse("--resume --other-side-is-lost"), None);
+        assert!(parse("--resume --give-up --other-side-is-lost").is_some());
+    }
+}

@@ -1,0 +1,8 @@
+//! `--mode`.
+
+use hikkoshi_engine::Mode;
+
+/// Reads a mode by its name.
+pub fn parse(text: &str) -> Result<Mode, String> {
+    text.parse()
+}

@@ -1,0 +1,195 @@
+//! `hikkoshi receive`.
+
+use std::num::{NonZeroU16, NonZeroU64};
+use std::time::Duration;
+
+use clap::Args;
+use hikkoshi_engine::destination::MAX_FAULT_THREADS;
+use hikkoshi_engine::{DestinationOptions, Priority};
+use hikkoshi_link::Address;
+
+use super::common::Common;
+use super::headings::{CONNECTION, SECURITY, TUNING};
+use super::shared::SharedOptions;
+use super::{bytes, durations};
+
+#[derive(Debug, Clone, Args)]
+pub struct Receive {
+    /// Address to listen on: HOST:PORT or unix:PATH
+    ///
+    /// With --resume, the default is the address in the journal.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        required_unless_present = "resume",
+        help_heading = CONNECTION
+    )]
+    pub listen: Option<Address>,
+
+    /// Address to put into the invitation instead of the one listened on
+    #[arg(
+        long,
+        value_name = "ADDR",
+        conflicts_with_all = ["plaintext", "tls_ca", "resume"],
+        help_heading = CONNECTION
+    )]
+    pub advertise: Option<Address>,
+
+    /// End if no source has connected within this time, such as 60s
+    ///
+    /// The exit status is 1 then. By default, wait until a source connects. If the invitation was
+    /// written to a pipe, waiting also ends when no process reads from the pipe any more.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = durations::parse,
+        conflicts_with = "resume",
+        help_heading = CONNECTION
+    )]
+    pub wait_for: Option<Duration>,
+
+    #[command(flatten)]
+    pub options: ReceiveOptions,
+
+    /// Encrypt and print an invitation even if listening on a local address
+    ///
+    /// The invitation is one line on standard output (on standard error with --json -). Without
+    /// this option it is printed when listening beyond this machine, unless --plaintext or
+    /// --tls-ca is given.
+    #[arg(
+        long,
+        conflicts_with_all = ["plaintext", "tls_ca", "resume"],
+        help_heading = SECURITY
+    )]
+    pub invite: bool,
+
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Options of `receive` that are kept in the journal.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct ReceiveOptions {
+    #[command(flatten)]
+    pub shared: SharedOptions,
+
+    /// Threads that handle the guest's page faults
+    ///
+    /// [default: depends on the processors of the guest and of this machine]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_FAULT_THREADS)),
+        help_heading = TUNING
+    )]
+    pub fault_threads: Option<u16>,
+
+    /// Rebuild transparent huge pages after the migration, at most this fast
+    ///
+    /// In bytes a second, with the units of --bandwidth; 1G if left out.
+    #[arg(
+        long,
+        value_name = "BYTES_PER_S",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1G",
+        value_parser = bytes::parse,
+        help_heading = TUNING
+    )]
+    pub collapse: Option<u64>,
+
+    /// Spin instead of sleeping on the path from a page fault to the page
+    #[arg(long, hide = true)]
+    pub poll: bool,
+
+    /// Do not raise the priority of the threads that handle page faults
+    #[arg(long, hide = true)]
+    pub no_priority: bool,
+}
+
+impl Receive {
+    /// The same command with the options that were given `earlier`, where they are not given now.
+    #[must_use]
+    pub fn resumed(mut self, earlier: ReceiveOptions, plaintext: bool) -> Self {
+        self.options = self.options.or(earlier);
+        self.common.security.plaintext |= plaintext;
+        self
+    }
+
+    /// The engine's options.
+    pub fn engine_options(&self) -> DestinationOptions {
+        let options = &self.options;
+        DestinationOptions {
+            fault_threads: options.fault_threads.and_then(NonZeroU16::new),
+            poll: options.poll,
+            priority: if options.no_priority {
+                Priority::OFF
+            } else {
+                Priority::ON
+            },
+            collapse: options.collapse.and_then(NonZeroU64::new),
+            retry_for: options.shared.retry_for(),
+            stall_timeout: options.shared.stall_timeout(),
+            patience: DestinationOptions::PATIENCE,
+        }
+    }
+}
+
+impl ReceiveOptions {
+    /// These options, and where one was not given, that of `earlier`.
+    #[must_use]
+    pub fn or(self, earlier: Self) -> Self {
+        Self {
+            shared: self.shared.or(earlier.shared),
+            fault_threads: self.fault_threads.or(earlier.fault_threads),
+            collapse: self.collapse.or(earlier.collapse),
+            poll: self.poll || earlier.poll,
+            no_priority: self.no_priority || earlier.no_priority,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args as CommandLine, Command};
+    use clap::Parser;
+    use hikkoshi_engine::RetryFor;
+
+    fn receive(words: &str) -> Receive {
+        let all = ["hikkoshi", "receive"].into_iter();
+        match CommandLine::parse_from(all.chain(words.split_whitespace())).command {
+            Command::Receive(receive) => *receive,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_reach_the_engine() {
+        let options =
+            |more: &str| receive(&format!("--listen unix:/s --qmp /q {more}")).engine_options();
+        let by_mode = DestinationOptions {
+            retry_for: RetryFor::BY_MODE,
+            ..DestinationOptions::default()
+        };
+        assert_eq!(options(""), by_mode);
+        assert_eq!(options("--retry-for 0"), DestinationOptions::default());
+        let rate = |more| options(more).collapse.map(NonZeroU64::get);
+        assert_eq!(rate("--collapse"), Some(1_000_000_000));
+        assert_eq!(rate("--collapse=5M"), Some(5_000_000));
+        let all = options("--fault-threads 3 --poll --no-priority");
+        assert_eq!(all.fault_threads, NonZeroU16::new(3));
+        assert!(all.poll && all.priority == Priority::OFF && all.collapse.is_none());
+    }
+
+    #[test]
+    fn earlier_options_hold_after_resume() {
+        let first = receive("--listen unix:/s --qmp /q --collapse --poll --stall-timeout 7");
+        let resumed = receive("--resume --fault-threads=2").resumed(first.options, false);
+        let options = resumed.engine_options();
+        assert_eq!(options.collapse.map(NonZeroU64::get), Some(1_000_000_000));
+        assert_eq!(options.stall_timeout, Duration::from_secs(7));
+        assert_eq!(options.fault_threads, NonZeroU16::new(2));
+        assert!(options.poll);
+    }
+}

@@ -1,0 +1,70 @@
+//! Keeps a destination's journal up to date.
+
+use std::io;
+use std::path::Path;
+
+use hikkoshi_handover::{DestinationRecord, Journal};
+use hikkoshi_link::Address;
+use hikkoshi_link::tls::TlsServer;
+use hikkoshi_qemu::SharedNotes;
+
+use super::entry::DestinationEntry;
+use super::file::JournalFile;
+use super::paths::absolute_address;
+use crate::args::ReceiveOptions;
+
+/// Writes the journal when the engine reports a change.
+#[derive(Debug)]
+pub struct DestinationJournal {
+    file: JournalFile,
+    address: Address,
+    plaintext: bool,
+    options: ReceiveOptions,
+    tls: Option<TlsServer>,
+    qemu: SharedNotes,
+}
+
+impl DestinationJournal {
+    /// For a destination that listens on `address`.
+    pub fn new(
+        file: JournalFile,
+        address: &Address,
+        plaintext: bool,
+        options: ReceiveOptions,
+        tls: Option<TlsServer>,
+        qemu: SharedNotes,
+    ) -> Self {
+        Self {
+            file,
+            address: absolute_address(address),
+            plaintext,
+            options,
+            tls,
+            qemu,
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+}
+
+impl Journal<DestinationRecord> for DestinationJournal {
+    fn record(&self, record: &DestinationRecord) -> io::Result<()> {
+        // Read each time: they name the source once one has connected.
+        let tls = self.tls.as_ref();
+        let security = tls.map(TlsServer::credentials).transpose();
+        self.file.write(&DestinationEntry {
+            address: self.address.clone(),
+            plaintext: self.plaintext,
+            options: self.options.clone(),
+            security: security.map_err(io::Error::other)?,
+            engine: record.clone(),
+            qemu: self.qemu.get(),
+        })
+    }
+
+    fn close(&self) {
+        self.file.remove();
+    }
+}

@@ -1,0 +1,109 @@
+//! The content of a journal, in run-time types.
+
+use std::fmt;
+
+use hikkoshi_handover::{DestinationRecord, SourceRecord};
+use hikkoshi_link::Address;
+use hikkoshi_link::tls::{DestinationCredentials, SourceCredentials};
+use hikkoshi_qemu::{DestinationNotes, QemuIdentity, SourceNotes};
+
+use super::record::{self, RecordError};
+use crate::args::{MigrateOptions, ReceiveOptions};
+
+/// A source's journal.
+#[derive(Debug)]
+pub struct SourceEntry {
+    /// The destination's address.
+    pub address: Address,
+    /// Whether `--plaintext` was given for that address.
+    pub plaintext: bool,
+    /// Other options of the command line.
+    pub options: MigrateOptions,
+    /// How the links are protected, if they are.
+    pub security: Option<SourceCredentials>,
+    pub engine: SourceRecord,
+    pub qemu: SourceNotes,
+}
+
+/// A destination's journal.
+#[derive(Debug)]
+pub struct DestinationEntry {
+    /// The address it listened on.
+    pub address: Address,
+    /// Whether `--plaintext` was given for that address.
+    pub plaintext: bool,
+    /// Other options of the command line.
+    pub options: ReceiveOptions,
+    /// How the links are protected, if they are.
+    pub security: Option<DestinationCredentials>,
+    pub engine: DestinationRecord,
+    pub qemu: DestinationNotes,
+}
+
+/// A journal of either side.
+pub trait Entry: fmt::Debug + Send + Sized {
+    /// The side, for file names.
+    const SIDE: &'static str;
+    /// The command that resumes this side.
+    const COMMAND: &'static str;
+    /// What the engine keeps in it.
+    type EngineRecord: Clone;
+    /// The QEMU process.
+    fn identity(&self) -> &QemuIdentity;
+    /// What the engine keeps in it.
+    fn engine_mut(&mut self) -> &mut Self::EngineRecord;
+    /// The stored form.
+    ///
+    /// # Errors
+    /// See [`RecordError`].
+    fn encode(&self) -> Result<Vec<u8>, RecordError>;
+    /// Reads a stored form of any supported version.
+    ///
+    /// # Errors
+    /// See [`RecordError`].
+    fn decode(text: &[u8]) -> Result<Self, RecordError>;
+}
+
+impl Entry for SourceEntry {
+    const SIDE: &'static str = "source";
+    const COMMAND: &'static str = "migrate";
+    type EngineRecord = SourceRecord;
+
+    fn identity(&self) -> &QemuIdentity {
+        &self.qemu.identity
+    }
+
+    fn engine_mut(&mut self) -> &mut SourceRecord {
+        &mut self.engine
+    }
+
+    fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        record::encode_source(self)
+    }
+
+    fn decode(text: &[u8]) -> Result<Self, RecordError> {
+        record::decode_source(text)
+    }
+}
+
+impl Entry for DestinationEntry {
+    const SIDE: &'static str = "destination";
+    const COMMAND: &'static str = "receive";
+    type EngineRecord = DestinationRecord;
+
+    fn identity(&self) -> &QemuIdentity {
+        &self.qemu.identity
+    }
+
+    fn engine_mut(&mut self) -> &mut DestinationRecord {
+        &mut self.engine
+    }
+
+    fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        record::encode_destination(self)
+    }
+
+    fn decode(text: &[u8]) -> Result<Self, RecordError> {
+        record::decode_destination(text)
+    }
+}

@@ -1,0 +1,126 @@
+//! The folder of journals.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::entry::{DestinationEntry, Entry, SourceEntry};
+use super::file::{self, JournalFile};
+use super::paths::absolute;
+use super::permissions;
+
+/// The folder: the given one, else `/run/hikkoshi`, or for users other than root
+/// `$XDG_RUNTIME_DIR/hikkoshi`.
+pub fn folder(given: Option<&Path>) -> PathBuf {
+    if let Some(given) = given {
+        return given.to_owned();
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !is_root && !dir.is_empty()) {
+        Some(dir) => Path::new(&dir).join("hikkoshi"),
+        None => PathBuf::from("/run/hikkoshi"),
+    }
+}
+
+/// Whether this user has no right to read `folder`.
+pub fn is_hidden(folder: &Path) -> bool {
+    let files = std::fs::read_dir(absolute(folder));
+    files.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
+/// The journals of one side in `folder`, the newest first; with `qmp`, only those of the QEMU
+/// process behind that socket. Files that cannot be read are logged and left out.
+///
+/// # Errors
+/// When the folder cannot be read, or others may write to it.
+pub fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Vec<(PathBuf, E)>> {
+    let folder = absolute(folder);
+    let files = match std::fs::read_dir(&folder) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(file::about(&folder, &error)),
+    };
+    permissions::check_folder(&folder)?;
+    remove_stale_locks(&folder);
+    let mut found = Vec::new();
+    for path in files.filter_map(|file| Some(file.ok()?.path())) {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_journal = name.is_some_and(|name| name.starts_with(E::SIDE))
+            && path.extension().is_some_and(|e| e == "json");
+        if !is_journal {
+            continue;
+        }
+        match file::read::<E>(&path) {
+            Ok(Some(entry)) if qmp.is_none_or(|qmp| is_same(qmp, &entry.identity().qmp)) => {
+                let written = std::fs::metadata(&path).and_then(|m| m.modified());
+                found.push((written.ok(), path, entry));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "ignoring a journal that cannot be read"),
+        }
+    }
+    found.sort_by_key(|(written, ..)| std::cmp::Reverse(*written));
+    let found = found.into_iter().map(|(_, path, entry)| (path, entry));
+    Ok(found.collect())
+}
+
+/// Removes lock files that no process holds and that have no journal: an engine was killed before
+/// it wrote one, or a person has removed the journal.
+fn remove_stale_locks(folder: &Path) {
+    let Ok(files) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for lock in files.filter_map(|file| Some(file.ok()?.path())) {
+        let name = lock.file_name().and_then(|name| name.to_str());
+        let is_lock = name.is_some_and(|name| {
+            (name.starts_with(SourceEntry::SIDE) || name.starts_with(DestinationEntry::SIDE))
+                && lock.extension().is_some_and(|e| e == "lock")
+        });
+        let journal = lock.with_extension("json");
+        if is_lock
+            && let Ok(false) = journal.try_exists()
+            && let Ok(Some(file)) = JournalFile::try_lock(&journal)
+        {
+            // Dropping it removes the lock file.
+            drop(file);
+        }
+    }
+}
+
+/// Whether both paths lead to the same socket.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    absolute(one) == absolute(other) || real(one).is_some_and(|one| Some(one) == real(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_the_same_by_any_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        std::fs::write(real.join("qmp"), "").unwrap();
+        assert!(is_same(&real.join("qmp"), &link.join("qmp")));
+        assert!(is_same(Path::new("/gone/qmp"), Path::new("/gone/./qmp")));
+        assert!(!is_same(&real.join("qmp"), &link.join("other")));
+    }
+
+    #[test]
+    fn stale_locks_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let stale = folder.path().join("destination-1-2.lock");
+        let other = folder.path().join("other.lock");
+        for path in [&stale, &other] {
+            std::fs::write(path, "").unwrap();
+        }
+        // An engine that has not written a journal yet.
+        let held = JournalFile::lock(&folder.path().join("source-3-4.json")).unwrap();
+        find::<SourceEntry>(folder.path(), None).unwrap();
+        assert!(!stale.exists() && other.exists());
+        assert!(folder.path().join("source-3-4.lock").exists());
+        drop(held);
+    }
+}

@@ -1,0 +1,129 @@
+//! The lock of a journal: a file beside it, held by the process that works with the journal.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use super::permissions;
+
+/// How long to wait for another process that holds the lock.
+const ENGINE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The same for a guard, which restores the guest and ends. It waits for QEMU's monitor, and QEMU
+/// has to notice first that the previous client has disconnected.
+const GUARD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a guard writes into the lock that it holds.
+const GUARD: &str = "guard";
+
+/// The time between two attempts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The process that holds a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockHolder {
+    /// One that moves the guest: that can take long.
+    Engine,
+    /// A guard, which restores the guest and ends.
+    Guard,
+}
+
+/// A lock that this process holds.
+#[derive(Debug)]
+pub struct JournalLock {
+    file: File,
+    path: PathBuf,
+}
+
+impl JournalLock {
+    /// Waits for the lock of `journal`.
+    ///
+    /// # Errors
+    /// `WouldBlock` when another process still holds it after a short while.
+    pub fn acquire(journal: &Path) -> io::Result<Self> {
+        let begun = Instant::now();
+        loop {
+            match Self::try_acquire(journal)? {
+                Some(lock) => return Ok(lock),
+                None if begun.elapsed() < timeout(journal) => {
+                    std::thread::sleep(RETRY_INTERVAL);
+                }
+                None => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::WouldBlock,
+                        "another hikkoshi is working on this migration: wait until it ends",
+                    ));
+                }
+            }
+        }
+    }
+
+    /// `None` while another process holds it.
+    pub fn try_acquire(journal: &Path) -> io::Result<Option<Self>> {
+        let path = path_of(journal);
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(&path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        // The previous holder may have removed the file. Another process then creates and locks a
+        // new one, so that this lock protects nothing.
+        let lock = Self { file, path };
+        Ok(lock.is_in_place()?.then_some(lock))
+    }
+
+    /// Tells waiting processes who holds the lock.
+    pub fn mark(&self, holder: LockHolder) {
+        let text = match holder {
+            LockHolder::Engine => "",
+            LockHolder::Guard => GUARD,
+        };
+        let written = self.file.set_len(0);
+        if let Err(error) = written.and_then(|()| (&self.file).write_all(text.as_bytes())) {
+            // Other processes wait for a shorter time then.
+            tracing::debug!(%error, "marking a lock");
+        }
+    }
+
+    /// Removes the file while the lock is held, unless another process has replaced it.
+    pub fn remove(&self) -> io::Result<()> {
+        if self.is_in_place()? {
+            std::fs::remove_file(&self.path)?;
+        }
+        Ok(())
+    }
+
+    /// Whether this file still has that name.
+    fn is_in_place(&self) -> io::Result<bool> {
+        let ours = self.file.metadata()?;
+        let there = std::fs::symlink_metadata(&self.path);
+        Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())))
+    }
+}
+
+/// The lock file of a journal.
+fn path_of(journal: &Path) -> PathBuf {
+    journal.with_extension("lock")
+}
+
+/// How long to wait for the current holder.
+fn timeout(journal: &Path) -> Duration {
+    let longest = u64::try_from(GUARD.len()).unwrap_or(u64::MAX);
+    let text =
+        permissions::open(&path_of(journal)).and_then(|file| permissions::read(file, longest));
+    match text {
+        Ok(text) if text == GUARD.as_bytes() => GUARD_TIMEOUT,
+        _ => ENGINE_TIMEOUT,
+    }
+}

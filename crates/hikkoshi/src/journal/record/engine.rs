@@ -1,0 +1,215 @@
+//! What the engine keeps, as it is stored.
+
+use hikkoshi_engine::Mode;
+use hikkoshi_handover::{DestinationRecord, DestinationStage, SourceRecord, SourceStage};
+use hikkoshi_wire::MigrationId;
+use serde::{Deserialize, Serialize};
+
+use super::RecordError;
+
+/// [`SourceRecord`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceEngineRecord {
+    id: String,
+    stage: SourceStageTag,
+    mode: ModeTag,
+}
+
+/// [`DestinationRecord`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DestinationEngineRecord {
+    id: String,
+    stage: DestinationStageTag,
+    mode: ModeTag,
+    postcopy: bool,
+    running: bool,
+    started: bool,
+    links: u16,
+}
+
+/// [`Mode`].
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub enum ModeTag {
+    #[serde(rename = "precopy")]
+    Precopy,
+    #[serde(rename = "postcopy")]
+    Postcopy,
+    #[serde(rename = "hybrid")]
+    Hybrid,
+}
+
+/// [`SourceStage`]; version 2 had the aliases.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+enum SourceStageTag {
+    #[serde(rename = "owned", alias = "keeps")]
+    Owned,
+    #[serde(rename = "committed")]
+    Committed,
+    #[serde(rename = "handed_over", alias = "gone")]
+    HandedOver,
+    #[serde(rename = "done")]
+    Done,
+}
+
+/// [`DestinationStage`]; version 2 had the alias.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+enum DestinationStageTag {
+    #[serde(rename = "arriving")]
+    Arriving,
+    #[serde(rename = "ready")]
+    Ready,
+    #[serde(rename = "runs")]
+    Runs,
+    #[serde(rename = "complete", alias = "whole")]
+    Complete,
+    #[serde(rename = "declined")]
+    Declined,
+}
+
+impl From<Mode> for ModeTag {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Precopy => Self::Precopy,
+            Mode::Postcopy => Self::Postcopy,
+            Mode::Hybrid => Self::Hybrid,
+        }
+    }
+}
+
+impl From<ModeTag> for Mode {
+    fn from(tag: ModeTag) -> Self {
+        match tag {
+            ModeTag::Precopy => Self::Precopy,
+            ModeTag::Postcopy => Self::Postcopy,
+            ModeTag::Hybrid => Self::Hybrid,
+        }
+    }
+}
+
+impl From<SourceStage> for SourceStageTag {
+    fn from(stage: SourceStage) -> Self {
+        match stage {
+            SourceStage::Keeps => Self::Owned,
+            SourceStage::Committed => Self::Committed,
+            SourceStage::Gone => Self::HandedOver,
+            SourceStage::Done => Self::Done,
+        }
+    }
+}
+
+impl From<SourceStageTag> for SourceStage {
+    fn from(tag: SourceStageTag) -> Self {
+        match tag {
+            SourceStageTag::Owned => Self::Keeps,
+            SourceStageTag::Committed => Self::Committed,
+            SourceStageTag::HandedOver => Self::Gone,
+            SourceStageTag::Done => Self::Done,
+        }
+    }
+}
+
+impl From<DestinationStage> for DestinationStageTag {
+    fn from(stage: DestinationStage) -> Self {
+        match stage {
+            DestinationStage::Arriving => Self::Arriving,
+            DestinationStage::Ready => Self::Ready,
+            DestinationStage::Runs => Self::Runs,
+            DestinationStage::Whole => Self::Complete,
+            DestinationStage::Declined => Self::Declined,
+        }
+    }
+}
+
+impl From<DestinationStageTag> for DestinationStage {
+    fn from(tag: DestinationStageTag) -> Self {
+        match tag {
+            DestinationStageTag::Arriving => Self::Arriving,
+            DestinationStageTag::Ready => Self::Ready,
+            DestinationStageTag::Runs => Self::Runs,
+            DestinationStageTag::Complete => Self::Whole,
+            DestinationStageTag::Declined => Self::Declined,
+        }
+    }
+}
+
+impl From<&SourceRecord> for SourceEngineRecord {
+    fn from(record: &SourceRecord) -> Self {
+        Self {
+            id: hexadecimal(&record.id),
+            stage: record.stage.into(),
+            mode: record.mode.into(),
+        }
+    }
+}
+
+impl TryFrom<SourceEngineRecord> for SourceRecord {
+    type Error = RecordError;
+
+    fn try_from(record: SourceEngineRecord) -> Result<Self, RecordError> {
+        Ok(Self {
+            id: migration_id(record.id)?,
+            stage: record.stage.into(),
+            mode: record.mode.into(),
+        })
+    }
+}
+
+impl From<&DestinationRecord> for DestinationEngineRecord {
+    fn from(record: &DestinationRecord) -> Self {
+        Self {
+            id: hexadecimal(&record.id),
+            stage: record.stage.into(),
+            mode: record.mode.into(),
+            postcopy: record.postcopy,
+            running: record.running,
+            started: record.started,
+            links: record.links,
+        }
+    }
+}
+
+impl TryFrom<DestinationEngineRecord> for DestinationRecord {
+    type Error = RecordError;
+
+    fn try_from(record: DestinationEngineRecord) -> Result<Self, RecordError> {
+        Ok(Self {
+            id: migration_id(record.id)?,
+            stage: record.stage.into(),
+            mode: record.mode.into(),
+            postcopy: record.postcopy,
+            running: record.running,
+            started: record.started,
+            links: record.links,
+        })
+    }
+}
+
+fn hexadecimal(id: &MigrationId) -> String {
+    format!("{:032x}", u128::from_be_bytes(id.to_bytes()))
+}
+
+fn migration_id(text: String) -> Result<MigrationId, RecordError> {
+    let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match u128::from_str_radix(&text, 16) {
+        Ok(number) if digits => Ok(MigrationId::from_bytes(number.to_be_bytes())),
+        _ => Err(RecordError::MigrationId(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_migration_id_has_32_digits() {
+        let id = MigrationId::from_bytes([0xa7; 16]);
+        assert_eq!(hexadecimal(&id), "a7".repeat(16));
+        assert_eq!(migration_id("a7".repeat(16)).unwrap(), id);
+        for bad in ["", "a7", "+7a7a7a7a7a7a7a7a7a7a7a7a7a7a7a7"] {
+            let error = migration_id(bad.to_owned()).unwrap_err();
+            assert!(matches!(error, RecordError::MigrationId(_)), "{error}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Why a journal cannot be decoded or encoded.
+
+use std::path::PathBuf;
+
+use hikkoshi_link::AddressError;
+use thiserror::Error;
+
+use super::VERSION;
+
+/// A journal could not be converted from or to its stored form.
+#[derive(Debug, Error)]
+pub enum RecordError {
+    /// It is not JSON, or not what its version says.
+    #[error("the journal is damaged")]
+    Json(#[from] serde_json::Error),
+    /// It has no version.
+    #[error("not a journal of hikkoshi: it has no version")]
+    NotAJournal,
+    /// It has a version that this program does not know.
+    #[error(
+        "the journal has version {found}, and this hikkoshi reads versions 2 and {VERSION}: resume \
+         the migration with the hikkoshi that began it"
+    )]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// It belongs to the other side.
+    #[error("this is the journal of a {found}; 'hikkoshi {command} --resume' reads it")]
+    Side {
+        /// Its side.
+        found: &'static str,
+        /// The command for that side.
+        command: &'static str,
+    },
+    /// A path that JSON cannot hold.
+    #[error("the path {} is not UTF-8, so a journal cannot hold it", .0.display())]
+    Path(PathBuf),
+    /// The migration's number.
+    #[error("the migration's number '{0}' does not have 32 hexadecimal digits")]
+    MigrationId(String),
+    /// The address of the destination.
+    #[error("the address in the journal")]
+    Address(#[from] AddressError),
+    /// An option whose value the command line would refuse.
+    #[error("option --{option} in the journal: {value} is out of range")]
+    OptionOutOfRange {
+        /// Its name on the command line.
+        option: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// Words of the command line (version 2) that cannot be parsed.
+    #[error("the options in the journal")]
+    Words(#[source] Box<clap::Error>),
+}

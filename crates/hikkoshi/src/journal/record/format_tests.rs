@@ -1,0 +1,363 @@
+//! The stored form does not change unnoticed: kept files of each version are read, and files of the
+//! current version are written byte for byte as they were kept.
+//!
+//! Files `v2-*` and `v3-*-certified`, `v3-*-inviting`, `v3-*-invited` were written during a
+//! migration; `v3-*-full` has every field and was written by this test.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hikkoshi_engine::{Mode, ReadAhead};
+use hikkoshi_handover::{DestinationStage, SourceStage};
+use serde_json::Value;
+
+use super::RecordError;
+use crate::args::{MigrateOptions, ReceiveOptions, SharedOptions, WhenStalled};
+use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
+use crate::output::error_chain;
+
+fn path(name: &str) -> PathBuf {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/journals");
+    PathBuf::from(folder).join(format!("{name}.json"))
+}
+
+fn kept(name: &str) -> Vec<u8> {
+    std::fs::read(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn source(name: &str) -> SourceEntry {
+    SourceEntry::decode(&kept(name)).unwrap_or_else(|e| panic!("{name}: {}", error_chain::text(&e)))
+}
+
+fn destination(name: &str) -> DestinationEntry {
+    DestinationEntry::decode(&kept(name))
+        .unwrap_or_else(|e| panic!("{name}: {}", error_chain::text(&e)))
+}
+
+/// A change of what is written fails here: see the documentation of `record`.
+fn is_written_as_kept(name: &str, entry: &impl Entry) {
+    let written = String::from_utf8(entry.encode().unwrap()).unwrap();
+    let kept = String::from_utf8(kept(name)).unwrap();
+    assert_eq!(
+        written, kept,
+        "the stored form of {name} has changed: it needs a new version"
+    );
+}
+
+fn all_shared_options() -> SharedOptions {
+    SharedOptions {
+        allow_device: vec!["vfio-pci".into(), "nvme".into()],
+        stall_timeout: Some(Duration::from_secs(7)),
+        retry_for: Some(Duration::from_secs(90)),
+    }
+}
+
+fn all_migrate_options() -> MigrateOptions {
+    MigrateOptions {
+        shared: all_shared_options(),
+        mode: Some(Mode::Precopy),
+        max_downtime: Some(50),
+        bandwidth: Some(50_000_000),
+        when_stalled: Some(WhenStalled::Switch),
+        allow_cpu_mismatch: true,
+        links: Some(3),
+        rounds: Some(2),
+        max_rounds: Some(9),
+        read_ahead: Some(ReadAhead::Fixed(16)),
+        no_hot_first: true,
+        no_follow: true,
+        no_bound: true,
+        background_delay: Some(1500),
+        no_drain: true,
+        poll: true,
+        no_priority: true,
+    }
+}
+
+fn all_receive_options() -> ReceiveOptions {
+    ReceiveOptions {
+        shared: all_shared_options(),
+        fault_threads: Some(2),
+        collapse: Some(1_000_000_000),
+        poll: true,
+        no_priority: true,
+    }
+}
+
+#[test]
+fn version_2_is_read() {
+    let entry = source("v2-source-invited");
+    assert_eq!(entry.address.to_string(), "127.34.45.1:7100");
+    assert!(!entry.plaintext);
+    assert_eq!(
+        entry.options,
+        MigrateOptions {
+            shared: SharedOptions {
+                retry_for: Some(Duration::ZERO),
+                ..SharedOptions::default()
+            },
+            mode: Some(Mode::Postcopy),
+            max_downtime: Some(5000),
+            background_delay: Some(3_600_000),
+            ..MigrateOptions::default()
+        }
+    );
+    entry.security.unwrap().client().unwrap();
+    assert_eq!(entry.engine.stage, SourceStage::Committed);
+    assert_eq!(entry.engine.mode, Mode::Postcopy);
+    assert_eq!(entry.qemu.undo.stopped, Some(true));
+    assert_eq!(entry.qemu.undo.settings.capabilities.len(), 3);
+    assert_eq!(entry.qemu.identity.pid, 8815);
+    assert_eq!(entry.qemu.identity.memory[0].inode, 5036);
+    assert!(source("v2-source-certified").security.is_some());
+
+    let entry = destination("v2-destination-inviting");
+    assert_eq!(entry.options.shared.retry_for, Some(Duration::ZERO));
+    entry.security.unwrap().server().unwrap();
+    assert_eq!(entry.engine.stage, DestinationStage::Runs);
+    assert!(entry.engine.postcopy && !entry.engine.started);
+    assert!(entry.qemu.userfault.is_some());
+    assert!(destination("v2-destination-certified").security.is_some());
+}
+
+/// Stages and options of version 2 that the kept files do not have.
+#[test]
+fn all_words_of_version_2_are_read() {
+    let mut file: Value = serde_json::from_slice(&kept("v2-source-certified")).unwrap();
+    file["options"] = serde_json::json!([
+        "--plaintext",
+        "--retry-for=10s",
+        "--retry-for=90s",
+        "--stall-timeout=7",
+        "--allow-device=vfio-pci",
+        "--allow-device=nvme",
+        "--mode=precopy",
+        "--max-downtime=50",
+        "--allow-cpu-mismatch",
+        "--bandwidth=50M",
+        "--rounds=2",
+        "--max-rounds=9",
+        "--when-stalled=switch",
+        "--links=3",
+        "--read-ahead=16",
+        "--no-hot-first",
+        "--no-follow",
+        "--no-bound",
+        "--background-delay=1500",
+        "--no-drain",
+        "--poll",
+        "--no-priority",
+    ]);
+    for (word, stage) in [
+        ("keeps", SourceStage::Keeps),
+        ("committed", SourceStage::Committed),
+        ("gone", SourceStage::Gone),
+        ("done", SourceStage::Done),
+    ] {
+        file["engine"]["stage"] = word.into();
+        let entry = SourceEntry::decode(file.to_string().as_bytes()).unwrap();
+        assert_eq!(entry.engine.stage, stage);
+        assert_eq!(
+            (entry.plaintext, entry.options),
+            (true, all_migrate_options())
+        );
+    }
+    file["options"] = serde_json::json!(["--bandwidth=fast"]);
+    let error = SourceEntry::decode(file.to_string().as_bytes()).unwrap_err();
+    assert!(matches!(error, RecordError::Words(_)), "{error:?}");
+
+    let mut file: Value = serde_json::from_slice(&kept("v2-destination-certified")).unwrap();
+    file["options"] = serde_json::json!([
+        "--retry-for=90s",
+        "--stall-timeout=7",
+        "--allow-device=vfio-pci",
+        "--allow-device=nvme",
+        "--fault-threads=2",
+        "--collapse=1G",
+        "--poll",
+        "--no-priority",
+    ]);
+    for (word, stage) in [
+        ("arriving", DestinationStage::Arriving),
+        ("ready", DestinationStage::Ready),
+        ("runs", DestinationStage::Runs),
+        ("whole", DestinationStage::Whole),
+        ("declined", DestinationStage::Declined),
+    ] {
+        file["engine"]["stage"] = word.into();
+        let entry = DestinationEntry::decode(file.to_string().as_bytes()).unwrap();
+        assert_eq!(entry.engine.stage, stage);
+        assert_eq!(
+            (entry.plaintext, entry.options),
+            (false, all_receive_options())
+        );
+    }
+}
+
+#[test]
+fn version_3_is_read_and_written_as_kept() {
+    for name in ["v3-source-invited", "v3-source-certified", "v3-source-full"] {
+        is_written_as_kept(name, &source(name));
+    }
+    for name in [
+        "v3-destination-inviting",
+        "v3-destination-certified",
+        "v3-destination-full",
+    ] {
+        is_written_as_kept(name, &destination(name));
+    }
+    let full = source("v3-source-full");
+    assert_eq!(
+        (full.plaintext, full.options),
+        (true, all_migrate_options())
+    );
+    let full = destination("v3-destination-full");
+    assert_eq!(
+        (full.plaintext, full.options),
+        (true, all_receive_options())
+    );
+}
+
+/// Every option and every field that a real file may lack; `BLESS=1` keeps a new file.
+#[test]
+fn every_field_is_in_a_kept_file() {
+    let mut entry = source("v2-source-certified");
+    (entry.plaintext, entry.options) = (true, all_migrate_options());
+    entry
+        .qemu
+        .undo
+        .settings
+        .discard
+        .insert("/objects/ram".into(), true);
+    keep_if_asked("v3-source-full", &entry);
+    is_written_as_kept("v3-source-full", &entry);
+    let mut entry = destination("v2-destination-inviting");
+    (entry.plaintext, entry.options) = (true, all_receive_options());
+    entry
+        .qemu
+        .settings
+        .discard
+        .insert("/objects/ram".into(), false);
+    keep_if_asked("v3-destination-full", &entry);
+    is_written_as_kept("v3-destination-full", &entry);
+}
+
+fn keep_if_asked(name: &str, entry: &impl Entry) {
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(path(name), entry.encode().unwrap()).unwrap();
+    }
+}
+
+/// Names of enum variants, which no kept file has all of.
+#[test]
+fn tags_are_stable() {
+    let mut entry = source("v3-source-full");
+    let stage = |entry: &SourceEntry| field(entry, "/engine/stage");
+    for (value, tag) in [
+        (SourceStage::Keeps, "owned"),
+        (SourceStage::Committed, "committed"),
+        (SourceStage::Gone, "handed_over"),
+        (SourceStage::Done, "done"),
+    ] {
+        entry.engine.stage = value;
+        assert_eq!(stage(&entry), tag);
+        assert_eq!(again(&entry).engine.stage, value);
+    }
+    for (value, tag) in [
+        (Mode::Precopy, "precopy"),
+        (Mode::Postcopy, "postcopy"),
+        (Mode::Hybrid, "hybrid"),
+    ] {
+        (entry.engine.mode, entry.options.mode) = (value, Some(value));
+        assert_eq!(field(&entry, "/engine/mode"), tag);
+        assert_eq!(field(&entry, "/options/mode"), tag);
+        assert_eq!(again(&entry).options.mode, Some(value));
+    }
+    for (value, tag) in [
+        (WhenStalled::GoOn, "go_on"),
+        (WhenStalled::Switch, "switch"),
+        (WhenStalled::Stop, "stop"),
+    ] {
+        entry.options.when_stalled = Some(value);
+        assert_eq!(field(&entry, "/options/when_stalled"), tag);
+        assert_eq!(again(&entry).options.when_stalled, Some(value));
+    }
+    for (value, tag) in [(ReadAhead::Off, "off"), (ReadAhead::Adaptive, "adaptive")] {
+        entry.options.read_ahead = Some(value);
+        assert_eq!(field(&entry, "/options/read_ahead"), tag);
+        assert_eq!(again(&entry).options.read_ahead, Some(value));
+    }
+    let mut entry = destination("v3-destination-full");
+    for (value, tag) in [
+        (DestinationStage::Arriving, "arriving"),
+        (DestinationStage::Ready, "ready"),
+        (DestinationStage::Runs, "runs"),
+        (DestinationStage::Whole, "complete"),
+        (DestinationStage::Declined, "declined"),
+    ] {
+        entry.engine.stage = value;
+        assert_eq!(field(&entry, "/engine/stage"), tag);
+        assert_eq!(again(&entry).engine.stage, value);
+    }
+}
+
+fn field(entry: &impl Entry, pointer: &str) -> Value {
+    let file: Value = serde_json::from_slice(&entry.encode().unwrap()).unwrap();
+    file.pointer(pointer).unwrap().clone()
+}
+
+fn again<E: Entry>(entry: &E) -> E {
+    E::decode(&entry.encode().unwrap()).unwrap()
+}
+
+/// Damages a journal.
+type Change = fn(&mut Value);
+
+#[test]
+fn other_files_are_refused_with_the_reason() {
+    let decode = |change: Change| {
+        let mut file: Value = serde_json::from_slice(&kept("v3-source-full")).unwrap();
+        change(&mut file);
+        let error = SourceEntry::decode(file.to_string().as_bytes()).unwrap_err();
+        error_chain::text(&error)
+    };
+    let cases: [(Change, &str); 9] = [
+        (
+            |file| file["version"] = 4.into(),
+            "version 4, and this hikkoshi reads versions 2 and 3",
+        ),
+        (
+            |file| file["version"] = 1.into(),
+            "resume the migration with the hikkoshi that began it",
+        ),
+        (|file| *file = serde_json::json!({}), "not a journal"),
+        (
+            |file| file["side"] = "destination".into(),
+            "'hikkoshi receive --resume' reads it",
+        ),
+        (
+            |file| file["engine"]["stage"] = "lost".into(),
+            "damaged: unknown variant `lost`",
+        ),
+        (
+            |file| file["engine"]["id"] = "12".into(),
+            "32 hexadecimal digits",
+        ),
+        (
+            |file| file["address"] = "nowhere".into(),
+            "'nowhere' is not an address",
+        ),
+        (
+            |file| file["options"]["links"] = 99.into(),
+            "option --links in the journal: 99",
+        ),
+        (
+            |file| file["options"]["more"] = 1.into(),
+            "damaged: unknown field `more`",
+        ),
+    ];
+    for (change, reason) in cases {
+        let error = decode(change);
+        assert!(error.contains(reason), "{error}");
+    }
+}

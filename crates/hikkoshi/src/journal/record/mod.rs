@@ -1,0 +1,91 @@
+//! The stored form of journals.
+//!
+//! The types in this folder describe the files and are used for nothing else. Run-time types of
+//! the engine, the QEMU adapter and the command line may change freely; a change of what is stored
+//! needs a new version:
+//!
+//! | version | written by | differs by |
+//! |---|---|---|
+//! | 2 | development versions until November 2026 | `form` instead of `version`, no `side`; options are words of the command line; stages `keeps`, `gone`, `whole` |
+//! | 3 | this version | |
+//!
+//! Version 1 was never in a repository. To add a version: raise [`VERSION`], copy the changed
+//! records into a module of the previous version, which then only reads, and keep files of the new
+//! version in `tests/journals/`. `format_tests.rs` compares the kept files with what is written.
+//!
+//! Credentials are stored in the form that `hikkoshi_link::tls` gives to `SourceCredentials` and
+//! `DestinationCredentials`: these types exist for the journal only.
+
+mod engine;
+mod error;
+#[cfg(test)]
+mod format_tests;
+mod options;
+mod qemu;
+mod version2;
+mod version3;
+
+use serde::Deserialize;
+
+pub use error::RecordError;
+
+use super::entry::{DestinationEntry, SourceEntry};
+
+/// The version that is written.
+const VERSION: u32 = 3;
+
+/// The part of a journal that says how to read the rest.
+#[derive(Deserialize)]
+struct Header {
+    version: Option<u32>,
+    /// The version, in version 2.
+    form: Option<u32>,
+}
+
+fn version(text: &[u8]) -> Result<u32, RecordError> {
+    let header: Header = serde_json::from_slice(text)?;
+    header
+        .version
+        .or(header.form)
+        .ok_or(RecordError::NotAJournal)
+}
+
+/// Encodes a source's journal.
+///
+/// # Errors
+/// See [`RecordError`].
+pub fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError> {
+    version3::encode_source(entry)
+}
+
+/// Encodes a destination's journal.
+///
+/// # Errors
+/// See [`RecordError`].
+pub fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, RecordError> {
+    version3::encode_destination(entry)
+}
+
+/// Decodes a source's journal of any supported version.
+///
+/// # Errors
+/// See [`RecordError`].
+pub fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
+    match version(text)? {
+        2 => version2::decode_source(text),
+        VERSION => version3::decode_source(text),
+        found => Err(RecordError::Version { found }),
+    }
+}
+
+/// Decodes a destination's journal of any supported version.
+///
+/// # Errors
+/// See [`RecordError`].
+pub fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
+    match version(text)? {
+        2 => version2::decode_destination(text),
+        VERSION => version3::decode_destination(text),
+        found => Err(RecordError::Version { found }),
+    }
+}

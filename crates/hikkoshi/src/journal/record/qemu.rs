@@ -1,0 +1,325 @@
+//! What the QEMU adapter keeps, as it is stored.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use hikkoshi_qemu::{
+    DestinationNotes, NamespaceIdentity, QemuIdentity, RamFileIdentity, Settings, SourceNotes,
+    UndoRecord,
+};
+use hikkoshi_wire::{BlockDescription, GuestDescription, GuestRangeDescription};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::RecordError;
+
+/// [`SourceNotes`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceQemuRecord {
+    place: PlaceRecord,
+    undo: UndoneStepsRecord,
+}
+
+/// [`DestinationNotes`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DestinationQemuRecord {
+    place: PlaceRecord,
+    settings: SettingsRecord,
+    userfault: Option<i32>,
+}
+
+/// [`QemuIdentity`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlaceRecord {
+    qmp: String,
+    pid: u32,
+    started: u64,
+    view: ViewRecord,
+    description: DescriptionRecord,
+    memory: Vec<MemoryRecord>,
+}
+
+/// [`NamespaceIdentity`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ViewRecord {
+    boot: String,
+    pids: u64,
+    times: Option<u64>,
+}
+
+/// [`RamFileIdentity`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemoryRecord {
+    path: String,
+    device: u64,
+    inode: u64,
+    offset: u64,
+    address: u64,
+}
+
+/// [`GuestDescription`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DescriptionRecord {
+    machine: String,
+    architecture: String,
+    cpus: u32,
+    cpu_model: String,
+    hypervisor: String,
+    running: bool,
+    blocks: Vec<BlockRecord>,
+}
+
+/// [`BlockDescription`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BlockRecord {
+    id: String,
+    bytes: u64,
+    host_page: u64,
+    guest: Vec<GuestRangeRecord>,
+}
+
+/// [`GuestRangeDescription`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GuestRangeRecord {
+    gpa: u64,
+    offset: u64,
+    bytes: u64,
+}
+
+/// [`UndoRecord`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UndoneStepsRecord {
+    settings: SettingsRecord,
+    stopped: Option<bool>,
+}
+
+/// [`Settings`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SettingsRecord {
+    capabilities: BTreeMap<String, bool>,
+    parameters: Map<String, Value>,
+    #[serde(default)]
+    discard: BTreeMap<String, bool>,
+}
+
+impl TryFrom<&SourceNotes> for SourceQemuRecord {
+    type Error = RecordError;
+
+    fn try_from(notes: &SourceNotes) -> Result<Self, RecordError> {
+        Ok(Self {
+            place: (&notes.identity).try_into()?,
+            undo: UndoneStepsRecord {
+                settings: (&notes.undo.settings).into(),
+                stopped: notes.undo.stopped,
+            },
+        })
+    }
+}
+
+impl From<SourceQemuRecord> for SourceNotes {
+    fn from(record: SourceQemuRecord) -> Self {
+        Self {
+            identity: record.place.into(),
+            undo: UndoRecord {
+                settings: record.undo.settings.into(),
+                stopped: record.undo.stopped,
+            },
+        }
+    }
+}
+
+impl TryFrom<&DestinationNotes> for DestinationQemuRecord {
+    type Error = RecordError;
+
+    fn try_from(notes: &DestinationNotes) -> Result<Self, RecordError> {
+        Ok(Self {
+            place: (&notes.identity).try_into()?,
+            settings: (&notes.settings).into(),
+            userfault: notes.userfault,
+        })
+    }
+}
+
+impl From<DestinationQemuRecord> for DestinationNotes {
+    fn from(record: DestinationQemuRecord) -> Self {
+        Self {
+            identity: record.place.into(),
+            settings: record.settings.into(),
+            userfault: record.userfault,
+        }
+    }
+}
+
+impl TryFrom<&QemuIdentity> for PlaceRecord {
+    type Error = RecordError;
+
+    fn try_from(identity: &QemuIdentity) -> Result<Self, RecordError> {
+        let memory = identity.memory.iter().map(MemoryRecord::try_from);
+        Ok(Self {
+            qmp: text(&identity.qmp)?,
+            pid: identity.pid,
+            started: identity.start_time,
+            view: ViewRecord {
+                boot: identity.namespaces.boot_id.clone(),
+                pids: identity.namespaces.pid_namespace,
+                times: identity.namespaces.time_namespace,
+            },
+            description: (&identity.description).into(),
+            memory: memory.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<PlaceRecord> for QemuIdentity {
+    fn from(record: PlaceRecord) -> Self {
+        Self {
+            qmp: record.qmp.into(),
+            pid: record.pid,
+            start_time: record.started,
+            namespaces: NamespaceIdentity {
+                boot_id: record.view.boot,
+                pid_namespace: record.view.pids,
+                time_namespace: record.view.times,
+            },
+            description: record.description.into(),
+            memory: record.memory.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl TryFrom<&RamFileIdentity> for MemoryRecord {
+    type Error = RecordError;
+
+    fn try_from(memory: &RamFileIdentity) -> Result<Self, RecordError> {
+        Ok(Self {
+            path: text(&memory.path)?,
+            device: memory.device,
+            inode: memory.inode,
+            offset: memory.offset,
+            address: memory.address,
+        })
+    }
+}
+
+impl From<MemoryRecord> for RamFileIdentity {
+    fn from(record: MemoryRecord) -> Self {
+        Self {
+            path: PathBuf::from(record.path),
+            device: record.device,
+            inode: record.inode,
+            offset: record.offset,
+            address: record.address,
+        }
+    }
+}
+
+impl From<&GuestDescription> for DescriptionRecord {
+    fn from(guest: &GuestDescription) -> Self {
+        Self {
+            machine: guest.machine.clone(),
+            architecture: guest.architecture.clone(),
+            cpus: guest.cpus,
+            cpu_model: guest.cpu_model.clone(),
+            hypervisor: guest.hypervisor.clone(),
+            running: guest.running,
+            blocks: guest.blocks.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<DescriptionRecord> for GuestDescription {
+    fn from(record: DescriptionRecord) -> Self {
+        Self {
+            machine: record.machine,
+            architecture: record.architecture,
+            cpus: record.cpus,
+            cpu_model: record.cpu_model,
+            hypervisor: record.hypervisor,
+            running: record.running,
+            blocks: record.blocks.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<&BlockDescription> for BlockRecord {
+    fn from(block: &BlockDescription) -> Self {
+        let guest = block.guest.iter().map(|range| GuestRangeRecord {
+            gpa: range.gpa,
+            offset: range.offset,
+            bytes: range.bytes,
+        });
+        Self {
+            id: block.id.clone(),
+            bytes: block.bytes,
+            host_page: block.host_page,
+            guest: guest.collect(),
+        }
+    }
+}
+
+impl From<BlockRecord> for BlockDescription {
+    fn from(record: BlockRecord) -> Self {
+        let guest = record.guest.iter().map(|range| GuestRangeDescription {
+            gpa: range.gpa,
+            offset: range.offset,
+            bytes: range.bytes,
+        });
+        Self {
+            id: record.id,
+            bytes: record.bytes,
+            host_page: record.host_page,
+            guest: guest.collect(),
+        }
+    }
+}
+
+impl From<&Settings> for SettingsRecord {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            capabilities: settings.capabilities.clone(),
+            parameters: settings.parameters.clone(),
+            discard: settings.discard.clone(),
+        }
+    }
+}
+
+impl From<SettingsRecord> for Settings {
+    fn from(record: SettingsRecord) -> Self {
+        Self {
+            capabilities: record.capabilities,
+            parameters: record.parameters,
+            discard: record.discard,
+        }
+    }
+}
+
+/// A path as JSON can hold it.
+fn text(path: &Path) -> Result<String, RecordError> {
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| RecordError::Path(path.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn a_path_that_is_not_text_is_refused() {
+        assert_eq!(text(Path::new("/a b")).unwrap(), "/a b");
+        let odd = Path::new(OsStr::from_bytes(b"/a\xff"));
+        let error = text(odd).unwrap_err();
+        assert!(error.to_string().contains("not UTF-8"), "{error}");
+    }
+}

@@ -1,0 +1,248 @@
+//! Keeps a source's journal up to date.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hikkoshi_handover::{Journal, SourceRecord};
+use hikkoshi_link::Remote;
+use hikkoshi_link::tls::TlsClient;
+use hikkoshi_qemu::{SourceNotes, UndoRecord};
+
+use super::entry::SourceEntry;
+use super::file::JournalFile;
+use super::paths::absolute_address;
+use crate::args::MigrateOptions;
+
+/// Writes the journal when the engine or the QEMU adapter reports a change.
+#[derive(Debug)]
+pub struct SourceJournal {
+    file: JournalFile,
+    remote: Remote,
+    plaintext: bool,
+    options: MigrateOptions,
+    state: Mutex<SourceState>,
+}
+
+#[derive(Debug)]
+struct SourceState {
+    /// `None` before the engine's first record. Nothing is written until then.
+    engine: Option<SourceRecord>,
+    qemu: SourceNotes,
+    closed: bool,
+}
+
+impl SourceJournal {
+    /// For a guest on its way to `remote`; `engine` is what the file holds already.
+    pub fn new(
+        file: JournalFile,
+        remote: Remote,
+        plaintext: bool,
+        options: MigrateOptions,
+        qemu: SourceNotes,
+        engine: Option<SourceRecord>,
+    ) -> Self {
+        Self {
+            file,
+            remote,
+            plaintext,
+            options,
+            state: Mutex::new(SourceState {
+                engine,
+                qemu,
+                closed: false,
+            }),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Replaces the record of what is to be undone in QEMU.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn set_undo(&self, undo: &UndoRecord) -> io::Result<()> {
+        let mut state = self.state();
+        let before = std::mem::replace(&mut state.qemu.undo, undo.clone());
+        let written = self.write(&state);
+        if written.is_err() {
+            state.qemu.undo = before;
+        }
+        written
+    }
+
+    fn state(&self) -> MutexGuard<'_, SourceState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, state: &SourceState) -> io::Result<()> {
+        let Some(engine) = state.engine.clone().filter(|_| !state.closed) else {
+            return Ok(());
+        };
+        let tls = self.remote.tls.as_ref();
+        let security = tls.map(TlsClient::credentials).transpose();
+        self.file.write(&SourceEntry {
+            address: absolute_address(&self.remote.address),
+            plaintext: self.plaintext,
+            options: self.options.clone(),
+            security: security.map_err(io::Error::other)?,
+            engine,
+            qemu: state.qemu.clone(),
+        })
+    }
+}
+
+impl Journal<SourceRecord> for SourceJournal {
+    fn record(&self, record: &SourceRecord) -> io::Result<()> {
+        let mut state = self.state();
+        let before = state.engine.replace(record.clone());
+        let written = self.write(&state);
+        if written.is_err() {
+            state.engine = before;
+        }
+        written
+    }
+
+    fn close(&self) {
+        self.state().closed = true;
+        self.file.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::entry::{DestinationEntry, Entry};
+    use crate::journal::folder::find;
+    use hikkoshi_engine::Mode;
+    use hikkoshi_handover::SourceStage;
+    use hikkoshi_link::Address;
+    use hikkoshi_qemu::QemuIdentity;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A kept journal, for a QEMU with that number and socket.
+    fn notes(pid: u32, qmp: &str) -> SourceNotes {
+        let kept = include_bytes!("../../tests/journals/v2-source-certified.json");
+        let kept = SourceEntry::decode(kept).unwrap().qemu;
+        SourceNotes {
+            identity: QemuIdentity {
+                pid,
+                qmp: qmp.into(),
+                ..kept.identity
+            },
+            ..kept
+        }
+    }
+
+    fn record(stage: SourceStage) -> SourceRecord {
+        SourceRecord {
+            id: hikkoshi_wire::MigrationId::from_bytes([0; 16]),
+            stage,
+            mode: Mode::Hybrid,
+        }
+    }
+
+    fn options() -> MigrateOptions {
+        MigrateOptions {
+            poll: true,
+            ..MigrateOptions::default()
+        }
+    }
+
+    #[test]
+    fn a_record_is_found_until_the_journal_is_closed() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("run/hikkoshi");
+        let there = Remote::from("unix:/there".parse::<Address>().unwrap());
+        let journal = |pid, qmp| {
+            let notes = notes(pid, qmp);
+            let file = JournalFile::for_qemu::<SourceEntry>(&folder, &notes.identity).unwrap();
+            SourceJournal::new(file, there.clone(), true, options(), notes, None)
+        };
+        let (one, other) = (journal(1, "/one"), journal(2, "/other"));
+        assert!(find::<SourceEntry>(&folder, None).unwrap().is_empty());
+        // What is to be undone is written with the engine's first record.
+        one.set_undo(&notes(1, "/one").undo).unwrap();
+        assert!(!one.path().exists());
+        for stage in [SourceStage::Keeps, SourceStage::Committed] {
+            one.record(&record(stage)).unwrap();
+            let [(path, entry)] = &find::<SourceEntry>(&folder, None).unwrap()[..] else {
+                panic!("one journal")
+            };
+            assert_eq!(entry.engine, record(stage));
+            assert_eq!((entry.plaintext, &entry.options), (true, &options()));
+            assert_eq!(entry.address, there.address);
+            let mode = std::fs::metadata(path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        other.record(&record(SourceStage::Gone)).unwrap();
+        assert_eq!(find::<SourceEntry>(&folder, None).unwrap().len(), 2);
+        let of = |qmp: &Path| find::<SourceEntry>(&folder, Some(qmp)).unwrap().len();
+        assert_eq!(of(Path::new("/other")), 1);
+        assert!(find::<DestinationEntry>(&folder, None).unwrap().is_empty());
+        // No other process works with it meanwhile.
+        let error = JournalFile::lock(one.path()).unwrap_err();
+        assert!(error.to_string().contains("another hikkoshi"), "{error}");
+        let path = one.path().to_owned();
+        drop(one);
+        let file = JournalFile::lock(&path).unwrap();
+        let entry: SourceEntry = file.read().unwrap().unwrap();
+        assert_eq!(entry.engine.stage, SourceStage::Committed);
+        other.close();
+        other.record(&record(SourceStage::Gone)).unwrap();
+        other.set_undo(&notes(2, "/other").undo).unwrap();
+        assert!(!other.path().exists(), "closed");
+        drop((other, file));
+        // A migration that is over leaves no file, nor does one that never began.
+        drop(journal(3, "/third"));
+        let left = std::fs::read_dir(&folder).unwrap();
+        let left: Vec<_> = left.map(|file| file.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+    }
+
+    #[test]
+    fn the_old_content_stays_if_there_is_no_space() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = notes(1, "/one");
+        let there = Remote::from("unix:/there".parse::<Address>().unwrap());
+        let file = JournalFile::for_qemu::<SourceEntry>(folder.path(), &notes.identity).unwrap();
+        let journal = SourceJournal::new(file, there, false, options(), notes, None);
+        journal.record(&record(SourceStage::Keeps)).unwrap();
+        let new = journal.path().with_extension("new");
+        // Writing there fails with `ENOSPC` (full(4)).
+        std::os::unix::fs::symlink("/dev/full", &new).unwrap();
+        let error = journal.record(&record(SourceStage::Committed)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
+        assert!(!std::fs::exists(&new).unwrap());
+        let (_, entry) = find::<SourceEntry>(folder.path(), None)
+            .unwrap()
+            .pop()
+            .unwrap();
+        assert_eq!(entry.engine.stage, SourceStage::Keeps);
+        // With space it is written, and closing removes every file.
+        journal.record(&record(SourceStage::Committed)).unwrap();
+        std::fs::write(&new, "incomplete").unwrap();
+        journal.close();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("source-1-1.json");
+        let file = JournalFile::lock(&path).unwrap();
+        assert!(file.read::<SourceEntry>().unwrap().is_none());
+        for text in ["", "{}", "[1]"] {
+            std::fs::write(&path, text).unwrap();
+            let error = file.read::<SourceEntry>().unwrap_err().to_string();
+            assert!(error.contains("source-1-1.json"), "{error}");
+            assert!(find::<SourceEntry>(folder.path(), None).unwrap().is_empty());
+        }
+        // A folder that cannot be created.
+        let place = &notes(1, "/q").identity;
+        let error = JournalFile::for_qemu::<SourceEntry>(&path, place).unwrap_err();
+        assert!(error.to_string().contains("--journal"), "{error}");
+    }
+}
