@@ -61,6 +61,68 @@ impl Error for GuestError {
 /// [`resume`]: SourceGuest::resume
 /// [`release`]: SourceGuest::release
 /// [`leave`]: SourceGuest::leave
+///
+/// # Example
+///
+/// An adapter inside a monitor whose devices do not write to guest memory by themselves.
+/// `examples/in-memory-guest` is a complete one, and moves.
+///
+/// ```
+/// use std::io::{self, Write};
+/// use std::sync::Arc;
+/// use std::time::Instant;
+///
+/// use hikkoshi_dirty::DirtyLog;
+/// use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
+/// use hikkoshi_memory::RamFiles;
+/// use hikkoshi_wire::GuestDescription;
+///
+/// /// What the monitor can do.
+/// trait Monitor: Send {
+///     fn log_writes(&mut self) -> io::Result<Arc<dyn DirtyLog>>;
+///     fn pause(&mut self) -> io::Result<()>;
+///     fn save_devices(&mut self, sink: &mut dyn Write) -> io::Result<()>;
+///     fn run(&mut self) -> io::Result<()>;
+///     fn stop_logging(&mut self) -> io::Result<()>;
+/// }
+///
+/// struct Adapter<M> {
+///     monitor: M,
+///     description: GuestDescription,
+///     ram: Arc<RamFiles>,
+/// }
+///
+/// impl<M: Monitor> SourceGuest for Adapter<M> {
+///     fn describe(&self) -> &GuestDescription {
+///         &self.description
+///     }
+///     fn ram(&self) -> Arc<RamFiles> {
+///         Arc::clone(&self.ram)
+///     }
+///     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
+///         self.monitor.log_writes().map_err(GuestError::new)
+///     }
+///     fn needs_drain(&self) -> bool {
+///         false
+///     }
+///     fn drain(&mut self, _: &Cancel) -> Result<(), GuestError> {
+///         Ok(())
+///     }
+///     fn pause(&mut self) -> Result<Instant, GuestError> {
+///         self.monitor.pause().map_err(GuestError::new)?;
+///         Ok(Instant::now())
+///     }
+///     fn save_device_state(&mut self, sink: &mut dyn Write, _: &Cancel) -> Result<(), GuestError> {
+///         self.monitor.save_devices(sink).map_err(GuestError::new)
+///     }
+///     fn resume(&mut self) -> Result<(), GuestError> {
+///         self.monitor.run().map_err(GuestError::new)
+///     }
+///     fn release(&mut self) -> Result<(), GuestError> {
+///         self.monitor.stop_logging().map_err(GuestError::new)
+///     }
+/// }
+/// ```
 pub trait SourceGuest: Send {
     /// The machine as the destination must provide it.
     ///
@@ -175,6 +237,75 @@ pub struct ThreadName {
 /// [`load_device_state`]: DestinationGuest::load_device_state
 /// [`resume`]: DestinationGuest::resume
 /// [`release`]: DestinationGuest::release
+///
+/// # Example
+///
+/// An adapter inside a monitor. `examples/in-memory-guest` is a complete one, and moves.
+///
+/// ```
+/// use std::io;
+/// use std::sync::Arc;
+/// use std::time::Instant;
+///
+/// use hikkoshi_engine::{Cancel, DestinationGuest, GuestError};
+/// use hikkoshi_memory::RamFiles;
+/// use hikkoshi_userfault::{Features, Userfault};
+/// use hikkoshi_wire::GuestDescription;
+///
+/// /// What the monitor can do. Its processors run only after `run`.
+/// trait Monitor: Send {
+///     fn load_devices(&mut self, state: &[u8]) -> io::Result<()>;
+///     fn run(&mut self) -> io::Result<()>;
+///     fn end(&mut self) -> io::Result<()>;
+/// }
+///
+/// struct Adapter<M> {
+///     monitor: M,
+///     description: GuestDescription,
+///     ram: Arc<RamFiles>,
+///     /// Where each RAM block is mapped.
+///     hosts: Vec<u64>,
+///     userfault: Option<Arc<Userfault>>,
+/// }
+///
+/// impl<M: Monitor> DestinationGuest for Adapter<M> {
+///     fn describe(&self) -> &GuestDescription {
+///         &self.description
+///     }
+///     fn ram(&self) -> Arc<RamFiles> {
+///         Arc::clone(&self.ram)
+///     }
+///     fn prepare(&mut self) -> Result<(), GuestError> {
+///         Ok(())
+///     }
+///     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
+///         let userfault =
+///             Userfault::create_for_self(Features::FOR_MISSING).map_err(GuestError::new)?;
+///         let userfault = self.userfault.insert(Arc::new(userfault));
+///         Ok((Arc::clone(userfault), self.hosts.clone()))
+///     }
+///     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
+///         self.monitor.load_devices(&state).map_err(GuestError::new)
+///     }
+///     fn resume(&mut self, running: bool, _: &Cancel) -> Result<Instant, GuestError> {
+///         if running {
+///             self.monitor.run().map_err(GuestError::new)?;
+///         }
+///         Ok(Instant::now())
+///     }
+///     fn kill(&mut self) -> Result<(), GuestError> {
+///         self.monitor.end().map_err(GuestError::new)
+///     }
+///     fn abandon_userfault(&mut self) {
+///         // Open as long as this process: missing pages do not read as zeros.
+///         std::mem::forget(self.userfault.take());
+///     }
+///     fn release(&mut self) -> Result<(), GuestError> {
+///         self.userfault = None;
+///         Ok(())
+///     }
+/// }
+/// ```
 pub trait DestinationGuest: Send {
     /// The machine as it is here, to be compared with the source's.
     fn describe(&self) -> &GuestDescription;

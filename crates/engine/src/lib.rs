@@ -33,6 +33,36 @@
 //! no privilege that they do not need (`confine.rs`); the first words of a
 //! connection are decoded by the main thread.
 //!
+//! # Example
+//!
+//! The source's side for any guest; `examples/in-memory-guest` has both sides, and a guest.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use hikkoshi_engine::report::Silent;
+//! use hikkoshi_engine::{
+//!     Account, Cancel, MigrateError, Mode, SourceGuest, SourceOptions, Watch, migrate,
+//! };
+//! use hikkoshi_handover::Unrecorded;
+//! use hikkoshi_link::Address;
+//!
+//! fn send(guest: &mut dyn SourceGuest, to: &Address) -> Result<Account, MigrateError> {
+//!     let options = SourceOptions {
+//!         mode: Mode::Precopy,
+//!         max_downtime: Duration::from_millis(100),
+//!         ..SourceOptions::default()
+//!     };
+//!     let watch = Watch {
+//!         cancel: Cancel::new(),
+//!         observer: Arc::new(Silent),
+//!         journal: Arc::new(Unrecorded),
+//!     };
+//!     migrate(guest, &to.clone().into(), &options, &watch)
+//! }
+//! ```
+//!
 //! # What is missing
 //!
 //! - Only memory and device state are moved. That disks and networks can be

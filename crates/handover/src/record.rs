@@ -48,6 +48,42 @@ pub struct DestinationRecord {
 }
 
 /// Where records are kept, so that they outlive the engine.
+///
+/// # Example
+///
+/// The last record, kept in memory. It outlives an engine that ends within this process, as in a
+/// test; `crates/hikkoshi/src/journal/` keeps records in files.
+///
+/// ```
+/// use std::fmt::Debug;
+/// use std::io;
+/// use std::sync::Mutex;
+///
+/// use hikkoshi_handover::Journal;
+///
+/// #[derive(Debug, Default)]
+/// struct LastRecord<R>(Mutex<Option<R>>);
+///
+/// impl<R: Clone + Debug + Send> Journal<R> for LastRecord<R> {
+///     fn record(&self, record: &R) -> io::Result<()> {
+///         *self.0.lock().map_err(|_| io::ErrorKind::Other)? = Some(record.clone());
+///         Ok(())
+///     }
+///
+///     fn close(&self) {
+///         if let Ok(mut last) = self.0.lock() {
+///             *last = None;
+///         }
+///     }
+/// }
+///
+/// let journal = LastRecord::default();
+/// journal.record(&"committed")?;
+/// assert_eq!(*journal.0.lock().unwrap(), Some("committed"));
+/// journal.close();
+/// assert_eq!(*journal.0.lock().unwrap(), None);
+/// # Ok::<(), io::Error>(())
+/// ```
 pub trait Journal<R>: fmt::Debug + Send + Sync {
     /// Replaces what was recorded before. When this returns, the record can be
     /// read even if this process is killed.
