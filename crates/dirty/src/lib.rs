@@ -36,11 +36,11 @@
 #![allow(unsafe_code)] // One ioctl that the kernel has and no crate wraps.
 
 #[doc(hidden)]
-pub mod contract;
+pub mod contract_tests;
 mod log;
-mod merge;
 mod pagemap;
-mod scan;
+mod pagemap_scan;
+mod runs;
 mod support;
 
 pub use log::{DirtyError, DirtyLog};

@@ -8,7 +8,7 @@ use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
 /// A record of which pages were written. What every implementation promises is written down as
-/// tests in [`contract`](crate::contract).
+/// tests in [`contract`](crate::contract_tests).
 ///
 /// # What a log cannot see
 ///

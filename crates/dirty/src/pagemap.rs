@@ -23,16 +23,16 @@ use hikkoshi_userfault::{RangeError, RegisterMode, Userfault};
 use thiserror::Error;
 
 use crate::log::{DirtyError, DirtyLog};
-use crate::merge::Merger;
-use crate::scan::{Clear, first_written, scan};
+use crate::pagemap_scan::{Clear, first_written, scan};
+use crate::runs::RunCoalescer;
 use crate::support::{UnsupportedKernel, hugetlb_support};
 
 /// What the protecting scan is given at once: bytes, and a boundary that it does not cross.
-const PIECE: u64 = 4 << 20;
+const SCAN_BYTES: u64 = 4 << 20;
 
 /// What is looked at in one call: bounds how long the process's memory layout stays locked (for
 /// reading, but a writer that waits for it holds up page faults).
-const LOOK: u64 = 256 << 20;
+const SEARCH_BYTES: u64 = 256 << 20;
 
 /// The dirty log of another process's (or our own) shared memory.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub struct PagemapLog {
     hosts: Vec<HostAddr>,
     /// Taken from the kernel, but not asked for yet: it clears whole huge pages, the caller may
     /// want a part. Only there when a block has huge pages.
-    carry: Option<PageBitmap>,
+    pending: Option<PageBitmap>,
     stopped: AtomicBool,
 }
 
@@ -148,7 +148,7 @@ impl PagemapLog {
             pagemap,
             layout: layout.clone(),
             hosts: hosts.to_vec(),
-            carry: huge.then(|| PageBitmap::empty(layout.pages())),
+            pending: huge.then(|| PageBitmap::empty(layout.pages())),
             stopped: AtomicBool::new(false),
         };
         for (block, range) in log.host_blocks() {
@@ -163,7 +163,7 @@ impl PagemapLog {
             // pieces: the guest's own faults wait for as long as one call takes.
             let mut done = 0;
             while done < range.len {
-                let len = PIECE.min(range.len - done);
+                let len = SCAN_BYTES.min(range.len - done);
                 let piece = HostRange::new(HostAddr(range.addr.0 + done), len);
                 log.userfault.write_protect(piece, true).map_err(failed)?;
                 done += len;
@@ -192,7 +192,7 @@ impl PagemapLog {
         }
     }
 
-    /// What went wrong: the process's end and our own stop look like memory that is not tracked.
+    /// What went wrong: the process's end and our own stop window like memory that is not tracked.
     fn explain(&self, result: Result<(), DirtyError>) -> Result<(), DirtyError> {
         // Also after success: the memory of a process that has ended reads as clean.
         self.check().and(result)
@@ -213,28 +213,32 @@ impl PagemapLog {
 
     /// Protects and reports, where the kernel's pages are ours. When it fails, the rest of the piece
     /// that it failed in is reported: some of that may have been cleared.
-    fn take_small(&self, extent: Extent, dirty: &mut Merger<'_>) -> Result<(), DirtyError> {
+    fn take_base_pages(
+        &self,
+        extent: Extent,
+        dirty: &mut RunCoalescer<'_>,
+    ) -> Result<(), DirtyError> {
         let Some(range) = self.host(extent) else {
             return Ok(());
         };
-        let place = Place { extent, range };
+        let host_extent = HostExtent { extent, range };
         let mut rest = range;
         while rest.len > 0 {
-            let look = first(rest, LOOK.min(rest.len));
-            let Some(found) = first_written(&self.pagemap, look)? else {
-                rest = after(rest, look.len);
+            let window = first(rest, SEARCH_BYTES.min(rest.len));
+            let Some(found) = first_written(&self.pagemap, window)? else {
+                rest = after(rest, window.len);
                 continue;
             };
             rest = after(rest, found.0.saturating_sub(rest.addr.0));
-            let piece = first(rest, (PIECE - rest.addr.0 % PIECE).min(rest.len));
+            let piece = first(rest, (SCAN_BYTES - rest.addr.0 % SCAN_BYTES).min(rest.len));
             let mut reported = piece.addr.0;
             let result = scan(&self.pagemap, piece, Clear::Yes, |written| {
                 reported = written.addr.0 + written.len;
-                dirty.push(place.pages(written));
+                dirty.push(host_extent.pages(written));
             });
             if result.is_err() {
                 let unknown = after(piece, reported - piece.addr.0);
-                dirty.push(place.pages(unknown));
+                dirty.push(host_extent.pages(unknown));
                 return result;
             }
             rest = after(rest, piece.len);
@@ -243,9 +247,13 @@ impl PagemapLog {
     }
 
     /// The same where the kernel's pages are huge: it clears whole ones, so all that it clears goes
-    /// into `carry`, and what was asked for is taken out of there.
-    fn take_huge(&self, extent: Extent, dirty: &mut Merger<'_>) -> Result<(), DirtyError> {
-        let Some(carry) = &self.carry else {
+    /// into `pending`, and what was asked for is taken out of there.
+    fn take_huge_pages(
+        &self,
+        extent: Extent,
+        dirty: &mut RunCoalescer<'_>,
+    ) -> Result<(), DirtyError> {
+        let Some(pending) = &self.pending else {
             return Ok(());
         };
         let aligned = self.layout.round_out(extent.pages);
@@ -253,7 +261,7 @@ impl PagemapLog {
             let Some(range) = self.host(whole) else {
                 continue;
             };
-            let place = Place {
+            let host_extent = HostExtent {
                 extent: whole,
                 range,
             };
@@ -261,19 +269,19 @@ impl PagemapLog {
             while rest.len > 0 {
                 // A piece is a multiple of every huge page size that can be tracked, and blocks
                 // begin on a huge page.
-                let piece = first(rest, (PIECE - rest.addr.0 % PIECE).min(rest.len));
+                let piece = first(rest, (SCAN_BYTES - rest.addr.0 % SCAN_BYTES).min(rest.len));
                 let result = match first_written(&self.pagemap, piece) {
                     Ok(None) => Ok(()),
                     Ok(Some(_)) => scan(&self.pagemap, piece, Clear::Yes, |written| {
-                        carry.set_range(place.pages(written));
+                        pending.set_range(host_extent.pages(written));
                     }),
                     Err(error) => Err(error),
                 };
                 if result.is_err() {
-                    carry.set_range(place.pages(piece));
+                    pending.set_range(host_extent.pages(piece));
                 }
-                let mut wanted = place.pages(piece).intersect(extent.pages);
-                while let Some(run) = carry.claim_run(wanted, u64::MAX) {
+                let mut wanted = host_extent.pages(piece).intersect(extent.pages);
+                while let Some(run) = pending.claim_run(wanted, u64::MAX) {
                     dirty.push(run);
                     wanted = PageRange::new(run.end(), wanted.end());
                 }
@@ -295,30 +303,30 @@ impl PagemapLog {
             let Some(range) = self.host(whole) else {
                 continue;
             };
-            let place = Place {
+            let host_extent = HostExtent {
                 extent: whole,
                 range,
             };
             let mut rest = range;
-            // Where the kernel says dirty, `carry` has nothing to add.
+            // Where the kernel says dirty, `pending` has nothing to add.
             let mut counted = extent.pages.start();
             while rest.len > 0 {
-                let look = first(rest, LOOK.min(rest.len));
-                scan(&self.pagemap, look, Clear::No, |written| {
-                    let run = place.pages(written).intersect(extent.pages);
+                let window = first(rest, SEARCH_BYTES.min(rest.len));
+                scan(&self.pagemap, window, Clear::No, |written| {
+                    let run = host_extent.pages(written).intersect(extent.pages);
                     if run.is_empty() {
                         return;
                     }
-                    if let Some(carry) = &self.carry {
-                        pages += carry.count_range(PageRange::new(counted, run.start()));
+                    if let Some(pending) = &self.pending {
+                        pages += pending.count_range(PageRange::new(counted, run.start()));
                     }
                     pages += run.len();
                     counted = counted.max(run.end());
                 })?;
-                rest = after(rest, look.len);
+                rest = after(rest, window.len);
             }
-            if let Some(carry) = &self.carry {
-                pages += carry.count_range(PageRange::new(counted, extent.pages.end()));
+            if let Some(pending) = &self.pending {
+                pages += pending.count_range(PageRange::new(counted, extent.pages.end()));
             }
         }
         Ok(pages)
@@ -328,19 +336,19 @@ impl PagemapLog {
 impl DirtyLog for PagemapLog {
     fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
         self.check()?;
-        let mut merger = Merger::new(dirty);
+        let mut runs = RunCoalescer::new(dirty);
         let mut result = Ok(());
         for extent in self.layout.locate_range(range) {
             result = if self.is_huge(extent) {
-                self.take_huge(extent, &mut merger)
+                self.take_huge_pages(extent, &mut runs)
             } else {
-                self.take_small(extent, &mut merger)
+                self.take_base_pages(extent, &mut runs)
             };
             if result.is_err() {
                 break;
             }
         }
-        drop(merger);
+        drop(runs);
         self.explain(result)
     }
 
@@ -382,12 +390,12 @@ impl Drop for PagemapLog {
 
 /// A stretch of pages and where it lies in the process.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct HostExtent {
     extent: Extent,
     range: HostRange,
 }
 
-impl Place {
+impl HostExtent {
     /// The pages at `part`, which lies inside, rounded to whole pages.
     fn pages(&self, part: HostRange) -> PageRange {
         let start = part.addr.0.saturating_sub(self.range.addr.0);

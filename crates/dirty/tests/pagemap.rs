@@ -10,8 +10,8 @@
 
 #[path = "../../linux/tests/common/mod.rs"]
 mod common;
-#[path = "common/device.rs"]
-mod device;
+#[path = "common/pinning_device.rs"]
+mod pinning_device;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -19,12 +19,12 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use common::{HugePages, Shared, Target, map_shared, memory_file};
-use device::Device;
-use hikkoshi_dirty::contract::{self, Guest as _};
+use hikkoshi_dirty::contract_tests::{self, Guest as _};
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError};
 use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
 use hikkoshi_userfault::{Features, ForeignUserfault, leftovers};
+use pinning_device::PinningDevice;
 
 const MIB: u64 = 1 << 20;
 const SMALL: u64 = 4 << 10;
@@ -122,7 +122,7 @@ impl Process {
     }
 }
 
-impl contract::Guest for Process {
+impl contract_tests::Guest for Process {
     fn layout(&self) -> &RamLayout {
         &self.layout
     }
@@ -203,7 +203,7 @@ fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -
             }
         });
     }
-    let mut device = Device::new();
+    let mut device = PinningDevice::new();
     for done in 1u64.. {
         shared.set(DONE, done);
         while shared.get(COMMAND) < done {
@@ -230,7 +230,7 @@ fn tmpfs_keeps_the_contract() {
     ]);
     let taken = process.take_userfault();
     let log = process.start(&taken);
-    contract::check(&process, &log);
+    contract_tests::check(&process, &log);
     taken.give_back().unwrap();
 }
 
@@ -242,7 +242,7 @@ fn hugetlb_keeps_the_contract() {
     let process = Process::new(&[(4 * HUGE, HUGE), (3 * MIB, SMALL), (4 * HUGE, HUGE)]);
     let taken = process.take_userfault();
     let log = process.start(&taken);
-    contract::check(&process, &log);
+    contract_tests::check(&process, &log);
     taken.give_back().unwrap();
 }
 

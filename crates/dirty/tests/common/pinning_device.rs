@@ -12,14 +12,14 @@ use io_uring::{IoUring, opcode, types};
 use crate::common::memory_file;
 
 /// A device of this process, with one page at a time.
-pub struct Device {
+pub struct PinningDevice {
     ring: IoUring,
     /// Holds what is read.
     file: File,
     page: *mut u8,
 }
 
-impl Device {
+impl PinningDevice {
     pub fn new() -> Self {
         Self {
             ring: IoUring::new(2).unwrap(),

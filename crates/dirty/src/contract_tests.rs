@@ -2,7 +2,7 @@
 //! its log tracks, and calls [`check`]; a broken promise panics with its name.
 //!
 //! ```text
-//! contract::check(&guest, &log);   // the log has just been started
+//! contract_tests::check(&guest, &log);   // the log has just been started
 //! ```
 
 use std::collections::BTreeMap;

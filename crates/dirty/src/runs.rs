@@ -5,23 +5,23 @@ use std::fmt;
 use hikkoshi_pages::PageRange;
 
 /// Hands ranges on, joined where they touch. They must come in ascending order.
-pub(crate) struct Merger<'a> {
-    waiting: PageRange,
+pub(crate) struct RunCoalescer<'a> {
+    current: PageRange,
     to: &'a mut dyn FnMut(PageRange),
 }
 
-impl fmt::Debug for Merger<'_> {
+impl fmt::Debug for RunCoalescer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Merger")
-            .field("waiting", &self.waiting)
+        f.debug_struct("RunCoalescer")
+            .field("current", &self.current)
             .finish_non_exhaustive()
     }
 }
 
-impl<'a> Merger<'a> {
+impl<'a> RunCoalescer<'a> {
     pub(crate) fn new(to: &'a mut dyn FnMut(PageRange)) -> Self {
         Self {
-            waiting: PageRange::EMPTY,
+            current: PageRange::EMPTY,
             to,
         }
     }
@@ -30,24 +30,24 @@ impl<'a> Merger<'a> {
         if range.is_empty() {
             return;
         }
-        if !self.waiting.is_empty() && self.waiting.end() == range.start() {
-            self.waiting = PageRange::new(self.waiting.start(), range.end());
+        if !self.current.is_empty() && self.current.end() == range.start() {
+            self.current = PageRange::new(self.current.start(), range.end());
         } else {
             self.flush();
-            self.waiting = range;
+            self.current = range;
         }
     }
 
     fn flush(&mut self) {
-        let waiting = std::mem::replace(&mut self.waiting, PageRange::EMPTY);
-        if !waiting.is_empty() {
-            (self.to)(waiting);
+        let current = std::mem::replace(&mut self.current, PageRange::EMPTY);
+        if !current.is_empty() {
+            (self.to)(current);
         }
     }
 }
 
 /// What has been taken out of the log must reach the caller, whatever happens after.
-impl Drop for Merger<'_> {
+impl Drop for RunCoalescer<'_> {
     fn drop(&mut self) {
         self.flush();
     }
@@ -66,7 +66,7 @@ mod tests {
     fn touching_ranges_become_one_and_the_last_is_not_forgotten() {
         let mut seen = Vec::new();
         let mut note = |range| seen.push(range);
-        let mut merger = Merger::new(&mut note);
+        let mut runs = RunCoalescer::new(&mut note);
         for part in [
             range(1, 3),
             range(3, 4),
@@ -75,9 +75,9 @@ mod tests {
             range(10, 11),
             range(11, 12),
         ] {
-            merger.push(part);
+            runs.push(part);
         }
-        drop(merger);
+        drop(runs);
         assert_eq!(seen, [range(1, 9), range(10, 12)]);
     }
 }

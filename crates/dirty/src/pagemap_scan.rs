@@ -30,7 +30,7 @@ struct Region {
 
 #[repr(C)]
 #[derive(Debug, Default)]
-struct Argument {
+struct ScanArgument {
     size: u64,
     flags: u64,
     start: u64,
@@ -46,10 +46,12 @@ struct Argument {
 }
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`
-const PAGEMAP_SCAN: libc::Ioctl =
-    (3 << 30) | ((size_of::<Argument>() as libc::Ioctl) << 16) | ((b'f' as libc::Ioctl) << 8) | 16;
+const PAGEMAP_SCAN: libc::Ioctl = (3 << 30)
+    | ((size_of::<ScanArgument>() as libc::Ioctl) << 16)
+    | ((b'f' as libc::Ioctl) << 8)
+    | 16;
 
-const _: () = assert!(size_of::<Argument>() == 96);
+const _: () = assert!(size_of::<ScanArgument>() == 96);
 
 /// Whether a scan makes clean what it reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +74,7 @@ pub(crate) fn scan(
     let end = range.addr.0.saturating_add(range.len);
     let mut from = range.addr.0;
     while from < end {
-        from = step(pagemap, range, from, clear, 0, &mut written)?;
+        from = scan_once(pagemap, range, from, clear, 0, &mut written)?;
     }
     Ok(())
 }
@@ -83,7 +85,7 @@ pub(crate) fn first_written(
     range: HostRange,
 ) -> Result<Option<HostAddr>, DirtyError> {
     let mut first = None;
-    step(pagemap, range, range.addr.0, Clear::No, 1, &mut |found| {
+    scan_once(pagemap, range, range.addr.0, Clear::No, 1, &mut |found| {
         first = first.or(Some(found.addr));
     })?;
     Ok(first)
@@ -91,7 +93,7 @@ pub(crate) fn first_written(
 
 /// One call (which only a deadly signal interrupts), from `from` to the end of `range` or until the regions or `max_pages` (if not zero) are
 /// used up. Returns where it ended.
-fn step(
+fn scan_once(
     pagemap: &File,
     range: HostRange,
     from: u64,
@@ -101,8 +103,8 @@ fn step(
 ) -> Result<u64, DirtyError> {
     let end = range.addr.0.saturating_add(range.len);
     let mut regions = [Region::default(); REGIONS];
-    let mut argument = Argument {
-        size: size_of::<Argument>() as u64,
+    let mut argument = ScanArgument {
+        size: size_of::<ScanArgument>() as u64,
         flags: CHECK_WPASYNC | if clear == Clear::Yes { WP_MATCHING } else { 0 },
         start: from,
         end,
@@ -111,9 +113,9 @@ fn step(
         max_pages,
         category_mask: PAGE_IS_WRITTEN,
         return_mask: PAGE_IS_WRITTEN,
-        ..Argument::default()
+        ..ScanArgument::default()
     };
-    let pointer: *mut Argument = &mut argument;
+    let pointer: *mut ScanArgument = &mut argument;
     // SAFETY: PAGEMAP_SCAN takes this structure and writes at most `vec_len` regions to `vec`, which
     // is that large; both are borrowed for the length of the call. Of the process's memory it changes
     // nothing but its protection.
