@@ -1,6 +1,7 @@
-//! What tracking costs the tracker on this machine: `cargo bench -p hikkoshi-dirty`. Needs root.
+//! The cost of tracking for the tracker on this machine: `cargo bench -p hikkoshi-dirty`. Needs
+//! root.
 
-// The unsafe blocks are accesses to a mapping of our own. Measuring is for people to read.
+// The unsafe blocks are accesses to a mapping of this program. The results are printed.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -18,8 +19,8 @@ use hikkoshi_userfault::{Features, ForeignUserfault};
 
 const BYTES: u64 = 1 << 30;
 
-/// Words of the shared page: where the memory is; how many fillings are wanted and done; one page in
-/// how many, and how many pages in a row.
+/// Indices of words in the shared page: the address of the memory; the number of fills that are
+/// requested and done; the distance between runs of pages, and the length of a run.
 const ADDRESS: usize = 0;
 const WANTED: usize = 1;
 const DONE: usize = 2;

@@ -1,5 +1,6 @@
-//! What every [`DirtyLog`] promises, as tests. An implementation provides a [`Guest`] whose memory
-//! its log tracks, and calls [`check`]; a broken promise panics with its name.
+//! Contract tests for [`DirtyLog`]: the guarantees that every implementation must give. An
+//! implementation provides a [`Guest`] whose memory its log tracks, and calls [`check`], which
+//! panics if a guarantee is violated.
 //!
 //! ```text
 //! contract_tests::check(&guest, &log);   // the log has just been started
@@ -12,52 +13,51 @@ use hikkoshi_pages::{PAGE_BYTES, Page, PageRange, RamLayout};
 
 use crate::log::{DirtyError, DirtyLog};
 
-/// A guest whose memory is tracked. Most of it should never have been touched.
+/// A guest whose memory is tracked. Most of the memory must never have been accessed.
 pub trait Guest: Debug {
-    /// How its memory is laid out.
+    /// Returns the layout of its memory.
     fn layout(&self) -> &RamLayout;
-    /// Makes the guest write a value into a page, and waits until it has. A page never written to
-    /// reads as zero.
+    /// Makes the guest write a value to a page, and waits until it has. A page that was never
+    /// written reads as zero.
     fn write(&self, page: Page, value: u64);
     /// Makes the guest read a page, and waits until it has.
     fn touch(&self, page: Page);
-    /// Starts threads of the guest that write ever changing values into pages all over.
+    /// Starts threads in the guest that write changing values to pages everywhere.
     fn start_writing(&self);
-    /// Stops them and waits until they have.
+    /// Stops these threads and waits until they have stopped.
     fn stop_writing(&self);
-    /// Makes a device of the guest pin a page that it will write to, as a direct disk read does when
-    /// it is submitted, and waits until it has.
+    /// Makes a device of the guest pin a page for a later write, as a direct disk read does when it
+    /// is submitted, and waits until it has.
     fn pin(&self, page: Page);
-    /// Makes the device write a value into the page that it has pinned and let go of it, and waits
-    /// until it has.
+    /// Makes the device write a value to the pinned page and unpin it, and waits until it has.
     fn land(&self, value: u64);
-    /// What is in a page, read as a migration reads it: not through the guest.
+    /// Returns the value in a page, read as a migration reads it: not through the guest.
     fn read(&self, page: Page) -> u64;
 }
 
-/// Checks every promise. Call it right after the log was started; it stops the log.
+/// Checks all guarantees. Call it right after the log was started; it stops the log.
 ///
 /// # Panics
 ///
-/// If a promise is not kept.
+/// Panics if a guarantee is violated.
 pub fn check(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     take(log, all);
-    assert_eq!(take(log, all), [], "a log taken just before is clean");
-    reading_is_not_writing(guest, log);
-    exactly_what_was_written_is_reported_once(guest, log);
-    counting_clears_nothing(guest, log);
-    other_ranges_are_left_alone(guest, log);
+    assert_eq!(take(log, all), [], "the log is not clean after a take");
+    reads_are_not_reported(guest, log);
+    written_pages_are_reported_exactly_once(guest, log);
+    count_clears_nothing(guest, log);
+    take_clears_only_its_range(guest, log);
     runs_are_maximal_ascending_and_clipped(guest, log);
-    any_cutting_gives_the_same(guest, log);
-    memory_first_touched_while_tracking_is_reported(guest, log);
+    takes_in_parts_report_the_same_pages(guest, log);
+    memory_first_accessed_during_tracking_is_reported(guest, log);
     a_pinned_page_is_reported_before_its_data_lands(guest, log);
     ranges_beyond_the_layout_are_clipped(guest, log);
-    nothing_written_is_missed(guest, log);
-    a_stopped_log_says_so(guest, log);
+    no_write_is_missed(guest, log);
+    a_stopped_log_returns_errors(guest, log);
 }
 
-/// Takes a range and checks the form of what is reported.
+/// Takes a range and checks that the reported runs are well-formed.
 fn take(log: &dyn DirtyLog, range: PageRange) -> Vec<PageRange> {
     let mut runs: Vec<PageRange> = Vec::new();
     let result = log.take(range, &mut |run| {
@@ -81,7 +81,7 @@ fn count(log: &dyn DirtyLog, range: PageRange) -> u64 {
     result.unwrap_or(0)
 }
 
-/// The pages that a write to these makes dirty, as runs.
+/// Returns the pages that writes to `pages` make dirty, as runs.
 fn granules(guest: &dyn Guest, pages: &[u64], within: PageRange) -> Vec<PageRange> {
     let mut runs: Vec<PageRange> = Vec::new();
     let mut pages: Vec<Page> = pages
@@ -102,7 +102,8 @@ fn granules(guest: &dyn Guest, pages: &[u64], within: PageRange) -> Vec<PageRang
     runs
 }
 
-/// Pages at the edges that matter: of the whole, of blocks, of 2 MiB stretches, and a few runs.
+/// Returns pages at important edges: of the whole layout, of blocks, of 2 MiB areas, and a few
+/// runs.
 fn places(guest: &dyn Guest) -> Vec<u64> {
     let pages = guest.layout().pages();
     let mut places = vec![0, 1, 5, 6, 7, 63, 64, 511, 512, 513, 1023, 1024, pages - 1];
@@ -121,7 +122,7 @@ fn write_all(guest: &dyn Guest, pages: &[u64]) {
     }
 }
 
-fn reading_is_not_writing(guest: &dyn Guest, log: &dyn DirtyLog) {
+fn reads_are_not_reported(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     let places = places(guest);
     write_all(guest, &places);
@@ -129,10 +130,10 @@ fn reading_is_not_writing(guest: &dyn Guest, log: &dyn DirtyLog) {
     for page in places {
         guest.touch(Page::new(page));
     }
-    assert_eq!(take(log, all), [], "reading made pages dirty");
+    assert_eq!(take(log, all), [], "reads were reported");
 }
 
-fn exactly_what_was_written_is_reported_once(guest: &dyn Guest, log: &dyn DirtyLog) {
+fn written_pages_are_reported_exactly_once(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     let places = places(guest);
     for round in 0..3 {
@@ -140,13 +141,17 @@ fn exactly_what_was_written_is_reported_once(guest: &dyn Guest, log: &dyn DirtyL
         assert_eq!(
             take(log, all),
             granules(guest, &places, all),
-            "round {round}: not what was written"
+            "round {round}: not the pages that were written"
         );
-        assert_eq!(take(log, all), [], "round {round}: reported twice");
+        assert_eq!(
+            take(log, all),
+            [],
+            "round {round}: pages were reported twice"
+        );
     }
 }
 
-fn counting_clears_nothing(guest: &dyn Guest, log: &dyn DirtyLog) {
+fn count_clears_nothing(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     let places = places(guest);
     write_all(guest, &places);
@@ -160,15 +165,19 @@ fn counting_clears_nothing(guest: &dyn Guest, log: &dyn DirtyLog) {
         .iter()
         .map(|run| run.len())
         .sum();
-    assert_eq!(count(log, part), in_part, "wrong count of a part");
-    // What was taken in part is still counted right.
+    assert_eq!(count(log, part), in_part, "wrong count of a range");
+    // After a partial take, the count is still correct.
     assert_eq!(take(log, part), granules(guest, &places, part));
-    assert_eq!(count(log, all), pages - in_part, "wrong count of the rest");
+    assert_eq!(
+        count(log, all),
+        pages - in_part,
+        "wrong count after a partial take"
+    );
     take(log, all);
-    assert_eq!(count(log, all), 0, "a clean log counts something");
+    assert_eq!(count(log, all), 0, "the count of a clean log is not zero");
 }
 
-fn other_ranges_are_left_alone(guest: &dyn Guest, log: &dyn DirtyLog) {
+fn take_clears_only_its_range(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     let places = places(guest);
     write_all(guest, &places);
@@ -178,13 +187,13 @@ fn other_ranges_are_left_alone(guest: &dyn Guest, log: &dyn DirtyLog) {
     assert_eq!(
         take(log, low),
         granules(guest, &places, low),
-        "taken with another range"
+        "cleared by a take of another range"
     );
     assert_eq!(take(log, all), []);
 }
 
 fn runs_are_maximal_ascending_and_clipped(guest: &dyn Guest, log: &dyn DirtyLog) {
-    // A long run over the edges of everything, and a part out of its middle.
+    // A long run across all edges, and a part from its middle.
     let written: Vec<u64> = (400..guest.layout().pages().min(1400)).collect();
     let all = guest.layout().all();
     write_all(guest, &written);
@@ -198,10 +207,10 @@ fn runs_are_maximal_ascending_and_clipped(guest: &dyn Guest, log: &dyn DirtyLog)
         &written,
         PageRange::new(part.end(), all.end()),
     ));
-    assert_eq!(rest, expected, "the rest of a run that was taken in part");
+    assert_eq!(rest, expected, "wrong rest of a run after a partial take");
 }
 
-fn any_cutting_gives_the_same(guest: &dyn Guest, log: &dyn DirtyLog) {
+fn takes_in_parts_report_the_same_pages(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     let places = places(guest);
     for step in [1, 7, 100, 513] {
@@ -214,13 +223,13 @@ fn any_cutting_gives_the_same(guest: &dyn Guest, log: &dyn DirtyLog) {
             .into_iter()
             .flat_map(PageRange::iter)
             .collect();
-        assert_eq!(pages, expected, "in pieces of {step} pages");
+        assert_eq!(pages, expected, "in parts of {step} pages");
     }
 }
 
-fn memory_first_touched_while_tracking_is_reported(guest: &dyn Guest, log: &dyn DirtyLog) {
+fn memory_first_accessed_during_tracking_is_reported(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
-    // Pages that nothing above has come near; in a block long enough some have no page table.
+    // Pages that are not near any of the above; in a long block, some of them have no page table.
     let near: Vec<u64> = places(guest).into_iter().chain(400..1400).collect();
     let fresh: Vec<u64> = (0..all.end().index())
         .step_by(97)
@@ -231,8 +240,8 @@ fn memory_first_touched_while_tracking_is_reported(guest: &dyn Guest, log: &dyn 
     assert_eq!(take(log, all), granules(guest, &fresh, all));
 }
 
-/// That the data has landed may go unseen: see [`DirtyLog`]. So a page has to be reported when it is
-/// pinned, and copying it after a take and a drain has to be enough.
+/// The log need not report that the data has landed: see [`DirtyLog`]. So it must report a page
+/// when it is pinned, and it must be enough to copy the page after a take and a drain.
 fn a_pinned_page_is_reported_before_its_data_lands(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     for (number, page) in (1..).zip(places(guest)) {
@@ -240,18 +249,18 @@ fn a_pinned_page_is_reported_before_its_data_lands(guest: &dyn Guest, log: &dyn 
         assert_eq!(
             take(log, all),
             granules(guest, &[page], all),
-            "page {page} was pinned by a device"
+            "page {page} was pinned by a device: not reported"
         );
         // The drain, and the copy.
         guest.land(number);
         assert_eq!(guest.read(Page::new(page)), number, "page {page}");
         take(log, all);
-        // The next request is a new one.
+        // Another request.
         guest.pin(Page::new(page));
         assert_eq!(
             take(log, all),
             granules(guest, &[page], all),
-            "page {page} was pinned once more"
+            "page {page} was pinned again: not reported"
         );
         guest.land(number + 1);
         take(log, all);
@@ -270,9 +279,9 @@ fn ranges_beyond_the_layout_are_clipped(guest: &dyn Guest, log: &dyn DirtyLog) {
     take(log, guest.layout().all());
 }
 
-/// The promise that matters: a copy kept up to date by nothing but the log is, in the end, the
-/// memory. Values change all the time, so that a write that was missed leaves a difference.
-fn nothing_written_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
+/// The main guarantee: a copy that is updated only from the log is equal to the memory in the end.
+/// The values change all the time, so that a missed write leaves a difference.
+fn no_write_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     let mut copy: BTreeMap<Page, u64> = all.iter().map(|page| (page, guest.read(page))).collect();
     take(log, all);
@@ -289,10 +298,10 @@ fn nothing_written_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
         }
         pages
     };
-    // Until much has been written over again, however busy the machine is.
+    // Until most pages were overwritten several times, however busy the machine is.
     let mut rounds = 0;
     while reported < 8 * all.len() && rounds < 1_000_000 {
-        // Ranges that fit nothing.
+        // Ranges that are not aligned to anything.
         for part in all.chunks(61 + 97 * (rounds % 5)) {
             reported += update(part);
         }
@@ -300,18 +309,18 @@ fn nothing_written_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
         std::thread::yield_now();
     }
     guest.stop_writing();
-    // Not at once, as at a switchover.
+    // In parts, unlike at a switchover.
     for part in all.chunks(1000) {
         reported += update(part);
     }
     assert!(
         reported >= 8 * all.len(),
-        "the writers hardly wrote: {reported}"
+        "too few writes were reported: {reported}"
     );
     assert_eq!(
         take(log, all),
         [],
-        "something was written after the guest stopped"
+        "pages were reported after the writers stopped"
     );
     for page in all {
         let (is, copied) = (guest.read(page), copy.get(&page).copied());
@@ -319,14 +328,16 @@ fn nothing_written_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
     }
 }
 
-fn a_stopped_log_says_so(guest: &dyn Guest, log: &dyn DirtyLog) {
+fn a_stopped_log_returns_errors(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
     for _ in 0..2 {
         let result = log.stop();
         assert!(result.is_ok(), "{result:?}");
     }
     guest.write(Page::new(0), PAGE_BYTES);
-    let result = log.take(all, &mut |run| panic!("{run:?} after the stop"));
+    let result = log.take(all, &mut |run| {
+        panic!("{run:?} was reported after the stop")
+    });
     assert!(matches!(result, Err(DirtyError::Stopped)), "{result:?}");
     let result = log.count(all);
     assert!(matches!(result, Err(DirtyError::Stopped)), "{result:?}");

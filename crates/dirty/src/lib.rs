@@ -1,39 +1,43 @@
-//! Which pages of a guest were written: the [`DirtyLog`] trait, and trackers that implement it.
+//! Dirty logs: the [`DirtyLog`] trait, which reports the written pages of a guest, and the trackers
+//! that implement it.
 //!
-//! # The model
+//! # Model
 //!
-//! Between two looks at the log a page is *clean* or *dirty*. [`DirtyLog::take`] reports the dirty
-//! pages of a range and makes them clean again, in one step: a write is seen by this take or by a
-//! later one, never by none. So whoever **copies a page after taking it** has everything that was
-//! written before, and hears of everything that is written after. Take a range right before it is
-//! sent, not the whole guest at once: then the log is never stale.
+//! A page is *clean* or *dirty*. [`DirtyLog::take`] reports the dirty pages of a range and makes
+//! them clean again in one operation: each write is reported by this take or by a later one. So a
+//! caller that **copies a page after taking it** has everything that was written before, and a
+//! later take reports everything that is written afterwards. Take each range right before it is
+//! sent, not the whole guest at once, so that the log is never stale.
 //!
-//! A log may say too much, never too little: where the kernel maps 2 MiB at once, one write makes all
-//! 512 pages dirty.
+//! A log may report too much, but never too little: where the kernel maps 2 MiB at once, one write
+//! makes all 512 pages dirty.
 //!
-//! # The trackers
+//! # Trackers
 //!
-//! * [`PagemapLog`]: another process's memory, from outside. The process need not know.
+//! * [`PagemapLog`]: the memory of another process, tracked from outside. The process does not have
+//!   to cooperate.
 //!
-//! # What it sees, and what it does not
+//! # What is reported, and what is not
 //!
-//! No log sees the data of a direct disk read land: only that its pages were pinned, earlier. Such
-//! guests have to be drained between take and copy, see [`DirtyLog`].
+//! No log reports that the data of a direct disk read has landed; it only reports that the pages
+//! were pinned earlier. Such guests must be drained between take and copy: see [`DirtyLog`].
 //!
-//! `PagemapLog` sees writes through the page tables of the tracked process: its vCPUs, under TCG or
-//! KVM, its own threads, and kernel work on its behalf such as vhost. It does not see other processes
-//! that map the same file (vhost-user), writes to the file itself, nor devices that write to memory
-//! by themselves (VFIO). Guests with those have to be refused.
+//! `PagemapLog` reports writes through the page tables of the tracked process: by its vCPUs, with
+//! TCG or KVM, by its other threads, and by the kernel on its behalf, such as vhost. It does not
+//! report writes by other processes that map the same file (vhost-user), writes to the file itself,
+//! or writes by devices with direct memory access (VFIO). Guests with those must be refused.
 //!
-//! It does not see memory being *discarded* either (a balloon's hole punch): the content changes to
-//! zero without a write. A guest does not rely on what it has discarded.
+//! It does not report *discarded* memory either (hole punching by a balloon): the content becomes
+//! zero without a write. A guest does not rely on the content of memory that it has discarded.
 //!
-//! # What is missing
+//! # Limitations
 //!
-//! * KVM's own logs (bitmap, manual protect, ring), for VMMs that use the engine as a library.
-//! * 1 GiB hugetlb pages, and hugetlb at all on older kernels: the kernel cannot track them safely.
+//! * KVM's own logs (bitmap, manual protect, ring), for VMMs that use the engine as a library, are
+//!   not implemented.
+//! * 1 GiB hugetlb pages, and all hugetlb pages on older kernels, are not supported: the kernel
+//!   cannot track them safely.
 
-#![allow(unsafe_code)] // One ioctl that the kernel has and no crate wraps.
+#![allow(unsafe_code)] // For an ioctl that no crate wraps.
 
 #[doc(hidden)]
 pub mod contract_tests;

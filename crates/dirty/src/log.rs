@@ -1,4 +1,4 @@
-//! The trait.
+//! The [`DirtyLog`] trait and its error type.
 
 use std::fmt::Debug;
 use std::io;
@@ -7,24 +7,25 @@ use hikkoshi_linux::HostRange;
 use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
-/// A record of which pages were written. What every implementation promises is written down as
-/// tests in [`contract`](crate::contract_tests).
+/// A record of the pages that were written. Its guarantees are written as tests in
+/// [`contract_tests`](crate::contract_tests).
 ///
-/// # What a log cannot see
+/// # What a log cannot report
 ///
-/// A device that writes to memory by itself (DMA) does so through pages that the kernel has pinned
-/// for it, and touches no page table. A direct disk read (`O_DIRECT`, `cache=none`) pins its pages
-/// when it is submitted. The log reports them as written *then*, and need not report anything when
-/// the data lands. So a page may still change after it was taken, without being dirty again.
+/// A device with direct memory access (DMA) writes to pages that the kernel has pinned for it and
+/// does not use page tables. A direct disk read (`O_DIRECT`, `cache=none`) pins its pages when it
+/// is submitted. The log reports them as written *at that time*, and may report nothing when the
+/// data lands. So a page can still change after it was taken, without becoming dirty again.
 ///
-/// Where a guest has such devices, **take, then drain, then copy**: wait between the two until every
-/// device write that was under way has landed. What was pinned before the take has landed after the
-/// drain; what is pinned after the take is reported anew. Pages pinned before the log was started
-/// are covered as well, if every page is copied once after such a drain.
+/// If a guest has such devices, **take, then drain, then copy**: between the take and the copy,
+/// wait until all device writes in progress have landed. Pages that were pinned before the take
+/// have landed after the drain; pages that are pinned after the take are reported again. Pages that
+/// were pinned before the log was started are covered as well, if every page is copied once after
+/// such a drain.
 ///
 /// # Example
 ///
-/// The memory here belongs to this process; usually it belongs to another one.
+/// In this example the memory belongs to this process; usually it belongs to another one.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -59,69 +60,71 @@ use thiserror::Error;
 /// ```
 pub trait DirtyLog: Send + Sync + Debug {
     /// Reports the dirty pages of `range` and makes them clean: calls `dirty` with each maximal
-    /// run, ascending, clipped to `range` (and to the layout).
+    /// run, in ascending order, clipped to `range` (and to the layout).
     ///
-    /// Copy a page only after it was reported, and drained where devices write (see above). A write that comes while this runs is reported now or
-    /// by a later take, or by both. Several threads may take at once; each page goes to one of them.
+    /// Copy a page only after it was reported, and after a drain if devices write to memory (see
+    /// above). A write during the call is reported now, by a later take, or by both. Several
+    /// threads can take at the same time; each page is reported to one of them.
     ///
     /// # Errors
     ///
-    /// What was reported before the error has been cleared, and the caller owes it; of the rest
-    /// nothing is lost.
+    /// The pages that were reported before the error are clean in the log, and the caller has to
+    /// send them. No other page is lost.
     fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError>;
 
-    /// How many pages of `range` are dirty now. Clears nothing.
+    /// Returns the number of pages of `range` that are dirty now. Clears nothing.
     ///
     /// # Errors
     ///
     /// As [`Self::take`].
     fn count(&self, range: PageRange) -> Result<u64, DirtyError>;
 
-    /// Ends tracking and gives back everything it took. May be called again, and is what dropping
-    /// does. Fine when the process has ended. Not inside the downtime: on a large guest it takes a
-    /// while.
+    /// Stops tracking and restores everything that it changed. It can be called again, and dropping
+    /// the log calls it. It succeeds if the process has ended. Do not call it during the downtime:
+    /// on a large guest it takes a while.
     ///
     /// # Errors
     ///
-    /// When something could not be given back; it was tried for everything.
+    /// Returns an error if something could not be restored; it still tries to restore everything
+    /// else.
     fn stop(&self) -> Result<(), DirtyError>;
 }
 
-/// The log could not be read, or tracking not be ended.
+/// Why the log could not be read, or tracking could not be stopped.
 #[derive(Debug, Error)]
 pub enum DirtyError {
     /// The guest's process has ended.
     #[error("reading the dirty log of process {pid}: it has ended")]
     ProcessGone {
-        /// Its number.
+        /// The process ID.
         pid: u32,
     },
     /// [`DirtyLog::stop`] was called before.
-    #[error("reading the dirty log: tracking has been stopped")]
+    #[error("reading the dirty log: tracking was stopped")]
     Stopped,
-    /// Some of the guest's memory is not being tracked.
+    /// Part of the guest's memory is not tracked.
     #[error(
-        "reading the dirty log of {range}: part of this memory is not tracked (any more); the process \
-         has mapped something else there, or another program has taken its userfaultfd away"
+        "reading the dirty log of {range}: part of this memory is not tracked; the process has \
+         remapped it, or another program has closed its userfaultfd"
     )]
     NotTracked {
-        /// What was being read.
+        /// The range that was read.
         range: HostRange,
     },
-    /// The kernel does not answer.
+    /// The kernel returned an error.
     #[error("reading the dirty log of {range} by PAGEMAP_SCAN: {source}")]
     Scan {
-        /// What was being read.
+        /// The range that was read.
         range: HostRange,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
     /// A block could not be unregistered.
-    #[error("ending the tracking of RAM block {block}: {source}")]
+    #[error("stopping write tracking of RAM block {block}: {source}")]
     Stop {
-        /// Its name.
+        /// The name of the block.
         block: String,
-        /// Why not.
+        /// The cause.
         source: hikkoshi_userfault::RangeError,
     },
 }

@@ -1,16 +1,16 @@
-//! Tracking another process's shared memory from outside: asynchronous write protection by a
-//! userfaultfd of that process, read by `PAGEMAP_SCAN`.
+//! Tracking the shared memory of another process from outside, with asynchronous write protection
+//! by a userfaultfd of that process and the `PAGEMAP_SCAN` ioctl.
 //!
-//! A write to a protected page costs the guest one fault, which the kernel settles by itself: it
-//! lifts the protection, and that is the mark. Taking a range finds the pages without protection,
-//! notes them and protects them again, under the page-table lock.
+//! A write to a protected page costs the guest one fault. The kernel resolves it without help: it
+//! removes the protection, which marks the page as written. To take a range, a scan finds the pages
+//! without protection, reports them and protects them again, under the page-table lock.
 //!
-//! # What it costs
+//! # Cost
 //!
-//! A scan that may protect makes KVM drop its mappings of the whole range given to it, dirty or not.
-//! A scan that only looks does not. So [`PagemapLog`] first looks for the next written page, over
-//! long stretches, and gives the protecting scan only the few MiB around what was found: a clean
-//! guest is left in peace, and the number of calls follows the number of dirty places.
+//! A protecting scan makes KVM drop its mappings of the whole range of the scan, dirty or not. A
+//! scan that only reads does not. So [`PagemapLog`] first searches for the next written page over
+//! long ranges, and runs the protecting scan only on the few MiB around it. A clean guest is not
+//! disturbed, and the number of calls is proportional to the number of dirty areas.
 
 use std::fs::File;
 use std::io;
@@ -27,80 +27,79 @@ use crate::pagemap_scan::{Clear, first_written, scan};
 use crate::runs::RunCoalescer;
 use crate::support::{UnsupportedKernel, hugetlb_support};
 
-/// What the protecting scan is given at once: bytes, and a boundary that it does not cross.
+/// Size of the range of one protecting scan, and the alignment of its boundaries.
 const SCAN_BYTES: u64 = 4 << 20;
 
-/// What is looked at in one call: bounds how long the process's memory layout stays locked (for
-/// reading, but a writer that waits for it holds up page faults).
+/// Size of the range of one search. It limits how long the memory layout of the process stays
+/// locked (for reading, but a writer that waits for the lock delays page faults).
 const SEARCH_BYTES: u64 = 256 << 20;
 
-/// The dirty log of another process's (or our own) shared memory.
+/// The dirty log of the shared memory of another process, or of this one.
 #[derive(Debug)]
 pub struct PagemapLog {
     userfault: Arc<Userfault>,
-    /// `None`: our own memory.
+    /// `None` if the memory belongs to this process.
     process: Option<Arc<Process>>,
     pagemap: File,
     layout: RamLayout,
-    /// Where each block begins in the process.
+    /// The host address of each block in the process.
     hosts: Vec<HostAddr>,
-    /// Taken from the kernel, but not asked for yet: it clears whole huge pages, the caller may
-    /// want a part. Only there when a block has huge pages.
+    /// Pages that the kernel has reported but the caller has not asked for yet: the kernel clears
+    /// whole huge pages, and the caller may ask for a part. Exists only if a block has huge pages.
     pending: Option<PageBitmap>,
     stopped: AtomicBool,
 }
 
-/// Tracking could not be started; whatever had been registered has been given back.
+/// Why tracking could not be started. Everything that was registered is unregistered.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// Addresses and blocks do not match.
     #[error(
-        "tracking writes: {given} host addresses for {blocks} RAM blocks, or one beyond the address \
-         space"
+        "tracking writes: {given} host addresses for {blocks} RAM blocks, or one that is out of range"
     )]
     Addresses {
-        /// Blocks of the layout.
+        /// Number of blocks in the layout.
         blocks: usize,
-        /// Addresses given.
+        /// Number of addresses.
         given: usize,
     },
     /// This kernel cannot track this kind of memory.
     #[error("tracking writes to RAM block {block}: {source}")]
     Unsupported {
-        /// Its name.
+        /// The name of the block.
         block: String,
-        /// Why.
+        /// The cause.
         source: UnsupportedKernel,
     },
     /// The pagemap could not be opened.
     #[error(
-        "tracking writes: opening /proc/{pid}/pagemap: {source}; it needs the process's user, or \
-         CAP_SYS_PTRACE"
+        "tracking writes: opening /proc/{pid}/pagemap: {source}; this requires the process's \
+         user or CAP_SYS_PTRACE"
     )]
     Pagemap {
-        /// The process.
+        /// The process ID.
         pid: u32,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
     /// A block could not be registered or protected.
     #[error("tracking writes to RAM block {block}: {source}")]
     Block {
-        /// Its name.
+        /// The name of the block.
         block: String,
-        /// Why.
+        /// The cause.
         source: RangeError,
     },
 }
 
 impl PagemapLog {
-    /// Tracks the memory of the process that `userfault` belongs to. Every block of `layout` lies,
-    /// in one piece, at the host address of the same number, though it may consist of several
-    /// mappings. Every page is clean at the end of this, so what was in memory before has to be
-    /// sent without being asked for.
+    /// Starts tracking the memory of the process that `userfault` belongs to. Block number *n* of
+    /// `layout` is contiguous at host address number *n*, though it may consist of several
+    /// mappings. Every page is clean when this returns, so the caller must send the existing
+    /// contents of the memory without asking the log.
     ///
-    /// `userfault` must have been made with [`Features::FOR_DIRTY_LOG`], and not be registered
-    /// anywhere in these blocks. Check [`support`](crate::support()) first.
+    /// `userfault` must have been created with [`Features::FOR_DIRTY_LOG`], and must not be
+    /// registered anywhere in these blocks. Check [`support`](crate::support()) first.
     ///
     /// [`Features::FOR_DIRTY_LOG`]: hikkoshi_userfault::Features::FOR_DIRTY_LOG
     ///
@@ -141,7 +140,7 @@ impl PagemapLog {
         let huge = layout
             .blocks()
             .any(|(block, _)| block.host_page > PAGE_BYTES);
-        // From here on dropping it gives back what has been registered.
+        // From here on, dropping the log unregisters what was registered.
         let log = Self {
             userfault,
             process,
@@ -159,8 +158,8 @@ impl PagemapLog {
             log.userfault
                 .register(range, RegisterMode::WRITE_PROTECT)
                 .map_err(failed)?;
-            // By this call and not by a scan, which leaves out what has no page tables yet. In
-            // pieces: the guest's own faults wait for as long as one call takes.
+            // Not with a scan, which skips memory without page tables. In parts, because the
+            // guest's own faults wait for as long as one call takes.
             let mut done = 0;
             while done < range.len {
                 let len = SCAN_BYTES.min(range.len - done);
@@ -179,7 +178,7 @@ impl PagemapLog {
             .map(|((block, _), host)| (block, HostRange::new(*host, block.bytes)))
     }
 
-    /// Fails if there is nothing to read (any more).
+    /// Returns an error if the log cannot be read any more.
     fn check(&self) -> Result<(), DirtyError> {
         if self.stopped.load(Ordering::Acquire) {
             return Err(DirtyError::Stopped);
@@ -192,7 +191,8 @@ impl PagemapLog {
         }
     }
 
-    /// What went wrong: the process's end and our own stop window like memory that is not tracked.
+    /// Replaces an error by its actual cause: if the process has ended or the log was stopped, the
+    /// memory looks untracked.
     fn explain(&self, result: Result<(), DirtyError>) -> Result<(), DirtyError> {
         // Also after success: the memory of a process that has ended reads as clean.
         self.check().and(result)
@@ -204,15 +204,15 @@ impl PagemapLog {
         Some(HostRange::new(addr, extent.pages.bytes()))
     }
 
-    /// Whether a block's memory comes in pages larger than ours.
+    /// Whether a block consists of huge pages.
     fn is_huge(&self, extent: Extent) -> bool {
         self.layout
             .block(extent.block)
             .is_some_and(|(block, _)| block.host_page > PAGE_BYTES)
     }
 
-    /// Protects and reports, where the kernel's pages are ours. When it fails, the rest of the piece
-    /// that it failed in is reported: some of that may have been cleared.
+    /// Protects and reports the dirty pages of memory with 4 KiB pages. On an error, reports the
+    /// rest of the range of the failed scan, because some of it may have been cleared.
     fn take_base_pages(
         &self,
         extent: Extent,
@@ -246,8 +246,9 @@ impl PagemapLog {
         Ok(())
     }
 
-    /// The same where the kernel's pages are huge: it clears whole ones, so all that it clears goes
-    /// into `pending`, and what was asked for is taken out of there.
+    /// Protects and reports the dirty pages of memory with huge pages. The kernel clears whole huge
+    /// pages, so everything it clears is added to `pending`, and the requested part is removed from
+    /// there.
     fn take_huge_pages(
         &self,
         extent: Extent,
@@ -267,8 +268,8 @@ impl PagemapLog {
             };
             let mut rest = range;
             while rest.len > 0 {
-                // A piece is a multiple of every huge page size that can be tracked, and blocks
-                // begin on a huge page.
+                // The size is a multiple of every huge page size that can be tracked, and blocks
+                // are aligned to huge pages.
                 let piece = first(rest, (SCAN_BYTES - rest.addr.0 % SCAN_BYTES).min(rest.len));
                 let result = match first_written(&self.pagemap, piece) {
                     Ok(None) => Ok(()),
@@ -308,7 +309,7 @@ impl PagemapLog {
                 range,
             };
             let mut rest = range;
-            // Where the kernel says dirty, `pending` has nothing to add.
+            // Pages that the kernel reports as dirty are not counted again from `pending`.
             let mut counted = extent.pages.start();
             while rest.len > 0 {
                 let window = first(rest, SEARCH_BYTES.min(rest.len));
@@ -383,12 +384,12 @@ impl DirtyLog for PagemapLog {
 impl Drop for PagemapLog {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
-            tracing::warn!(%error, "write tracking is left on");
+            tracing::warn!(%error, "cannot stop write tracking");
         }
     }
 }
 
-/// A stretch of pages and where it lies in the process.
+/// An extent of pages, and its host address range in the process.
 #[derive(Clone, Copy, Debug)]
 struct HostExtent {
     extent: Extent,
@@ -396,7 +397,7 @@ struct HostExtent {
 }
 
 impl HostExtent {
-    /// The pages at `part`, which lies inside, rounded to whole pages.
+    /// Returns the pages of `part`, which is inside the range, rounded up to whole pages.
     fn pages(&self, part: HostRange) -> PageRange {
         let start = part.addr.0.saturating_sub(self.range.addr.0);
         let end = start.saturating_add(part.len).div_ceil(PAGE_BYTES);
@@ -405,12 +406,12 @@ impl HostExtent {
     }
 }
 
-/// The first `len` bytes of a range.
+/// Returns the first `len` bytes of a range.
 fn first(range: HostRange, len: u64) -> HostRange {
     HostRange::new(range.addr, len)
 }
 
-/// What comes after the first `len` bytes of a range.
+/// Returns the range without its first `len` bytes.
 fn after(range: HostRange, len: u64) -> HostRange {
     let len = len.min(range.len);
     HostRange::new(HostAddr(range.addr.0 + len), range.len - len)

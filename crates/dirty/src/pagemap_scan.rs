@@ -8,16 +8,16 @@ use hikkoshi_linux::{HostAddr, HostRange};
 
 use crate::log::DirtyError;
 
-/// The page was written since it was last protected. It must stay the only category asked for: with
-/// others beside it the kernel reports what is not populated as clean, and does not protect it.
+/// The page was written since it was last protected. Do not request any other category: with
+/// others, the kernel reports pages that are not populated as clean and does not protect them.
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 
-/// Protect what is reported, in the same step.
+/// Protect the reported pages in the same operation.
 const WP_MATCHING: u64 = 1 << 0;
-/// Fail if the range has memory that is not tracked.
+/// Fail if the range contains memory that is not tracked.
 const CHECK_WPASYNC: u64 = 1 << 1;
 
-/// Runs that the kernel reports at once: 6 KiB of stack, and more than most pieces have.
+/// Maximum number of runs in one call: 6 KiB of stack, and more than most ranges have.
 const REGIONS: usize = 256;
 
 #[repr(C)]
@@ -53,18 +53,19 @@ const PAGEMAP_SCAN: libc::Ioctl = (3 << 30)
 
 const _: () = assert!(size_of::<ScanArgument>() == 96);
 
-/// Whether a scan makes clean what it reports.
+/// Whether a scan makes the reported pages clean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clear {
-    /// It does.
+    /// Protect the reported pages.
     Yes,
-    /// It changes nothing. KVM keeps its mappings then, too.
+    /// Change nothing. KVM then keeps its mappings.
     No,
 }
 
-/// The written runs of `range`, in ascending order. Runs that touch may come in parts.
+/// Reports the written runs of `range`, in ascending order. Adjacent runs may be reported
+/// separately.
 ///
-/// When it fails, some that were not reported may have been cleared.
+/// On an error, pages that were not reported may have been cleared.
 pub(crate) fn scan(
     pagemap: &File,
     range: HostRange,
@@ -79,7 +80,7 @@ pub(crate) fn scan(
     Ok(())
 }
 
-/// The first written page of `range`.
+/// Returns the address of the first written page of `range`.
 pub(crate) fn first_written(
     pagemap: &File,
     range: HostRange,
@@ -91,8 +92,8 @@ pub(crate) fn first_written(
     Ok(first)
 }
 
-/// One call (which only a deadly signal interrupts), from `from` to the end of `range` or until the regions or `max_pages` (if not zero) are
-/// used up. Returns where it ended.
+/// Makes one call (which only a fatal signal interrupts), from `from` to the end of `range`, or
+/// until the regions or `max_pages` (if not zero) are used up. Returns the address where it ended.
 fn scan_once(
     pagemap: &File,
     range: HostRange,
@@ -116,9 +117,9 @@ fn scan_once(
         ..ScanArgument::default()
     };
     let pointer: *mut ScanArgument = &mut argument;
-    // SAFETY: PAGEMAP_SCAN takes this structure and writes at most `vec_len` regions to `vec`, which
-    // is that large; both are borrowed for the length of the call. Of the process's memory it changes
-    // nothing but its protection.
+    // SAFETY: PAGEMAP_SCAN reads and writes this structure and writes at most `vec_len` regions to
+    // `vec`, which has that size; both are borrowed during the call. It changes nothing in the
+    // process except the protection of its memory.
     let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, pointer) };
     let failed = match usize::try_from(found) {
         Ok(found) => {
@@ -126,11 +127,11 @@ fn scan_once(
                 let length = region.end.saturating_sub(region.start);
                 written(HostRange::new(HostAddr(region.start), length));
             }
-            // It always gets somewhere; if not, this must not become an endless loop.
+            // A scan always makes progress. Do not loop forever if it does not.
             if argument.walk_end > from {
                 return Ok(argument.walk_end);
             }
-            io::Error::other("the scan made no progress, this is a bug of the kernel or of ours")
+            io::Error::other("the scan made no progress: a bug in the kernel or in hikkoshi")
         }
         Err(_) => io::Error::last_os_error(),
     };

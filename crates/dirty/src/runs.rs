@@ -1,10 +1,10 @@
-//! Joining what the kernel reports piece by piece into maximal runs.
+//! Coalescing the ranges that the kernel reports into maximal runs.
 
 use std::fmt;
 
 use hikkoshi_pages::PageRange;
 
-/// Hands ranges on, joined where they touch. They must come in ascending order.
+/// Passes ranges on, and joins adjacent ones. The ranges must be in ascending order.
 pub(crate) struct RunCoalescer<'a> {
     current: PageRange,
     to: &'a mut dyn FnMut(PageRange),
@@ -46,7 +46,7 @@ impl<'a> RunCoalescer<'a> {
     }
 }
 
-/// What has been taken out of the log must reach the caller, whatever happens after.
+/// Everything that was taken from the log must reach the caller, even after an error.
 impl Drop for RunCoalescer<'_> {
     fn drop(&mut self) {
         self.flush();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn touching_ranges_become_one_and_the_last_is_not_forgotten() {
+    fn adjacent_ranges_are_joined_and_the_last_one_is_reported() {
         let mut seen = Vec::new();
         let mut note = |range| seen.push(range);
         let mut runs = RunCoalescer::new(&mut note);

@@ -1,4 +1,4 @@
-//! Whether this kernel can track writes: found out by doing it, not by its version.
+//! Whether this kernel can track writes: tested with real memory, not derived from its version.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,60 +15,60 @@ use thiserror::Error;
 use crate::log::{DirtyError, DirtyLog};
 use crate::pagemap::{PagemapLog, StartError};
 
-/// This kernel cannot track writes from outside. Pre-copy and hybrid migration need that;
-/// post-copy does not.
+/// This kernel cannot track writes from outside. Pre-copy and hybrid migration need that; post-copy
+/// does not.
 #[derive(Debug, Error)]
 pub enum UnsupportedKernel {
-    /// No userfaultfd with asynchronous write protection.
+    /// There is no userfaultfd with asynchronous write protection.
     #[error("no asynchronous write protection (Linux 6.7 and later have it): {0}")]
     Userfault(#[from] CreateError),
-    /// It was tried on memory of our own and did not work.
-    #[error("write tracking does not work on this kernel (PAGEMAP_SCAN came with Linux 6.7): {0}")]
+    /// The test on memory of this process failed.
+    #[error("write tracking does not work on this kernel (PAGEMAP_SCAN requires Linux 6.7): {0}")]
     Tracking(Box<dyn std::error::Error + Send + Sync>),
-    /// It was tried, and gave a wrong answer.
+    /// The test on memory of this process had a wrong result.
     #[error(
-        "this kernel's write tracking is wrong: of a test memory's pages {expected:?} were written, \
-         and {found:?} reported; a guest moved by it would be damaged"
+        "this kernel's write tracking is wrong: pages {expected:?} of test memory were written, but \
+         {found:?} were reported; a migration would corrupt the guest's memory"
     )]
     Wrong {
-        /// The pages written.
+        /// The pages that were written.
         expected: Vec<u64>,
-        /// The pages reported.
+        /// The pages that were reported.
         found: Vec<u64>,
     },
-    /// Memory of our own to try it on could not be had.
-    #[error("making memory to try write tracking on: {0}")]
+    /// There is no memory for the test.
+    #[error("allocating memory to test write tracking: {0}")]
     Memory(#[from] io::Error),
-    /// Huge pages on a kernel that hangs on them.
+    /// Huge pages on a kernel that hangs when it scans them.
     #[error(
-        "2 MiB hugetlb pages are tracked only on Linux 6.18 and later, this is {release}: on older \
-         kernels the scan of huge pages that are not there yet can hang for ever; use ordinary pages, \
-         or move the guest by post-copy (--mode postcopy)"
+        "2 MiB hugetlb pages can be tracked only on Linux 6.18 and later, this is {release}: on older \
+         kernels the scan of unpopulated huge pages can hang forever; use 4 KiB pages, or migrate \
+         the guest by post-copy (--mode postcopy)"
     )]
     HugetlbRelease {
-        /// The running kernel.
+        /// The release of the running kernel.
         release: String,
     },
-    /// Huge pages that no kernel tracks.
+    /// Huge pages that no kernel can track.
     #[error(
         "hugetlb pages of {bytes} bytes cannot be tracked: the kernel does not write-protect them; \
-         use 2 MiB or ordinary pages, or move the guest by post-copy (--mode postcopy)"
+         use 2 MiB or 4 KiB pages, or migrate the guest by post-copy (--mode postcopy)"
     )]
     HugetlbSize {
-        /// Their size.
+        /// The page size.
         bytes: u64,
     },
 }
 
-/// The memory tried on: more than what one page table maps, so that a part has none.
+/// Size of the test memory: more than one page table maps, so that a part has no page table.
 const BYTES: u64 = 6 << 20;
 
-/// Tries write tracking on a little memory of our own: pages written before, pages written again,
-/// and pages first touched while tracking.
+/// Tests write tracking on some memory of this process: pages written before tracking, pages
+/// written again, and pages first accessed while tracking.
 ///
 /// # Errors
 ///
-/// What is missing, and which kernel has it.
+/// Says what is missing, and which kernel has it.
 pub fn support() -> Result<(), UnsupportedKernel> {
     let userfault = Arc::new(Userfault::create_for_self(Features::FOR_DIRTY_LOG)?);
     let memory = Memory::new()?;
@@ -79,7 +79,8 @@ pub fn support() -> Result<(), UnsupportedKernel> {
         guest: Vec::new(),
     }])
     .map_err(|error: LayoutError| UnsupportedKernel::Tracking(error.into()))?;
-    // Two pages are there before, one of them is written again; the last has no page table.
+    // Two pages are populated before, and one of them is written again; the last page has no page
+    // table.
     let (kept, rewritten, fresh) = (1, 2, (BYTES - PAGE_BYTES) / PAGE_BYTES);
     memory.write(kept);
     memory.write(rewritten);
@@ -104,15 +105,15 @@ pub fn support() -> Result<(), UnsupportedKernel> {
     Ok(())
 }
 
-/// Whether writes to memory that comes in pages of `host_page` bytes can be tracked. Always, for
-/// ordinary ones.
+/// Whether writes to memory with pages of `host_page` bytes can be tracked. Always true for 4 KiB
+/// pages.
 ///
-/// This one does go by the version: finding out by trying would hang the calling thread for good
-/// (`PM_SCAN_WP_MATCHING` over hugetlb with holes). Linux 6.18 was tried and behaves.
+/// This function does use the kernel's version: a test could hang the calling thread forever
+/// (`PM_SCAN_WP_MATCHING` on hugetlb memory with holes). Linux 6.18 was tested and does not hang.
 ///
 /// # Errors
 ///
-/// Why not.
+/// Says why not.
 pub fn hugetlb_support(host_page: u64) -> Result<(), UnsupportedKernel> {
     const TWO_MIB: u64 = 2 << 20;
     match host_page {
@@ -138,7 +139,7 @@ fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
     version >= wanted
 }
 
-/// Shared memory of our own, mapped.
+/// A shared mapping of this process.
 #[derive(Debug)]
 struct Memory {
     start: NonNull<u8>,
@@ -149,8 +150,8 @@ impl Memory {
     fn new() -> io::Result<Self> {
         let file = memfd_create("hikkoshi-support", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, BYTES)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choosing, of a file that nobody
-        // else knows.
+        // SAFETY: a new mapping at an address that the kernel chooses, of a file that no other code
+        // uses.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -169,12 +170,12 @@ impl Memory {
         HostAddr(self.start.addr().get() as u64)
     }
 
-    /// Writes to a page, if there is one of that number.
+    /// Writes to a page, if the page exists.
     fn write(&self, page: u64) {
         if page < BYTES / PAGE_BYTES {
             let offset = hikkoshi_pages::usize_from(page) * PAGE_SIZE;
-            // SAFETY: inside the mapping, which lives as long as this and has no references into
-            // it. Volatile, because the write itself is what it is about.
+            // SAFETY: inside the mapping, which lives as long as `self` and to which there are no
+            // references. Volatile, because the write itself is the purpose.
             unsafe { self.start.add(offset).write_volatile(1) };
         }
     }
@@ -182,7 +183,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nothing refers to any more.
+        // SAFETY: a mapping of this object, to which there are no references any more.
         let _ = unsafe {
             munmap(
                 self.start.as_ptr().cast(),
@@ -197,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_kernel_can_track() {
+    fn this_kernel_can_track_writes() {
         support().unwrap();
     }
 
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pages_that_can_be_tracked_are() {
+    fn support_by_page_size() {
         hugetlb_support(PAGE_BYTES).unwrap();
         let error = hugetlb_support(1 << 30).unwrap_err();
         assert!(error.to_string().contains("post-copy"), "{error}");

@@ -1,6 +1,6 @@
-//! `PagemapLog` on a second process, with tmpfs and hugetlb memory.
+//! `PagemapLog` with a second process that has tmpfs and hugetlb memory.
 
-// The unsafe blocks are system calls, and accesses to mappings of the test's own.
+// The unsafe blocks are system calls, and accesses to the test's own mappings.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(
     clippy::unwrap_used,
@@ -30,7 +30,7 @@ const MIB: u64 = 1 << 20;
 const SMALL: u64 = 4 << 10;
 const HUGE: u64 = 2 << 20;
 
-/// Words of the shared page. The guest does one command at a time.
+/// Indices of words in the shared page. The guest executes one command at a time.
 const COMMAND: usize = 0;
 const DONE: usize = 1;
 const KIND: usize = 2;
@@ -62,7 +62,7 @@ impl std::fmt::Debug for TargetBox {
 }
 
 impl Process {
-    /// Blocks of so many bytes, of host pages of so many.
+    /// Starts a process with blocks; each is given by its size and its host page size, in bytes.
     fn new(blocks: &[(u64, u64)]) -> Self {
         let layout = RamLayout::new(
             blocks
@@ -155,7 +155,7 @@ impl contract_tests::Guest for Process {
     }
 }
 
-/// What the second process does.
+/// The program of the second process.
 fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -> i32 {
     let mappings: Vec<usize> = blocks
         .iter()
@@ -163,7 +163,7 @@ fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -
         .map(|(number, (fd, bytes))| {
             let start = map_shared(*bytes, *fd);
             if layout.block(number).unwrap().0.host_page == SMALL && *bytes > 8 * PAGE_SIZE {
-                // Advice for a part makes several mappings out of one.
+                // An madvise of a part splits the mapping into several.
                 let part = unsafe { start.add(4 * PAGE_SIZE) };
                 let result = unsafe { libc::madvise(part.cast(), PAGE_SIZE, libc::MADV_DONTDUMP) };
                 assert_eq!(result, 0);
@@ -222,7 +222,7 @@ fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -
 }
 
 #[test]
-fn tmpfs_keeps_the_contract() {
+fn tmpfs_passes_the_contract_tests() {
     let process = Process::new(&[
         (5 * MIB + 3 * SMALL, SMALL),
         (16 * SMALL, SMALL),
@@ -235,7 +235,7 @@ fn tmpfs_keeps_the_contract() {
 }
 
 #[test]
-fn hugetlb_keeps_the_contract() {
+fn hugetlb_passes_the_contract_tests() {
     let Some(_pages) = HugePages::reserve(8) else {
         return;
     };
@@ -246,8 +246,8 @@ fn hugetlb_keeps_the_contract() {
     taken.give_back().unwrap();
 }
 
-/// Why pages are drained between take and copy. If this fails because the data is reported, the
-/// kernel has learnt to report it, and drains may not be needed any more.
+/// This is why pages are drained between take and copy. If this test fails because the data is
+/// reported, the kernel now reports it, and drains may be unnecessary.
 #[test]
 fn data_that_lands_in_a_pinned_page_is_not_reported() {
     let process = Process::new(&[(4 * MIB, SMALL)]);
@@ -267,21 +267,21 @@ fn data_that_lands_in_a_pinned_page_is_not_reported() {
     let copy = process.read(early);
     process.land(77);
     assert_eq!(take(), []);
-    assert_ne!(process.read(early), copy, "copied too early");
+    assert_ne!(process.read(early), copy, "the data landed before the copy");
     assert_eq!(process.read(early), 77);
-    // Pinned before it was taken.
+    // Pinned before the take.
     process.pin(late);
     assert_eq!(take(), [late]);
     let copy = process.read(late);
     process.land(78);
     assert_eq!(take(), []);
-    assert_ne!(process.read(late), copy, "copied too early");
+    assert_ne!(process.read(late), copy, "the data landed before the copy");
     assert_eq!(process.read(late), 78);
 }
 
-/// Two that take at once: every page goes to one of them.
+/// Two threads take at the same time: every page is reported to one of them.
 #[test]
-fn several_may_take_at_once() {
+fn concurrent_takes_share_the_pages() {
     let process = Process::new(&[(8 * MIB, SMALL)]);
     let taken = process.take_userfault();
     let log = process.start(&taken);
@@ -308,10 +308,10 @@ fn several_may_take_at_once() {
     }
 }
 
-/// Everything is as it was after the stop: nothing registered, the guest runs, tracking can start
-/// again.
+/// After the stop everything is restored: nothing is registered, the guest runs, and tracking can
+/// be started again.
 #[test]
-fn what_was_taken_is_given_back() {
+fn stop_restores_everything() {
     let process = Process::new(&[(4 * MIB, SMALL)]);
     for round in 0..3 {
         let taken = process.take_userfault();
@@ -324,7 +324,7 @@ fn what_was_taken_is_given_back() {
         let held = hikkoshi_linux::Process::open(process.target.0.pid).unwrap();
         assert_eq!(leftovers(&held).unwrap(), []);
         let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", process.target.0.pid));
-        // `uw`: a mapping registered for write protection.
+        // `uw`: a mapping that is registered for write protection.
         assert!(!smaps.unwrap().contains(" uw"), "still registered");
     }
     process.command(WRITE, Page::new(7), 1);
@@ -356,7 +356,7 @@ fn a_failed_start_leaves_nothing_registered() {
 
 /// A process that has ended must not look clean.
 #[test]
-fn the_end_of_the_process_is_an_error() {
+fn an_ended_process_is_an_error() {
     let process = Process::new(&[(4 * MIB, SMALL)]);
     let taken = process.take_userfault();
     let log = process.start(&taken);
@@ -377,10 +377,10 @@ fn the_end_of_the_process_is_an_error() {
     taken.give_back().unwrap();
 }
 
-/// Memory that was replaced behind our back is noticed, and what may have been cleared on the way
-/// is reported.
+/// If memory is replaced during tracking, the log returns an error and reports what it may have
+/// cleared.
 #[test]
-fn memory_that_is_not_tracked_any_more_is_an_error() {
+fn untracked_memory_is_an_error() {
     let process = Process::new(&[(4 * MIB, SMALL)]);
     let taken = process.take_userfault();
     let log = process.start(&taken);
@@ -396,7 +396,7 @@ fn memory_that_is_not_tracked_any_more_is_an_error() {
         matches!(result, Err(DirtyError::NotTracked { .. })),
         "{result:?}"
     );
-    // Either nothing has been cleared and it is still in the log, or it has been reported.
+    // Either the page was not cleared and is still in the log, or it was reported.
     let low = PageRange::new(Page::new(0), Page::new(512));
     log.take(low, &mut |run: PageRange| found.extend(run.iter()))
         .unwrap();

@@ -1,6 +1,7 @@
-//! A device that writes to memory by direct I/O: a fixed buffer of an io_uring is pinned when it is
-//! registered, and what is read into it later touches no page table (`io_uring_register(2)`,
-//! `IORING_REGISTER_BUFFERS`). So it is known when the page is pinned and when the data lands.
+//! A device that writes to memory by direct I/O. A fixed buffer of an io_uring is pinned when it is
+//! registered, and a later read into it accesses no page table (`io_uring_register(2)`,
+//! `IORING_REGISTER_BUFFERS`). So the test controls when the page is pinned and when the data
+//! lands.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,10 +12,10 @@ use io_uring::{IoUring, opcode, types};
 
 use crate::common::memory_file;
 
-/// A device of this process, with one page at a time.
+/// A device in this process, with one page at a time.
 pub struct PinningDevice {
     ring: IoUring,
-    /// Holds what is read.
+    /// Holds the data to be read.
     file: File,
     page: *mut u8,
 }
@@ -34,16 +35,16 @@ impl PinningDevice {
             iov_base: page.cast(),
             iov_len: PAGE_SIZE,
         };
-        // SAFETY: the page stays mapped as long as this process lives.
+        // SAFETY: the page stays mapped as long as this process runs.
         unsafe { self.ring.submitter().register_buffers(&[buffer]) }.unwrap();
         self.page = page;
     }
 
-    /// Writes a value to the beginning of the pinned page, and lets go of it.
+    /// Writes a value to the beginning of the pinned page, and unpins the page.
     pub fn land(&mut self, value: u64) {
         self.file.write_all_at(&value.to_ne_bytes(), 0).unwrap();
         let read = opcode::ReadFixed::new(types::Fd(self.file.as_raw_fd()), self.page, 8, 0);
-        // SAFETY: as above; nobody else looks at the page meanwhile.
+        // SAFETY: as above; no other code accesses the page meanwhile.
         unsafe { self.ring.submission().push(&read.build()) }.unwrap();
         self.ring.submit_and_wait(1).unwrap();
         let done = self.ring.completion().next().unwrap();
