@@ -181,7 +181,7 @@ fn nothing_to_resume() {
         2,
         &[
             "its state is running",
-            "Leave it alone",
+            "leave it alone",
             "nothing was changed",
         ],
     );

@@ -174,7 +174,7 @@ impl JournalMounts {
 const RECORDING: &str = "recording how far the migration is";
 
 /// What the guard process needs: without it the guest is not paused.
-const WRITING: &str = "writing down how to let it run again";
+const WRITING: &str = "writing the undo record";
 
 /// Up to *commit* the source keeps its guest.
 #[test]

@@ -105,11 +105,7 @@ fn qemu_7_2_stays_in_postmigrate() {
     assert_refused(
         &["migrate", &env.unused_socket(), "--qmp", &qmp],
         3,
-        &[
-            "postmigrate",
-            "never continue it here",
-            "nothing was changed",
-        ],
+        &["postmigrate", "never resume it here", "nothing was changed"],
     );
     guest.vm().cont().unwrap();
     guest.assert_healthy();

@@ -136,7 +136,7 @@ fn sockets_without_qmp_or_in_use() {
                 .write_all(b"QEMU 10.0 monitor - type 'help'\n(qemu) ");
         }
     });
-    both(&monitor, &["is not QMP"]);
+    both(&monitor, &["not a QMP socket"]);
 
     let guest = Guest::boot(&env, light_guest());
     let busy = guest.vm().qmp_path().to_str().unwrap();
@@ -287,7 +287,7 @@ fn a_destination_without_enough_memory() {
     let qmp = vm.qmp_path().to_str().unwrap();
     let receive = ["receive", "--listen", &env.unused_socket(), "--qmp", qmp];
     let before = QemuState::of(&vm);
-    assert_refused(&receive, 1, &["bytes free", "make it larger"]);
+    assert_refused(&receive, 1, &["bytes free", "enlarge it"]);
     before.assert_unchanged(&vm);
 }
 
@@ -310,7 +310,7 @@ fn a_destination_that_does_not_wait_for_a_guest() {
     assert_refused(
         &["migrate", "unix:/nowhere", "--qmp", qmp],
         1,
-        &["still waits for a guest"],
+        &["still waits for an incoming migration"],
     );
     // The address is in use.
     let path = env.folder().join("taken");

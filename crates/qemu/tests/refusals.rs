@@ -126,7 +126,10 @@ fn devices_that_others_write_memory_for() {
                 folder.path().display()
             ),
         );
-        let error = refused(&qemu, &["vhost-user-rng-pci", "cannot be seen", "unplug"]);
+        let error = refused(
+            &qemu,
+            &["vhost-user-rng-pci", "cannot be tracked", "unplug"],
+        );
         assert!(matches!(
             error,
             AttachError::Refused(Refusal::Device { .. })
@@ -257,7 +260,7 @@ fn a_device_that_qemu_cannot_migrate() {
                 folder.path().display()
             ),
         );
-        let error = refused(&qemu, &["QEMU says", "vvfat"]);
+        let error = refused(&qemu, &["QEMU reports", "vvfat"]);
         assert!(matches!(
             error,
             AttachError::Refused(Refusal::Blocked { .. })
@@ -295,7 +298,7 @@ fn another_migration_under_way_and_one_that_is_over() {
         eventually("the migration is under way", || {
             qemu.execute("query-migrate", json!({}))["status"] == "active"
         });
-        refused(&qemu, &["in a migration already", "migrate_cancel"]);
+        refused(&qemu, &["already has a migration", "migrate_cancel"]);
         qemu.execute("migrate_cancel", json!({}));
         eventually("the migration is cancelled", || {
             qemu.execute("query-migrate", json!({}))["status"] == "cancelled"
@@ -306,7 +309,7 @@ fn another_migration_under_way_and_one_that_is_over() {
         qemu.execute("migrate-set-parameters", fast);
         qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
         eventually("the migration is done", || qemu.state() == "postmigrate");
-        let error = refused(&qemu, &["postmigrate", "never continue it here", "cont"]);
+        let error = refused(&qemu, &["postmigrate", "never resume it here", "cont"]);
         assert!(error.may_be_handed_over() && !error.found_guest());
         qemu.execute("cont", json!({}));
         QemuSource::attach(&qemu.qmp()).unwrap();

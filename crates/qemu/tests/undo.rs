@@ -189,7 +189,10 @@ fn a_stranger_has_locked_the_ram_file() {
         let taken_up = QemuSource::reattach(&notes).unwrap();
         // One at a time nevertheless.
         let error = QemuSource::attach(&qemu.qmp()).unwrap_err().to_string();
-        assert!(error.contains("another hikkoshi is at work"), "{error}");
+        assert!(
+            error.contains("another hikkoshi process is migrating this guest"),
+            "{error}"
+        );
         taken_up.unwrap().release().unwrap();
     });
 }
@@ -203,7 +206,11 @@ fn another_engine_has_the_guest_by_now() {
         let another = QemuSource::attach(&qemu.qmp()).unwrap();
         let error = undo(&identity, &record).unwrap_err();
         assert!(matches!(error, UndoError::Occupied(_)), "{error}");
-        assert!(error.to_string().contains("another hikkoshi is at work"));
+        assert!(
+            error
+                .to_string()
+                .contains("another hikkoshi process is migrating this guest")
+        );
         drop(another);
         assert_eq!(undo(&identity, &record).unwrap(), state("running"));
     });

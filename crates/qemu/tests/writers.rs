@@ -44,7 +44,7 @@ fn nested_virtualization_under_kvm() {
                 aloud(&format!("NOT TESTED with QEMU {}: no KVM", program.label));
                 return;
             };
-            refused_in_rounds(&qemu, &[feature, "guests of its own"]);
+            refused_in_rounds(&qemu, &[feature, "nested guests"]);
         }
         let plain = Qemu::usual_under(program, "kvm", "-S -cpu qemu64,-svm").unwrap();
         every_mode(&plain);
@@ -195,7 +195,7 @@ fn a_disk_that_is_opened_for_direct_io_during_the_move() {
         not_paused(
             &qemu,
             source,
-            &["late", &path, "opened for direct I/O since"],
+            &["late", &path, "opened for direct I/O after"],
         );
         // With one there from the beginning the rounds have drained them all.
         let source = under_way(&qemu);
@@ -212,7 +212,7 @@ fn a_disk_that_is_opened_for_direct_io_during_the_move() {
             json!({ "options": [{ "driver": "file", "node-name": "buffered", "filename": path,
                                   "locking": "off", "cache": { "direct": true } }] }),
         );
-        not_paused(&qemu, source, &["buffered", "opened for direct I/O since"]);
+        not_paused(&qemu, source, &["buffered", "opened for direct I/O after"]);
     });
 }
 

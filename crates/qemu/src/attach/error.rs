@@ -1,4 +1,4 @@
-//! Errors.
+//! The error of attaching.
 
 use hikkoshi_userfault::GiveBackError;
 use thiserror::Error;
@@ -9,14 +9,13 @@ use super::process::ProcessError;
 use super::ram::RamError;
 use crate::qmp::{ConnectError, QmpError};
 
-/// This QEMU, or its guest, cannot take part in a migration. Nothing in it has
-/// been changed.
+/// This QEMU, or its guest, cannot take part in a migration. It is unchanged.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// The QMP socket.
+    /// The QMP session was not opened.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The process behind it.
+    /// QEMU's process cannot be used.
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// The guest cannot be moved.
@@ -25,15 +24,15 @@ pub enum AttachError {
     /// Its memory cannot be moved.
     #[error("this guest cannot be moved: {0}")]
     Ram(#[from] RamError),
-    /// Another engine is at work on it.
+    /// Another hikkoshi process has this guest.
     #[error(transparent)]
     Occupied(#[from] ExclusiveAccessError),
-    /// QEMU could not be asked what it is.
-    #[error("asking QEMU what machine it is: {0}")]
+    /// Querying the machine failed.
+    #[error("querying QEMU for its machine: {0}")]
     Describe(#[from] QmpError),
-    /// Somebody waits for the guest's pages already.
+    /// QEMU's process already has a userfaultfd.
     #[error(
-        "process {pid} has a userfaultfd open already (descriptor {number}, {features}): an earlier \
+        "process {pid} already has a userfaultfd open (descriptor {number}, {features}): an earlier \
          post-copy migration into it has not ended, or was killed, and pages may be missing; \
          {advice}"
     )]
@@ -42,29 +41,29 @@ pub enum AttachError {
         pid: u32,
         /// The descriptor's number in it.
         number: i32,
-        /// What it can do.
+        /// Its features.
         features: String,
         /// What to do.
         advice: &'static str,
     },
-    /// A dirty log that a killed run left could not be removed.
-    #[error("removing what a killed hikkoshi left in process {pid}: {source}")]
+    /// The dirty log of a killed hikkoshi process was not closed.
+    #[error("closing the dirty log that a killed hikkoshi left in process {pid}: {source}")]
     Leftover {
         /// QEMU's process.
         pid: u32,
         /// Why not.
         source: GiveBackError,
     },
-    /// The kernel cannot do post-copy.
-    #[error("this host's kernel lacks what a destination needs: {missing}")]
+    /// The kernel does not support post-copy.
+    #[error("this host's kernel lacks features that a destination needs: {missing}")]
     Kernel {
-        /// The features, with the releases that brought them.
+        /// The features, with the kernel releases that introduced them.
         missing: String,
     },
 }
 
 impl AttachError {
-    /// Whether the guest was seen to be one that can be moved; it is as it was.
+    /// Whether a guest was found, which is unchanged.
     pub fn found_guest(&self) -> bool {
         !matches!(
             self,
@@ -74,7 +73,7 @@ impl AttachError {
         )
     }
 
-    /// Whether the guest may have been handed over by an earlier migration.
+    /// Whether an earlier migration may have handed the guest over.
     pub fn may_be_handed_over(&self) -> bool {
         matches!(self, Self::Refused(Refusal::State { state, .. }) if state == "postmigrate")
     }

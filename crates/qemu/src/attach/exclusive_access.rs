@@ -1,14 +1,15 @@
-//! Nobody else works on a guest.
+//! Exclusive access to a guest: at most one engine migrates it at a time.
 //!
-//! An engine locks (`flock`) the memory of QEMU's process, `/proc/PID/mem`. To
-//! open that takes the right to trace the process, which an engine needs and a
-//! stranger does not have. The RAM file would not do: QEMU makes it readable by
-//! everybody, and whoever may read a file may lock it. Nor would a file in the
-//! journal's folder: engines with other folders, or of other users, would not see
-//! it. The lock goes with the engine, or with QEMU, and leaves nothing behind.
+//! An engine locks (`flock`) the memory of QEMU's process, `/proc/PID/mem`. Opening
+//! that file requires the right to trace the process. An engine needs this right
+//! anyway, and other users do not have it. The RAM file is not suitable: QEMU makes
+//! it readable for all users, and every user who may read a file may lock it. A
+//! file in the journal's folder is not suitable either: engines with another
+//! folder, or of another user, would not see it. The kernel releases the lock when
+//! the engine or QEMU ends.
 //!
-//! Two engines that see different `/proc` mounts (one of them in a container with
-//! a mount of its own) do not see each other's lock.
+//! Two engines that use different `/proc` mounts (for example, one of them in a
+//! container with its own mount) do not see each other's lock.
 
 use std::fs::File;
 use std::io;
@@ -22,42 +23,41 @@ use thiserror::Error;
 use crate::attach::maps;
 use crate::attach::process;
 
-/// How long another program may take to let go: one that was killed may not be
-/// gone altogether yet.
+/// How long to wait for another process to release the lock. A killed process may
+/// not have ended completely yet.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Between two tries.
+/// The time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The guest could not be had for ourselves.
+/// Exclusive access was not obtained.
 #[derive(Debug, Error)]
 pub enum ExclusiveAccessError {
-    /// Another program has it.
+    /// Another process has it.
     #[error(
-        "another hikkoshi is at work on this guest (it has locked the memory of QEMU's process \
-         {pid}): wait for its end"
+        "another hikkoshi process is migrating this guest (it has locked the memory of QEMU's process \
+         {pid}): wait until it ends"
     )]
     Busy {
         /// QEMU's process.
         pid: u32,
     },
-    /// It cannot be locked.
-    #[error("locking the memory of QEMU's process {pid} against other engines: {source}")]
+    /// Locking failed.
+    #[error("locking the memory of QEMU's process {pid} for exclusive access: {source}")]
     Lock {
         /// QEMU's process.
         pid: u32,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// Keeps other engines away from a guest, wherever their journals are, until it is
-/// dropped.
+/// Exclusive access to a guest, held until this is dropped.
 #[derive(Debug)]
-#[must_use = "dropping it lets other engines in"]
+#[must_use = "dropping it releases the lock"]
 pub(crate) struct ExclusiveAccess(#[allow(dead_code)] File);
 
-/// Waits a little for the guest of this process, and takes hold of it.
+/// Obtains exclusive access to the guest of this process. Waits briefly.
 pub(crate) fn acquire(process: &Process) -> Result<ExclusiveAccess, ExclusiveAccessError> {
     let pid = process.pid();
     let cannot = |source| ExclusiveAccessError::Lock { pid, source };
@@ -76,10 +76,11 @@ pub(crate) fn acquire(process: &Process) -> Result<ExclusiveAccess, ExclusiveAcc
     }
 }
 
-/// Another process that has a file mapped: its number and its name.
+/// Finds another process that has this file mapped: its number and its name.
 ///
-/// A process that we may not look into is passed over: the QEMU that has ended
-/// was looked into by the same user, and another one started like it can be, too.
+/// Processes that we may not examine are skipped. The same user was able to
+/// examine the QEMU that has ended, and so can examine another one that was
+/// started in the same way.
 pub(crate) fn find_user(device: u64, inode: u64) -> io::Result<Option<(u32, String)>> {
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
@@ -93,7 +94,7 @@ pub(crate) fn find_user(device: u64, inode: u64) -> io::Result<Option<(u32, Stri
             Ok(mappings) => mappings,
             Err(error) if has_ended(&error) => continue,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                tracing::debug!(pid, %error, "a process that may not be looked into");
+                tracing::debug!(pid, %error, "skipping a process that may not be examined");
                 continue;
             }
             Err(error) => {
@@ -131,7 +132,7 @@ mod tests {
     const PATH: &str = "HIKKOSHI_TEST_MAP";
 
     #[test]
-    fn one_at_a_time_and_only_who_may_trace_it() {
+    fn one_holder_at_a_time_with_the_right_to_trace() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let (one, other) = (child.id(), child.id());
         let [one, other] = [one, other].map(|pid| Process::open(pid).unwrap());
@@ -144,9 +145,9 @@ mod tests {
         drop(lock);
         let lock = acquire(&other).unwrap();
         drop(lock);
-        // A stranger cannot even try, where we are not one ourselves.
+        // Another user cannot even open the file. Only root can run this check.
         if rustix::process::geteuid().is_root() {
-            let stranger = Command::new("setpriv")
+            let other_user = Command::new("setpriv")
                 .args([
                     "--reuid=65534",
                     "--regid=65534",
@@ -158,7 +159,7 @@ mod tests {
                 .arg("true")
                 .output()
                 .unwrap();
-            let said = String::from_utf8_lossy(&stranger.stderr);
+            let said = String::from_utf8_lossy(&other_user.stderr);
             assert!(said.contains("Permission denied"), "{said}");
         }
         child.kill().unwrap();
@@ -170,8 +171,8 @@ mod tests {
         );
     }
 
-    /// The other process: a copy of this program that maps a file, says so, and
-    /// waits for its end.
+    /// The other process: a copy of this program that maps a file, prints a line,
+    /// and waits for the end of its standard input.
     #[test]
     fn another_process() {
         let Some(path) = std::env::var_os(PATH) else {
@@ -185,9 +186,9 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_file_mapped_is_found() {
-        // On tmpfs, whose numbers `stat` and the map give alike. It is there to
-        // the end: a removed file's number is used again.
+    fn a_process_that_maps_the_file_is_found() {
+        // On tmpfs, where `stat` and the memory map report the same numbers. The
+        // file exists until the end: the number of a removed file is used again.
         let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         file.as_file().set_len(4096).unwrap();
         let stat = file.as_file().metadata().unwrap();

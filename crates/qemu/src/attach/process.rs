@@ -12,25 +12,25 @@ use thiserror::Error;
 use crate::attach::maps::{self, Mapping};
 use crate::qmp::Client;
 
-/// The process behind the QMP socket could not be used.
+/// The process behind the QMP socket cannot be used.
 #[derive(Debug, Error)]
 pub enum ProcessError {
-    /// The kernel does not say who listens on the socket.
+    /// The kernel does not report which process listens on the socket.
     #[error(
-        "finding QEMU's process: the kernel does not say which process listens on the QMP socket; \
-         if QEMU runs in a container, run hikkoshi where its process can be seen (in the host's or \
+        "finding QEMU's process: the kernel does not report which process listens on the QMP socket; \
+         if QEMU runs in a container, run hikkoshi where its process is visible (in the host's or \
          the same PID namespace)"
     )]
     NoPeer,
-    /// It ended.
+    /// It has ended.
     #[error("QEMU's process {pid} has ended")]
     Gone {
         /// Its number.
         pid: u32,
     },
-    /// We may not look into it.
+    /// We may not access it.
     #[error(
-        "{doing} of QEMU's process {pid} ({name}): {source}; that needs the capability \
+        "{doing} of QEMU's process {pid} ({name}): {source}; this requires the capability \
          CAP_SYS_PTRACE (run hikkoshi as root, or give it that capability)"
     )]
     NotPermitted {
@@ -38,44 +38,44 @@ pub enum ProcessError {
         pid: u32,
         /// Its command name.
         name: String,
-        /// What was being done.
+        /// What failed.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// Something else went wrong.
+    /// Another system call failed.
     #[error("{doing} of QEMU's process {pid}: {source}")]
     Proc {
         /// Its number.
         pid: u32,
-        /// What was being done.
+        /// What failed.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// Holds the process that listens on the client's socket.
+/// Opens the process that listens on the client's socket.
 pub(crate) fn find(client: &Client) -> Result<Arc<Process>, ProcessError> {
     let pid = client.peer().ok_or(ProcessError::NoPeer)?;
-    let process = hold(pid)?.ok_or(ProcessError::Gone { pid })?;
-    // Its number can be another process's only if it had ended.
+    let process = open(pid)?.ok_or(ProcessError::Gone { pid })?;
+    // Only if it had ended can another process have its number.
     if client.peer_has_ended() {
         return Err(ProcessError::Gone { pid });
     }
     Ok(process)
 }
 
-/// Holds the process `pid`; `None` when there is certainly none. Whatever else
-/// keeps us from looking is an error.
-pub(crate) fn hold(pid: u32) -> Result<Option<Arc<Process>>, ProcessError> {
+/// Opens the process `pid`; `None` if there is none for certain. Every other
+/// failure is an error.
+pub(crate) fn open(pid: u32) -> Result<Option<Arc<Process>>, ProcessError> {
     let source = match Process::open(pid) {
         Ok(process) => return Ok(Some(Arc::new(process))),
         Err(error) => error,
     };
     match Errno::from_io_error(&source) {
-        // The number is nobody's, a mere thread's, or that of a group or session
-        // whose leader is gone: the last two are EINVAL in older kernels.
+        // No process has the number, or it belongs to a thread, or to a group or
+        // session whose leader has ended. The last two are EINVAL in older kernels.
         Some(Errno::SRCH | Errno::NOENT | Errno::INVAL) => Ok(None),
         _ => Err(ProcessError::Proc {
             pid,
@@ -85,7 +85,7 @@ pub(crate) fn hold(pid: u32) -> Result<Option<Arc<Process>>, ProcessError> {
     }
 }
 
-/// Puts an error about a process into words.
+/// The error of an operation on a process.
 pub(crate) fn explain(process: &Process, doing: &'static str, source: io::Error) -> ProcessError {
     let pid = process.pid();
     if !process.is_alive() {
@@ -111,18 +111,18 @@ pub(crate) fn mappings(process: &Process) -> Result<Vec<Mapping>, ProcessError> 
         .map_err(|source| explain(process, "reading the memory map", source))
 }
 
-/// Makes sure that we may trace the process, which taking a userfaultfd needs,
-/// without touching it: opening its memory asks for the same right.
+/// Checks that we may trace the process, which is needed to create a userfaultfd in
+/// it. Opening its memory requires the same right and does not affect the process.
 pub(crate) fn check_right_to_trace(process: &Process) -> Result<(), ProcessError> {
     File::options()
         .read(true)
         .write(true)
         .open(format!("/proc/{}/mem", process.pid()))
         .map(drop)
-        .map_err(|source| explain(process, "getting access to the memory", source))
+        .map_err(|source| explain(process, "opening the memory", source))
 }
 
-/// The userfaultfds that are open in the process already.
+/// The userfaultfds that are open in the process.
 pub(crate) fn userfaults(process: &Process) -> Result<Vec<Leftover>, ProcessError> {
     hikkoshi_userfault::leftovers(process)
         .map_err(|source| explain(process, "looking for userfaultfds", source))
@@ -136,8 +136,8 @@ pub(crate) fn name(process: &Process) -> String {
         .map_or_else(|_| "?".to_owned(), |name| name.trim_end().to_owned())
 }
 
-/// When the process was started, in the kernel's ticks since boot: with its
-/// number this names a process for good, also across programs.
+/// When the process was started, in the kernel's ticks since boot. Together with
+/// its number, this identifies a process until the next boot.
 pub(crate) fn start_time(process: &Process) -> Result<u64, ProcessError> {
     let doing = "reading the start time";
     let stat = process
@@ -151,8 +151,8 @@ pub(crate) fn start_time(process: &Process) -> Result<u64, ProcessError> {
     })
 }
 
-/// Field 22 of `/proc/PID/stat`. The second field is the command in brackets
-/// and may hold brackets and blanks itself.
+/// Field 22 of `/proc/PID/stat`. The second field is the command name in
+/// parentheses and can contain parentheses and blanks itself.
 pub(crate) fn parse_start_time(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19)?.parse().ok()
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_time_is_found_behind_any_name() {
+    fn the_start_time_is_parsed_after_any_command_name() {
         let stat =
             "4998 (qemu) sys) S 1 4998 4998 0 -1 4194560 5 6 7 8 9 10 11 12 20 0 3 0 77123 1 2";
         assert_eq!(parse_start_time(stat), Some(77123));
@@ -175,10 +175,10 @@ mod tests {
     }
 
     #[test]
-    fn a_number_without_a_process_is_told_from_one_that_cannot_be_looked_at() {
-        assert!(hold(0x7fff_ffff).unwrap().is_none());
-        assert!(hold(std::process::id()).unwrap().is_some());
-        // A thread's.
+    fn a_number_without_a_process_is_not_an_error() {
+        assert!(open(0x7fff_ffff).unwrap().is_none());
+        assert!(open(std::process::id()).unwrap().is_some());
+        // A thread's number.
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let (done, wait) = std::sync::mpsc::channel::<()>();
@@ -187,7 +187,7 @@ mod tests {
                 sender.send(u32::try_from(tid).unwrap()).unwrap();
                 let _ = wait.recv();
             });
-            assert!(hold(receiver.recv().unwrap()).unwrap().is_none());
+            assert!(open(receiver.recv().unwrap()).unwrap().is_none());
             drop(done);
         });
     }

@@ -1,4 +1,4 @@
-//! Errors of a destination.
+//! The errors of a destination.
 
 use std::io;
 use std::time::Duration;
@@ -9,40 +9,41 @@ use thiserror::Error;
 use crate::qmp::monitor::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
 
-/// How long loading the device state may take. QEMU reads guest memory while
-/// it loads; with post-copy each page may have to come over the network first,
-/// and QMP is silent meanwhile.
+/// Longest time for loading the device state. QEMU reads guest memory while it
+/// loads. In post-copy each of those pages may have to come over the network
+/// first, and QEMU answers no QMP command meanwhile.
 pub(super) const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The machine could not be readied.
+/// QEMU was not prepared for the incoming guest.
 #[derive(Debug, Error)]
 pub enum PrepareError {
-    /// QEMU.
-    #[error("readying QEMU to take in a guest: {0}")]
+    /// A QMP command failed.
+    #[error("preparing QEMU for the incoming guest: {0}")]
     Qmp(#[from] QmpError),
-    /// It has changed since we attached.
+    /// QEMU's state has changed since we attached.
     #[error(
-        "readying QEMU to take in a guest: its state is {state}, no longer inmigrate; start it afresh"
+        "preparing QEMU for the incoming guest: its state is {state}, no longer inmigrate; restart \
+         that QEMU"
     )]
     State {
-        /// QEMU's name for it.
+        /// QEMU's name for the state.
         state: String,
     },
 }
 
-/// The pages that will be missing cannot be caught.
+/// Page faults on missing pages cannot be handled.
 #[derive(Debug, Error)]
 pub enum UserfaultError {
-    /// No userfaultfd was to be had.
+    /// Creating the userfaultfd failed.
     #[error(transparent)]
     Take(#[from] TakeError),
-    /// What the engine before left inside is not there any more.
+    /// The userfaultfd of the interrupted migration is gone.
     #[error(
-        "taking over the userfaultfd that the engine before left in QEMU (process {pid}{}): it is \
-         not there any more. Since somebody has closed it, pages that had not arrived read as \
-         zeros, so what is in this QEMU must not be trusted. If the guest has never run here, end \
-         this QEMU and go on with 'hikkoshi receive --resume': then its source takes it back",
-        numbered(*number)
+        "taking over the userfaultfd of the interrupted migration in QEMU (process {pid}{}): it has \
+         been closed. From then on, pages that had not arrived read as zeros, so the memory of \
+         this QEMU cannot be trusted. If the guest has never run here, end this QEMU and run \
+         'hikkoshi receive --resume': the guest then resumes at its source",
+        descriptor(*number)
     )]
     Lost {
         /// QEMU's process.
@@ -50,101 +51,105 @@ pub enum UserfaultError {
         /// The descriptor's number in it.
         number: Option<i32>,
     },
-    /// The RAM file is on the wrong tmpfs.
+    /// The RAM file is on a tmpfs with huge pages.
     #[error(
-        "post-copy drops and fills the pages of a RAM file one by one, but the kernel puts huge \
-         pages into the tmpfs of the guest's memory \"{id}\" here ({cause}): mount it with \
-         huge=never, or move the guest with --mode precopy"
+        "post-copy drops and fills single pages of a RAM file, but the kernel puts huge pages into \
+         the tmpfs of the guest's memory \"{id}\" ({cause}): mount it with huge=never, or move the \
+         guest with --mode precopy"
     )]
     HugePages {
         /// The backend.
         id: String,
-        /// What makes it do so.
+        /// The setting that causes it.
         cause: String,
     },
-    /// Which tmpfs it is on could not be found out.
-    #[error("looking how the tmpfs of the guest's memory \"{id}\" is mounted: {source}")]
-    Look {
+    /// Reading the mount options of the tmpfs failed.
+    #[error("reading the mount options of the tmpfs of the guest's memory \"{id}\": {source}")]
+    MountOptions {
         /// The backend.
         id: String,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// The device state could not be loaded. The guest does not run here.
+/// The device state was not loaded. The guest does not run here.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// QEMU.
+    /// A QMP command failed.
     #[error("loading the device state: {0}")]
     Qmp(#[from] QmpError),
-    /// The socket or thread for it.
-    #[error("loading the device state: its socket: {0}")]
+    /// The socket or the thread for it failed.
+    #[error("loading the device state: starting to write it to QEMU: {0}")]
     Socket(#[from] io::Error),
-    /// QEMU does not like it.
+    /// QEMU refused it.
     #[error(
-        "loading the device state: QEMU refused it{}; start QEMU here with the same options as at the source",
-        words(error)
+        "loading the device state: QEMU refused it{}; start QEMU here with the same options as at \
+         the source",
+        in_parentheses(error)
     )]
     Refused {
-        /// QEMU's words, if it said any.
+        /// QEMU's error message, if there is one.
         error: Option<String>,
     },
-    /// The machine has not been readied.
-    #[error("loading the device state: QEMU has not been readied for it")]
+    /// QEMU was not prepared for it.
+    #[error("loading the device state: QEMU has not been prepared for it")]
     NotPrepared,
-    /// It takes too long.
-    #[error("loading the device state: QEMU has not done so within {} s", LOAD_TIMEOUT.as_secs())]
-    TimedOut,
-    /// The guest runs although it must not yet.
+    /// It took too long.
     #[error(
-        "loading the device state: the guest began to run by itself; another program has told QEMU \
-         so (QMP cont). It has been told to stop"
+        "loading the device state: QEMU did not load it within {} s",
+        LOAD_TIMEOUT.as_secs()
+    )]
+    TimedOut,
+    /// The guest started to run too early.
+    #[error(
+        "loading the device state: the guest started to run too early, because another program \
+         resumed it (QMP command 'cont'). It has been paused again"
     )]
     Ran,
 }
 
-/// The guest was not made to run.
+/// The guest was not resumed.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// QEMU.
+    /// A QMP command failed.
     #[error("resuming the guest at the destination: {0}")]
     Qmp(#[from] QmpError),
-    /// QEMU's monitor.
+    /// The connection to the monitor failed.
     #[error("resuming the guest at the destination: {0}")]
     Connect(#[from] ConnectError),
     /// QEMU refused, and the guest has never run there.
     #[error(
         "resuming the guest at the destination: {source}. Its QEMU (process {pid}) was ended: it may \
-         have taken some of the guest's images, and the source needs them all"
+         have locked some of the guest's images, and the source needs all of them"
     )]
     Refused {
         /// QEMU's process.
         pid: u32,
-        /// What it said.
+        /// QEMU's answer.
         source: QmpError,
     },
-    /// The same, but it may hold images still.
+    /// The same, but QEMU may still hold images.
     #[error(
-        "resuming the guest at the destination: {source}. Its QEMU (process {pid}) may have taken \
-         some of the guest's images, which the source needs, and could not be ended: {kill}. End it \
-         by hand, then go on"
+        "resuming the guest at the destination: {source}. Its QEMU (process {pid}) may have locked \
+         some of the guest's images, which the source needs, and could not be ended: {kill}. End \
+         that process by hand, then resume the migration"
     )]
     NotEnded {
         /// QEMU's process.
         pid: u32,
-        /// What it said.
+        /// QEMU's answer.
         source: QmpError,
-        /// Why it was not ended.
+        /// Why the process was not ended.
         kill: io::Error,
     },
-    /// QEMU did as told, to no avail.
+    /// The command succeeded, but the guest does not run.
     #[error(
-        "resuming the guest at the destination: QEMU was told to, but its state is {state}; resume \
-         it by hand (QMP cont), here and not at the source"
+        "resuming the guest at the destination: QEMU accepted the command, but the guest's state is \
+         {state}; resume it by hand (QMP command 'cont'), here and not at the source"
     )]
     Stopped {
-        /// QEMU's name for it.
+        /// QEMU's name for the state.
         state: String,
     },
     /// There is no guest.
@@ -152,32 +157,34 @@ pub enum RunError {
     NotLoaded,
 }
 
-/// QEMU could not be ended.
+/// QEMU's process could not be ended.
 #[derive(Debug, Error)]
-#[error("ending QEMU (process {pid}), whose guest was given up: {source}; end it by hand")]
+#[error("ending QEMU (process {pid}) of an abandoned migration: {source}; end it by hand")]
 pub struct KillError {
     pub(super) pid: u32,
     pub(super) source: io::Error,
 }
 
-/// Something taken from QEMU could not be given back. The rest was.
+/// Something that was changed in QEMU was not restored. The rest was.
 #[derive(Debug, Error)]
 pub enum ReleaseDestinationError {
-    /// The descriptor inside QEMU.
+    /// Closing the userfaultfd inside QEMU failed.
     #[error(transparent)]
     Userfault(#[from] GiveBackError),
-    /// The settings.
-    #[error("putting QEMU's migration settings back: {0}")]
+    /// Restoring the settings failed.
+    #[error("restoring QEMU's migration settings: {0}")]
     Settings(#[from] MonitorError),
 }
 
-fn numbered(number: Option<i32>) -> String {
+/// The descriptor's number, behind a comma, if it is known.
+fn descriptor(number: Option<i32>) -> String {
     number.map_or_else(String::new, |number| format!(", descriptor {number}"))
 }
 
-fn words(error: &Option<String>) -> String {
+/// QEMU's error message in parentheses. Without one QEMU has exited.
+fn in_parentheses(error: &Option<String>) -> String {
     error.as_ref().map_or_else(
-        || " and has exited: its log or standard error says why".to_owned(),
+        || " and exited: its log or standard error says why".to_owned(),
         |error| format!(" ({error})"),
     )
 }

@@ -12,7 +12,7 @@ impl QemuDestination {
     pub(super) fn restore_settings(&mut self) -> Result<(), MonitorError> {
         self.stop_listening();
         let timeouts = ConnectTimeouts {
-            unreachable: COMMAND_TIMEOUT,
+            failing: COMMAND_TIMEOUT,
             silent: COMMAND_TIMEOUT,
         };
         let (qmp, process) = (&self.identity.qmp, &self.process);

@@ -29,7 +29,7 @@ impl QemuDestination {
         }
         self.stop_listening();
         let timeouts = ConnectTimeouts {
-            unreachable: CONNECT_TIMEOUT,
+            failing: CONNECT_TIMEOUT,
             silent: NO_TIMEOUT,
         };
         let (qmp, process) = (&self.identity.qmp, &self.process);

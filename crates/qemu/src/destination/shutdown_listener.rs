@@ -92,7 +92,7 @@ fn listen(
 ) -> Option<Client> {
     let mut slot = client;
     let timeouts = ConnectTimeouts {
-        unreachable: NO_TIMEOUT,
+        failing: NO_TIMEOUT,
         silent: NO_TIMEOUT,
     };
     match monitor::get_or_connect(&mut slot, qmp, process, timeouts, stop) {

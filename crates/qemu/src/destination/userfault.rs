@@ -46,7 +46,7 @@ impl QemuDestination {
                 continue; // hugetlbfs: pages of one size, all of them.
             }
             let cause = huge_tmpfs::cause(&self.process, file.as_fd())
-                .map_err(|source| UserfaultError::Look { id: id(), source })?;
+                .map_err(|source| UserfaultError::MountOptions { id: id(), source })?;
             if let Some(cause) = cause {
                 return Err(UserfaultError::HugePages { id: id(), cause });
             }

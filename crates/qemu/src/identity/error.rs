@@ -1,4 +1,4 @@
-//! Errors.
+//! Errors of reattaching to the QEMU of an interrupted migration.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,31 +11,31 @@ use super::namespaces::FindProcessError;
 use crate::attach::exclusive_access::ExclusiveAccessError;
 use crate::attach::process::ProcessError;
 
-/// A guest whose migration was interrupted could not be found again.
+/// The guest of an interrupted migration, or its memory, was not found.
 #[derive(Debug, Error)]
 pub enum ReattachError {
-    /// The process.
-    #[error("taking up QEMU's process: {0}")]
+    /// QEMU's process cannot be used.
+    #[error("reattaching to QEMU's process: {0}")]
     Process(#[from] ProcessError),
-    /// Whether it is there could not be found out.
+    /// It is not known whether the process still exists.
     #[error(transparent)]
     Look(#[from] FindProcessError),
-    /// The RAM file of a QEMU that lives.
+    /// The RAM file of a running QEMU cannot be opened.
     #[error("opening the file of the guest's memory \"{id}\", {}: {source}", path.display())]
     Open {
         /// The block.
         id: String,
         /// Its file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The RAM file of a QEMU that is gone.
+    /// The RAM file of a QEMU that has ended is gone, too.
     #[error(
-        "QEMU's process {pid} has ended, and the file of its guest's memory \"{id}\", {}, is gone \
-         with it ({source}), seen from here. If that QEMU had a mount namespace of its own (a \
-         container's), look there for the file before anything is given up; otherwise nothing of \
-         the guest is left", path.display()
+        "QEMU's process {pid} has ended, and the file of its guest's memory \"{id}\", {}, cannot be \
+         opened from here ({source}). If that QEMU had its own mount namespace (a container), look \
+         for the file there before you abandon anything; otherwise the guest is lost",
+        path.display()
     )]
     NothingLeft {
         /// QEMU's process.
@@ -44,13 +44,13 @@ pub enum ReattachError {
         id: String,
         /// Its file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The record makes no sense.
+    /// The recorded layout is invalid.
     #[error("the record of the guest's memory is damaged: {0}")]
     Layout(#[from] LayoutError),
-    /// The record makes no sense.
+    /// The record has not one file for each block.
     #[error("the record of the guest's memory is damaged: {blocks} blocks, {files} files")]
     Files {
         /// Blocks in it.
@@ -58,20 +58,21 @@ pub enum ReattachError {
         /// Files in it.
         files: usize,
     },
-    /// Another engine is at work on it.
-    #[error("taking up a migration: {0}")]
+    /// Another hikkoshi process has this guest.
+    #[error("resuming a migration: {0}")]
     Occupied(#[from] ExclusiveAccessError),
-    /// Somebody else has the RAM file of a QEMU that is gone.
+    /// Another process uses the RAM file of a QEMU that has ended.
     #[error(
         "QEMU's process {pid} has ended, but process {user} ({name}) has the file of its guest's \
          memory \"{id}\", {}, mapped and may have overwritten it: the pages that the destination \
-         lacks are not sent from there. If that process is a QEMU that was started on the same file \
-         since, it has a guest of its own, and the pages are lost: leave it alone", path.display()
+         still needs are not sent from there. If that process is another QEMU that was started \
+         with the same file, it runs a guest of its own, and the pages are lost: leave it alone",
+        path.display()
     )]
     Reused {
         /// QEMU's process.
         pid: u32,
-        /// The other one.
+        /// The other process.
         user: u32,
         /// Its name.
         name: String,
@@ -80,25 +81,25 @@ pub enum ReattachError {
         /// Its file.
         path: PathBuf,
     },
-    /// Whether somebody has it could not be found out.
+    /// Finding processes that use the RAM file failed.
     #[error(
-        "QEMU's process {pid} has ended; looking whether another one uses the file of its guest's \
-         memory \"{id}\" since: {source}; try again"
+        "QEMU's process {pid} has ended; checking whether another process uses the file of its \
+         guest's memory \"{id}\": {source}; try again"
     )]
     Users {
         /// QEMU's process.
         pid: u32,
         /// The block.
         id: String,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The userfaultfd.
-    #[error("taking over what the engine before left in QEMU: {0}")]
+    /// The userfaultfd inside QEMU cannot be used.
+    #[error("taking over the userfaultfd of the interrupted migration in QEMU: {0}")]
     Userfault(#[from] TakeError),
 }
 
-/// Something that only a QEMU can do.
+/// An operation needs QEMU, which has ended.
 #[derive(Debug, Error)]
 #[error("{doing}: QEMU (process {pid}) has ended")]
 pub struct QemuExitedError {

@@ -1,6 +1,7 @@
-//! Which QEMU, and where its guest's memory is: written down, so that another
-//! program finds it again without asking QEMU, which may be unable to answer
-//! (it waits for a page) or gone.
+//! What identifies a QEMU process and its guest's memory.
+//!
+//! It is recorded, so that another program finds both again without QEMU's help:
+//! QEMU may be unable to answer (its main loop waits for a page), or have ended.
 
 mod error;
 pub(crate) mod namespaces;
@@ -24,18 +25,18 @@ use crate::attach::exclusive_access;
 use crate::attach::process::{self, ProcessError};
 use crate::attach::reopen::{self, FileAccess, MappedFileRange};
 
-/// A QEMU and its guest's memory.
+/// A QEMU process and its guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuIdentity {
     /// Its QMP socket.
     pub qmp: PathBuf,
     /// Its process.
     pub pid: u32,
-    /// When it was started, in ticks since boot: another one may have the same
-    /// number by now.
+    /// When it was started, in ticks since boot. Another process can have the same
+    /// number later.
     #[serde(rename = "started")]
     pub start_time: u64,
-    /// From where those numbers mean that process.
+    /// The boot and the namespaces in which these numbers name that process.
     #[serde(rename = "view")]
     pub namespaces: NamespaceIdentity,
     /// The machine.
@@ -44,24 +45,24 @@ pub struct QemuIdentity {
     pub memory: Vec<RamFileIdentity>,
 }
 
-/// Where a RAM block is.
+/// What identifies the file of a RAM block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RamFileIdentity {
-    /// Its file's path as we see it; of a file that has been removed, what the
-    /// kernel calls it.
+    /// Its file's path as we see it. For a removed file, the name that the kernel
+    /// reports.
     pub path: PathBuf,
-    /// The file system's number.
+    /// The file system's device number.
     pub device: u64,
-    /// The file's number on it.
+    /// The file's inode number.
     pub inode: u64,
-    /// Where in the file it begins, in bytes.
+    /// Where the block begins in the file, in bytes.
     pub offset: u64,
-    /// Where in QEMU's memory it begins.
+    /// Where the block begins in QEMU's address space.
     pub address: u64,
 }
 
 impl QemuIdentity {
-    /// Where what was attached to is.
+    /// The identity of a QEMU that we are attached to.
     pub(crate) fn of(qmp: &Path, qemu: &Attached) -> Result<Self, ProcessError> {
         let memory = qemu
             .ram
@@ -71,7 +72,11 @@ impl QemuIdentity {
             .map(|(file, &address)| RamFileIdentity::of(file, address))
             .collect::<io::Result<_>>()
             .map_err(|source| {
-                process::explain(&qemu.process, "looking at the RAM files", source)
+                process::explain(
+                    &qemu.process,
+                    "reading the metadata of the RAM files",
+                    source,
+                )
             })?;
         Ok(Self {
             qmp: std::path::absolute(qmp).unwrap_or_else(|_| qmp.to_owned()),
@@ -79,7 +84,7 @@ impl QemuIdentity {
             start_time: process::start_time(&qemu.process)?,
             namespaces: NamespaceIdentity::current().map_err(|source| ProcessError::Proc {
                 pid: qemu.process.pid(),
-                doing: "finding out from where it is seen",
+                doing: "reading our own boot and namespaces",
                 source,
             })?,
             description: qemu.description.clone(),
@@ -87,17 +92,17 @@ impl QemuIdentity {
         })
     }
 
-    /// The process; `None` when it has certainly ended.
+    /// Opens the process; `None` if it has ended for certain.
     ///
     /// # Errors
     ///
-    /// See [`FindProcessError`]: it may be there or not.
+    /// See [`FindProcessError`]: it is not known whether the process still exists.
     pub fn process(&self) -> Result<Option<Arc<Process>>, FindProcessError> {
         self.namespaces.check(self.pid)?;
-        let Some(process) = process::hold(self.pid)? else {
+        let Some(process) = process::open(self.pid)? else {
             return Ok(None);
         };
-        // Another process may have the number by now.
+        // Another process may have this number now.
         let start_time = match process::start_time(&process) {
             Err(ProcessError::Gone { .. }) => return Ok(None),
             start_time => start_time?,
@@ -109,7 +114,7 @@ impl QemuIdentity {
         self.memory.iter().map(|memory| memory.address).collect()
     }
 
-    /// Opens the very files again.
+    /// Opens the same files again.
     pub(crate) fn open_ram_files(
         &self,
         process: Option<&Process>,
@@ -146,8 +151,8 @@ impl QemuIdentity {
         RamFiles::new(layout, files).ok_or(counted)
     }
 
-    /// Makes sure that nobody has the files mapped: QEMU has ended, and who came
-    /// later would have written there.
+    /// Checks that no process has the files mapped. QEMU has ended, and a process
+    /// that maps them now may have overwritten them.
     pub(crate) fn check_unused(&self) -> Result<(), ReattachError> {
         for (block, memory) in self.description.blocks.iter().zip(&self.memory) {
             let (pid, id) = (self.pid, block.id.clone());
@@ -182,8 +187,8 @@ impl RamFileIdentity {
         })
     }
 
-    /// `bytes` of the file: by way of the process, or by its path if that has
-    /// ended.
+    /// Opens the file, for `bytes` bytes of it: through the process's mapping, or by
+    /// its path if the process has ended.
     pub(crate) fn open(
         &self,
         bytes: u64,

@@ -1,6 +1,6 @@
-//! From where a process was seen: a number and a start time mean the same process
-//! only to who looks from the same boot of the same machine, and from the same
-//! namespaces.
+//! The boot and the namespaces in which a process was seen. A process number and a
+//! start time name the same process only in the same boot of the same machine, and
+//! in the same PID and time namespaces.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -10,71 +10,72 @@ use thiserror::Error;
 
 use crate::attach::process::ProcessError;
 
-/// Names the boot, see `random(4)`.
+/// Holds the boot's identifier, see `random(4)`.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where somebody looks from.
+/// The boot and the namespaces of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceIdentity {
-    /// The boot's name: of this machine, and of this run of it.
+    /// The boot's identifier: it differs between machines and between boots.
     #[serde(rename = "boot")]
     pub boot_id: String,
-    /// The PID namespace's number: process numbers are its.
+    /// The PID namespace's number. Process numbers belong to it.
     #[serde(rename = "pids")]
     pub pid_namespace: u64,
-    /// The time namespace's number, where the kernel has those: start times are
-    /// its.
+    /// The time namespace's number, if the kernel has time namespaces. Start
+    /// times belong to it.
     #[serde(rename = "times")]
     pub time_namespace: Option<u64>,
 }
 
-/// Whether QEMU is still there could not be found out.
+/// It is not known whether QEMU's process still exists.
 #[derive(Debug, Error)]
 pub enum FindProcessError {
-    /// Its process could not be looked at.
+    /// The process could not be examined.
     #[error("looking for QEMU's process: {0}")]
     Process(#[from] ProcessError),
-    /// We do not know where we are.
-    #[error("looking for QEMU's process {pid}: finding out from where: {source}")]
+    /// Our own boot and namespaces could not be read.
+    #[error("looking for QEMU's process {pid}: reading our own boot and namespaces: {source}")]
     Here {
         /// Its number.
         pid: u32,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// Another machine, or another run of it.
+    /// The process was on another machine, or ran before a reboot.
     #[error(
-        "looking for QEMU's process {pid}: it was seen on another machine, or before this one was \
-         restarted (boot {recorded}; this is {here}). If on another machine, go on there. If this \
-         one was restarted, that QEMU has ended, and its memory is gone with it"
+        "looking for QEMU's process {pid}: it ran on another machine, or before this machine \
+         rebooted (recorded boot {recorded}, current boot {here}). If it ran on another machine, \
+         run hikkoshi there. If this machine rebooted, that QEMU and its memory are lost"
     )]
     AnotherBoot {
         /// Its number.
         pid: u32,
-        /// The boot's name.
+        /// The recorded boot.
         recorded: String,
-        /// This one's.
+        /// The current boot.
         here: String,
     },
-    /// Another namespace.
+    /// The process number belongs to another namespace.
     #[error(
-        "looking for QEMU's process {pid}: that number is from another {kind} namespace \
-         ({recorded}; this is {here}), such as a container's: run hikkoshi where it ran before"
+        "looking for QEMU's process {pid}: that number belongs to another {kind} namespace \
+         ({recorded}; ours is {here}), for example a container's: run hikkoshi in the namespace \
+         where it ran before"
     )]
     AnotherNamespace {
         /// Its number.
         pid: u32,
         /// `PID` or `time`.
         kind: &'static str,
-        /// Its namespace's number.
+        /// The recorded namespace's number.
         recorded: u64,
-        /// Ours.
+        /// Our namespace's number.
         here: u64,
     },
 }
 
 impl NamespaceIdentity {
-    /// Ours.
+    /// Our own.
     pub(crate) fn current() -> io::Result<Self> {
         let number = |kind| std::fs::metadata(format!("/proc/self/ns/{kind}")).map(|m| m.ino());
         Ok(Self {
@@ -82,14 +83,14 @@ impl NamespaceIdentity {
             pid_namespace: number("pid")?,
             time_namespace: match number("time") {
                 Ok(number) => Some(number),
-                // Built without them.
+                // A kernel without time namespaces.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             },
         })
     }
 
-    /// Makes sure that `pid` and its start time mean the same here.
+    /// Checks that `pid` and its start time have the same meaning here.
     pub(crate) fn check(&self, pid: u32) -> Result<(), FindProcessError> {
         let here = Self::current().map_err(|source| FindProcessError::Here { pid, source })?;
         if self.boot_id != here.boot_id {
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_of_elsewhere_is_not_taken_for_gone() {
+    fn a_process_of_another_namespace_does_not_count_as_ended() {
         let here = NamespaceIdentity::current().unwrap();
         here.check(7).unwrap();
         let other = NamespaceIdentity {

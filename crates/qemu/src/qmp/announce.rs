@@ -1,4 +1,4 @@
-//! Telling the network where the guest's addresses are.
+//! Announces the guest's network addresses.
 
 use std::time::Duration;
 
@@ -6,12 +6,13 @@ use serde_json::{Map, Value, json};
 
 use crate::qmp::Client;
 
-/// How long to wait for QEMU's answer. In post-copy its main loop may itself
-/// wait for a page, which does not come if the link has just broken; then there
-/// is something more urgent to do.
+/// How long to wait for QEMU's answer. In post-copy its main loop may itself wait for
+/// a page, which does not come if the link has just failed. Then recovery is more
+/// urgent.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The parameters of an announcement, as migrations have them too.
+/// The parameters of an announcement: their names here and in the migration
+/// parameters, and QEMU's defaults.
 const PARAMETERS: [(&str, &str, u64); 4] = [
     ("initial", "announce-initial", 50),
     ("max", "announce-max", 550),
@@ -19,15 +20,15 @@ const PARAMETERS: [(&str, &str, u64); 4] = [
     ("step", "announce-step", 100),
 ];
 
-/// Makes QEMU announce the addresses of the guest's network cards, so that
-/// switches learn on which port they are now. A failure is only logged: the
-/// guest's own packets say the same.
+/// Makes QEMU announce the addresses of the guest's network cards, so that switches
+/// update their port tables. A failure is only logged, because the guest's own
+/// packets have the same effect.
 pub(crate) fn announce(client: &mut Client) {
     announce_with(client, &Map::new());
 }
 
-/// As [`announce`], with the parameters that are in `owner` by their
-/// `announce-…` names, and QEMU's defaults for the others.
+/// Like [`announce`], with the `announce-…` parameters in `owner`, and QEMU's
+/// defaults for the others.
 pub(crate) fn announce_with(client: &mut Client, owner: &Map<String, Value>) {
     let arguments: Map<String, Value> = PARAMETERS
         .iter()

@@ -1,4 +1,4 @@
-//! The client: commands, answers, events, descriptors.
+//! The QMP client: commands, answers, events, descriptors.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,12 +13,11 @@ use super::connection::{Connection, connect};
 use super::error::{ConnectError, QmpError};
 use super::message::{Message, QmpEvent, Version};
 
-/// How long an ordinary command may take before QEMU counts as stuck. Ordinary
-/// answers come in under a millisecond; a main loop busy with storage can take
-/// seconds.
+/// The timeout of an ordinary command. Most answers come within a millisecond; a main
+/// loop that waits for storage can take seconds.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Most events kept until somebody asks for them; the oldest go first.
+/// The most events that are kept. If there are more, the oldest are dropped.
 const MAX_EVENTS: usize = 1024;
 
 /// A QMP session.
@@ -32,8 +31,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to QEMU's QMP socket and opens the session. `timeout` bounds
-    /// the whole of it.
+    /// Connects to QEMU's QMP socket and opens the session, within `timeout` in
+    /// total.
     ///
     /// # Errors
     ///
@@ -106,18 +105,18 @@ impl Client {
     }
 
     /// Makes every wait end early, with [`QmpError::Cancelled`], once this flag
-    /// is set; `None` makes waits run their full time again.
+    /// is set. `None` removes the flag.
     pub(crate) fn set_cancel(&mut self, cancel: Option<Cancel>) {
         self.connection.set_cancel(cancel);
     }
 
-    /// How long [`Self::execute`] waits from now on.
+    /// Sets the timeout of [`Self::execute`].
     pub(crate) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Runs a command and gives what it returns. Events that come meanwhile
-    /// are kept for [`Self::wait_event`].
+    /// Runs a command and returns its result. Keeps events that come meanwhile for
+    /// [`Self::wait_event`].
     ///
     /// # Errors
     ///
@@ -127,7 +126,7 @@ impl Client {
         self.run(command, arguments, None, Instant::now() + timeout, timeout)
     }
 
-    /// As [`Self::execute`], with another time limit.
+    /// Like [`Self::execute`], with another timeout.
     ///
     /// # Errors
     ///
@@ -141,7 +140,7 @@ impl Client {
         self.run(command, arguments, None, Instant::now() + timeout, timeout)
     }
 
-    /// Gives QEMU a copy of `fd`, to be named `name` in later commands.
+    /// Sends QEMU a copy of `fd`, which later commands call `name`.
     ///
     /// # Errors
     ///
@@ -159,9 +158,8 @@ impl Client {
         .map(drop)
     }
 
-    /// QEMU's first words. An event can overtake them: until it greets, QEMU
-    /// goes on sending what the session before this one had asked for. Such
-    /// events are not this session's.
+    /// Receives QEMU's greeting. An event can precede it: until it greets, QEMU
+    /// still sends events of the previous session. They are dropped.
     fn greeting(&mut self, deadline: Instant, timeout: Duration) -> Result<Version, QmpError> {
         const DOING: &str = "its greeting";
         loop {
@@ -196,8 +194,8 @@ impl Client {
     ) -> Result<Value, QmpError> {
         let id = self.next_id;
         self.next_id += 1;
-        // Short: QEMU reads QMP a byte at a time, some 7 µs each (measured), and
-        // some commands are sent while the guest is stopped.
+        // Short: QEMU reads QMP byte by byte, about 7 µs each (measured), and
+        // some commands are sent while the guest is paused.
         let mut line = if arguments.as_object().is_some_and(Map::is_empty) {
             json!({ "execute": command, "id": id })
         } else {
@@ -226,7 +224,7 @@ impl Client {
                         description,
                     });
                 }
-                // The late answer to a command we had given up on.
+                // The late answer to a command that timed out.
                 Message::Return { id: Some(got), .. } | Message::Error { id: Some(got), .. }
                     if got < id => {}
                 other => {
@@ -239,10 +237,10 @@ impl Client {
         }
     }
 
-    /// The first event, of those kept and those to come, for which `want` gives
-    /// something. The others before it are dropped.
+    /// Waits for the first event, kept or new, for which `want` returns a value.
+    /// Drops the events before it.
     ///
-    /// `None` when none has come by `deadline`.
+    /// `None` if there is none by `deadline`.
     ///
     /// # Errors
     ///
@@ -261,7 +259,7 @@ impl Client {
             }
             match self.connection.receive(doing, deadline, Duration::ZERO) {
                 Ok(Message::Event(event)) => self.keep(event),
-                // A late answer; nobody waits for it.
+                // A late answer.
                 Ok(Message::Return { .. } | Message::Error { .. }) => {}
                 Ok(Message::Greeting(_)) => {
                     return Err(QmpError::unexpected(doing, "a second greeting"));
@@ -272,14 +270,13 @@ impl Client {
         }
     }
 
-    /// Drops the events that have come so far, so that a wait does not see
-    /// what happened earlier.
+    /// Drops the events that have come so far, so that a wait sees only later ones.
     pub(crate) fn forget_events(&mut self) {
         self.events.clear();
     }
 
-    /// Whether such an event has come since they were last forgotten or waited
-    /// for.
+    /// Whether an event of this name has come since events were last dropped or
+    /// waited for.
     pub(crate) fn has_event(&self, name: &str) -> bool {
         self.events.iter().any(|event| event.name == name)
     }

@@ -1,5 +1,5 @@
-//! The Unix socket of a QMP session: lines out, messages in, every wait with a
-//! deadline.
+//! The Unix socket of a QMP session: sends lines and receives messages. Every wait
+//! has a deadline.
 
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -19,16 +19,16 @@ use super::error::QmpError;
 use super::lines::{Lines, MAX_LINE};
 use super::message::{Message, excerpt};
 
-/// Longest stretch without a look at the cancel flag.
+/// The longest time between two checks of the cancel flag.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Without waiting.
+/// A timeout of zero.
 const NOW: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
-/// Bytes read from the socket at once.
+/// The most bytes for one read from the socket.
 const READ: usize = 64 << 10;
 
 /// A connected QMP socket.
@@ -40,7 +40,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Takes a connected, non-blocking socket.
+    /// Wraps a connected, non-blocking socket.
     pub(super) fn new(stream: UnixStream) -> Self {
         Self {
             stream,
@@ -54,7 +54,7 @@ impl Connection {
         self.cancel = cancel;
     }
 
-    /// Sends all of `line`; the descriptor goes with its first byte.
+    /// Sends all of `line`, and the descriptor with its first byte.
     pub(super) fn send(
         &mut self,
         doing: &str,
@@ -99,7 +99,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message, whichever it is.
+    /// Receives the next message.
     pub(super) fn receive(
         &mut self,
         doing: &str,
@@ -180,24 +180,17 @@ impl Connection {
         }
     }
 
-    /// The process that listens on the socket: QEMU, unless something else
-    /// opened the socket for it. `None` when the kernel does not say, as when
-    /// the process is in a PID namespace that we do not see.
+    /// See [`Client::peer`](super::Client::peer).
     pub(super) fn peer(&self) -> Option<u32> {
-        // Not rustix: its type for process numbers cannot hold the 0 that the
-        // kernel gives for a process out of our sight.
+        // Not rustix: its type for process numbers cannot represent 0, which the
+        // kernel returns for a process that is not visible from here.
         let credentials = getsockopt(&self.stream, PeerCredentials).ok()?;
         u32::try_from(credentials.pid())
             .ok()
             .filter(|pid| *pid != 0)
     }
 
-    /// Whether the process of [`peer`](Self::peer) has ended: then its number may
-    /// be another process's by now. `false` where the kernel cannot tell (before
-    /// Linux 6.5).
-    ///
-    /// A process that was started by the peer can have the socket still, and
-    /// answer. So ask after the process was held by its number.
+    /// See [`Client::peer_has_ended`](super::Client::peer_has_ended).
     pub(super) fn peer_has_ended(&self) -> bool {
         match getsockopt(&self.stream, PeerPidfd) {
             Ok(pidfd) => {
@@ -210,14 +203,14 @@ impl Connection {
     }
 }
 
-/// How long to wait before asking again when the listener's queue is full.
-const AGAIN: Duration = Duration::from_millis(20);
+/// The time between two attempts while the listener's queue is full.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Connects, and gives a non-blocking stream.
+/// Connects, and returns a non-blocking stream.
 ///
-/// `connect` on a Unix socket blocks for as long as the listener's queue is
-/// full, and QEMU's has room for one: so non-blocking, and again until
-/// `deadline`, when the error is [`io::ErrorKind::WouldBlock`].
+/// `connect` on a Unix socket blocks while the listener's queue is full, and QEMU's
+/// queue has space for one connection. So this uses a non-blocking socket and tries
+/// until `deadline`. Then the error is [`io::ErrorKind::WouldBlock`].
 pub(crate) fn connect(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     loop {
@@ -230,7 +223,7 @@ pub(crate) fn connect(path: &Path, deadline: Instant) -> io::Result<UnixStream> 
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(UnixStream::from(socket)),
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(AGAIN),
+            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(RETRY_INTERVAL),
             Err(error) => return Err(error.into()),
         }
     }

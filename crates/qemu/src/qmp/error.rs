@@ -1,4 +1,4 @@
-//! What can go wrong on a QMP socket.
+//! The errors of QMP.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// No QMP session could be had from a socket.
+/// No QMP session was opened.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// There is no such socket, or nobody listens on it, or we may not use it.
+    /// The socket does not exist, no process listens on it, or we may not use it.
     #[error("connecting to the QMP socket {}: {source}{hint}", path.display(), hint = connect_hint(source))]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// Somebody listens, but does not turn to us.
+    /// A process listens, but does not greet.
     #[error(
         "connecting to the QMP socket {}: no greeting within {} s; QEMU serves one client at a \
-         time, so another program probably holds this socket: close it there, or give QEMU a \
+         time, so another program is probably connected to this socket: close that connection, or give QEMU a \
          second -qmp socket", path.display(), after.as_secs()
     )]
     NoGreeting {
@@ -29,31 +29,31 @@ pub enum ConnectError {
         /// How long we waited.
         after: Duration,
     },
-    /// What came is not QMP.
+    /// The peer does not use QMP.
     #[error(
-        "connecting to the QMP socket {}: what listens there is not QMP ({what}); is it QEMU's \
+        "connecting to the QMP socket {}: this is not a QMP socket ({what}); is it QEMU's \
          human monitor, a serial port or the guest agent?", path.display()
     )]
     NotQmp {
         /// The socket.
         path: PathBuf,
-        /// What was wrong with the first line.
+        /// What is wrong with the first line.
         what: String,
     },
-    /// Another process listens there than the one that is meant.
+    /// Another process listens there, not the expected one.
     #[error(
         "connecting to the QMP socket {}: process {found} listens there now, not QEMU's process \
-         {expected}; nothing was asked of it", path.display()
+         {expected}; it was left alone", path.display()
     )]
     AnotherProcess {
         /// The socket.
         path: PathBuf,
-        /// Who should.
+        /// The expected process.
         expected: u32,
-        /// Who does; 0 if the kernel does not say.
+        /// The process that listens; 0 if unknown.
         found: u32,
     },
-    /// The session broke before it began.
+    /// The session was not established.
     #[error("opening the QMP session on {}: {source}", path.display())]
     Session {
         /// The socket.
@@ -64,7 +64,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether somebody is there who just does not say anything.
+    /// Whether a process listens, but does not answer.
     pub fn is_silent(&self) -> bool {
         match self {
             Self::NoGreeting { .. } => true,
@@ -84,57 +84,57 @@ fn connect_hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// A QMP command that did not get its answer, or got a refusal.
+/// A QMP command failed or was not answered.
 #[derive(Debug, Error)]
 pub enum QmpError {
-    /// QEMU refused the command, in its own words.
+    /// QEMU refused the command.
     #[error("QEMU refused the command {command}: {description}")]
     Refused {
         /// The command.
         command: String,
         /// QEMU's error class, `GenericError` mostly.
         class: String,
-        /// QEMU's words.
+        /// QEMU's error message.
         description: String,
     },
-    /// No answer in time. It may still come, and is dropped then.
+    /// No answer in time. A late answer is dropped.
     #[error(
-        "QEMU did not answer {doing} within {} s; its main loop is stuck, perhaps waiting for a \
+        "QEMU did not answer {doing} within {} s; its main loop is blocked, perhaps waiting for a \
          page or for storage", after.as_secs()
     )]
     TimedOut {
-        /// What we waited for.
+        /// What was waited for.
         doing: String,
         /// How long.
         after: Duration,
     },
-    /// Somebody asked us to stop waiting.
-    #[error("gave up waiting for {doing}, as asked")]
+    /// The wait was cancelled.
+    #[error("cancelled while waiting for {doing}")]
     Cancelled {
-        /// What we waited for.
+        /// What was waited for.
         doing: String,
     },
     /// The socket was closed.
     #[error(
-        "QEMU closed the QMP connection while we waited for {doing}; it has probably exited: its \
-         log or standard error says why"
+        "QEMU closed the QMP connection while hikkoshi waited for {doing}; it has probably exited: \
+         its log or standard error says why"
     )]
     Closed {
-        /// What we waited for.
+        /// What was waited for.
         doing: String,
     },
     /// The socket failed.
-    #[error("talking to QEMU about {doing}: {source}")]
+    #[error("QMP socket, at {doing}: {source}")]
     Socket {
-        /// What we were doing.
+        /// The command, or what was waited for.
         doing: String,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// What came is not what the protocol or the command's schema says.
-    #[error("QEMU's answer to {doing} makes no sense: {what}")]
+    /// The answer does not follow the protocol or the command's schema.
+    #[error("unexpected answer from QEMU to {doing}: {what}")]
     Unexpected {
-        /// What we were doing.
+        /// The command, or what was waited for.
         doing: String,
         /// What is wrong with it.
         what: String,
@@ -142,12 +142,12 @@ pub enum QmpError {
 }
 
 impl QmpError {
-    /// Whether QEMU is there and said no (rather than being gone or silent).
+    /// Whether QEMU refused the command (and has not exited or stopped answering).
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. })
     }
 
-    /// Whether the connection is gone, and with it most likely QEMU.
+    /// Whether the connection is closed, most likely because QEMU has exited.
     pub fn is_closed(&self) -> bool {
         match self {
             Self::Closed { .. } => true,

@@ -1,6 +1,6 @@
-//! Bytes to lines, with a bound.
+//! Splits received bytes into lines of bounded length.
 
-/// Longest line taken from QEMU, in bytes. The longest real answers here are
+/// The longest accepted line, in bytes. The longest real answers are
 /// `info mtree` and `qom-list`, well under 1 MiB for hundreds of devices.
 pub const MAX_LINE: usize = 16 << 20;
 
@@ -8,22 +8,22 @@ pub const MAX_LINE: usize = 16 << 20;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooLong;
 
-/// Collects bytes and gives lines.
+/// Collects bytes and returns lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     buffer: Vec<u8>,
-    /// Bytes at the front of `buffer` that hold no line end: not searched again.
+    /// Bytes at the front of `buffer` that contain no line end.
     searched: usize,
 }
 
 impl Lines {
-    /// Adds what was read.
+    /// Adds received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole line without its end, if there is one. Blank lines are
-    /// skipped.
+    /// The next complete line without its line end, if there is one. Skips blank
+    /// lines.
     pub(crate) fn next_line(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
         loop {
             let rest = self.buffer.get(self.searched..).unwrap_or_default();
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_out_whole_however_the_bytes_come_in() {
+    fn lines_do_not_depend_on_how_the_bytes_arrive() {
         let mut lines = Lines::default();
         let mut seen = Vec::new();
         for byte in b"one\r\n\n\r\ntwo\nthr" {

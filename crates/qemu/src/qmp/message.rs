@@ -1,4 +1,4 @@
-//! The kinds of line that QEMU sends.
+//! Parses the lines that QEMU sends.
 
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
@@ -18,7 +18,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// This version.
+    /// The version `major.minor.micro`.
     pub const fn new(major: u32, minor: u32, micro: u32) -> Self {
         Self {
             major,
@@ -34,20 +34,20 @@ impl fmt::Display for Version {
     }
 }
 
-/// Something that happened in QEMU.
+/// An event that QEMU reports.
 #[derive(Debug, Clone)]
 pub struct QmpEvent {
     /// Its name, such as `STOP`.
     pub name: String,
-    /// What it carries.
+    /// Its data.
     pub data: Value,
-    /// When QEMU raised it, in the clock of this process: QEMU's own time
-    /// stamp carried over, and never later than the moment we read it.
+    /// When QEMU raised it, on the clock of this process: converted from QEMU's
+    /// time stamp, and never later than when we read it.
     pub at: Instant,
 }
 
 impl QmpEvent {
-    /// Whether this is a `MIGRATION` event with a status; which one.
+    /// The status in a `MIGRATION` event.
     pub(crate) fn migration_status(&self) -> Option<&str> {
         if self.name == "MIGRATION" {
             self.data.get("status")?.as_str()
@@ -57,7 +57,7 @@ impl QmpEvent {
     }
 }
 
-/// One line from QEMU, understood.
+/// One parsed line from QEMU.
 #[derive(Debug)]
 pub(crate) enum Message {
     Greeting(Version),
@@ -73,7 +73,7 @@ pub(crate) enum Message {
     },
 }
 
-/// Most of a bad line that goes into an error message, in bytes.
+/// The longest excerpt of a bad line in an error message, in bytes.
 const EXCERPT: usize = 80;
 
 pub(crate) fn excerpt(line: &[u8]) -> String {
@@ -83,7 +83,7 @@ pub(crate) fn excerpt(line: &[u8]) -> String {
 }
 
 impl Message {
-    /// Reads a line; an error says what is wrong with it.
+    /// Parses a line. The error says what is wrong with it.
     pub(crate) fn parse(line: &[u8]) -> Result<Self, String> {
         let bad = |why: &str| format!("{why}: {}", excerpt(line));
         let Ok(Value::Object(mut object)) = serde_json::from_slice(line) else {
@@ -124,11 +124,11 @@ fn version(qmp: &Value) -> Option<Version> {
     Some(Version::new(part("major")?, part("minor")?, part("micro")?))
 }
 
-/// Longest age that an event's time stamp is believed to have. More means that
-/// the wall clock was set meanwhile.
-const BELIEVABLE: Duration = Duration::from_secs(30);
+/// The greatest plausible age of an event. A greater one means that the wall clock
+/// was set in the meantime.
+const MAX_EVENT_AGE: Duration = Duration::from_secs(30);
 
-/// QEMU stamps events with the wall clock; the engine counts with `Instant`.
+/// Converts an event's time stamp. QEMU uses the wall clock, the engine `Instant`.
 fn instant_of(object: &Map<String, Value>, now: Instant, wall: SystemTime) -> Instant {
     let stamp = || {
         let stamp = object.get("timestamp")?;
@@ -138,7 +138,7 @@ fn instant_of(object: &Map<String, Value>, now: Instant, wall: SystemTime) -> In
             Duration::from_secs(seconds).checked_add(Duration::from_micros(micros))?;
         let at = SystemTime::UNIX_EPOCH.checked_add(since_epoch)?;
         let age = wall.duration_since(at).ok()?;
-        (age <= BELIEVABLE).then_some(())?;
+        (age <= MAX_EVENT_AGE).then_some(())?;
         now.checked_sub(age)
     };
     stamp().unwrap_or(now)
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_keeps_qemus_words() {
+    fn an_error_keeps_qemus_message() {
         let line = br#"{"id": 4, "error": {"class": "GenericError", "desc": "Migration is not finalized yet"}}"#;
         match Message::parse(line).unwrap() {
             Message::Error {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_named_and_shortened() {
+    fn a_bad_line_is_described_with_an_excerpt() {
         let long = vec![b'z'; 10_000];
         for (line, part) in [
             (
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn time_stamps_are_carried_over_unless_the_clock_was_set() {
+    fn time_stamps_are_converted_unless_the_clock_was_set() {
         let now = Instant::now();
         let wall = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_500);
         let stamped = |json: &str| {

@@ -1,4 +1,4 @@
-//! QEMU's own idea of where a migration, and the guest, is.
+//! QEMU's migration status and run state: queries, waiting, cancelling.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,20 +9,20 @@ use serde_json::{Map, Value, json};
 
 use crate::qmp::{Client, QmpError, QmpEvent};
 
-/// QEMU's migration status, as far as it makes a difference here.
+/// QEMU's migration status, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MigrationStatus {
-    /// There never was one.
+    /// There has been no migration.
     None,
-    /// The guest is stopped, QEMU waits for `migrate-continue`.
+    /// The guest is paused, and QEMU waits for `migrate-continue`.
     PreSwitchover,
-    /// It went well.
+    /// It succeeded.
     Completed,
     /// It failed.
     Failed,
     /// It was cancelled.
     Cancelled,
-    /// It goes on, in one way or another.
+    /// It is in progress.
     Active(String),
 }
 
@@ -39,7 +39,7 @@ impl MigrationStatus {
         }
     }
 
-    /// Whether nothing goes on any more.
+    /// Whether no migration is in progress.
     pub(crate) fn is_over(&self) -> bool {
         !matches!(self, Self::PreSwitchover | Self::Active(_))
     }
@@ -62,9 +62,9 @@ impl fmt::Display for MigrationStatus {
 #[derive(Debug)]
 pub(crate) struct MigrationInfo {
     pub(crate) status: MigrationStatus,
-    /// QEMU's words about a failure.
+    /// QEMU's error message after a failure.
     pub(crate) error: Option<String>,
-    /// Why this guest cannot be migrated, if it cannot.
+    /// QEMU's reasons why this guest cannot be migrated.
     pub(crate) blocked: Vec<String>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn query(client: &mut Client) -> Result<MigrationInfo, QmpError> {
     })
 }
 
-/// All capabilities.
+/// All migration capabilities.
 pub(crate) fn capabilities(client: &mut Client) -> Result<BTreeMap<String, bool>, QmpError> {
     let command = "query-migrate-capabilities";
     let answer = client.execute(command, json!({}))?;
@@ -99,7 +99,7 @@ pub(crate) fn capabilities(client: &mut Client) -> Result<BTreeMap<String, bool>
         .collect())
 }
 
-/// All parameters.
+/// All migration parameters.
 pub(crate) fn parameters(client: &mut Client) -> Result<Map<String, Value>, QmpError> {
     let command = "query-migrate-parameters";
     match client.execute(command, json!({}))? {
@@ -111,7 +111,7 @@ pub(crate) fn parameters(client: &mut Client) -> Result<Map<String, Value>, QmpE
 /// The answer to `query-status`.
 #[derive(Debug)]
 pub(crate) struct RunState {
-    /// QEMU's name for it.
+    /// QEMU's name for the state.
     pub(crate) status: String,
     /// Whether the guest's processors run.
     pub(crate) running: bool,
@@ -130,13 +130,13 @@ pub(crate) fn run_state(client: &mut Client) -> Result<RunState, QmpError> {
     }
 }
 
-/// How often to ask when no event tells.
+/// How often to query if no event comes.
 const QUERY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Waits until the migration's status is one that `done` accepts, by events
-/// and, in case one was missed, by asking. `seen` is shown every event.
+/// Waits until `done` accepts the migration's status. Uses events and, in case one
+/// was missed, queries. Calls `seen` with every event.
 ///
-/// `None` when that takes longer than `timeout`.
+/// `None` after `timeout`.
 pub(crate) fn wait_status(
     client: &mut Client,
     doing: &str,
@@ -159,7 +159,7 @@ pub(crate) fn wait_status(
         if left.is_zero() {
             return Ok(None);
         }
-        // QEMU may be stuck on a missing page just now: the same timeouts.
+        // QEMU may be waiting for a missing page now, so use the full time.
         let answer = client.execute_within("query-migrate", json!({}), left)?;
         let text = answer.get("status").and_then(Value::as_str);
         let status = MigrationStatus::parse(text.unwrap_or("none"));
@@ -169,16 +169,16 @@ pub(crate) fn wait_status(
     }
 }
 
-/// How long a cancelled migration may take to come to its end.
+/// The longest time that a cancelled migration takes to end.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often to look whether it has.
+/// How often to query the status.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Brings an outgoing migration to its end, by cancelling it if it goes on.
+/// Cancels an outgoing migration that is in progress, and waits until it ends.
 ///
-/// A cancelled or failed migration makes QEMU resume the guest if it ran when
-/// the migration began; a completed one leaves it stopped.
+/// After a cancelled or failed migration QEMU resumes the guest if it ran when the
+/// migration began. After a completed one the guest stays paused.
 pub(crate) fn cancel_and_wait(client: &mut Client) -> Result<MigrationInfo, QmpError> {
     let deadline = Instant::now() + CANCEL_TIMEOUT;
     let mut cancelled = false;
@@ -195,7 +195,7 @@ pub(crate) fn cancel_and_wait(client: &mut Client) -> Result<MigrationInfo, QmpE
         if Instant::now() > deadline {
             return Err(QmpError::TimedOut {
                 doing: format!(
-                    "migrate_cancel (the migration's status stays {})",
+                    "migrate_cancel (the migration's status is still {})",
                     info.status
                 ),
                 after: CANCEL_TIMEOUT,
@@ -205,11 +205,12 @@ pub(crate) fn cancel_and_wait(client: &mut Client) -> Result<MigrationInfo, QmpE
     }
 }
 
-/// How long a guest may take to run after `cont`, and QEMU to come to rest.
+/// The longest time until the guest runs after `cont`, or until QEMU leaves
+/// `finish-migrate`.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The run state after a migration that is over: QEMU says that it is a moment
-/// before it leaves `finish-migrate`, and refuses `cont` until then.
+/// The run state after a migration has ended. QEMU reports the end shortly before it
+/// leaves `finish-migrate`, and refuses `cont` until then.
 pub(crate) fn run_state_after_migration(client: &mut Client) -> Result<RunState, QmpError> {
     let deadline = Instant::now() + RESUME_TIMEOUT;
     loop {
@@ -221,11 +222,10 @@ pub(crate) fn run_state_after_migration(client: &mut Client) -> Result<RunState,
     }
 }
 
-/// Makes a guest run again that a migration of ours stopped. Gives the run
-/// state in the end.
+/// Resumes a guest that our migration paused. Returns the final run state.
 ///
-/// Only states that a migration causes are left by `cont`: a guest that its
-/// owner paused (state `paused`) stays as it is.
+/// `cont` is used only in states that a migration causes: a guest that its owner
+/// paused (state `paused`) stays paused.
 pub(crate) fn resume_after_migration(client: &mut Client) -> Result<RunState, QmpError> {
     let deadline = Instant::now() + RESUME_TIMEOUT;
     loop {
@@ -237,11 +237,11 @@ pub(crate) fn resume_after_migration(client: &mut Client) -> Result<RunState, Qm
         }
         match client.execute("cont", json!({})) {
             Ok(_) => {}
-            // "Migration is not finalized yet": the status is ahead of the run state.
+            // "Migration is not finalized yet": the status changes before the run state.
             Err(error) if error.is_refusal() && Instant::now() + POLL_INTERVAL < deadline => {
                 tracing::debug!(%error, "cont");
                 if state.status == "postmigrate" {
-                    // Not a matter of time: storage, mostly.
+                    // Waiting does not help; the cause is usually storage.
                     return Err(error);
                 }
             }
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_over_and_what_is_not() {
+    fn statuses_in_progress_and_ended() {
         for text in ["none", "completed", "failed", "cancelled"] {
             let status = MigrationStatus::parse(text);
             assert!(status.is_over());

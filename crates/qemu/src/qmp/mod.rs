@@ -1,17 +1,17 @@
-//! QEMU's machine protocol, as far as a migration needs it.
+//! A client for the QEMU Machine Protocol (QMP), as far as migration needs it, and
+//! the command sequences that are used at both sides.
 //!
-//! QMP is lines of JSON over a Unix socket. QEMU greets, the client asks for
-//! command mode, and from then on every command gets one answer; **events come
-//! at any time, also between a command and its answer**. Answers are matched
-//! to commands by `id`, so that an answer that comes after we stopped waiting
-//! for it is not taken for the next one.
+//! QMP sends lines of JSON over a Unix socket. QEMU greets, the client enters
+//! command mode, and from then on every command gets one answer. **Events can come
+//! at any time, also between a command and its answer**. Answers are matched to
+//! commands by `id`, so a late answer is not mistaken for the next command's.
 //!
-//! A QMP socket serves one client at a time: while another program holds it,
-//! QEMU accepts nobody and says nothing, and a connection just waits in the
-//! kernel. Here that is an error of its own, [`ConnectError::NoGreeting`].
+//! A QMP socket serves one client at a time. While another program is connected,
+//! QEMU does not accept, and a new connection waits in the kernel without any
+//! answer. The error for this is [`ConnectError::NoGreeting`].
 //!
-//! Blocking, with a deadline on everything; nothing that QEMU sends makes the
-//! client allocate without bound.
+//! All calls block, each with a deadline. The client's memory is bounded, whatever
+//! QEMU sends.
 
 pub(crate) mod announce;
 mod client;
@@ -25,7 +25,7 @@ pub(crate) mod qom;
 #[cfg(test)]
 mod tests;
 
-/// What the fuzz targets look at.
+/// What the fuzz targets test.
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing {
     pub(crate) use super::lines::{Lines, MAX_LINE};

@@ -1,7 +1,7 @@
-//! Getting through to the monitor of a QEMU that was taken up.
+//! Connecting to the monitor of a QEMU after reattaching to its process.
 //!
-//! It is talked to as late as possible: while QEMU's main loop waits for a page
-//! it says nothing, and much can be done without it.
+//! The connection is made as late as possible: QEMU does not answer while its main
+//! loop waits for a page, and much can be done without it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,52 +12,52 @@ use thiserror::Error;
 
 use crate::qmp::{Client, ConnectError, QmpError};
 
-/// How long to listen for the greeting of a QEMU that may wait for a page.
+/// How long to wait for the greeting in one attempt. QEMU may be waiting for a page.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Between two tries to get through to it.
+/// The time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Longer than anybody waits: the end comes from elsewhere.
+/// Practically infinite: the wait is ended by other means.
 pub(crate) const NO_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// QEMU's monitor did not do as it was told, or was not to be had.
+/// A command could not be sent to QEMU's monitor, or failed.
 #[derive(Debug, Error)]
 pub enum MonitorError {
-    /// It does not answer.
+    /// The connection failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// It does not do as it is told.
+    /// The command failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
 }
 
-/// How long to try.
+/// How long to try to connect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConnectTimeouts {
-    /// With a QEMU that cannot be talked to.
-    pub(crate) unreachable: Duration,
-    /// With one that has a monitor, which says nothing.
+    /// If the socket does not exist, refuses, or belongs to another process.
+    pub(crate) failing: Duration,
+    /// If QEMU listens, but does not greet.
     pub(crate) silent: Duration,
 }
 
-/// How long a QEMU that was taken up may take to turn to us: it has to notice
-/// first that the killed engine's connection has ended.
+/// For a QEMU after reattaching: it first has to notice that the killed engine has
+/// disconnected.
 pub(crate) const RECONNECT_TIMEOUTS: ConnectTimeouts = ConnectTimeouts {
-    unreachable: Duration::from_secs(5),
+    failing: Duration::from_secs(5),
     silent: Duration::from_secs(20),
 };
 
-/// The monitor of a QEMU that was attached to.
+/// The monitor, which is connected since attaching.
 pub(crate) fn connected(client: &mut Option<Client>) -> Result<&mut Client, QmpError> {
     client.as_mut().ok_or_else(|| QmpError::Closed {
-        doing: "a guest that it does not have yet, or no more".to_owned(),
+        doing: "a command: the monitor is not connected".to_owned(),
     })
 }
 
-/// The monitor, connected to now if that was not done before. QEMU may wait for
-/// a page, or may not have noticed yet that the program before is gone. Ends
-/// early when `process` does, or once `give_up` is set.
+/// The monitor; connects first if necessary. QEMU may be waiting for a page, or may
+/// not have noticed yet that the previous program has disconnected. Fails early if
+/// `process` ends, or once `give_up` is set.
 pub(crate) fn get_or_connect<'a>(
     client: &'a mut Option<Client>,
     qmp: &Path,
@@ -81,7 +81,7 @@ fn connect(
     let begun = Instant::now();
     loop {
         let error = match Client::connect(qmp, GREETING_TIMEOUT) {
-            // Whoever may write to the socket's folder can put another one there.
+            // Another program may have replaced the socket.
             Ok(client) if client.peer() == Some(process.pid()) => return Ok(client),
             Ok(client) => ConnectError::AnotherProcess {
                 path: qmp.to_owned(),
@@ -93,7 +93,7 @@ fn connect(
         let timeouts = if error.is_silent() {
             timeouts.silent
         } else {
-            timeouts.unreachable
+            timeouts.failing
         };
         if give_up.is_cancelled() || begun.elapsed() >= timeouts || !process.is_alive() {
             return Err(error);
@@ -111,13 +111,13 @@ mod tests {
     use std::thread;
 
     const SILENCE_ONLY: ConnectTimeouts = ConnectTimeouts {
-        unreachable: Duration::ZERO,
+        failing: Duration::ZERO,
         silent: NO_TIMEOUT,
     };
 
-    /// Somebody who listens and says nothing, like a QEMU that waits for a page.
+    /// A listener that never answers, like a QEMU that waits for a page.
     #[test]
-    fn silence_is_borne_until_somebody_gives_up_or_the_process_ends() {
+    fn a_silent_monitor_is_waited_for_until_cancelled_or_the_process_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let _listener = UnixListener::bind(&path).unwrap();
@@ -127,19 +127,19 @@ mod tests {
             .unwrap();
         let process = Arc::new(Process::open(child.id()).unwrap());
         let give_up = Cancel::new();
-        let try_it = || {
+        let connecting = || {
             let (path, process) = (path.clone(), Arc::clone(&process));
             let give_up = give_up.clone();
             thread::spawn(move || connect(&path, &process, SILENCE_ONLY, &give_up).unwrap_err())
         };
-        let first = try_it();
+        let first = connecting();
         thread::sleep(GREETING_TIMEOUT + GREETING_TIMEOUT);
         assert!(!first.is_finished(), "not given up");
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(first.join().unwrap().is_silent());
         give_up.cancel();
-        assert!(try_it().join().unwrap().is_silent());
+        assert!(connecting().join().unwrap().is_silent());
     }
 
     #[test]
@@ -163,25 +163,25 @@ mod tests {
             .spawn()
             .unwrap();
         let process = Process::open(child.id()).unwrap();
-        let hurry = ConnectTimeouts {
-            unreachable: Duration::ZERO,
+        let at_once = ConnectTimeouts {
+            failing: Duration::ZERO,
             silent: Duration::ZERO,
         };
-        let error = connect(&path, &process, hurry, &Cancel::new()).unwrap_err();
+        let error = connect(&path, &process, at_once, &Cancel::new()).unwrap_err();
         let own = std::process::id();
         let is_it = matches!(error, ConnectError::AnotherProcess { expected, found, .. }
             if (expected, found) == (child.id(), own));
         assert!(is_it, "{error}");
         child.kill().unwrap();
         child.wait().unwrap();
-        // No more than that it may talk.
+        // Only the opening of the session.
         let heard = server.join().unwrap();
         assert_eq!(heard.len(), 1, "{heard:?}");
         assert!(heard[0].contains("qmp_capabilities"), "{heard:?}");
     }
 
     #[test]
-    fn a_socket_that_is_not_there_is_told_at_once() {
+    fn a_missing_socket_is_an_error_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let own = Process::open(std::process::id()).unwrap();
         let path = folder.path().join("nothing");

@@ -1,15 +1,15 @@
-//! QOM.
+//! Queries of QEMU's object tree (QOM).
 
 use serde_json::{Value, json};
 
 use crate::qmp::{Client, QmpError};
 
-/// What `child<TYPE>` in a QOM listing says.
+/// `TYPE` of the `child<TYPE>` in a QOM listing.
 pub(crate) fn child_type(listed: &str) -> Option<&str> {
     listed.strip_prefix("child<")?.strip_suffix('>')
 }
 
-/// The children of a QOM node: name and type. None if there is no such node.
+/// The children of a QOM node: name and type. Empty if there is no such node.
 pub(crate) fn children(client: &mut Client, path: &str) -> Result<Vec<(String, String)>, QmpError> {
     let listed = match client.execute("qom-list", json!({ "path": path })) {
         Ok(listed) => listed,
@@ -29,7 +29,7 @@ pub(crate) fn children(client: &mut Client, path: &str) -> Result<Vec<(String, S
         .collect())
 }
 
-/// A property of an object; `None` when it has no such property.
+/// A property of an object; `None` if it has no such property.
 pub(crate) fn property(
     client: &mut Client,
     path: &str,

@@ -1,5 +1,5 @@
-//! The client against a scripted QEMU: what the two versions really send, and
-//! what they never should.
+//! Tests the client with a scripted QEMU: lines that both versions really send, and
+//! invalid ones.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,7 +15,7 @@ use super::{Client, ConnectError, MAX_LINE, QmpError, Version};
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg-7+deb12u18+b3"}, "capabilities": ["oob"]}}"#;
 
-/// Short enough for a test, long enough for a busy machine's answer.
+/// Short enough for a test, long enough for an answer on a busy machine.
 const SHORT: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(20);
 
@@ -46,11 +46,11 @@ fn server(script: impl FnOnce(Session) + Send + 'static) -> Server {
     Server { folder, thread }
 }
 
-/// A server whose first word is this line.
-fn server_that(says: &'static str) -> Server {
+/// A server that first sends this line.
+fn server_that_sends(line: &'static str) -> Server {
     server(move |mut session| {
-        session.say(says);
-        session.hear_end();
+        session.send(line);
+        session.wait_end();
     })
 }
 
@@ -60,12 +60,12 @@ struct Session {
 }
 
 impl Session {
-    fn say(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         let _ = self.stream.write_all(format!("{line}\r\n").as_bytes());
     }
 
     /// The next command's name and id.
-    fn hear(&mut self) -> (String, u64) {
+    fn receive(&mut self) -> (String, u64) {
         let mut line = String::new();
         self.reader.read_line(&mut line).unwrap();
         let command: Value = serde_json::from_str(&line).unwrap();
@@ -76,15 +76,15 @@ impl Session {
     }
 
     fn open(mut self) -> Self {
-        self.say(GREETING);
-        let (command, id) = self.hear();
+        self.send(GREETING);
+        let (command, id) = self.receive();
         assert_eq!(command, "qmp_capabilities");
         self.answer(id, json!({}));
         self
     }
 
     fn answer(&mut self, id: u64, value: Value) {
-        self.say(&json!({ "return": value, "id": id }).to_string());
+        self.send(&json!({ "return": value, "id": id }).to_string());
     }
 }
 
@@ -92,17 +92,17 @@ impl Session {
 fn events_between_a_command_and_its_answer_are_kept() {
     let server = server(|session| {
         let mut session = session.open();
-        let (command, id) = session.hear();
+        let (command, id) = session.receive();
         assert_eq!(command, "migrate");
         // As captured from 7.2, shortened.
-        session.say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 1}, "event": "MIGRATION", "data": {"status": "setup"}}"#);
+        session.send(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 1}, "event": "MIGRATION", "data": {"status": "setup"}}"#);
         session.answer(id, json!({}));
-        session.say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 2}, "event": "MIGRATION_PASS", "data": {"pass": 1}}"#);
+        session.send(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 2}, "event": "MIGRATION_PASS", "data": {"pass": 1}}"#);
         session
-            .say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 3}, "event": "STOP"}"#);
-        let (_, id) = session.hear();
+            .send(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 3}, "event": "STOP"}"#);
+        let (_, id) = session.receive();
         session.answer(id, json!({ "status": "active" }));
-        session.hear();
+        session.receive();
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     assert_eq!(client.version(), Version::new(7, 2, 22));
@@ -126,11 +126,11 @@ fn events_between_a_command_and_its_answer_are_kept() {
 }
 
 #[test]
-fn a_late_answer_is_not_taken_for_the_next_one() {
+fn a_late_answer_is_not_mistaken_for_the_next_one() {
     let server = server(|session| {
         let mut session = session.open();
-        let (_, slow) = session.hear();
-        let (_, quick) = session.hear();
+        let (_, slow) = session.receive();
+        let (_, quick) = session.receive();
         session.answer(slow, json!("late"));
         session.answer(quick, json!("mine"));
     });
@@ -143,11 +143,11 @@ fn a_late_answer_is_not_taken_for_the_next_one() {
 }
 
 #[test]
-fn qemus_refusal_keeps_its_words() {
+fn a_refusal_contains_qemus_message() {
     let server = server(|session| {
         let mut session = session.open();
-        let (_, id) = session.hear();
-        session.say(&format!(
+        let (_, id) = session.receive();
+        session.send(&format!(
             r#"{{"id": {id}, "error": {{"class": "GenericError", "desc": "There's a migration process in progress"}}}}"#
         ));
     });
@@ -164,10 +164,10 @@ fn qemus_refusal_keeps_its_words() {
 }
 
 #[test]
-fn an_end_is_told_from_silence() {
+fn a_closed_connection_is_an_error_of_its_own() {
     let server = server(|session| {
         let mut session = session.open();
-        session.hear();
+        session.receive();
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     let error = client.execute("cont", json!({})).unwrap_err();
@@ -177,13 +177,13 @@ fn an_end_is_told_from_silence() {
 }
 
 #[test]
-fn garbage_ends_the_session_with_what_it_was() {
+fn an_unexpected_answer_is_described() {
     for garbage in ["\u{0}\u{1}binary", "[]", r#"{"return": {}}"#] {
         let server = server(move |session| {
             let mut session = session.open();
-            session.hear();
-            session.say(garbage);
-            session.hear_end();
+            session.receive();
+            session.send(garbage);
+            session.wait_end();
         });
         let mut client = Client::connect(&server.path(), LONG).unwrap();
         let error = client.execute("query-status", json!({})).unwrap_err();
@@ -195,7 +195,7 @@ fn garbage_ends_the_session_with_what_it_was() {
 }
 
 impl Session {
-    fn hear_end(&mut self) {
+    fn wait_end(&mut self) {
         let mut rest = Vec::new();
         let _ = std::io::Read::read_to_end(&mut self.reader, &mut rest);
     }
@@ -205,13 +205,13 @@ impl Session {
 fn a_line_without_end_does_not_fill_memory() {
     let server = server(|session| {
         let mut session = session.open();
-        session.hear();
+        session.receive();
         let piece = vec![b'a'; 1 << 20];
         let written = (0..MAX_LINE / piece.len() + 8)
             .take_while(|_| session.stream.write_all(&piece).is_ok())
             .count();
         assert!(written >= MAX_LINE / piece.len());
-        session.hear_end();
+        session.wait_end();
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     let error = client.execute_within("info", json!({}), LONG).unwrap_err();
@@ -221,15 +221,15 @@ fn a_line_without_end_does_not_fill_memory() {
 }
 
 #[test]
-fn more_events_than_anybody_wants_are_dropped_oldest_first() {
+fn too_many_events_are_dropped_oldest_first() {
     let server = server(|session| {
         let mut session = session.open();
-        let (_, id) = session.hear();
+        let (_, id) = session.receive();
         for number in 0..3000 {
-            session.say(&json!({ "event": "E", "data": number }).to_string());
+            session.send(&json!({ "event": "E", "data": number }).to_string());
         }
         session.answer(id, json!({}));
-        session.hear_end();
+        session.wait_end();
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     client.execute("x", json!({})).unwrap();
@@ -242,9 +242,9 @@ fn more_events_than_anybody_wants_are_dropped_oldest_first() {
 }
 
 #[test]
-fn a_socket_that_is_held_by_another_says_so() {
-    // Somebody listens and never answers: QEMU with a client already, whether
-    // the connection is taken into the queue or the queue is full.
+fn a_socket_with_another_client_is_an_error_of_its_own() {
+    // A listener that never answers, like a QEMU that has a client: with space in
+    // the queue, and with a full queue.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("qmp");
     let _listener = UnixListener::bind(&path).unwrap();
@@ -256,7 +256,7 @@ fn a_socket_that_is_held_by_another_says_so() {
             "{error:?}"
         );
         assert!(error.to_string().contains("another program"), "{error}");
-        // Fill the queue for the second time round.
+        // Fill the queue for the second round.
         held.extend((0..200).map_while(|_| {
             let deadline = Instant::now();
             super::connection::connect(&path, deadline).ok()
@@ -264,16 +264,17 @@ fn a_socket_that_is_held_by_another_says_so() {
     }
 }
 
-/// As QEMU 7.2 does when the session before this one ended a moment ago.
+/// QEMU 7.2 does this if the previous session has just ended.
 #[test]
-fn an_event_before_the_greeting_belongs_to_the_session_before() {
+fn an_event_before_the_greeting_belongs_to_the_previous_session() {
     let server = server(|mut session| {
-        session
-            .say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 1}, "event": "RESUME"}"#);
+        session.send(
+            r#"{"timestamp": {"seconds": 1763755200, "microseconds": 1}, "event": "RESUME"}"#,
+        );
         let mut session = session.open();
         session
-            .say(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 2}, "event": "STOP"}"#);
-        session.hear_end();
+            .send(r#"{"timestamp": {"seconds": 1763755200, "microseconds": 2}, "event": "STOP"}"#);
+        session.wait_end();
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     let first = client
@@ -285,7 +286,7 @@ fn an_event_before_the_greeting_belongs_to_the_session_before() {
     drop(client);
     server.end();
 
-    let server = server_that(r#"{"return": {}, "id": 7}"#);
+    let server = server_that_sends(r#"{"return": {}, "id": 7}"#);
     let error = Client::connect(&server.path(), LONG).unwrap_err();
     assert!(
         error.to_string().contains("an answer came before"),
@@ -295,10 +296,10 @@ fn an_event_before_the_greeting_belongs_to_the_session_before() {
 }
 
 #[test]
-fn what_is_no_qmp_is_told_from_what_is_not_there() {
+fn other_sockets_and_missing_sockets_are_different_errors() {
     let monitor = server(|mut session| {
-        session.say("QEMU 7.2.22 monitor - type 'help' for more information");
-        session.hear_end();
+        session.send("QEMU 7.2.22 monitor - type 'help' for more information");
+        session.wait_end();
     });
     let error = Client::connect(&monitor.path(), LONG).unwrap_err();
     assert!(matches!(error, ConnectError::NotQmp { .. }), "{error}");
@@ -314,11 +315,11 @@ fn what_is_no_qmp_is_told_from_what_is_not_there() {
 }
 
 #[test]
-fn waiting_ends_when_asked() {
+fn waiting_can_be_cancelled() {
     let server = server(|session| {
         let mut session = session.open();
-        session.hear();
-        session.hear_end();
+        session.receive();
+        session.wait_end();
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     let cancel = Cancel::new();
@@ -336,7 +337,7 @@ fn waiting_ends_when_asked() {
 
 const LISTEN: &str = "HIKKOSHI_TEST_LISTEN";
 
-/// Another process: a copy of this program that greets whoever connects, and ends.
+/// The other process: a copy of this program that greets one client and ends.
 #[test]
 fn a_listener_that_ends() {
     let Some(path) = std::env::var_os(LISTEN) else {
@@ -346,15 +347,15 @@ fn a_listener_that_ends() {
     let (stream, _) = listener.accept().unwrap();
     let reader = BufReader::new(stream.try_clone().unwrap());
     let mut session = Session { stream, reader };
-    session.say(GREETING);
-    let (_, id) = session.hear();
+    session.send(GREETING);
+    let (_, id) = session.receive();
     session.answer(id, json!({}));
 }
 
-/// Its number may be another process's then, while something that it has started
-/// answers by the same socket.
+/// Its number can then belong to another process, while one of its children answers
+/// on the same socket.
 #[test]
-fn a_peer_that_has_ended_is_noticed() {
+fn the_end_of_the_peer_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("qmp");
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())

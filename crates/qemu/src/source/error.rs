@@ -1,4 +1,4 @@
-//! Errors of a source.
+//! The errors of a source.
 
 use std::io;
 use std::time::Duration;
@@ -11,152 +11,155 @@ use crate::attach::preflight::Refusal;
 use crate::qmp::monitor::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
 
-/// How long QEMU may take from `migrate` to the guest's stop. It sends video
-/// memory and the like meanwhile, the guest still runs.
+/// Longest time from `migrate` until the guest is paused. QEMU sends video
+/// memory and the like in this time, while the guest still runs.
 pub(super) const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long QEMU may take from the last byte of the device state to saying
-/// that all is well.
+/// Longest time from the last byte of the device state until QEMU reports that
+/// the migration completed.
 pub(super) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The dirty log could not be started. The guest is as it was.
+/// The dirty log was not started. The guest is unchanged.
 #[derive(Debug, Error)]
 pub enum StartLogError {
-    /// The kernel cannot do it.
+    /// The kernel does not support it.
     #[error(
-        "tracking the guest's writes: {0}; post-copy without pre-copy rounds needs no tracking"
+        "starting the dirty log: {0}; post-copy without pre-copy rounds does not need a dirty log"
     )]
     Kernel(#[from] UnsupportedKernel),
-    /// No userfaultfd was to be had.
-    #[error("tracking the guest's writes: {0}")]
+    /// Creating the userfaultfd failed.
+    #[error("starting the dirty log: {0}")]
     Take(#[from] TakeError),
-    /// The tracker.
-    #[error("tracking the guest's writes: {0}")]
+    /// Starting the tracker failed.
+    #[error("starting the dirty log: {0}")]
     Start(#[from] StartError),
-    /// QEMU could not be asked about its disks.
-    #[error("tracking the guest's writes: finding out how its disks are opened: {0}")]
+    /// Querying QEMU for its disks failed.
+    #[error("starting the dirty log: querying how the guest's disks are opened: {0}")]
     Disks(#[from] QmpError),
-    /// It runs already.
-    #[error("tracking the guest's writes: it is being done already")]
+    /// It is running already.
+    #[error("starting the dirty log: it is running already")]
     Twice,
 }
 
-/// The guest was not stopped for the switchover; it is as it was.
+/// The guest was not paused for the switchover. It is unchanged.
 #[derive(Debug, Error)]
 pub enum PauseError {
-    /// QEMU.
-    #[error("stopping the guest for the switchover: {0}")]
+    /// A QMP command failed.
+    #[error("pausing the guest for the switchover: {0}")]
     Qmp(#[from] QmpError),
     /// The guest's state has changed since we attached.
-    #[error("stopping the guest for the switchover: {0}")]
+    #[error("pausing the guest for the switchover: {0}")]
     Refused(#[from] Refusal),
-    /// Something about the socket for the device state.
-    #[error("stopping the guest for the switchover: the device state's socket: {0}")]
+    /// The socket for the device state failed.
+    #[error("pausing the guest for the switchover: opening the socket for the device state: {0}")]
     Socket(#[from] io::Error),
-    /// What there will be to undo could not be written down.
-    #[error("stopping the guest for the switchover: writing down how to let it run again: {0}")]
+    /// The undo record could not be written.
+    #[error("pausing the guest for the switchover: writing the undo record: {0}")]
     Record(io::Error),
-    /// QEMU's migration came to an end instead.
+    /// QEMU's migration ended instead.
     #[error(
-        "stopping the guest for the switchover: QEMU's migration is {status} instead{}",
-        said(error)
+        "pausing the guest for the switchover: QEMU's migration ended with the status {status}{}",
+        after_colon(error)
     )]
     Ended {
         /// Its status.
         status: String,
-        /// QEMU's words.
+        /// QEMU's error message.
         error: Option<String>,
     },
-    /// It took too long.
+    /// The guest was not paused in time.
     #[error(
-        "stopping the guest for the switchover: QEMU has not done so within {} s", SETUP_TIMEOUT.as_secs()
+        "pausing the guest for the switchover: QEMU did not pause it within {} s",
+        SETUP_TIMEOUT.as_secs()
     )]
     TimedOut,
 }
 
-/// The device state was not saved whole.
+/// The device state was not saved completely.
 #[derive(Debug, Error)]
 pub enum SaveError {
-    /// The guest was not stopped for it.
-    #[error("saving the device state: the guest has not been stopped for it")]
+    /// The guest was not paused before.
+    #[error("saving the device state: the guest is not paused for the switchover")]
     NotPaused,
-    /// QEMU.
+    /// A QMP command failed.
     #[error("saving the device state: {0}")]
     Qmp(#[from] QmpError),
-    /// What QEMU wrote could not be read.
-    #[error("saving the device state: reading what QEMU writes: {0}")]
+    /// Reading from QEMU failed.
+    #[error("saving the device state: reading it from QEMU: {0}")]
     Read(io::Error),
-    /// It was to be given up before its end.
-    #[error(
-        "saving the device state: QEMU has written {bytes} bytes of it so far, and was given no \
-         more time"
-    )]
+    /// Cancelled before its end.
+    #[error("saving the device state: cancelled after {bytes} bytes from QEMU")]
     GivenUp {
-        /// How much there was.
+        /// Bytes read.
         bytes: u64,
     },
-    /// It could not be passed on.
-    #[error("saving the device state: passing it on: {0}")]
+    /// Writing to the sink failed.
+    #[error("saving the device state: sending it: {0}")]
     Sink(io::Error),
-    /// QEMU says that it failed.
-    #[error("saving the device state: QEMU's migration is {status}{}", said(error))]
+    /// QEMU reports a failure.
+    #[error(
+        "saving the device state: QEMU's migration ended with the status {status}{}",
+        after_colon(error)
+    )]
     Failed {
         /// The migration's status.
         status: String,
-        /// QEMU's words.
+        /// QEMU's error message.
         error: Option<String>,
     },
-    /// QEMU does not say that it went well.
+    /// QEMU does not report completion.
     #[error(
-        "saving the device state: QEMU has written it but not said within {} s that all is well",
+        "saving the device state: QEMU wrote all of it but did not report completion within {} s",
         COMPLETION_TIMEOUT.as_secs()
     )]
     TimedOut,
 }
 
-/// The guest does not run again.
+/// The guest was not resumed.
 #[derive(Debug, Error)]
 pub enum ResumeError {
-    /// QEMU.
+    /// A QMP command failed.
     #[error(
-        "THE GUEST MAY BE STOPPED: resuming it at the source: {0}; resume it by hand (QMP cont)"
+        "THE GUEST MAY BE PAUSED: resuming it at the source: {0}; resume it by hand (QMP command \
+         'cont')"
     )]
     Qmp(#[from] QmpError),
-    /// QEMU's monitor.
-    #[error("THE GUEST MAY BE STOPPED: resuming it at the source: {0}")]
+    /// The connection to the monitor failed.
+    #[error("THE GUEST MAY BE PAUSED: resuming it at the source: {0}")]
     Connect(#[from] ConnectError),
-    /// QEMU did as told, to no avail.
+    /// The command succeeded, but the guest does not run.
     #[error(
-        "THE GUEST IS STOPPED: resuming it at the source: its state is {state} still; resume it by \
-         hand (QMP cont)"
+        "THE GUEST IS PAUSED: resuming it at the source: its state is still {state}; resume it by \
+         hand (QMP command 'cont')"
     )]
     Stopped {
-        /// QEMU's name for it.
+        /// QEMU's name for the state.
         state: String,
     },
 }
 
-/// Something taken from QEMU could not be given back. The rest was.
+/// Something that was changed in QEMU was not restored. The rest was.
 #[derive(Debug, Error)]
 pub enum ReleaseSourceError {
-    /// The dirty log.
-    #[error("ending the dirty log: {0}")]
+    /// Stopping the dirty log failed.
+    #[error("stopping the dirty log: {0}")]
     Log(#[from] DirtyError),
-    /// The descriptor inside QEMU.
+    /// Closing the userfaultfd inside QEMU failed.
     #[error(transparent)]
     Userfault(#[from] GiveBackError),
-    /// The settings.
-    #[error("putting QEMU's migration settings back: {0}")]
+    /// Restoring the settings failed.
+    #[error("restoring QEMU's migration settings: {0}")]
     Settings(#[from] MonitorError),
-    /// QEMU's save of the device state, of a guest that has moved.
-    #[error("letting QEMU end its migration: {0}")]
+    /// QEMU did not complete its migration, of a guest that has moved.
+    #[error("waiting until QEMU completes its migration: {0}")]
     Finish(QmpError),
-    /// The guest.
+    /// Resuming the guest failed.
     #[error(transparent)]
     Resume(#[from] ResumeError),
 }
 
-fn said(error: &Option<String>) -> String {
+/// A colon and QEMU's error message, if there is one.
+fn after_colon(error: &Option<String>) -> String {
     error
         .as_ref()
         .map_or_else(String::new, |error| format!(": {error}"))

@@ -1,18 +1,18 @@
-//! Which block drivers write the guest's memory, and how.
+//! How each block driver writes the guest's memory.
 //!
-//! A read of a guest with `cache=none` is direct I/O: the kernel pins the
-//! guest's pages and the disk's controller writes into them. The dirty log sees
-//! the pinning, but not the write. Whoever takes the log therefore drains the
-//! disks between taking and reading pages (`pinning.rs`). That covers the
-//! drivers that read files and host devices by system calls, with whatever
-//! format and filter is above them. Network drivers in user space copy with
-//! QEMU's threads; they need no drain.
+//! A guest's read with `cache=none` is direct I/O: the kernel pins the guest's
+//! pages, and the disk's controller writes into them. The dirty log sees the
+//! pinning, but not the write. The engine therefore drains the disks after it has
+//! taken the log of some pages and before it copies them (`pinning.rs`). This covers
+//! the drivers that read files and host devices by system calls, with any format
+//! and filter above them. Network drivers in user space copy data with QEMU's
+//! threads and need no drain.
 //!
-//! Others never read a byte by a system call on QEMU's buffers: they give the
-//! guest's memory to a device or another process once, for as long as the disk is
-//! there. Every page is pinned or mapped then from the beginning; nothing is seen
-//! in rounds, and at a destination there are no absent pages for post-copy. No
-//! mode copes with these.
+//! Other drivers do not read by system calls into QEMU's buffers. They register the
+//! guest's memory with a device or another process once, for as long as the disk
+//! exists. Every page is then pinned or mapped from the start: pre-copy rounds see
+//! no writes, and a destination has no missing pages for post-copy. No mode
+//! supports these drivers.
 
 use serde_json::{Value, json};
 
@@ -20,12 +20,12 @@ use super::Refusal;
 use super::devices::MemoryWrites;
 use crate::qmp::{Client, QmpError};
 
-const DMA: &str = "a device of the host writes into the guest's memory by itself, all of which is \
-     pinned for that: what it writes cannot be seen, so pages would be lost in any mode";
+const DMA: &str = "a device of the host writes into the guest's memory by DMA, and all of the memory is \
+     pinned for that: its writes cannot be tracked, so pages would be lost in any mode";
 const OTHER_PROCESS: &str = "another process writes into the guest's memory for it, which cannot be \
-     seen, so pages would be lost in any mode";
-const FIXED: &str = "it registers all of the guest's memory with io_uring, which pins it: what the \
-     disk writes cannot be seen, so pages would be lost in any mode";
+     tracked, so pages would be lost in any mode";
+const FIXED: &str = "it registers all of the guest's memory with io_uring, which pins it: the disk's \
+     writes cannot be tracked, so pages would be lost in any mode";
 
 /// How a block driver (`drv` of `query-named-block-nodes`) writes memory.
 pub(crate) fn of_driver(driver: &str) -> MemoryWrites {
@@ -35,19 +35,19 @@ pub(crate) fn of_driver(driver: &str) -> MemoryWrites {
         }
         "virtio-blk-vhost-user" => MemoryWrites::Refused(OTHER_PROCESS),
         "io_uring" => MemoryWrites::Refused(FIXED),
-        _ if DRIVERS.iter().any(|list| list.contains(&driver)) => MemoryWrites::Seen,
+        _ if DRIVERS.iter().any(|list| list.contains(&driver)) => MemoryWrites::Tracked,
         _ => MemoryWrites::Unknown,
     }
 }
 
 const DRIVERS: [&[&str]; 4] = [
-    // By system calls on QEMU's own buffers.
+    // By system calls into QEMU's own buffers.
     &["file", "host_cdrom", "host_device"],
     // Over a network, by QEMU's threads.
     &[
         "ftp", "ftps", "gluster", "http", "https", "iscsi", "nbd", "nfs", "rbd", "ssh",
     ],
-    // Image formats: what they read goes through others.
+    // Image formats: they read through other drivers.
     &[
         "bochs",
         "cloop",
@@ -104,7 +104,7 @@ pub(crate) fn nodes(client: &mut Client) -> Result<Vec<Node>, QmpError> {
     rows.iter().map(node).collect()
 }
 
-/// A node of which this cannot be read is not one to be skipped.
+/// A node that cannot be parsed is an error and is not skipped.
 fn node(row: &Value) -> Result<Node, QmpError> {
     let text = |key| row.get(key).and_then(Value::as_str).map(str::to_owned);
     let direct = row
@@ -125,10 +125,10 @@ fn node(row: &Value) -> Result<Node, QmpError> {
     }
 }
 
-/// How libiscsi moves data. Over TCP its threads copy; over RDMA (iSER) it
-/// registers buffers with the adapter, which then writes into memory itself.
+/// How libiscsi transfers data. Over TCP its threads copy; over RDMA (iSER) it
+/// registers buffers with the adapter, which then writes into memory by DMA.
 ///
-/// QEMU shows a node as the URL that it was given, or as `json:` with its
+/// QEMU reports a node as the URL from its options, or as `json:` with these
 /// options.
 fn of_iscsi(file: &str) -> MemoryWrites {
     let transport = match file.strip_prefix("json:") {
@@ -139,9 +139,9 @@ fn of_iscsi(file: &str) -> MemoryWrites {
         None => Some("tcp".to_owned()),
     };
     match transport.as_deref() {
-        Some("tcp") => MemoryWrites::Seen,
+        Some("tcp") => MemoryWrites::Tracked,
         Some("iser") => MemoryWrites::Refused(DMA),
-        // QEMU cuts long descriptions.
+        // QEMU truncates long descriptions.
         _ => MemoryWrites::Unknown,
     }
 }
@@ -150,12 +150,12 @@ fn of_iscsi(file: &str) -> MemoryWrites {
 pub(crate) fn check(nodes: &[Node], is_allowed: impl Fn(&str) -> bool) -> Result<(), Refusal> {
     for node in nodes {
         let writes = match of_driver(&node.driver) {
-            MemoryWrites::Seen if node.driver == "iscsi" => of_iscsi(&node.file),
+            MemoryWrites::Tracked if node.driver == "iscsi" => of_iscsi(&node.file),
             writes => writes,
         };
         match writes {
-            MemoryWrites::Seen => {}
-            // None is of this kind.
+            MemoryWrites::Tracked => {}
+            // No block driver is `UntilPause`.
             MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
                 return Err(Refusal::Disk {
                     node: node.name.clone(),

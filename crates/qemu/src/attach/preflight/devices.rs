@@ -1,52 +1,50 @@
-//! Which types of devices, objects and network backends are known to write
-//! the guest's memory only where hikkoshi sees it.
+//! How each type of device, object and network backend writes the guest's memory.
 //!
-//! Pages that are written in pre-copy rounds are found in the page tables of
-//! QEMU's process. A write is seen there if a processor makes it through these
-//! tables: QEMU's own threads, virtual processors (KVM's mappings follow the
-//! tables), and the kernel where it copies for QEMU (`read`, vhost-net). Not
-//! seen are writes by DMA into pages that were pinned before, and writes by
-//! other processes through mappings of their own. Block I/O with `cache=none` is
-//! DMA into pinned pages, too; there a drain makes the difference (see
-//! `block.rs`).
+//! Pre-copy rounds find written pages in the page tables of QEMU's process. These
+//! tables track a write if a processor makes it through them: QEMU's own threads,
+//! virtual processors (KVM's mappings follow the tables), and the kernel where it
+//! copies for QEMU (`read`, vhost-net). They do not track writes by DMA into pages
+//! that were pinned before, nor writes by other processes through their own
+//! mappings. Block I/O with `cache=none` is DMA into pinned pages, too; there a
+//! drain helps (see `block.rs`).
 //!
-//! So the table names what is known, by reading QEMU's source, to write in no
-//! other way. Everything else is refused: a page that was lost cannot be noticed
-//! later. The tables are in `known.rs`; `offered.rs` compares them with what the
-//! installed QEMUs offer.
+//! So an allow-list names the types that write only in tracked ways, according to
+//! QEMU's source code. All others are refused, because a lost page cannot be
+//! detected later. The lists are in `known_types.rs`; `installed_qemu_tests.rs`
+//! compares them with the types that the installed QEMUs offer.
 
-use super::known::is_known;
+use super::known_types::is_known;
 
 /// How something writes the guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryWrites {
-    /// By QEMU's page tables, by block I/O that a drain waits for, or not at
+    /// Through QEMU's page tables, by block I/O that a drain waits for, or not at
     /// all.
-    Seen,
-    /// Into pinned pages, but nothing is under way once the guest is paused: it
-    /// can be moved by post-copy alone. The text says why not otherwise.
+    Tracked,
+    /// Into pinned pages, but no longer once the guest is paused, so that
+    /// post-copy without rounds is possible. The text says why rounds are not.
     UntilPause(&'static str),
-    /// In a way that no mode copes with; the text says which.
+    /// In a way that no mode supports. The text says which.
     Refused(&'static str),
     /// Not known to this version of hikkoshi.
     Unknown,
 }
 
 const OTHER_PROCESS: &str = "another process, or a device of the host, writes to the guest's \
-     memory for it, which cannot be seen from outside QEMU, so pages would be lost";
-const WINDOW: &str = "its memory is shared with programs that would not move along";
-const SPARSE: &str = "memory that comes and goes is not supported yet";
+     memory for it, which cannot be tracked from outside QEMU, so pages would be lost";
+const WINDOW: &str = "its memory is shared with programs that do not move with the guest";
+const SPARSE: &str = "memory that is plugged and unplugged at run time is not supported yet";
 const ENCLAVE: &str = "its memory is encrypted by the host's processor and cannot be read";
-const GPU: &str = "the host's graphics driver gets at the guest's memory, and its state cannot be \
-     moved (QEMU does not move such guests, either)";
-const XEN: &str = "Xen's interfaces have not been tried with hikkoshi: whether all that they \
-     write to the guest's memory can be seen is not known";
-const CXL: &str = "its memory is not where the guest's other memory is, and is not supported yet";
-const REMOTE: &str = "it is a part of a machine that is spread over several processes";
-pub(super) const SG_IO: &str = "the host's SCSI driver writes what it reads straight into the guest's memory, \
-     where pre-copy rounds do not see it";
-const VHOST_SCSI: &str = "the host's kernel writes what it reads straight into the guest's memory, \
-     where pre-copy rounds do not see it";
+const GPU: &str = "the host's graphics driver accesses the guest's memory, and its state cannot be \
+     moved (QEMU does not migrate such guests either)";
+const XEN: &str = "Xen's interfaces have not been tested with hikkoshi: it is not known whether all their \
+     writes to the guest's memory can be tracked";
+const CXL: &str = "its memory is separate from the guest's other memory, and is not supported yet";
+const REMOTE: &str = "it is a part of a machine that runs in several processes";
+pub(super) const SG_IO: &str = "the host's SCSI driver reads directly into the guest's memory, \
+     which pre-copy rounds cannot track";
+const VHOST_SCSI: &str = "the host's kernel reads directly into the guest's memory, \
+     which pre-copy rounds cannot track";
 
 /// How a device (by its QOM type) or an object (`-object`) writes memory.
 pub(crate) fn of_type(kind: &str) -> MemoryWrites {
@@ -61,16 +59,16 @@ pub(crate) fn of_type(kind: &str) -> MemoryWrites {
         return MemoryWrites::UntilPause(VHOST_SCSI);
     }
     let known = kind.ends_with("-x86_64-cpu")
-        || kind.starts_with("memory-backend-") // The RAM checks look at these.
+        || kind.starts_with("memory-backend-") // The RAM checks cover these.
         || is_known(model);
     if known {
-        MemoryWrites::Seen
+        MemoryWrites::Tracked
     } else {
         MemoryWrites::Unknown
     }
 }
 
-/// A type without the transport that it is on.
+/// A type without its transport.
 fn model(kind: &str) -> &str {
     if !kind.starts_with("virtio-") && !kind.starts_with("vhost-") {
         return kind;
@@ -82,8 +80,7 @@ fn model(kind: &str) -> &str {
     model
 }
 
-/// Those of which the whole family is out of the question, future members
-/// included.
+/// The types of families that are refused as a whole, with future members.
 fn refused_family(kind: &str, model: &str) -> Option<MemoryWrites> {
     let begins = |family: &str| kind.starts_with(family);
     let why = if begins("vhost-user")
@@ -120,19 +117,19 @@ fn refused_family(kind: &str, model: &str) -> Option<MemoryWrites> {
     Some(MemoryWrites::Refused(why))
 }
 
-/// How a network backend writes memory, by the name that `-netdev` has for it.
-/// A tap with vhost is `tap`: the kernel copies to QEMU's addresses then.
+/// How a network backend writes memory, by its `-netdev` type. A tap with vhost is
+/// `tap`: the kernel copies to QEMU's addresses.
 pub(crate) fn of_network(kind: &str) -> MemoryWrites {
     match kind {
         "nic" | "none" | "user" | "tap" | "bridge" | "l2tpv3" | "socket" | "stream" | "dgram"
-        | "vde" | "hubport" | "netmap" | "af-xdp" => MemoryWrites::Seen,
+        | "vde" | "hubport" | "netmap" | "af-xdp" => MemoryWrites::Tracked,
         _ if kind.starts_with("vhost-") => MemoryWrites::Refused(OTHER_PROCESS),
         _ => MemoryWrites::Unknown,
     }
 }
 
-/// QOM types in a machine that are no devices: seen so often that QEMU need not
-/// be asked about them.
+/// QOM types in a machine that are not devices. They are frequent, so this saves a
+/// query to QEMU.
 pub(crate) fn is_not_a_device(kind: &str) -> bool {
     const BUSES: &str = "CXL HDA IDE ISA IndustryPack PCI PCIE SCSI System ccid-bus floppy-bus \
         i2c-bus nvme-bus pxb-bus pxb-cxl-bus pxb-pcie-bus sd-bus sdhci-bus ssi-bus ufs-bus \
@@ -148,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_writes_memory_unseen_is_refused() {
+    fn untracked_writers_are_refused() {
         for kind in [
             "vhost-user-blk-pci",
             "vhost-user-fs-pci",
@@ -184,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pins_memory_until_the_pause_is_for_postcopy() {
+    fn devices_that_write_until_the_pause_need_postcopy() {
         for kind in [
             "scsi-block",
             "scsi-generic",
@@ -212,15 +209,15 @@ mod tests {
             "memory-backend-file",
             "iothread",
         ] {
-            assert_eq!(of_type(kind), MemoryWrites::Seen, "{kind}");
+            assert_eq!(of_type(kind), MemoryWrites::Tracked, "{kind}");
         }
         for kind in ["user", "tap", "nic", "hubport", "stream"] {
-            assert_eq!(of_network(kind), MemoryWrites::Seen, "{kind}");
+            assert_eq!(of_network(kind), MemoryWrites::Tracked, "{kind}");
         }
     }
 
     #[test]
-    fn what_is_new_is_not_known() {
+    fn new_types_are_unknown() {
         for kind in ["virtio-of-the-future-pci", "virtio", "", "scsi", "-pci"] {
             assert_eq!(of_type(kind), MemoryWrites::Unknown, "{kind}");
         }

@@ -1,12 +1,12 @@
-//! Block jobs (backup, mirror, commit, stream): QEMU does not let go of the
-//! images while one is running, which would be found out after the pause only.
+//! Block jobs (backup, mirror, commit, stream). QEMU does not release the images
+//! while one is running, which would otherwise show only after the pause.
 
 use serde_json::{Value, json};
 
 use super::Refusal;
 use crate::qmp::{Client, QmpError};
 
-/// Refuses a guest with a job that is not over.
+/// Refuses a guest with a job that has not ended.
 pub(crate) fn check(client: &mut Client) -> Result<(), Refusal> {
     let jobs = client.execute("query-jobs", json!({}))?;
     match running(&jobs) {
@@ -16,12 +16,12 @@ pub(crate) fn check(client: &mut Client) -> Result<(), Refusal> {
     }
 }
 
-/// The first job that is not over. `None` if this is no list of jobs.
+/// The first job that has not ended. `None` if this is not a list of jobs.
 fn running(jobs: &Value) -> Option<Option<Refusal>> {
     for job in jobs.as_array()? {
         let text = |key| job.get(key).and_then(Value::as_str);
         let (id, kind, status) = (text("id")?, text("type")?, text("status")?);
-        // A job that has ended and waits for its owner to look holds no image.
+        // A job that has ended and waits to be dismissed holds no image.
         if !matches!(status, "concluded" | "null") {
             return Some(Some(Refusal::Job {
                 id: id.to_owned(),
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_that_are_over_are_no_hindrance() {
+    fn jobs_that_have_ended_do_not_matter() {
         let job = |status| json!({"id": "bk", "type": "backup", "status": status});
         assert!(matches!(running(&json!([])), Some(None)));
         assert!(matches!(

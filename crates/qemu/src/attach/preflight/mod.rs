@@ -1,18 +1,17 @@
-//! Whether this QEMU's guest can be moved at all; asked before anything is
-//! touched.
+//! Checks whether this QEMU's guest can be moved, before anything is changed.
 
 mod block;
 mod devices;
+#[cfg(test)]
+mod installed_qemu_tests;
 mod jobs;
-mod known;
+mod known_types;
 mod nested;
 mod network;
-#[cfg(test)]
-mod offered;
 mod pinning;
+mod qom_tree;
 mod refusal;
 mod survey;
-mod tree;
 
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
@@ -25,17 +24,17 @@ use crate::qmp::migration::{self, MigrationStatus};
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError, Version};
 
-/// Oldest QEMU that this has been tried with.
+/// The oldest QEMU that is supported.
 pub const OLDEST_QEMU: Version = Version::new(7, 2, 0);
 
-/// Which end of the move this QEMU is.
+/// The side of the move that this QEMU is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Source,
     Destination,
 }
 
-/// All checks that QEMU alone can answer.
+/// All checks that need only QMP.
 pub(crate) fn check(
     client: &mut Client,
     side: Side,
@@ -45,11 +44,11 @@ pub(crate) fn check(
     if version < OLDEST_QEMU {
         return Err(Refusal::TooOld { version });
     }
-    // First: with what is refused later it is known how the guest is.
+    // First: a later refusal implies that the guest's state is known.
     check_state(client, side)?;
     check_capabilities(client)?;
     let blocked = check_migration(client, side)?;
-    // Before QEMU's own objections: ours say what to do.
+    // Before QEMU's own migration blockers: our messages say what to do.
     survey::survey(client, allowed)?;
     check_confidential(client)?;
     if side == Side::Source && !blocked.is_empty() {
@@ -63,9 +62,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Capabilities that mean that QEMU, or its owner, does something with the
-/// guest's memory that ours would collide with. Others are turned off while we
-/// are at it, see `settings.rs`.
+/// Capabilities whose features conflict with moving the guest's memory from outside.
+/// Others are turned off during the move, see `settings.rs`.
 const EXCLUDED: [&str; 3] = ["postcopy-ram", "background-snapshot", "x-colo"];
 
 fn check_capabilities(client: &mut Client) -> Result<(), Refusal> {
@@ -98,27 +96,29 @@ fn check_state(client: &mut Client, side: Side) -> Result<(), Refusal> {
     }
 }
 
-/// What to do about a state that cannot be moved; `None` for those that can.
+/// Advice for a state in which the guest cannot be moved; `None` for the others.
 fn advice(state: &str) -> Option<&'static str> {
     Some(match state {
         "running" | "paused" | "prelaunch" => return None,
-        "inmigrate" => "it still waits for a guest itself; is this the destination's socket?",
+        "inmigrate" => {
+            "it still waits for an incoming migration; is this the destination's socket?"
+        }
         "postmigrate" => {
-            "it has been moved or saved already. If it was moved, by whatever program, it may run \
-             elsewhere: never continue it here then, but go on with what has moved it. Resume it \
-             (QMP cont) only if you know that it was not handed over"
+            "it has already been moved or saved. If any program moved it, it may run elsewhere: then \
+             never resume it here, but continue with the program that moved it. Resume it (QMP \
+             command 'cont') only if you know that it was not handed over"
         }
-        "suspended" => "wake it (QMP system_wakeup) first",
-        "io-error" => "mend the storage and resume it (QMP cont) first",
+        "suspended" => "wake it first (QMP command 'system_wakeup')",
+        "io-error" => "repair the storage and resume it first (QMP command 'cont')",
         "guest-panicked" | "internal-error" | "shutdown" | "watchdog" => {
-            "reset it (QMP system_reset) or quit it"
+            "reset it (QMP command 'system_reset') or quit QEMU"
         }
-        "debug" => "detach the debugger and resume it first",
-        _ => "wait until QEMU is done with that",
+        "debug" => "detach the debugger and resume the guest first",
+        _ => "wait until QEMU leaves this state",
     })
 }
 
-/// Gives QEMU's own objections.
+/// QEMU's own migration blockers.
 fn check_migration(client: &mut Client, side: Side) -> Result<Vec<String>, Refusal> {
     let info = migration::query(client)?;
     let used_up = side == Side::Destination && info.status != MigrationStatus::None;
@@ -130,7 +130,7 @@ fn check_migration(client: &mut Client, side: Side) -> Result<Vec<String>, Refus
     Ok(info.blocked)
 }
 
-/// Where users' devices are: those with an id, and those without.
+/// The QOM folders of users' devices: those with an id, and those without.
 const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 fn check_confidential(client: &mut Client) -> Result<(), Refusal> {
@@ -164,8 +164,8 @@ pub(crate) fn check_mode(
     Ok(())
 }
 
-/// Refuses memory whose writes no kernel, or not this one, can track. Seen here,
-/// before the other side empties its memory for the guest.
+/// Refuses memory whose writes cannot be tracked by any kernel, or by this one. The
+/// check comes here, before the destination empties its memory for the guest.
 pub(crate) fn check_tracking(layout: &RamLayout) -> Result<(), Refusal> {
     for (block, _) in layout.blocks() {
         hugetlb_support(block.host_page).map_err(|why| Refusal::Untracked {
@@ -176,19 +176,19 @@ pub(crate) fn check_tracking(layout: &RamLayout) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What is known of a move that is about to pause its guest.
+/// The state of a move that is about to pause its guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MoveInProgress {
-    /// How it goes, if that was said.
+    /// The mode, if it is known.
     pub(crate) mode: Option<Mode>,
-    /// There have been rounds: the dirty log runs.
+    /// Whether there have been pre-copy rounds: the dirty log runs.
     pub(crate) rounds: bool,
-    /// They have drained the disks.
+    /// Whether these drained the disks.
     pub(crate) drained: bool,
 }
 
-/// Looks again, right before the guest is paused: something may have been
-/// plugged in, a disk been opened in another way, a job been started.
+/// Checks again, right before the guest is paused: a device may have been plugged
+/// in, a disk reopened in another way, or a job started.
 pub(crate) fn check_again(
     client: &mut Client,
     move_: MoveInProgress,
@@ -212,16 +212,16 @@ pub(crate) fn check_again(
     jobs::check(client)
 }
 
-/// Whether disks write into pinned pages, so that rounds have to drain them.
+/// Whether disks write into pinned pages, so that pre-copy rounds have to drain them.
 pub(crate) fn needs_drain(client: &mut Client) -> Result<bool, QmpError> {
     Ok(pinning::first(&block::nodes(client)?, client.peer()).is_some())
 }
 
-/// Properties of a balloon by which the guest gives back memory all the time.
-/// QEMU keeps that apart from post-copy, but does not know of ours.
-const GIVES_BACK: [&str; 2] = ["free-page-reporting", "free-page-hint"];
+/// Properties of a balloon by which the guest returns memory to the host at any time.
+/// QEMU suspends them for its own post-copy, but does not know about ours.
+const RETURNS_MEMORY: [&str; 2] = ["free-page-reporting", "free-page-hint"];
 
-/// What stands in the way of post-copy only.
+/// The checks for post-copy only.
 fn check_postcopy(client: &mut Client) -> Result<(), Refusal> {
     for folder in DEVICE_FOLDERS {
         for (name, kind) in qom::children(client, folder)? {
@@ -229,9 +229,9 @@ fn check_postcopy(client: &mut Client) -> Result<(), Refusal> {
                 continue;
             }
             let path = format!("{folder}/{name}");
-            for property in GIVES_BACK {
+            for property in RETURNS_MEMORY {
                 if qom::property(client, &path, property)? == Some(Value::Bool(true)) {
-                    return Err(Refusal::GivesBack { path, property });
+                    return Err(Refusal::ReturnsMemory { path, property });
                 }
             }
         }
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_a_gigabyte_are_for_post_copy() {
+    fn pages_of_a_gigabyte_need_postcopy() {
         let layout = |host_page| {
             RamLayout::new(vec![hikkoshi_pages::RamBlock {
                 id: "ram".into(),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_that_cannot_be_moved_has_advice() {
+    fn every_unmovable_state_has_advice() {
         for state in ["running", "paused", "prelaunch"] {
             assert_eq!(advice(state), None);
         }

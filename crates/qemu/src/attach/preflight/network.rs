@@ -1,18 +1,18 @@
-//! Network backends, which do not show in a network card's type.
+//! Network backends. A network card's type does not show its backend.
 
 use serde_json::json;
 
 use crate::qmp::{Client, QmpError};
 
-/// A network card or what is behind it.
+/// A network card or its backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) name: String,
-    /// As `-netdev` calls it; `nic` for a card.
+    /// The type as for `-netdev`; `nic` for a card.
     pub(crate) kind: String,
 }
 
-/// All of them.
+/// All network cards and backends.
 pub(crate) fn peers(client: &mut Client) -> Result<Vec<Peer>, QmpError> {
     let command = "info network";
     let answer = client.execute("human-monitor-command", json!({ "command-line": command }))?;
@@ -20,10 +20,9 @@ pub(crate) fn peers(client: &mut Client) -> Result<Vec<Peer>, QmpError> {
         .map_err(|line| QmpError::unexpected(command, line.to_owned()))
 }
 
-/// `n0: index=0,type=user,net=…`, perhaps with ` \ ` before it, or behind the
-/// port of a hub (` \ h0: n0: index=…`). Others say nothing of a backend: the
-/// names of hubs, their ports, filters. The error is a line of a backend without
-/// a type.
+/// `n0: index=0,type=user,net=…`, possibly after ` \ `, or after the port
+/// of a hub (` \ h0: n0: index=…`). Other lines do not describe backends: names of
+/// hubs, their ports, filters. The error is the line of a backend without a type.
 fn parse(text: &str) -> Result<Vec<Peer>, &str> {
     let mut peers = Vec::new();
     for line in text.lines() {

@@ -1,13 +1,13 @@
-//! Which disks write into pinned guest pages, so that pre-copy rounds have to
-//! drain them.
+//! Finds disks that write into pinned guest pages, which pre-copy rounds have to
+//! drain.
 //!
-//! Direct I/O does (`cache.direct`). A buffered read is copied by the kernel on
-//! most file systems, but some read past the page cache though the file was
-//! opened without `O_DIRECT`: FUSE with `FOPEN_DIRECT_IO`
-//! (`Documentation/filesystems/fuse/fuse-io.rst`), network file systems mounted
-//! without a cache. What kind of file system a file is on is read from
-//! `/proc/PID/fdinfo` and `/proc/PID/mountinfo` (proc(5)): the file system itself,
-//! which may not answer, is not asked.
+//! Direct I/O (`cache.direct`) writes into pinned pages. For a buffered read, the
+//! kernel copies on most file systems. Some, however, bypass the page cache although
+//! the file was opened without `O_DIRECT`: FUSE with `FOPEN_DIRECT_IO`
+//! (`Documentation/filesystems/fuse/fuse-io.rst`), and network file systems that are
+//! mounted without a cache. The type of a file's file system is read from
+//! `/proc/PID/fdinfo` and `/proc/PID/mountinfo` (proc(5)). The file system itself is
+//! not queried, because it may not answer.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,11 +16,11 @@ use std::io;
 use super::block::{Node, of_driver};
 use super::devices::MemoryWrites;
 
-/// Drivers that read by system calls on QEMU's buffers.
+/// Drivers that read by system calls into QEMU's buffers.
 const HOST_FILES: [&str; 3] = ["file", "host_cdrom", "host_device"];
 
-/// File systems that copy what is read without `O_DIRECT`. One that is not here
-/// costs the drains of an idle disk, about 1 ms each.
+/// File systems that copy on reads without `O_DIRECT`. For a file system that is not
+/// in this list, the cost is draining an idle disk, about 1 ms each time.
 const COPYING: [&str; 27] = [
     "bcachefs",
     "btrfs",
@@ -51,12 +51,12 @@ const COPYING: [&str; 27] = [
     "zfs",
 ];
 
-/// The first disk that writes into pinned pages, of a QEMU with this process.
-/// Where its files cannot be looked at, they are taken for such ones.
+/// The first disk that writes into pinned pages, of the QEMU with this process
+/// number. If its files cannot be examined, they count as such disks.
 pub(crate) fn first(nodes: &[Node], pid: Option<u32>) -> Option<&Node> {
     let pins = |node: &&Node| match of_driver(&node.driver) {
-        MemoryWrites::Seen => node.direct && HOST_FILES.contains(&node.driver.as_str()),
-        // Allowed by the user: nothing is known of it.
+        MemoryWrites::Tracked => node.direct && HOST_FILES.contains(&node.driver.as_str()),
+        // A type that the user allowed: its behaviour is unknown.
         _ => true,
     };
     let buffered = |node: &&Node| HOST_FILES.contains(&node.driver.as_str());
@@ -77,7 +77,7 @@ fn all_files_copy(pid: u32) -> io::Result<bool> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        // Sockets, pipes and the like are on mounts of the kernel's own.
+        // Sockets, pipes and the like are on the kernel's internal mounts.
         if let Some(kind) = mount_of(&text).and_then(|mount| mounts.get(&mount))
             && !COPYING.contains(&kind.as_str())
         {
@@ -87,7 +87,7 @@ fn all_files_copy(pid: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The kinds of file systems by the numbers of their mounts.
+/// The types of file systems, by mount number.
 fn mounts(mountinfo: &str) -> HashMap<u64, String> {
     let mount = |line: &str| {
         let (before, after) = line.split_once(" - ")?;
@@ -97,7 +97,7 @@ fn mounts(mountinfo: &str) -> HashMap<u64, String> {
     mountinfo.lines().filter_map(mount).collect()
 }
 
-/// The mount's number in the text of a descriptor.
+/// The mount number in a descriptor's `fdinfo`.
 fn mount_of(fdinfo: &str) -> Option<u64> {
     let line = fdinfo
         .lines()
@@ -130,13 +130,16 @@ mod tests {
             assert_eq!(first(&disk, own), None, "{driver}");
         }
         let unknown = [node("of-the-future", false)];
-        assert!(first(&unknown, own).is_some(), "one that the user allows");
+        assert!(
+            first(&unknown, own).is_some(),
+            "a type that the user allows"
+        );
     }
 
     #[test]
     fn a_buffered_file_pins_where_its_file_system_is_not_known_to_copy() {
         let disk = [node("file", false)];
-        // Nobody knows where its files are.
+        // It is unknown where its files are.
         assert!(first(&disk, None).is_some());
         assert!(first(&disk, Some(u32::MAX)).is_some(), "no such process");
         let lines = "\

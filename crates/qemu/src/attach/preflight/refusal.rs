@@ -1,4 +1,4 @@
-//! Why a guest is refused.
+//! The reasons to refuse a guest.
 
 use hikkoshi_dirty::UnsupportedKernel;
 use hikkoshi_wire::MachineMismatch;
@@ -7,38 +7,38 @@ use thiserror::Error;
 use super::OLDEST_QEMU;
 use crate::qmp::{QmpError, Version};
 
-/// Why a guest is refused. It has not been touched.
+/// Why a guest cannot be moved. It is unchanged.
 #[derive(Debug, Error)]
 pub enum Refusal {
-    /// QEMU could not be asked.
+    /// A QMP command failed.
     #[error("checking whether the guest can be moved: {0}")]
     Qmp(#[from] QmpError),
-    /// Writes to its memory cannot be tracked, so that there can be no rounds.
+    /// Writes to its memory cannot be tracked, so pre-copy rounds are not possible.
     #[error("writes to RAM block {block:?} cannot be tracked in pre-copy rounds: {why}")]
     Untracked {
         /// The block.
         block: String,
-        /// Why not, and what works.
+        /// Why not, and what is possible.
         why: UnsupportedKernel,
     },
     /// QEMU is too old.
     #[error("this is QEMU {version}; QEMU {OLDEST_QEMU} or later is needed")]
     TooOld {
-        /// What it is.
+        /// Its version.
         version: Version,
     },
-    /// QEMU lacks a capability.
+    /// QEMU does not have a migration capability.
     #[error(
-        "this QEMU lacks the migration capability {name}, without which it would send the guest's memory itself"
+        "this QEMU does not have the migration capability {name}, without which it would send the guest's memory itself"
     )]
     NoCapability {
         /// The capability.
         name: &'static str,
     },
-    /// A capability is on that changes what memory is.
+    /// A capability is on that conflicts with moving the guest from outside.
     #[error(
-        "the migration capability {name} is on, which excludes moving the guest from outside: turn \
-         it off (QMP migrate-set-capabilities) if nothing needs it"
+        "the migration capability {name} is on, which conflicts with moving the guest from outside: \
+         turn it off (QMP command 'migrate-set-capabilities') if nothing needs it"
     )]
     Capability {
         /// The capability.
@@ -46,15 +46,15 @@ pub enum Refusal {
     },
     /// Another migration is under way.
     #[error(
-        "QEMU is in a migration already (status {status}): wait for its end, or cancel it (QMP \
-         migrate_cancel)"
+        "QEMU already has a migration (status {status}): wait until it ends, or cancel it (QMP command \
+         'migrate_cancel')"
     )]
     Migrating {
-        /// QEMU's name for where it is.
+        /// QEMU's name for its status.
         status: String,
     },
-    /// QEMU says that the guest cannot be migrated.
-    #[error("QEMU says that this guest cannot be migrated now: {reasons}")]
+    /// QEMU reports that the guest cannot be migrated.
+    #[error("QEMU reports that this guest cannot be migrated now: {reasons}")]
     Blocked {
         /// QEMU's reasons.
         reasons: String,
@@ -64,62 +64,63 @@ pub enum Refusal {
         "the guest's state is {state}, and only running or paused guests can be moved: {advice}"
     )]
     State {
-        /// QEMU's name for it.
+        /// QEMU's name for the state.
         state: String,
         /// What to do.
         advice: &'static str,
     },
-    /// The destination does not wait for a guest.
+    /// The destination's QEMU does not wait for an incoming migration.
     #[error(
-        "this QEMU does not wait for a guest: its state is {state}, so it may have one already. Leave \
-         it alone if so; a guest is taken in by a QEMU of its own, started with -incoming defer"
+        "this QEMU does not wait for an incoming migration: its state is {state}, so it may already \
+         run a guest. If it does, leave it alone. Each incoming guest needs a separate QEMU, started \
+         with -incoming defer"
     )]
     NotWaiting {
         /// QEMU's name for its state.
         state: String,
     },
-    /// A device that the move would break.
+    /// A device that cannot be moved.
     #[error("the device {path} is a {kind}, and {why}; unplug it to move the guest")]
     Device {
-        /// Its place in QEMU's object tree, or its name.
+        /// Its path in QEMU's object tree, or its name.
         path: String,
         /// Its type.
         kind: String,
-        /// Why it stands in the way.
+        /// Why it cannot be moved.
         why: &'static str,
     },
-    /// A device that lets the guest give memory back.
+    /// A device by which the guest returns memory to the host.
     #[error(
-        "the device {path} has {property}=on: the guest may count on zeros in memory that it gives \
-         back, and in post-copy that may come back as it was; move it with --mode precopy, or \
-         without that property"
+        "the device {path} has {property}=on: the guest may rely on zeros in memory that it has \
+         returned to the host, and in post-copy the old content can reappear there; move it with \
+         --mode precopy, or without that property"
     )]
-    GivesBack {
-        /// Its place in QEMU's object tree.
+    ReturnsMemory {
+        /// Its path in QEMU's object tree.
         path: String,
         /// What is on.
         property: &'static str,
     },
     /// The guest's memory is encrypted.
-    #[error("the guest is a confidential one ({path}): its memory cannot be read from outside")]
+    #[error("this is a confidential guest ({path}): its memory cannot be read from outside")]
     Confidential {
-        /// The object that makes it so.
+        /// The object that encrypts it.
         path: String,
     },
-    /// A device that writes memory behind the log of pre-copy rounds.
+    /// A device that writes memory without the dirty log's knowledge.
     #[error(
         "the device {path} is a {kind}, and {why}: move the guest with --mode postcopy, which \
-         copies its memory after it was paused, or unplug the device"
+         copies its memory after the guest is paused, or unplug the device"
     )]
     Rounds {
-        /// Its place in QEMU's object tree.
+        /// Its path in QEMU's object tree.
         path: String,
         /// Its type.
         kind: String,
-        /// Why it stands in the way.
+        /// Why it cannot be moved.
         why: &'static str,
     },
-    /// A disk that no mode copes with.
+    /// A disk that no mode supports.
     #[error(
         "the disk with the block node {node} is read by the driver {driver}, and {why}; unplug the \
          disk, or open it with another driver, to move the guest"
@@ -129,45 +130,45 @@ pub enum Refusal {
         node: String,
         /// Its driver.
         driver: String,
-        /// Why it stands in the way.
+        /// Why it cannot be moved.
         why: &'static str,
     },
-    /// Something that may write memory in a way that is not known.
+    /// A device, object or backend of an unknown type.
     #[error(
         "{path} is of the type {kind}, which this version of hikkoshi does not know: if it writes \
-         to the guest's memory past QEMU's page tables (by DMA, or from another process), pages \
-         would be lost. Unplug it to move the guest; or, if you know that it does not, say \
+         to the guest's memory without QEMU's page tables (by DMA, or from another process), pages \
+         would be lost. Unplug it to move the guest; or, if you know that it does not, use \
          --allow-device {kind}"
     )]
     Unknown {
-        /// Its place in QEMU's object tree, or its name.
+        /// Its path in QEMU's object tree, or its name.
         path: String,
         /// Its type.
         kind: String,
     },
     /// Nested virtualization.
     #[error(
-        "the guest can run guests of its own (its processors have {feature}), and KVM writes to an \
-         inner hypervisor's memory where pre-copy rounds do not see it: move it with --mode \
-         postcopy, which copies its memory after it was paused"
+        "the guest can run nested guests (its processors have {feature}), and KVM writes to a nested \
+         hypervisor's memory without the dirty log's knowledge: move it with --mode \
+         postcopy, which copies its memory after the guest is paused"
     )]
     Nested {
         /// The processor feature.
         feature: &'static str,
     },
-    /// A disk that needs drains, with a QEMU whose drains are not known to work.
+    /// A disk that needs drains, with a QEMU version whose drains are not tested.
     #[error(
-        "the guest has a disk that reads by direct I/O (cache=none), and it was never tried whether \
-         QEMU {version} can drain it, which pre-copy rounds need: move the guest with --mode postcopy"
+        "the guest has a disk with direct I/O (cache=none), which pre-copy rounds have to drain, and \
+         draining has not been tested with QEMU {version}: move the guest with --mode postcopy"
     )]
-    DrainNotTried {
-        /// What it is.
+    DrainNotTested {
+        /// Its version.
         version: Version,
     },
-    /// A disk that came to write into pinned pages during the move.
+    /// A disk was reopened for direct I/O during the move.
     #[error(
-        "the disk {file} (block node {node}) has been opened for direct I/O since the move began, and \
-         what it read since may not have been copied; start the move again"
+        "the disk {file} (block node {node}) was opened for direct I/O after the move began, and \
+         data that it read may not have been copied; start the move again"
     )]
     PinningSince {
         /// The block node.
@@ -175,29 +176,30 @@ pub enum Refusal {
         /// Its file.
         file: String,
     },
-    /// A device was plugged in or out during the move.
+    /// A device was plugged or unplugged during the move.
     #[error(
-        "the guest's devices have changed since the move began ({}); start the destination with \
-         the devices that the guest has now, and the move again",
+        "the guest's devices have changed since the move began ({}); start the destination's QEMU \
+         with the devices that the guest has now, and start the move again",
         changed(.0)
     )]
     Changed(MachineMismatch),
-    /// A block job.
+    /// A block job is running.
     #[error(
-        "the block job '{id}' ({kind}) is {status}, and QEMU cannot hand over its images before it \
-         ends: wait for it, or end it (QMP job-complete or job-cancel)"
+        "the block job '{id}' ({kind}) is {status}, and QEMU cannot hand over its images before the \
+         job ends: wait for it, or end it (QMP command 'job-complete' or 'job-cancel')"
     )]
     Job {
         /// The job.
         id: String,
-        /// What it does.
+        /// Its type.
         kind: String,
-        /// QEMU's name for where it is.
+        /// QEMU's name for its status.
         status: String,
     },
 }
 
-/// The source is the guest as it is now, the destination as it was described.
+/// Describes the change: `source_has` is the guest now, `destination_has` is the
+/// guest as it was described at first.
 fn changed(mismatch: &MachineMismatch) -> String {
     match mismatch {
         MachineMismatch::Device {

@@ -1,21 +1,21 @@
-//! Everything of a QEMU that may write the guest's memory, looked at in one go:
-//! before a move, and again right before the guest is paused.
+//! Checks everything in a QEMU that can write the guest's memory: before a move,
+//! and again right before the guest is paused.
 
 use serde_json::{Value, json};
 
 use super::devices::{self, MemoryWrites};
-use super::tree::{self, Object};
+use super::qom_tree::{self, Object};
 use super::{Refusal, block, nested, network, pinning};
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError, Version};
 
 /// Types of devices, objects, network backends and block drivers that hikkoshi
-/// does not know and that its user vouches for.
+/// does not know and that the user allows (`--allow-device`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowedTypes(Vec<String>);
 
 impl AllowedTypes {
-    /// These types, as a refusal names them.
+    /// Allows these types, by the names in the refusals.
     pub fn new(types: impl IntoIterator<Item = String>) -> Self {
         Self(types.into_iter().collect())
     }
@@ -25,11 +25,11 @@ impl AllowedTypes {
     }
 }
 
-/// From here on it is not known whether an empty `transaction` drains block I/O.
-/// QEMU documents that nowhere; it was tried with 7.2 and 10.0.
-const DRAIN_NOT_TRIED: Version = Version::new(11, 0, 0);
+/// From this version on, it is not known whether an empty `transaction` drains block
+/// I/O. QEMU does not document this; it was tested with 7.2 and 10.0.
+const DRAIN_UNTESTED_SINCE: Version = Version::new(11, 0, 0);
 
-/// What was found. (What stands in the way of every mode is an error.)
+/// The result. (A guest that cannot be moved in any mode is an error.)
 #[derive(Debug)]
 pub(crate) struct Survey {
     /// Why pre-copy rounds would lose pages, even with drained disks.
@@ -38,11 +38,11 @@ pub(crate) struct Survey {
     pub(crate) pinning: Option<block::Node>,
 }
 
-/// Looks at all of it.
+/// Checks all devices, objects, network backends and disks.
 pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Survey, Refusal> {
     let mut rounds = None;
     for object in objects(client)? {
-        let found = look_at(client, &object, allowed)?;
+        let found = check_object(client, &object, allowed)?;
         rounds = rounds.or(found);
     }
     for peer in network::peers(client)? {
@@ -51,7 +51,7 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
             kind: peer.kind,
         };
         match devices::of_network(&object.kind) {
-            MemoryWrites::Seen => {}
+            MemoryWrites::Tracked => {}
             MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
                 return Err(Refusal::Device {
                     path: object.path,
@@ -68,23 +68,23 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
     if rounds.is_none() {
         rounds = nested::feature(client)?.map(|feature| Refusal::Nested { feature });
     }
-    if rounds.is_none() && pinning.is_some() && client.version() >= DRAIN_NOT_TRIED {
+    if rounds.is_none() && pinning.is_some() && client.version() >= DRAIN_UNTESTED_SINCE {
         let version = client.version();
-        rounds = Some(Refusal::DrainNotTried { version });
+        rounds = Some(Refusal::DrainNotTested { version });
     }
     Ok(Survey { rounds, pinning })
 }
 
-/// The machine's devices, and the objects beside it.
+/// The machine's devices, and the objects of `-object`.
 fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
-    let mut objects = tree::objects(client)?;
+    let mut objects = qom_tree::objects(client)?;
     objects.retain(|object| !devices::is_not_a_device(&object.kind));
     if objects
         .iter()
         .any(|object| devices::of_type(&object.kind) == MemoryWrites::Unknown)
     {
-        // Not every object of a machine is a device. Asked for only when it
-        // matters: QEMU loads all of its modules to answer.
+        // Not every object of a machine is a device. Queried only if it matters:
+        // QEMU loads all of its modules to answer.
         let types = client.execute("qom-list-types", json!({ "implements": "device" }))?;
         let types = types
             .as_array()
@@ -104,8 +104,9 @@ fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
     Ok(objects)
 }
 
-/// What of one of them stands in the way of rounds.
-fn look_at(
+/// Checks one object: the error if it cannot be moved at all, `Some` if pre-copy
+/// rounds are not possible with it.
+fn check_object(
     client: &mut Client,
     object: &Object,
     allowed: &AllowedTypes,
@@ -117,10 +118,10 @@ fn look_at(
         why,
     };
     match devices::of_type(kind) {
-        MemoryWrites::Seen if passes_scsi_on(client, object)? => {
+        MemoryWrites::Tracked if has_scsi_passthrough(client, object)? => {
             Ok(Some(for_rounds(devices::SG_IO)))
         }
-        MemoryWrites::Seen => Ok(None),
+        MemoryWrites::Tracked => Ok(None),
         MemoryWrites::UntilPause(why) => Ok(Some(for_rounds(why))),
         MemoryWrites::Refused(why) => Err(Refusal::Device {
             path: path.clone(),
@@ -133,7 +134,7 @@ fn look_at(
 
 /// Whether this is a virtio disk that lets the guest send SCSI commands to the
 /// host's device (`scsi=on`; before QEMU 9.1).
-fn passes_scsi_on(client: &mut Client, object: &Object) -> Result<bool, QmpError> {
+fn has_scsi_passthrough(client: &mut Client, object: &Object) -> Result<bool, QmpError> {
     if !object.kind.starts_with("virtio-blk") {
         return Ok(false);
     }
@@ -145,7 +146,7 @@ fn unknown(object: Object, allowed: &AllowedTypes) -> Result<(), Refusal> {
     if !allowed.contains(&kind) {
         return Err(Refusal::Unknown { path, kind });
     }
-    tracing::debug!(path, kind, "not known, but allowed on the command line");
+    tracing::debug!(path, kind, "an unknown type, allowed on the command line");
     Ok(())
 }
 
@@ -157,8 +158,8 @@ mod tests {
 
     use super::*;
 
-    /// Surveys a QEMU that no release is like: it says `answers` to commands, and
-    /// otherwise that of a small machine.
+    /// Surveys a scripted QEMU: it gives `answers` to these commands, and to others
+    /// the answers of a small machine.
     fn survey_of(answers: &[(&str, Value)], allowed: &[&str]) -> Result<Survey, Refusal> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_known_is_refused_unless_it_is_vouched_for() {
+    fn an_unknown_device_is_refused_unless_it_is_allowed() {
         let future = [("info qom-tree", tree("vga-of-the-future"))];
         let text = survey_of(&future, &[]).unwrap_err().to_string();
         for part in [
@@ -225,7 +226,7 @@ mod tests {
         }
         survey_of(&future, &["another"]).unwrap_err();
         survey_of(&future, &["vga-of-the-future"]).unwrap();
-        // An object that is no device writes nothing.
+        // An object that is not a device writes nothing.
         let part = [("info qom-tree", tree("timer-of-the-future"))];
         survey_of(&part, &[]).unwrap();
         let object = json!([{ "name": "o", "type": "child<object-of-the-future>" }]);
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn backends_and_drivers_that_are_not_known() {
+    fn unknown_network_backends_and_block_drivers() {
         let network = [("info network", json!("n0: index=0,type=passt,x=y\r\n"))];
         let text = survey_of(&network, &[]).unwrap_err().to_string();
         assert!(text.contains("n0 is of the type passt"), "{text}");
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_that_devices_and_other_processes_read() {
+    fn disks_of_devices_and_other_processes() {
         for (driver, file) in [
             ("nvme", "nvme://0000:01:00.0/1"),
             ("nvme-io_uring", "/dev/ng0n1"),
@@ -279,7 +280,7 @@ mod tests {
             let disk = [("query-named-block-nodes", node("iscsi", file, false))];
             survey_of(&disk, &[]).unwrap();
         }
-        // A description that was cut does not say.
+        // A truncated description does not show the transport.
         let cut = r#"json:{"target": "iqn.2025-01.exa..."#;
         let disk = [("query-named-block-nodes", node("iscsi", cut, false))];
         let text = survey_of(&disk, &[]).unwrap_err().to_string();
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_nodes_are_told() {
+    fn direct_io_is_recognized() {
         for (driver, direct) in [("file", true), ("host_device", true), ("iscsi", false)] {
             let disk = [(
                 "query-named-block-nodes",
@@ -296,18 +297,18 @@ mod tests {
             )];
             let survey = survey_of(&disk, &[]).unwrap();
             assert_eq!(survey.pinning.is_some(), direct);
-            // It says that it is QEMU 99.
+            // The scripted QEMU reports version 99.
             let rounds = survey.rounds.map(|refusal| refusal.to_string());
-            let expected = "it was never tried whether QEMU 99.0.0 can drain it";
+            let expected = "draining has not been tested with QEMU 99.0.0";
             assert_eq!(rounds.is_some_and(|text| text.contains(expected)), direct);
         }
-        // One that does not say is not taken for one that is not.
+        // A node without this field is an error.
         let odd = json!([{ "node-name": "n", "drv": "file" }]);
         survey_of(&[("query-named-block-nodes", odd)], &[]).unwrap_err();
     }
 
     #[test]
-    fn devices_that_only_postcopy_copes_with() {
+    fn devices_that_need_postcopy() {
         for kind in ["scsi-block", "scsi-generic", "vhost-scsi-pci"] {
             let rounds = survey_of(&[("info qom-tree", tree(kind))], &[])
                 .unwrap()

@@ -1,4 +1,4 @@
-//! Errors.
+//! Why the guest's memory cannot be moved.
 
 use std::io;
 
@@ -9,21 +9,21 @@ use super::free_space::FreeSpaceError;
 use crate::attach::process::ProcessError;
 use crate::qmp::QmpError;
 
-/// The guest's memory cannot be moved, or could not be found.
+/// The guest's memory was not found, or cannot be moved.
 #[derive(Debug, Error)]
 pub enum RamError {
-    /// QEMU could not be asked.
+    /// A QMP command failed.
     #[error("looking for the guest's memory: {0}")]
     Qmp(#[from] QmpError),
-    /// The process could not be looked into.
+    /// QEMU's process cannot be used.
     #[error("looking for the guest's memory: {0}")]
     Process(#[from] ProcessError),
-    /// There are no backends.
+    /// QEMU has no memory backends.
     #[error("looking for the guest's memory: this QEMU has no memory backends{ADVICE}")]
     None,
-    /// Not a file.
+    /// The backend is not a file.
     #[error(
-        "the guest's memory \"{id}\" is a {kind}, not a named file, so no other process can get at \
+        "the guest's memory \"{id}\" is a {kind}, not a named file, so no other process can access \
          it{ADVICE}"
     )]
     NotAFile {
@@ -32,9 +32,9 @@ pub enum RamError {
         /// Its type.
         kind: String,
     },
-    /// Not shared.
+    /// The backend is not shared.
     #[error(
-        "the guest's memory \"{id}\" is not shared (share=off): what the guest writes does not \
+        "the guest's memory \"{id}\" is not shared (share=off): the guest's writes do not \
          reach its file {path}{ADVICE}"
     )]
     NotShared {
@@ -43,13 +43,13 @@ pub enum RamError {
         /// Its file.
         path: String,
     },
-    /// Read-only.
-    #[error("the guest's memory \"{id}\" is read-only; such backends cannot be moved yet")]
+    /// The backend is read-only.
+    #[error("the guest's memory \"{id}\" is read-only; read-only backends are not supported yet")]
     ReadOnly {
         /// The backend.
         id: String,
     },
-    /// In no process's memory.
+    /// The process does not map the file.
     #[error(
         "the guest's memory \"{id}\" ({path}) is not mapped by process {pid} ({name}), which opened \
          the QMP socket: if another program opened that socket for QEMU, give QEMU a -qmp socket \
@@ -65,11 +65,11 @@ pub enum RamError {
         /// Its name.
         name: String,
     },
-    /// Mapped for reading only.
+    /// The process maps the file read-only.
     #[error(
-        "the guest's memory \"{id}\" ({path}) is mapped by process {pid} for reading only, though \
-         it says that the guest can write there: this is not how QEMU maps a guest's memory, and \
-         no file is opened for a process that may not write to it itself"
+        "the guest's memory \"{id}\" ({path}) is mapped read-only by process {pid}, although \
+         QMP reports it as writable: QEMU does not map a guest's memory like this, and \
+         hikkoshi does not open a file that the process itself may not write"
     )]
     NotWritable {
         /// The backend.
@@ -79,7 +79,7 @@ pub enum RamError {
         /// The process behind the QMP socket.
         pid: u32,
     },
-    /// In it more than once.
+    /// The process maps the file more than once.
     #[error("the guest's memory \"{id}\" ({path}) is mapped {mappings} times by QEMU, not once")]
     Ambiguous {
         /// The backend.
@@ -89,10 +89,10 @@ pub enum RamError {
         /// How many times.
         mappings: usize,
     },
-    /// The same bytes twice.
+    /// Two backends are the same bytes.
     #[error(
         "the guest's memory \"{first}\" and \"{second}\" is the same part of the same file; give \
-         each backend a file of its own"
+         each backend its own file"
     )]
     SharedFile {
         /// One backend.
@@ -102,20 +102,20 @@ pub enum RamError {
     },
     /// The file cannot be opened.
     #[error(
-        "opening the file of the guest's memory \"{id}\", {path}: {source}; run as root, or as a user that may read and write it"
+        "opening the file of the guest's memory \"{id}\", {path}: {source}; run hikkoshi as root, or as a user that may read and write it"
     )]
     Open {
         /// The backend.
         id: String,
         /// Its file.
         path: String,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The file system is of the wrong kind.
+    /// The file system is neither tmpfs nor hugetlbfs.
     #[error(
-        "the guest's memory \"{id}\" ({path}) is neither on tmpfs nor on hugetlbfs; page faults can \
-         be caught and writes be tracked only there: put it in /dev/shm or on a hugetlbfs mount"
+        "the guest's memory \"{id}\" ({path}) is neither on tmpfs nor on hugetlbfs. Page faults can \
+         be handled and writes tracked only there: put it in /dev/shm or on a hugetlbfs mount"
     )]
     FileSystem {
         /// The backend.
@@ -123,9 +123,9 @@ pub enum RamError {
         /// Its file.
         path: String,
     },
-    /// The file ends too early.
+    /// The file is too short.
     #[error(
-        "the file of the guest's memory \"{id}\", {path}, has {bytes} bytes, but {needed} are needed: somebody cut it"
+        "the file of the guest's memory \"{id}\", {path}, has {bytes} bytes, but {needed} are needed: it has been truncated"
     )]
     Short {
         /// The backend.
@@ -134,48 +134,48 @@ pub enum RamError {
         path: String,
         /// Its length.
         bytes: u64,
-        /// What it should be.
+        /// The length that is needed.
         needed: u64,
     },
-    /// The guest does not see it.
+    /// The backend is not part of the guest's memory.
     #[error(
-        "the memory backend \"{id}\" is not part of the guest's memory; remove it (QMP object-del), \
-         or plug it in, first"
+        "the memory backend \"{id}\" is not part of the guest's memory; remove it (QMP command \
+         'object-del') or plug it in first"
     )]
     NotInGuest {
         /// The backend.
         id: String,
     },
-    /// What QEMU says about the guest's addresses cannot be understood.
+    /// QEMU's memory tree could not be parsed.
     #[error(
-        "where the guest sees its memory \"{id}\" cannot be understood from QEMU's \"info mtree\": \
-         {pieces}; please report this with the output of that command"
+        "the guest addresses of the memory \"{id}\" cannot be read from QEMU's \"info mtree\": \
+         {pieces}; report this as a bug, with the output of that command"
     )]
     Addresses {
         /// The backend.
         id: String,
-        /// What was found.
+        /// What was parsed.
         pieces: String,
     },
-    /// The guest has memory beside the backends.
+    /// The guest has memory outside the backends.
     #[error(
-        "the guest has {guest} bytes of memory, but its backends only {backends}; the rest could \
-         not be moved{ADVICE}"
+        "the guest has {guest} bytes of memory, but its backends have only {backends}; the rest \
+         cannot be moved{ADVICE}"
     )]
     Incomplete {
-        /// What the machine has.
+        /// Bytes of the machine.
         guest: u64,
-        /// What the backends have.
+        /// Bytes of the backends.
         backends: u64,
     },
-    /// The layout breaks a rule of ours.
+    /// The layout is not supported.
     #[error("the guest's memory cannot be moved: {0}")]
     Layout(#[from] LayoutError),
-    /// There is no room for it.
+    /// There is not enough free space for it.
     #[error(transparent)]
-    Room(#[from] FreeSpaceError),
+    FreeSpace(#[from] FreeSpaceError),
 }
 
-/// How QEMU must be started.
+/// How to start QEMU.
 const ADVICE: &str = "; start QEMU with -object memory-backend-file,id=ram,size=SIZE,\
     mem-path=/dev/shm/NAME,share=on -machine …,memory-backend=ram";

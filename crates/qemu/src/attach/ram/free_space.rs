@@ -1,8 +1,9 @@
-//! Whether the destination's file systems have room for the guest's memory.
+//! Checks that the destination's file systems have free space for the guest's
+//! memory.
 //!
-//! A RAM file is sparse: QEMU gives it its length, memory is taken page by
-//! page. A file system that fills up in the middle of a migration costs the
-//! migration in pre-copy; in post-copy it would leave the guest waiting.
+//! A RAM file is sparse: QEMU sets its length, and memory is allocated page by
+//! page. If the file system fills up during a pre-copy migration, the migration
+//! fails. In post-copy the guest would wait for ever.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,13 +15,13 @@ use thiserror::Error;
 use crate::attach::ram::backend::Backend;
 use crate::attach::ram::file::BackendFile;
 
-/// There is no room for the guest's memory.
+/// There is not enough free space for the guest's memory.
 #[derive(Debug, Error)]
 pub enum FreeSpaceError {
-    /// tmpfs is full, or too small.
+    /// The tmpfs is full, or too small.
     #[error(
         "the file system of the guest's memory {ids} has {free} bytes free, but {needed} more are \
-         needed: make it larger (mount -o remount,size=…) or put the memory elsewhere"
+         needed: enlarge it (mount -o remount,size=…) or use another file system"
     )]
     FileSystem {
         /// The backends on it.
@@ -33,7 +34,7 @@ pub enum FreeSpaceError {
     /// Too few huge pages.
     #[error(
         "the guest's memory {ids} needs {needed} more huge pages of {page} bytes, but only {free} \
-         are free: allow more (/sys/kernel/mm/hugepages) "
+         are free: allocate more (/sys/kernel/mm/hugepages)"
     )]
     HugePages {
         /// The backends that need them.
@@ -45,17 +46,17 @@ pub enum FreeSpaceError {
         /// How many are needed.
         needed: u64,
     },
-    /// It could not be found out.
-    #[error("asking how much room there is for the guest's memory \"{id}\": {source}")]
-    Ask {
+    /// The free space could not be determined.
+    #[error("checking the free space for the guest's memory \"{id}\": {source}")]
+    Query {
         /// The backend.
         id: String,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// What the backends on one file system, or from one pool, need together.
+/// What all backends on one file system, or from one pool of huge pages, need.
 #[derive(Debug, Default)]
 struct Need {
     ids: Vec<String>,
@@ -70,27 +71,28 @@ pub(crate) fn check<'a>(
     let mut systems: BTreeMap<u64, Need> = BTreeMap::new();
     let mut pools: BTreeMap<u64, Need> = BTreeMap::new();
     for (backend, found) in files {
-        let ask = |source| FreeSpaceError::Ask {
+        let failed = |source| FreeSpaceError::Query {
             id: backend.id.clone(),
             source,
         };
-        // Blocks are of 512 bytes, whatever the file system.
+        // In blocks of 512 bytes on every file system.
         let allocated = found.metadata.blocks().saturating_mul(512);
         let needed = backend.bytes.saturating_sub(allocated);
         let need = if found.huge {
             if backend.reserve {
-                // Reserved when QEMU mapped it, or QEMU would not have started.
+                // QEMU reserved them when it mapped the file; otherwise it would not have
+                // started.
                 continue;
             }
             let need = pools.entry(found.host_page).or_default();
             need.free = free_huge_pages(found.host_page)
-                .map_err(ask)?
+                .map_err(failed)?
                 .saturating_mul(found.host_page);
             need
         } else {
-            let system = rustix::fs::fstatvfs(&found.file).map_err(|errno| ask(errno.into()))?;
+            let system = rustix::fs::fstatvfs(&found.file).map_err(|errno| failed(errno.into()))?;
             if system.f_blocks == 0 {
-                // tmpfs without a limit.
+                // A tmpfs without a size limit.
                 continue;
             }
             let need = systems.entry(found.metadata.dev()).or_default();
@@ -122,8 +124,8 @@ pub(crate) fn check<'a>(
     Ok(())
 }
 
-/// Huge pages of `size` bytes that nobody has or has reserved, and those that
-/// the pool may still grow by.
+/// Huge pages of `size` bytes that are neither used nor reserved, plus those that
+/// the pool may still grow by (overcommit).
 fn free_huge_pages(size: u64) -> io::Result<u64> {
     let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size / 1024);
     let read = |name: &str| -> io::Result<u64> {

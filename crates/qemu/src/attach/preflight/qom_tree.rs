@@ -1,7 +1,7 @@
-//! Every object of the machine: QEMU's `info qom-tree`.
+//! All objects of the machine, from QEMU's `info qom-tree`.
 //!
-//! QMP's own `qom-list` tells one node at a time, which would be hundreds of
-//! commands right before the guest is paused.
+//! QMP's `qom-list` lists one node at a time, which would take hundreds of commands
+//! right before the guest is paused.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ use crate::qmp::{Client, QmpError};
 /// An object of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Object {
-    /// Its place, such as `/machine/peripheral/net0`.
+    /// Its path, such as `/machine/peripheral/net0`.
     pub(crate) path: String,
     /// Its QOM type.
     pub(crate) kind: String,
@@ -25,8 +25,8 @@ pub(crate) fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
         .ok_or_else(|| QmpError::unexpected(command, text.chars().take(200).collect::<String>()))
 }
 
-/// A line for each object: two blanks for each level, `/`, its name, its type
-/// in parentheses. `None` if this is something else.
+/// Parses one line for each object: two blanks for each level, `/`, its name, its
+/// type in parentheses. `None` if the text has another form.
 fn parse(text: &str) -> Option<Vec<Object>> {
     let mut found: Vec<Object> = Vec::new();
     let mut above: Vec<&str> = Vec::new();
@@ -52,7 +52,7 @@ fn parse(text: &str) -> Option<Vec<Object>> {
             kind: kind.to_owned(),
         });
     }
-    // A machine has at least its containers.
+    // A machine always has containers.
     (found.len() > 1).then_some(found)
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_put_together_by_indentation() {
+    fn paths_follow_from_indentation() {
         let text = "/machine (pc-q35-7.2-machine)\r\n\
                     \x20 /fw_cfg (fw_cfg_io)\r\n\
                     \x20   /\\x2from@etc\\x2facpi (tables)[0] (memory-region)\r\n\
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tree_is_not_taken_for_an_empty_machine() {
+    fn other_text_is_not_an_empty_machine() {
         for text in [
             "",
             "unknown command: 'info qom-tree'\r\n",

@@ -1,4 +1,4 @@
-//! Everything that the installed QEMUs offer is classified on purpose.
+//! Tests that every type that the installed QEMUs offer is classified.
 
 #![allow(clippy::unwrap_used)] // A failure is the message.
 
@@ -13,8 +13,8 @@ use super::block;
 use super::devices::{MemoryWrites, is_not_a_device, of_network, of_type};
 use crate::qmp::Client;
 
-/// Runs `ask` with a QEMU of each version that has been set up.
-fn with_each(mut ask: impl FnMut(&mut Client, &dyn Fn(&str) -> String)) {
+/// Runs `test` with a QEMU of each installed version.
+fn with_each(mut test: impl FnMut(&mut Client, &dyn Fn(&str) -> String)) {
     let mut tried = 0;
     for version in QemuVersion::ALL {
         let Ok(run) = version.runner() else { continue };
@@ -39,7 +39,7 @@ fn with_each(mut ask: impl FnMut(&mut Client, &dyn Fn(&str) -> String)) {
             let output = Command::new(&run).args([option, "help"]).output().unwrap();
             String::from_utf8(output.stdout).unwrap()
         };
-        ask(&mut client, &help);
+        test(&mut client, &help);
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -54,7 +54,7 @@ fn types(client: &mut Client, what: &str, is_abstract: bool) -> Vec<String> {
     types.as_array().unwrap().iter().map(name).collect()
 }
 
-/// Those that are not safe in every mode, each on purpose.
+/// The types that are not safe in every mode.
 const UNSAFE: &str = "PIIX3-xen cryptodev-vhost-user cxl-downstream cxl-rp cxl-switch-mailbox-cci \
     cxl-type3 cxl-upstream hv-balloon ivshmem-doorbell ivshmem-flat ivshmem-plain pvrdma pxb-cxl \
     pxb-cxl-host remote-pcihost scsi-block scsi-generic sgx-epc vfio-pci vfio-pci-igd-lpc-bridge \
@@ -79,7 +79,7 @@ fn every_device_and_object_is_classified() {
     with_each(|client, help| {
         let mut kinds = types(client, "device", false);
         kinds.extend(types(client, "user-creatable", false));
-        // What `-device` offers and QOM does not list would be an error of ours.
+        // QOM lists everything that `-device` offers.
         let offered = help("-device");
         let offered = offered.lines().filter_map(|line| {
             let (name, _) = line.strip_prefix("name \"")?.split_once('"')?;
@@ -94,7 +94,7 @@ fn every_device_and_object_is_classified() {
         assert!(unknown.is_empty(), "not classified: {unknown:?}");
         let unsafe_ones = kinds
             .into_iter()
-            .filter(|kind| of_type(kind) != MemoryWrites::Seen);
+            .filter(|kind| of_type(kind) != MemoryWrites::Tracked);
         for kind in unsafe_ones {
             assert!(expected.contains(&kind), "{kind}: {:?}", of_type(&kind));
         }
@@ -102,17 +102,14 @@ fn every_device_and_object_is_classified() {
 }
 
 #[test]
-fn no_device_is_passed_over() {
+fn no_device_is_skipped() {
     with_each(|client, _| {
         for kind in types(client, "device", true) {
             assert!(!is_not_a_device(&kind), "{kind}");
         }
         for bus in types(client, "bus", false) {
             let classified = is_not_a_device(&bus) || bus.starts_with("xen-");
-            assert!(
-                classified,
-                "{bus}: QEMU would be asked about it in each survey"
-            );
+            assert!(classified, "{bus}: each survey would query QEMU for it");
         }
     });
 }
@@ -126,7 +123,7 @@ fn every_network_backend_is_classified() {
         for kind in kinds {
             let refused = kind.starts_with("vhost-");
             match of_network(kind) {
-                MemoryWrites::Seen => assert!(!refused, "{kind}"),
+                MemoryWrites::Tracked => assert!(!refused, "{kind}"),
                 MemoryWrites::Refused(_) => assert!(refused, "{kind}"),
                 other => panic!("{kind}: {other:?}"),
             }
@@ -146,7 +143,7 @@ fn every_block_driver_is_classified() {
     ];
     with_each(|client, _| {
         let schema = client.execute("query-qmp-schema", json!({})).unwrap();
-        // Types have no names there: it is the one that has qcow2 and nbd.
+        // Types have no names in the schema: this is the one with host_device and nbd.
         let values = |entity: &Value| -> Option<Vec<String>> {
             let values = entity.get("values")?.as_array()?;
             let text = |value: &Value| Some(value.as_str()?.to_owned());
@@ -162,7 +159,7 @@ fn every_block_driver_is_classified() {
             .unwrap();
         for driver in &drivers {
             match block::of_driver(driver) {
-                MemoryWrites::Seen => assert!(!REFUSED.contains(&driver.as_str()), "{driver}"),
+                MemoryWrites::Tracked => assert!(!REFUSED.contains(&driver.as_str()), "{driver}"),
                 MemoryWrites::Refused(_) => assert!(REFUSED.contains(&driver.as_str()), "{driver}"),
                 other => panic!("{driver}: {other:?}"),
             }
