@@ -221,7 +221,7 @@ impl Receiver {
                 let content = self.buffer.get(..frame.payload_len()).unwrap_or_default();
                 match installer {
                     Some(installer) => {
-                        let received = installer.now();
+                        let received = installer.requests.now();
                         Ok(installer.install(range, content, received, &self.recorder)?)
                     }
                     None => {
@@ -232,7 +232,7 @@ impl Receiver {
             }
             Frame::Zeros { range } => match installer {
                 Some(installer) => {
-                    let received = installer.now();
+                    let received = installer.requests.now();
                     Ok(installer.install_zeros(range, received, &self.recorder)?)
                 }
                 None => {

@@ -229,11 +229,19 @@ impl HandoverDriver<'_> {
         };
         if let Some(faulting) = &self.faulting {
             faulting.ask(None);
-            faulting.installer().interrupt(true);
+            faulting
+                .installer()
+                .copier
+                .memory_pressure()
+                .interrupt(true);
         }
         let (channel, serious) = line.session.end(line.receivers);
         if let Some(faulting) = &self.faulting {
-            faulting.installer().interrupt(false);
+            faulting
+                .installer()
+                .copier
+                .memory_pressure()
+                .interrupt(false);
         }
         self.link = Link::Down(channel);
         self.state.serious = self.state.serious.take().or(serious);

@@ -378,13 +378,13 @@ impl<'a> HandoverDriver<'a> {
         let ram = Arc::clone(&self.ram);
         let links = self.machine.record().links;
         let installer = Installer::new(Arc::clone(&userfault), ram, &hosts, links)?;
-        installer.be_patient();
+        installer.copier.memory_pressure().be_patient();
         // It is registered already, unless that engine was killed at it.
-        installer.start()?;
+        installer.copier.register()?;
         hikkoshi_memory::missing_pages(&self.ram, &userfault, &hosts, |range| {
-            installer.owe(range)
+            installer.missing.add(range)
         })?;
-        tracing::info!(pages = installer.left(), "pages are not here");
+        tracing::info!(pages = installer.missing.count(), "pages are not here");
         let Link::Down(channel) = &self.link else {
             return Ok(());
         };
@@ -421,7 +421,7 @@ impl<'a> HandoverDriver<'a> {
     fn left(&self) -> u64 {
         self.faulting
             .as_ref()
-            .map_or(0, |faulting| faulting.installer().left())
+            .map_or(0, |faulting| faulting.installer().missing.count())
     }
 
     fn requests(&self) -> Requests {

@@ -89,7 +89,7 @@ impl HandoverDriver<'_> {
             }
             if let Some(faulting) = &self.faulting {
                 // What is missing now, as the source counts it.
-                let missing = faulting.installer().left();
+                let missing = faulting.installer().missing.count();
                 self.sink.tracker.begin(Phase::Postcopy, 0, missing);
             }
         }
@@ -138,7 +138,7 @@ impl HandoverDriver<'_> {
                 faulting.ask(Some(writer));
             }
             if let Some(faulting) = &self.faulting {
-                faulting.installer().start_over()?;
+                faulting.installer().request_again()?;
             }
             Ok(())
         });
@@ -154,8 +154,8 @@ impl HandoverDriver<'_> {
         let installer = self.faulting.as_ref().map(|f| Arc::clone(f.installer()));
         let mut pages = 0;
         if let Some(installer) = &installer {
-            installer.drop_pieces();
-            for ranges in PageRanges::batches(installer.missing()) {
+            installer.requests.huge().drop_pieces();
+            for ranges in PageRanges::batches(installer.missing.ranges()) {
                 pages += ranges.pages();
                 met.say(&ToSource::Missing { ranges })?;
             }
@@ -179,7 +179,8 @@ impl HandoverDriver<'_> {
                 } if pages == owed.count() && (pages > 0) == (background_links > 0) => {
                     if let Some(installer) = &installer {
                         installer
-                            .take_owed(&owed)
+                            .missing
+                            .retain(&owed)
                             .map_err(|page| DestinationFailure::unexpected(DOING, &page))?;
                     } else if pages > 0 {
                         return Err(DestinationFailure::unexpected(DOING, &pages));

@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hikkoshi_linux::Stop;
+use hikkoshi_userfault::CopyError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Between two tries. Nobody says when there is room.
@@ -50,6 +51,23 @@ impl MemoryPressure {
     /// ended, and their threads are to end, too.
     pub(crate) fn interrupt(&self, on: bool) {
         self.interrupted.store(on, Ordering::Release);
+    }
+
+    /// Calls `install` until it does not fail for want of memory, as long as waiting is worth it.
+    pub(crate) fn retry(
+        &self,
+        mut install: impl FnMut() -> Result<(), CopyError>,
+    ) -> Result<(), CopyError> {
+        loop {
+            match install() {
+                Err(CopyError::OutOfMemory { .. }) if self.wait() => {}
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    self.found();
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// There was no room. Waits a little; `true` when it is worth another try.

@@ -1,10 +1,13 @@
 //! What answers the guest's faults, as long as pages are missing.
 
 pub(crate) mod fault_counters;
+pub(crate) mod fault_requests;
 pub(crate) mod fault_thread;
 pub(crate) mod huge;
 pub(crate) mod installer;
 pub(crate) mod memory_pressure;
+pub(crate) mod missing_pages;
+pub(crate) mod page_copier;
 pub(crate) mod request_sender;
 pub(crate) mod request_times;
 
@@ -58,7 +61,8 @@ impl ActivePostcopy {
         options: &DestinationOptions,
     ) -> Result<(), DestinationFailure> {
         let installer = Arc::new(installer);
-        sink.tracker.begin(Phase::Postcopy, 0, installer.left());
+        sink.tracker
+            .begin(Phase::Postcopy, 0, installer.missing.count());
         // Set once, here: receivers install from now on instead of writing.
         let _ = sink.installer.set(Arc::clone(&installer));
         let faulting = slot.insert(Self {
@@ -71,7 +75,7 @@ impl ActivePostcopy {
         });
         // Before the first fault: what is asked for without a link is dropped.
         faulting.asking.attach(urgent);
-        installer.start()?;
+        installer.copier.register()?;
         if let Some(memory) = &sink.memory {
             // From here on nobody in the guest's process can fill a page
             // unnoticed. What was filled before is dropped again.
@@ -117,7 +121,7 @@ impl ActivePostcopy {
         Requests {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),
-            unmeasured_requests: self.installer.unmeasured(),
+            unmeasured_requests: self.installer.requests.unmeasured(),
             faults: self.names.account(&self.who.faulted_so_far()),
             requests_under_way: None,
             faults_before_running: self
@@ -136,7 +140,7 @@ impl ActivePostcopy {
     /// guest will never run here.
     pub(crate) fn let_go(&self) {
         self.stop();
-        if let Err(error) = self.installer.unregister() {
+        if let Err(error) = self.installer.copier.unregister() {
             tracing::warn!(%error, "letting go of the guest's memory");
         }
     }

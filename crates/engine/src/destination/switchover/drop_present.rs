@@ -23,19 +23,22 @@ pub(crate) fn drop_owed(
         return Ok(());
     }
     let mut pages = 0;
-    for range in installer.missing() {
+    for range in installer.missing.ranges() {
         for extent in memory.ram().layout().locate_range(range) {
             // One look for many small pages, and one for each huge page.
-            let host_page = installer.host_page(extent.pages.start());
+            let host_page = installer
+                .copier
+                .layout()
+                .host_page_range(extent.pages.start());
             let step = match host_page.len() {
                 1 => extent.pages.len(),
                 huge => huge,
             };
             for range in extent.pages.chunks(step) {
-                if installer.holds(range)? {
+                if installer.copier.holds(range)? {
                     memory.drop_stale(range)?;
                     pages += range.len();
-                    if installer.holds(range)? {
+                    if installer.copier.holds(range)? {
                         return Err(MemoryError::Drop { range, cause: None }.into());
                     }
                 }

@@ -282,7 +282,7 @@ impl<'a> IncomingMigration<'a> {
         self.check()?;
         if let Some(faulting) = &mut self.faulting {
             faulting.loaded();
-            faulting.installer().be_patient();
+            faulting.installer().copier.memory_pressure().be_patient();
         }
         Ok(switch)
     }
@@ -331,7 +331,10 @@ impl<'a> IncomingMigration<'a> {
                     digest
                         .verify(device_bytes, device_crc32c)
                         .map_err(device_state)?;
-                    let owed = self.prepared.as_ref().map_or(0, |p| p.installer.left());
+                    let owed = self
+                        .prepared
+                        .as_ref()
+                        .map_or(0, |p| p.installer.missing.count());
                     // Without post-copy whatever is owed would never come.
                     let possible = match &self.prepared {
                         Some(_) => postcopy || owed == 0,
@@ -384,7 +387,7 @@ impl<'a> IncomingMigration<'a> {
             if let Some(memory) = &self.sink.memory {
                 memory.drop_stale(range)?;
             }
-            prepared.installer.owe(range);
+            prepared.installer.missing.add(range);
         }
         Ok(())
     }

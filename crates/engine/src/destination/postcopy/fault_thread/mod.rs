@@ -104,8 +104,9 @@ impl FaultThread {
         let installer = &shared.installer;
         Ok(Self {
             watch: installer
+                .copier
                 .userfault()
-                .watch(&shared.stop, installer.news().as_fd())?,
+                .watch(&shared.stop, installer.requests.huge().event().as_fd())?,
             shared,
             buffer: EventBuffer::with_capacity(BATCH),
             wanted: Vec::with_capacity(BATCH),
@@ -136,9 +137,11 @@ impl FaultThread {
                 Ready::ProcessGone => return Err(DestinationFailure::ProcessGone(None)),
                 Ready::TimedOut => continue,
                 Ready::Also => {
-                    installer.news().heard();
+                    installer.requests.huge().event().heard();
                     while self.wanted.len() < BATCH
-                        && let Some(turn) = installer.next_turn()
+                        && let Some(turn) = installer
+                            .requests
+                            .next_admitted(installer.copier.layout(), &installer.missing)
                     {
                         self.wanted.push(turn);
                     }
@@ -158,7 +161,7 @@ impl FaultThread {
             poll,
             ..
         } = &*self.shared;
-        let userfault = installer.userfault();
+        let userfault = installer.copier.userfault();
         let watch = &mut self.watch;
         let mut wait = |timeout| {
             watch.set_writing(asking.waits_for())?;
@@ -193,7 +196,7 @@ impl FaultThread {
     /// afterwards.
     fn faults(&mut self) {
         let Shared { installer, who, .. } = &*self.shared;
-        let read = installer.now();
+        let read = installer.requests.now();
         while let Some(event) = self.buffer.take() {
             let hikkoshi_userfault::Event::Fault(fault) = event else {
                 // No other events were asked for.
@@ -201,8 +204,8 @@ impl FaultThread {
                 continue;
             };
             who.faulted(fault.thread);
-            match installer.faulted(fault.addr, read) {
-                FaultAction::Ask(range) => self.wanted.push((range, read)),
+            match installer.decide(fault.addr, read) {
+                FaultAction::Request(range) => self.wanted.push((range, read)),
                 FaultAction::Fill(range) => self.fills.push(range),
                 FaultAction::Nothing => {}
             }
@@ -218,12 +221,13 @@ impl FaultThread {
         } = &*self.shared;
         for range in self.fills.drain(..) {
             loop {
-                match installer.fill(range) {
+                match installer.copier.fill(range) {
                     Ok(()) => break,
                     // The wait for memory was interrupted, by what only receivers
                     // must heed.
                     Err(CopyError::OutOfMemory { .. })
-                        if installer.is_patient() && !stop.is_stopped() =>
+                        if installer.copier.memory_pressure().is_patient()
+                            && !stop.is_stopped() =>
                     {
                         thread::sleep(Duration::from_millis(1));
                     }
@@ -244,13 +248,15 @@ impl FaultThread {
         } = &*self.shared;
         self.frames.clear();
         for (range, _) in &self.wanted {
-            installer.requests(*range, |range| {
+            installer.requests.ranges(*range, |range| {
                 self.frames.extend(Frame::Request { range }.encode());
             });
         }
-        let now = installer.now();
+        let now = installer.requests.now();
         for (range, read) in self.wanted.drain(..) {
-            installer.asking(range, read, now);
+            installer
+                .requests
+                .sent(range, read, now, &installer.missing);
         }
         asking.send(&self.frames);
     }

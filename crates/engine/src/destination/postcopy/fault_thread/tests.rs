@@ -78,7 +78,7 @@ fn requests_leave_before_anything_is_filled() {
         let other = scope.spawn(|| read(&map, 6));
         sort(&mut faults, 2);
         // Whoever waits goes on; nothing can be installed any more.
-        shared.installer.unregister().unwrap();
+        shared.installer.copier.unregister().unwrap();
         let error = faults.answer().unwrap_err();
         assert!(matches!(error, DestinationFailure::Install(_)), "{error}");
         assert_eq!(asked(&mut theirs), range(6, 7));
@@ -100,5 +100,5 @@ fn a_broken_link_does_not_keep_zeros_back() {
     faults.wanted.push((PageRange::one(Page::new(5)), 0));
     faults.answer().unwrap();
     assert!(blocks(&map) > 0, "filled");
-    faults.shared.installer.unregister().unwrap();
+    faults.shared.installer.copier.unregister().unwrap();
 }

@@ -71,8 +71,8 @@ fn a_page_of_a_gigabyte() {
     let hosts = [map.as_ptr() as u64];
     let installer = Installer::new(Arc::new(userfault), ram, &hosts, 2).unwrap();
     let whole = PageRange::from_len(Page::new(0), PAGES);
-    installer.owe(whole);
-    installer.start().unwrap();
+    installer.missing.add(whole);
+    installer.copier.register().unwrap();
     let place = |page: u64| usize::try_from(page).unwrap() * PAGE_SIZE;
     let value = |page: u64| u8::try_from(page % 251).unwrap();
     thread::scope(|scope| {
@@ -82,12 +82,13 @@ fn a_page_of_a_gigabyte() {
                 .unwrap()
         });
         let addr = HostAddr(hosts[0] + 77_777 * 4096);
-        assert_eq!(installer.faulted(addr, 0), FaultAction::Ask(whole));
-        assert_eq!(installer.faulted(addr, 0), FaultAction::Nothing);
+        assert_eq!(installer.decide(addr, 0), FaultAction::Request(whole));
+        assert_eq!(installer.decide(addr, 0), FaultAction::Nothing);
         let mut asked = Vec::new();
-        installer.requests(whole, |range| asked.push(range));
+        installer.requests.ranges(whole, |range| asked.push(range));
         assert_eq!(asked, [whole]);
-        installer.asking(whole, installer.now(), installer.now());
+        let requests = &installer.requests;
+        requests.sent(whole, requests.now(), requests.now(), &installer.missing);
         // Two links bring a half each, from the far end of it; one of them the
         // last piece.
         let recorders = [Recorder::default(), Recorder::default()];
@@ -104,7 +105,7 @@ fn a_page_of_a_gigabyte() {
                         for page in piece.iter() {
                             content.extend([value(page.index()); PAGE_SIZE]);
                         }
-                        let now = installer.now();
+                        let now = installer.requests.now();
                         last |= installer.install(piece, &content, now, recorder).unwrap();
                     }
                     last
@@ -118,12 +119,12 @@ fn a_page_of_a_gigabyte() {
         let recorded = recorders.map(|r| r.into_inner().unwrap().total().count);
         assert_eq!(recorded.iter().sum::<u64>(), 1);
     });
-    assert_eq!(installer.left(), 0);
+    assert_eq!(installer.missing.count(), 0);
     for page in 0..PAGES {
         for at in [0, PAGE_SIZE - 1] {
             let byte: u8 = map.as_volatile_slice().read_obj(place(page) + at).unwrap();
             assert_eq!(byte, value(page), "page {page}");
         }
     }
-    installer.unregister().unwrap();
+    installer.copier.unregister().unwrap();
 }

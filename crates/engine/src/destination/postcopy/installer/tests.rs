@@ -1,6 +1,7 @@
 use super::*;
-use hikkoshi_pages::{RamBlock, RamLayout};
-use hikkoshi_userfault::{EventBuffer, Features};
+use hikkoshi_linux::HostRange;
+use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
+use hikkoshi_userfault::{EventBuffer, Features, RegisterMode};
 
 use hikkoshi_memory::RamFile;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -39,9 +40,15 @@ pub(crate) fn installer() -> (Installer, MmapRegion) {
     let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
     let hosts = [map.as_ptr() as u64];
     let installer = Installer::new(Arc::new(userfault), ram, &hosts, 1).unwrap();
-    installer.owe(range(4, 12));
-    installer.start().unwrap();
+    installer.missing.add(range(4, 12));
+    installer.copier.register().unwrap();
     (installer, map)
+}
+
+/// The next huge page that may be requested.
+fn next_admitted(installer: &Installer) -> Option<(PageRange, u64)> {
+    let layout = installer.copier.layout();
+    installer.requests.next_admitted(layout, &installer.missing)
 }
 
 pub(crate) fn range(from: u64, to: u64) -> PageRange {
@@ -55,33 +62,35 @@ fn addr(map: &MmapRegion, page: u64) -> HostAddr {
 #[test]
 fn a_page_is_asked_for_once() {
     let (installer, map) = installer();
-    let ask = |page| installer.faulted(addr(&map, page), 0);
-    assert_eq!(ask(5), FaultAction::Ask(range(5, 6)));
+    let ask = |page| installer.decide(addr(&map, page), 0);
+    assert_eq!(ask(5), FaultAction::Request(range(5, 6)));
     assert_eq!(ask(5), FaultAction::Nothing, "asked for already");
     assert_eq!(ask(2), FaultAction::Fill(range(2, 3)), "nobody owes it");
-    installer.fill(range(2, 3)).unwrap();
+    installer.copier.fill(range(2, 3)).unwrap();
     let byte: u8 = map.as_volatile_slice().read_obj(2 * PAGE_SIZE).unwrap();
     assert_eq!(byte, 0);
     let nowhere = HostAddr(map.as_ptr() as u64 + PAGES * PAGE_BYTES);
-    assert_eq!(installer.faulted(nowhere, 0), FaultAction::Nothing);
-    assert_eq!(installer.left(), 8);
+    assert_eq!(installer.decide(nowhere, 0), FaultAction::Nothing);
+    assert_eq!(installer.missing.count(), 8);
 
-    let (read, sent) = (installer.now(), installer.now());
-    installer.asking(range(5, 6), read, sent);
+    let (read, sent) = (installer.requests.now(), installer.requests.now());
+    installer
+        .requests
+        .sent(range(5, 6), read, sent, &installer.missing);
     let recorder = Recorder::default();
     let install = |range, content: &[u8]| {
         installer
-            .install(range, content, installer.now(), &recorder)
+            .install(range, content, installer.requests.now(), &recorder)
             .unwrap()
     };
     assert!(!install(range(5, 6), &[7; PAGE_SIZE]));
     assert!(!install(range(5, 6), &[8; PAGE_SIZE]), "again");
     assert_eq!(ask(5), FaultAction::Fill(range(5, 6)), "it is there");
-    installer.fill(range(5, 6)).unwrap();
+    installer.copier.fill(range(5, 6)).unwrap();
     assert_eq!(recorder.lock().unwrap().total().count, 1);
     let byte: u8 = map.as_volatile_slice().read_obj(5 * PAGE_SIZE + 9).unwrap();
     assert_eq!(byte, 7);
-    installer.unregister().unwrap();
+    installer.copier.unregister().unwrap();
 }
 
 #[test]
@@ -90,26 +99,26 @@ fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     let recorder = Recorder::default();
     let install = |range, content: &[u8]| {
         installer
-            .install(range, content, installer.now(), &recorder)
+            .install(range, content, installer.requests.now(), &recorder)
             .unwrap()
     };
-    let zeros = installer.install_zeros(range(4, 8), installer.now(), &recorder);
+    let zeros = installer.install_zeros(range(4, 8), installer.requests.now(), &recorder);
     assert!(!zeros.unwrap());
     assert!(!install(range(4, 5), &[9; PAGE_SIZE]));
     let byte: u8 = map.as_volatile_slice().read_obj(4 * PAGE_SIZE).unwrap();
     assert_eq!(byte, 0, "the first content stays");
-    assert_eq!(installer.left(), 4);
+    assert_eq!(installer.missing.count(), 4);
     let content = vec![3; 4 * PAGE_SIZE];
     assert!(install(range(8, 12), &content), "the last");
     assert!(!install(range(8, 12), &content), "again");
-    assert_eq!(installer.left(), 0);
+    assert_eq!(installer.missing.count(), 0);
     assert_eq!(
         recorder.lock().unwrap().total().count,
         0,
         "nobody had asked"
     );
-    installer.unregister().unwrap();
-    installer.unregister().unwrap();
+    installer.copier.unregister().unwrap();
+    installer.copier.unregister().unwrap();
 }
 
 /// The wait of a huge page for its turn is a part of its latency.
@@ -128,20 +137,27 @@ fn a_turn_brings_the_time_of_its_fault() {
     // Nothing is installed here, so that nothing needs to be there.
     let base = 1 << 40;
     let installer = Installer::new(Arc::new(userfault), ram, &[base], 1).unwrap();
-    installer.owe(range(0, 40 * 512));
+    installer.missing.add(range(0, 40 * 512));
     let huge = |number: u64| range(number * 512, (number + 1) * 512);
     for number in 0..34 {
-        let wanted = installer.faulted(HostAddr(base + number * HUGE + 5000), 100 + number);
+        let wanted = installer.decide(HostAddr(base + number * HUGE + 5000), 100 + number);
         if number < 32 {
-            assert_eq!(wanted, FaultAction::Ask(huge(number)));
+            assert_eq!(wanted, FaultAction::Request(huge(number)));
         } else {
             assert_eq!(wanted, FaultAction::Nothing, "it waits");
         }
     }
-    assert_eq!(installer.next_turn(), None);
-    installer.huge[0].turns.end(Page::new(0));
-    assert_eq!(installer.next_turn(), Some((huge(32), 132)));
-    assert_eq!(installer.next_turn(), None);
+    assert_eq!(next_admitted(&installer), None);
+    installer
+        .requests
+        .huge()
+        .sizes()
+        .next()
+        .unwrap()
+        .admission
+        .end(Page::new(0));
+    assert_eq!(next_admitted(&installer), Some((huge(32), 132)));
+    assert_eq!(next_admitted(&installer), None);
 }
 
 /// What a page holds that somebody else has filled is kept. It is an error if
@@ -151,7 +167,7 @@ fn an_owed_page_that_is_there_already_must_hold_what_is_to_come() {
     let (installer, map) = installer();
     let recorder = Recorder::default();
     let install = |range, content: &[u8]| {
-        let now = installer.now();
+        let now = installer.requests.now();
         installer.install(range, content, now, &recorder)
     };
     let file = map.file_offset().unwrap().file();
@@ -160,24 +176,33 @@ fn an_owed_page_that_is_there_already_must_hold_what_is_to_come() {
     // The same.
     let content = [[7; PAGE_SIZE], [9; PAGE_SIZE], [7; PAGE_SIZE]].concat();
     assert!(!install(range(4, 7), &content).unwrap());
-    assert_eq!((installer.filled_before(), installer.left()), (1, 5));
+    assert_eq!(
+        (installer.filled_before(), installer.missing.count()),
+        (1, 5)
+    );
     // What merely comes twice is no surprise, whatever was written since.
     file.write_all_at(&[6; PAGE_SIZE], 4 * PAGE_BYTES).unwrap();
     assert!(!install(range(4, 8), &[7; 4 * PAGE_SIZE]).unwrap());
-    assert_eq!((installer.filled_before(), installer.left()), (1, 4));
+    assert_eq!(
+        (installer.filled_before(), installer.missing.count()),
+        (1, 4)
+    );
     // Something was written since to what is zeros anyway.
     file.write_all_at(&[5; PAGE_SIZE], 8 * PAGE_BYTES).unwrap();
     assert!(!install(range(8, 9), &[0; PAGE_SIZE]).unwrap());
-    assert_eq!((installer.filled_before(), installer.left()), (2, 3));
+    assert_eq!(
+        (installer.filled_before(), installer.missing.count()),
+        (2, 3)
+    );
     // Something else.
     let error = install(range(9, 12), &[7; 3 * PAGE_SIZE]).unwrap_err();
     let is_it =
         matches!(&error, InstallError::Filled { range: filled } if *filled == range(10, 11));
     assert!(is_it, "{error}");
-    assert_eq!(installer.left(), 3, "it is not taken for received");
+    assert_eq!(installer.missing.count(), 3, "it is not taken for received");
     let byte = |page: usize| -> u8 { map.as_volatile_slice().read_obj(page * PAGE_SIZE).unwrap() };
     assert_eq!([4, 5, 6, 7, 10].map(byte), [6, 9, 7, 7, 8]);
-    installer.unregister().unwrap();
+    installer.copier.unregister().unwrap();
 }
 
 /// Whoever waits for a page that somebody else fills meanwhile does not go on
@@ -190,19 +215,20 @@ fn who_waits_does_not_get_what_is_not_to_be_there() {
         let reader =
             scope.spawn(|| -> u8 { map.as_volatile_slice().read_obj(5 * PAGE_SIZE).unwrap() });
         let mut buffer = EventBuffer::with_capacity(1);
-        while installer.userfault().read(&mut buffer).unwrap() == 0 {
+        while installer.copier.userfault().read(&mut buffer).unwrap() == 0 {
             std::thread::yield_now();
         }
         file.write_all_at(&[9; PAGE_SIZE], 5 * PAGE_BYTES).unwrap();
         let recorder = Recorder::default();
-        let install =
-            |range, content: &[u8]| installer.install(range, content, installer.now(), &recorder);
+        let install = |range, content: &[u8]| {
+            installer.install(range, content, installer.requests.now(), &recorder)
+        };
         install(range(5, 6), &[7; PAGE_SIZE]).unwrap_err();
         assert!(!reader.is_finished());
         install(range(6, 7), &[7; PAGE_SIZE]).unwrap();
         assert!(!reader.is_finished());
         // The end of it: the move has failed.
-        installer.unregister().unwrap();
+        installer.copier.unregister().unwrap();
         assert_eq!(reader.join().unwrap(), 9);
     });
 }
@@ -225,7 +251,8 @@ fn a_block_that_cannot_be_let_go_keeps_no_other() {
     let unaligned = good.addr.0 + 1;
     let installer = Installer::new(Arc::new(create()), ram, &[unaligned, good.addr.0], 1).unwrap();
     installer
-        .userfault
+        .copier
+        .userfault()
         .register(good, RegisterMode::MISSING)
         .unwrap();
     let other = create();
@@ -233,7 +260,7 @@ fn a_block_that_cannot_be_let_go_keeps_no_other() {
         other.register(good, RegisterMode::MISSING).is_err(),
         "taken"
     );
-    installer.unregister().unwrap_err();
+    installer.copier.unregister().unwrap_err();
     other.register(good, RegisterMode::MISSING).unwrap();
     other.unregister(good).unwrap();
 }
