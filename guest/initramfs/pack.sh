@@ -1,6 +1,6 @@
 #!/bin/sh
-# Packs the guest's first file system: busybox, the modules named in `modules`, the workload, init.
-# The same input gives the same bytes: names sorted, owners and times fixed.
+# Packs the guest's initramfs: busybox, the modules listed in `modules`, the workload, and init.
+# The output is reproducible: names are sorted, owners and times are fixed.
 #
 # usage: pack.sh BUSYBOX MODULES_FOLDER WORKLOAD OUTPUT
 set -eu
@@ -23,6 +23,6 @@ chmod 644 "$root"/modules/*
 chmod 755 "$root" "$root/bin" "$root/modules"
 find "$root" -exec touch -h -d @0 {} +
 
-# Not compressed: an emulated processor is slower at unpacking than the host at reading.
+# Not compressed: an emulated processor decompresses more slowly than the host reads.
 (cd "$root" && find . | LC_ALL=C sort | cpio --quiet --reproducible --owner=0:0 -H newc -o) >"$output.new"
 mv "$output.new" "$output"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Packs what the web benchmark's guest has besides the test guest's own first file system: Apache
-# with every library it needs, and its configuration. The kernel unpacks one archive after the
-# other, so this one is put behind that one.
+# Packs the initramfs of the web benchmark's guest: Apache with every library it needs, and its
+# configuration, appended to the test guest's initramfs. The kernel unpacks one archive after the
+# other.
 #
 # usage: pack.sh INITRAMFS APACHE_ROOT OUTPUT
 set -eu
@@ -33,7 +33,7 @@ find "$root" -exec touch -h -d @0 {} +
 
 {
     cat "$initramfs"
-    # `start` is in `web`: /init runs it when it is there.
+    # /init runs `web/start` if it exists.
     (cd "$root" && find . | LC_ALL=C sort | cpio --quiet --reproducible --owner=0:0 -H newc -o)
 } >"$output.new"
 mv "$output.new" "$output"

@@ -1,26 +1,25 @@
-//! Where the things are that `make guest` brings.
+//! Paths of the files that `make guest` provides.
 //!
-//! They are looked for when they are needed, not where the program was built: it may have been
-//! built elsewhere.
+//! They are searched at run time, because the program may have been built elsewhere.
 
 use crate::LabError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The QEMU versions that the tests run with.
+/// The QEMU versions used by the tests.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum QemuVersion {
-    /// Debian 12's own.
+    /// The version of Debian 12.
     V7_2,
-    /// The one backported to Debian 12.
+    /// The version backported to Debian 12.
     V10_0,
 }
 
 impl QemuVersion {
-    /// Both.
+    /// All versions.
     pub const ALL: [Self; 2] = [Self::V7_2, Self::V10_0];
 
-    /// The version as its folder is named: `7.2`.
+    /// The version, as in the name of its folder: `7.2`.
     pub fn label(self) -> &'static str {
         match self {
             Self::V7_2 => "7.2",
@@ -28,7 +27,7 @@ impl QemuVersion {
         }
     }
 
-    /// The program that becomes this QEMU.
+    /// The program that starts this QEMU.
     ///
     /// # Errors
     /// When it has not been set up.
@@ -51,7 +50,7 @@ pub fn kernel() -> Result<PathBuf, LabError> {
     present("the guest's kernel", "kernel/vmlinuz")
 }
 
-/// The guest's first file system.
+/// The guest's initramfs.
 ///
 /// # Errors
 /// When it has not been built.
@@ -59,46 +58,46 @@ pub fn initramfs() -> Result<PathBuf, LabError> {
     present("the guest's initramfs", "initramfs.cpio")
 }
 
-/// The first file system of the guest that has a web server, too.
+/// The initramfs of the guest with the web server.
 ///
 /// # Errors
-/// When it has not been built: only `make guest-web` does.
+/// When it has not been built (by `make guest-web`).
 pub fn web_initramfs() -> Result<PathBuf, LabError> {
     present("the web guest's initramfs", "initramfs-web.cpio")
 }
 
-/// The program that makes and checks disk images.
+/// The program that creates and checks disk images.
 pub(crate) fn qemu_img() -> Result<PathBuf, LabError> {
     present("qemu-img", "qemu-img/run")
 }
 
-/// Where disk images are made: in the build folder, which is on a disk. Direct I/O needs one.
+/// The folder for disk images: in the build folder, because direct I/O needs a disk.
 pub(crate) fn disks() -> Result<PathBuf, LabError> {
-    // Any of the things that are there shows which folder it is.
+    // Any existing artifact identifies the build folder.
     let kernel = present("the guest's kernel", "kernel")?;
     Ok(kernel.with_file_name("disks"))
 }
 
-/// Says where the build folder is.
+/// The environment variable with the path of the build folder.
 const BUILD: &str = "HIKKOSHI_BUILD";
 
 fn present(what: &'static str, name: impl AsRef<Path>) -> Result<PathBuf, LabError> {
     let given = std::env::var_os(BUILD).map(PathBuf::from);
-    // Run from the tree that it was built in, or in a folder of that tree.
+    // The program or the working directory may be inside the source tree.
     let program = std::env::current_exe().ok();
     let here = std::env::current_dir().ok();
     let starts: Vec<PathBuf> = program.into_iter().chain(here).collect();
     find(given, &starts, name.as_ref()).map_err(|looked| LabError::Missing { what, looked })
 }
 
-/// `name` in the build folder `given`; without one, in the first folder `build` that has it beside
-/// or above one of `starts`. Otherwise where it was looked for, in a sentence.
+/// Searches `name` in the build folder `given`, or else in the first folder `build` that contains
+/// it, next to or above one of `starts`. On failure returns where it searched.
 fn find(given: Option<PathBuf>, starts: &[PathBuf], name: &Path) -> Result<PathBuf, String> {
     if let Some(build) = given {
         let path = build.join(name);
         return match path.exists() {
             true => Ok(path),
-            false => Err(format!("{} ({BUILD} says so)", path.display())),
+            false => Err(format!("{} (set by {BUILD})", path.display())),
         };
     }
     let above = starts.iter().flat_map(|start| start.ancestors());
@@ -150,7 +149,7 @@ mod tests {
             error.contains("build/kernel/vmlinuz") && error.contains(here.to_str().unwrap()),
             "{error}"
         );
-        // What is said counts, and nothing else.
+        // With `given` set, only that folder is searched.
         let said = find(Some("two/build"), &[&program], initramfs).unwrap();
         assert_eq!(said, at("two/build/initramfs.cpio"));
         let error = find(Some("two/build"), &[&program], kernel).unwrap_err();

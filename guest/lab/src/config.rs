@@ -1,23 +1,24 @@
-//! What a machine is like.
+//! The configuration of a machine.
 
 use crate::{Console, Disk, Namespace, QemuVersion, Ram, Throttle, Workload};
 use std::path::PathBuf;
 
-/// A machine type that both QEMU versions know, so that a guest can move between them.
+/// A machine type that both QEMU versions support, so that a guest can move between them.
 pub const DEFAULT_MACHINE: &str = "pc-q35-7.2";
 
 /// A network card on a tap device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Nic {
-    /// The tap device, in the namespace that the machine runs in.
+    /// The tap device, in the machine's namespace.
     pub tap: String,
-    /// The card's address; the same at source and destination.
+    /// The card's MAC address; the same at source and destination.
     pub mac: String,
-    /// The guest's address with its prefix, as `10.88.0.2/24`.
+    /// The guest's address with its prefix, such as `10.88.0.2/24`.
     pub address: String,
 }
 
-/// What a machine is like. A destination is a clone of its source's, with [`VmConfig::incoming`].
+/// The configuration of a machine. A destination uses a clone of its source's, with
+/// [`VmConfig::incoming`].
 #[derive(Clone, Debug)]
 pub struct VmConfig {
     pub(crate) version: QemuVersion,
@@ -63,78 +64,78 @@ impl VmConfig {
         Self::default()
     }
 
-    /// Which QEMU.
+    /// Sets the QEMU version.
     #[must_use]
     pub fn version(mut self, version: QemuVersion) -> Self {
         self.version = version;
         self
     }
 
-    /// The machine type; versioned, if the guest is to move between versions.
+    /// Sets the machine type; a versioned one, if the guest is to move between versions.
     #[must_use]
     pub fn machine(mut self, machine: &str) -> Self {
         machine.clone_into(&mut self.machine);
         self
     }
 
-    /// How many virtual processors.
+    /// Sets the number of virtual processors.
     #[must_use]
     pub fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = cpus;
         self
     }
 
-    /// The memory.
+    /// Sets the memory.
     #[must_use]
     pub fn ram(mut self, ram: Ram) -> Self {
         self.ram = ram;
         self
     }
 
-    /// Puts RAM files there instead of on the machine's shared-memory tmpfs.
+    /// Sets the folder for RAM files; default: the tmpfs for shared memory.
     #[must_use]
     pub fn ram_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.ram_directory = Some(directory.into());
         self
     }
 
-    /// What the guest does. A destination gets the same, so that its command line is the same.
+    /// Sets the guest's workload. A destination needs the same, so that its command line is the
+    /// same.
     #[must_use]
     pub fn workload(mut self, workload: Workload) -> Self {
         self.workload = workload;
         self
     }
 
-    /// Waits for a guest instead of booting one (`-incoming defer`).
+    /// Waits for an incoming guest instead of booting one (`-incoming defer`).
     #[must_use]
     pub fn incoming(mut self) -> Self {
         self.incoming = true;
         self
     }
 
-    /// Another first file system than the test guest's.
+    /// Sets another initramfs than the test guest's.
     #[must_use]
     pub fn initramfs(mut self, path: impl Into<PathBuf>) -> Self {
         self.initramfs = Some(path.into());
         self
     }
 
-    /// A network card on a tap device.
+    /// Adds a network card on a tap device.
     #[must_use]
     pub fn nic(mut self, nic: Nic) -> Self {
         self.nic = Some(nic);
         self
     }
 
-    /// One more disk: the guest calls them `/dev/vda`, `/dev/vdb` and so on.
+    /// Adds a disk: `/dev/vda`, `/dev/vdb` and so on in the guest.
     #[must_use]
     pub fn disk(mut self, disk: Disk) -> Self {
         self.disks.push(disk);
         self
     }
 
-    /// A first disk with a file system, which the guest works with
-    /// ([`Workload::with_file_system`]).
+    /// Adds a first disk with a file system, which the guest uses ([`Workload::with_file_system`]).
     #[must_use]
     pub fn file_system(mut self, disk: Disk) -> Self {
         self.workload = self.workload.with_file_system();
@@ -146,7 +147,7 @@ impl VmConfig {
         &self.disks
     }
 
-    /// Slows down what QEMU reads from disks.
+    /// Limits QEMU's read rate from disks.
     #[must_use]
     pub fn throttle(mut self, throttle: &Throttle) -> Self {
         self.throttle = Some(throttle.clone());
@@ -160,15 +161,15 @@ impl VmConfig {
         self
     }
 
-    /// Collects what the guest prints there: give the source's console to its destination, and the
-    /// console follows the guest.
+    /// Sets the console that collects the guest's output. A destination shares its source's
+    /// console.
     #[must_use]
     pub fn console(mut self, console: Console) -> Self {
         self.console = Some(console);
         self
     }
 
-    /// More arguments for QEMU.
+    /// Adds arguments for QEMU.
     #[must_use]
     pub fn arguments<I: IntoIterator<Item = S>, S: Into<String>>(mut self, arguments: I) -> Self {
         self.extra.extend(arguments.into_iter().map(Into::into));

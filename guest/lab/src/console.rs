@@ -1,4 +1,4 @@
-//! What the guest prints, collected with the time it came, wherever the guest runs.
+//! The guest's output, collected with its arrival times, on whichever machine the guest runs.
 
 use crate::{LabError, Report};
 use std::io::{BufRead, BufReader, Read};
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 /// A line of the guest's console.
 #[derive(Clone, Debug)]
 pub struct ConsoleLine {
-    /// When its end arrived here.
+    /// When the end of the line arrived.
     pub at: Instant,
-    /// The machine that it came from.
+    /// The machine that printed it.
     pub vm: Arc<str>,
-    /// The line, without its end.
+    /// The text, without the line end.
     pub text: String,
-    /// What it says.
+    /// The parsed text.
     pub report: Report,
 }
 
-/// Collects lines of one guest from every machine that it runs in. Cheap to clone.
+/// Collects the lines of one guest from every machine that it runs on. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Console(Arc<Collected>);
 
@@ -29,17 +29,17 @@ struct Collected {
 }
 
 impl Console {
-    /// An empty one.
+    /// An empty console.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many lines have come so far: where to start with [`Console::since`].
+    /// The number of lines so far, for [`Console::since`].
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Whether no line has come yet.
+    /// Whether there are no lines yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -65,10 +65,10 @@ impl Console {
         texts.join("\n")
     }
 
-    /// Waits for a line, from number `first` on, of which `wanted` makes something.
+    /// Waits for a line, from number `first` on, for which `wanted` returns a value.
     ///
     /// # Errors
-    /// When none came within `timeout`; `what` names it in the message.
+    /// When there was none within `timeout`; `what` describes it in the message.
     pub fn wait_for<T>(
         &self,
         what: &str,
@@ -104,7 +104,7 @@ impl Console {
         }
     }
 
-    /// Reads lines from a machine until it closes.
+    /// Reads lines from a machine until it closes its console.
     pub(crate) fn follow(
         &self,
         vm: &str,
@@ -116,7 +116,7 @@ impl Console {
             .spawn(move || console.read(&vm, BufReader::new(from)))
             .map(drop)
             .map_err(|source| LabError::Start {
-                program: "the console's thread".to_owned(),
+                program: "the console thread".to_owned(),
                 source,
             })
     }
@@ -145,7 +145,7 @@ impl Console {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<ConsoleLine>> {
-        // A reader that panicked has pushed its line or not; the list is whole.
+        // After a panic of a reader the list is still consistent.
         self.0.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -158,13 +158,13 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn lines_of_two_machines_come_together_and_can_be_waited_for() {
+    fn lines_of_two_machines_are_collected() {
         let console = Console::new();
         console
             .follow("source", &b"idle: ok t=1.0 span_ms=1000 beat=1\r\n"[..])
             .unwrap();
         console
-            .wait_for("the first beat", 0, LONG, |line| {
+            .wait_for("the first report", 0, LONG, |line| {
                 (&*line.vm == "source").then_some(())
             })
             .unwrap();
@@ -176,17 +176,17 @@ mod tests {
             )
             .unwrap();
         let beat = console
-            .wait_for("the second beat", from, LONG, |line| match &line.report {
+            .wait_for("the second report", from, LONG, |line| match &line.report {
                 Report::Idle(idle) => Some(idle.beat),
                 _ => None,
             })
             .unwrap();
         assert_eq!(beat, 2);
-        assert_eq!(console.lines().len(), 2, "the empty line is none");
+        assert_eq!(console.lines().len(), 2, "empty lines are skipped");
     }
 
     #[test]
-    fn waiting_in_vain_shows_what_was_seen() {
+    fn a_timeout_shows_the_last_lines() {
         let console = Console::new();
         console.follow("source", &b"Kernel panic\n"[..]).unwrap();
         console.wait_for("anything", 0, LONG, |_| Some(())).unwrap();

@@ -1,10 +1,10 @@
-//! A machine's disks, as QEMU is given them.
+//! A machine's disks, and QEMU's arguments for them.
 
 use crate::DiskImage;
 use serde_json::json;
 use std::sync::Arc;
 
-/// How QEMU's block layer caches.
+/// QEMU's cache mode.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Cache {
     /// Direct I/O on the host: the device writes guest memory itself (`cache=none`).
@@ -16,7 +16,7 @@ pub enum Cache {
 /// How QEMU submits reads and writes to the host's kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Aio {
-    /// A pool of threads with `preadv` and `pwritev`.
+    /// A thread pool with `preadv` and `pwritev`.
     Threads,
     /// Linux AIO; with direct I/O only.
     Native,
@@ -28,7 +28,7 @@ impl Aio {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Threads, Self::Native, Self::IoUring];
 
-    /// As QEMU takes it.
+    /// The name of QEMU's option value.
     pub fn option(self) -> &'static str {
         match self {
             Self::Threads => "threads",
@@ -38,8 +38,8 @@ impl Aio {
     }
 }
 
-/// A virtio disk. Its image is locked by the QEMU that uses it (`locking=on`): source and
-/// destination have the same one, and QEMU hands the lock over with the guest.
+/// A virtio disk. The QEMU that uses its image locks it (`locking=on`). Source and destination use
+/// the same image, and QEMU hands over the lock with the guest.
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) image: Arc<DiskImage>,
@@ -49,7 +49,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// With `cache=none` and `aio=native`, as libvirt's users mostly have it.
+    /// A disk with `cache=none` and `aio=native`, the common setting with libvirt.
     pub fn new(image: DiskImage) -> Self {
         Self {
             image: Arc::new(image),
@@ -59,33 +59,33 @@ impl Disk {
         }
     }
 
-    /// How it caches.
+    /// Sets the cache mode.
     #[must_use]
     pub fn cache(mut self, cache: Cache) -> Self {
         self.cache = cache;
         self
     }
 
-    /// How it submits.
+    /// Sets the I/O interface.
     #[must_use]
     pub fn aio(mut self, aio: Aio) -> Self {
         self.aio = aio;
         self
     }
 
-    /// In a thread of its own (`iothread`) instead of QEMU's main loop.
+    /// Uses an `iothread` instead of QEMU's main loop.
     #[must_use]
     pub fn iothread(mut self) -> Self {
         self.iothread = true;
         self
     }
 
-    /// What is in it.
+    /// The disk's image.
     pub fn image(&self) -> &DiskImage {
         &self.image
     }
 
-    /// QEMU's arguments for disk `number`. The guest calls the first one `/dev/vda`.
+    /// QEMU's arguments for disk `number`. The first one is `/dev/vda` in the guest.
     pub(crate) fn arguments(&self, number: usize) -> Vec<String> {
         let name = format!("disk{number}");
         let cache = json!({ "direct": self.cache == Cache::None, "no-flush": false });

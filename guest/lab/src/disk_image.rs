@@ -1,4 +1,4 @@
-//! Disk images: made for one test, and checked when it is over.
+//! Disk images: created for a test, and checked at its end.
 
 use crate::artifacts::qemu_img;
 use crate::{Lab, LabError, spawn};
@@ -11,14 +11,14 @@ use std::process::Command;
 /// The image's format.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DiskFormat {
-    /// The disk's bytes, one after the other.
+    /// The disk's bytes in order.
     Raw,
-    /// QEMU's own, with tables that say where each cluster is.
+    /// QEMU's own format, with tables of clusters.
     Qcow2,
 }
 
 impl DiskFormat {
-    /// As QEMU takes it.
+    /// The name of QEMU's option value.
     pub fn option(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -27,15 +27,16 @@ impl DiskFormat {
     }
 }
 
-/// What a disk holds.
+/// The content of a disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DiskContent {
-    /// Pages that each hold their own number, `mib` MiB of them.
+    /// Numbered pages, `mib` MiB of them.
     Blocks {
         /// Its size.
         mib: u64,
     },
-    /// An ext4 file system of `mib` MiB, with a file `blocks` of `blocks_mib` MiB of such pages.
+    /// An ext4 file system of `mib` MiB, with a file `blocks` of `blocks_mib` MiB of numbered
+    /// pages.
     FileSystem {
         /// The disk's size.
         mib: u64,
@@ -44,12 +45,12 @@ pub enum DiskContent {
     },
 }
 
-/// What a check found in an image that is sound.
+/// The state of a valid image.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DiskState {
-    /// Numbered pages.
+    /// Number of numbered pages.
     pub pages: u64,
-    /// Those of them that the guest has written.
+    /// The pages among them that the guest has written.
     pub written: u64,
 }
 
@@ -59,15 +60,15 @@ pub struct DiskImage {
     path: PathBuf,
     format: DiskFormat,
     content: DiskContent,
-    /// Keeps the folder that it is in.
+    /// Keeps the folder of the image.
     _lab: Lab,
 }
 
 impl DiskImage {
-    /// Makes an image; `name` must be new among its lab's.
+    /// Creates an image; `name` must be unique in its lab.
     ///
     /// # Errors
-    /// When there is no room for it, or a tool that makes it is missing or fails.
+    /// When there is not enough space, or a tool is missing or fails.
     pub fn new(
         lab: &Lab,
         name: &str,
@@ -98,35 +99,35 @@ impl DiskImage {
         Ok(image)
     }
 
-    /// Where it is.
+    /// The image's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its format.
+    /// The image's format.
     pub fn format(&self) -> DiskFormat {
         self.format
     }
 
-    /// What it was made to hold.
+    /// The content that the image was created with.
     pub fn content(&self) -> DiskContent {
         self.content
     }
 
-    /// Checks the image's own structures, its file system, and that each numbered page is whole and
-    /// in its place. The QEMU that had the guest must have ended by itself.
+    /// Checks the image's structures, its file system, and that each numbered page is complete and
+    /// in its place. The QEMU that ran the guest must have quit.
     ///
     /// # Errors
-    /// When something is damaged, with what a tool says about it.
+    /// When something is damaged, with the message of the tool that found it.
     pub fn check(&self) -> Result<DiskState, LabError> {
         self.check_image(false)
     }
 
-    /// The same when the QEMU that had the guest was killed: clusters that were set aside for what
-    /// it was about to write may be left over.
+    /// The same after the QEMU that ran the guest was killed: clusters that were allocated for
+    /// pending writes may be left over.
     ///
     /// # Errors
-    /// When something is damaged, with what a tool says about it.
+    /// When something is damaged, with the message of the tool that found it.
     pub fn check_after_kill(&self) -> Result<DiskState, LabError> {
         self.check_image(true)
     }
@@ -158,7 +159,7 @@ impl DiskImage {
         }) = self.content;
         if state.pages != mib * 256 {
             return Err(self.damaged(format!(
-                "it holds {} pages, and was made with {}",
+                "it has {} pages instead of {}",
                 state.pages,
                 mib * 256
             )));
@@ -173,12 +174,12 @@ impl DiskImage {
             program: "qemu-img".to_owned(),
             source,
         })?;
-        // 3: clusters that nothing refers to, and nothing else (qemu-img(1)).
+        // 3: clusters without a reference, and no other error (qemu-img(1)).
         match output.status.code() {
             Some(0) => Ok(()),
             Some(3) if leaks => Ok(()),
             _ => Err(self.damaged(format!(
-                "qemu-img check says: {}{}",
+                "qemu-img check: {}{}",
                 String::from_utf8_lossy(&output.stdout),
                 String::from_utf8_lossy(&output.stderr)
             ))),
@@ -238,12 +239,12 @@ fn check_blocks(path: &Path) -> Result<DiskState, LabError> {
                 return Err(LabError::DamagedDisk {
                     path: path.to_owned(),
                     how: format!(
-                        "page {} holds {}",
+                        "page {} contains {}",
                         state.pages,
                         match other {
                             Some((number, generation)) =>
                                 format!("page {number} of generation {generation}"),
-                            None => "no whole page".to_owned(),
+                            None => "no complete page".to_owned(),
                         }
                     ),
                 });
@@ -265,7 +266,7 @@ fn make_file_system(path: &Path, mib: u64, blocks_mib: u64) -> Result<(), LabErr
 }
 
 /// A machine that ends without unmounting leaves a journal to be replayed, and files that were
-/// being removed: `-p` does that and refuses anything else. After it nothing may be left to mend.
+/// being removed: `-p` handles both and refuses any other error. After it, no error may remain.
 fn check_file_system(path: &Path) -> Result<(), LabError> {
     let mut replay = Command::new("e2fsck");
     let output = replay.arg("-fp").arg(path).output();
@@ -273,12 +274,12 @@ fn check_file_system(path: &Path) -> Result<(), LabError> {
         program: "e2fsck".to_owned(),
         source,
     })?;
-    // 0: nothing to do; 1: done (e2fsck(8)).
+    // 0: no errors; 1: errors corrected (e2fsck(8)).
     if !matches!(output.status.code(), Some(0 | 1)) {
         return Err(LabError::DamagedDisk {
             path: path.to_owned(),
             how: format!(
-                "e2fsck -fp says: {}{}",
+                "e2fsck -fp: {}{}",
                 String::from_utf8_lossy(&output.stdout),
                 String::from_utf8_lossy(&output.stderr)
             ),
@@ -293,7 +294,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn what_was_made_is_sound_in_either_format() {
+    fn a_new_image_is_valid_in_both_formats() {
         let lab = Lab::new().unwrap();
         for format in [DiskFormat::Raw, DiskFormat::Qcow2] {
             let image = DiskImage::new(&lab, "blocks", format, DiskContent::Blocks { mib: 2 });
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_found_and_named() {
+    fn damaged_pages_are_reported() {
         let lab = Lab::new().unwrap();
         let content = DiskContent::Blocks { mib: 1 };
         let image = DiskImage::new(&lab, "blocks", DiskFormat::Raw, content).unwrap();
@@ -324,12 +325,15 @@ mod tests {
         file.write_all_at(&bytes, 9 * PAGE_SIZE as u64).unwrap();
         let error = image.check().unwrap_err().to_string();
         assert!(
-            error.contains("page 9 holds page 7 of generation 3"),
+            error.contains("page 9 contains page 7 of generation 3"),
             "{error}"
         );
         file.write_all_at(&[1; 8], 9 * PAGE_SIZE as u64).unwrap();
         let error = image.check().unwrap_err().to_string();
-        assert!(error.contains("page 9 holds no whole page"), "{error}");
+        assert!(
+            error.contains("page 9 contains no complete page"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -340,7 +344,7 @@ mod tests {
             blocks_mib: 2,
         };
         let image = DiskImage::new(&lab, "tree", DiskFormat::Raw, content).unwrap();
-        // Every block of the first group's bitmaps and inode table.
+        // Overwrites the bitmaps and the inode table of the first group.
         let file = File::options().write(true).open(image.path()).unwrap();
         file.write_all_at(&vec![0xa5; 64 << 10], 8 << 10).unwrap();
         let error = image.check().unwrap_err().to_string();

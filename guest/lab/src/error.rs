@@ -1,31 +1,31 @@
-//! What can go wrong in the laboratory; each message says with what, and shows what was seen last.
+//! Errors of the lab. Each message names the object and shows the last output.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why something in the laboratory did not work.
+/// Why an operation of the lab failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// Something that `make guest` brings is not there.
+    /// A file that `make guest` provides is missing.
     #[error(
-        "{what} is not there: no {looked}; run `make guest` in the project's folder first, and start \
+        "{what} is missing: no {looked}; run `make guest` in the project's folder first, and start \
          from there or set HIKKOSHI_BUILD to its folder `build`"
     )]
     Missing {
-        /// What is missing.
+        /// The missing artifact.
         what: &'static str,
-        /// Where it was looked for.
+        /// Where it was searched.
         looked: String,
     },
     /// A file or socket operation failed.
     #[error("{doing} {path}: {source}")]
     File {
-        /// What was being done, as "creating".
+        /// The operation, such as "creating".
         doing: &'static str,
-        /// To what.
+        /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A program could not be started.
@@ -33,49 +33,51 @@ pub enum LabError {
     Start {
         /// The program.
         program: String,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// A program ended with an error.
+    /// A program failed.
     #[error("{command} failed ({status}): {stderr}")]
     Command {
-        /// The command as it was called.
+        /// The command line.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// What it said.
+        /// Its standard error.
         stderr: String,
     },
-    /// QEMU ended when it should have run.
-    #[error("QEMU {vm} has ended ({status}) while {waiting_for}; its last words:\n{stderr}")]
+    /// QEMU ended unexpectedly.
+    #[error(
+        "QEMU {vm} has ended ({status}) while {waiting_for}; the end of its standard error:\n{stderr}"
+    )]
     Ended {
         /// The machine's name.
         vm: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// What was being waited for.
+        /// What the caller was waiting for.
         waiting_for: String,
-        /// What it said.
+        /// Its standard error.
         stderr: String,
     },
-    /// Something did not come in time.
-    #[error("waited {} s for {what} in vain; the last that was seen:\n{seen}", after.as_secs_f32())]
+    /// A time-out.
+    #[error("timed out after {} s waiting for {what}; last output:\n{seen}", after.as_secs_f32())]
     TimedOut {
-        /// What was waited for.
+        /// What the caller was waiting for.
         what: String,
-        /// How long.
+        /// The time limit.
         after: Duration,
-        /// The console's or the log's end.
+        /// The end of the console or the log.
         seen: String,
     },
-    /// QEMU refused a command, or its monitor has gone.
+    /// QEMU refused a command, or the connection to its monitor is closed.
     #[error("QMP {command} on {vm}: {reason}")]
     Qmp {
         /// The machine's name.
         vm: String,
         /// The command.
         command: String,
-        /// QEMU's reason, or what became of the connection.
+        /// QEMU's error, or the state of the connection.
         reason: String,
     },
     /// QEMU's own migration failed.
@@ -83,37 +85,37 @@ pub enum LabError {
     QemuMigration {
         /// The machine's name.
         vm: String,
-        /// The status it ended with.
+        /// The final status.
         status: String,
-        /// QEMU's reason.
+        /// QEMU's error.
         reason: String,
     },
-    /// A disk does not hold what it should.
+    /// A disk has wrong content.
     #[error("the disk image {path} is damaged: {how}")]
     DamagedDisk {
-        /// The image, or what was taken out of it.
+        /// The image, or a file extracted from it.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is damaged.
         how: String,
     },
-    /// This host cannot slow a disk down.
-    #[error("the disk cannot be slowed down for QEMU: {reason}; {remedy}")]
+    /// This host cannot limit the read rate of a disk.
+    #[error("the disk's read rate cannot be limited for QEMU: {reason}; {remedy}")]
     NoThrottle {
         /// Why not.
         reason: String,
-        /// What would help.
+        /// How to make it possible.
         remedy: String,
     },
-    /// The kernel would not reserve that many huge pages.
+    /// The kernel did not reserve that many huge pages.
     #[error(
-        "{wanted} huge pages of {mib} MiB were wanted and {got} were to be had; free some memory or use a smaller guest"
+        "{wanted} huge pages of {mib} MiB were requested and {got} were available; free some memory or use a smaller guest"
     )]
     HugePages {
         /// The size of each, MiB.
         mib: u64,
-        /// How many were asked for.
+        /// The requested number.
         wanted: u64,
-        /// How many the kernel gave.
+        /// The number that the kernel reserved.
         got: u64,
     },
 }

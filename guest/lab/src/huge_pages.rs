@@ -1,10 +1,10 @@
-//! Huge pages, reserved for as long as a test needs them.
+//! Huge pages reserved during a test.
 
 use crate::LabError;
 use std::fs::{self, File};
 use std::path::Path;
 
-/// The sizes that x86-64 has.
+/// The sizes of huge pages on x86-64.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum HugePageSize {
     /// 2 MiB.
@@ -14,7 +14,7 @@ pub enum HugePageSize {
 }
 
 impl HugePageSize {
-    /// In MiB.
+    /// The size in MiB.
     pub fn mib(self) -> u64 {
         match self {
             Self::Mib2 => 2,
@@ -22,7 +22,7 @@ impl HugePageSize {
         }
     }
 
-    /// As QEMU and a hugetlbfs mount take it.
+    /// The size in the syntax of QEMU and of hugetlbfs mount options.
     pub(crate) fn option(self) -> &'static str {
         match self {
             Self::Mib2 => "2M",
@@ -38,7 +38,7 @@ impl HugePageSize {
     }
 }
 
-/// Huge pages added to the kernel's pool, taken out again on drop.
+/// Huge pages added to the kernel's pool; removed on drop.
 #[derive(Debug)]
 pub struct HugePages {
     size: HugePageSize,
@@ -46,11 +46,11 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// Adds as many pages of that size as `mib` MiB take.
+    /// Adds as many pages of that size as `mib` MiB need.
     ///
     /// # Errors
-    /// When the kernel does not have them in one piece each, or this process may not ask (that
-    /// needs root).
+    /// When the kernel does not have enough contiguous memory, or this process has no privilege
+    /// (that needs root).
     pub fn reserve(size: HugePageSize, mib: u64) -> Result<Self, LabError> {
         let _alone = lock()?;
         let before = read(size)?;
@@ -78,7 +78,7 @@ impl Drop for HugePages {
     }
 }
 
-/// Two tests that add to the same number take turns.
+/// Serialises tests that change the same number.
 fn lock() -> Result<File, LabError> {
     let path = std::env::temp_dir().join("hikkoshi-huge-pages.lock");
     let file = File::create(&path).map_err(LabError::file("creating", &path))?;

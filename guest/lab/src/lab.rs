@@ -1,4 +1,4 @@
-//! A folder of its own for everything that one test makes, and the broom for what others left.
+//! A folder for all files of a test, and the cleanup of files that earlier tests left behind.
 
 use crate::LabError;
 use std::fs;
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
-/// Where RAM files go unless said otherwise: tmpfs on every Linux.
+/// The default folder for RAM files: a tmpfs on every Linux.
 pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
 const PREFIX: &str = "hikkoshi-lab-";
 
-/// A place for machines: a folder for sockets and logs, and names that nobody else uses.
+/// The place for the machines of a test: a folder for sockets and logs, and unique names.
 ///
-/// Cheap to clone; the folder goes with the last clone and the last machine in it.
+/// Cheap to clone; the folder is removed with the last clone and the last machine in it.
 #[derive(Clone, Debug)]
 pub struct Lab(Arc<LabFolders>);
 
@@ -21,15 +21,15 @@ struct LabFolders {
     /// `hikkoshi-lab-PID-N`.
     name: String,
     folder: PathBuf,
-    /// The folder for disk images, once there is one.
+    /// The folder for disk images, if created.
     disks: Mutex<Option<PathBuf>>,
 }
 
 impl Lab {
-    /// Makes the folder, and removes what dead processes left behind.
+    /// Creates the folder, and removes files of processes that have ended.
     ///
     /// # Errors
-    /// When the folder cannot be made.
+    /// When the folder cannot be created.
     pub fn new() -> Result<Self, LabError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         static CLEANED: Once = Once::new();
@@ -48,12 +48,12 @@ impl Lab {
         })))
     }
 
-    /// The folder, for anything else that a test makes. Its path is short enough for sockets.
+    /// The folder, for any files of a test. Its path is short enough for sockets.
     pub fn folder(&self) -> &Path {
         &self.0.folder
     }
 
-    /// Its name, which no other lab has: `hikkoshi-lab-PID-N`.
+    /// The unique name of the lab: `hikkoshi-lab-PID-N`.
     pub(crate) fn name(&self) -> &str {
         &self.0.name
     }
@@ -70,7 +70,7 @@ impl Lab {
         Ok(folder)
     }
 
-    /// Where the RAM file `name` goes in `directory`; no other lab has the same.
+    /// The unique path of RAM file `name` in `directory`.
     pub(crate) fn ram_file(&self, directory: &Path, name: &str) -> PathBuf {
         directory.join(format!("{}-{name}", self.0.name))
     }
@@ -86,7 +86,7 @@ impl Drop for LabFolders {
     }
 }
 
-/// The same for disk images and the groups of processes that read them slowly.
+/// Removes disk images and throttling cgroups of processes that have ended.
 fn clean_disks(disks: &Path) {
     for folder in left_behind(disks, PREFIX) {
         let _ = fs::remove_dir_all(folder);
@@ -98,8 +98,8 @@ fn clean_disks(disks: &Path) {
     }
 }
 
-/// Removes folders, mounts, RAM files and namespaces of processes that are no more: a killed test
-/// cannot tidy up itself.
+/// Removes folders, mounts, RAM files and namespaces of processes that have ended: a killed test
+/// cannot clean up.
 fn clean() {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     for folder in [std::env::temp_dir(), PathBuf::from(SHARED_MEMORY)] {
@@ -125,7 +125,7 @@ fn clean() {
     }
 }
 
-/// Entries `PREFIX PID-…` of a folder whose process does not run.
+/// Entries `PREFIX PID-…` of a folder whose process has ended.
 fn left_behind(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_labs_share_nothing_and_leave_nothing() {
+    fn labs_have_separate_folders_and_remove_them() {
         let (one, two) = (Lab::new().unwrap(), Lab::new().unwrap());
         assert_ne!(one.folder(), two.folder());
         let folder = one.folder().to_owned();
@@ -161,9 +161,9 @@ mod tests {
     }
 
     #[test]
-    fn the_broom_takes_only_what_dead_processes_left() {
+    fn cleanup_removes_only_files_of_ended_processes() {
         let lab = Lab::new().unwrap();
-        // Process ids end well below this one (/proc/sys/kernel/pid_max is at most 2^22).
+        // Process ids are well below this one (/proc/sys/kernel/pid_max is at most 2^22).
         let dead = lab.folder().join(format!("{PREFIX}4999999-0-ram"));
         let alive = lab
             .folder()

@@ -1,17 +1,18 @@
-//! A laboratory of real guests: starts QEMU with the test guest, reads its console, shapes links.
+//! A lab with real guests: starts QEMU with the test guest, reads its console, limits networks.
 //!
-//! **Model.** A [`Lab`] is a folder of sockets and logs. A [`VmConfig`] says what a machine is like
-//! and [`VmConfig::start`] makes a [`Vm`] of it: a real QEMU of either version, booting the test
-//! guest with a [`Workload`]. What the guest prints arrives at a [`Console`] as typed [`Report`]s
-//! with the time they came; source and destination share one console, since the guest is one.
-//! A [`HostPair`] is two network namespaces with a shaped line between them; a [`GuestNetwork`] is a
-//! switch with two hosts and a client, for a guest that serves through its own migration.
+//! **Model.** A [`Lab`] is a folder of sockets and logs. A [`VmConfig`] describes a machine, and
+//! [`VmConfig::start`] starts it as a [`Vm`]: a real QEMU of either version that boots the test
+//! guest with a [`Workload`]. The guest's output arrives at a [`Console`] as typed [`Report`]s with
+//! arrival times; source and destination share one console, because there is one guest. A
+//! [`HostPair`] is two network namespaces joined by a veth pair with a rate limit. A
+//! [`GuestNetwork`] is a switch with two hosts and a client, for a guest that serves during its
+//! migration.
 //!
-//! A [`Disk`] has a [`DiskImage`] whose pages each hold their own number; a [`Throttle`] makes it slow.
+//! A [`Disk`] has a [`DiskImage`] of numbered pages; a [`Throttle`] limits its read rate.
 //!
-//! Everything is undone on drop, when a test panics too: processes killed, RAM files and mounts and
-//! namespaces removed, huge pages given back. What a killed test left behind is removed by the next
-//! [`Lab`].
+//! Everything is undone on drop, also when a test panics: processes are killed, RAM files, mounts
+//! and namespaces removed, huge pages returned. The next [`Lab`] removes what a killed test left
+//! behind.
 //!
 //! ```no_run
 //! use hikkoshi_lab::{Lab, Ram, VmConfig, Workload};
@@ -35,8 +36,8 @@
 //! # }
 //! ```
 //!
-//! **What is missing.** Guests are emulated (TCG): there is no option for KVM yet. The lab needs
-//! root, for namespaces, taps, mounts and huge pages; single machines on tmpfs do not.
+//! **What is missing.** Guests are emulated (TCG); there is no option for KVM yet. The lab needs
+//! root for namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
 #![allow(unsafe_code)] // `pre_exec`: a child enters a namespace and dies with its parent
 
 mod artifacts;

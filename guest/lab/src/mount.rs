@@ -1,4 +1,4 @@
-//! File systems for RAM files, mounted for one test.
+//! File systems for RAM files, mounted during a test.
 
 use crate::{HugePageSize, Lab, LabError};
 use std::fs::{self, File};
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Mount {
     path: PathBuf,
-    /// Keeps the folder that the mount point is in.
+    /// Keeps the folder of the mount point.
     _lab: Lab,
 }
 
 impl Mount {
-    /// A tmpfs that holds `mib` MiB and no more.
+    /// Mounts a tmpfs of `mib` MiB.
     ///
     /// # Errors
     /// When it cannot be mounted (that needs root).
@@ -21,22 +21,22 @@ impl Mount {
         Self::new(lab, name, "tmpfs", &format!("size={mib}m"))
     }
 
-    /// A hugetlbfs with pages of that size.
+    /// Mounts a hugetlbfs with pages of that size.
     pub(crate) fn hugetlbfs(lab: &Lab, name: &str, size: HugePageSize) -> Result<Self, LabError> {
         let size = size.option();
         Self::new(lab, name, "hugetlbfs", &format!("pagesize={size}"))
     }
 
-    /// Has the kernel clear `mib` MiB of this file system's memory, once. A machine that is virtual
-    /// itself may get its memory only then, a page at a time: 20 s for a gigabyte, where
-    /// `UFFDIO_COPY` of a page of that size would otherwise wait for it.
+    /// Makes the kernel clear `mib` MiB of this file system's memory once. If this host is a
+    /// virtual machine itself, it may get its memory only then, page by page: 20 s for a gigabyte.
+    /// Without this, `UFFDIO_COPY` of a page of that size would wait for it.
     pub(crate) fn preallocate(&self, mib: u64) -> Result<(), LabError> {
         let path = self.path.join("touched");
         let file = File::create(&path).map_err(LabError::file("creating", &path))?;
         let none = rustix::fs::FallocateFlags::empty();
         let touched = rustix::fs::fallocate(&file, none, 0, mib << 20)
             .map_err(|error| LabError::file("filling", &path)(error.into()));
-        // Whether or not that went well.
+        // Remove the file also after an error.
         fs::remove_file(&path).map_err(LabError::file("removing", &path))?;
         touched
     }
@@ -59,7 +59,7 @@ impl Mount {
         })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -67,7 +67,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Detached, so that a process that still holds a file does not keep the folder.
+        // Detached, so that a process that still has a file open does not keep the folder.
         let _ = rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH);
         let _ = fs::remove_dir(&self.path);
     }

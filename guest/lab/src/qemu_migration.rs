@@ -1,36 +1,37 @@
-//! QEMU's own migration, to measure beside.
+//! QEMU's own migration, for comparison.
 
 use crate::{LabError, Vm};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// The ways in which QEMU moves a guest.
+/// QEMU's migration modes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum QemuMigrationMode {
-    /// One connection.
+    /// Pre-copy with one connection.
     Precopy,
-    /// So many connections for pages.
+    /// Pre-copy with this many connections for pages.
     Multifd(u32),
-    /// After one round the destination runs and fetches what is missing.
+    /// One round of pre-copy, then post-copy.
     Postcopy,
-    /// The same, with a second connection for the pages asked for.
+    /// The same, with a second connection for requested pages.
     PostcopyPreempt,
 }
 
-/// What QEMU is told.
+/// The parameters of a migration by QEMU.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct QemuMigration {
-    /// The way.
+    /// The mode.
     pub mode: QemuMigrationMode,
-    /// Bytes a second at most; 0 = no limit.
+    /// Bandwidth limit, bytes a second; 0 = no limit.
     pub bandwidth: u64,
-    /// Downtime that pre-copy aims at, ms.
+    /// Downtime limit of pre-copy, ms.
     pub downtime_ms: u64,
-    /// Switches before the first round is through: most pages are still at the source then.
+    /// Starts post-copy before the first round is complete: most pages are still at the source
+    /// then.
     pub switch_at_once: bool,
-    /// Bytes a second at most in post-copy, not counting pages asked for; 0 = no limit.
+    /// Bandwidth limit of post-copy, bytes a second, except for requested pages; 0 = no limit.
     pub postcopy_bandwidth: u64,
-    /// When to give up.
+    /// Time limit.
     pub timeout: Duration,
 }
 
@@ -48,16 +49,16 @@ impl QemuMigration {
     }
 }
 
-/// How it went.
+/// The result of a migration by QEMU.
 #[derive(Clone, Debug)]
 pub struct QemuMigrationReport {
-    /// From the command to the source's end of it.
+    /// From the command to completion at the source.
     pub total: Duration,
-    /// From the source's `STOP` to the destination's `RESUME`, by the host's one wall clock.
+    /// From the source's `STOP` to the destination's `RESUME`, by the host's wall clock.
     pub downtime: Duration,
-    /// When post-copy began, if it did.
+    /// When post-copy started, if it did.
     pub postcopy_started: Option<Instant>,
-    /// When the source said that it had ended.
+    /// When the source reported completion.
     pub ended: Instant,
     /// The source's `query-migrate` at the end.
     pub info: Value,
@@ -68,7 +69,7 @@ impl QemuMigration {
     /// `unix:PATH`) and was started with [`crate::VmConfig::incoming`].
     ///
     /// # Errors
-    /// When QEMU refuses, fails, or takes longer than the time allowed.
+    /// When QEMU refuses, fails, or exceeds the time limit.
     pub fn run(
         &self,
         source: &Vm,
@@ -100,7 +101,7 @@ impl QemuMigration {
                     let _ = source.qmp().execute("migrate_cancel", json!({}));
                     return Err(failed(source, status, &info));
                 }
-                // Rounds are counted from 1: the second begins when the first is through.
+                // Rounds are counted from 1: the second one starts when the first is complete.
                 "active"
                     if self.is_postcopy()
                         && postcopy_started.is_none()

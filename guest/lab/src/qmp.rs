@@ -1,4 +1,4 @@
-//! A small QMP client for the harness: one command at a time, events collected with their times.
+//! A small QMP client for tests: one command at a time; events are collected with their times.
 
 use crate::LabError;
 use serde_json::{Value, json};
@@ -8,19 +8,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// QEMU may be busy with its big lock held; longer than this it hangs.
+/// QEMU may be busy with its big lock held; after this time it is considered hung.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Something that QEMU told unasked.
+/// A QMP event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Its name, as `STOP` or `RESUME`.
+    /// The name, such as `STOP` or `RESUME`.
     pub name: String,
-    /// What comes with it.
+    /// The event's data.
     pub data: Value,
-    /// When it arrived here.
+    /// When it arrived.
     pub at: Instant,
-    /// When it happened, by the host's wall clock as QEMU read it: since the Unix epoch.
+    /// When it happened, by the host's wall clock as read by QEMU: since the Unix epoch.
     pub happened: Duration,
 }
 
@@ -45,7 +45,7 @@ struct Events {
 }
 
 impl Qmp {
-    /// Greets QEMU on a connected socket.
+    /// Performs the QMP handshake on a connected socket.
     pub(crate) fn new(vm: &str, socket: UnixStream) -> Result<Self, LabError> {
         let fail = |reason: String| LabError::Qmp {
             vm: vm.to_owned(),
@@ -83,7 +83,7 @@ impl Qmp {
             .lock()
             .answers
             .recv_timeout(ANSWER_TIMEOUT)
-            .map_err(|_| fail("QEMU did not greet".to_owned()))?;
+            .map_err(|_| fail("no greeting from QEMU".to_owned()))?;
         if greeting.get("QMP").is_none() {
             return Err(fail(format!("no greeting: {greeting}")));
         }
@@ -91,10 +91,10 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command and returns what it returns.
+    /// Executes a command and returns its result.
     ///
     /// # Errors
-    /// When QEMU refuses it, does not answer, or has gone.
+    /// When QEMU refuses it, does not answer, or has ended.
     pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, LabError> {
         let fail = |reason: String| LabError::Qmp {
             vm: self.vm.clone(),
@@ -102,7 +102,7 @@ impl Qmp {
             reason,
         };
         let mut commands = self.lock();
-        // An answer that came too late for its command is not this one's.
+        // Discards late answers of earlier commands.
         while commands.answers.try_recv().is_ok() {}
         let line = format!(
             "{}\n",
@@ -122,7 +122,7 @@ impl Qmp {
                 )),
             },
             Err(RecvTimeoutError::Timeout) => Err(fail("no answer".to_owned())),
-            Err(RecvTimeoutError::Disconnected) => Err(fail("QEMU has gone".to_owned())),
+            Err(RecvTimeoutError::Disconnected) => Err(fail("the connection is closed".to_owned())),
         }
     }
 
@@ -134,7 +134,7 @@ impl Qmp {
     /// Waits for an event of that name, from number `first` of [`Qmp::events`] on.
     ///
     /// # Errors
-    /// When it did not come within `timeout`.
+    /// When it did not arrive within `timeout`.
     pub fn wait_event(
         &self,
         name: &str,

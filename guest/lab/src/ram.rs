@@ -1,4 +1,4 @@
-//! How a machine's memory is laid out, and of what it is made.
+//! The layout and the backing of a machine's memory.
 
 use crate::lab::SHARED_MEMORY;
 use crate::{HugePageSize, HugePages, Lab, LabError, Mount};
@@ -13,7 +13,7 @@ pub enum Ram {
         /// Its size.
         mib: u64,
     },
-    /// A shared file a NUMA node, on tmpfs.
+    /// A shared file for each NUMA node, on tmpfs.
     Numa {
         /// The nodes' sizes.
         nodes: Vec<u64>,
@@ -35,17 +35,17 @@ pub enum Ram {
         /// Its size.
         gib: u64,
     },
-    /// A private mapping of a file: cannot be moved.
+    /// A private mapping of a file; migration is refused.
     PrivateFile {
         /// Its size.
         mib: u64,
     },
-    /// Anonymous memory: cannot be moved.
+    /// Anonymous memory; migration is refused.
     Anonymous {
         /// Its size.
         mib: u64,
     },
-    /// Shared memory in a file without a name: cannot be moved.
+    /// A memfd; migration is refused.
     Memfd {
         /// Its size.
         mib: u64,
@@ -58,7 +58,7 @@ impl Ram {
         Self::Shared { mib }
     }
 
-    /// All of it, MiB.
+    /// The total size, MiB.
     pub fn mib(&self) -> u64 {
         match self {
             Self::Shared { mib }
@@ -73,17 +73,17 @@ impl Ram {
     }
 }
 
-/// Memory ready for one machine: QEMU's arguments and what must be undone after it.
+/// Memory prepared for one machine: QEMU's arguments, and what must be undone afterwards.
 #[derive(Debug)]
 pub(crate) struct PreparedRam {
     pub(crate) arguments: Vec<String>,
-    /// Goes behind `-machine TYPE`.
+    /// Appended to `-machine TYPE`.
     pub(crate) machine_suffix: &'static str,
-    /// In QEMU's order. QEMU makes them.
+    /// In QEMU's order. QEMU creates them.
     pub(crate) files: Vec<PathBuf>,
-    /// Where files are mapped: so that the kernel can put huge pages together.
+    /// The alignment of mapped files, so that the kernel can use huge pages.
     align: HugePageSize,
-    // In this order: unmounted first, then the pages are free to be given back.
+    // In this order: first unmounted, then the pages can be returned.
     _mount: Option<Mount>,
     _huge_pages: Option<HugePages>,
 }

@@ -1,4 +1,4 @@
-//! Starting programs that must not outlive this one.
+//! Starting programs that must not outlive this process.
 
 use crate::LabError;
 use std::io;
@@ -8,10 +8,11 @@ use std::sync::mpsc::{Sender, channel};
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-/// Starts a program that the kernel kills when this process ends, be it by a kill itself.
+/// Starts a program that the kernel kills when this process ends, even if it is killed.
 ///
-/// The kernel means the *thread* that started it (prctl(2), PR_SET_PDEATHSIG), and a test's thread
-/// may end while others still use the machine: so one thread that never ends starts them all.
+/// The kernel sends the signal when the *thread* that started the program ends (prctl(2),
+/// PR_SET_PDEATHSIG), and a test's thread may end while others still use the machine. Therefore one
+/// thread that never ends starts all programs.
 pub(crate) fn spawn(mut command: Command) -> Result<Child, LabError> {
     static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
     // SAFETY: runs between fork and exec and makes one system call, no allocation.
@@ -24,7 +25,7 @@ pub(crate) fn spawn(mut command: Command) -> Result<Child, LabError> {
     let program = command.get_program().to_string_lossy().into_owned();
     let starter = STARTER.get_or_init(|| {
         let (orders, waiting) = channel::<Order>();
-        // Without this thread nothing can be started, and the orders' answers say so.
+        // Without this thread nothing can be started, and the callers get an error.
         let _ = std::thread::Builder::new()
             .name("starter".to_owned())
             .spawn(move || {
@@ -44,7 +45,7 @@ pub(crate) fn spawn(mut command: Command) -> Result<Child, LabError> {
         .map_err(|source| LabError::Start { program, source })
 }
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program and returns its standard output.
 pub(crate) fn run(command: &mut Command) -> Result<String, LabError> {
     let described = std::iter::once(command.get_program())
         .chain(command.get_args())

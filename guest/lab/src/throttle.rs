@@ -1,6 +1,6 @@
-//! A slow disk: the kernel's blkio controller (cgroup v1) holds back a process's reads *after* they
-//! were submitted, when the guest's pages are pinned already. QEMU's own limits hold them back
-//! before that.
+//! Limits the read rate of a disk by the kernel's blkio controller (cgroup v1). It delays a
+//! process's reads *after* they were submitted, when the guest's pages are already pinned. QEMU's
+//! own limits delay them before that.
 
 use crate::{Lab, LabError};
 use std::fs;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a group may take to be empty after its last process was waited for.
+/// Time limit for a cgroup to become empty after its last process has ended.
 const EMPTY: Duration = Duration::from_secs(5);
 
-/// A limit on what processes read from the disk that the lab's images are on. Cheap to clone; the
-/// limit goes with the last clone.
+/// A limit on the rate at which processes read from the disk of the lab's images. Cheap to clone;
+/// removed with the last clone.
 #[derive(Clone, Debug)]
 pub struct Throttle(Arc<Group>);
 
@@ -25,11 +25,11 @@ struct Group {
 }
 
 impl Throttle {
-    /// A limit of so many bytes a second.
+    /// Creates a limit of this many bytes a second.
     ///
     /// # Errors
-    /// [`LabError::NoThrottle`] when this host has no such controller, or its disk is none that the
-    /// controller knows; otherwise when the kernel refuses.
+    /// [`LabError::NoThrottle`] when this host has no such controller, or the controller does not
+    /// support the disk; otherwise when the kernel refuses.
     pub fn new(lab: &Lab, read_bytes_per_second: u64) -> Result<Self, LabError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let device = device_of(&lab.disk_folder()?)?;
@@ -42,7 +42,7 @@ impl Throttle {
         Ok(throttle)
     }
 
-    /// Another limit from now on; 0: none.
+    /// Changes the limit; 0: no limit.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -51,7 +51,7 @@ impl Throttle {
         self.write("blkio.throttle.read_bps_device", &line)
     }
 
-    /// Puts a process below the limit, with all of its threads.
+    /// Applies the limit to a process with all of its threads.
     pub(crate) fn add_process(&self, pid: u32) -> Result<(), LabError> {
         self.write("cgroup.procs", &pid.to_string())
     }
@@ -71,7 +71,7 @@ impl Drop for Group {
     }
 }
 
-/// Where the controller is mounted.
+/// The controller's mount point.
 pub(crate) fn controller() -> Result<PathBuf, LabError> {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     let found = mounts.lines().find_map(|line| {
@@ -89,23 +89,22 @@ pub(crate) fn controller() -> Result<PathBuf, LabError> {
     })
 }
 
-/// The whole disk below a folder, as `MAJOR:MINOR`.
+/// The whole disk that contains a folder, as `MAJOR:MINOR`.
 fn device_of(folder: &Path) -> Result<String, LabError> {
     let number = fs::metadata(folder)
-        .map_err(LabError::file("looking at", folder))?
+        .map_err(LabError::file("reading the metadata of", folder))?
         .dev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let entry = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let none = || LabError::NoThrottle {
         reason: format!(
-            "{} is on no block device (its file system is device {major}:{minor})",
+            "{} is not on a block device (its file system is device {major}:{minor})",
             folder.display()
         ),
-        remedy: "build in a folder of a disk's own file system: not tmpfs, overlay or btrfs"
-            .to_owned(),
+        remedy: "build in a folder on a disk's file system: not tmpfs, overlay or btrfs".to_owned(),
     };
     let entry = entry.canonicalize().map_err(|_| none())?;
-    // The controller knows whole disks only.
+    // The controller supports whole disks only.
     let disk = match entry.join("partition").exists() {
         true => entry.parent().ok_or_else(none)?.to_owned(),
         false => entry,
@@ -120,7 +119,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_group_comes_with_its_limit_and_goes_without_its_processes() {
+    fn a_cgroup_has_its_limit_and_is_removed() {
         let lab = Lab::new().unwrap();
         let throttle = match Throttle::new(&lab, 1_000_000) {
             Err(LabError::NoThrottle { reason, .. }) if std::env::var_os("CI").is_none() => {

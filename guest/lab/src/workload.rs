@@ -1,17 +1,17 @@
-//! What the guest does, as words on its kernel's command line (guest/README.md).
+//! The guest's workload, as options on its kernel's command line (guest/README.md).
 
-/// In which order pages are visited.
+/// The order in which pages are accessed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Pattern {
-    /// Any page, each as likely as the next.
+    /// Uniformly at random.
     Random,
     /// One after the other.
     Sequential,
-    /// Nine accesses in ten go to a tenth of the pages.
+    /// 90 % of the accesses go to 10 % of the pages.
     Hotspot,
 }
 
-/// What the guest does.
+/// The guest's workload.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Workload {
     words: Vec<String>,
@@ -19,7 +19,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Nothing but a line a second.
+    /// Prints a report a second, and does nothing else.
     pub fn idle() -> Self {
         Self {
             words: Vec::new(),
@@ -27,7 +27,7 @@ impl Workload {
         }
     }
 
-    /// One counted word a page, written as fast as it goes, over `mib` MiB.
+    /// Writes one counted word per page, as fast as possible, over `mib` MiB.
     pub fn dirty(mib: u64) -> Self {
         Self {
             words: Vec::new(),
@@ -36,7 +36,7 @@ impl Workload {
         .option("mib", mib)
     }
 
-    /// Whole pages, checked to the byte, over `mib` MiB.
+    /// Writes and checks whole pages over `mib` MiB, every byte.
     pub fn verify(mib: u64) -> Self {
         Self {
             words: Vec::new(),
@@ -45,8 +45,8 @@ impl Workload {
         .option("mib", mib)
     }
 
-    /// Whole pages over `mib` MiB, checked to the byte, each thread's part from start to end, once
-    /// the guest is sent the line `scan`.
+    /// Checks whole pages over `mib` MiB, every byte. Each thread checks its part from start to
+    /// end, after the command `scan`.
     pub fn scan(mib: u64) -> Self {
         Self {
             words: Vec::new(),
@@ -55,8 +55,8 @@ impl Workload {
         .option("mib", mib)
     }
 
-    /// Whole pages over `mib` MiB, checked to the byte, each by every thread at the same time, over
-    /// and over.
+    /// Checks whole pages over `mib` MiB, every byte, repeatedly; all threads check the same page
+    /// at the same time.
     pub fn lockstep(mib: u64) -> Self {
         Self {
             words: Vec::new(),
@@ -65,20 +65,20 @@ impl Workload {
         .option("mib", mib)
     }
 
-    /// Answers lines on TCP port `port` as well.
+    /// Also answers lines on TCP port `port`.
     #[must_use]
     pub fn with_server(mut self, port: u16) -> Self {
         self.kinds.push("serve");
         self.option("port", port)
     }
 
-    /// So many threads, pinned to the processors in turn.
+    /// Sets the number of threads, pinned to the processors in turn.
     #[must_use]
     pub fn threads(self, threads: u32) -> Self {
         self.option("threads", threads)
     }
 
-    /// In which order pages are visited.
+    /// Sets the order in which pages are accessed.
     #[must_use]
     pub fn pattern(self, pattern: Pattern) -> Self {
         self.option(
@@ -91,27 +91,27 @@ impl Workload {
         )
     }
 
-    /// At most so many accesses a second, over all threads.
+    /// Limits the accesses a second, over all threads.
     #[must_use]
     pub fn rate(self, accesses_per_second: u64) -> Self {
         self.option("rate", accesses_per_second)
     }
 
-    /// Of a hundred accesses, so many write.
+    /// Sets the percentage of accesses that write.
     #[must_use]
     pub fn write_percent(self, percent: u32) -> Self {
         self.option("write", percent)
     }
 
-    /// Touches so many new MiB a second while it runs, up to `max` MiB (`verify` only).
+    /// Touches this many new MiB a second while running, up to `max` MiB (`verify` only).
     #[must_use]
     pub fn grow(self, mib_per_second: u64, max: u64) -> Self {
         self.option("grow", mib_per_second).option("grow_max", max)
     }
 
-    /// Mounts the first disk's file system (`DiskContent::FileSystem`), makes and reads files there,
-    /// and now and then reads or writes pages of its file `blocks` by direct I/O: so little that
-    /// what else the guest does is hardly slower.
+    /// Mounts the first disk's file system (`DiskContent::FileSystem`), creates and reads files
+    /// there, and sometimes reads or writes pages of its file `blocks` by direct I/O: so rarely
+    /// that the rest of the workload is hardly slower.
     #[must_use]
     pub fn with_file_system(self) -> Self {
         self.option("mount", "/dev/vda")
@@ -124,21 +124,22 @@ impl Workload {
             .option("disk_rate", 40)
     }
 
-    /// Six threads read random chunks of 128 KiB of the first disk (`DiskContent::Blocks`) by direct
-    /// I/O into `mib` MiB, as fast as it goes, and all of that memory is checked over and over.
+    /// Six threads read random chunks of 128 KiB of the first disk (`DiskContent::Blocks`) by
+    /// direct I/O into `mib` MiB, as fast as possible, and all of that memory is checked
+    /// repeatedly.
     #[must_use]
     pub fn with_direct_reads(self, mib: u64) -> Self {
         self.option("disk", "/dev/vda").option("disk_mib", mib)
     }
 
-    /// Any other option of guest/README.md, without its `hk.`.
+    /// Sets any other option of guest/README.md, given without `hk.`.
     #[must_use]
     pub fn option(mut self, name: &str, value: impl std::fmt::Display) -> Self {
         self.words.push(format!("hk.{name}={value}"));
         self
     }
 
-    /// The words for the kernel command line.
+    /// The options for the kernel command line.
     pub(crate) fn command_line(&self) -> String {
         format!(
             "hk.workload={} {}",
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_workload_is_words() {
+    fn a_workload_becomes_kernel_options() {
         let workload = Workload::verify(8).threads(2).grow(1, 16).with_server(7001);
         assert_eq!(
             workload.command_line(),

@@ -1,5 +1,5 @@
 //! Real machines with the test guest: every QEMU, every kind of memory, and damage that the guest
-//! must notice.
+//! must detect.
 #![allow(clippy::unwrap_used)] // its failure is the message
 
 use hikkoshi_lab::{
@@ -13,11 +13,11 @@ use std::time::Duration;
 const PAGE: usize = 4096;
 /// Only ends a test that hangs.
 const LONG: Duration = Duration::from_secs(60);
-/// Accesses a second that leave a guest idle most of the time. Stopped in the middle of an access to
-/// the very page that is then damaged, it would find another damage, or none.
+/// Accesses a second at which the guest is idle most of the time. A guest paused during an access
+/// to the page that is then damaged would report other damage, or none.
 const UNHURRIED: u64 = 2000;
 
-/// Boots, works a moment, and has every page checked.
+/// Boots a guest, lets it work, and makes it check every page.
 fn boots_and_is_sound(version: QemuVersion, ram: Ram) {
     let lab = Lab::new().unwrap();
     let vm = VmConfig::new()
@@ -79,7 +79,7 @@ layouts! {
 }
 
 #[test]
-fn the_older_board_and_four_processors_work_too() {
+fn i440fx_with_four_processors() {
     let lab = Lab::new().unwrap();
     let vm = VmConfig::new()
         .machine("pc-i440fx-7.2")
@@ -88,9 +88,9 @@ fn the_older_board_and_four_processors_work_too() {
         .start(&lab, "guest")
         .unwrap();
     assert_eq!(vm.wait_ready().unwrap().cpus, 4);
-    // A line is printed while the threads count on: each may be one access further with one
-    // number than with the other, and by many where the thread that prints was put off between
-    // the two. That happens to a line now and then, not to every one.
+    // The report is printed while the threads continue to count: a thread may be one access further
+    // in one number than in the other, and many if the printing thread was descheduled in between.
+    // That happens to some reports only.
     let agree = |report: &Report| match report {
         Report::Dirty(dirty) => {
             let counted = dirty.latency.histogram.count();
@@ -98,7 +98,7 @@ fn the_older_board_and_four_processors_work_too() {
         }
         _ => None,
     };
-    vm.wait_report("a line whose numbers agree", 0, LONG, agree)
+    vm.wait_report("a report with consistent numbers", 0, LONG, agree)
         .unwrap();
     let wanted = Verdict {
         ok: true,
@@ -109,7 +109,7 @@ fn the_older_board_and_four_processors_work_too() {
     assert_eq!(vm.sweep(LONG).unwrap(), wanted);
 }
 
-/// A guest that has written for a while, stopped in the middle of it.
+/// A guest that has written for a while, and is paused.
 fn stopped_guest(lab: &Lab, workload: Workload) -> Vm {
     let vm = VmConfig::new()
         .workload(workload)
@@ -121,7 +121,8 @@ fn stopped_guest(lab: &Lab, workload: Workload) -> Vm {
     vm
 }
 
-/// Where in the RAM file the page lies whose first word satisfies `is_it`, and what it holds.
+/// Finds the page in the RAM file that satisfies `is_it`; returns the file, the offset and the
+/// content.
 fn find_page(path: &Path, is_it: impl Fn(&[u64]) -> bool) -> (File, u64, Vec<u8>) {
     let file = OpenOptions::new()
         .read(true)
@@ -143,12 +144,13 @@ fn find_page(path: &Path, is_it: impl Fn(&[u64]) -> bool) -> (File, u64, Vec<u8>
     panic!("no such page in {}", path.display());
 }
 
-/// The page of `verify` with that number: number, small generation, checksum, filling.
+/// Whether this is the page of `verify` with that number: number, small generation, checksum,
+/// filling.
 fn is_verify_page(words: &[u64], number: u64) -> bool {
     words[0] == number && words[1] < 1 << 20 && words[2] >> 32 != 0 && words[511] >> 32 != 0
 }
 
-/// Lets the guest go on, and returns its verdict and what it says is bad.
+/// Resumes the guest, and returns its verdict and its reports of bad pages.
 fn verdict_after(vm: &Vm) -> (Verdict, Vec<String>) {
     let first = vm.console().len();
     vm.cont().unwrap();
@@ -166,7 +168,7 @@ fn verdict_after(vm: &Vm) -> (Verdict, Vec<String>) {
 }
 
 #[test]
-fn one_flipped_byte_in_the_ram_file_is_noticed_with_its_address() {
+fn a_flipped_byte_in_the_ram_file_is_reported_with_its_address() {
     let lab = Lab::new().unwrap();
     let vm = stopped_guest(&lab, Workload::verify(32).rate(UNHURRIED));
     let number = 1234;
@@ -179,12 +181,12 @@ fn one_flipped_byte_in_the_ram_file_is_noticed_with_its_address() {
         format!("physical={at:#x} "),
         "fault=corrupt word=375 ".to_owned(),
     ] {
-        assert!(bad[0].contains(&part), "{part} is not in {}", bad[0]);
+        assert!(bad[0].contains(&part), "no {part} in {}", bad[0]);
     }
 }
 
 #[test]
-fn a_page_that_never_came_is_noticed_even_if_it_is_never_written_again() {
+fn a_missing_page_is_detected_even_if_it_is_only_read() {
     let lab = Lab::new().unwrap();
     let vm = stopped_guest(&lab, Workload::verify(32).rate(UNHURRIED));
     // The last tenth is only read.
@@ -200,7 +202,7 @@ fn a_page_that_never_came_is_noticed_even_if_it_is_never_written_again() {
 }
 
 #[test]
-fn a_page_from_the_past_is_noticed() {
+fn a_stale_page_is_detected() {
     let lab = Lab::new().unwrap();
     let vm = stopped_guest(
         &lab,
@@ -211,7 +213,7 @@ fn a_page_from_the_past_is_noticed() {
     );
     let (file, at, old) = find_page(&vm.ram_files()[0], |w| is_verify_page(w, 77));
     vm.cont().unwrap();
-    // Until the page has been written again: it is one of 2,048.
+    // Wait until the page has been written again: it is one of 2,048.
     let mut new = old.clone();
     for _ in 0..1000 {
         vm.wait_output(LONG).unwrap();
@@ -233,7 +235,7 @@ fn a_page_from_the_past_is_noticed() {
 }
 
 #[test]
-fn a_lost_write_is_noticed_by_the_quick_workload() {
+fn a_lost_write_is_detected_by_dirty() {
     let lab = Lab::new().unwrap();
     let vm = stopped_guest(&lab, Workload::dirty(32));
     let (file, at, bytes) = find_page(&vm.ram_files()[0], |words| {
@@ -246,7 +248,7 @@ fn a_lost_write_is_noticed_by_the_quick_workload() {
 }
 
 #[test]
-fn what_qemu_says_when_it_ends_is_passed_on() {
+fn qemus_standard_error_is_in_the_error() {
     let lab = Lab::new().unwrap();
     let error = VmConfig::new()
         .arguments(["-device", "no-such-thing"])
@@ -273,7 +275,7 @@ fn a_panicking_test_leaves_nothing_behind() {
         files = vm.ram_files().to_vec();
         folder = Some(lab.folder().to_owned());
         assert!(files[0].exists());
-        panic!("as a failed test would");
+        panic!("simulated test failure");
     }));
     assert!(result.is_err());
     assert!(!Path::new("/proc").join(pid.to_string()).exists());

@@ -1,4 +1,4 @@
-//! Namespaces, lines and switches, and guests moved over them by QEMU itself.
+//! Namespaces, rate limits and switches, and guests moved over them by QEMU's own migration.
 #![allow(clippy::unwrap_used)] // its failure is the message
 
 use hikkoshi_lab::{
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A connection over the line: the source's end and the destination's.
+/// A connection over the network: the source's end and the destination's.
 fn connection(link: &HostPair) -> (TcpStream, TcpStream) {
     let listener = link
         .destination()
@@ -29,11 +29,11 @@ fn connection(link: &HostPair) -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn a_line_carries_counts_and_can_be_reset() {
+fn traffic_is_counted_and_connections_can_be_reset() {
     let link = HostPair::new(Some(Shape::gbit(1))).unwrap();
     let (mut source, mut destination) = connection(&link);
     let (before, _) = link.bytes().unwrap();
-    // More than the sockets' buffers hold: one writes while the other reads.
+    // More than the sockets' buffers hold, so one thread writes while the other reads.
     std::thread::scope(|scope| {
         scope.spawn(|| source.write_all(&[7; 1 << 20]).unwrap());
         destination.read_exact(&mut vec![0; 1 << 20]).unwrap();
@@ -51,7 +51,7 @@ fn a_line_carries_counts_and_can_be_reset() {
     }
 }
 
-/// Bytes in each class of the source's end that has carried any.
+/// The byte counts of the source's classes that have carried traffic.
 fn carried(link: &HostPair) -> Vec<u64> {
     let show = ["-s", "class", "show", "dev", HostPair::DEVICE];
     let shown = link.source().command("tc").args(show).output().unwrap();
@@ -64,7 +64,7 @@ fn carried(link: &HostPair) -> Vec<u64> {
 }
 
 #[test]
-fn each_connection_has_a_share_of_its_own() {
+fn each_connection_has_its_own_rate() {
     const MIB: usize = 1 << 20;
     let link = HostPair::new(None).unwrap();
     link.shape_each_flow(Shape::gbit(1)).unwrap();
@@ -81,11 +81,11 @@ fn each_connection_has_a_share_of_its_own() {
 }
 
 #[test]
-fn a_cut_line_carries_nothing_and_a_mended_one_goes_on() {
+fn a_cut_network_carries_nothing_until_restored() {
     let link = HostPair::new(None).unwrap();
     let (mut source, mut destination) = connection(&link);
     link.cut().unwrap();
-    // Into the socket's buffer it goes, but not over the line.
+    // The byte goes into the socket's buffer, but not over the network.
     source.write_all(b"x").unwrap();
     destination
         .set_read_timeout(Some(Duration::from_millis(300)))
@@ -97,7 +97,7 @@ fn a_cut_line_carries_nothing_and_a_mended_one_goes_on() {
 }
 
 #[test]
-fn the_shape_is_in_force() {
+fn the_rate_limit_is_set() {
     let mut link = HostPair::new(Some(Shape::gbit(10))).unwrap();
     assert_eq!(link.shape(), Some(Shape::gbit(10)));
     let show = |link: &HostPair| {
@@ -116,7 +116,7 @@ fn the_shape_is_in_force() {
 }
 
 #[test]
-fn nothing_is_left_of_a_network() {
+fn a_dropped_network_is_removed() {
     let network = GuestNetwork::new().unwrap();
     let name = network.client().name().to_owned();
     let list = || {
@@ -152,17 +152,22 @@ fn a_guest_answers_through_the_switch() {
     BufReader::new(&client).read_line(&mut answer).unwrap();
     assert!(answer.ends_with(" hello\n"), "{answer}");
     let lines = vm
-        .wait_report("the count of it", 0, LONG, |report| match report {
-            Report::Serve(serve) if serve.lines > 0 => Some(serve.lines),
-            _ => None,
-        })
+        .wait_report(
+            "the count of answered lines",
+            0,
+            LONG,
+            |report| match report {
+                Report::Serve(serve) if serve.lines > 0 => Some(serve.lines),
+                _ => None,
+            },
+        )
         .unwrap();
     assert_eq!(lines, 1);
     assert!(vm.sweep(LONG).unwrap().ok);
 }
 
-/// QEMU's own migration over a shaped line: what the bench compares with, and the console's
-/// following of the guest.
+/// Tests QEMU's own migration over a rate-limited network, which the bench compares with, and that
+/// the console follows the guest.
 fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
     let lab = Lab::new().unwrap();
     let link = HostPair::new(Some(Shape::gbit(1))).unwrap();
@@ -190,7 +195,7 @@ fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
             &format!("tcp:{}:9001", HostPair::DESTINATION),
         )
         .unwrap();
-    // (The guest may run at the destination only after the source's end.)
+    // (The guest may run at the destination only after the source has completed.)
     assert!(
         !report.downtime.is_zero() && report.downtime < begun.elapsed(),
         "{report:?}"
@@ -199,7 +204,7 @@ fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
         report.postcopy_started.is_some(),
         mode == QemuMigrationMode::PostcopyPreempt
     );
-    // That its migration is completed a source says a moment before it is in this state.
+    // A source reports completion shortly before it is in this state.
     let mut status = source.status().unwrap();
     while status == "finish-migrate" && begun.elapsed() < 3 * LONG {
         status = source.status().unwrap();
@@ -218,8 +223,8 @@ fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
     assert_eq!(&**vms.last().unwrap(), "destination");
 }
 
-// From the newer to the older one: an emulating QEMU 7.2 loses pages in its own pre-copy, which
-// this workload shows (guest/README.md).
+// From the newer to the older version: an emulating QEMU 7.2 loses pages in its own pre-copy, which
+// this workload detects (guest/README.md).
 #[test]
 fn qemu_moves_a_guest_between_versions() {
     qemu_moves_it(

@@ -1,18 +1,18 @@
-//! Time for single accesses: the processor's time-stamp counter, without a system call.
+//! Timing of single accesses by the processor's time-stamp counter, without a system call.
 //!
-//! Under emulation a kernel often distrusts the counter and then `clock_gettime` becomes a system
-//! call that reads an emulated device; the counter itself stays cheap. It is measured against
-//! the kernel's clock once, at the start.
+//! Under emulation a kernel often does not trust the counter, and `clock_gettime` becomes a system
+//! call that reads an emulated device. Reading the counter itself stays cheap. It is calibrated
+//! against the kernel's clock once, at the start.
 
 use std::time::{Duration, Instant};
 
-/// The counter's value now, in ticks.
+/// The counter's current value, in ticks.
 pub(crate) fn ticks() -> u64 {
     // SAFETY: reading the counter has no effect, and x86-64 always has it.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// How long a tick is.
+/// Converts between ticks and time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     ticks_per_second: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Measures the counter against the kernel's clock for a tenth of a second.
+    /// Calibrates the counter against the kernel's clock for a tenth of a second.
     pub(crate) fn calibrate() -> Self {
         let (start, first) = (Instant::now(), ticks());
         std::thread::sleep(Duration::from_millis(100));
@@ -42,14 +42,14 @@ impl Clock {
         self.ticks_per_second
     }
 
-    /// Ticks as nanoseconds. A multiplication and a shift, since it is done for every access that
-    /// took longer than a microsecond.
+    /// Converts ticks to nanoseconds, by a multiplication and a shift, because it is called for
+    /// every access of more than a microsecond.
     pub(crate) fn nanoseconds(self, ticks: u64) -> u64 {
         let scaled = (u128::from(ticks) * u128::from(self.ns_scale)) >> 32;
         u64::try_from(scaled).unwrap_or(u64::MAX)
     }
 
-    /// Microseconds as ticks.
+    /// Converts microseconds to ticks.
     pub(crate) fn ticks_of_us(self, us: u64) -> u64 {
         us.saturating_mul(self.ticks_per_second) / 1_000_000
     }

@@ -1,4 +1,4 @@
-//! The first thread: prints a line at every interval, and obeys the lines that come in.
+//! The main thread: prints a report at every interval, and executes commands.
 
 use crate::clock::Clock;
 use crate::console::{print_line, read_lines};
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Verdict {
     Ok,
@@ -34,9 +34,9 @@ impl Verdict {
     }
 }
 
-/// Runs the workload until a line says `stop`.
+/// Runs the workload until the command `stop`.
 pub(crate) fn run(options: &Options) -> io::Result<Verdict> {
-    // A worker that is gone must not look like one with nothing to say.
+    // A worker that has panicked must not look like an idle one.
     std::panic::set_hook(Box::new(|panic| {
         print_line(&format!("failed: {panic}").replace('\n', " "));
         std::process::exit(101);
@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options) -> io::Result<Verdict> {
     coordinator.run(options, &events, started, served.as_deref())
 }
 
-/// The workers as the first thread knows them.
+/// The state of the main thread.
 #[derive(Debug)]
 struct Coordinator {
     clock: Clock,
@@ -67,11 +67,11 @@ struct Coordinator {
     before: Totals,
     slow_before: Snapshot,
     bad: u64,
-    /// When the scan began, and how many workers are not through.
+    /// When the scan started, and how many workers have not finished it.
     scan: Option<(Instant, usize)>,
-    /// Workers whose part of the sweep under way is still to come.
+    /// Workers that have not finished the current sweep.
     waiting: usize,
-    /// Pages of the parts that have come.
+    /// Pages checked by the finished ones.
     swept_pages: usize,
     sweeps_wanted: u32,
     stopping: bool,
@@ -153,8 +153,8 @@ impl Coordinator {
             match events.recv_timeout(wait) {
                 Ok(Event::Line(line)) => self.handle_command(line.trim()),
                 Ok(Event::Bad(finding)) => {
-                    // The first one whole; of many more only the number, or the console would be
-                    // the bottleneck.
+                    // The first findings are printed in full; later ones are only counted, because
+                    // the console is slow.
                     self.bad += 1;
                     if self.bad <= 8 {
                         print_line(&format!("BAD: {finding}"));
@@ -200,7 +200,7 @@ impl Coordinator {
         }
     }
 
-    /// Starts the next sweep, unless one is under way; sweeps asked for have their verdict each.
+    /// Starts the next sweep, unless one is in progress. Each requested sweep gets a verdict.
     fn sweep_if_wanted(&mut self) {
         while self.waiting == 0 && self.sweeps_wanted > 0 {
             self.sweeps_wanted -= 1;
@@ -222,7 +222,7 @@ impl Coordinator {
         }
     }
 
-    /// A worker has been through its part of the scan; the last one says how long it took.
+    /// A worker has finished its part of the scan; after the last one, prints how long it took.
     fn finished(&mut self) {
         let Some((begun, left)) = &mut self.scan else {
             return;
@@ -272,7 +272,7 @@ impl Coordinator {
         ));
     }
 
-    /// The verdict, once `stop` was said and every sweep is done.
+    /// The verdict, after `stop` and when every sweep has finished.
     fn ended(&self) -> Option<Verdict> {
         let done = self.stopping && self.waiting == 0 && self.sweeps_wanted == 0;
         done.then(|| {
@@ -282,7 +282,7 @@ impl Coordinator {
         })
     }
 
-    /// The lines of one interval.
+    /// Prints the reports of one interval.
     fn report(&mut self, options: &Options, time: &str, beat: u64, served: Option<&Served>) {
         let now = self.totals();
         let latency = now.latency_since(&self.before, self.clock);

@@ -1,4 +1,4 @@
-//! What the workers count and how it is printed: `key=value`, one line.
+//! The workers' counters, and how they are printed: `key=value`, one line.
 
 use crate::clock::Clock;
 use crate::fine_histogram::FineHistogram;
@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Buckets of the histogram: 0 is below 1 µs, `k` from 2^(k-1) µs to below 2^k µs, the last one
-/// everything longer (more than half an hour).
+/// contains everything longer (more than half an hour).
 const BUCKETS: usize = 32;
 
-/// One worker's counts. Only the worker adds, so plain loads and stores do; the printing thread
-/// only reads, apart from `max_ticks`, which it takes. A count that is seen a moment late is
-/// printed in the next line.
+/// The counters of one worker. Only the worker adds, so plain loads and stores are sufficient. The
+/// main thread only reads, except for `max_ticks`, which it resets. A count that is read slightly
+/// late is printed in the next report.
 #[derive(Debug, Default)]
 #[repr(align(128))] // no two workers' counts in one cache line
 pub(crate) struct Counters {
@@ -21,15 +21,15 @@ pub(crate) struct Counters {
     slow_ticks: AtomicU64,
     max_ticks: AtomicU64,
     histogram: [AtomicU64; BUCKETS],
-    /// Of the slow accesses only.
+    /// Slow accesses only.
     pub(crate) fine: FineHistogram,
-    /// Pages in play.
+    /// Pages of the workload.
     pub(crate) pages: AtomicU64,
     /// The highest generation written.
     pub(crate) generation: AtomicU64,
 }
 
-/// What makes an access slow, and how long a tick is.
+/// The threshold of slow accesses, and the length of a tick.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     clock: Clock,
@@ -78,7 +78,7 @@ fn bucket(nanoseconds: u64) -> usize {
     ((u64::BITS - us.leading_zeros()) as usize).min(BUCKETS - 1)
 }
 
-/// The counts of all workers at one moment.
+/// A snapshot of the counters of all workers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) accesses: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Adds the workers' counts up, and takes their maxima.
+    /// Sums the workers' counters, and takes their maxima.
     pub(crate) fn take<'a>(workers: impl Iterator<Item = &'a Counters>) -> Self {
         let mut totals = Self::default();
         for worker in workers {
@@ -110,7 +110,8 @@ impl Totals {
         totals
     }
 
-    /// What was counted since `before`, as `slow=… mean_us=… max_us=… slow_mean_us=… slow_max_us=… hist=…`.
+    /// The accesses since `before`, as `slow=… mean_us=… max_us=… slow_mean_us=… slow_max_us=…
+    /// hist=…`.
     pub(crate) fn latency_since(&self, before: &Self, clock: Clock) -> String {
         let us = |ticks: u64| {
             let ns = clock.nanoseconds(ticks);
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_only_what_is_new() {
+    fn a_report_contains_only_new_accesses() {
         let clock = Clock::calibrate();
         let scale = Scale::new(clock, 100);
         let counters = Counters::default();

@@ -1,14 +1,14 @@
-//! How long the slow accesses took, finely: eight buckets to each doubling.
+//! A fine histogram of slow accesses: eight buckets to each doubling of the time.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Buckets to each doubling of the time.
 const PER_OCTAVE: u64 = 8;
-/// From 1 µs to beyond half an hour.
+/// From 1 µs to more than half an hour.
 const BUCKETS: usize = 32 * 8;
 
-/// Counts by time. One thread adds, another reads.
+/// Counts by time. One thread adds, another one reads.
 #[derive(Debug)]
 pub(crate) struct FineHistogram {
     counts: Box<[AtomicU64]>,
@@ -25,7 +25,7 @@ impl Default for FineHistogram {
 }
 
 impl FineHistogram {
-    /// Counts an access of `nanoseconds`, which were `ticks`.
+    /// Counts an access of `nanoseconds`, equal to `ticks`.
     pub(crate) fn record(&self, nanoseconds: u64, ticks: u64) {
         if let Some(count) = self.counts.get(bucket(nanoseconds)) {
             count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
@@ -35,8 +35,8 @@ impl FineHistogram {
     }
 }
 
-/// Bucket `8 k + s` is from 2^k (1 + s/8) µs to below 2^k (1 + (s+1)/8) µs; what is below 1 µs is
-/// in bucket 0.
+/// Bucket `8 k + s` is from 2^k (1 + s/8) µs to below 2^k (1 + (s+1)/8) µs; bucket 0 also contains
+/// everything below 1 µs.
 fn bucket(nanoseconds: u64) -> usize {
     let us = (nanoseconds / 1000).max(1);
     let octave = u64::from(us.ilog2());
@@ -46,7 +46,7 @@ fn bucket(nanoseconds: u64) -> usize {
     usize::try_from(bucket).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
-/// The counts of all workers at one moment.
+/// A snapshot of the counts of all workers.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     counts: Vec<u64>,
@@ -54,7 +54,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Adds the workers' counts up.
+    /// Sums the workers' counts.
     pub(crate) fn take<'a>(workers: impl Iterator<Item = &'a FineHistogram>) -> Self {
         let mut sum = Self {
             counts: vec![0; BUCKETS],
@@ -69,7 +69,7 @@ impl Snapshot {
         sum
     }
 
-    /// What came since `before`: how many, and `BUCKET:COUNT,…`, or `-` for nothing.
+    /// The accesses since `before`: their number, and `BUCKET:COUNT,…`, or `-` for none.
     pub(crate) fn since(&self, before: &Self) -> (u64, String) {
         let (mut count, mut text) = (0, String::new());
         for (bucket, (now, then)) in self.counts.iter().zip(&before.counts).enumerate() {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_new_is_told() {
+    fn only_new_accesses_are_counted() {
         let fine = FineHistogram::default();
         fine.record(40_000, 5);
         let first = Snapshot::take(std::iter::once(&fine));

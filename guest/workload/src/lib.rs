@@ -1,4 +1,4 @@
-//! What the test guest's program and the laboratory both know: the content of a checked page, so
-//! that the laboratory can fill a guest's disk with such pages and check it afterwards.
+//! Shared by the test guest's program and the lab: the content of a checked page. The lab fills a
+//! guest's disk with such pages and checks it afterwards.
 
 pub mod page;

@@ -1,8 +1,8 @@
-//! The `lockstep` workload: every worker reads every page, all of them the same page at the same
-//! time, over and over.
+//! The `lockstep` workload: every worker reads every page repeatedly, all of them the same page at
+//! the same time.
 //!
-//! So a page that is missing is waited for by all processors at once. Nobody writes, and every
-//! worker checks every byte of every page for itself.
+//! So all processors fault on a missing page at once. No worker writes, and every worker checks
+//! every byte of every page.
 
 use crate::clock::ticks;
 use crate::page::{self, PageKind};
@@ -11,14 +11,14 @@ use crate::region::{Region, SharedRegion};
 use crate::worker::Workload;
 use std::sync::{Arc, Barrier};
 
-/// One worker's way through the pages that all of them read.
+/// One worker's position in the pages that all workers read.
 #[derive(Debug)]
 pub(crate) struct Lockstep {
     region: SharedRegion,
     next: usize,
-    /// All workers meet here before each page.
+    /// All workers wait here before each page.
     step: Arc<Barrier>,
-    /// Pages that were found bad: each is told of once.
+    /// Pages that were found bad; each is reported once.
     bad: Vec<bool>,
 }
 
@@ -65,8 +65,8 @@ impl Workload for Lockstep {
         self.step.wait();
         let touched = &raw const self.region.page(number)[0];
         let before = ticks();
-        // SAFETY: the pointer is to a word of a mapped page that nobody writes any more. Volatile,
-        // so that it is read between the two readings of the clock.
+        // SAFETY: the pointer is to a word of a mapped page that no thread writes any more.
+        // Volatile, so that it is read between the two readings of the clock.
         let _ = unsafe { touched.read_volatile() };
         let took = ticks().wrapping_sub(before);
         self.check(number, findings);
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn every_worker_finds_a_bad_page_once() {
         let region = Region::resident(PAGES).unwrap();
-        // Another page was put in the place of number 4.
+        // Page 4 has the content of another page.
         let region = region.fill_shared(|number, words| {
             let number = if number == 4 { 3 } else { number };
             page::write(words, number, 0, PageKind::Filled);

@@ -1,27 +1,29 @@
-//! What the test guest runs: it writes memory, checks what it reads back, and times every access.
+//! The test guest's program: writes memory, checks its content, and times every access.
 //!
-//! The program is the guest's `/init` once the small shell script has loaded the network driver.
-//! It reads its options from the kernel command line (`hk.NAME=VALUE`, see [`options`]) and from
-//! its own arguments, which is how the tests run it outside a guest.
+//! The program replaces the guest's `/init` script once that has loaded the drivers. It reads its
+//! options from the kernel command line (`hk.NAME=VALUE`, see [`options`]) and from its own
+//! arguments, which tests use to run it outside a guest.
 //!
-//! **Model.** A [`region`] of memory is shared out among worker threads, one worker a page, so that
-//! no page needs a lock; or all of them only read it. A worker ([`worker`]) makes one access after the other: it picks a page
-//! ([`page_order`]), touches it between two readings of the processor's clock ([`clock`]), checks what it
-//! read, and writes. The first thread collects: once a second it prints what the workers counted,
-//! and it obeys the lines that arrive on the console ([`console`]).
+//! **Model.** A [`region`] of memory is divided among worker threads, so that each page has one
+//! worker and no page needs a lock; or all workers only read it. A worker ([`worker`]) repeatedly
+//! selects a page ([`page_order`]), touches it between two readings of the processor's clock
+//! ([`clock`]), checks its content, and writes it. The main thread ([`coordinator`]) prints the
+//! workers' counters once a second, and executes the commands that arrive on the console
+//! ([`console`]).
 //!
-//! **Ways of knowing that nothing was lost.** [`dirty`] is quick: one word a page, holding the
-//! page's number and how often it was written, whose sum must equal the writes made. [`verify`] is
-//! thorough: every byte of every page follows from its number and generation ([`page`]), and which
-//! generation is due is remembered elsewhere. [`scan`] reads such pages once, from start to end,
-//! when it is told to begin. In [`lockstep`] all workers read the same such page at once. [`web_files`] are for a web server's clients to check.
-//! A [`disk`] of such pages is read and written by direct I/O beside any of these.
+//! **How losses are detected.** [`dirty`] is fast: one word per page contains the page's number and
+//! how often it was written; the sum of the counts must equal the number of writes. [`verify`] is
+//! thorough: every byte of a page follows from its number and generation ([`page`]), and the
+//! expected generation is stored elsewhere. [`scan`] reads such pages once, from start to end, on
+//! command. In [`lockstep`] all workers read the same such page at once. [`web_files`] are checked
+//! by a web server's clients. A [`disk`] of such pages is read and written by direct I/O beside any
+//! of these.
 //!
-//! **Time** is the guest's: while the guest is stopped its clock stands, so a switchover's downtime
-//! does not show in these numbers, but every fault that is taken while it runs does.
+//! **Time** is the guest's: while the guest is paused its clock stops, so these times do not
+//! contain the downtime of a switchover, but they contain every fault while the guest runs.
 //!
-//! **What is missing.** Memory that was rolled back as a whole, table of generations included,
-//! cannot be noticed from inside; the test harness looks at the generations from outside for that.
+//! **What is missing.** A rollback of all memory, including the stored generations, cannot be
+//! detected inside the guest; the tests check the generations from outside.
 #![allow(unsafe_code)] // maps memory, pins threads, reads the time-stamp counter, powers off
 
 mod clock;
@@ -50,7 +52,7 @@ use hikkoshi_workload::page;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // As a guest's first process there is nobody to return to.
+    // The first process of a guest must not return.
     let in_guest = std::process::id() == 1;
     let line = std::fs::read_to_string("/proc/cmdline")
         .ok()

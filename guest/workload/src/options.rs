@@ -1,46 +1,46 @@
-//! The options, as they stand on the kernel command line: `hk.NAME=VALUE`.
+//! The options on the kernel command line: `hk.NAME=VALUE`.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// In which order a worker visits its pages.
+/// The order in which a worker accesses its pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Pattern {
-    /// Any page, each as likely as the next.
+    /// Uniformly at random.
     Random,
-    /// One after the other, and again from the start.
+    /// One after the other, then again from the start.
     Sequential,
-    /// Nine accesses in ten go to a tenth of the pages.
+    /// 90 % of the accesses go to 10 % of the pages.
     Hotspot,
 }
 
 /// What the workers do with the region.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Memory {
-    /// Nothing: there is no region and no worker.
+    /// No region and no workers.
     Idle,
-    /// One counted word a page.
+    /// One counted word per page.
     Dirty,
-    /// Whole pages, checked to the byte.
+    /// Whole pages, every byte checked.
     Verify,
-    /// Whole pages, read once when told to.
+    /// Whole pages, read once on command.
     Scan,
     /// Whole pages, each read by all workers at the same time.
     Lockstep,
 }
 
-/// How the disk is used.
+/// Options of the disk workload.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct DiskUse {
-    /// Threads, each with one read or write under way.
+    /// Number of threads, each with one read or write in progress.
     pub(crate) threads: usize,
     /// Pages in a read or write.
     pub(crate) chunk_pages: usize,
     /// Memory that the disk is read into, MiB.
     pub(crate) mib: usize,
-    /// Of a hundred accesses, how many write.
+    /// Percentage of accesses that write.
     pub(crate) write_percent: u64,
-    /// Accesses a second over all threads; 0 = as fast as it goes.
+    /// Accesses a second over all threads; 0 = as fast as possible.
     pub(crate) rate: u64,
 }
 
@@ -56,33 +56,33 @@ impl Default for DiskUse {
     }
 }
 
-/// Everything that can be chosen.
+/// All options.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Options {
     pub(crate) memory: Memory,
-    /// Answer on a TCP port as well.
+    /// Also answer on a TCP port.
     pub(crate) serve: bool,
     pub(crate) pattern: Pattern,
     /// Size of the region, MiB.
     pub(crate) mib: usize,
     pub(crate) threads: usize,
-    /// Accesses a second over all threads; 0 = as fast as it goes.
+    /// Accesses a second over all threads; 0 = as fast as possible.
     pub(crate) rate: u64,
-    /// Of a hundred accesses, how many write.
+    /// Percentage of accesses that write.
     pub(crate) write_percent: u64,
     /// An access that took longer counts as slow, µs.
     pub(crate) slow_us: u64,
     /// Milliseconds between two reports.
     pub(crate) every_ms: u64,
-    /// `verify`: of a hundred pages, how many are written once and then only read.
+    /// `verify`: percentage of pages that are written once and then only read.
     pub(crate) clean_percent: usize,
-    /// `verify`: of a hundred pages, how many are all zero in every other generation.
+    /// `verify`: percentage of pages that are all zero in every other generation.
     pub(crate) zero_percent: usize,
     /// `verify`: memory first touched while the guest runs, MiB a second.
     pub(crate) grow: usize,
-    /// `verify`: where that growth ends, MiB.
+    /// `verify`: limit of that growth, MiB.
     pub(crate) grow_max: usize,
-    /// Files for the web server in `/www`, if there is one.
+    /// Number of files for the web server in `/www`.
     pub(crate) files: u64,
     /// Bytes in each of them.
     pub(crate) file_bytes: usize,
@@ -90,13 +90,13 @@ pub(crate) struct Options {
     pub(crate) port: u16,
     /// The block device or file that is read and written by direct I/O.
     pub(crate) disk: Option<PathBuf>,
-    /// What is done with it.
+    /// Options for it.
     pub(crate) disk_use: DiskUse,
-    /// A folder in which files are made, renamed, read and removed.
+    /// A folder in which files are created, renamed, read and removed.
     pub(crate) tree: Option<PathBuf>,
-    /// Milliseconds from one such file to the next.
+    /// Milliseconds between two such files.
     pub(crate) tree_ms: u64,
-    /// Start of the random numbers.
+    /// Seed of the random numbers.
     pub(crate) seed: u64,
 }
 
@@ -128,7 +128,7 @@ impl Default for Options {
     }
 }
 
-/// An option that cannot be used as it stands.
+/// An invalid option.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct BadOption {
     name: String,
@@ -147,7 +147,8 @@ impl fmt::Display for BadOption {
 }
 
 impl Options {
-    /// Reads the words that begin with `hk.`; others are the kernel's. A later word wins.
+    /// Parses the words that start with `hk.`; others are for the kernel. The last value of an
+    /// option counts.
     pub(crate) fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, BadOption> {
         let mut options = Self::default();
         for word in words {
@@ -165,7 +166,7 @@ impl Options {
             return Err(BadOption {
                 name: "clean".to_owned(),
                 value: options.clean_percent.to_string(),
-                wanted: "together with hk.zero at most 90, so that something is left to write",
+                wanted: "the sum with hk.zero must be at most 90, so that some pages are written",
             });
         }
         Ok(options)
@@ -185,7 +186,7 @@ impl Options {
                         "serve" => self.serve = true,
                         _ => {
                             return Err(
-                                "known are idle, dirty, verify, scan, lockstep, serve, joined by commas",
+                                "must be idle, dirty, verify, scan, lockstep or serve, or several of them with commas",
                             );
                         }
                     }
@@ -196,7 +197,7 @@ impl Options {
                     "random" => Pattern::Random,
                     "sequential" => Pattern::Sequential,
                     "hotspot" => Pattern::Hotspot,
-                    _ => return Err("known are random, sequential, hotspot"),
+                    _ => return Err("must be random, sequential or hotspot"),
                 }
             }
             "mib" => self.mib = within(value, 1, 1 << 20)?,
@@ -213,7 +214,7 @@ impl Options {
             "file_bytes" => {
                 self.file_bytes = within(value, 16, 1 << 30)?;
                 if !self.file_bytes.is_multiple_of(8) {
-                    return Err("a multiple of 8 is wanted");
+                    return Err("must be a multiple of 8");
                 }
             }
             "port" => self.port = within(value, 1, u16::MAX)?,
@@ -229,9 +230,9 @@ impl Options {
             "disk_rate" => self.disk_use.rate = within(value, 0, 1 << 20)?,
             "tree" => self.tree = Some(path(value)?),
             "tree_ms" => self.tree_ms = within(value, 1, 1 << 20)?,
-            // Read by /init, before this program starts.
+            // Handled by /init before this program starts.
             "net" | "mount" => {}
-            _ => return Err("there is no such option; guest/README.md lists them"),
+            _ => return Err("unknown option; guest/README.md lists all"),
         }
         Ok(())
     }
@@ -240,7 +241,7 @@ impl Options {
 fn path(value: &str) -> Result<PathBuf, &'static str> {
     match value.starts_with('/') {
         true => Ok(value.into()),
-        false => Err("a path from / is wanted"),
+        false => Err("must be an absolute path"),
     }
 }
 
@@ -251,7 +252,7 @@ fn within<T: std::str::FromStr + PartialOrd>(
 ) -> Result<T, &'static str> {
     match value.parse() {
         Ok(number) if number >= min && number <= max => Ok(number),
-        _ => Err("a number within the option's limits is wanted; guest/README.md lists them"),
+        _ => Err("must be a number within the limits of the option"),
     }
 }
 
@@ -260,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_own_words_are_left_alone_and_ours_are_read() {
+    fn only_words_with_the_prefix_are_parsed() {
         let line =
             "console=ttyS0 quiet hk.workload=verify,serve hk.mib=8 hk.pattern=hotspot hk.threads=4";
         let options = Options::parse(line.split(' ')).unwrap();
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_option_is_named_with_its_value() {
+    fn an_invalid_option_is_reported_with_its_value() {
         for word in [
             "hk.mib=0",
             "hk.mib=x",
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_word_wins() {
+    fn the_last_value_counts() {
         let options = Options::parse(["hk.workload=dirty,serve", "hk.workload=idle"]).unwrap();
         assert_eq!(options, Options::default());
     }

@@ -1,9 +1,8 @@
 //! The content of a checked page: every byte follows from the page's number and its generation.
 //!
-//! A page is 512 little words: its number, its generation, a checksum over everything else, and a
-//! filling that no other page and no other generation has. A page whose kind is
-//! [`PageKind::SometimesZero`] is all zero bytes in its even generations, so that pages turn from
-//! zero to content and back.
+//! A page is 512 little-endian words: its number, its generation, a checksum over everything else,
+//! and filling that is unique to page and generation. A page of kind [`PageKind::SometimesZero`] is
+//! all zero in its even generations, so that pages alternate between zeros and content.
 
 use std::fmt;
 
@@ -20,12 +19,12 @@ const FILLING: usize = 3;
 /// A page as words.
 pub type Words = [u64; WORDS];
 
-/// What a page may look like over time.
+/// The kind of a page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PageKind {
-    /// Always full of content.
+    /// Always filled with content.
     Filled,
-    /// All zero bytes in even generations, full of content in odd ones.
+    /// All zero in even generations, filled in odd ones.
     SometimesZero,
 }
 
@@ -35,41 +34,41 @@ impl PageKind {
     }
 }
 
-/// A page that does not hold what it should.
+/// A page with wrong content.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BadPage {
     /// The page's number.
     pub page: usize,
-    /// The generation it should be of.
+    /// The expected generation.
     pub generation: u32,
-    /// What is wrong with it.
+    /// The kind of damage.
     pub fault: Fault,
-    /// The first word that differs.
+    /// The first wrong word.
     pub word: usize,
-    /// What that word held.
+    /// Its content.
     pub held: u64,
-    /// What it should hold.
+    /// Its expected content.
     pub wanted: u64,
 }
 
-/// The kinds of damage that can be told apart.
+/// The kinds of damage.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// All zero bytes where there should be content: the page never came.
+    /// All zero instead of content: the page was not received.
     Zero,
-    /// A whole, good page of an earlier or later generation.
+    /// A complete page of an earlier or later generation.
     Stale {
-        /// The generation that it is of.
+        /// The generation found.
         generation: u64,
     },
-    /// A whole, good page, but another one.
+    /// A complete page with another number.
     Swapped {
-        /// The number of the page that it is.
+        /// The number found.
         page: u64,
     },
-    /// A page that is neither: torn between generations, or with wrong bytes.
+    /// Any other content: torn between generations, or with wrong bytes.
     Corrupt,
-    /// Content where there should be zero bytes only.
+    /// Content instead of zeros.
     NotZero,
 }
 
@@ -91,8 +90,8 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The filling's first word and the step from each to the next: one addition a word, since the
-/// guest's processor may be an emulated one.
+/// The first word of the filling and the increment: one addition per word, because the guest's
+/// processor may be emulated.
 pub fn filling(page: u64, generation: u64) -> (u64, u64) {
     let first = mix(page.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(generation));
     (first, mix(first) | 1)
@@ -103,7 +102,7 @@ pub fn fold(sum: u64, word: u64) -> u64 {
     (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3)
 }
 
-/// The checksum of nothing.
+/// The initial value of a checksum.
 pub const SUM_START: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn checksum(words: &Words) -> u64 {
@@ -111,7 +110,7 @@ fn checksum(words: &Words) -> u64 {
     words[FILLING..].iter().copied().fold(head, fold)
 }
 
-/// Fills a page with what it holds in `generation`.
+/// Fills a page with its content in `generation`.
 pub fn write(words: &mut Words, page: usize, generation: u32, kind: PageKind) {
     if kind.is_zero_at(generation) {
         words.fill(0);
@@ -130,8 +129,8 @@ pub fn write(words: &mut Words, page: usize, generation: u32, kind: PageKind) {
     words[CHECKSUM] = sum;
 }
 
-/// The number and the generation of a page that is whole, whichever it is; `None` for a page that is
-/// torn or was never written.
+/// The number and the generation of a complete page; `None` for a page that is torn or was never
+/// written.
 pub fn identify(words: &Words) -> Option<(u64, u64)> {
     let (page, generation) = (words[NUMBER], words[GENERATION]);
     let (mut wanted, step) = filling(page, generation);
@@ -144,10 +143,10 @@ pub fn identify(words: &Words) -> Option<(u64, u64)> {
     (words[CHECKSUM] == checksum(words)).then_some((page, generation))
 }
 
-/// Checks every byte of a page against what it should hold in `generation`.
+/// Checks every byte of a page against its expected content in `generation`.
 ///
 /// # Errors
-/// When a byte differs, with what the page looks like instead.
+/// When a byte differs, with the kind of damage.
 pub fn check(
     words: &Words,
     page: usize,
@@ -197,7 +196,7 @@ pub fn check(
     bad(diagnose(words, number), at, held, wanted)
 }
 
-/// What a page that is not as it should be looks like instead.
+/// Classifies a page with wrong content.
 fn diagnose(words: &Words, page: u64) -> Fault {
     if words.iter().all(|&word| word == 0) {
         Fault::Zero
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_good() {
+    fn a_written_page_is_valid() {
         for (page, generation) in [(0, 0), (0, 1), (1, 0), (7, 4_000_000_000), (1 << 40, 3)] {
             check(
                 &page_of(page, generation),
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_page_is_identified_and_no_other_one_is() {
+    fn only_a_complete_page_is_identified() {
         assert_eq!(identify(&page_of(5, 9)), Some((5, 9)));
         assert_eq!(identify(&[0; WORDS]), None);
         let mut torn = page_of(5, 9);
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_bit_is_noticed() {
+    fn any_flipped_bit_is_detected() {
         let good = page_of(5, 9);
         for bit in 0..PAGE_SIZE * 8 {
             let mut words = good.clone();
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_generation_is_noticed_and_named() {
+    fn a_stale_generation_is_detected() {
         assert_eq!(fault(&page_of(5, 8), 5, 9), Fault::Stale { generation: 8 });
         assert_eq!(
             fault(&page_of(5, 10), 5, 9),
@@ -276,9 +275,9 @@ mod tests {
     }
 
     #[test]
-    fn a_page_torn_anywhere_between_generations_is_noticed() {
+    fn a_torn_page_is_detected() {
         let (old, new) = (page_of(5, 8), page_of(5, 9));
-        // A cut after the first word tears nothing: the number is the same in both.
+        // A cut after the first word changes nothing: the number is the same in both.
         for cut in 2..WORDS {
             let mut words = new.clone();
             words[cut..].copy_from_slice(&old[cut..]);
@@ -290,13 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_page_is_noticed() {
+    fn a_zero_page_is_detected() {
         assert_eq!(fault(&[0; WORDS], 5, 9), Fault::Zero);
         assert_eq!(fault(&[0; WORDS], 0, 0), Fault::Zero, "even page 0 at 0");
     }
 
     #[test]
-    fn a_swapped_page_is_noticed_and_named() {
+    fn a_swapped_page_is_detected() {
         assert_eq!(fault(&page_of(6, 9), 5, 9), Fault::Swapped { page: 6 });
     }
 
@@ -313,7 +312,7 @@ mod tests {
         assert_eq!(
             check(&words, 3, 3, kind).unwrap_err().fault,
             Fault::Zero,
-            "the zero page stayed where content should have come"
+            "a zero page instead of content"
         );
         words[WORDS - 1] = 1;
         assert_eq!(check(&words, 3, 2, kind).unwrap_err().word, WORDS - 1);

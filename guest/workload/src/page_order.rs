@@ -1,9 +1,9 @@
-//! Which page is next.
+//! The order of accesses to pages.
 
 use crate::options::Pattern;
 use crate::random::Random;
 
-/// Picks page after page of a share.
+/// Selects one page after the other.
 #[derive(Debug)]
 pub(crate) struct PageOrder {
     pattern: Pattern,
@@ -40,14 +40,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequential_visits_all_and_starts_again() {
+    fn sequential_order_starts_again_after_the_last_page() {
         let (mut page_order, mut random) = (PageOrder::new(Pattern::Sequential), Random::new(1));
         let visited: Vec<_> = (0..7).map(|_| page_order.next(&mut random, 3)).collect();
         assert_eq!(visited, [0, 1, 2, 0, 1, 2, 0]);
     }
 
     #[test]
-    fn random_reaches_every_page_and_stays_inside() {
+    fn random_order_is_uniform() {
         let (mut page_order, mut random) = (PageOrder::new(Pattern::Random), Random::new(0));
         let mut seen = [0u32; 50];
         for _ in 0..50_000 {
@@ -57,12 +57,12 @@ mod tests {
     }
 
     #[test]
-    fn hotspot_puts_nine_tenths_on_a_tenth() {
+    fn hotspot_selects_ten_percent_of_pages_most_often() {
         let (mut page_order, mut random) = (PageOrder::new(Pattern::Hotspot), Random::new(3));
         let hot = (0..10_000)
             .filter(|_| page_order.next(&mut random, 1000) < 100)
             .count();
-        // 90 % by choice, and a tenth of the rest by chance.
+        // 90 % by design, and a tenth of the rest at random.
         assert!((8900..9300).contains(&hot), "{hot}");
     }
 }

@@ -1,12 +1,12 @@
 //! Random numbers.
 
-/// A small, quick generator of random numbers (xorshift with a multiplied result).
+/// A small and fast pseudo-random number generator (xorshift with a multiplied result).
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero is the one state that the generator never leaves.
+        // The generator never leaves the state zero.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -17,11 +17,11 @@ impl Random {
         self.0 ^= self.0 >> 27;
         let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
         let scaled = high.wrapping_mul(limit as u64) >> 32;
-        // Below `limit`, which is a `usize`.
+        // The result is below `limit`, which is a `usize`.
         usize::try_from(scaled).unwrap_or(0)
     }
 
-    /// True in `percent` of a hundred calls.
+    /// True in `percent` of 100 calls on average.
     pub(crate) fn percent(&mut self, percent: u64) -> bool {
         (self.below(100) as u64) < percent
     }

@@ -1,9 +1,9 @@
-//! Keeping to a rate of accesses.
+//! Limiting the rate of accesses.
 
 use crate::clock::{Clock, ticks};
 use std::time::Duration;
 
-/// Keeps to a rate, by sleeping in steps long enough to be worth a system call.
+/// Limits a rate by sleeping, in steps long enough for a system call.
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
     clock: Clock,
@@ -12,7 +12,7 @@ pub(crate) struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// So many a second; 0 = as fast as it goes.
+    /// This many a second; 0 = as fast as possible.
     pub(crate) fn new(clock: Clock, rate: u64) -> Self {
         let interval = clock.ticks_per_second().checked_div(rate).unwrap_or(0);
         Self {
@@ -22,7 +22,7 @@ impl RateLimiter {
         }
     }
 
-    /// Waits until the next one is due.
+    /// Waits until the next access is due.
     pub(crate) fn wait(&mut self) {
         if self.interval == 0 {
             return;
@@ -34,7 +34,7 @@ impl RateLimiter {
                 std::thread::sleep(Duration::from_nanos(nanoseconds));
             }
         } else if now - self.next > self.clock.ticks_per_second() / 10 {
-            // After a long hold-up, no burst to make up for it.
+            // After a long delay, do not catch up in a burst.
             self.next = now;
         }
         self.next += self.interval;
@@ -46,16 +46,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pace_is_never_faster_than_its_rate() {
+    fn the_rate_is_never_exceeded() {
         let clock = Clock::calibrate();
-        // Before the pace's own beginning, which would be ahead by however long this thread has to
-        // wait for a processor in between.
+        // Before the limiter's own start, because this thread may be descheduled in between.
         let start = ticks();
         let mut limiter = RateLimiter::new(clock, 1000);
         for _ in 0..100 {
             limiter.wait();
         }
-        // The hundredth is due after 99 intervals, and may come a millisecond early.
+        // The hundredth access is due after 99 intervals, and may come a millisecond early.
         assert!(clock.nanoseconds(ticks() - start) >= 97_000_000);
     }
 }

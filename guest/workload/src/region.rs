@@ -1,23 +1,23 @@
-//! The memory under test: one anonymous mapping, shared out page by page among the workers.
+//! The memory under test: one anonymous mapping, divided among the workers.
 
 use crate::page::{PAGE_SIZE, Words};
 use std::io;
 use std::ptr::NonNull;
 
-/// An anonymous mapping of whole pages; never unmapped, since the program ends with it.
+/// An anonymous mapping of whole pages; never unmapped, because the program ends with it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     start: NonNull<Words>,
     pages: usize,
 }
 
-// SAFETY: the region is plain memory. Sharing is made sound by `share`, where each page is handed to
-// one worker only, and by `fill_shared`, after which nobody writes.
+// SAFETY: the region is plain memory. `interleave` and `split` give each page to one worker only, and
+// after `fill_shared` no thread writes, so there are no data races.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Memory that is touched and locked before this returns, so that the first access that is
-    /// timed is not the guest kernel's first fault.
+    /// Maps memory that is touched and locked, so that the first timed access is not the guest
+    /// kernel's first fault.
     pub(crate) fn resident(pages: usize) -> io::Result<Self> {
         let region = Self::map(pages)?;
         // SAFETY: the range is the mapping just made. Locking also touches every page.
@@ -25,14 +25,14 @@ impl Region {
             return Err(io::Error::last_os_error());
         }
         for page in 0..pages {
-            // Read faults give the kernel's one shared zero page; a write makes each its own.
-            // SAFETY: `page` is within the mapping, which nobody else knows yet.
+            // Read faults map the kernel's shared zero page; a write allocates a page.
+            // SAFETY: `page` is within the mapping, which no other thread knows yet.
             unsafe { (*region.start.as_ptr().add(page))[0] = 0 };
         }
         Ok(region)
     }
 
-    /// Memory that no one has touched yet, in small pages, so that each is first touched on its own.
+    /// Maps memory that is not touched yet, in small pages, so that each is touched separately.
     pub(crate) fn untouched(pages: usize) -> io::Result<Self> {
         let region = Self::map(pages)?;
         // SAFETY: the range is the mapping just made; the advice changes no content.
@@ -43,7 +43,7 @@ impl Region {
                 libc::MADV_NOHUGEPAGE,
             )
         };
-        // A kernel without huge pages refuses the advice and needs none.
+        // A kernel without huge pages rejects the advice and does not need it.
         if advised != 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
             return Err(io::Error::last_os_error());
         }
@@ -70,7 +70,7 @@ impl Region {
             .ok_or_else(|| io::Error::other("mmap gave address 0"))
     }
 
-    /// Fills every page, given its number, for readers only: nobody may have a share of it.
+    /// Fills every page, given its number, for reading only: there must be no parts of this region.
     pub(crate) fn fill_shared(self, mut fill: impl FnMut(usize, &mut Words)) -> SharedRegion {
         for mut all in self.split(1) {
             for number in 0..all.len() {
@@ -80,7 +80,7 @@ impl Region {
         SharedRegion { region: self }
     }
 
-    /// Splits the pages into `n` parts, one after the other.
+    /// Splits the pages into `n` contiguous parts.
     pub(crate) fn split(self, n: usize) -> impl Iterator<Item = RegionPart> {
         (0..n).map(move |part| {
             let first = self.pages * part / n;
@@ -93,8 +93,8 @@ impl Region {
         })
     }
 
-    /// Shares the pages out: share `i` of `n` has the pages `i`, `i + n`, `i + 2n`, ….
-    pub(crate) fn share(self, n: usize) -> impl Iterator<Item = RegionPart> {
+    /// Divides the pages into `n` parts: part `i` has the pages `i`, `i + n`, `i + 2n`, ….
+    pub(crate) fn interleave(self, n: usize) -> impl Iterator<Item = RegionPart> {
         (0..n).map(move |first| RegionPart {
             region: self,
             first,
@@ -114,47 +114,47 @@ pub(crate) struct RegionPart {
 }
 
 impl RegionPart {
-    /// How many pages.
+    /// The number of pages.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The number, in the region, of this share's page `index`.
+    /// The number in the region of this part's page `index`.
     pub(crate) fn number(&self, index: usize) -> usize {
         self.first + index * self.step
     }
 
-    /// The address of this share's page `index`.
+    /// The address of this part's page `index`.
     pub(crate) fn address(&self, index: usize) -> *mut Words {
-        assert!(index < self.len, "page {index} of a share of {}", self.len);
-        // SAFETY: `index` is within the share, thus its number is within the mapping.
+        assert!(index < self.len, "page {index} of a part of {}", self.len);
+        // SAFETY: `index` is within the part, so its number is within the mapping.
         unsafe { self.region.start.as_ptr().add(self.number(index)) }
     }
 
-    /// This share's page `index`.
+    /// This part's page `index`.
     pub(crate) fn page(&mut self, index: usize) -> &mut Words {
-        // SAFETY: the address is of a whole mapped page, aligned and initialised (zero at first),
-        // which no other share has; `&mut self` keeps this share's own uses apart.
+        // SAFETY: the address is that of a whole mapped page, aligned and initialised (zero at
+        // first), which is in no other part; `&mut self` excludes other uses of this part.
         unsafe { &mut *self.address(index) }
     }
 
-    /// All of a contiguous share ([`Region::split`]), for reading a file into it.
+    /// All pages of a contiguous part ([`Region::split`]), for reading a file into it.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        assert!(self.step == 1 && self.len > 0, "a contiguous share");
-        // SAFETY: the pages of such a share follow one another in the mapping, no other share has
-        // them, every byte is initialised, and `&mut self` keeps this share's own uses apart.
+        assert!(self.step == 1 && self.len > 0, "not a contiguous part");
+        // SAFETY: the pages of such a part are contiguous in the mapping and in no other part,
+        // every byte is initialised, and `&mut self` excludes other uses of this part.
         unsafe { std::slice::from_raw_parts_mut(self.address(0).cast(), self.len * PAGE_SIZE) }
     }
 }
 
-/// A region that nobody writes any more.
+/// A region that no thread writes any more.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedRegion {
     region: Region,
 }
 
 impl SharedRegion {
-    /// How many pages.
+    /// The number of pages.
     pub(crate) fn len(&self) -> usize {
         self.region.pages
     }
@@ -163,7 +163,7 @@ impl SharedRegion {
     pub(crate) fn page(&self, number: usize) -> &Words {
         assert!(number < self.len(), "page {number} of {}", self.len());
         // SAFETY: the number is within the mapping, whose pages are aligned and initialised, and
-        // `fill_shared` has left nobody who writes.
+        // after `fill_shared` no thread writes.
         unsafe { &*self.region.start.as_ptr().add(number) }
     }
 }
@@ -174,15 +174,15 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn shares_have_every_page_once() {
+    fn parts_have_every_page_once() {
         for (pages, n) in [(10, 3), (9, 3), (2, 4), (1, 1)] {
             let region = Region::resident(pages).unwrap();
-            let shares: Vec<_> = region.share(n).collect();
+            let shares: Vec<_> = region.interleave(n).collect();
             let parts: Vec<_> = region.split(n).collect();
             for shares in [shares, parts] {
                 let numbers: Vec<usize> = shares
                     .iter()
-                    .flat_map(|share| (0..share.len()).map(|index| share.number(index)))
+                    .flat_map(|part| (0..part.len()).map(|index| part.number(index)))
                     .collect();
                 assert_eq!(numbers.len(), pages);
                 assert_eq!(
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_a_share_are_its_pages() {
+    fn the_bytes_of_a_part_are_its_pages() {
         let mut parts: Vec<_> = Region::resident(4).unwrap().split(2).collect();
         parts[1].page(1)[0] = 7;
         let bytes = parts[1].bytes();
@@ -205,8 +205,8 @@ mod tests {
     }
 
     #[test]
-    fn a_write_to_one_share_is_not_seen_in_another() {
-        let mut shares: Vec<_> = Region::untouched(4).unwrap().share(2).collect();
+    fn parts_do_not_overlap() {
+        let mut shares: Vec<_> = Region::untouched(4).unwrap().interleave(2).collect();
         shares[0].page(1)[0] = 7;
         assert_eq!(shares[0].number(1), 2);
         assert_eq!(shares[1].page(0)[0], 0);

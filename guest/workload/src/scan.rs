@@ -1,8 +1,8 @@
-//! The `scan` workload: every worker reads its part of the region once, from start to end, when it
-//! is told to begin.
+//! The `scan` workload: on command, every worker reads its part of the region once, from start to
+//! end.
 //!
-//! The parts are contiguous, and every byte of every page is checked when the scan comes by, so
-//! that a scan that ends well has seen all of the region arrive.
+//! The parts are contiguous, and every byte of every page is checked, so a scan without findings
+//! has seen the whole region arrive.
 
 use crate::clock::ticks;
 use crate::page::{self, PageKind};
@@ -11,50 +11,50 @@ use crate::region::RegionPart;
 use crate::worker::{Commands, Workload};
 use std::sync::atomic::Ordering;
 
-/// A worker's part of the region and how far its scan has come.
+/// A worker's part of the region, and the position of its scan.
 #[derive(Debug)]
 pub(crate) struct Scan {
-    share: RegionPart,
+    part: RegionPart,
     next: usize,
 }
 
 impl Scan {
-    /// Fills every page of the share.
-    pub(crate) fn new(mut share: RegionPart) -> Self {
-        for index in 0..share.len() {
-            let number = share.number(index);
-            page::write(share.page(index), number, 0, PageKind::Filled);
+    /// Fills every page of the part.
+    pub(crate) fn new(mut part: RegionPart) -> Self {
+        for index in 0..part.len() {
+            let number = part.number(index);
+            page::write(part.page(index), number, 0, PageKind::Filled);
         }
-        Self { share, next: 0 }
+        Self { part, next: 0 }
     }
 
     fn check(&mut self, index: usize, findings: &mut Vec<String>) {
-        let number = self.share.number(index);
-        if let Err(bad) = page::check(self.share.page(index), number, 0, PageKind::Filled) {
-            let address = self.share.address(index) as usize;
+        let number = self.part.number(index);
+        if let Err(bad) = page::check(self.part.page(index), number, 0, PageKind::Filled) {
+            let address = self.part.address(index) as usize;
             let physical = crate::guest_physical::address_of(address)
                 .map_or_else(|| "unknown".to_owned(), |address| format!("{address:#x}"));
             findings.push(format!(
                 "page={number} address={address:#x} physical={physical} fault={} word={} held={:#x} wanted={:#x}",
                 bad.fault, bad.word, bad.held, bad.wanted
             ));
-            // Good again, so that one bad page is one finding.
-            page::write(self.share.page(index), number, 0, PageKind::Filled);
+            // Correct the page, so that one bad page is one finding.
+            page::write(self.part.page(index), number, 0, PageKind::Filled);
         }
     }
 }
 
 impl Workload for Scan {
     fn is_due(&self, commands: &Commands) -> bool {
-        self.next < self.share.len() && commands.scan_started.load(Ordering::Relaxed)
+        self.next < self.part.len() && commands.scan_started.load(Ordering::Relaxed)
     }
 
     fn access(&mut self, _random: &mut Random, findings: &mut Vec<String>) -> u64 {
         let index = self.next;
         self.next += 1;
-        let touched = self.share.address(index).cast::<u64>();
+        let touched = self.part.address(index).cast::<u64>();
         let before = ticks();
-        // SAFETY: the address is that of a mapped page of this share, which only this thread uses.
+        // SAFETY: the address is that of a mapped page of this part, which only this thread uses.
         // Volatile, so that it is read between the two readings of the clock.
         let _ = unsafe { touched.read_volatile() };
         let took = ticks().wrapping_sub(before);
@@ -63,13 +63,13 @@ impl Workload for Scan {
     }
 
     fn sweep(&mut self, findings: &mut Vec<String>) {
-        for index in 0..self.share.len() {
+        for index in 0..self.part.len() {
             self.check(index, findings);
         }
     }
 
     fn pages(&self) -> usize {
-        self.share.len()
+        self.part.len()
     }
 
     fn generation(&self) -> u32 {
@@ -92,7 +92,7 @@ mod tests {
 
     fn scan(scan: &mut Scan) -> Vec<String> {
         let commands = Commands::default();
-        assert!(!scan.is_due(&commands), "not before it is told");
+        assert!(!scan.is_due(&commands), "not before the command");
         commands.scan_started.store(true, Ordering::Relaxed);
         let (mut random, mut findings) = (Random::new(1), Vec::new());
         let mut pages = 0;
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn good_memory_is_read_once_and_gives_no_finding() {
+    fn a_scan_of_good_memory_has_no_findings() {
         let mut scans = scans();
         for one in &mut scans {
             assert_eq!(scan(one), Vec::<String>::new());
@@ -114,16 +114,16 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_did_not_come_is_found_by_the_scan_and_by_a_sweep() {
+    fn bad_pages_are_found_by_scan_and_sweep() {
         let mut scans = scans();
-        scans[1].share.page(2).fill(0);
+        scans[1].part.page(2).fill(0);
         let findings = scan(&mut scans[1]);
         assert_eq!(findings.len(), 1);
         assert!(
             findings[0].contains("page=5 ") && findings[0].contains("fault=zero"),
             "{findings:?}"
         );
-        scans[2].share.page(0)[511] ^= 1;
+        scans[2].part.page(0)[511] ^= 1;
         let mut findings = Vec::new();
         scans[2].sweep(&mut findings);
         assert!(findings[0].contains("fault=corrupt"), "{findings:?}");

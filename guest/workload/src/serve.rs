@@ -1,7 +1,7 @@
-//! The `serve` workload: answers lines over TCP, each with the guest's time.
+//! The `serve` workload: answers lines over TCP with the guest's time.
 //!
-//! A client sends a line, the guest sends `NANOSECONDS LINE` back, where the number is the guest's
-//! monotonic clock. A client that sends counted lines at a steady pace sees its connection's
+//! A client sends a line, and the guest answers `NANOSECONDS LINE`, where the number is the guest's
+//! monotonic clock. A client that sends numbered lines at a steady rate measures its connection's
 //! outage as the longest time between two answers.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A line may be this long; a longer one ends its connection.
+/// Maximum length of a line; a longer one closes its connection.
 const LINE_LIMIT: u64 = 4096;
-/// Connections at the same time; more are closed at once.
+/// Maximum number of connections; further ones are closed at once.
 const CONNECTIONS: u64 = 64;
 
-/// What the server counts.
+/// The server's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
     pub(crate) open: AtomicU64,
@@ -44,7 +44,7 @@ fn accept(listener: &TcpListener, counts: &Arc<Served>, started: Instant) {
         let spawned = std::thread::Builder::new()
             .name("answer".to_owned())
             .spawn(move || {
-                // A client that goes away is nothing to report.
+                // Disconnecting clients are not an error.
                 let _ = answer(stream, &answering, started);
                 answering.open.fetch_sub(1, Ordering::Relaxed);
             });
@@ -80,8 +80,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_comes_back_with_the_time_and_an_endless_one_does_not() {
-        // A port that was free a moment ago; the server takes a fixed one.
+    fn lines_are_answered_with_the_time_unless_too_long() {
+        // A port that was free just now; the server takes a fixed one.
         let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
@@ -101,7 +101,7 @@ mod tests {
         }
         client.write_all(&[b'x'; 4096]).unwrap();
         let mut rest = String::new();
-        // Closed, be it with an end or with a reset.
+        // Closed, either in order or by a reset.
         assert!(!matches!(answers.read_line(&mut rest), Ok(n) if n > 0));
         assert_eq!(served.lines.load(Ordering::Relaxed), 3);
     }

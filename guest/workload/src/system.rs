@@ -1,13 +1,13 @@
-//! The few things asked of the kernel besides memory.
+//! Kernel interfaces other than memory.
 
 use std::io;
 
-/// Processors that this program may run on.
+/// Number of processors that this program may use.
 pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Keeps the calling thread on one processor.
+/// Pins the calling thread to one processor.
 pub(crate) fn pin_to(processor: usize) -> io::Result<()> {
     // SAFETY: an all-zero set is a valid, empty one; `CPU_SET` ignores numbers it has no room for;
     // 0 means the calling thread.
@@ -23,7 +23,7 @@ pub(crate) fn pin_to(processor: usize) -> io::Result<()> {
     }
 }
 
-/// Seconds since the kernel started, for the line that says how long booting took.
+/// Seconds since the kernel started, to report the boot time.
 pub(crate) fn uptime() -> f64 {
     std::fs::read_to_string("/proc/uptime")
         .ok()
@@ -31,7 +31,7 @@ pub(crate) fn uptime() -> f64 {
         .unwrap_or(0.0)
 }
 
-/// Switches the guest off; only its first process asks for it.
+/// Powers the guest off; called by its first process only.
 pub(crate) fn power_off() {
     // SAFETY: no memory is involved; the caller is the guest's first process.
     unsafe {

@@ -1,9 +1,9 @@
-//! The `verify` workload: whole pages, checked to the byte at every access.
+//! The `verify` workload: whole pages, every byte checked at every access.
 //!
-//! A worker remembers, apart from the pages, which generation each is of. An access checks the
-//! page against it and, unless it only reads, writes the next generation. Some pages are written
-//! once and then only read; some are all zero every other generation; and with `grow` new pages,
-//! never touched before, join while the guest runs.
+//! A worker stores the expected generation of each page separately. An access checks the page
+//! against it and, unless it only reads, writes the next generation. Some pages are written once
+//! and then only read; some are all zero in every other generation; with `grow`, new pages that
+//! were never touched are added while the guest runs.
 
 use crate::clock::{Clock, ticks};
 use crate::options::Options;
@@ -13,36 +13,36 @@ use crate::random::Random;
 use crate::region::RegionPart;
 use crate::worker::Workload;
 
-/// One access in this many goes to a page that is never written again.
+/// One of this many accesses goes to a page that is never written again.
 const CLEAN_EVERY: usize = 16;
 
-/// A worker's pages and what they should hold.
+/// A worker's pages and their expected content.
 #[derive(Debug)]
 pub(crate) struct Verify {
-    /// Pages that are there from the start: first the written ones, then the sometimes zero ones,
-    /// then the clean ones.
+    /// Pages from the start: first the written ones, then the sometimes zero ones, then the clean
+    /// ones.
     pages: RegionPart,
-    /// How many are written, the sometimes zero ones included.
+    /// Number of written pages, including the sometimes zero ones.
     written: usize,
-    /// From here to `written` they are sometimes zero.
+    /// From here to `written`, pages are sometimes zero.
     zero_from: usize,
-    /// Pages that are touched one by one as time goes.
+    /// Pages that are touched one by one over time.
     growth: RegionPart,
     grown: usize,
     /// Ticks between two first touches; `None`: no growth.
     grow_interval: Option<u64>,
     grow_next: u64,
-    /// Added to a growth page's number, so that no two pages have the same.
+    /// Added to the number of a growth page, so that all numbers are different.
     growth_base: usize,
-    /// The generation each page is of, the first ones' and then the grown ones'.
-    due: Vec<u32>,
+    /// The expected generation of each page: those from the start, then the grown ones.
+    expected: Vec<u32>,
     page_order: PageOrder,
     write_percent: u64,
     newest: u32,
 }
 
 impl Verify {
-    /// Writes the first generation of every page of `pages`; `growth` stays untouched.
+    /// Writes the first generation of every page in `pages`; does not touch `growth`.
     pub(crate) fn new(
         mut pages: RegionPart,
         growth: RegionPart,
@@ -54,8 +54,8 @@ impl Verify {
         let zero_from = written - percent(options.zero_percent).min(written);
         let per_second = options.grow as u64 * 256 / options.threads as u64;
         let grow_interval = clock.ticks_per_second().checked_div(per_second);
-        let mut due = Vec::with_capacity(pages.len() + growth.len());
-        due.resize(pages.len(), 0);
+        let mut expected = Vec::with_capacity(pages.len() + growth.len());
+        expected.resize(pages.len(), 0);
         for index in 0..pages.len() {
             let kind = kind_of(index, zero_from, written);
             let number = pages.number(index);
@@ -70,14 +70,14 @@ impl Verify {
             grow_interval,
             grow_next: ticks(),
             growth_base: options.mib * 256,
-            due,
+            expected,
             page_order: PageOrder::new(options.pattern),
             write_percent: options.write_percent,
             newest: 0,
         }
     }
 
-    /// Touches the next page of the growth, if it is time: it must be zero, and gets content.
+    /// Touches the next growth page, if it is expected: it must be zero, and is filled.
     fn grow(&mut self, findings: &mut Vec<String>) {
         let Some(interval) = self.grow_interval else {
             return;
@@ -86,7 +86,7 @@ impl Verify {
         if now < self.grow_next || self.grown == self.growth.len() {
             return;
         }
-        // A hold-up is made up for in a burst, but not for ever.
+        // After a delay, catch up in a limited burst.
         self.grow_next = (self.grow_next + interval).max(now.saturating_sub(interval * 64));
         let index = self.pages.len() + self.grown;
         if let Some(word) = self.growth.page(self.grown).iter().position(|&w| w != 0) {
@@ -104,11 +104,11 @@ impl Verify {
             ));
         }
         self.grown += 1;
-        self.due.push(1);
+        self.expected.push(1);
         self.write(index);
     }
 
-    /// Which page an access goes to, and whether it may be written.
+    /// The page of the next access, and whether it may be written.
     fn choose(&mut self, random: &mut Random) -> (usize, bool) {
         let clean = self.pages.len() - self.written;
         if clean > 0 && random.below(CLEAN_EVERY) == 0 {
@@ -138,17 +138,17 @@ impl Verify {
         kind_of(index, self.zero_from, self.written)
     }
 
-    /// Writes the generation that is due.
+    /// Writes the expected generation.
     fn write(&mut self, index: usize) {
-        let (number, due, kind) = (self.number(index), self.due[index], self.kind(index));
-        page::write(self.words(index), number, due, kind);
-        self.newest = self.newest.max(due);
+        let (number, expected, kind) = (self.number(index), self.expected[index], self.kind(index));
+        page::write(self.words(index), number, expected, kind);
+        self.newest = self.newest.max(expected);
     }
 
-    /// Checks a page; a bad one is told of and put right, so that it is told of once.
+    /// Checks a page; reports and corrects a bad one, so that it is reported once.
     fn check(&mut self, index: usize, findings: &mut Vec<String>) {
-        let (number, due, kind) = (self.number(index), self.due[index], self.kind(index));
-        if let Err(bad) = page::check(self.words(index), number, due, kind) {
+        let (number, expected, kind) = (self.number(index), self.expected[index], self.kind(index));
+        if let Err(bad) = page::check(self.words(index), number, expected, kind) {
             findings.push(self.describe(index, &bad));
             self.write(index);
         }
@@ -185,30 +185,30 @@ impl Workload for Verify {
             return 0;
         }
         let (index, write) = self.choose(random);
-        // Any word of the page: what arrives late or torn need not be its start.
+        // Any word of the page: late or torn data need not be at its start.
         let word = random.below(WORDS);
         let touched = &raw const self.words(index)[word];
         let before = ticks();
-        // SAFETY: the pointer is to a word of a mapped page of this worker's. Volatile, so that it
-        // is read between the two readings of the clock.
+        // SAFETY: the pointer is to a word of a mapped page of this worker. Volatile, so that it is
+        // read between the two readings of the clock.
         let _ = unsafe { touched.read_volatile() };
         let took = ticks().wrapping_sub(before);
         self.check(index, findings);
         if write {
-            self.due[index] = self.due[index].wrapping_add(1);
+            self.expected[index] = self.expected[index].wrapping_add(1);
             self.write(index);
         }
         took
     }
 
     fn sweep(&mut self, findings: &mut Vec<String>) {
-        for index in 0..self.due.len() {
+        for index in 0..self.expected.len() {
             self.check(index, findings);
         }
     }
 
     fn pages(&self) -> usize {
-        self.due.len()
+        self.expected.len()
     }
 
     fn generation(&self) -> u32 {
@@ -230,8 +230,8 @@ mod tests {
             write_percent: 80,
             ..Options::default()
         };
-        let pages = Region::resident(256).unwrap().share(1).next().unwrap();
-        let growth = Region::untouched(64).unwrap().share(1).next().unwrap();
+        let pages = Region::resident(256).unwrap().interleave(1).next().unwrap();
+        let growth = Region::untouched(64).unwrap().interleave(1).next().unwrap();
         Verify::new(pages, growth, &options, Clock::calibrate())
     }
 
@@ -256,8 +256,10 @@ mod tests {
         assert_eq!(sweep(&mut verify), Vec::<String>::new());
         assert!(verify.newest > 5, "pages went through generations");
         assert!(
-            verify.due[verify.written..].iter().all(|&due| due == 0),
-            "clean pages were left alone"
+            verify.expected[verify.written..]
+                .iter()
+                .all(|&expected| expected == 0),
+            "clean pages were not written"
         );
         let zero = (verify.zero_from..verify.written)
             .filter(|&index| verify.pages.page(index).iter().all(|&word| word == 0))
@@ -270,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn growth_joins_and_is_checked() {
-        // So much a second that every access brings a page.
+    fn grown_pages_are_checked() {
+        // A rate at which every access adds a page.
         let mut verify = worker(1 << 20);
         assert_eq!(work(&mut verify, 1_000), Vec::<String>::new());
         assert_eq!(verify.grown, 64);
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_was_not_empty_at_its_first_touch_is_found() {
+    fn a_nonzero_page_at_first_touch_is_found() {
         let mut verify = worker(1 << 20);
         verify.growth.page(0)[9] = 1;
         let findings = work(&mut verify, 10);
@@ -305,16 +307,16 @@ mod tests {
             let findings = sweep(&mut verify);
             assert_eq!(findings.len(), 1, "page {index}: {findings:?}");
             assert!(findings[0].contains(&format!("page={index} ")));
-            assert!(sweep(&mut verify).is_empty(), "told once");
+            assert!(sweep(&mut verify).is_empty(), "reported once");
         }
     }
 
     #[test]
-    fn a_rolled_back_page_is_found_by_an_access_too() {
+    fn a_rolled_back_page_is_found_by_an_access() {
         let mut verify = worker(0);
         let old = *verify.pages.page(3);
         work(&mut verify, 5_000);
-        assert!(verify.due[3] > 0);
+        assert!(verify.expected[3] > 0);
         *verify.pages.page(3) = old;
         let findings = work(&mut verify, 5_000);
         assert_eq!(findings.len(), 1);

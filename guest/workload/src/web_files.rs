@@ -1,8 +1,8 @@
-//! Files for the guest's web server: their content follows from their number, so that who fetches
-//! one can tell whether it came whole.
+//! Files for the guest's web server: the content follows from the file's number, so that clients
+//! can check it.
 //!
-//! A file is little-endian words: its number, a filling, and last a checksum over all before it
-//! (the one that pages have, `page.rs`).
+//! A file consists of little-endian words: its number, filling, and a checksum over all before it
+//! (the same as in `page.rs`).
 
 use crate::page::{SUM_START, filling, fold};
 use std::fs;
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_its_size_its_number_and_a_sum_over_all_before() {
+    fn a_file_has_size_number_and_checksum() {
         let (mut one, mut two) = (Vec::new(), Vec::new());
         fill(&mut one, 7, 4000);
         fill(&mut two, 8, 4000);

@@ -1,4 +1,4 @@
-//! A worker: one thread that makes access after access to its own pages.
+//! A worker: a thread that repeatedly accesses its own pages.
 
 use crate::clock::Clock;
 use crate::counters::{Counters, Scale};
@@ -13,48 +13,48 @@ use std::time::Duration;
 
 /// What a worker does with its pages.
 pub(crate) trait Workload: Send {
-    /// Whether there is an access to be made now. Who runs out of them has finished.
+    /// Whether an access is due now. A worker without further accesses has finished.
     fn is_due(&self, _orders: &Commands) -> bool {
         true
     }
-    /// Makes one access and says how long touching the memory took, in ticks; what was wrong with
-    /// the page is described in `findings`.
+    /// Makes one access and returns how long touching the memory took, in ticks. Wrong content is
+    /// described in `findings`.
     fn access(&mut self, random: &mut Random, findings: &mut Vec<String>) -> u64;
     /// Checks every page.
     fn sweep(&mut self, findings: &mut Vec<String>);
-    /// Pages in play.
+    /// Number of pages.
     fn pages(&self) -> usize;
     /// The highest generation written so far.
     fn generation(&self) -> u32;
 }
 
-/// What the printing thread hears.
+/// Events for the main thread.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A line arrived on the console.
     Line(String),
-    /// A page, or a sum over pages, is not as it should be.
+    /// A page, or a sum over pages, is wrong.
     Bad(String),
-    /// A worker has been through all of its pages.
+    /// A worker has checked all of its pages.
     Swept { pages: usize },
-    /// A worker has made all the accesses that it has to make.
+    /// A worker has made its last access.
     Finished,
 }
 
-/// What all workers look at between two accesses.
+/// Commands that all workers check between two accesses.
 #[derive(Debug, Default)]
 pub(crate) struct Commands {
-    /// Raised by one for every sweep wanted.
+    /// Incremented for every requested sweep.
     pub(crate) sweeps: AtomicU32,
     pub(crate) stop: AtomicBool,
-    /// Those who wait for it may begin.
+    /// Workers of a scan may start.
     pub(crate) scan_started: AtomicBool,
 }
 
-/// How often a worker with nothing to do looks for orders.
+/// How often an idle worker checks for commands.
 const IDLE: Duration = Duration::from_millis(1);
 
-/// Everything a worker is given.
+/// The configuration of a worker.
 #[derive(Debug)]
 pub(crate) struct WorkerConfig {
     pub(crate) number: usize,
@@ -68,7 +68,7 @@ pub(crate) struct WorkerConfig {
     pub(crate) events: Sender<Event>,
 }
 
-/// Starts a worker on processor `number` modulo how many there are.
+/// Starts a worker, pinned to processor `number` modulo the number of processors.
 pub(crate) fn start(
     config: WorkerConfig,
     mut work: Box<dyn Workload>,
@@ -79,7 +79,7 @@ pub(crate) fn start(
 }
 
 fn run(config: &WorkerConfig, work: &mut dyn Workload) {
-    // A worker that stays where the scheduler puts it measures the same memory.
+    // Pinned, so that the scheduler does not move it while it measures.
     let _ = system::pin_to(config.number % system::processors());
     let mut random = Random::new(config.seed.wrapping_add(config.number as u64));
     let mut limiter = RateLimiter::new(config.clock, config.rate);

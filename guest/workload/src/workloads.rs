@@ -11,7 +11,7 @@ use crate::verify::Verify;
 use crate::worker::Workload;
 use std::io;
 
-/// The region shared out among the workers.
+/// Creates the workers' parts of the chosen workload.
 pub(crate) fn create_workloads(
     options: &Options,
     clock: Clock,
@@ -32,21 +32,21 @@ pub(crate) fn create_workloads(
             .map(|worker| Box::new(worker) as Box<dyn Workload>)
             .collect());
     }
-    let pages = region.share(options.threads);
+    let pages = region.interleave(options.threads);
     if options.memory == Memory::Dirty {
         return Ok(pages
-            .map(|share| Box::new(Dirty::new(share, options)) as Box<dyn Workload>)
+            .map(|part| Box::new(Dirty::new(part, options)) as Box<dyn Workload>)
             .collect());
     }
     let growth = match options.grow {
         0 => 1, // a mapping cannot be empty; without growth it stays untouched
         _ => options.grow_max * PAGES_PER_MIB,
     };
-    let growth = Region::untouched(growth)?.share(options.threads);
+    let growth = Region::untouched(growth)?.interleave(options.threads);
     Ok(pages
         .zip(growth)
-        .map(|(share, growth)| {
-            Box::new(Verify::new(share, growth, options, clock)) as Box<dyn Workload>
+        .map(|(part, growth)| {
+            Box::new(Verify::new(part, growth, options, clock)) as Box<dyn Workload>
         })
         .collect())
 }

@@ -1,4 +1,4 @@
-//! A network with a guest on it, and a client that talks to the guest.
+//! A network with a guest, and a client that connects to the guest.
 
 use super::namespace::Namespace;
 use crate::{LabError, Nic};
@@ -7,11 +7,11 @@ const BRIDGE: &str = "br0";
 const TAP: &str = "tap0";
 const UPLINK: &str = "up0";
 
-/// A client with a switch, and two hosts plugged into it, each with a bridge and a tap device.
+/// A client with a switch, and two hosts connected to it, each with a bridge and a tap device.
 ///
-/// The guest's card is on its host's tap; when the guest moves, its address moves to the other
-/// host's, and the switch learns that from the guest's announcement, as in a real rack. The hosts
-/// reach one another through the switch as well.
+/// The guest's card is on its host's tap. When the guest moves, its address moves to the other
+/// host's tap, and the switch learns that from the guest's announcement, as in a real rack. The
+/// hosts reach each other through the switch as well.
 #[derive(Debug)]
 pub struct GuestNetwork {
     client: Namespace,
@@ -22,17 +22,17 @@ pub struct GuestNetwork {
 impl GuestNetwork {
     /// The client's address.
     pub const CLIENT: &str = "10.88.0.1";
-    /// The guest's address, wherever it runs.
+    /// The guest's address, on either host.
     pub const GUEST: &str = "10.88.0.2";
     /// The source host's address.
     pub const SOURCE: &str = "10.88.0.11";
     /// The destination host's address.
     pub const DESTINATION: &str = "10.88.0.12";
 
-    /// Makes all three.
+    /// Creates the client and both hosts.
     ///
     /// # Errors
-    /// When the kernel does not allow or know it.
+    /// When the kernel does not allow or support it.
     pub fn new() -> Result<Self, LabError> {
         let network = Self {
             client: Namespace::new("client")?,
@@ -55,7 +55,7 @@ impl GuestNetwork {
         Ok(network)
     }
 
-    /// Where the client is.
+    /// The client's namespace.
     pub fn client(&self) -> &Namespace {
         &self.client
     }
@@ -65,12 +65,12 @@ impl GuestNetwork {
         &self.source
     }
 
-    /// The host that it moves to.
+    /// The host that the guest moves to.
     pub fn destination(&self) -> &Namespace {
         &self.destination
     }
 
-    /// The guest's card; the same on both hosts.
+    /// The guest's network card; the same on both hosts.
     pub fn nic(&self) -> Nic {
         Nic {
             tap: TAP.to_owned(),

@@ -1,23 +1,23 @@
-//! Two hosts and the line between them.
+//! Two hosts joined by a network with an optional rate limit.
 
 use super::namespace::Namespace;
 use crate::LabError;
 use std::time::Duration;
 
-/// What the line lets through, in each direction, by a token bucket (`tc tbf`).
+/// The rate limit of the network in each direction, by a token bucket (`tc tbf`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Shape {
     /// Bits a second.
     pub rate_bits: u64,
-    /// Bytes that may go at once: at least one segment as the kernel hands it down (64 KiB), and
-    /// about a millisecond's worth.
+    /// Bytes that may be sent at once: at least one segment as passed down by the kernel (64 KiB),
+    /// and about a millisecond of traffic.
     pub burst_bytes: u64,
-    /// How long a packet may wait for its turn before it is dropped.
+    /// How long a packet may be queued before it is dropped.
     pub latency: Duration,
 }
 
 impl Shape {
-    /// A line of `gbit` Gbit/s with a millisecond's burst and a queue of 50 ms.
+    /// `gbit` Gbit/s with a burst of a millisecond and a queue of 50 ms.
     pub fn gbit(gbit: u64) -> Self {
         let rate_bits = gbit * 1_000_000_000;
         Self {
@@ -28,10 +28,10 @@ impl Shape {
     }
 }
 
-/// Connections that are told apart, where each has its own share of the line.
+/// Number of connections that can have a separate rate.
 const FLOWS: u32 = 64;
 
-/// Two namespaces joined by a line.
+/// Two namespaces joined by a veth pair.
 #[derive(Debug)]
 pub struct HostPair {
     source: Namespace,
@@ -40,17 +40,17 @@ pub struct HostPair {
 }
 
 impl HostPair {
-    /// The name of the line's device, at both ends.
+    /// The name of the network device, at both ends.
     pub const DEVICE: &str = "line";
     /// The source's address.
     pub const SOURCE: &str = "10.77.0.1";
     /// The destination's address.
     pub const DESTINATION: &str = "10.77.0.2";
 
-    /// Makes both namespaces and the line; without a shape it is as fast as the machine.
+    /// Creates both namespaces and the network; without a shape its rate is not limited.
     ///
     /// # Errors
-    /// When the kernel does not allow or know it.
+    /// When the kernel does not allow or support it.
     pub fn new(shape: Option<Shape>) -> Result<Self, LabError> {
         Self::between(
             Namespace::new("source")?,
@@ -59,10 +59,10 @@ impl HostPair {
         )
     }
 
-    /// Makes the line between two namespaces that are there already; it is their first.
+    /// Joins two existing namespaces, which have no such device yet.
     ///
     /// # Errors
-    /// As [`HostPair::new`].
+    /// See [`HostPair::new`].
     pub fn between(
         source: Namespace,
         destination: Namespace,
@@ -100,12 +100,12 @@ impl HostPair {
         &self.destination
     }
 
-    /// The shape in force.
+    /// The current rate limit.
     pub fn shape(&self) -> Option<Shape> {
         self.shape
     }
 
-    /// Gives the line another shape.
+    /// Changes the rate limit.
     ///
     /// # Errors
     /// When `tc` refuses it.
@@ -139,12 +139,12 @@ impl HostPair {
         Ok(())
     }
 
-    /// Lets each connection through by a token bucket of its own (`tc htb`), however many there are;
-    /// the line was not shaped before.
+    /// Limits the rate of each connection by a separate token bucket (`tc htb`), and not the total;
+    /// the network must have no other limit.
     ///
-    /// Connections are told apart by the low bits of the source's port. A client's next connection
-    /// to the same place has one that is a few even numbers higher (`__inet_hash_connect`), so
-    /// that the few of a migration never share a bucket.
+    /// Connections are classified by the low bits of the source port. A client's next connection to
+    /// the same destination has a port that is a few even numbers higher (`__inet_hash_connect`),
+    /// so the few connections of a migration never share a bucket.
     ///
     /// # Errors
     /// When `tc` refuses it.
@@ -159,7 +159,7 @@ impl HostPair {
                 let device = ["add", "dev", Self::DEVICE];
                 end.call("tc", &[kind, &device, rest].concat()).map(drop)
             };
-            // What is in no class, such as ARP, passes.
+            // Packets without a class, such as ARP, are not limited.
             tc(&["qdisc", "root", "handle", "1:", "htb"])?;
             for flow in 0..FLOWS {
                 let class = format!("1:{:x}", flow + 1);
@@ -181,7 +181,7 @@ impl HostPair {
         Ok(())
     }
 
-    /// Pulls the cable: nothing goes through, and nobody is told.
+    /// Cuts the network by `ip link set down`: nothing passes, and the connections get no error.
     ///
     /// # Errors
     /// When `ip` fails.
@@ -191,7 +191,7 @@ impl HostPair {
             .map(drop)
     }
 
-    /// Puts the cable back.
+    /// Restores the network after [`HostPair::cut`].
     ///
     /// # Errors
     /// When `ip` fails.
@@ -201,10 +201,10 @@ impl HostPair {
             .map(drop)
     }
 
-    /// Ends every TCP connection between the two, at once, with an error at both ends.
+    /// Resets every TCP connection between the two, with an error at both ends.
     ///
     /// # Errors
-    /// When the kernel cannot (it needs `CONFIG_INET_DIAG_DESTROY`).
+    /// When the kernel does not support it (it needs `CONFIG_INET_DIAG_DESTROY`).
     pub fn reset_connections(&self) -> Result<(), LabError> {
         self.source
             .call("ss", &["--kill", "--tcp", "dst", Self::DESTINATION])?;
@@ -213,7 +213,7 @@ impl HostPair {
         Ok(())
     }
 
-    /// Bytes that have left the source and the destination so far, headers included.
+    /// Bytes that the source and the destination have sent so far, including headers.
     ///
     /// # Errors
     /// When `ip` fails.

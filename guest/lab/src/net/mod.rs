@@ -1,6 +1,6 @@
-//! Networks of namespaces: a shaped line between two hosts, and a switch with a guest on it.
+//! Networks of namespaces: two hosts with a rate-limited network, and a switch with a guest.
 //!
-//! Addresses are the same every time; namespaces keep them apart. All of it needs root.
+//! The addresses are always the same; namespaces separate them. Everything here needs root.
 
 mod guest_network;
 mod host_pair;

@@ -10,12 +10,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where iproute2 keeps names of namespaces.
+/// Where iproute2 keeps the names of namespaces.
 pub(crate) const NAMESPACES: &str = "/run/netns";
-/// Before the number of the process that made it.
+/// Prefix of the names, before the process id of the creator.
 pub(crate) const NAMESPACE_PREFIX: &str = "hk-";
 
-/// A network namespace with its loopback up. Cheap to clone; removed with the last clone.
+/// A network namespace with its loopback device up. Cheap to clone; removed with the last clone.
 #[derive(Clone, Debug)]
 pub struct Namespace(Arc<Named>);
 
@@ -26,10 +26,10 @@ struct Named {
 }
 
 impl Namespace {
-    /// Makes one; `role` becomes part of its name.
+    /// Creates a namespace; `role` becomes part of its name.
     ///
     /// # Errors
-    /// When that is not allowed: it needs root.
+    /// When it is not allowed; it needs root.
     pub fn new(role: &str) -> Result<Self, LabError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -48,12 +48,12 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Its name for `ip netns`.
+    /// The name for `ip netns`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// A command that will run inside. It is the process itself that enters, so its id stays.
+    /// A command that runs inside. The process itself enters, so its id stays the same.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         self.enter(&mut command);
@@ -76,13 +76,13 @@ impl Namespace {
         }
     }
 
-    /// Runs `f` on a thread that is inside, for sockets of the harness's own.
+    /// Runs `f` on a thread that is inside, for sockets of the test itself.
     ///
     /// # Errors
     /// When the thread cannot enter.
     ///
     /// # Panics
-    /// When `f` does.
+    /// When `f` panics.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, LabError> {
         let enter = || {
             rustix::thread::move_into_link_name_space(
@@ -109,12 +109,12 @@ impl Namespace {
         ip(&[&["-n", self.name()], arguments].concat())
     }
 
-    /// Runs another program inside, to its end.
+    /// Runs another program inside, and waits for it.
     pub(crate) fn call(&self, program: &str, arguments: &[&str]) -> Result<String, LabError> {
         spawn::run(self.command(program).args(arguments))
     }
 
-    /// Joins this namespace and another by a pair of devices, both up.
+    /// Joins this namespace and another one by a veth pair, both ends up.
     pub(crate) fn join(
         &self,
         device: &str,
@@ -146,13 +146,13 @@ impl Namespace {
         Ok(())
     }
 
-    /// Plugs a device into a bridge.
+    /// Adds a device to a bridge.
     pub(crate) fn plug(&self, device: &str, bridge: &str) -> Result<(), LabError> {
         self.ip(&["link", "set", device, "master", bridge])
             .map(drop)
     }
 
-    /// Adds a tap device, up, plugged into a bridge.
+    /// Adds a tap device, up, on a bridge.
     pub(crate) fn tap(&self, device: &str, bridge: &str) -> Result<(), LabError> {
         self.ip(&["tuntap", "add", "dev", device, "mode", "tap"])?;
         self.plug(device, bridge)?;

@@ -1,21 +1,21 @@
-//! How long accesses took: sums and histograms.
+//! Access times: sums and histograms.
 
 use std::collections::BTreeMap;
 
-/// How long memory accesses took. Times are in microseconds.
+/// Memory access times, in microseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Latency {
-    /// How many accesses.
+    /// Number of accesses.
     pub accesses: u64,
-    /// How many of them took at least the workload's threshold.
+    /// Accesses that took at least the workload's threshold.
     pub slow: u64,
-    /// Mean over all.
+    /// Mean of all accesses.
     pub mean_us: f64,
-    /// The longest.
+    /// The longest access.
     pub max_us: f64,
-    /// Mean over the slow ones; 0 without any.
+    /// Mean of the slow accesses; 0 without any.
     pub slow_mean_us: f64,
-    /// How many took how long.
+    /// All accesses by time.
     pub histogram: Histogram,
 }
 
@@ -35,7 +35,7 @@ impl Latency {
     }
 }
 
-/// Counts far below 2^52 keep every digit.
+/// Exact for counts below 2^53.
 #[allow(clippy::cast_precision_loss)]
 fn as_f64(count: u64) -> f64 {
     count as f64
@@ -47,24 +47,24 @@ fn as_f64(count: u64) -> f64 {
 pub struct Histogram(pub(super) BTreeMap<u32, u64>);
 
 impl Histogram {
-    /// The buckets that are not empty, ascending: number and count.
+    /// The non-empty buckets, ascending: number and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.0.iter().map(|(&bucket, &count)| (bucket, count))
     }
 
-    /// How many in all.
+    /// The total count.
     pub fn count(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// Adds another one's counts.
+    /// Adds another histogram's counts.
     pub fn add(&mut self, other: &Self) {
         for (bucket, count) in other.buckets() {
             *self.0.entry(bucket).or_default() += count;
         }
     }
 
-    /// Microseconds below which at least the part `part` (0 to 1) lies; `None` when empty.
+    /// The bound in µs below which at least the fraction `part` (0 to 1) lies; `None` when empty.
     pub fn below_us(&self, part: f64) -> Option<u64> {
         let wanted = as_f64(self.count()) * part;
         let mut seen = 0;
@@ -94,20 +94,20 @@ impl Histogram {
 pub struct FineHistogram(pub(super) BTreeMap<u32, u64>);
 
 impl FineHistogram {
-    /// The buckets that are not empty, ascending: upper bound in µs, and count.
+    /// The non-empty buckets, ascending: upper bound in µs, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         self.0
             .iter()
             .map(|(&bucket, &count)| (Self::below(bucket), count))
     }
 
-    /// How many in all.
+    /// The total count.
     pub fn count(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// Microseconds below which at least the part `part` (0 to 1) lies: at most an eighth above the
-    /// true value. `None` when empty.
+    /// The bound in µs below which at least the fraction `part` (0 to 1) lies: at most one eighth
+    /// above the true value. `None` when empty.
     pub fn below_us(&self, part: f64) -> Option<f64> {
         let wanted = as_f64(self.count()) * part;
         let mut seen = 0;

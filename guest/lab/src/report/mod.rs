@@ -1,53 +1,53 @@
-//! The lines of the test guest, as values.
+//! The reports of the test guest, parsed from its console lines.
 
 mod latency;
 mod parse;
 
 pub use latency::{FineHistogram, Histogram, Latency};
 
-/// What a console line says.
+/// A parsed console line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// The workload begins.
+    /// The workload starts.
     Ready(Ready),
-    /// A line of `dirty`.
+    /// A report of `dirty`.
     Dirty(Dirty),
-    /// A line of `verify` or `lockstep`.
+    /// A report of `verify` or `lockstep`.
     Verify(Verify),
-    /// A line of `idle`.
+    /// A report of `idle`.
     Idle(Idle),
-    /// A line of `serve`.
+    /// A report of `serve`.
     Serve(Serve),
-    /// What was done with the disk.
+    /// A report of the disk workload.
     Disk(DiskWork),
-    /// A line of `scan`.
+    /// A report of `scan`.
     Scan(Scan),
-    /// The scan is through.
+    /// The scan has finished.
     Scanned(Scanned),
     /// The answer to `slow`.
     Slow(Slow),
-    /// The answer to a sweep.
+    /// The answer to `sweep`.
     Verdict(Verdict),
-    /// A page was not as it should be; the text says which and how.
+    /// A page had wrong content; the text describes it.
     Bad(String),
-    /// The workload cannot go on, for the reason in the text.
+    /// The workload cannot continue, for the reason in the text.
     Failed(String),
-    /// The workload has ended as asked.
+    /// The workload has ended after `stop`.
     Stopped,
-    /// Anything else: the kernel's words, or a line that was mixed with them.
+    /// Any other line, such as a kernel message or a line mixed with one.
     Other,
 }
 
-/// The workload begins.
+/// The workload starts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ready {
     /// `idle`, `dirty`, `verify`, `scan` or `lockstep`.
     pub workload: String,
-    /// Pages in play.
+    /// Pages of the workload.
     pub pages: u64,
-    /// Worker threads.
+    /// Number of worker threads.
     pub threads: u64,
-    /// Virtual processors.
+    /// Number of virtual processors.
     pub cpus: u64,
     /// Seconds since the guest's kernel started.
     pub uptime: f64,
@@ -56,9 +56,9 @@ pub struct Ready {
 /// An interval of `dirty`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dirty {
-    /// Whether no page was bad so far.
+    /// Whether no bad page was found so far.
     pub ok: bool,
-    /// Seconds since the workload began, by the guest's clock.
+    /// Seconds since the workload started, by the guest's clock.
     pub t: f64,
     /// Length of the interval by the guest's clock, ms.
     pub span_ms: u64,
@@ -69,35 +69,35 @@ pub struct Dirty {
 /// An interval of `verify`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verify {
-    /// Whether no page was bad so far.
+    /// Whether no bad page was found so far.
     pub ok: bool,
-    /// Seconds since the workload began, by the guest's clock.
+    /// Seconds since the workload started, by the guest's clock.
     pub t: f64,
     /// Length of the interval by the guest's clock, ms.
     pub span_ms: u64,
-    /// Pages in play; grows with `grow`.
+    /// Pages of the workload; increases with `grow`.
     pub pages: u64,
-    /// The highest generation that a page has reached.
+    /// The highest generation of a page.
     pub generation: u64,
     /// Bad pages found so far.
     pub bad: u64,
-    /// The interval's accesses; the time is that of the first touch of the page.
+    /// The accesses of the interval; the first touch of the page is timed.
     pub latency: Latency,
 }
 
 /// An interval of `idle`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Idle {
-    /// Seconds since the workload began, by the guest's clock.
+    /// Seconds since the workload started, by the guest's clock.
     pub t: f64,
-    /// Counts the lines.
+    /// Number of the report.
     pub beat: u64,
 }
 
 /// An interval of `serve`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Serve {
-    /// Seconds since the workload began, by the guest's clock.
+    /// Seconds since the workload started, by the guest's clock.
     pub t: f64,
     /// Open connections.
     pub open: u64,
@@ -105,43 +105,43 @@ pub struct Serve {
     pub lines: u64,
 }
 
-/// An interval of the disk's work.
+/// An interval of the disk workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskWork {
-    /// Whether no page was bad so far.
+    /// Whether no bad page was found so far.
     pub ok: bool,
-    /// Seconds since the workload began, by the guest's clock.
+    /// Seconds since the workload started, by the guest's clock.
     pub t: f64,
     /// Length of the interval by the guest's clock, ms.
     pub span_ms: u64,
-    /// Direct reads.
+    /// Number of direct reads.
     pub reads: u64,
-    /// Direct writes.
+    /// Number of direct writes.
     pub writes: u64,
-    /// What was read, KiB.
+    /// Data read, KiB.
     pub read_kib: u64,
-    /// What was written, KiB.
+    /// Data written, KiB.
     pub written_kib: u64,
-    /// Files made.
+    /// Files created.
     pub files: u64,
-    /// How often all of the memory that the disk is read into was checked.
+    /// How often the whole arena was checked.
     pub passes: u64,
 }
 
 /// An interval of `scan`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scan {
-    /// Whether no page was bad so far.
+    /// Whether no bad page was found so far.
     pub ok: bool,
-    /// Seconds since the workload began, by the guest's clock.
+    /// Seconds since the workload started, by the guest's clock.
     pub t: f64,
     /// Length of the interval by the guest's clock, ms.
     pub span_ms: u64,
-    /// The interval's accesses, one a page; the time is that of the first touch of the page.
+    /// The accesses of the interval, one per page; the first touch of the page is timed.
     pub latency: Latency,
 }
 
-/// The scan is through.
+/// The result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scanned {
     /// Whether every page was good.
@@ -150,31 +150,31 @@ pub struct Scanned {
     pub pages: u64,
     /// Bad pages found.
     pub bad: u64,
-    /// From the order to the last thread's end, by the guest's clock, ms.
+    /// From the command to the end of the last thread, by the guest's clock, ms.
     pub ms: f64,
 }
 
-/// How long slow accesses took since the last time that the guest was asked.
+/// Times of slow accesses since the last `slow` command.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slow {
-    /// How many.
+    /// Number of slow accesses.
     pub count: u64,
     /// Their sum, µs.
     pub sum_us: u64,
-    /// How many took how long.
+    /// Their times.
     pub fine: FineHistogram,
 }
 
-/// The answer to a sweep over every page.
+/// The result of a sweep over every page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Verdict {
-    /// Whether every page was good, now and at every access before.
+    /// Whether every page was good, now and at every earlier access.
     pub ok: bool,
     /// Pages checked.
     pub pages: u64,
     /// Bad pages found so far.
     pub bad: u64,
-    /// Pages checked in memory that a disk was read into, on the disk, and of files.
+    /// Pages checked in the arena, on the disk, and of files.
     pub disk_pages: u64,
 }
 
@@ -185,9 +185,9 @@ mod tests {
     const VERIFY: &str = "verify: ok t=2.001 span_ms=1000 pages=17416 checks=524866 generation=99 bad=0 slow=3 mean_us=0.260 max_us=2050.708 slow_mean_us=937.068 slow_max_us=2050.708 hist=0:524480,1:383,8:3";
 
     #[test]
-    fn a_line_of_the_guest_is_read() {
+    fn a_report_is_parsed() {
         let Report::Verify(verify) = Report::parse(VERIFY) else {
-            panic!("not read");
+            panic!("not parsed");
         };
         assert!(verify.ok);
         assert_eq!((verify.pages, verify.generation), (17416, 99));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_cut_anywhere_is_not_read_as_something_else() {
+    fn a_truncated_line_is_not_parsed() {
         for cut in 0..VERIFY.rfind("hist").unwrap() {
             assert_eq!(Report::parse(&VERIFY[..cut]), Report::Other, "{cut}");
         }
@@ -216,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn the_fine_times_of_slow_accesses_are_read() {
+    fn a_fine_histogram_is_parsed() {
         let Report::Slow(slow) = Report::parse("slow: ok count=100 sum_us=9000 fine=40:98,80:2")
         else {
-            panic!("not read");
+            panic!("not parsed");
         };
         assert_eq!((slow.count, slow.fine.count()), (100, 100));
         assert_eq!(
@@ -234,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn the_disks_work_is_read() {
+    fn a_disk_report_is_parsed() {
         let line = "disk: ok t=1.003 span_ms=1003 bad=0 reads=41 writes=2 read_kib=5248 written_kib=256 files=1 passes=3";
         let Report::Disk(work) = Report::parse(line) else {
-            panic!("not read");
+            panic!("not parsed");
         };
         assert_eq!((work.reads, work.written_kib, work.passes), (41, 256, 3));
         assert_eq!(Report::parse(&line[..90]), Report::Other);
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn intervals_add_up() {
         let Report::Verify(one) = Report::parse(VERIFY) else {
-            panic!("not read");
+            panic!("not parsed");
         };
         let mut sum = Latency::default();
         sum.add(&one.latency);

@@ -1,9 +1,9 @@
-//! Reading a console line.
+//! Parsing a console line.
 
 use super::latency::{FineHistogram, Histogram, Latency};
 use super::{Dirty, DiskWork, Idle, Ready, Report, Scan, Scanned, Serve, Slow, Verdict, Verify};
 
-/// `key=value` words of a line.
+/// The `key=value` words of a line.
 struct Fields<'a>(&'a str);
 
 impl<'a> Fields<'a> {
@@ -30,7 +30,7 @@ impl<'a> Fields<'a> {
 }
 
 impl Report {
-    /// Reads a line; one that is not whole is [`Report::Other`].
+    /// Parses a line; an incomplete one is [`Report::Other`].
     pub fn parse(line: &str) -> Self {
         Self::try_parse(line).unwrap_or(Self::Other)
     }

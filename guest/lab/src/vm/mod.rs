@@ -13,7 +13,7 @@ use std::process::{Child, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Emulated, on a machine that may be busy with other guests: tens of times what it takes.
+/// Boot time limit: tens of times what an emulated guest needs, for a busy host.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(2);
 
@@ -28,7 +28,7 @@ pub struct Vm {
     qmp: Qmp,
     console: Console,
     input: Mutex<UnixStream>,
-    // After the process in `drop`: its memory is removed when it is gone.
+    // Dropped after the process has ended: removes its memory.
     ram: PreparedRam,
     _disks: Vec<Disk>,
     _throttle: Option<Throttle>,
@@ -37,7 +37,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// The name given at its start.
+    /// The machine's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -47,38 +47,38 @@ impl Vm {
         self.pid
     }
 
-    /// The QMP socket for the program under test; nobody else uses it.
+    /// The QMP socket for the program under test; nothing else connects to it.
     pub fn qmp_path(&self) -> &Path {
         &self.qmp_path
     }
 
-    /// The harness's own QMP connection.
+    /// The test's own QMP connection.
     pub fn qmp(&self) -> &Qmp {
         &self.qmp
     }
 
-    /// Where the guest's lines come.
+    /// The guest's console.
     pub fn console(&self) -> &Console {
         &self.console
     }
 
-    /// The RAM files that have a name, in QEMU's order.
+    /// The named RAM files, in QEMU's order.
     pub fn ram_files(&self) -> &[PathBuf] {
         &self.ram.files
     }
 
-    /// What QEMU has said on its standard error.
+    /// QEMU's standard error so far.
     pub fn stderr(&self) -> String {
         stderr_tail(&self.stderr_path)
     }
 
-    /// Waits until the workload has filled its memory and begins.
+    /// Waits until the workload has filled its memory and starts.
     ///
     /// # Errors
-    /// When the guest does not get there, or fails.
+    /// When the guest does not boot, or fails.
     pub fn wait_ready(&self) -> Result<Ready, LabError> {
         self.wait_report(
-            "the workload to begin",
+            "the workload to start",
             0,
             BOOT_TIMEOUT,
             |report| match report {
@@ -88,16 +88,16 @@ impl Vm {
             },
         )?
         .map_err(|reason| LabError::TimedOut {
-            what: format!("the workload to begin; it failed: {reason}"),
+            what: format!("the workload to start; it failed: {reason}"),
             after: Duration::ZERO,
             seen: self.console.tail(),
         })
     }
 
-    /// Waits for a report of this machine, from console line `first` on.
+    /// Waits for a report from this machine, from console line `first` on.
     ///
     /// # Errors
-    /// When none came within `timeout`, or QEMU ends.
+    /// When there was none within `timeout`, or QEMU ends.
     pub fn wait_report<T>(
         &self,
         what: &str,
@@ -109,7 +109,7 @@ impl Vm {
         let mut from = first;
         loop {
             let until = self.console.len();
-            // In short turns, to notice QEMU's end early.
+            // Waits in short steps, to detect early that QEMU has ended.
             let left = deadline.saturating_duration_since(Instant::now());
             let turn = left.min(Duration::from_millis(500));
             let found = self.console.wait_for(what, from, turn, |line| {
@@ -128,7 +128,7 @@ impl Vm {
                 Err(LabError::TimedOut { .. }) => {}
                 other => return other,
             }
-            // Lines before `until` have been looked at.
+            // Lines before `until` have been checked.
             from = until.max(from);
             if let Some(status) = self.exit_status() {
                 return Err(LabError::Ended {
@@ -141,10 +141,10 @@ impl Vm {
         }
     }
 
-    /// Sends the workload a line: `sweep`, `stop`, `scan` or `slow`.
+    /// Sends the workload a command: `sweep`, `stop`, `scan` or `slow`.
     ///
     /// # Errors
-    /// When QEMU has gone.
+    /// When QEMU has ended.
     pub fn send(&self, line: &str) -> Result<(), LabError> {
         let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
         input
@@ -155,7 +155,7 @@ impl Vm {
             ))
     }
 
-    /// Has the guest check every page, here, now, and returns its verdict.
+    /// Makes the guest check every page on this machine, and returns its verdict.
     ///
     /// # Errors
     /// When there is none within `timeout`.
@@ -168,28 +168,35 @@ impl Vm {
         })
     }
 
-    /// Asks the guest, which runs here, how long its slow accesses took since it was last asked.
+    /// Returns the times of the guest's slow accesses since the last call; the guest must run here.
     ///
     /// # Errors
     /// When there is no answer within `timeout`.
     pub fn slow_accesses(&self, timeout: Duration) -> Result<Slow, LabError> {
         let first = self.console.len();
         self.send("slow")?;
-        self.wait_report("its slow accesses", first, timeout, |report| match report {
-            Report::Slow(slow) => Some(slow.clone()),
-            _ => None,
-        })
+        self.wait_report(
+            "the guest's slow accesses",
+            first,
+            timeout,
+            |report| match report {
+                Report::Slow(slow) => Some(slow.clone()),
+                _ => None,
+            },
+        )
     }
 
-    /// Waits until the guest prints another line here: it runs, and runs here.
+    /// Waits until the guest prints another line on this machine.
     ///
     /// # Errors
     /// When it prints none within `timeout`.
     pub fn wait_output(&self, timeout: Duration) -> Result<(), LabError> {
-        self.wait_report("a sign of life", self.console.len(), timeout, |_| Some(()))
+        self.wait_report("output of the guest", self.console.len(), timeout, |_| {
+            Some(())
+        })
     }
 
-    /// QEMU's word for the guest's state: `running`, `paused`, `inmigrate`, `postmigrate`, ….
+    /// QEMU's status of the guest: `running`, `paused`, `inmigrate`, `postmigrate`, ….
     ///
     /// # Errors
     /// When QEMU does not answer.
@@ -198,7 +205,7 @@ impl Vm {
         Ok(answer["status"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Stops the guest.
+    /// Pauses the guest.
     ///
     /// # Errors
     /// When QEMU does not answer.
@@ -206,7 +213,7 @@ impl Vm {
         self.qmp.execute("stop", json!({})).map(drop)
     }
 
-    /// Lets the guest go on.
+    /// Resumes the guest.
     ///
     /// # Errors
     /// When QEMU refuses.
@@ -214,12 +221,12 @@ impl Vm {
         self.qmp.execute("cont", json!({})).map(drop)
     }
 
-    /// Has QEMU end by itself: what its disks still have to write is written.
+    /// Makes QEMU quit, so that pending writes to its disks are completed.
     ///
     /// # Errors
-    /// When it refuses, or does not end within `timeout`.
+    /// When it refuses, or does not quit within `timeout`.
     pub fn quit(&self, timeout: Duration) -> Result<ExitStatus, LabError> {
-        // QEMU may be gone before its answer has come.
+        // QEMU may end before its answer has arrived.
         let refused = self.qmp.execute("quit", json!({})).err();
         self.wait_exit(timeout)
             .map_err(|error| refused.unwrap_or(error))
@@ -232,12 +239,12 @@ impl Vm {
         let _ = process.wait();
     }
 
-    /// How QEMU ended, if it has.
+    /// QEMU's exit status, if it has ended.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         self.process().try_wait().ok().flatten()
     }
 
-    /// Waits for QEMU's end.
+    /// Waits until QEMU has ended.
     ///
     /// # Errors
     /// When it still runs after `timeout`.

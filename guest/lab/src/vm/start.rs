@@ -10,26 +10,26 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// QEMU opens its sockets at once or never.
+/// Time limit for QEMU to open its sockets, which it does at once or never.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the guest's kernel is told, whatever the workload: results on the serial line and nothing
-/// else, an end instead of a hang after a panic, no alarm when a page is long on its way,
-/// memory of a DIMM put to use, and no test of the timer: an emulated one on a busy machine may not
-/// tick within the few milliseconds that the test gives it, and the kernel panics.
+/// Kernel arguments for every workload: reports on the serial line and nothing else, a reboot
+/// instead of a hang after a panic, no watchdogs while a page takes long to arrive, memory of a
+/// DIMM put online, and no timer check: on a busy host an emulated timer may not tick within the
+/// few milliseconds of that check, and the kernel would panic.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=1 panic=-1 nowatchdog no_timer_check \
      rcupdate.rcu_cpu_stall_suppress=1 memhp_default_state=online_movable";
 
 impl VmConfig {
-    /// Starts the machine; `name` is for messages and must be new in its lab.
+    /// Starts the machine; `name` is for messages and must be unique in its lab.
     ///
     /// # Errors
-    /// When something is not set up, or QEMU ends; then with what it said.
+    /// When something is not set up, or QEMU ends; then with its standard error.
     pub fn start(&self, lab: &Lab, name: &str) -> Result<Vm, LabError> {
         let ram = PreparedRam::new(&self.ram, lab, name, self.ram_directory.as_deref())?;
         let at = |what: &str| lab.folder().join(format!("{name}.{what}"));
         let (qmp_path, stderr_path) = (at("qmp"), at("stderr"));
-        // QEMU calls us, so that not a line and not an event is lost.
+        // QEMU connects to these sockets, so that no line and no event is lost.
         let console_listener = listen(&at("console"))?;
         let harness_listener = listen(&at("harness"))?;
         let stderr =
@@ -107,7 +107,7 @@ impl VmConfig {
             .map_err(LabError::file("using", at("console")))?;
         let console = self.console.clone().unwrap_or_default();
         console.follow(name, output)?;
-        // The greeting comes when QEMU is through with its command line, or QEMU ends.
+        // The greeting arrives after QEMU has processed its command line; otherwise QEMU ends.
         let qmp = match Qmp::new(name, monitor) {
             Ok(qmp) => qmp,
             Err(error) => {
@@ -145,7 +145,7 @@ impl VmConfig {
     }
 }
 
-/// A QEMU that has not opened its sockets yet; killed if that comes to nothing.
+/// A QEMU that has not connected to its sockets yet; killed on drop.
 struct StartingVm<'a> {
     name: &'a str,
     stderr: &'a Path,
@@ -186,14 +186,15 @@ impl StartingVm<'_> {
                         stderr: stderr_tail(self.stderr),
                     });
                 }
-                // QEMU closes its sockets a moment before it ends; on a busy machine, a long one.
+                // QEMU closes its sockets shortly before it ends; on a busy machine that takes
+                // long.
                 _ if what == "it greets" && Instant::now() < deadline => std::thread::sleep(POLL),
                 _ => return Ok(()),
             }
         }
     }
 
-    /// Started: from now on somebody else ends it.
+    /// The machine has started: the caller owns the process from now on.
     fn finish(mut self) -> Option<Child> {
         self.child.take()
     }

@@ -6,7 +6,7 @@ use crate::region::{Region, RegionPart};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a slot holds: a chunk of the disk.
+/// The content of a slot: a chunk of the disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct SlotContent {
     /// The number of its first page on the disk.
@@ -19,12 +19,12 @@ pub(super) struct SlotContent {
 pub(super) struct Slot {
     pub(super) memory: RegionPart,
     held: Option<SlotContent>,
-    /// What it held before: what a page that has gone stale holds.
+    /// The slot's previous content: a stale page still has it.
     before: Option<SlotContent>,
 }
 
 impl Slot {
-    /// Notes that another chunk is here now; `None`: nothing that could be checked.
+    /// Sets the content; `None`: none that can be checked.
     pub(super) fn set_content(&mut self, held: Option<SlotContent>) {
         self.before = self.held.or(self.before);
         self.held = held;
@@ -39,8 +39,7 @@ impl Slot {
         self.set_content(Some(held));
     }
 
-    /// Checks every byte, and describes each page that is bad and puts it right. `when` says what
-    /// came before the look.
+    /// Checks every byte, reports each bad page and corrects it. `when` is the preceding operation.
     pub(super) fn check(&mut self, when: &str, findings: &mut Vec<String>) {
         let Some(held) = self.held else {
             return;
@@ -62,7 +61,7 @@ impl Slot {
         }
     }
 
-    /// A good page that was read here before is called stale.
+    /// A complete page of the slot's previous content is reported as stale.
     fn fault(&self, index: usize, fault: Fault) -> String {
         match (fault, self.before) {
             (Fault::Swapped { page }, Some(before)) if page == (before.first + index) as u64 => {
@@ -82,7 +81,7 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// `mib` MiB for chunks of so many pages.
+    /// `mib` MiB for chunks of this many pages.
     pub(super) fn new(mib: usize, chunk_pages: usize) -> io::Result<Self> {
         let slots = (mib << 20) / PAGE_SIZE / chunk_pages;
         let region = Region::resident(slots * chunk_pages)?;
@@ -98,7 +97,7 @@ impl Arena {
         })
     }
 
-    /// So many threads and the checker each keep a slot for a while.
+    /// Checks that there are enough slots: each thread and the checker keep one for a while.
     pub(super) fn check_room_for(&self, threads: usize) -> io::Result<()> {
         match self.slots.len() > threads {
             true => Ok(()),
@@ -109,12 +108,12 @@ impl Arena {
         }
     }
 
-    /// How many slots.
+    /// The number of slots.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// A slot that nobody uses now.
+    /// A random slot that is not in use.
     pub(super) fn free_slot(&self, random: &mut Random) -> MutexGuard<'_, Slot> {
         loop {
             if let Ok(slot) = self.slots[random.below(self.slots.len())].try_lock() {
@@ -123,7 +122,7 @@ impl Arena {
         }
     }
 
-    /// That slot, when nobody uses it any more.
+    /// That slot; waits until it is not in use.
     pub(super) fn slot(&self, number: usize) -> MutexGuard<'_, Slot> {
         self.slots[number]
             .lock()
@@ -142,11 +141,11 @@ mod tests {
     }
 
     #[test]
-    fn what_landed_is_good_and_what_is_older_is_stale_once() {
+    fn a_page_of_the_previous_content_is_stale() {
         let arena = Arena::new(1, 4).unwrap();
         assert_eq!(arena.len(), 64);
         let mut slot = arena.slot(3);
-        assert!(check(&mut slot).is_empty(), "nothing was read yet");
+        assert!(check(&mut slot).is_empty(), "no content yet");
         let [old, new] = [8, 40].map(|first| SlotContent {
             first,
             generation: 0,
@@ -163,11 +162,11 @@ mod tests {
                 && findings[0].contains("fault=stale held_page=10"),
             "{findings:?}"
         );
-        assert!(check(&mut slot).is_empty(), "told once");
+        assert!(check(&mut slot).is_empty(), "reported once");
     }
 
     #[test]
-    fn a_torn_page_and_an_older_generation_are_told_apart() {
+    fn torn_stale_and_zero_pages_are_distinguished() {
         let arena = Arena::new(1, 4).unwrap();
         let mut slot = arena.slot(0);
         let held = |generation| SlotContent {

@@ -1,4 +1,4 @@
-//! The thread that compares the whole arena with what was read into it last, over and over.
+//! The thread that repeatedly compares the whole arena with the data read into it.
 
 use super::arena::Arena;
 use super::context::{DiskContext, SweepRequests, rest};
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Between two passes: a small arena would otherwise take a whole virtual processor.
+/// Pause between two passes: a small arena would otherwise use a whole virtual processor.
 const REST: Duration = Duration::from_millis(100);
 
-/// Starts it.
+/// Starts the thread.
 pub(super) fn start(
     store: &Arc<Store>,
     arena: &Arc<Arena>,
@@ -31,7 +31,7 @@ fn run(store: &Store, arena: &Arena, context: &DiskContext) {
             sweeps.answer(context, &mut findings, |findings| {
                 sweep(store, arena, findings)
             });
-            // A slot that is being filled is waited for, not skipped.
+            // Waits for a slot that is being filled, instead of skipping it.
             arena.slot(number).check("later", &mut findings);
             context.report_findings(&mut findings);
             if context.is_stopped() {
@@ -43,7 +43,8 @@ fn run(store: &Store, arena: &Arena, context: &DiskContext) {
     }
 }
 
-/// The whole arena, and whatever was written, read back. Gives the pages that were checked.
+/// Checks the whole arena, and reads back every chunk that was written. Returns the number of
+/// checked pages.
 fn sweep(store: &Store, arena: &Arena, findings: &mut Vec<String>) -> usize {
     let mut pages = 0;
     for number in 0..arena.len() {
@@ -51,7 +52,7 @@ fn sweep(store: &Store, arena: &Arena, findings: &mut Vec<String>) -> usize {
         slot.check("sweep", findings);
         pages += slot.memory.len();
     }
-    // In the order of the other threads: the slot first.
+    // Locks in the same order as the other threads: the slot first.
     let mut slot = arena.slot(0);
     for chunk in store.written() {
         chunk.read(&mut slot, findings);

@@ -1,4 +1,4 @@
-//! What every thread of the disk's work shares: counters, commands, and how a sweep is answered.
+//! State shared by all threads of the disk workload: counters, commands, and sweeps.
 
 use crate::clock::Clock;
 use crate::worker::{Commands, Event};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 
-/// What was done since the guest started. Each thread adds; the printing thread reads.
+/// Operations since the start. Each thread adds; the main thread reads.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) reads: AtomicU64,
@@ -19,7 +19,7 @@ pub(super) struct Counters {
     pub(super) swept: AtomicU64,
 }
 
-/// What every thread of this module is given.
+/// The context of every thread of this module.
 #[derive(Clone, Debug)]
 pub(super) struct DiskContext {
     pub(super) clock: Clock,
@@ -36,18 +36,18 @@ impl DiskContext {
 
     pub(super) fn report_findings(&self, findings: &mut Vec<String>) {
         for finding in findings.drain(..) {
-            // Without a first thread there is nobody left to hear it.
+            // Without a main thread there is no receiver.
             let _ = self.events.send(Event::Bad(finding));
         }
     }
 }
 
-/// Answers the sweeps that are asked for.
+/// Answers requested sweeps.
 #[derive(Debug, Default)]
 pub(super) struct SweepRequests(u32);
 
 impl SweepRequests {
-    /// Has every page checked by `check`, which gives their number, when a sweep is wanted.
+    /// If a sweep is requested, checks every page with `check`, which returns their number.
     pub(super) fn answer(
         &mut self,
         context: &DiskContext,
@@ -62,12 +62,12 @@ impl SweepRequests {
         let pages = check(findings);
         context.report_findings(findings);
         context.counters.swept.fetch_add(pages as u64, Relaxed);
-        // Pages of the workers' region only.
+        // Counts pages of the workers' region only.
         let _ = context.events.send(Event::Swept { pages: 0 });
     }
 }
 
-/// Rests for a time, less when a sweep is wanted or the guest ends.
+/// Sleeps; returns early when a sweep is requested or the guest stops.
 pub(super) fn rest(context: &DiskContext, time: std::time::Duration, sweeps: &SweepRequests) {
     const LOOK: std::time::Duration = std::time::Duration::from_millis(10);
     let until = std::time::Instant::now() + time;

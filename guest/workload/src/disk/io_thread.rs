@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Starts a thread with one read or write under way at a time.
+/// Starts a thread with one read or write in progress at a time.
 pub(super) fn start(
     number: usize,
     usage: DiskUse,
@@ -36,7 +36,7 @@ fn run(number: usize, usage: DiskUse, store: &Store, arena: &Arena, context: &Di
     while !context.is_stopped() {
         limiter.wait();
         let mut slot = arena.free_slot(&mut random);
-        // What went stale meanwhile would be overwritten, and never be seen.
+        // Otherwise a stale page would be overwritten without being detected.
         slot.check("before the next", &mut findings);
         let mut chunk = store.free_chunk(&mut random);
         let pages = usage.chunk_pages as u64;

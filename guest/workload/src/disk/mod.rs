@@ -1,19 +1,19 @@
-//! A disk that is read and written while the guest is moved.
+//! The disk workload: a disk that is read and written while the guest is moved.
 //!
-//! **Why.** A direct read (`O_DIRECT`) lets the device write guest memory: the page-table entry is
-//! marked written when the read is submitted, and the data lands later. A migration that copies
-//! such a page in between loses the data, and nothing else in this guest would notice.
+//! **Why.** In a direct read (`O_DIRECT`) the device writes guest memory: the page is marked as
+//! written when the read is submitted, and the data arrives later. A migration that copies such a
+//! page in between loses the data, and nothing else in this guest would detect it.
 //!
-//! **Model.** The disk is a file or a block device whose pages each hold their own number
-//! ([`crate::page`]); the laboratory fills it. A [`store::Store`] divides it into chunks and remembers
-//! the generation of each. An [`arena::Arena`] is the memory that chunks are read into; each slot of
-//! it remembers what was read into it last. Several [`io_thread`] threads take a free slot, check what
-//! it holds, and read another chunk into it, or write one from it. One [`checker`] compares the whole
-//! arena with what was read last, over and over. A slot and a chunk are locked while they are used:
-//! so a slot is never checked while data lands in it, and because a slot is checked before it is
-//! filled again, no page that went stale is overwritten unseen.
+//! **Model.** The disk is a file or a block device of numbered pages ([`crate::page`]); the lab
+//! fills it. A [`store::Store`] divides it into chunks and stores the generation of each. An
+//! [`arena::Arena`] is the memory that chunks are read into; each of its slots stores what was last
+//! read into it. Several [`io_thread`] threads take a free slot, check its content, and read
+//! another chunk into it, or write one from it. One [`checker`] repeatedly compares the whole arena
+//! with the data read into it. A slot and a chunk are locked while they are used, so a slot is
+//! never checked while data arrives in it. A slot is checked before it is filled again, so a stale
+//! page is never overwritten without being detected.
 //!
-//! A [`tree`] makes, renames, reads and removes files beside that, so that the file system's own
+//! A [`tree`] of files is created, renamed, read and removed besides, so that the file system's own
 //! structures change as well.
 
 mod arena;
@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 
-/// Both as the first thread knows them: the disk and the tree, if there are any.
+/// The state of the main thread for the disk and the tree, if there are any.
 #[derive(Debug, Default)]
 pub(crate) struct Disk {
     counters: Arc<Counters>,
@@ -42,7 +42,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Starts what the options ask for.
+    /// Starts the threads that the options request.
     pub(crate) fn start(
         options: &Options,
         clock: Clock,
@@ -79,17 +79,17 @@ impl Disk {
         Ok(disk)
     }
 
-    /// How many threads answer a sweep.
+    /// The number of threads that answer a sweep.
     pub(crate) fn sweepers(&self) -> usize {
         self.sweepers
     }
 
-    /// How many pages the sweep that is over has checked.
+    /// The number of pages that the last sweep has checked.
     pub(crate) fn swept_pages(&self) -> u64 {
         self.counters.swept.swap(0, Relaxed)
     }
 
-    /// What was done since the last time, as `reads=… writes=… …`; `None` without a disk.
+    /// The operations since the last call, as `reads=… writes=… …`; `None` without a disk.
     pub(crate) fn since_last(&mut self) -> Option<String> {
         if self.sweepers == 0 {
             return None;

@@ -1,5 +1,4 @@
-//! The disk itself: a file or block device of pages that hold their own number, and the generation
-//! that each chunk of it has reached.
+//! The disk: a file or block device of numbered pages, and the generation of each chunk.
 
 use super::arena::{Slot, SlotContent};
 use crate::page::PAGE_SIZE;
@@ -10,7 +9,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The disk. Made freshly for each boot: every page is of generation 0.
+/// The disk, created for each boot: every page has generation 0.
 #[derive(Debug)]
 pub(super) struct Store {
     file: File,
@@ -19,7 +18,7 @@ pub(super) struct Store {
     generations: Vec<Mutex<u32>>,
 }
 
-/// A chunk that nobody else reads or writes now.
+/// A chunk that no other thread uses now.
 #[derive(Debug)]
 pub(super) struct Chunk<'a> {
     store: &'a Store,
@@ -28,7 +27,7 @@ pub(super) struct Chunk<'a> {
 }
 
 impl Store {
-    /// Opens it for direct I/O.
+    /// Opens the disk for direct I/O.
     pub(super) fn open(path: &Path, chunk_pages: usize, writable: bool) -> io::Result<Self> {
         let opened = OpenOptions::new()
             .read(true)
@@ -45,7 +44,7 @@ impl Store {
         let chunks = usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_SIZE / chunk_pages;
         if chunks <= 64 {
             return Err(io::Error::other(format!(
-                "hk.disk: {} holds {chunks} chunks; more than 64 are wanted, one for each thread",
+                "hk.disk: {} has {chunks} chunks; more than 64 are needed, one for each thread",
                 path.display()
             )));
         }
@@ -56,7 +55,7 @@ impl Store {
         })
     }
 
-    /// A chunk that nobody uses now.
+    /// A random chunk that is not in use.
     pub(super) fn free_chunk(&self, random: &mut Random) -> Chunk<'_> {
         loop {
             let number = random.below(self.generations.len());
@@ -70,7 +69,7 @@ impl Store {
         }
     }
 
-    /// The chunks that were ever written, each when nobody uses it any more.
+    /// The chunks that were ever written; waits for each that is in use.
     pub(super) fn written(&self) -> impl Iterator<Item = Chunk<'_>> {
         self.generations
             .iter()
@@ -95,7 +94,7 @@ impl Chunk<'_> {
         (self.first() * PAGE_SIZE) as u64
     }
 
-    /// Reads it into a slot, and checks that it is what the disk should hold.
+    /// Reads the chunk into a slot, and checks the data.
     pub(super) fn read(&self, slot: &mut Slot, findings: &mut Vec<String>) {
         let read = self
             .store
@@ -111,7 +110,7 @@ impl Chunk<'_> {
         }
     }
 
-    /// Writes its next generation from a slot.
+    /// Writes the chunk's next generation from a slot.
     pub(super) fn write(&mut self, slot: &mut Slot, findings: &mut Vec<String>) {
         let generation = self.generation.wrapping_add(1);
         slot.fill(SlotContent {
@@ -140,7 +139,7 @@ mod tests {
     use crate::disk::arena::Arena;
     use crate::page::{self, PageKind, WORDS};
 
-    /// A disk of 100 chunks in this build's folder, whose file system has direct I/O.
+    /// A disk of 100 chunks in the folder of this build, whose file system supports direct I/O.
     fn disk(name: &str) -> std::path::PathBuf {
         let folder = std::env::current_exe().unwrap();
         let path = folder.with_file_name(format!("disk-{name}-{}", std::process::id()));
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back_and_a_lost_write_is_found() {
+    fn a_write_is_read_back_and_a_lost_write_is_found() {
         let path = disk("store");
         let store = Store::open(&path, 2, true).unwrap();
         let arena = Arena::new(1, 2).unwrap();

@@ -1,4 +1,4 @@
-//! Files that are made, renamed, read and removed: work for the guest's file system.
+//! Files that are created, renamed, read and removed: load for the guest's file system.
 
 use super::context::{DiskContext, SweepRequests, rest};
 use crate::page::{self, PAGE_SIZE, PageKind, WORDS};
@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Files at most.
+/// Maximum number of files.
 const FILES: usize = 16;
-/// Pages in a file at most.
+/// Maximum number of pages in a file.
 const PAGES: usize = 8;
 
-/// Starts the thread that keeps files in `folder`, one every `every_ms` milliseconds.
+/// Starts the thread that creates a file in `folder` every `every_ms` milliseconds.
 pub(super) fn start(folder: &Path, every_ms: u64, context: DiskContext) -> io::Result<()> {
     fs::create_dir_all(folder).map_err(|error| {
-        io::Error::other(format!("hk.tree: making {}: {error}", folder.display()))
+        io::Error::other(format!("hk.tree: creating {}: {error}", folder.display()))
     })?;
     let tree = Tree {
         folder: folder.to_owned(),
@@ -45,17 +45,17 @@ fn run(mut tree: Tree, every: Duration, context: &DiskContext) {
     }
 }
 
-/// The files that there should be.
+/// The expected files.
 #[derive(Debug)]
 struct Tree {
     folder: PathBuf,
-    /// Of each its pages and their generation.
+    /// Number of pages and generation of each file.
     files: [Option<(usize, u32)>; FILES],
     step: u32,
 }
 
 impl Tree {
-    /// Makes a file in the place of another one, removes one now and then, and checks a third.
+    /// Replaces a file, sometimes removes one, and checks another one.
     fn step(&mut self, random: &mut Random, findings: &mut Vec<String>) {
         self.step += 1;
         let number = random.below(FILES);
@@ -99,20 +99,20 @@ impl Tree {
             file.write_all(&bytes)?;
         }
         file.sync_all()?;
-        // The next look at it reads the disk, not the kernel's copy.
+        // Drops the page cache, so that the next check reads the disk.
         // SAFETY: an advice about an open file; no memory is involved.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         fs::rename(new, self.path(number))
     }
 
-    /// Checks a file, and gives its pages.
+    /// Checks a file, and returns its number of pages.
     fn check(&mut self, number: usize, findings: &mut Vec<String>) -> usize {
         let Some((pages, generation)) = self.files[number] else {
             return 0;
         };
         if let Err(error) = self.compare(number, pages, generation) {
             findings.push(format!("disk file={number} fault={error}").replace('\n', " "));
-            // Told once.
+            // Reported once.
             self.files[number] = None;
         }
         pages
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_as_they_were_made_and_damage_is_found_once() {
+    fn damaged_files_are_found_once() {
         let folder = std::env::temp_dir().join(format!("hikkoshi-tree-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let mut tree = Tree {
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert!(findings[0].contains("fault=corrupt"), "{findings:?}");
         all(&mut tree, &mut findings);
-        assert_eq!(findings.len(), 1, "told once");
+        assert_eq!(findings.len(), 1, "reported once");
         fs::remove_dir_all(folder).unwrap();
     }
 }
