@@ -60,7 +60,7 @@ mod layout;
 mod page;
 mod range;
 mod runs;
-mod zero;
+mod zero_page;
 
 pub use bitmap::PageBitmap;
 pub use layout::{
@@ -70,4 +70,4 @@ pub use layout::{
 pub use page::{PAGE_BYTES, PAGE_SIZE, Page, usize_from};
 pub use range::{Chunks, PageRange, Pages};
 pub use runs::Runs;
-pub use zero::is_zero;
+pub use zero_page::is_zero;
