@@ -1,4 +1,4 @@
-//! The atomics in use: the standard ones, or loom's when the model tests run.
+//! The atomic types: those of `std`, or loom's when the loom models run.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};

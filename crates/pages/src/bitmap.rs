@@ -1,4 +1,4 @@
-//! One atomic bit a page, and the claim.
+//! The page bitmap: one atomic bit for each page, and the claim of a page.
 
 use std::fmt;
 
@@ -6,38 +6,36 @@ use crate::atomic::{AtomicU64, Ordering};
 use crate::runs::Runs;
 use crate::{Page, PageRange, usize_from};
 
-/// Pages in a word.
+/// Number of pages in a word.
 const WORD: u64 = u64::BITS as u64;
 
-/// One bit a page, shared between threads without a lock.
+/// One bit for each page, shared between threads without a lock.
 ///
-/// Every change is a single atomic operation on one 64-bit word, so a call on
-/// one page is exact, and a call on a range is exact for each page but not for
-/// the range as a whole: other threads may get in between two words.
+/// Every change is a single atomic operation on one 64-bit word. A call on one page is therefore
+/// atomic. A call on a range is atomic for each page, but not for the whole range: other threads
+/// can make changes between two words.
 ///
 /// # Memory order
 ///
-/// What the engine leans on: *whoever wins a page by [`claim`](Self::claim),
+/// The engine relies on the following: *a thread that wins a page by [`claim`](Self::claim),
 /// [`claim_run`](Self::claim_run), [`take_word`](Self::take_word) or
-/// [`clear_range`](Self::clear_range), or sees it by [`get`](Self::get), sees
-/// everything that the thread which set the bit did before setting it.* The
-/// setter releases (`fetch_or`), the winner acquires. The two need not be
-/// neighbours in the word's history: other threads may have changed other bits
-/// in between. That does no harm, because **every** change of a shared word is
-/// a read-modify-write, and those continue the release sequence that the
-/// setter's began. A plain store would break it, so there is none.
+/// [`clear_range`](Self::clear_range), or sees it by [`get`](Self::get), sees everything that the
+/// thread which set the bit did before it set the bit.* The setter releases (`fetch_or`), the
+/// winner acquires. Other threads may have changed other bits of the word in between. This does not
+/// break the guarantee, because **every** change of a shared word is a read-modify-write operation,
+/// which continues the release sequence of the setter. A plain store would break it, so there is
+/// none.
 ///
-/// Clearing releases as well and setting acquires, so the same holds in the
-/// other direction: who finds a page clear and sets it again sees what its
-/// last winner did before it won. On x86-64 and with arm64's atomic
-/// instructions this costs nothing extra.
+/// Clearing also releases and setting also acquires, so the same holds in the other direction: a
+/// thread that finds a page clear and sets it again sees what the last winner did before it won. On
+/// x86-64 and with arm64's atomic instructions this has no extra cost.
 ///
-/// A claim that fails promises nothing but that the page was not there to win.
+/// A failed claim only guarantees that the page was not available.
 ///
 /// # Pages beyond the end
 ///
-/// There is no set bit beyond [`pages`](Self::pages), and no call makes one:
-/// ranges are clipped, a single page there is never set and never won.
+/// There is no set bit at or after page number [`pages`](Self::pages), and no call sets one: ranges
+/// are clipped, and a single page there is never set and never won.
 ///
 /// # Example
 ///
@@ -62,14 +60,14 @@ pub struct PageBitmap {
 }
 
 impl PageBitmap {
-    /// A bitmap for `pages` pages, none of them set. Takes an eighth of a byte
-    /// for each.
+    /// Creates a bitmap for `pages` pages, none of them set. It uses one eighth of a byte for each
+    /// page.
     #[must_use]
     pub fn empty(pages: u64) -> Self {
         Self::filled(pages, 0)
     }
 
-    /// A bitmap for `pages` pages, all of them set.
+    /// Creates a bitmap for `pages` pages, all of them set.
     #[must_use]
     pub fn full(pages: u64) -> Self {
         Self::filled(pages, u64::MAX)
@@ -83,13 +81,13 @@ impl PageBitmap {
         Self { pages, words }
     }
 
-    /// Number of pages it has a bit for.
+    /// Returns the number of pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// All pages it has a bit for.
+    /// Returns the range of all pages.
     #[must_use]
     pub fn all(&self) -> PageRange {
         PageRange::from_len(Page::new(0), self.pages)
@@ -104,23 +102,22 @@ impl PageBitmap {
 
     /// Sets `page`; returns whether it was clear.
     ///
-    /// Publishes what the caller did before: see *Memory order* above. That
-    /// holds as well if the page was set already.
+    /// Publishes what the caller did before, even if the page was already set: see *Memory order*
+    /// above.
     pub fn set(&self, page: Page) -> bool {
         self.word(page)
             .is_some_and(|word| word.fetch_or(bit_of(page), Ordering::AcqRel) & bit_of(page) == 0)
     }
 
-    /// Clears `page`; returns whether it was set, that is, whether the caller
-    /// has won it. Of any number of threads that claim a set page, exactly one
-    /// wins.
-    #[must_use = "the winner of a page must send it"]
+    /// Clears `page`; returns whether it was set, that is, whether the caller has won it. If
+    /// several threads claim a set page, exactly one wins.
+    #[must_use = "a page that was won must be sent"]
     pub fn claim(&self, page: Page) -> bool {
         let bit = bit_of(page);
         self.word(page).is_some_and(|word| {
-            // Looking first spares the winner's cache line a write that could
-            // not win. Relaxed will do: a `set` that happened before this call
-            // is seen by coherence alone, and a loser is promised nothing.
+            // The load avoids a write to the cache line if the claim cannot succeed. Relaxed is
+            // enough: coherence alone makes a `set` that happened before this call visible, and a
+            // failed claim gives no guarantee.
             word.load(Ordering::Relaxed) & bit != 0
                 && word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
         })
@@ -140,14 +137,14 @@ impl PageBitmap {
             .sum()
     }
 
-    /// Number of set pages. Exact if nobody else changes the bitmap meanwhile;
-    /// otherwise each word counts as it was at some moment during the call.
+    /// Returns the number of set pages. Exact if no other thread changes the bitmap meanwhile;
+    /// otherwise each word is counted as it was at some time during the call.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count_range(self.all())
     }
 
-    /// Number of set pages in `range`; as exact as [`count`](Self::count).
+    /// Returns the number of set pages in `range`; as exact as [`count`](Self::count).
     #[must_use]
     pub fn count_range(&self, range: PageRange) -> u64 {
         self.words_of(range)
@@ -155,26 +152,25 @@ impl PageBitmap {
             .sum()
     }
 
-    /// Whether any page in `range` is set; reads no further than the first.
+    /// Whether any page in `range` is set; reads only up to the first one.
     #[must_use]
     pub fn any(&self, range: PageRange) -> bool {
         self.words_of(range)
             .any(|(word, mask)| mask & word.load(Ordering::Acquire) != 0)
     }
 
-    /// Claims the beginning of the first run of set pages inside `from`: up to
-    /// `max` adjacent pages. Returns exactly the pages won, at least one, or
-    /// `None` when no page inside `from` could be won (or `max` is 0).
+    /// Claims the beginning of the first run of set pages inside `from`: up to `max` adjacent
+    /// pages. Returns exactly the pages that were won, at least one, or `None` if no page inside
+    /// `from` could be won (or `max` is 0).
     ///
-    /// Never takes a page that it does not return, not even for a moment: a
-    /// page request that comes in meanwhile must not be told "somebody sends
-    /// it already" about a page that nobody has won. Hence compare-and-swap
-    /// rather than clearing bits and putting some back. Lock-free: a failed
-    /// swap means that another thread has changed the word.
+    /// Never clears a page that it does not return, not even temporarily: a page request that
+    /// arrives meanwhile must not see a page as claimed if no thread has won it. Therefore this
+    /// uses compare-and-swap, and does not clear bits and set some of them again. Lock-free: a
+    /// failed swap means that another thread has changed the word.
     ///
-    /// A page that was won by another thread a moment ago ends the run early,
-    /// and pages set behind the search are not gone back for.
-    #[must_use = "the winner of pages must send them"]
+    /// If another thread wins a page meanwhile, the run ends before that page. Pages that are set
+    /// behind the position of the search are not found.
+    #[must_use = "pages that were won must be sent"]
     pub fn claim_run(&self, from: PageRange, max: u64) -> Option<PageRange> {
         let from = from.intersect(self.all());
         if from.is_empty() || max == 0 {
@@ -187,8 +183,7 @@ impl PageBitmap {
                 continue;
             };
             let start = first_of(index).saturating_add(first);
-            // As long as the run fills its word to the end, the next word may
-            // hold more of it.
+            // If the run reaches the end of its word, it may continue in the next one.
             let mut next = index + 1;
             while pages < max && next <= last && start.index() + pages == first_of(next).index() {
                 let won = self.claim_prefix(next, mask_of(next, from), max - pages);
@@ -203,25 +198,23 @@ impl PageBitmap {
         None
     }
 
-    /// Maximal runs of set pages in `range`, ascending, found a word at a time.
+    /// Iterates over the maximal runs of set pages in `range`, in ascending order, word by word.
     ///
-    /// Not a snapshot of the whole: each word is read once, when the iterator
-    /// gets there. A page that stays set (or clear) all the while is reported
-    /// so; one that changes meanwhile may be reported either way. Nothing is
-    /// claimed.
+    /// This is not a snapshot: each word is read once, when the iterator reaches it. A page that
+    /// does not change during the iteration is reported correctly; a page that changes may be
+    /// reported as set or as clear. Nothing is claimed.
     #[must_use]
     pub fn runs(&self, range: PageRange) -> Runs<'_> {
         Runs::new(self, range.intersect(self.all()))
     }
 
-    /// Number of words, for [`load_word`](Self::load_word) and its like.
+    /// Returns the number of words, for [`load_word`](Self::load_word) and similar calls.
     #[must_use]
     pub fn word_count(&self) -> usize {
         self.words.len()
     }
 
-    /// The bits of pages `64 * index` to `64 * index + 63`, lowest first; 0
-    /// beyond the end.
+    /// Returns the bits of pages `64 * index` to `64 * index + 63`, lowest first; 0 beyond the end.
     #[must_use]
     pub fn load_word(&self, index: usize) -> u64 {
         self.words
@@ -229,9 +222,8 @@ impl PageBitmap {
             .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Sets the pages whose bits are set in `bits`; returns those that were
-    /// clear. Bits beyond the last page are left out, so the tail of a KVM
-    /// dirty bitmap may be passed as it is.
+    /// Sets the pages whose bits are set in `bits`; returns those that were clear. Bits after the
+    /// last page are ignored, so the last word of a KVM dirty bitmap can be passed unchanged.
     pub fn or_word(&self, index: usize, bits: u64) -> u64 {
         let bits = bits & mask_of(index, self.all());
         self.words
@@ -239,22 +231,21 @@ impl PageBitmap {
             .map_or(0, |word| bits & !word.fetch_or(bits, Ordering::AcqRel))
     }
 
-    /// Claims all set pages among `bits` of one word at once; returns those
-    /// that were won.
-    #[must_use = "the winner of pages must send them"]
+    /// Claims all set pages of `bits` in one word; returns those that were won.
+    #[must_use = "pages that were won must be sent"]
     pub fn take_word(&self, index: usize, bits: u64) -> u64 {
         self.words
             .get(index)
             .map_or(0, |word| bits & word.fetch_and(!bits, Ordering::AcqRel))
     }
 
-    /// The bits of one word that lie in `range`.
+    /// Returns the bits of one word that are in `range`.
     pub(crate) fn load_masked(&self, index: usize, range: PageRange) -> u64 {
         self.load_word(index) & mask_of(index, range)
     }
 
     fn word(&self, page: Page) -> Option<&AtomicU64> {
-        // The last word has bits beyond the last page; they stay clear.
+        // The last word has bits after the last page; they stay clear.
         if page.index() < self.pages {
             self.words.get(word_of(page))
         } else {
@@ -262,7 +253,7 @@ impl PageBitmap {
         }
     }
 
-    /// The words that `range` touches, each with its bits that belong to it.
+    /// Returns the words that overlap `range`, each with the mask of its bits in the range.
     fn words_of(&self, range: PageRange) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let range = range.intersect(self.all());
         let first = word_of(range.start());
@@ -278,8 +269,8 @@ impl PageBitmap {
             .map(move |(word, index)| (word, mask_of(index, range)))
     }
 
-    /// Claims the lowest run of set bits among `mask`, at most `max` of them:
-    /// its first bit and its length.
+    /// Claims the lowest run of set bits in `mask`, at most `max` of them. Returns its first bit
+    /// and its length.
     fn claim_first(&self, index: usize, mask: u64, max: u64) -> Option<(u64, u64)> {
         let word = self.words.get(index)?;
         let mut seen = word.load(Ordering::Relaxed);
@@ -296,8 +287,8 @@ impl PageBitmap {
         None
     }
 
-    /// Claims the run of set bits among `mask` that begins at bit 0, at most
-    /// `max` of them: its length, 0 if bit 0 could not be won.
+    /// Claims the run of set bits in `mask` that begins at bit 0, at most `max` of them. Returns
+    /// its length, which is 0 if bit 0 could not be won.
     fn claim_prefix(&self, index: usize, mask: u64, max: u64) -> u64 {
         let Some(word) = self.words.get(index) else {
             return 0;
@@ -323,7 +314,7 @@ impl PageBitmap {
 
 impl fmt::Debug for PageBitmap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Gigabytes of words would help nobody.
+        // Do not print the words: there can be gigabytes.
         f.debug_struct("PageBitmap")
             .field("pages", &self.pages)
             .field("set", &self.count())
@@ -331,22 +322,22 @@ impl fmt::Debug for PageBitmap {
     }
 }
 
-/// The word that holds the bit of `page`.
+/// Returns the index of the word that holds the bit of `page`.
 pub(crate) const fn word_of(page: Page) -> usize {
     usize_from(page.index() / WORD)
 }
 
-/// The page of a word's lowest bit.
+/// Returns the page of a word's lowest bit.
 pub(crate) const fn first_of(index: usize) -> Page {
     Page::new((index as u64).saturating_mul(WORD))
 }
 
-/// The bit of `page` in its word.
+/// Returns the bit of `page` in its word.
 const fn bit_of(page: Page) -> u64 {
     1 << (page.index() % WORD)
 }
 
-/// The bits of word `index` whose pages lie in `range`.
+/// Returns the bits of word `index` whose pages are in `range`.
 fn mask_of(index: usize, range: PageRange) -> u64 {
     let first = first_of(index).index();
     let from = range.start().index().saturating_sub(first).min(WORD);
@@ -354,7 +345,7 @@ fn mask_of(index: usize, range: PageRange) -> u64 {
     bits_under(to) & !bits_under(from)
 }
 
-/// The lowest `bits` bits, for a number that is at most 64.
+/// Returns the lowest `bits` bits; `bits` is at most 64.
 const fn bits_under(bits: u64) -> u64 {
     if bits >= WORD {
         u64::MAX
@@ -363,17 +354,17 @@ const fn bits_under(bits: u64) -> u64 {
     }
 }
 
-/// The lowest `bits` bits.
+/// Returns the lowest `bits` bits.
 fn bits_below(bits: u32) -> u64 {
     bits_under(u64::from(bits))
 }
 
-/// All bits from number `bit` on; none from 64 on.
+/// Returns all bits from number `bit` on; none for 64 or more.
 pub(crate) fn bits_from(bit: u32) -> u64 {
     !bits_below(bit)
 }
 
-/// `ones`, but not more than `max`.
+/// Returns `ones`, limited to `max`.
 fn at_most(ones: u32, max: u64) -> u32 {
     u32::try_from(max).map_or(ones, |max| ones.min(max))
 }

@@ -6,52 +6,50 @@ use thiserror::Error;
 
 use crate::{PAGE_BYTES, Page, PageRange};
 
-/// What the kernel may map at once under a RAM block: ordinary pages and the
-/// two sizes of x86-64's huge pages.
+/// The host page sizes of a RAM block: 4 KiB, and the two huge page sizes of x86-64.
 pub const HOST_PAGE_SIZES: [u64; 3] = [4 << 10, 2 << 20, 1 << 30];
 
-/// Most pages in a layout: 64 TiB of RAM. Keeps every sum of pages or bytes
-/// far from overflow, and a bitmap at 2 GiB.
+/// Maximum number of pages in a layout: 64 TiB of RAM. With this limit no sum of pages or bytes
+/// overflows, and a bitmap has at most 2 GiB.
 pub const MAX_PAGES: u64 = 1 << 34;
 
-/// Most RAM blocks in a layout.
+/// Maximum number of RAM blocks in a layout.
 pub const MAX_BLOCKS: usize = 1024;
 
-/// Most pieces of one block that the guest sees at different addresses.
+/// Maximum number of guest ranges of one block.
 pub const MAX_GUEST_RANGES: usize = 1024;
 
-/// Longest name of a RAM block, in bytes.
+/// Maximum length of the name of a RAM block, in bytes.
 pub const MAX_ID_BYTES: usize = 4096;
 
-/// A piece of a RAM block as the guest sees it.
+/// A part of a RAM block that is mapped at one guest address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestRange {
-    /// Guest physical address of its first byte.
+    /// Guest-physical address of its first byte.
     pub gpa: u64,
-    /// Where it begins in the block, in bytes.
+    /// Offset of its first byte in the block.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// A piece of memory that the VMM maps as one, usually one memory backend.
+/// A block of memory that the VMM maps contiguously, usually one memory backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RamBlock {
     /// Its name, the same on both sides of a migration.
     pub id: String,
     /// Its length in bytes: a multiple of `host_page`.
     pub bytes: u64,
-    /// What the kernel maps at once, in bytes: one of [`HOST_PAGE_SIZES`]. May
-    /// differ between the two sides.
+    /// Its host page size in bytes: one of [`HOST_PAGE_SIZES`]. The two sides may use different
+    /// sizes.
     pub host_page: u64,
-    /// Where the guest sees it. May leave parts out and may be empty.
+    /// Where the block is mapped in the guest. May be incomplete or empty.
     pub guest: Vec<GuestRange>,
 }
 
 /// The RAM blocks of a guest, one after another: the page space of a migration.
 ///
-/// A block begins on its own host page, so host pages never straddle two
-/// blocks.
+/// Each block begins at a host page boundary, so no host page spans two blocks.
 ///
 /// # Example
 ///
@@ -81,25 +79,24 @@ pub struct RamLayout {
     pages: Vec<PageRange>,
 }
 
-/// Part of a range that lies in one RAM block, from
-/// [`RamLayout::locate_range`].
+/// A part of a range that is in one RAM block, from [`RamLayout::locate_range`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Number of the block in the layout.
+    /// Index of the block in the layout.
     pub block: usize,
-    /// Where the part begins in the block, in bytes.
+    /// Offset of the part in the block, in bytes.
     pub offset: u64,
     /// The pages of the part; never empty.
     pub pages: PageRange,
 }
 
 impl RamLayout {
-    /// The layout of these blocks, in this order.
+    /// Creates the layout of these blocks, in this order.
     ///
     /// # Errors
     ///
-    /// If a block breaks one of the rules that [`RamBlock`] and the constants
-    /// of this module state: see [`LayoutError`].
+    /// [`LayoutError`] if a block violates a rule of [`RamBlock`] or exceeds a limit of this
+    /// module.
     pub fn new(blocks: Vec<RamBlock>) -> Result<Self, LayoutError> {
         if blocks.is_empty() {
             return Err(LayoutError::NoBlocks);
@@ -121,7 +118,7 @@ impl RamLayout {
             }
             let range = PageRange::from_len(end, block.bytes / PAGE_BYTES);
             end = range.end();
-            // Checked at each step: the sum can never overflow.
+            // Checked in each iteration, so the sum cannot overflow.
             if end.index() > MAX_PAGES {
                 return Err(LayoutError::TooLarge {
                     id: block.id.clone(),
@@ -132,19 +129,19 @@ impl RamLayout {
         Ok(Self { blocks, pages })
     }
 
-    /// Number of pages in all blocks together.
+    /// Returns the number of pages of all blocks.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.all().len()
     }
 
-    /// Number of bytes in all blocks together.
+    /// Returns the number of bytes of all blocks.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.all().bytes()
     }
 
-    /// All pages.
+    /// Returns the range of all pages.
     #[must_use]
     pub fn all(&self) -> PageRange {
         PageRange::new(
@@ -153,27 +150,27 @@ impl RamLayout {
         )
     }
 
-    /// The blocks in order, each with its pages.
+    /// Iterates over the blocks in order, each with its pages.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = (&RamBlock, PageRange)> + Clone {
         self.blocks.iter().zip(self.pages.iter().copied())
     }
 
-    /// The block with this number and its pages.
+    /// Returns the block with this index and its pages.
     #[must_use]
     pub fn block(&self, index: usize) -> Option<(&RamBlock, PageRange)> {
         Some((self.blocks.get(index)?, *self.pages.get(index)?))
     }
 
-    /// The page that holds byte `offset` of a block; `None` if there is no
-    /// such block or byte.
+    /// Returns the page that contains byte `offset` of a block; `None` if there is no such block or
+    /// byte.
     #[must_use]
     pub fn page_at(&self, block: usize, offset: u64) -> Option<Page> {
         let (block, pages) = self.block(block)?;
         (offset < block.bytes).then(|| pages.start().saturating_add(offset / PAGE_BYTES))
     }
 
-    /// Where a page lies: the number of its block, and its offset in the block
-    /// in bytes. `None` beyond the last page.
+    /// Returns the index of the block that contains the page, and the page's offset in the block in
+    /// bytes. `None` after the last page.
     #[must_use]
     pub fn locate(&self, page: Page) -> Option<(usize, u64)> {
         let block = self.pages.partition_point(|pages| pages.end() <= page);
@@ -182,8 +179,8 @@ impl RamLayout {
         Some((block, before.bytes()))
     }
 
-    /// The parts of `range`, cut at the edges of blocks, ascending. What lies
-    /// beyond the last page is left out.
+    /// Splits `range` at block boundaries, in ascending order. Pages after the last one are
+    /// ignored.
     #[must_use]
     pub fn locate_range(&self, range: PageRange) -> Extents<'_> {
         Extents {
@@ -192,7 +189,7 @@ impl RamLayout {
         }
     }
 
-    /// The whole host page around `page`; empty beyond the last page.
+    /// Returns the host page that contains `page`; empty after the last page.
     #[must_use]
     pub fn host_page_range(&self, page: Page) -> PageRange {
         self.locate(page)
@@ -206,8 +203,8 @@ impl RamLayout {
             .unwrap_or(PageRange::EMPTY)
     }
 
-    /// The smallest range of whole host pages around `range`, clipped to the
-    /// layout; empty if no page of `range` is in it.
+    /// Returns the smallest range of whole host pages that contains `range`, clipped to the layout;
+    /// empty if no page of `range` is in the layout.
     #[must_use]
     pub fn round_out(&self, range: PageRange) -> PageRange {
         let range = range.intersect(self.all());
@@ -294,92 +291,93 @@ impl Iterator for Extents<'_> {
     }
 }
 
-/// Why a list of RAM blocks is no layout.
+/// Why a list of RAM blocks is not a valid layout.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// There is no RAM at all.
-    #[error("laying out the guest's RAM: there is no RAM block; a guest without RAM cannot move")]
-    NoBlocks,
-    /// More than [`MAX_BLOCKS`].
+    /// There is no RAM block.
     #[error(
-        "laying out the guest's RAM: {blocks} RAM blocks, at most {MAX_BLOCKS} can be moved; give the guest fewer memory backends"
+        "laying out the guest's RAM: there is no RAM block; a guest without RAM cannot be migrated"
+    )]
+    NoBlocks,
+    /// There are more than [`MAX_BLOCKS`] blocks.
+    #[error(
+        "laying out the guest's RAM: {blocks} RAM blocks, at most {MAX_BLOCKS} are supported; give the guest fewer memory backends"
     )]
     TooManyBlocks {
-        /// How many there are.
+        /// The number of blocks.
         blocks: usize,
     },
-    /// A name longer than [`MAX_ID_BYTES`].
+    /// A name is longer than [`MAX_ID_BYTES`].
     #[error(
-        "laying out the guest's RAM: the name of a RAM block is {bytes} bytes long, at most {MAX_ID_BYTES} are possible; give its memory backend a shorter id"
+        "laying out the guest's RAM: the name of a RAM block is {bytes} bytes long, at most {MAX_ID_BYTES} are supported; give its memory backend a shorter id"
     )]
     IdTooLong {
-        /// Its length.
+        /// The length of the name.
         bytes: usize,
     },
-    /// Two blocks with one name: pages could not be told apart.
+    /// Two blocks have the same name, so their pages cannot be distinguished.
     #[error(
-        "laying out the guest's RAM: two RAM blocks are named {id:?}; give each memory backend its own id"
+        "laying out the guest's RAM: two RAM blocks are named {id:?}; give each memory backend a unique id"
     )]
     DuplicateId {
         /// The name.
         id: String,
     },
-    /// A block of no bytes.
+    /// A block is empty.
     #[error("laying out RAM block {id:?}: its size is 0; remove the empty memory backend")]
     EmptyBlock {
-        /// The block's name.
+        /// The name of the block.
         id: String,
     },
-    /// Host pages of an unknown size.
+    /// The host page size is not supported.
     #[error(
         "laying out RAM block {id:?}: host pages of {host_page} bytes are not supported; back it with pages of 4 KiB, 2 MiB or 1 GiB"
     )]
     HostPage {
-        /// The block's name.
+        /// The name of the block.
         id: String,
         /// The size in bytes.
         host_page: u64,
     },
-    /// A block that ends in the middle of a host page.
+    /// The size of a block is not a multiple of its host page size.
     #[error(
-        "laying out RAM block {id:?}: its size of {bytes} bytes is no multiple of its host page size, {host_page} bytes; give it a size that is"
+        "laying out RAM block {id:?}: its size of {bytes} bytes is not a multiple of its host page size, {host_page} bytes; change the size"
     )]
     PartialHostPage {
-        /// The block's name.
+        /// The name of the block.
         id: String,
         /// Its size in bytes.
         bytes: u64,
-        /// The size of a host page in bytes.
+        /// The host page size in bytes.
         host_page: u64,
     },
-    /// More RAM than [`MAX_PAGES`], counted up to the named block.
+    /// There is more RAM than [`MAX_PAGES`], counted up to and including the named block.
     #[error(
-        "laying out RAM block {id:?}: the guest has more than 64 TiB of RAM up to here; that is more than can be moved"
+        "laying out RAM block {id:?}: up to this block the guest has more than 64 TiB of RAM, which is not supported"
     )]
     TooLarge {
-        /// The block with which the sum went over.
+        /// The block with which the sum exceeds the limit.
         id: String,
     },
-    /// More than [`MAX_GUEST_RANGES`].
+    /// There are more than [`MAX_GUEST_RANGES`] guest ranges.
     #[error(
-        "laying out RAM block {id:?}: the guest sees it in {ranges} pieces, at most {MAX_GUEST_RANGES} are possible"
+        "laying out RAM block {id:?}: it has {ranges} guest ranges, at most {MAX_GUEST_RANGES} are supported"
     )]
     TooManyGuestRanges {
-        /// The block's name.
+        /// The name of the block.
         id: String,
-        /// How many there are.
+        /// The number of guest ranges.
         ranges: usize,
     },
-    /// A piece that is empty, reaches beyond its block, or beyond the highest
-    /// guest address.
+    /// A guest range is empty, or ends after its block or after the highest guest address.
     #[error(
-        "laying out RAM block {id:?}: the guest is said to see {bytes} bytes from offset {offset:#x} on at address {gpa:#x}, but that is empty or does not fit in the block or the address space; the description is wrong"
+        "laying out RAM block {id:?}: the guest range of {bytes} bytes at offset {offset:#x} and guest address {gpa:#x} is empty, or does not fit in the block or the address space"
     )]
     GuestRange {
-        /// The block's name.
+        /// The name of the block.
         id: String,
-        /// Guest physical address.
+        /// Guest-physical address.
         gpa: u64,
         /// Offset in the block, in bytes.
         offset: u64,

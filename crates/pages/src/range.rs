@@ -1,13 +1,13 @@
-//! Adjacent pages.
+//! Ranges of adjacent pages.
 
 use std::fmt;
 
 use crate::{PAGE_BYTES, Page};
 
-/// Adjacent pages, from `start` up to but not including `end`.
+/// Adjacent pages from `start` to `end` (exclusive).
 ///
-/// `start <= end` always holds. Empty ranges are allowed and may lie anywhere;
-/// two empty ranges at different places are not equal.
+/// `start <= end` always holds. Empty ranges are allowed at any position; two empty ranges at
+/// different positions are not equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PageRange {
     start: Page,
@@ -21,8 +21,8 @@ impl PageRange {
         end: Page::new(0),
     };
 
-    /// The pages from `start` up to but not including `end`; the empty range
-    /// at `start` if `end` lies before it.
+    /// Creates the range from `start` to `end` (exclusive); the empty range at `start` if `end` is
+    /// less than `start`.
     #[must_use]
     pub const fn new(start: Page, end: Page) -> Self {
         if end.index() < start.index() {
@@ -32,7 +32,8 @@ impl PageRange {
         }
     }
 
-    /// `pages` pages from `start` on; cut off at the last page number there is.
+    /// Creates the range of `pages` pages that begins at `start`; clipped at the largest page
+    /// number.
     #[must_use]
     pub const fn from_len(start: Page, pages: u64) -> Self {
         Self {
@@ -41,72 +42,71 @@ impl PageRange {
         }
     }
 
-    /// The range of one page.
+    /// Creates the range of one page.
     #[must_use]
     pub const fn one(page: Page) -> Self {
         Self::from_len(page, 1)
     }
 
-    /// The first page, if there is one; the place of an empty range.
+    /// Returns the first page; the position of an empty range.
     #[must_use]
     pub const fn start(self) -> Page {
         self.start
     }
 
-    /// The page after the last.
+    /// Returns the page after the last one.
     #[must_use]
     pub const fn end(self) -> Page {
         self.end
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     #[must_use]
     pub const fn len(self) -> u64 {
         self.end.index() - self.start.index()
     }
 
-    /// Number of bytes; at most `u64::MAX` for ranges that no layout has.
+    /// Returns the number of bytes; saturates at `u64::MAX` for ranges that no layout has.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.len().saturating_mul(PAGE_BYTES)
     }
 
-    /// Whether there is no page in it.
+    /// Whether the range is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.start.index() == self.end.index()
     }
 
-    /// Whether `page` is one of its pages.
+    /// Whether the range contains `page`.
     #[must_use]
     pub const fn contains(self, page: Page) -> bool {
         self.start.index() <= page.index() && page.index() < self.end.index()
     }
 
-    /// Whether every page of `other` is one of its pages. True for an empty
-    /// `other`, wherever that lies.
+    /// Whether the range contains every page of `other`. True for an empty `other` at any position.
     #[must_use]
     pub const fn contains_range(self, other: Self) -> bool {
         other.is_empty()
             || (self.start.index() <= other.start.index() && other.end.index() <= self.end.index())
     }
 
-    /// The pages in both; empty if there are none.
+    /// Returns the pages in both ranges; empty if there are none.
     #[must_use]
     pub fn intersect(self, other: Self) -> Self {
         Self::new(self.start.max(other.start), self.end.min(other.end))
     }
 
-    /// The pages before `page` and those from `page` on. If `page` lies
-    /// outside, one of the two is empty and the other is everything.
+    /// Splits the range into the pages before `page` and those from `page` on. If `page` is
+    /// outside, one part is empty and the other is the whole range.
     #[must_use]
     pub fn split_at(self, page: Page) -> (Self, Self) {
         let cut = page.clamp(self.start, self.end);
         (Self::new(self.start, cut), Self::new(cut, self.end))
     }
 
-    /// Pieces of `pages` pages, ascending; the last may be shorter. A size of
-    /// 0 is taken as 1.
+    /// Splits the range into parts of `pages` pages, in ascending order; the last one may be
+    /// shorter. A size of 0 is treated as 1.
     #[must_use]
     pub const fn chunks(self, pages: u64) -> Chunks {
         Chunks {
@@ -115,7 +115,7 @@ impl PageRange {
         }
     }
 
-    /// Its pages, ascending.
+    /// Iterates over the pages, in ascending order.
     #[must_use]
     pub const fn iter(self) -> Pages {
         Pages { rest: self }
@@ -143,7 +143,7 @@ impl fmt::Display for PageRange {
     }
 }
 
-/// The pieces of a range, from [`PageRange::chunks`].
+/// The parts of a range, from [`PageRange::chunks`].
 #[derive(Clone, Debug)]
 pub struct Chunks {
     rest: PageRange,

@@ -1,20 +1,20 @@
-//! Runs of set bits.
+//! Iterating over runs of set bits.
 
 use crate::{PageBitmap, PageRange};
 
-/// Maximal runs of set pages, ascending, from [`PageBitmap::runs`].
+/// The maximal runs of set pages, in ascending order, from [`PageBitmap::runs`].
 #[derive(Debug)]
 pub struct Runs<'a> {
     bitmap: &'a PageBitmap,
     range: PageRange,
-    /// The word being looked at.
+    /// The index of the current word.
     word: usize,
-    /// Its bits that were not reported yet.
+    /// The bits of the word that were not reported yet.
     bits: u64,
 }
 
 impl<'a> Runs<'a> {
-    /// `range` must lie inside the bitmap.
+    /// `range` must be inside the bitmap.
     pub(crate) fn new(bitmap: &'a PageBitmap, range: PageRange) -> Self {
         let word = crate::bitmap::word_of(range.start());
         Self {
@@ -25,7 +25,7 @@ impl<'a> Runs<'a> {
         }
     }
 
-    /// Goes on to the next word and loads it; `false` at the end of the range.
+    /// Loads the next word; returns `false` at the end of the range.
     fn advance(&mut self) -> bool {
         let next = self.word + 1;
         if crate::bitmap::first_of(next) >= self.range.end() {
@@ -51,7 +51,7 @@ impl Iterator for Runs<'_> {
         let start = crate::bitmap::first_of(self.word).saturating_add(u64::from(from));
         let mut pages = u64::from(ones);
         self.bits &= crate::bitmap::bits_from(from + ones);
-        // The run reaches the end of its word: it may go on in the next.
+        // The run reaches the end of its word: it may continue in the next one.
         let mut reaches_end = from + ones == u64::BITS;
         while reaches_end && self.advance() {
             ones = self.bits.trailing_ones();

@@ -1,12 +1,12 @@
-//! The bitmap against a naive model: one `bool` a page.
+//! Property tests of the bitmap against a simple model: one `bool` for each page.
 
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "a test's failure is its message")]
+#![allow(clippy::unwrap_used, reason = "a panic is the test's failure")]
 
 use hikkoshi_pages::{Page, PageBitmap, PageRange, usize_from};
 use proptest::prelude::*;
 
-/// Every change there is, and every question after each.
+/// Every modifying operation; every query runs after each.
 #[derive(Clone, Debug)]
 enum Step {
     Set(u64),
@@ -18,7 +18,7 @@ enum Step {
     TakeWord(usize, u64),
 }
 
-/// Words that look like real dirty logs: random bits, long runs, all, none.
+/// Words as in real dirty logs: random bits, long runs, all, none.
 fn word() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -30,7 +30,7 @@ fn word() -> impl Strategy<Value = u64> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Bitmaps have up to 300 pages: some of these lie beyond the end.
+    // Bitmaps have up to 300 pages: some of these are beyond the end.
     let page = || 0..320u64;
     let max = prop_oneof![0..70u64, Just(u64::MAX)];
     prop_oneof![
@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The naive bitmap.
+/// The model of the bitmap.
 struct Model(Vec<bool>);
 
 impl Model {
@@ -114,7 +114,7 @@ fn check_same(bitmap: &PageBitmap, model: &Model, range: PageRange) {
 
 proptest! {
     #[test]
-    fn does_what_a_list_of_bools_does(
+    fn bitmap_matches_a_list_of_bools(
         pages in 0..300u64,
         full in any::<bool>(),
         steps in prop::collection::vec(step(), 0..24),
@@ -142,7 +142,7 @@ proptest! {
                 }
                 Step::ClaimRun(start, len, max) => {
                     let range = PageRange::from_len(Page::new(start), len);
-                    // Alone, the run claimed is the whole first run, up to `max`.
+                    // With a single thread, the claimed run is the whole first run, up to `max`.
                     let expected = model
                         .runs(range)
                         .first()
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn words_and_pages_are_the_same_bits(pages in 1..300u64, words in prop::collection::vec(word(), 5)) {
+    fn word_access_and_page_access_agree(pages in 1..300u64, words in prop::collection::vec(word(), 5)) {
         let bitmap = PageBitmap::empty(pages);
         for (index, bits) in words.iter().enumerate() {
             let _ = bitmap.or_word(index, *bits);
@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn ranges_at_the_end_of_all_numbers_are_harmless(
+    fn ranges_with_the_largest_page_numbers_are_clipped(
         start in prop_oneof![0..200u64, u64::MAX - 200..=u64::MAX],
         len in prop_oneof![0..200u64, u64::MAX - 200..=u64::MAX],
         max in prop_oneof![0..200u64, u64::MAX - 200..=u64::MAX],

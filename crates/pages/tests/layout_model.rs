@@ -1,7 +1,7 @@
-//! Ranges and layouts against naive models that look at every page.
+//! Property tests of ranges and layouts against simple models that visit every page.
 
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "a test's failure is its message")]
+#![allow(clippy::unwrap_used, reason = "a panic is the test's failure")]
 
 use hikkoshi_pages::{
     Extent, GuestRange, HOST_PAGE_SIZES, LayoutError, MAX_BLOCKS, MAX_GUEST_RANGES, MAX_ID_BYTES,
@@ -24,8 +24,8 @@ fn range(start: u64, end: u64) -> PageRange {
     PageRange::new(Page::new(start), Page::new(end))
 }
 
-/// Layouts small enough to look at every page: up to 5 blocks of up to 24
-/// small or 3 big host pages.
+/// Layouts small enough to visit every page: up to 5 blocks of up to 24 small or 3 large host
+/// pages.
 fn layout() -> impl Strategy<Value = RamLayout> {
     let size = prop_oneof![
         (1..24u64).prop_map(|pages| (pages * 4096, 4096)),
@@ -41,7 +41,7 @@ fn layout() -> impl Strategy<Value = RamLayout> {
     })
 }
 
-/// Where each page lies, counted out one by one: block, offset, host page.
+/// Returns the position of each page by counting: block, offset, host page.
 fn every_page(layout: &RamLayout) -> Vec<(usize, u64, PageRange)> {
     let mut pages = Vec::new();
     for (index, (block, _)) in layout.blocks().enumerate() {
@@ -58,7 +58,7 @@ fn every_page(layout: &RamLayout) -> Vec<(usize, u64, PageRange)> {
 
 proptest! {
     #[test]
-    fn every_page_lies_where_counting_says(layout in layout()) {
+    fn every_page_is_located_as_in_the_model(layout in layout()) {
         let expected = every_page(&layout);
         prop_assert_eq!(layout.pages(), expected.len() as u64);
         prop_assert_eq!(layout.bytes(), expected.len() as u64 * PAGE_BYTES);
@@ -81,10 +81,10 @@ proptest! {
     }
 
     #[test]
-    fn a_range_is_cut_at_the_edges_of_blocks(layout in layout(), start in 0..3000u64, len in 0..3000u64) {
+    fn a_range_is_split_at_block_boundaries(layout in layout(), start in 0..3000u64, len in 0..3000u64) {
         let asked = PageRange::from_len(Page::new(start), len);
         let extents: Vec<Extent> = layout.locate_range(asked).collect();
-        // Together they are the range, in order, without the part beyond.
+        // Together they are the range, in order, without the pages beyond the end.
         let pages: Vec<Page> = extents.iter().flat_map(|extent| extent.pages.iter()).collect();
         prop_assert_eq!(pages, asked.intersect(layout.all()).iter().collect::<Vec<_>>());
         for extent in &extents {
@@ -93,12 +93,12 @@ proptest! {
             let (_, block) = layout.block(extent.block).unwrap();
             prop_assert!(block.contains_range(extent.pages));
         }
-        // One a block: none could have been longer.
+        // One part for each block, so each part is as long as possible.
         prop_assert!(extents.windows(2).all(|pair| pair[0].block < pair[1].block));
     }
 
     #[test]
-    fn rounding_out_gives_the_smallest_whole_host_pages(layout in layout(), start in 0..3000u64, len in 0..3000u64) {
+    fn round_out_returns_the_smallest_range_of_host_pages(layout in layout(), start in 0..3000u64, len in 0..3000u64) {
         let asked = PageRange::from_len(Page::new(start), len).intersect(layout.all());
         let touched: Vec<PageRange> = every_page(&layout)
             .into_iter()
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn ranges_behave_like_lists_of_pages(
+    fn ranges_match_lists_of_pages(
         (a, b) in (0..40u64, 0..40u64),
         (c, d) in (0..40u64, 0..40u64),
         at in 0..45u64,
@@ -145,7 +145,7 @@ proptest! {
 }
 
 #[test]
-fn numbers_at_the_end_do_not_overflow() {
+fn the_largest_page_numbers_do_not_overflow() {
     let last = PageRange::from_len(Page::new(u64::MAX - 3), u64::MAX);
     assert_eq!(last.len(), 3);
     assert_eq!(last.iter().count(), 3);
@@ -155,7 +155,7 @@ fn numbers_at_the_end_do_not_overflow() {
 }
 
 #[test]
-fn good_layouts_are_accepted_and_bad_ones_refused_by_name() {
+fn valid_layouts_are_accepted_and_others_rejected() {
     for host_page in HOST_PAGE_SIZES {
         let layout = RamLayout::new(vec![block("ram", 2 << 30, host_page)]).unwrap();
         assert_eq!(layout.host_page_range(Page::new(0)).bytes(), host_page);
@@ -203,7 +203,7 @@ fn good_layouts_are_accepted_and_bad_ones_refused_by_name() {
             host_page: MIB2
         }
     );
-    // 64 TiB fit; one page more does not, nor does a sum that would overflow.
+    // 64 TiB are accepted; one page more is rejected, and so is a sum that would overflow.
     assert!(RamLayout::new(vec![block("a", 1 << 46, 1 << 30)]).is_ok());
     let huge = u64::MAX - 4095;
     for (a, b) in [(1 << 46, 4096), (huge, huge)] {
@@ -213,7 +213,7 @@ fn good_layouts_are_accepted_and_bad_ones_refused_by_name() {
 }
 
 #[test]
-fn pieces_that_the_guest_sees_must_lie_in_the_block() {
+fn guest_ranges_must_be_inside_the_block() {
     let with = |pieces: Vec<GuestRange>| {
         RamLayout::new(vec![RamBlock {
             guest: pieces,
@@ -246,11 +246,11 @@ fn pieces_that_the_guest_sees_must_lie_in_the_block() {
 }
 
 #[test]
-fn an_error_says_what_was_done_to_what_and_what_to_do() {
+fn error_message_of_a_partial_host_page() {
     let error = RamLayout::new(vec![block("ram0", MIB2 + 4096, MIB2)]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "laying out RAM block \"ram0\": its size of 2101248 bytes is no multiple of its host page \
-         size, 2097152 bytes; give it a size that is"
+        "laying out RAM block \"ram0\": its size of 2101248 bytes is not a multiple of its host \
+         page size, 2097152 bytes; change the size"
     );
 }

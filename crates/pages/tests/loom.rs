@@ -1,5 +1,5 @@
-//! Model tests: loom runs each of these through every interleaving and every
-//! outcome that the memory model allows.
+//! Loom models: loom explores every interleaving and every outcome that the memory model
+//! permits.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p hikkoshi-pages --release --test loom
@@ -16,8 +16,8 @@ fn range(start: u64, end: u64) -> PageRange {
     PageRange::new(Page::new(start), Page::new(end))
 }
 
-/// A bitmap of two words, all of `range` set.
-fn owed(range: PageRange) -> Arc<PageBitmap> {
+/// A bitmap of two words in which the pages of `range` are set.
+fn set_pages(range: PageRange) -> Arc<PageBitmap> {
     let bitmap = PageBitmap::empty(128);
     bitmap.set_range(range);
     Arc::new(bitmap)
@@ -26,7 +26,7 @@ fn owed(range: PageRange) -> Arc<PageBitmap> {
 #[test]
 fn a_page_has_exactly_one_winner() {
     loom::model(|| {
-        let bitmap = owed(range(5, 6));
+        let bitmap = set_pages(range(5, 6));
         let other = {
             let bitmap = Arc::clone(&bitmap);
             thread::spawn(move || bitmap.claim(Page::new(5)))
@@ -39,9 +39,9 @@ fn a_page_has_exactly_one_winner() {
 }
 
 #[test]
-fn three_claims_on_one_word_do_not_disturb_each_other() {
+fn three_claims_on_one_word_are_independent() {
     loom::model(|| {
-        let bitmap = owed(range(5, 7));
+        let bitmap = set_pages(range(5, 7));
         let claim = |page| {
             let bitmap = Arc::clone(&bitmap);
             thread::spawn(move || u64::from(bitmap.claim(Page::new(page))))
@@ -54,9 +54,9 @@ fn three_claims_on_one_word_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_run_across_two_words_and_a_claim_in_the_second_share_the_pages() {
+fn a_run_across_two_words_vs_a_claim_in_the_second() {
     loom::model(|| {
-        let bitmap = owed(range(62, 66));
+        let bitmap = set_pages(range(62, 66));
         let urgent = {
             let bitmap = Arc::clone(&bitmap);
             thread::spawn(move || bitmap.claim(Page::new(64)))
@@ -74,26 +74,25 @@ fn a_run_across_two_words_and_a_claim_in_the_second_share_the_pages() {
 }
 
 #[test]
-fn a_run_never_hides_a_page_from_a_claim() {
-    // Page 7 is asked for while a run of at most two pages is claimed in front
-    // of it, in the same word: the run ends at page 6 at the latest, so the
-    // urgent claim must win, always.
+fn a_run_never_clears_a_page_it_does_not_return() {
+    // Page 7 is requested while a run of at most two pages before it is claimed, in the same word.
+    // The run ends at page 6 at the latest, so the urgent claim must always win.
     loom::model(|| {
-        let bitmap = owed(range(5, 9));
+        let bitmap = set_pages(range(5, 9));
         let background = {
             let bitmap = Arc::clone(&bitmap);
             thread::spawn(move || bitmap.claim_run(range(0, 128), 2))
         };
-        assert!(bitmap.claim(Page::new(7)), "nobody else may have won it");
+        assert!(bitmap.claim(Page::new(7)), "another thread has won page 7");
         assert_eq!(background.join().unwrap(), Some(range(5, 7)));
         assert_eq!(bitmap.count(), 1);
     });
 }
 
 #[test]
-fn two_runs_over_the_same_words_win_different_pages() {
+fn two_runs_on_the_same_words_win_different_pages() {
     loom::model(|| {
-        let bitmap = owed(range(62, 66));
+        let bitmap = set_pages(range(62, 66));
         let claim = |bitmap: &PageBitmap| bitmap.claim_run(range(0, 128), 3);
         let other = {
             let bitmap = Arc::clone(&bitmap);
@@ -117,12 +116,11 @@ fn two_runs_over_the_same_words_win_different_pages() {
     });
 }
 
-/// A page's content, written before its bit is set, and a bystander that
-/// changes another bit of the same word in between: whoever wins the page by
-/// `win` must see the content.
-fn publishes(win: fn(&PageBitmap) -> bool) {
+/// A thread writes a page's content before it sets the bit, and another thread changes another bit
+/// of the same word in between. A thread that wins the page with `win` must see the content.
+fn sees_the_content(win: fn(&PageBitmap) -> bool) {
     loom::model(move || {
-        let bitmap = owed(range(3, 4));
+        let bitmap = set_pages(range(3, 4));
         let content = Arc::new(AtomicU64::new(0));
         let setter = {
             let (bitmap, content) = (Arc::clone(&bitmap), Arc::clone(&content));
@@ -136,7 +134,11 @@ fn publishes(win: fn(&PageBitmap) -> bool) {
             thread::spawn(move || assert!(bitmap.claim(Page::new(3))))
         };
         if win(&bitmap) {
-            assert_eq!(content.load(Ordering::Relaxed), 42, "won a stale page");
+            assert_eq!(
+                content.load(Ordering::Relaxed),
+                42,
+                "the winner sees stale content"
+            );
         }
         setter.join().unwrap();
         bystander.join().unwrap();
@@ -144,19 +146,19 @@ fn publishes(win: fn(&PageBitmap) -> bool) {
 }
 
 #[test]
-fn the_winner_of_a_claim_sees_the_page() {
-    publishes(|bitmap| bitmap.claim(Page::new(5)));
+fn claim_sees_the_content() {
+    sees_the_content(|bitmap| bitmap.claim(Page::new(5)));
 }
 
 #[test]
-fn the_winner_of_a_run_sees_the_page() {
-    publishes(|bitmap| bitmap.claim_run(range(4, 128), 8).is_some());
+fn claim_run_sees_the_content() {
+    sees_the_content(|bitmap| bitmap.claim_run(range(4, 128), 8).is_some());
 }
 
 #[test]
-fn the_winner_of_a_run_sees_the_pages_of_its_second_word() {
+fn claim_run_sees_the_content_in_its_second_word() {
     loom::model(|| {
-        let bitmap = owed(range(63, 64));
+        let bitmap = set_pages(range(63, 64));
         let content = Arc::new(AtomicU64::new(0));
         let setter = {
             let (bitmap, content) = (Arc::clone(&bitmap), Arc::clone(&content));
@@ -167,39 +169,43 @@ fn the_winner_of_a_run_sees_the_pages_of_its_second_word() {
         };
         let run = bitmap.claim_run(range(0, 128), 8).unwrap();
         if run.contains(Page::new(64)) {
-            assert_eq!(content.load(Ordering::Relaxed), 42, "won a stale page");
+            assert_eq!(
+                content.load(Ordering::Relaxed),
+                42,
+                "the winner sees stale content"
+            );
         }
         setter.join().unwrap();
     });
 }
 
 #[test]
-fn the_winner_of_a_word_sees_the_page() {
-    publishes(|bitmap| bitmap.take_word(0, 1 << 5) != 0);
+fn take_word_sees_the_content() {
+    sees_the_content(|bitmap| bitmap.take_word(0, 1 << 5) != 0);
 }
 
 #[test]
-fn who_clears_a_range_sees_the_page() {
-    publishes(|bitmap| bitmap.clear_range(range(4, 128)) != 0);
+fn clear_range_sees_the_content() {
+    sees_the_content(|bitmap| bitmap.clear_range(range(4, 128)) != 0);
 }
 
 #[test]
-fn who_finds_a_page_set_sees_it() {
-    publishes(|bitmap| bitmap.get(Page::new(5)));
+fn get_sees_the_content() {
+    sees_the_content(|bitmap| bitmap.get(Page::new(5)));
 }
 
 #[test]
-fn who_finds_a_run_sees_its_pages() {
-    publishes(|bitmap| bitmap.runs(range(4, 128)).next().is_some());
+fn runs_sees_the_content() {
+    sees_the_content(|bitmap| bitmap.runs(range(4, 128)).next().is_some());
 }
 
 #[test]
-fn setting_a_page_that_is_set_already_publishes_as_well() {
-    // The page is written again and set again while it is being claimed. If
-    // the second `set` found it still set, the one winner sees the second
-    // content; if it found it clear, it is there to be claimed once more.
+fn set_of_a_set_page_publishes_the_content() {
+    // The page is written and set again while it is being claimed. If the second `set` finds it
+    // set, the one winner sees the second content; if it finds it clear, the page can be claimed
+    // again.
     loom::model(|| {
-        let bitmap = owed(range(5, 6));
+        let bitmap = set_pages(range(5, 6));
         let content = Arc::new(AtomicU64::new(1));
         let setter = {
             let (bitmap, content) = (Arc::clone(&bitmap), Arc::clone(&content));
@@ -211,19 +217,19 @@ fn setting_a_page_that_is_set_already_publishes_as_well() {
         assert!(bitmap.claim(Page::new(5)));
         let seen = content.load(Ordering::Relaxed);
         let was_clear = setter.join().unwrap();
-        assert!(seen == 2 || was_clear, "the second content would be lost");
+        assert!(seen == 2 || was_clear, "the second content is lost");
         assert_eq!(bitmap.get(Page::new(5)), was_clear);
     });
 }
 
 #[test]
-fn who_sets_a_page_again_sees_what_its_winner_did() {
+fn set_sees_what_the_last_winner_did() {
     for win in [
         |bitmap: &PageBitmap| bitmap.claim(Page::new(5)),
         |bitmap: &PageBitmap| bitmap.claim_run(range(0, 128), 1).is_some(),
     ] {
         loom::model(move || {
-            let bitmap = owed(range(5, 6));
+            let bitmap = set_pages(range(5, 6));
             let done = Arc::new(AtomicU64::new(0));
             let winner = {
                 let (bitmap, done) = (Arc::clone(&bitmap), Arc::clone(&done));

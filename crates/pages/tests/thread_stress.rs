@@ -1,7 +1,7 @@
-//! Real threads on a big bitmap: every page is won exactly once.
+//! Stress tests with threads on a large bitmap: every page is won exactly once.
 
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "a test's failure is its message")]
+#![allow(clippy::unwrap_used, reason = "a panic is the test's failure")]
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::thread;
@@ -11,7 +11,7 @@ use hikkoshi_pages::{Page, PageBitmap, PageRange, usize_from};
 /// Not a multiple of 64, so that the last word is a partial one.
 const PAGES: u64 = (1 << 20) + 37;
 
-/// How often each page was won.
+/// The number of times that each page was won.
 struct Tally(Vec<AtomicU8>);
 
 impl Tally {
@@ -31,7 +31,7 @@ impl Tally {
     }
 }
 
-/// A small generator of numbers: the order of requests, the same every time.
+/// A pseudo-random generator for the order of requests, the same in every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -46,40 +46,40 @@ impl Numbers {
 
 #[test]
 fn urgent_and_background_claims_win_every_page_once() {
-    let owed = PageBitmap::full(PAGES);
+    let unsent = PageBitmap::full(PAGES);
     let tally = Tally::new();
     let urgent_won = AtomicU64::new(0);
     let done = AtomicBool::new(false);
     thread::scope(|threads| {
-        // Two that answer page requests, anywhere.
+        // Two threads that answer page requests for random pages.
         for seed in [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9] {
-            let (owed, tally, done, urgent_won) = (&owed, &tally, &done, &urgent_won);
+            let (unsent, tally, done, urgent_won) = (&unsent, &tally, &done, &urgent_won);
             threads.spawn(move || {
                 let mut numbers = Numbers(seed);
                 while !done.load(Ordering::Relaxed) {
                     let page = Page::new(numbers.next() % PAGES);
-                    if owed.claim(page) {
+                    if unsent.claim(page) {
                         tally.won(page);
                         urgent_won.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             });
         }
-        // Four that push the rest: from the start, from the middle, from near
-        // the end (all of them wrap around), with run lengths of their own.
+        // Four threads that send the rest, with different maximum run lengths: from the start, from
+        // the middle, and from near the end (all of them wrap around).
         let pushers: Vec<_> = [(0, 256), (PAGES / 2, 100), (PAGES - 5, 64), (0, 1)]
             .into_iter()
             .map(|(cursor, max)| {
-                let (owed, tally, urgent_won) = (&owed, &tally, &urgent_won);
+                let (unsent, tally, urgent_won) = (&unsent, &tally, &urgent_won);
                 threads.spawn(move || {
-                    // On a busy machine all could be over before the others
-                    // have begun, and nothing would be tested.
+                    // Otherwise, on a busy machine, these threads could finish before the others
+                    // have started.
                     while urgent_won.load(Ordering::Relaxed) == 0 {
                         thread::yield_now();
                     }
-                    let (before, after) = owed.all().split_at(Page::new(cursor));
+                    let (before, after) = unsent.all().split_at(Page::new(cursor));
                     for mut rest in [after, before] {
-                        while let Some(run) = owed.claim_run(rest, max) {
+                        while let Some(run) = unsent.claim_run(rest, max) {
                             assert!(run.len() <= max && rest.contains_range(run), "{run:?}");
                             run.iter().for_each(|page| tally.won(page));
                             rest = PageRange::new(run.end(), rest.end());
@@ -93,13 +93,13 @@ fn urgent_and_background_claims_win_every_page_once() {
         results.into_iter().for_each(|result| result.unwrap());
     });
     tally.check();
-    assert_eq!(owed.count(), 0);
+    assert_eq!(unsent.count(), 0);
 }
 
 #[test]
-fn pages_set_again_and_again_are_won_as_often_as_they_were_newly_set() {
-    // Writers set pages of a few words over and over while others claim them:
-    // each `set` that found its page clear is answered by one win.
+fn each_newly_set_page_is_won_once() {
+    // Writers set pages of a few words repeatedly while other threads claim them: each `set` that
+    // finds its page clear is matched by one win.
     const ROUNDS: u64 = 200_000;
     let bitmap = PageBitmap::empty(200);
     let newly_set = AtomicU64::new(0);
