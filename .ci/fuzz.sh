@@ -41,7 +41,7 @@ run() {
 }
 export -f run
 export seconds host
+# shellcheck disable=SC2016 # The inner shell expands $1.
 for target in fuzz/fuzz_targets/*.rs; do
     printf '%s\0' "$(basename "$target" .rs)"
-# shellcheck disable=SC2016 # The inner shell expands it.
 done | xargs -0 -n 1 -P "$at_once" bash -euo pipefail -c 'run "$1"' fuzz

@@ -19,7 +19,7 @@
 //!   the guest nor forgets it. The next connection settles it.
 //!
 //! `docs/protocol.md` has both machines as tables, which are compared with
-//! this code by a test; a model check (`tests/custody.rs`) explores every
+//! this code by a test; a model check (`tests/machines/`) explores every
 //! order of messages, losses and crashes.
 
 mod destination;

@@ -1,7 +1,6 @@
 //! What the kernel knows of a TCP connection, and the pace it keeps.
 //!
-//! Here because this is the crate where the kernel's interface is; what is
-//! done with it is decided in the engine (`link/window.rs`).
+//! `link/src/flow/window.rs` decides what is done with it.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;

@@ -13,11 +13,11 @@
 //! The guest's memory belongs to an unmodified QEMU, so the descriptor must be made **inside** it.
 //! [`ForeignUserfault::take`] does: it stops one thread by ptrace, makes it do the one system call,
 //! puts it back where it was and copies the descriptor to us. What keeps the process from harm is
-//! told at the head of `inject/mod.rs`. QEMU being an ordinary user's process, without the right to a
+//! told at the head of `linux/src/inject/mod.rs`. QEMU being an ordinary user's process, without the right to a
 //! userfaultfd, is provided for (`device.rs`).
 //!
 //! A huge page that arrives in pieces is put together in a [`PageBuffer`] and installed whole
-//! ([`Userfault::copy_buffer_unless`]); [`Process::collapse`] makes huge pages out of small ones afterwards.
+//! ([`Userfault::copy_buffer_unless`]).
 //!
 //! # What must be known
 //!

@@ -175,7 +175,7 @@ impl LinkReader {
     }
 
     /// Whether reading spins from now on instead of sleeping: a processor for
-    /// some microseconds less a message. `spin.rs` says when it
+    /// some microseconds less a message. `busy_poll.rs` says when it
     /// sleeps all the same.
     pub fn set_poll(&mut self, poll: bool) {
         self.input.get_mut().spin = poll.then(BusyPoll::default);

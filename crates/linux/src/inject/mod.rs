@@ -11,7 +11,7 @@
 //! * Signals are held back while the registers are ours: they stay pending in the kernel and reach
 //!   the process when its own signal mask is back. `SIGSTOP`, which cannot be held back, is passed
 //!   on at once.
-//! * It all happens in a process made for it, which shares this one's memory and files ([`apart`]).
+//! * It all happens in a process made for it, which shares this one's memory and files (`apart.rs`).
 //!   The kernel lets go of everything a tracer held when it ends, so also of a thread that could not
 //!   be stopped in time. And if an injected call takes unreasonably long, the caller gets an error
 //!   while that process goes on waiting, to put the registers back whenever it ends: giving up would

@@ -75,7 +75,7 @@ pub enum ToDestination {
     Switch {
         /// The length of the device state in bytes.
         device_bytes: u64,
-        /// Its CRC-32C; see [`DeviceStateDigest`](crate::DeviceStateDigest).
+        /// Its CRC-32C; see [`DeviceStateDigest`].
         device_crc32c: u32,
         /// The number of pages that the source still owes: all that
         /// [`Discard`](Self::Discard) named. 0 in pre-copy.
@@ -91,7 +91,7 @@ pub enum ToDestination {
     Commit,
     /// The migration is cancelled. Only before [`Commit`](Self::Commit).
     Cancel {
-        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
@@ -151,7 +151,7 @@ pub enum ToSource {
     },
     /// The guest is not compatible, or the destination does not take it.
     Refuse {
-        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
@@ -163,7 +163,7 @@ pub enum ToSource {
     /// Loading the guest failed, or something else did. Before *Commit* the
     /// source resumes the guest.
     Failed {
-        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
@@ -171,7 +171,7 @@ pub enum ToSource {
     Resumed,
     /// The destination wants to cancel the migration; the source decides.
     Cancel {
-        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
@@ -216,7 +216,7 @@ pub enum ToSource {
     /// with
     /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
     Declined {
-        /// Why, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// Why, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
@@ -225,7 +225,7 @@ pub enum ToSource {
     /// to a source with
     /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
     Perished {
-        /// How, for people; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// How, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
@@ -233,7 +233,7 @@ pub enum ToSource {
     /// once, immediately before [`Accept`](Self::Accept). From version 2 on.
     Differs {
         /// What differs, for people; cut at
-        /// [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+        /// [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         what: String,
     },
