@@ -112,8 +112,8 @@ fn not_cancelled_after_commit() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
     // The source has sent *commit*, and does not know yet whether the guest runs.
-    let migration =
-        guest.start_migration(&MigrationPlan::new("precopy").hold_at(Breakpoint::before(Resumed)));
+    let migration = guest
+        .start_migration(&MigrationPlan::new("precopy").hold_at(Breakpoint::before(GuestResumed)));
     migration.wait_held();
     migration.migrate.interrupt();
     let word = migration.migrate.wait_stderr("not stopping before");

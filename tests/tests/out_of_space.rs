@@ -217,7 +217,7 @@ fn no_room_for_a_journal_after_commit() {
         // Cannot record that the guest runs, and does not run it.
         (Side::Destination, Breakpoint::before(Commit)),
         // Cannot record that the destination runs the guest.
-        (Side::Source, Breakpoint::before(Resumed)),
+        (Side::Source, Breakpoint::before(GuestResumed)),
         // Cannot record that all pages are received.
         (Side::Destination, Breakpoint::after(Pages).nth(300)),
         (Side::Source, Breakpoint::before(Complete)),
@@ -277,7 +277,7 @@ fn destination_qemu_killed(with_engine: bool) {
         .transport(Transport::Tcp)
         .migrate_args(&SLOW_BACKGROUND);
     let plan = plan.migrate_args(&["--progress", "json"]);
-    let mut migration = guest.start_migration(&plan.hold_at(Breakpoint::after(Resumed)));
+    let mut migration = guest.start_migration(&plan.hold_at(Breakpoint::after(GuestResumed)));
     migration.wait_held();
     if with_engine {
         migration.receive.kill();

@@ -225,8 +225,8 @@ fn source_qemu_killed_before_the_switchover() {
 fn source_qemu_killed_in_postcopy() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
-    let migration =
-        guest.start_migration(&MigrationPlan::new("postcopy").hold_at(Breakpoint::after(Resumed)));
+    let migration = guest
+        .start_migration(&MigrationPlan::new("postcopy").hold_at(Breakpoint::after(GuestResumed)));
     migration.wait_held();
     kill_source_qemu(&guest);
     migration.relay().release();

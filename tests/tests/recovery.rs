@@ -91,7 +91,7 @@ fn links_cut_in_hybrid() {
     let steps = [
         (Victim::Links, Breakpoint::before(Commit)),
         (Victim::Links, Breakpoint::after(Commit)),
-        (Victim::Links, Breakpoint::before(Resumed)),
+        (Victim::Links, Breakpoint::before(GuestResumed)),
     ];
     each("hybrid", Transport::Tcp, steps);
 }
@@ -133,7 +133,7 @@ fn precopy_interrupted_at_commit() {
 fn source_engine_and_qemu_killed() {
     let steps = [
         (Victim::SourceAndQemu, Breakpoint::after(Commit)),
-        (Victim::SourceAndQemu, Breakpoint::before(Resumed)),
+        (Victim::SourceAndQemu, Breakpoint::before(GuestResumed)),
         (Victim::SourceAndQemu, Breakpoint::after(Pages).nth(400)),
     ];
     each("postcopy", Transport::Tcp, steps);
@@ -189,7 +189,7 @@ fn reset_links_are_reestablished() {
     for at in [
         Breakpoint::before(Commit),
         Breakpoint::after(Commit),
-        Breakpoint::before(Resumed),
+        Breakpoint::before(GuestResumed),
         Breakpoint::after(Pages).nth(300),
     ] {
         let plan = MigrationPlan::new("postcopy")

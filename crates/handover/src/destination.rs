@@ -10,15 +10,19 @@ use super::SourceStage;
 #[serde(rename_all = "lowercase")]
 pub enum DestinationStage {
     /// Memory and device state arrive; nothing was promised.
-    Arriving,
+    // The serde names are those in journals of released versions.
+    #[serde(rename = "arriving")]
+    Receiving,
     /// The guest could run here, and the source was told so: it may have
     /// handed it over.
     Ready,
     /// The guest is the destination's; pages may be missing.
-    Runs,
+    #[serde(rename = "runs")]
+    Running,
     /// The guest is the destination's, and nothing of it is needed from the
     /// source: all of it is here, or it has ended itself here.
-    Whole,
+    #[serde(rename = "whole")]
+    Complete,
     /// The guest was never run here and never will be.
     Declined,
 }
@@ -26,10 +30,10 @@ pub enum DestinationStage {
 impl DestinationStage {
     /// All of them, in order.
     pub const ALL: [Self; 5] = [
-        Self::Arriving,
+        Self::Receiving,
         Self::Ready,
-        Self::Runs,
-        Self::Whole,
+        Self::Running,
+        Self::Complete,
         Self::Declined,
     ];
 }
@@ -52,7 +56,7 @@ pub enum DestinationEvent {
     /// The source has heard that everything is here.
     Goodbye,
     /// A link was lost, or the source says what it should not.
-    Lost,
+    LinkLost,
     /// The guest cannot run here: its process died, or did not take the
     /// device state.
     Broken,
@@ -76,14 +80,14 @@ impl DestinationEvent {
         Self::AllHere,
         Self::ShutDown,
         Self::Goodbye,
-        Self::Lost,
+        Self::LinkLost,
         Self::Broken,
         Self::Cancelled,
         Self::NeverRan,
         Self::GivenUp,
-        Self::Connected(SourceStage::Keeps),
+        Self::Connected(SourceStage::Owned),
         Self::Connected(SourceStage::Committed),
-        Self::Connected(SourceStage::Gone),
+        Self::Connected(SourceStage::HandedOver),
         Self::Connected(SourceStage::Done),
     ];
 }
@@ -98,7 +102,7 @@ pub enum DestinationAction {
     /// Let the guest run here, if it does not.
     Run,
     /// Say *resumed*.
-    SayResumed,
+    SayGuestResumed,
     /// Say *complete*.
     SayComplete,
     /// Say *shut down*.
@@ -108,8 +112,8 @@ pub enum DestinationAction {
     /// Ask the source to call it off.
     AskToCancel,
     /// Say that this is the stage, and in [`DestinationStage::Ready`] and
-    /// [`DestinationStage::Runs`] which pages are missing.
-    SayWhere(DestinationStage),
+    /// [`DestinationStage::Running`] which pages are missing.
+    SayResumeReply(DestinationStage),
     /// Drop the guest, which was never run here and never will be.
     Drop,
     /// End the guest, which has run here, for good.
@@ -129,7 +133,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// A destination in `stage`: [`DestinationStage::Arriving`], or as
+    /// A destination in `stage`: [`DestinationStage::Receiving`], or as
     /// recorded.
     pub fn new(stage: DestinationStage) -> Self {
         Self { stage }
@@ -147,61 +151,63 @@ impl Destination {
     /// last.
     pub fn on(&mut self, event: DestinationEvent) -> &'static [DestinationAction] {
         use DestinationAction::{
-            AskToCancel, Close, Drop, End, Kill, Record, Run, SayComplete, SayDeclined, SayReady,
-            SayResumed, SayShutDown, SayWhere, Wait,
+            AskToCancel, Close, Drop, End, Kill, Record, Run, SayComplete, SayDeclined,
+            SayGuestResumed, SayReady, SayResumeReply, SayShutDown, Wait,
         };
         use DestinationEvent::{
-            AllHere, Broken, CalledOff, Cancelled, Commit, Connected, GivenUp, Goodbye, Loaded,
-            Lost, NeverRan, Restarted, ShutDown,
+            AllHere, Broken, CalledOff, Cancelled, Commit, Connected, GivenUp, Goodbye, LinkLost,
+            Loaded, NeverRan, Restarted, ShutDown,
         };
-        use DestinationStage::{Arriving, Declined, Ready, Runs, Whole};
+        use DestinationStage::{Complete, Declined, Ready, Receiving, Running};
         use SourceStage as There;
         let (stage, actions): (_, &'static [DestinationAction]) = match (self.stage, event) {
-            (Arriving, Loaded) => (Ready, &[Record(Ready), SayReady]),
+            (Receiving, Loaded) => (Ready, &[Record(Ready), SayReady]),
             // Nothing was promised: the source needs no word to go on.
-            (Arriving, _) => (Declined, &[SayDeclined, Drop, Close, End]),
+            (Receiving, _) => (Declined, &[SayDeclined, Drop, Close, End]),
 
-            (Ready, Commit) => (Runs, &[Record(Runs), Run, SayResumed]),
-            (Ready, CalledOff | Connected(There::Keeps)) => {
+            (Ready, Commit) => (Running, &[Record(Running), Run, SayGuestResumed]),
+            (Ready, CalledOff | Connected(There::Owned)) => {
                 (Declined, &[Record(Declined), Drop, Close, End])
             }
             // The source may wait for that word, and for ever.
-            (Ready, Broken | GivenUp) | (Runs, NeverRan) => {
+            (Ready, Broken | GivenUp) | (Running, NeverRan) => {
                 (Declined, &[Record(Declined), SayDeclined])
             }
             // Only the source can still call it off.
             (Ready, Cancelled) => (Ready, &[AskToCancel]),
-            (Ready, Connected(There::Committed)) => (Ready, &[SayWhere(Ready)]),
+            (Ready, Connected(There::Committed)) => (Ready, &[SayResumeReply(Ready)]),
 
-            (Runs, AllHere) => (Whole, &[Record(Whole), SayComplete]),
+            (Running, AllHere) => (Complete, &[Record(Complete), SayComplete]),
             // A guest that has ended itself needs no more pages: its source may
             // let go of them.
-            (Runs, ShutDown) => (Whole, &[Record(Whole), SayShutDown]),
-            (Runs, Connected(There::Committed | There::Gone)) => (Runs, &[SayWhere(Runs)]),
-            (Runs, Restarted) => (Runs, &[Run, Wait]),
+            (Running, ShutDown) => (Complete, &[Record(Complete), SayShutDown]),
+            (Running, Connected(There::Committed | There::HandedOver)) => {
+                (Running, &[SayResumeReply(Running)])
+            }
+            (Running, Restarted) => (Running, &[Run, Wait]),
             // It was told so before, and the answer was lost.
-            (Runs | Whole, Commit) => (self.stage, &[SayResumed]),
+            (Running | Complete, Commit) => (self.stage, &[SayGuestResumed]),
             // A guest that cannot run here any longer has run here, and cannot
             // be had back.
-            (Runs, Broken) => (Runs, &[End]),
-            (Runs, GivenUp) => (Runs, &[Kill, Close, End]),
-            (Whole, Connected(There::Committed | There::Gone | There::Done)) => {
-                (Whole, &[SayWhere(Whole)])
+            (Running, Broken) => (Running, &[End]),
+            (Running, GivenUp) => (Running, &[Kill, Close, End]),
+            (Complete, Connected(There::Committed | There::HandedOver | There::Done)) => {
+                (Complete, &[SayResumeReply(Complete)])
             }
-            (Whole, Restarted) => (Whole, &[Run, Wait]),
-            (Whole, Goodbye | GivenUp) => (Whole, &[Close, End]),
+            (Complete, Restarted) => (Complete, &[Run, Wait]),
+            (Complete, Goodbye | GivenUp) => (Complete, &[Close, End]),
             // What becomes of it now is its own matter.
-            (Whole, Broken | NeverRan | ShutDown) => (Whole, &[]),
+            (Complete, Broken | NeverRan | ShutDown) => (Complete, &[]),
             // Too late: it is nobody else's any more.
-            (Runs | Whole, Cancelled) => (self.stage, &[]),
-            (Ready | Runs | Whole, _) => (self.stage, &[Wait]),
+            (Running | Complete, Cancelled) => (self.stage, &[]),
+            (Ready | Running | Complete, _) => (self.stage, &[Wait]),
 
             // It has the guest, and needs no word from here any more.
-            (Declined, CalledOff | Connected(There::Keeps) | GivenUp) => {
+            (Declined, CalledOff | Connected(There::Owned) | GivenUp) => {
                 (Declined, &[Drop, Close, End])
             }
-            (Declined, Connected(_)) => (Declined, &[SayWhere(Declined)]),
-            (Declined, Restarted | Lost | Cancelled) => (Declined, &[Drop, Wait]),
+            (Declined, Connected(_)) => (Declined, &[SayResumeReply(Declined)]),
+            (Declined, Restarted | LinkLost | Cancelled) => (Declined, &[Drop, Wait]),
             (Declined, _) => (Declined, &[]),
         };
         self.stage = stage;

@@ -158,4 +158,13 @@ mod tests {
             assert!(serde_json::from_str::<SourceRecord>(&text).is_err());
         }
     }
+
+    #[test]
+    fn stages_keep_the_names_in_older_journals() {
+        let source = SourceStage::ALL.map(|stage| serde_json::to_value(stage).unwrap());
+        assert_eq!(source, ["keeps", "committed", "gone", "done"]);
+        let destination = DestinationStage::ALL.map(|stage| serde_json::to_value(stage).unwrap());
+        let names = ["arriving", "ready", "runs", "whole", "declined"];
+        assert_eq!(destination, names);
+    }
 }

@@ -9,18 +9,21 @@ use super::DestinationStage;
 #[serde(rename_all = "lowercase")]
 pub enum SourceStage {
     /// The guest is the source's.
-    Keeps,
+    // The serde names are those in journals of released versions.
+    #[serde(rename = "keeps")]
+    Owned,
     /// *Commit* may have been sent: whose guest it is, the destination knows.
     Committed,
     /// The destination runs the guest and may still lack pages.
-    Gone,
+    #[serde(rename = "gone")]
+    HandedOver,
     /// The destination has everything.
     Done,
 }
 
 impl SourceStage {
     /// All of them, in order.
-    pub const ALL: [Self; 4] = [Self::Keeps, Self::Committed, Self::Gone, Self::Done];
+    pub const ALL: [Self; 4] = [Self::Owned, Self::Committed, Self::HandedOver, Self::Done];
 }
 
 /// What happens to the source.
@@ -31,7 +34,7 @@ pub enum SourceEvent {
     /// The destination could run the guest, which stands still here.
     Ready,
     /// The destination says that it runs the guest.
-    Resumed,
+    GuestResumed,
     /// The destination has every page.
     Complete,
     /// The destination has run the guest, which has ended itself there: no page
@@ -43,7 +46,7 @@ pub enum SourceEvent {
     /// The destination has declined.
     Declined,
     /// A link was lost, or the destination says what it should not.
-    Lost,
+    LinkLost,
     /// Somebody here wants it stopped.
     Cancelled,
     /// Somebody here gives the migration up, and answers for it that the
@@ -58,18 +61,18 @@ impl SourceEvent {
     pub const ALL: [Self; 15] = [
         Self::Restarted,
         Self::Ready,
-        Self::Resumed,
+        Self::GuestResumed,
         Self::Complete,
         Self::ShutDown,
         Self::Failed,
         Self::Declined,
-        Self::Lost,
+        Self::LinkLost,
         Self::Cancelled,
         Self::GivenUp,
-        Self::Connected(DestinationStage::Arriving),
+        Self::Connected(DestinationStage::Receiving),
         Self::Connected(DestinationStage::Ready),
-        Self::Connected(DestinationStage::Runs),
-        Self::Connected(DestinationStage::Whole),
+        Self::Connected(DestinationStage::Running),
+        Self::Connected(DestinationStage::Complete),
         Self::Connected(DestinationStage::Declined),
     ];
 }
@@ -83,7 +86,7 @@ pub enum SourceAction {
     Commit,
     /// Let the guest run here, if it does not (and its owner had not paused
     /// it).
-    Resume,
+    ResumeGuest,
     /// Tell the destination that nothing comes of it, as well as that can be.
     CallOff,
     /// Send the pages that the destination lacks.
@@ -106,7 +109,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// A source in `stage`: [`SourceStage::Keeps`], or as recorded.
+    /// A source in `stage`: [`SourceStage::Owned`], or as recorded.
     pub fn new(stage: SourceStage) -> Self {
         Self {
             stage,
@@ -123,46 +126,51 @@ impl Source {
     ///
     /// When a [`Record`](SourceAction::Record) fails, nothing behind it may be
     /// done, and the machine is to be made anew from the stage recorded last.
-    /// When a [`Resume`](SourceAction::Resume) fails, a
+    /// When a [`ResumeGuest`](SourceAction::ResumeGuest) fails, a
     /// [`Close`](SourceAction::Close) behind it may not be done.
     pub fn on(&mut self, event: SourceEvent) -> &'static [SourceAction] {
         use DestinationStage as There;
-        use SourceAction::{CallOff, Close, Commit, End, Record, Resume, Serve, Wait};
+        use SourceAction::{CallOff, Close, Commit, End, Record, ResumeGuest, Serve, Wait};
         use SourceEvent::{
-            Cancelled, Complete, Connected, Declined, Failed, GivenUp, Lost, Ready, Restarted,
-            Resumed, ShutDown,
+            Cancelled, Complete, Connected, Declined, Failed, GivenUp, GuestResumed, LinkLost,
+            Ready, Restarted, ShutDown,
         };
-        use SourceStage::{Committed, Done, Gone, Keeps};
+        use SourceStage::{Committed, Done, HandedOver, Owned};
         let (stage, actions): (_, &'static [SourceAction]) = match (self.stage, event) {
-            (Keeps, Ready) => (Committed, &[Record(Committed), Commit]),
+            (Owned, Ready) => (Committed, &[Record(Committed), Commit]),
             // Whatever else happens, whatever the destination claims: nobody
             // was allowed to run it there.
-            (Keeps, Restarted | GivenUp) => (Keeps, &[Resume, Close, End]),
-            (Keeps, _) => (Keeps, &[Resume, CallOff, Close, End]),
+            (Owned, Restarted | GivenUp) => (Owned, &[ResumeGuest, Close, End]),
+            (Owned, _) => (Owned, &[ResumeGuest, CallOff, Close, End]),
 
-            (Committed, Resumed | Connected(There::Runs)) => (Gone, &[Record(Gone), Serve]),
-            (Committed | Gone, Complete | ShutDown | Connected(There::Whole)) => {
+            (Committed, GuestResumed | Connected(There::Running)) => {
+                (HandedOver, &[Record(HandedOver), Serve])
+            }
+            (Committed | HandedOver, Complete | ShutDown | Connected(There::Complete)) => {
                 (Done, &[Record(Done), Close, End])
             }
             (Committed, Connected(There::Ready)) => (Committed, &[Commit]),
             // Whoever has run it cannot have declined: it would run twice.
-            (Gone, Declined | Connected(There::Declined)) if self.resumed => (Gone, &[Wait]),
+            (HandedOver, Declined | Connected(There::Declined)) if self.resumed => {
+                (HandedOver, &[Wait])
+            }
             // Also one that has said that it would run it, and could not.
-            (Committed | Gone, Declined | Connected(There::Declined)) => {
-                (Keeps, &[Record(Keeps), Resume, CallOff, Close, End])
+            (Committed | HandedOver, Declined | Connected(There::Declined)) => {
+                (Owned, &[Record(Owned), ResumeGuest, CallOff, Close, End])
             }
-            (Committed | Gone, GivenUp) => (Keeps, &[Record(Keeps), Resume, Close, End]),
-            (Gone, Connected(There::Runs)) => (Gone, &[Serve]),
+            (Committed | HandedOver, GivenUp) => (Owned, &[Record(Owned), ResumeGuest, Close, End]),
+            (HandedOver, Connected(There::Running)) => (HandedOver, &[Serve]),
             // Too late: the destination needs what is here.
-            (Committed | Gone, Cancelled) => (self.stage, &[]),
-            (Committed | Gone, Restarted | Lost | Failed | Ready | Resumed | Connected(_)) => {
-                (self.stage, &[Wait])
-            }
+            (Committed | HandedOver, Cancelled) => (self.stage, &[]),
+            (
+                Committed | HandedOver,
+                Restarted | LinkLost | Failed | Ready | GuestResumed | Connected(_),
+            ) => (self.stage, &[Wait]),
 
             (Done, _) => (Done, &[Close, End]),
         };
-        let resumed = self.resumed || (self.stage == Committed && event == Resumed);
-        self.resumed = stage == Gone && resumed;
+        let resumed = self.resumed || (self.stage == Committed && event == GuestResumed);
+        self.resumed = stage == HandedOver && resumed;
         self.stage = stage;
         actions
     }

@@ -24,5 +24,5 @@ macro_rules! same {
     };
 }
 
-same!(SourceStage: Keeps, Committed, Gone, Done);
-same!(DestinationStage: Arriving, Ready, Runs, Whole, Declined);
+same!(SourceStage: Owned, Committed, HandedOver, Done);
+same!(DestinationStage: Receiving, Ready, Running, Complete, Declined);

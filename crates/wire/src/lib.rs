@@ -77,7 +77,7 @@
 //!       | Commit    (from here on the source never      |
 //!       |            resumes the guest by itself)       |
 //!       |---------------------------------------------->|
-//!       |                                       Resumed |
+//!       |                                  GuestResumed |
 //!       |<----------------------------------------------|
 //!       |  post-copy: requests and urgent pages on the urgent link,
 //!       |  background pages on the others               |
@@ -103,11 +103,11 @@
 //!
 //! ```text
 //!     source                                      destination
-//!       | Here: its stage                               |
+//!       | ResumeRequest: its stage                      |
 //!       |---------------------------------------------->|
-//!       |                              Where: its stage |
+//!       |                        ResumeReply: its stage |
 //!       |<----------------------------------------------|
-//!       |  Ready or Runs:                               |
+//!       |  Ready or Running:                            |
 //!       |                   Missing ... MissingEnd      |
 //!       |<----------------------------------------------|
 //!       | Owed ... OwedEnd (the other pages hold zeros) |

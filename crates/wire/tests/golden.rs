@@ -85,8 +85,8 @@ fn to_destination() -> Vec<ToDestination> {
             reason: "interrupted".into(),
         },
         ToDestination::Goodbye,
-        ToDestination::Here {
-            stage: SourceStage::Gone,
+        ToDestination::ResumeRequest {
+            stage: SourceStage::HandedOver,
         },
         ToDestination::Owed { ranges: ranges() },
         ToDestination::OwedEnd {
@@ -185,7 +185,7 @@ fn to_source() -> Vec<ToSource> {
         ToSource::Discarded,
         ToSource::Ready,
         ToSource::Failed { reason: reason() },
-        ToSource::Resumed,
+        ToSource::GuestResumed,
         ToSource::Cancel { reason: reason() },
         ToSource::Complete {
             requests: RequestSummary {
@@ -219,15 +219,15 @@ fn to_source() -> Vec<ToSource> {
                 ],
             },
         },
-        ToSource::Where {
-            stage: DestinationStage::Runs,
+        ToSource::ResumeReply {
+            stage: DestinationStage::Running,
             host_pages: vec![4096, 2 << 20],
             background_links: 4,
         },
         ToSource::Missing { ranges: ranges() },
         ToSource::MissingEnd { pages: 524_801 },
         ToSource::Declined { reason: reason() },
-        ToSource::Perished { reason: reason() },
+        ToSource::GuestLost { reason: reason() },
         ToSource::Differs {
             what: "the destination's processors lack sse4.2, avx2".into(),
         },
@@ -247,7 +247,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::Commit => "to-destination-commit",
         ToDestination::Cancel { .. } => "to-destination-cancel",
         ToDestination::Goodbye => "to-destination-goodbye",
-        ToDestination::Here { .. } => "to-destination-here",
+        ToDestination::ResumeRequest { .. } => "to-destination-resume-request",
         ToDestination::Owed { .. } => "to-destination-owed",
         ToDestination::OwedEnd { .. } => "to-destination-owed-end",
         ToDestination::Processors { .. } => "to-destination-processors",
@@ -262,15 +262,15 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::Discarded => "to-source-discarded",
         ToSource::Ready => "to-source-ready",
         ToSource::Failed { .. } => "to-source-failed",
-        ToSource::Resumed => "to-source-resumed",
+        ToSource::GuestResumed => "to-source-guest-resumed",
         ToSource::Cancel { .. } => "to-source-cancel",
         ToSource::Complete { .. } => "to-source-complete",
         ToSource::Measured { .. } => "to-source-measured",
-        ToSource::Where { .. } => "to-source-where",
+        ToSource::ResumeReply { .. } => "to-source-resume-reply",
         ToSource::Missing { .. } => "to-source-missing",
         ToSource::MissingEnd { .. } => "to-source-missing-end",
         ToSource::Declined { .. } => "to-source-declined",
-        ToSource::Perished { .. } => "to-source-perished",
+        ToSource::GuestLost { .. } => "to-source-guest-lost",
         ToSource::Differs { .. } => "to-source-differs",
         ToSource::ShutDown => "to-source-shut-down",
     }

@@ -48,7 +48,7 @@ pub enum MessageKind {
     /// Sent by the source.
     Commit,
     /// Sent by the destination.
-    Resumed,
+    GuestResumed,
     /// Sent by the destination.
     Complete,
     /// Sent by the destination.
@@ -60,9 +60,9 @@ pub enum MessageKind {
     /// Sent by the destination.
     Failed,
     /// Source: has returned.
-    Here,
+    ResumeRequest,
     /// Sent by the destination.
-    Where,
+    ResumeReply,
     /// Sent by the destination.
     Missing,
     /// Sent by the destination.
@@ -74,7 +74,7 @@ pub enum MessageKind {
     /// Sent by the destination.
     Declined,
     /// Sent by the destination.
-    Perished,
+    GuestLost,
     /// Sent by the destination.
     ShutDown,
 }
@@ -89,7 +89,7 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::Commit => MessageKind::Commit,
         ToDestination::Cancel { .. } => MessageKind::Cancel,
         ToDestination::Goodbye => MessageKind::Goodbye,
-        ToDestination::Here { .. } => MessageKind::Here,
+        ToDestination::ResumeRequest { .. } => MessageKind::ResumeRequest,
         ToDestination::Owed { .. } => MessageKind::Owed,
         ToDestination::OwedEnd { .. } => MessageKind::OwedEnd,
         ToDestination::Processors { .. } => MessageKind::Processors,
@@ -104,15 +104,15 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::Discarded => MessageKind::Discarded,
         ToSource::Ready => MessageKind::Ready,
         ToSource::Failed { .. } => MessageKind::Failed,
-        ToSource::Resumed => MessageKind::Resumed,
+        ToSource::GuestResumed => MessageKind::GuestResumed,
         ToSource::Cancel { .. } => MessageKind::Cancel,
         ToSource::Complete { .. } => MessageKind::Complete,
         ToSource::Measured { .. } => MessageKind::Measured,
-        ToSource::Where { .. } => MessageKind::Where,
+        ToSource::ResumeReply { .. } => MessageKind::ResumeReply,
         ToSource::Missing { .. } => MessageKind::Missing,
         ToSource::MissingEnd { .. } => MessageKind::MissingEnd,
         ToSource::Declined { .. } => MessageKind::Declined,
-        ToSource::Perished { .. } => MessageKind::Perished,
+        ToSource::GuestLost { .. } => MessageKind::GuestLost,
         ToSource::Differs { .. } => MessageKind::Differs,
         ToSource::ShutDown => MessageKind::ShutDown,
     }

@@ -133,7 +133,7 @@ pub enum SourceFailure {
     Declined(String),
     /// The guest has ended at the destination, with what it had of its memory.
     #[error("the guest has ended at the destination: {0}")]
-    Perished(String),
+    GuestLost(String),
     /// Another engine was killed before it had handed the guest over.
     #[error("the migration was interrupted before the guest was handed over")]
     Interrupted,

@@ -86,8 +86,8 @@ fn attempt(remote: &Remote, id: MigrationId, passed: &Cancel) -> Result<(), Hand
     let (mut reader, mut writer) = split(&stream, limits, passed)?;
     writer.set_patience(Some(ANSWER_TIMEOUT));
     reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
-    let stage = SourceStage::Keeps.into();
-    let said = writer.control(&ToDestination::Here { stage });
+    let stage = SourceStage::Owned.into();
+    let said = writer.control(&ToDestination::ResumeRequest { stage });
     let answer = said.and_then(|()| reader.control::<ToSource>());
     stream.shutdown();
     match answer {

@@ -111,7 +111,7 @@ pub fn migrate(
     });
     let record = id.map(|id| SourceRecord {
         id: MigrationId::from_bytes(id),
-        stage: SourceStage::Keeps,
+        stage: SourceStage::Owned,
         mode: options.mode,
     });
     record.and_then(|record| {
@@ -146,8 +146,8 @@ pub fn resume_migrate(
     led(guest, &options, watch, machine, |shared, guest, machine| {
         let outcome = match machine.stage() {
             SourceStage::Committed => Some(Outcome::Paused),
-            SourceStage::Gone => Some(Outcome::AtDestination),
-            SourceStage::Keeps | SourceStage::Done => None,
+            SourceStage::HandedOver => Some(Outcome::AtDestination),
+            SourceStage::Owned | SourceStage::Done => None,
         };
         if let Some(outcome) = outcome {
             guest
@@ -193,14 +193,14 @@ pub fn give_up_migrate(
 ) -> Result<(), MigrateError> {
     let mut machine = RecordedSource::new(record, Arc::clone(&watch.journal));
     let outcome = match machine.stage() {
-        SourceStage::Keeps => Outcome::Stopped,
+        SourceStage::Owned => Outcome::Stopped,
         SourceStage::Committed => Outcome::Paused,
-        SourceStage::Gone | SourceStage::Done => Outcome::AtDestination,
+        SourceStage::HandedOver | SourceStage::Done => Outcome::AtDestination,
     };
     let actions = machine
         .on(SourceEvent::GivenUp)
         .map_err(|error| MigrateError::new(SourceFailure::Journal(error), outcome))?;
-    if actions.contains(&SourceAction::Resume)
+    if actions.contains(&SourceAction::ResumeGuest)
         && let Err(error) = guest.resume()
     {
         return Err(MigrateError::new(error.into(), Outcome::Stopped));
@@ -243,7 +243,10 @@ fn led(
     let stays = match outcome {
         Some(Outcome::Stopped) => true,
         None | Some(Outcome::Lost) => false,
-        Some(_) => matches!(machine.stage(), SourceStage::Committed | SourceStage::Gone),
+        Some(_) => matches!(
+            machine.stage(),
+            SourceStage::Committed | SourceStage::HandedOver
+        ),
     };
     let released = if stays {
         // It may come back yet, or its pages are needed: its process is to go on

@@ -162,7 +162,7 @@ impl Session {
         let doing = "taking the migration up again";
         let door = Connector { shared, remote, id };
         let ((stream, mut reader, mut control), _) = door.control()?;
-        let here = ToDestination::Here {
+        let here = ToDestination::ResumeRequest {
             stage: stage.into(),
         };
         control.set_patience(Some(shared.options.patience));
@@ -170,7 +170,7 @@ impl Session {
         reader.set_deadline(Some(Instant::now() + EMPTYING));
         let (there, host_pages, most_links) =
             match reader.control().map_err(SourceFailure::link(doing))? {
-                ToSource::Where {
+                ToSource::ResumeReply {
                     stage,
                     host_pages,
                     background_links,
@@ -181,10 +181,10 @@ impl Session {
         let destination = with_host_pages(shared.ram.layout(), &host_pages)
             .ok_or_else(|| unexpected(doing, &host_pages))?;
         let mut links = 0;
-        if there == DestinationStage::Whole {
+        if there == DestinationStage::Complete {
             nothing_unsent(doing, owed.count())?;
         }
-        if matches!(there, DestinationStage::Ready | DestinationStage::Runs) {
+        if matches!(there, DestinationStage::Ready | DestinationStage::Running) {
             take_missing(shared, &mut reader, &destination, owed)?;
             for ranges in PageRanges::batches(owed.runs()) {
                 let owed = ToDestination::Owed { ranges };
@@ -413,10 +413,10 @@ impl Session {
                 Ok(Event::Said(
                     last @ (ToSource::Failed { .. }
                     | ToSource::Declined { .. }
-                    | ToSource::Perished { .. }
+                    | ToSource::GuestLost { .. }
                     | ToSource::ShutDown
                     | ToSource::Cancel { .. }
-                    | ToSource::Resumed
+                    | ToSource::GuestResumed
                     | ToSource::Measured { .. }
                     | ToSource::Complete { .. }),
                 )) => return Some(last),

@@ -137,7 +137,7 @@ fn what_cannot_be_recorded_is_not_committed() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
         let setup = Setup::new(mode);
         setup.source_journal.before(|record| match record.stage {
-            SourceStage::Keeps => Ok(()),
+            SourceStage::Owned => Ok(()),
             _ => Err(std::io::Error::other("there is no room")),
         });
         let done = setup.run();
@@ -210,7 +210,7 @@ fn what_cannot_be_put_back_stays_on_record() {
     assert!(source.ends_with("then: release does not work"), "{source}");
     assert_eq!(
         done.source_journal.last().unwrap().stage,
-        SourceStage::Keeps
+        SourceStage::Owned
     );
     assert!(!done.source_journal.is_closed());
 }

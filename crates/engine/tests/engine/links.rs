@@ -40,7 +40,7 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
     let mut setup = Setup::new(mode);
     let cancel = setup.destination_cancel.clone();
     let done = Arc::clone(done);
-    let after_commit = matches!(name, "Commit" | "Resumed");
+    let after_commit = matches!(name, "Commit" | "GuestResumed");
     if (name, fate) == ("Switch", Fate::CutAfter) {
         // Loading takes longer than both sides take to notice the cut.
         let source = Arc::clone(&setup.source.script);
@@ -175,7 +175,7 @@ fn between_ready_and_commit_the_destination_stays_paused() {
             setup.relay(move |passing: &Passing| match passing.name.as_str() {
                 "Ready" => fate,
                 // Nor does it hear that the source keeps the guest.
-                "Here" => Fate::CutBefore,
+                "ResumeRequest" => Fate::CutBefore,
                 _ => Fate::Pass,
             });
             let done = setup.run();
@@ -197,9 +197,9 @@ fn from_the_commit_on_another_engine_goes_on() {
             ("Commit", Fate::CutBefore, PAUSED, PAUSED),
             ("Commit", Fate::Tear, PAUSED, PAUSED),
             ("Commit", Fate::CutAfter, PAUSED, LACKS_PAGES),
-            ("Resumed", Fate::CutBefore, PAUSED, LACKS_PAGES),
-            ("Resumed", Fate::Tear, PAUSED, LACKS_PAGES),
-            ("Resumed", Fate::CutAfter, LACKS_PAGES, LACKS_PAGES),
+            ("GuestResumed", Fate::CutBefore, PAUSED, LACKS_PAGES),
+            ("GuestResumed", Fate::Tear, PAUSED, LACKS_PAGES),
+            ("GuestResumed", Fate::CutAfter, LACKS_PAGES, LACKS_PAGES),
         ] {
             let done = break_at(mode, name, fate);
             // *Resumed* may have slipped through before the cut.
@@ -237,7 +237,7 @@ fn a_link_that_breaks_in_postcopy_leaves_the_guest_running() {
         let mut setup = Setup::new(Mode::Postcopy);
         let running = AtomicBool::new(false);
         setup.relay(move |passing: &Passing| {
-            if passing.name == "Resumed" {
+            if passing.name == "GuestResumed" {
                 running.store(true, Ordering::Relaxed);
             }
             let page = passing.role == role && passing.towards == Towards::Destination;
@@ -383,8 +383,8 @@ fn after_the_commit_nobody_can_cancel() {
             (Side::Destination, "Ready"),
             (Side::Source, "Commit"),
             (Side::Destination, "Commit"),
-            (Side::Source, "Resumed"),
-            (Side::Destination, "Resumed"),
+            (Side::Source, "GuestResumed"),
+            (Side::Destination, "GuestResumed"),
             (Side::Source, "Complete"),
         ] {
             let done = cancel_at(mode, side, name);

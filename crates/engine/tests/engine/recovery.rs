@@ -63,7 +63,7 @@ fn links_that_break_again_and_again() {
         done.moved(true);
         assert!(notices.contains("nothing is lost"), "{notices}");
         assert_eq!(journals.0.last().unwrap().stage, SourceStage::Done);
-        assert_eq!(journals.1.last().unwrap().stage, DestinationStage::Whole);
+        assert_eq!(journals.1.last().unwrap().stage, DestinationStage::Complete);
     }
 }
 
@@ -116,7 +116,7 @@ fn links_that_break_while_the_guest_is_made_to_run() {
         assert!(destination.contains("connection"), "{destination}");
         assert_eq!(done.machine.starts(Side::Destination), 0);
         let record = done.destination_journal.last().unwrap();
-        assert_eq!(record.stage, DestinationStage::Runs);
+        assert_eq!(record.stage, DestinationStage::Running);
         assert!(!record.started);
         done.taken_up("with a page that is waited for");
     }
@@ -193,7 +193,7 @@ fn huge_pages_are_taken_up() {
 /// loses nothing.
 #[test]
 fn stages_that_cannot_be_recorded() {
-    for stage in [DestinationStage::Ready, DestinationStage::Runs] {
+    for stage in [DestinationStage::Ready, DestinationStage::Running] {
         let setup = Setup::new(Mode::Postcopy);
         let full = Arc::new(AtomicU32::new(1));
         let now = Arc::clone(&full);
@@ -234,7 +234,7 @@ fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
             }
             let first = |count: &AtomicU32| count.fetch_add(1, Ordering::Relaxed) == 0;
             if (passing.name == "Declined" && first(&declined))
-                || (passing.name == "Where" && first(&wheres))
+                || (passing.name == "ResumeReply" && first(&wheres))
             {
                 return Fate::CutBefore;
             }
@@ -404,7 +404,7 @@ fn a_guest_that_runs_where_it_was_handed_over() {
     ] {
         let mut setup = Setup::new(Mode::Postcopy);
         setup.relay(move |passing: &Passing| match passing.name.as_str() {
-            "Resumed" => fate,
+            "GuestResumed" => fate,
             _ => Fate::Pass,
         });
         let done = setup.run();
@@ -421,7 +421,7 @@ fn a_guest_that_runs_where_it_was_handed_over() {
 fn what_is_given_up_is_over() {
     for (fate, stage) in [
         (Fate::CutBefore, DestinationStage::Ready),
-        (Fate::CutAfter, DestinationStage::Runs),
+        (Fate::CutAfter, DestinationStage::Running),
     ] {
         let mut setup = Setup::new(Mode::Postcopy);
         // It can be made to run as soon as its source is there again.
@@ -437,7 +437,7 @@ fn what_is_given_up_is_over() {
         let record = done.destination_journal.last().unwrap();
         assert_eq!(record.stage, stage);
         let calls = done.give_up_destination();
-        let runs = stage == DestinationStage::Runs;
+        let runs = stage == DestinationStage::Running;
         assert_eq!(calls.count("kill"), usize::from(runs));
         assert_eq!(done.destination_journal.is_closed(), runs);
         if !runs {
@@ -470,7 +470,7 @@ fn giving_up_can_be_tried_again() {
     assert!(!done.source_journal.is_closed());
     assert_eq!(done.machine.runs(), None);
     let record = done.source_journal.last().unwrap();
-    assert_eq!(record.stage, SourceStage::Keeps);
+    assert_eq!(record.stage, SourceStage::Owned);
     done.give_up_source();
     assert_eq!(done.machine.runs(), Some(Side::Source));
 }

@@ -322,7 +322,7 @@ impl Setup {
             commits: u32::from(
                 source_journal
                     .last()
-                    .is_some_and(|record| record.stage != SourceStage::Keeps),
+                    .is_some_and(|record| record.stage != SourceStage::Owned),
             ),
             source_journal,
             destination_journal,

@@ -33,8 +33,8 @@ enum Word {
 impl SourceHost {
     fn new() -> Self {
         Self {
-            recorded: SourceStage::Keeps,
-            machine: Source::new(SourceStage::Keeps),
+            recorded: SourceStage::Owned,
+            machine: Source::new(SourceStage::Owned),
             runs: true,
             given_away: false,
             resumed: false,
@@ -52,19 +52,21 @@ impl SourceHost {
     fn hear(&mut self, event: SourceEvent, records: bool, says: &mut Vec<Word>) {
         // *Ready* while the guest runs is what it should not say.
         let event = match event {
-            SourceEvent::Ready if self.runs => SourceEvent::Lost,
+            SourceEvent::Ready if self.runs => SourceEvent::LinkLost,
             other => other,
         };
         if matches!(
             event,
             SourceEvent::Declined | SourceEvent::Connected(DestinationStage::Declined)
-        ) && matches!(self.recorded, SourceStage::Committed | SourceStage::Gone)
-            && !self.resumed
+        ) && matches!(
+            self.recorded,
+            SourceStage::Committed | SourceStage::HandedOver
+        ) && !self.resumed
         {
             self.given_away = false;
         }
         let committed = self.recorded == SourceStage::Committed;
-        self.resumed |= committed && event == SourceEvent::Resumed;
+        self.resumed |= committed && event == SourceEvent::GuestResumed;
         // Whoever gives up answers for it that it does not run there.
         if event == SourceEvent::GivenUp {
             self.given_away = false;
@@ -80,13 +82,13 @@ impl SourceHost {
                     let place = |stage| SourceStage::ALL.iter().position(|&one| one == stage);
                     let back = place(stage) < place(self.recorded);
                     assert!(
-                        !back || (stage == SourceStage::Keeps && !self.given_away),
+                        !back || (stage == SourceStage::Owned && !self.given_away),
                         "{event:?}: from {:?} back to {stage:?}",
                         self.recorded
                     );
                     self.recorded = stage;
                     // Of this hand-over: another one begins anew.
-                    self.resumed &= stage == SourceStage::Gone;
+                    self.resumed &= stage == SourceStage::HandedOver;
                 }
                 SourceAction::Commit => {
                     assert_eq!(self.recorded, SourceStage::Committed, "{event:?}");
@@ -94,29 +96,34 @@ impl SourceHost {
                     self.given_away = true;
                     says.push(Word::ToDestination(DestinationEvent::Commit));
                 }
-                SourceAction::Resume => {
-                    assert_eq!(self.recorded, SourceStage::Keeps, "{event:?}");
+                SourceAction::ResumeGuest => {
+                    assert_eq!(self.recorded, SourceStage::Owned, "{event:?}");
                     assert!(!self.given_away, "{event:?}: it runs there");
                     self.runs = true;
                 }
                 SourceAction::CallOff => {
-                    assert_eq!(self.recorded, SourceStage::Keeps, "{event:?}");
+                    assert_eq!(self.recorded, SourceStage::Owned, "{event:?}");
                     says.push(Word::ToDestination(DestinationEvent::CalledOff));
                 }
-                SourceAction::Serve => assert_eq!(self.recorded, SourceStage::Gone, "{event:?}"),
+                SourceAction::Serve => {
+                    assert_eq!(self.recorded, SourceStage::HandedOver, "{event:?}")
+                }
                 SourceAction::Wait => assert!(
-                    matches!(self.recorded, SourceStage::Committed | SourceStage::Gone),
+                    matches!(
+                        self.recorded,
+                        SourceStage::Committed | SourceStage::HandedOver
+                    ),
                     "{event:?}"
                 ),
                 // Nobody is forgotten, or leaves, who may still be needed.
                 SourceAction::Close => assert!(
-                    (self.recorded == SourceStage::Keeps && self.runs)
+                    (self.recorded == SourceStage::Owned && self.runs)
                         || self.recorded == SourceStage::Done,
                     "{event:?}: it is forgotten as {:?}",
                     self.recorded
                 ),
                 SourceAction::End => assert!(
-                    matches!(self.recorded, SourceStage::Keeps | SourceStage::Done),
+                    matches!(self.recorded, SourceStage::Owned | SourceStage::Done),
                     "{event:?}: it ends as {:?}",
                     self.recorded
                 ),
@@ -141,8 +148,8 @@ struct DestinationHost {
 impl DestinationHost {
     fn new() -> Self {
         Self {
-            recorded: DestinationStage::Arriving,
-            machine: Destination::new(DestinationStage::Arriving),
+            recorded: DestinationStage::Receiving,
+            machine: Destination::new(DestinationStage::Receiving),
             runs: false,
             ran: false,
             promised: false,
@@ -157,7 +164,7 @@ impl DestinationHost {
     }
 
     fn hear(&mut self, event: DestinationEvent, records: bool, says: &mut Vec<Word>) {
-        use DestinationStage::{Arriving, Declined, Ready, Runs, Whole};
+        use DestinationStage::{Complete, Declined, Ready, Receiving, Running};
         // A dropped guest is not loaded again, and what was forgotten is not taken
         // up; that it never ran is said of none that did, nor that it has shut itself
         // down of one that did not.
@@ -169,7 +176,7 @@ impl DestinationHost {
         if (event == DestinationEvent::Loaded && self.dropped) || self.closed || never {
             return;
         }
-        let mine = |stage| matches!(stage, Runs | Whole);
+        let mine = |stage| matches!(stage, Running | Complete);
         for &action in self.machine.on(event) {
             match action {
                 DestinationAction::Record(stage) => {
@@ -198,21 +205,21 @@ impl DestinationHost {
                     self.runs = true;
                     self.ran = true;
                 }
-                DestinationAction::SayResumed => {
+                DestinationAction::SayGuestResumed => {
                     assert!(mine(self.recorded) && self.ran, "{event:?}");
-                    says.push(Word::ToSource(SourceEvent::Resumed));
+                    says.push(Word::ToSource(SourceEvent::GuestResumed));
                 }
                 DestinationAction::SayComplete => {
-                    assert_eq!(self.recorded, Whole, "{event:?}");
+                    assert_eq!(self.recorded, Complete, "{event:?}");
                     says.push(Word::ToSource(SourceEvent::Complete));
                 }
                 DestinationAction::SayShutDown => {
-                    assert!(self.recorded == Whole && self.ran, "{event:?}");
+                    assert!(self.recorded == Complete && self.ran, "{event:?}");
                     says.push(Word::ToSource(SourceEvent::ShutDown));
                 }
                 DestinationAction::SayDeclined => {
                     assert!(
-                        matches!(self.recorded, Arriving | Declined) && !self.ran,
+                        matches!(self.recorded, Receiving | Declined) && !self.ran,
                         "{event:?}"
                     );
                     says.push(Word::ToSource(SourceEvent::Declined));
@@ -221,7 +228,7 @@ impl DestinationHost {
                     assert_eq!(self.recorded, Ready, "{event:?}");
                     says.push(Word::ToSource(SourceEvent::Cancelled));
                 }
-                DestinationAction::SayWhere(stage) => {
+                DestinationAction::SayResumeReply(stage) => {
                     assert_eq!(stage, self.machine.stage(), "{event:?}");
                     let recorded = stage == self.recorded;
                     assert!(
@@ -242,16 +249,16 @@ impl DestinationHost {
                     self.runs = false;
                     self.dropped = true;
                 }
-                DestinationAction::Wait => assert_ne!(self.recorded, Arriving, "{event:?}"),
+                DestinationAction::Wait => assert_ne!(self.recorded, Receiving, "{event:?}"),
                 // A source that could still be waiting for a word is not left
                 // without one, but by those who answer for it.
                 DestinationAction::Close => {
                     let word = match event {
                         DestinationEvent::CalledOff
-                        | DestinationEvent::Connected(SourceStage::Keeps) => {
+                        | DestinationEvent::Connected(SourceStage::Owned) => {
                             self.recorded == Declined
                         }
-                        DestinationEvent::Goodbye => self.recorded == Whole,
+                        DestinationEvent::Goodbye => self.recorded == Complete,
                         DestinationEvent::GivenUp => true,
                         _ => false,
                     };
@@ -259,7 +266,7 @@ impl DestinationHost {
                     self.closed = true;
                 }
                 DestinationAction::End => assert!(
-                    self.closed || (self.recorded == Runs && event == BROKEN),
+                    self.closed || (self.recorded == Running && event == BROKEN),
                     "{event:?}: it ends as {:?}",
                     self.recorded
                 ),
@@ -284,7 +291,7 @@ pub fn source(bytes: &[u8]) {
         match pair[0] % 8 {
             0 => host.restart(&mut says),
             // The engine stops the guest for the switchover.
-            1 if host.recorded == SourceStage::Keeps => host.runs = false,
+            1 if host.recorded == SourceStage::Owned => host.runs = false,
             _ => host.hear(pick(&SourceEvent::ALL, pair[1]), pair[0] >= 32, &mut says),
         }
         says.clear();
@@ -318,15 +325,15 @@ pub fn replayed(bytes: &[u8]) {
         match pair[0] % 8 {
             0 => source.restart(&mut new),
             1 => destination.restart(&mut new),
-            2 if source.recorded == SourceStage::Keeps => source.runs = false,
+            2 if source.recorded == SourceStage::Owned => source.runs = false,
             3 => {
-                let own = [SourceEvent::Lost, SourceEvent::Cancelled];
+                let own = [SourceEvent::LinkLost, SourceEvent::Cancelled];
                 source.hear(pick(&own, pair[1]), records, &mut new);
             }
             4 => {
                 let own = [
                     DestinationEvent::Loaded,
-                    DestinationEvent::Lost,
+                    DestinationEvent::LinkLost,
                     DestinationEvent::AllHere,
                     DestinationEvent::Cancelled,
                     DestinationEvent::GivenUp,

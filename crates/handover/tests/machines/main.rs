@@ -56,10 +56,10 @@ impl Model for Migration {
             // That the check gets anywhere.
             Property::sometimes("it moves", |_, world: &World| {
                 world.source.stage == SourceStage::Done
-                    && world.destination.stage == DestinationStage::Whole
+                    && world.destination.stage == DestinationStage::Complete
             }),
             Property::sometimes("it moves in spite of faults", |_, world: &World| {
-                world.faults == 0 && world.destination.stage == DestinationStage::Whole
+                world.faults == 0 && world.destination.stage == DestinationStage::Complete
             }),
             Property::sometimes("nobody runs for a while", |_, world: &World| {
                 world.source.stage == SourceStage::Committed

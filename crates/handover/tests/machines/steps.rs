@@ -118,7 +118,7 @@ fn faults(world: &World, steps: &mut Vec<Step>) {
             steps.push(Step::KillSource);
             match engine.todo.front() {
                 Some(SourceAction::Record(_)) => steps.push(Step::SourceRecordFails),
-                Some(SourceAction::Resume) if world.source.guest == Guest::Paused => {
+                Some(SourceAction::ResumeGuest) if world.source.guest == Guest::Paused => {
                     steps.push(Step::ResumeFails);
                 }
                 _ => {}
@@ -143,7 +143,8 @@ fn faults(world: &World, steps: &mut Vec<Step>) {
     }
     // What becomes of it once all of it is there is its own matter.
     let machine = world.destination.engine.as_ref().map(|e| e.machine.stage());
-    let whole = [Some(world.destination.stage), machine].contains(&Some(DestinationStage::Whole));
+    let whole =
+        [Some(world.destination.stage), machine].contains(&Some(DestinationStage::Complete));
     if world.destination.guest != Guest::Absent && !whole {
         steps.push(Step::GuestEnds);
         if world.destination.guest == Guest::Running {
@@ -171,7 +172,7 @@ fn wishes(world: &World, steps: &mut Vec<Step>) {
         .filter(|e| e.todo.is_empty())
     {
         steps.push(Step::CancelDestination);
-        if engine.machine.stage() != DestinationStage::Arriving {
+        if engine.machine.stage() != DestinationStage::Receiving {
             steps.push(Step::GiveUpDestination);
         }
     }
@@ -182,8 +183,10 @@ fn wishes(world: &World, steps: &mut Vec<Step>) {
 
 fn may_give_up(world: &World) -> bool {
     let source = &world.source;
-    matches!(source.stage, SourceStage::Committed | SourceStage::Gone)
-        && source.engine.as_ref().is_some_and(|e| e.todo.is_empty())
+    matches!(
+        source.stage,
+        SourceStage::Committed | SourceStage::HandedOver
+    ) && source.engine.as_ref().is_some_and(|e| e.todo.is_empty())
 }
 
 /// The next thing that happens when nobody disturbs.
@@ -229,7 +232,7 @@ fn peaceful_steps(world: &World, steps: &mut Vec<Step>) {
         }
         if let Some(engine) = source.filter(|_| source_idle) {
             for page in 0..PAGES {
-                let before = !engine.switched && engine.machine.stage() == SourceStage::Keeps;
+                let before = !engine.switched && engine.machine.stage() == SourceStage::Owned;
                 if (engine.serving && engine.owed[page]) || (before && engine.dirty[page]) {
                     steps.push(Step::SendPage(page));
                 }
@@ -262,7 +265,7 @@ fn peaceful_steps(world: &World, steps: &mut Vec<Step>) {
         steps.push(Step::RestartSource);
     }
     // What was not recorded is not taken up again.
-    let recorded = world.destination.stage != DestinationStage::Arriving;
+    let recorded = world.destination.stage != DestinationStage::Receiving;
     if destination.is_none() && recorded && !world.destination.closed {
         steps.push(Step::RestartDestination);
     }
@@ -276,7 +279,7 @@ fn peaceful_steps(world: &World, steps: &mut Vec<Step>) {
 fn sees_the_end(world: &World) -> bool {
     matches!(
         world.destination.engine.as_ref().map(|e| e.machine.stage()),
-        Some(DestinationStage::Ready | DestinationStage::Runs)
+        Some(DestinationStage::Ready | DestinationStage::Running)
     )
 }
 
@@ -295,7 +298,7 @@ fn may_switch(world: &World) -> bool {
         .back()
         .is_some_and(|link| link.source_holds && link.pages.is_empty())
         && world.source.engine.as_ref().is_some_and(|e| {
-            !e.switched && e.todo.is_empty() && e.machine.stage() == SourceStage::Keeps
+            !e.switched && e.todo.is_empty() && e.machine.stage() == SourceStage::Owned
         })
         && world.source.guest == Guest::Running
 }
@@ -320,7 +323,7 @@ pub fn take(world: &mut World, step: Step) {
                 world.faults -= 1;
             }
             source_lets_go(world);
-            world.tell_source(SourceEvent::Lost);
+            world.tell_source(SourceEvent::LinkLost);
         }
         Step::DestinationLoses => {
             if world
@@ -330,7 +333,7 @@ pub fn take(world: &mut World, step: Step) {
                 world.faults -= 1;
             }
             destination_lets_go(world);
-            world.tell_destination(DestinationEvent::Lost);
+            world.tell_destination(DestinationEvent::LinkLost);
         }
         Step::KillSource => {
             world.faults -= 1;
@@ -342,7 +345,7 @@ pub fn take(world: &mut World, step: Step) {
         }
         Step::GuardActs => {
             world.source.guard = false;
-            if world.source.stage == SourceStage::Keeps {
+            if world.source.stage == SourceStage::Owned {
                 world.source.guest = Guest::Running;
                 world.source.closed = true;
             }
@@ -364,7 +367,7 @@ pub fn take(world: &mut World, step: Step) {
         Step::DestinationRecordFails => {
             world.faults -= 1;
             say_to_source(world, ToSource::Failed);
-            if world.destination.stage == DestinationStage::Arriving {
+            if world.destination.stage == DestinationStage::Receiving {
                 drop_guest(world);
             }
             destination_ends(world);
@@ -409,7 +412,7 @@ pub fn take(world: &mut World, step: Step) {
         }
         Step::SeesTheEnd => {
             let runs = world.destination.engine.as_ref();
-            let runs = runs.is_some_and(|e| e.machine.stage() == DestinationStage::Runs);
+            let runs = runs.is_some_and(|e| e.machine.stage() == DestinationStage::Running);
             world.tell_destination(if world.destination.shut_down && runs {
                 DestinationEvent::ShutDown
             } else {
@@ -477,7 +480,7 @@ fn source_ends(world: &mut World) {
 /// Also whoever has come and was not met is let go.
 fn destination_ends(world: &mut World) {
     world.destination.engine = None;
-    if world.destination.stage != DestinationStage::Whole {
+    if world.destination.stage != DestinationStage::Complete {
         // Nobody knows any more.
         world.destination.shut_down = false;
     }
@@ -492,7 +495,7 @@ fn restart_destination(world: &mut World) {
     let stage = world.destination.stage;
     world.destination.engine = Some(DestinationEngine::new(stage));
     let event = match stage {
-        DestinationStage::Ready | DestinationStage::Runs if world.destination.ended => {
+        DestinationStage::Ready | DestinationStage::Running if world.destination.ended => {
             DestinationEvent::Broken
         }
         _ => DestinationEvent::Restarted,
@@ -516,11 +519,11 @@ fn source_record_fails(world: &mut World) {
         }
         return;
     }
-    if world.source.stage != SourceStage::Keeps {
+    if world.source.stage != SourceStage::Owned {
         return source_ends(world);
     }
     if let Some(engine) = &mut world.source.engine {
-        let fresh = SourceEngine::new(SourceStage::Keeps);
+        let fresh = SourceEngine::new(SourceStage::Owned);
         engine.machine = fresh.machine;
         engine.todo.clear();
         // The engine takes its guest back, as for any other failure.
@@ -564,11 +567,11 @@ fn page_arrives(world: &mut World) {
         return;
     }
     match world.destination.stage {
-        DestinationStage::Arriving => world.destination.ram[page] = Some(content),
-        DestinationStage::Ready | DestinationStage::Runs => {
+        DestinationStage::Receiving => world.destination.ram[page] = Some(content),
+        DestinationStage::Ready | DestinationStage::Running => {
             world.destination.ram[page].get_or_insert(content);
         }
-        DestinationStage::Whole | DestinationStage::Declined => {}
+        DestinationStage::Complete | DestinationStage::Declined => {}
     }
     all_here(world);
 }
@@ -579,7 +582,7 @@ fn all_here(world: &mut World) {
         .destination
         .engine
         .as_ref()
-        .is_some_and(|e| e.settled && e.machine.stage() == DestinationStage::Runs);
+        .is_some_and(|e| e.settled && e.machine.stage() == DestinationStage::Running);
     if all && runs {
         world.tell_destination(DestinationEvent::AllHere);
     }
@@ -625,13 +628,13 @@ fn source_does(world: &mut World) {
     match action {
         SourceAction::Record(SourceStage::Committed) if flaw == Some(Flaw::CommitUnrecorded) => {}
         SourceAction::Record(stage) => {
-            if world.source.stage != SourceStage::Keeps && stage == SourceStage::Keeps {
+            if world.source.stage != SourceStage::Owned && stage == SourceStage::Owned {
                 world.taken_back = true;
             }
             world.source.stage = stage;
         }
         SourceAction::Commit => say_to_destination(world, ToDestination::Commit),
-        SourceAction::Resume => world.source.guest = Guest::Running,
+        SourceAction::ResumeGuest => world.source.guest = Guest::Running,
         SourceAction::CallOff => say_to_destination(world, ToDestination::CallOff),
         SourceAction::Serve => engine.serving = true,
         SourceAction::Wait => {
@@ -658,7 +661,8 @@ fn destination_does(world: &mut World) {
         return;
     };
     match action {
-        DestinationAction::Record(DestinationStage::Runs) if flaw == Some(Flaw::RunUnrecorded) => {}
+        DestinationAction::Record(DestinationStage::Running)
+            if flaw == Some(Flaw::RunUnrecorded) => {}
         DestinationAction::Record(DestinationStage::Declined)
             if flaw == Some(Flaw::DeclineUnrecorded) => {}
         DestinationAction::Record(stage) => world.destination.stage = stage,
@@ -669,7 +673,7 @@ fn destination_does(world: &mut World) {
             say_to_source(world, ToSource::Ready);
         }
         DestinationAction::Run
-            if world.destination.ended && engine.machine.stage() == DestinationStage::Whole =>
+            if world.destination.ended && engine.machine.stage() == DestinationStage::Complete =>
         {
             engine.settled = true;
         }
@@ -688,9 +692,9 @@ fn destination_does(world: &mut World) {
                 all_here(world);
             }
         }
-        DestinationAction::SayResumed => {
+        DestinationAction::SayGuestResumed => {
             if engine.committed_here {
-                say_to_source(world, ToSource::Resumed);
+                say_to_source(world, ToSource::GuestResumed);
             }
             all_here(world);
         }
@@ -698,8 +702,8 @@ fn destination_does(world: &mut World) {
         DestinationAction::SayShutDown => say_to_source(world, ToSource::ShutDown),
         DestinationAction::SayDeclined => say_to_source(world, ToSource::Declined),
         DestinationAction::AskToCancel => say_to_source(world, ToSource::Cancel),
-        DestinationAction::SayWhere(stage) => {
-            say_to_source(world, ToSource::Where(stage, missing));
+        DestinationAction::SayResumeReply(stage) => {
+            say_to_source(world, ToSource::ResumeReply(stage, missing));
             all_here(world);
         }
         DestinationAction::Drop => drop_guest(world),
@@ -747,7 +751,7 @@ fn destination_hears(world: &mut World) {
         }
         ToDestination::CallOff => world.tell_destination(DestinationEvent::CalledOff),
         ToDestination::Goodbye => world.tell_destination(DestinationEvent::Goodbye),
-        ToDestination::Here(stage) => {
+        ToDestination::ResumeRequest(stage) => {
             world.tell_destination(DestinationEvent::Connected(stage));
         }
     }
@@ -765,7 +769,7 @@ fn meet(world: &mut World) {
         return;
     };
     link.met = true;
-    if let Some(ToDestination::Here(stage)) = link.to_destination.pop_front() {
+    if let Some(ToDestination::ResumeRequest(stage)) = link.to_destination.pop_front() {
         world.tell_destination(DestinationEvent::Connected(stage));
     }
 }
@@ -777,15 +781,15 @@ fn source_hears(world: &mut World) {
     };
     let event = match message {
         ToSource::Ready => SourceEvent::Ready,
-        ToSource::Resumed => SourceEvent::Resumed,
+        ToSource::GuestResumed => SourceEvent::GuestResumed,
         ToSource::Complete => SourceEvent::Complete,
         ToSource::ShutDown => SourceEvent::ShutDown,
         ToSource::Declined => SourceEvent::Declined,
         ToSource::Failed => SourceEvent::Failed,
-        ToSource::Cancel if world.source.stage == SourceStage::Keeps => SourceEvent::Cancelled,
+        ToSource::Cancel if world.source.stage == SourceStage::Owned => SourceEvent::Cancelled,
         // It crossed the commit, which the destination will obey.
         ToSource::Cancel => return,
-        ToSource::Where(stage, missing) => {
+        ToSource::ResumeReply(stage, missing) => {
             if let Some(engine) = &mut world.source.engine
                 && flaw != Some(Flaw::TrustOldOwed)
             {
@@ -804,5 +808,5 @@ fn connect(world: &mut World) {
         engine.serving = false;
     }
     let stage = world.source.stage;
-    say_to_destination(world, ToDestination::Here(stage));
+    say_to_destination(world, ToDestination::ResumeRequest(stage));
 }

@@ -70,20 +70,20 @@ pub enum ToDestination {
     CallOff,
     Goodbye,
     /// The first word on a new connection of an old migration.
-    Here(SourceStage),
+    ResumeRequest(SourceStage),
 }
 
 /// What goes from the destination to the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ToSource {
     Ready,
-    Resumed,
+    GuestResumed,
     Complete,
     ShutDown,
     Declined,
     Failed,
     Cancel,
-    Where(DestinationStage, [bool; PAGES]),
+    ResumeReply(DestinationStage, [bool; PAGES]),
 }
 
 /// A connection. Each side notices its end by itself; until then it hears what
@@ -197,25 +197,25 @@ impl World {
             flaw,
             faults,
             source: SourceHost {
-                stage: SourceStage::Keeps,
+                stage: SourceStage::Owned,
                 closed: false,
                 guest: Guest::Running,
                 ram: [0; PAGES],
                 engine: Some(SourceEngine {
                     dirty: [true; PAGES],
                     switched: false,
-                    ..SourceEngine::new(SourceStage::Keeps)
+                    ..SourceEngine::new(SourceStage::Owned)
                 }),
                 guard: true,
             },
             destination: DestinationHost {
-                stage: DestinationStage::Arriving,
+                stage: DestinationStage::Receiving,
                 closed: false,
                 guest: Guest::Absent,
                 ended: false,
                 shut_down: false,
                 ram: [None; PAGES],
-                engine: Some(DestinationEngine::new(DestinationStage::Arriving)),
+                engine: Some(DestinationEngine::new(DestinationStage::Receiving)),
             },
             links: [Link::new(true)].into(),
             truth: [0; PAGES],
@@ -243,7 +243,7 @@ impl World {
         match destination.stage {
             DestinationStage::Declined => destination.closed && self.given_up_there,
             // Of one that has shut itself down somebody there will tell.
-            DestinationStage::Runs => destination.ended && !destination.shut_down,
+            DestinationStage::Running => destination.ended && !destination.shut_down,
             _ => false,
         }
     }
@@ -253,10 +253,10 @@ impl World {
     pub fn is_sound(&self) -> bool {
         let at_source = self.source.ram == self.truth;
         match (self.source.stage, self.destination.stage) {
-            (SourceStage::Keeps, _)
-            | (_, DestinationStage::Arriving | DestinationStage::Declined) => at_source,
+            (SourceStage::Owned, _)
+            | (_, DestinationStage::Receiving | DestinationStage::Declined) => at_source,
             (_, DestinationStage::Ready) => at_source && self.is_complete_with_the_source(),
-            (_, DestinationStage::Runs | DestinationStage::Whole) => {
+            (_, DestinationStage::Running | DestinationStage::Complete) => {
                 // With its process the guest's memory is gone: no fault of ours.
                 self.destination.ended || self.is_complete_with_the_source()
             }
@@ -267,7 +267,7 @@ impl World {
         (0..PAGES).all(|page| match self.destination.ram[page] {
             Some(content) => content == self.truth[page],
             None => {
-                self.destination.stage != DestinationStage::Whole
+                self.destination.stage != DestinationStage::Complete
                     && self.source.ram[page] == self.truth[page]
             }
         })
@@ -285,7 +285,7 @@ impl World {
             };
             steps::take(&mut world, step);
         }
-        if world.destination.shut_down && world.destination.stage == DestinationStage::Whole {
+        if world.destination.shut_down && world.destination.stage == DestinationStage::Complete {
             // It has ended as it wanted, and its source has heard that, unless
             // somebody gave that up.
             let told = world.source.stage == SourceStage::Done || world.given_up_there;
@@ -309,17 +309,17 @@ impl World {
         };
         let stage = engine.machine.stage();
         if flaw == Some(Flaw::ResumeWhenLost)
-            && event == SourceEvent::Lost
+            && event == SourceEvent::LinkLost
             && stage == SourceStage::Committed
         {
-            engine.todo.push_back(SourceAction::Resume);
+            engine.todo.push_back(SourceAction::ResumeGuest);
             return;
         }
         let declined = matches!(
             event,
             SourceEvent::Declined | SourceEvent::Connected(DestinationStage::Declined)
         );
-        if flaw == Some(Flaw::DeafWhenGone) && declined && stage == SourceStage::Gone {
+        if flaw == Some(Flaw::DeafWhenGone) && declined && stage == SourceStage::HandedOver {
             engine.todo.push_back(SourceAction::Wait);
             return;
         }
@@ -332,8 +332,8 @@ impl World {
         let Some(engine) = &mut self.destination.engine else {
             return;
         };
-        let lost_when_ready =
-            event == DestinationEvent::Lost && engine.machine.stage() == DestinationStage::Ready;
+        let lost_when_ready = event == DestinationEvent::LinkLost
+            && engine.machine.stage() == DestinationStage::Ready;
         if flaw == Some(Flaw::ForgetWhenReady) && lost_when_ready {
             engine.todo.push_back(DestinationAction::Drop);
             engine.todo.push_back(DestinationAction::Close);
@@ -382,7 +382,7 @@ impl DestinationEngine {
             todo: VecDeque::new(),
             committed_here: false,
             settled: false,
-            loaded: stage == DestinationStage::Arriving,
+            loaded: stage == DestinationStage::Receiving,
         }
     }
 }

@@ -64,14 +64,14 @@ pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Sta
 /// What giving up means at the source, where it is not harmless.
 fn at_source(stage: SourceStage) -> Option<String> {
     match stage {
-        SourceStage::Keeps | SourceStage::Done => None,
+        SourceStage::Owned | SourceStage::Done => None,
         SourceStage::Committed => Some(format!(
             "the guest would run on here, as it was when it was stopped. That is right ONLY if the \
              destination never ran it and never will, or has lost it (its QEMU has ended): \
              otherwise there are two of it. Whatever it may have done there is lost. And if it has \
              run there, {DISKS}"
         )),
-        SourceStage::Gone => Some(format!(
+        SourceStage::HandedOver => Some(format!(
             "the destination has run the guest. It would run on here as it was when it was \
              stopped: a moment of the past, and whatever it has done since is lost. That is right \
              ONLY if its guest there is lost (its QEMU has ended): otherwise there are two of it. \
@@ -114,7 +114,7 @@ pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Resul
     })?;
     let what = "the migration is given up";
     Err(match stage {
-        DestinationStage::Whole => {
+        DestinationStage::Complete => {
             streams::to_stdout(
                 "the guest runs here, and all of it is here; its source was not told so\n",
             );
@@ -126,11 +126,11 @@ pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Resul
                  back when it hears that: {again} waits for it"
             ))
             .resumed_by(again),
-        DestinationStage::Arriving | DestinationStage::Declined => {
+        DestinationStage::Receiving | DestinationStage::Declined => {
             Exit::new(Status::AtSource, Reason::GivenUp, what)
                 .with("the guest has not run here and never will")
         }
-        DestinationStage::Runs => Exit::new(Status::Lost, Reason::GivenUp, what).with(format!(
+        DestinationStage::Running => Exit::new(Status::Lost, Reason::GivenUp, what).with(format!(
             "the guest has ended here with its QEMU (process {pid})"
         )),
     })
@@ -139,16 +139,16 @@ pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Resul
 /// What giving up means at the destination, where it is not harmless.
 fn at_destination(stage: DestinationStage) -> Option<&'static str> {
     match stage {
-        DestinationStage::Arriving | DestinationStage::Ready => None,
+        DestinationStage::Receiving | DestinationStage::Ready => None,
         DestinationStage::Declined => Some(
             "the guest has not run here and never will, and its source may still wait to hear \
              that. Once this is forgotten, only giving up at the source lets the guest run on",
         ),
-        DestinationStage::Runs => Some(
+        DestinationStage::Running => Some(
             "the guest runs here, and lacks pages that only its source has. The guest would end \
              here, with its QEMU: that is right ONLY if those pages cannot be had any more",
         ),
-        DestinationStage::Whole => Some(
+        DestinationStage::Complete => Some(
             "the guest runs on here, and all of it is here. But its source would never hear so: \
              see that it is not made to run there",
         ),

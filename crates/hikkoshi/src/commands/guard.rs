@@ -195,7 +195,7 @@ pub fn run(args: &Args) -> Result<Status, Exit> {
     let Some(entry) = page.read::<SourceEntry>().map_err(|e| fail(doing, &e))? else {
         return Ok(Status::Moved);
     };
-    if entry.engine.stage != SourceStage::Keeps {
+    if entry.engine.stage != SourceStage::Owned {
         if killed {
             return Err(handed_over(&args.journal));
         }

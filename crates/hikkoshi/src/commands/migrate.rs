@@ -163,7 +163,7 @@ fn undo_interrupted(
     entry: &SourceEntry,
     observer: &dyn Observer,
 ) -> Result<(), Exit> {
-    if entry.engine.stage != SourceStage::Keeps {
+    if entry.engine.stage != SourceStage::Owned {
         return Err(unfinished(entry, page.path()));
     }
     let stopped = entry.qemu.undo.stopped == Some(true);
@@ -192,7 +192,7 @@ fn undo_interrupted(
 
 fn unfinished(entry: &SourceEntry, path: &Path) -> Exit {
     let again = resume::command::<SourceEntry>(path);
-    if entry.engine.stage == SourceStage::Keeps {
+    if entry.engine.stage == SourceStage::Owned {
         let what = "an earlier migration of this guest was interrupted before it was handed over, \
                     and it does not run again";
         let next = format!("let it run again, and then move it anew: {again}");
@@ -238,7 +238,7 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     })?;
     let mut guest: Box<dyn SourceGuest> = match taken {
         Some(guest) => Box::new(guest),
-        None if entry.engine.stage == SourceStage::Keeps => {
+        None if entry.engine.stage == SourceStage::Owned => {
             page.remove();
             let what = "the guest was never handed over, and the source's QEMU has ended: the \
                         guest has ended with it";
@@ -287,13 +287,13 @@ fn go_on(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
 fn has_arrived(page: &JournalFile, entry: &SourceEntry) -> bool {
     let handed_over = matches!(
         entry.engine.stage,
-        SourceStage::Committed | SourceStage::Gone
+        SourceStage::Committed | SourceStage::HandedOver
     );
     let Some(folder) = page.path().parent().filter(|_| handed_over) else {
         return false;
     };
     let whole = |there: &DestinationEntry| {
-        there.engine.id == entry.engine.id && there.engine.stage == DestinationStage::Whole
+        there.engine.id == entry.engine.id && there.engine.stage == DestinationStage::Complete
     };
     let Ok(found) = journal::find::<DestinationEntry>(folder, None) else {
         return false;

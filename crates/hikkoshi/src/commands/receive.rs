@@ -160,7 +160,7 @@ fn refuse_taken_in(folder: &Path, qmp: &Path) -> Result<(), Exit> {
 fn taken_in(journal: &Path, stage: DestinationStage) -> Exit {
     let again = resume::command::<DestinationEntry>(journal);
     let (what, next) = match stage {
-        DestinationStage::Whole => (
+        DestinationStage::Complete => (
             "this QEMU has a guest already, with all of its pages; but whether its source knows \
              that is not known",
             format!("to tell it: {again}. For another guest, start another QEMU"),
@@ -171,9 +171,9 @@ fn taken_in(journal: &Path, stage: DestinationStage) -> Exit {
         ),
     };
     let holder = match stage {
-        DestinationStage::Runs | DestinationStage::Whole => Holder::Destination,
+        DestinationStage::Running | DestinationStage::Complete => Holder::Destination,
         DestinationStage::Declined => Holder::Source,
-        DestinationStage::Arriving | DestinationStage::Ready => Holder::Undecided,
+        DestinationStage::Receiving | DestinationStage::Ready => Holder::Undecided,
     };
     Exit::new(Status::Paused, Reason::Unfinished, what)
         .with(next)
@@ -215,7 +215,7 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
             let noted = guest.noted();
             (Box::new(guest), noted)
         }
-        None if entry.engine.stage == DestinationStage::Runs => {
+        None if entry.engine.stage == DestinationStage::Running => {
             let what = format!("the destination's QEMU (process {pid}) has ended");
             let path = page.path().display();
             let left =
@@ -242,14 +242,14 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
     let observer = progress::observer(args.common.progress);
     security::warn_of_readable_key(&args.common.security, &*observer);
     let what = match entry.engine.stage {
-        DestinationStage::Whole if guest.has_ended() => {
+        DestinationStage::Complete if guest.has_ended() => {
             "the guest has run here and needs nothing more of its source; its QEMU has ended since"
         }
         _ if guest.has_ended() => "the guest has never run here, and its QEMU has ended",
         DestinationStage::Ready => "the guest is paused here",
-        DestinationStage::Runs => "the guest runs here with the pages that it has",
-        DestinationStage::Whole => "the guest runs here, and all of it is here",
-        DestinationStage::Arriving | DestinationStage::Declined => "the guest is not run here",
+        DestinationStage::Running => "the guest runs here with the pages that it has",
+        DestinationStage::Complete => "the guest runs here, and all of it is here",
+        DestinationStage::Receiving | DestinationStage::Declined => "the guest is not run here",
     };
     observer.notice(&format!("{what}; waiting for its source at {at}"));
     let watch = ReceiveWatch {
@@ -271,7 +271,7 @@ fn go_on(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, 
 fn awaits_pages(record: &DestinationRecord) -> bool {
     let lives = matches!(
         record.stage,
-        DestinationStage::Ready | DestinationStage::Runs
+        DestinationStage::Ready | DestinationStage::Running
     );
     lives && record.postcopy
 }

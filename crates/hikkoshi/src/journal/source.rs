@@ -166,7 +166,7 @@ mod tests {
         // What is to be undone is written with the engine's first record.
         one.set_undo(&notes(1, "/one").undo).unwrap();
         assert!(!one.path().exists());
-        for stage in [SourceStage::Keeps, SourceStage::Committed] {
+        for stage in [SourceStage::Owned, SourceStage::Committed] {
             one.record(&record(stage)).unwrap();
             let [(path, entry)] = &find::<SourceEntry>(&folder, None).unwrap()[..] else {
                 panic!("one journal")
@@ -177,7 +177,7 @@ mod tests {
             let mode = std::fs::metadata(path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
         }
-        other.record(&record(SourceStage::Gone)).unwrap();
+        other.record(&record(SourceStage::HandedOver)).unwrap();
         assert_eq!(find::<SourceEntry>(&folder, None).unwrap().len(), 2);
         let of = |qmp: &Path| find::<SourceEntry>(&folder, Some(qmp)).unwrap().len();
         assert_eq!(of(Path::new("/other")), 1);
@@ -191,7 +191,7 @@ mod tests {
         let entry: SourceEntry = file.read().unwrap().unwrap();
         assert_eq!(entry.engine.stage, SourceStage::Committed);
         other.close();
-        other.record(&record(SourceStage::Gone)).unwrap();
+        other.record(&record(SourceStage::HandedOver)).unwrap();
         other.set_undo(&notes(2, "/other").undo).unwrap();
         assert!(!other.path().exists(), "closed");
         drop((other, file));
@@ -209,7 +209,7 @@ mod tests {
         let there = Remote::from("unix:/there".parse::<Address>().unwrap());
         let file = JournalFile::for_qemu::<SourceEntry>(folder.path(), &notes.identity).unwrap();
         let journal = SourceJournal::new(file, there, false, options(), notes, None);
-        journal.record(&record(SourceStage::Keeps)).unwrap();
+        journal.record(&record(SourceStage::Owned)).unwrap();
         let new = journal.path().with_extension("new");
         // Writing there fails with `ENOSPC` (full(4)).
         std::os::unix::fs::symlink("/dev/full", &new).unwrap();
@@ -220,7 +220,7 @@ mod tests {
             .unwrap()
             .pop()
             .unwrap();
-        assert_eq!(entry.engine.stage, SourceStage::Keeps);
+        assert_eq!(entry.engine.stage, SourceStage::Owned);
         // With space it is written, and closing removes every file.
         journal.record(&record(SourceStage::Committed)).unwrap();
         std::fs::write(&new, "incomplete").unwrap();

@@ -132,7 +132,7 @@ impl From<&SourceFailure> for Reason {
             SourceFailure::CancelledThere(_) => Self::PeerCancelled,
             SourceFailure::NotConverging { .. } => Self::NotConverging,
             SourceFailure::Declined(_) => Self::Declined,
-            SourceFailure::Perished(_) => Self::GuestLost,
+            SourceFailure::GuestLost(_) => Self::GuestLost,
             SourceFailure::Interrupted => Self::Interrupted,
             SourceFailure::Journal(_) => Self::Journal,
             SourceFailure::Thread(_) | SourceFailure::ThreadDied => Self::System,

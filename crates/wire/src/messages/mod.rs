@@ -101,7 +101,7 @@ pub enum ToDestination {
     /// source wants to resume it. This message and the next two are sent only
     /// to a destination with
     /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
-    Here {
+    ResumeRequest {
         /// How far the source is.
         stage: SourceStage,
     },
@@ -168,7 +168,7 @@ pub enum ToSource {
         reason: String,
     },
     /// The guest runs at the destination.
-    Resumed,
+    GuestResumed,
     /// The destination wants to cancel the migration; the source decides.
     Cancel {
         /// Why, for people; cut at [`MAX_TEXT`] bytes.
@@ -187,10 +187,10 @@ pub enum ToSource {
         /// The measurements.
         faults: FaultMeasures,
     },
-    /// The answer to [`Here`](ToDestination::Here). In the stages
-    /// [`Ready`](DestinationStage::Ready) and [`Runs`](DestinationStage::Runs)
+    /// The answer to [`ResumeRequest`](ToDestination::ResumeRequest). In the stages
+    /// [`Ready`](DestinationStage::Ready) and [`Running`](DestinationStage::Running)
     /// the destination then sends which pages are missing.
-    Where {
+    ResumeReply {
         /// How far the destination is.
         stage: DestinationStage,
         /// The destination's host page size of each RAM block, in bytes.
@@ -224,7 +224,7 @@ pub enum ToSource {
     /// there before every page had arrived. Neither side can continue it. Only
     /// to a source with
     /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
-    Perished {
+    GuestLost {
         /// How, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,

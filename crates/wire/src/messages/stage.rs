@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SourceStage {
     /// The guest belongs to the source.
-    Keeps,
+    Owned,
     /// The source may have sent *Commit*.
     Committed,
     /// The destination runs the guest.
-    Gone,
+    HandedOver,
     /// The destination has every page.
     Done,
 }
@@ -21,13 +21,13 @@ pub enum SourceStage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DestinationStage {
     /// It has promised nothing yet.
-    Arriving,
+    Receiving,
     /// The guest is loaded and can run.
     Ready,
     /// The guest belongs to the destination; pages may be missing.
-    Runs,
+    Running,
     /// The destination has every page.
-    Whole,
+    Complete,
     /// The destination never ran the guest and never will.
     Declined,
 }

@@ -69,12 +69,12 @@ impl Capabilities {
     /// The source supports [`Measured`](crate::ToSource::Measured).
     pub const MEASURES: Self = Self(1 << 1);
 
-    /// A migration can be resumed on new links: [`Here`] and the messages after
-    /// it are supported, and so are [`Declined`] and [`Perished`].
+    /// A migration can be resumed on new links: [`ResumeRequest`] and the messages after
+    /// it are supported, and so are [`Declined`] and [`GuestLost`].
     ///
-    /// [`Here`]: crate::ToDestination::Here
+    /// [`ResumeRequest`]: crate::ToDestination::ResumeRequest
     /// [`Declined`]: crate::ToSource::Declined
-    /// [`Perished`]: crate::ToSource::Perished
+    /// [`GuestLost`]: crate::ToSource::GuestLost
     pub const RECOVERY: Self = Self(1 << 2);
 
     /// The source supports [`ShutDown`](crate::ToSource::ShutDown).

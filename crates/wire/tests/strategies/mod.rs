@@ -249,12 +249,12 @@ pub fn to_destination() -> impl Strategy<Value = ToDestination> {
         text().prop_map(|reason| ToDestination::Cancel { reason }),
         Just(ToDestination::Goodbye),
         prop_oneof![
-            Just(SourceStage::Keeps),
+            Just(SourceStage::Owned),
             Just(SourceStage::Committed),
-            Just(SourceStage::Gone),
+            Just(SourceStage::HandedOver),
             Just(SourceStage::Done)
         ]
-        .prop_map(|stage| ToDestination::Here { stage }),
+        .prop_map(|stage| ToDestination::ResumeRequest { stage }),
         ranges().prop_map(|ranges| ToDestination::Owed { ranges }),
         (any::<u64>(), any::<u16>()).prop_map(|(pages, background_links)| {
             ToDestination::OwedEnd {
@@ -312,10 +312,10 @@ fn measures() -> impl Strategy<Value = FaultMeasures> {
 
 fn destination_stage() -> impl Strategy<Value = DestinationStage> {
     prop_oneof![
-        Just(DestinationStage::Arriving),
+        Just(DestinationStage::Receiving),
         Just(DestinationStage::Ready),
-        Just(DestinationStage::Runs),
-        Just(DestinationStage::Whole),
+        Just(DestinationStage::Running),
+        Just(DestinationStage::Complete),
         Just(DestinationStage::Declined)
     ]
 }
@@ -328,7 +328,7 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
         Just(ToSource::Discarded),
         Just(ToSource::Ready),
         text().prop_map(|reason| ToSource::Failed { reason }),
-        Just(ToSource::Resumed),
+        Just(ToSource::GuestResumed),
         text().prop_map(|reason| ToSource::Cancel { reason }),
         summary().prop_map(|requests| ToSource::Complete { requests }),
         measures().prop_map(|faults| ToSource::Measured { faults }),
@@ -337,15 +337,17 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
             prop::collection::vec(any::<u64>(), 0..1024),
             any::<u16>()
         )
-            .prop_map(|(stage, host_pages, background_links)| ToSource::Where {
-                stage,
-                host_pages,
-                background_links
-            }),
+            .prop_map(
+                |(stage, host_pages, background_links)| ToSource::ResumeReply {
+                    stage,
+                    host_pages,
+                    background_links
+                }
+            ),
         ranges().prop_map(|ranges| ToSource::Missing { ranges }),
         any::<u64>().prop_map(|pages| ToSource::MissingEnd { pages }),
         text().prop_map(|reason| ToSource::Declined { reason }),
-        text().prop_map(|reason| ToSource::Perished { reason }),
+        text().prop_map(|reason| ToSource::GuestLost { reason }),
         text().prop_map(|what| ToSource::Differs { what }),
         Just(ToSource::ShutDown),
     ]

@@ -28,15 +28,15 @@ pub fn give_up_receive(
 ) -> Result<(), ReceiveError> {
     let outcome = match record.stage {
         DestinationStage::Ready => Outcome::Paused,
-        DestinationStage::Runs | DestinationStage::Whole => Outcome::AtDestination,
-        DestinationStage::Arriving | DestinationStage::Declined => Outcome::Declined,
+        DestinationStage::Running | DestinationStage::Complete => Outcome::AtDestination,
+        DestinationStage::Receiving | DestinationStage::Declined => Outcome::Declined,
     };
     let fail = |cause| ReceiveError { cause, outcome };
     let mut machine = RecordedDestination::new(record, Arc::clone(&watch.journal));
     let mut events = vec![DestinationEvent::GivenUp];
     if machine.stage() == DestinationStage::Ready {
         // Nobody is there to hear it.
-        events.push(DestinationEvent::Lost);
+        events.push(DestinationEvent::LinkLost);
     }
     let mut closes = false;
     for event in events {

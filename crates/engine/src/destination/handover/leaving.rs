@@ -18,8 +18,8 @@ impl HandoverDriver<'_> {
         cause: Option<DestinationFailure>,
     ) -> Result<HandoverResult, ReceiveError> {
         match self.machine.stage() {
-            DestinationStage::Whole => Ok(self.stayed(guest)),
-            DestinationStage::Arriving | DestinationStage::Declined => {
+            DestinationStage::Complete => Ok(self.stayed(guest)),
+            DestinationStage::Receiving | DestinationStage::Declined => {
                 let why = self.state.declined.take().or(cause);
                 let cause = why.unwrap_or(match event {
                     DestinationEvent::Connected(_) => {
@@ -30,7 +30,7 @@ impl HandoverDriver<'_> {
                 let outcome = Outcome::AtSource;
                 Err(ReceiveError { cause, outcome })
             }
-            DestinationStage::Ready | DestinationStage::Runs => {
+            DestinationStage::Ready | DestinationStage::Running => {
                 let cause = cause.unwrap_or_else(|| DestinationFailure::gone(guest));
                 Err(self.leave(guest, cause))
             }
@@ -44,7 +44,7 @@ impl HandoverDriver<'_> {
         cause: DestinationFailure,
     ) -> Result<HandoverResult, ReceiveError> {
         match self.machine.stage() {
-            DestinationStage::Whole => {
+            DestinationStage::Complete => {
                 let what = if self.state.shut_down {
                     "the guest has shut itself down here"
                 } else {
@@ -55,7 +55,7 @@ impl HandoverDriver<'_> {
                 ));
                 Ok(self.stayed(guest))
             }
-            DestinationStage::Arriving => Err(ReceiveError {
+            DestinationStage::Receiving => Err(ReceiveError {
                 cause,
                 outcome: Outcome::AtSource,
             }),
@@ -67,7 +67,7 @@ impl HandoverDriver<'_> {
                     outcome: Outcome::Declined,
                 })
             }
-            DestinationStage::Ready | DestinationStage::Runs => Err(self.leave(guest, cause)),
+            DestinationStage::Ready | DestinationStage::Running => Err(self.leave(guest, cause)),
         }
     }
 
@@ -100,7 +100,7 @@ impl HandoverDriver<'_> {
         self.state.released = released.is_ok();
         if let Err(error) = released {
             let notice = match self.machine.stage() {
-                DestinationStage::Whole => format!("the guest runs here, but: {error}"),
+                DestinationStage::Complete => format!("the guest runs here, but: {error}"),
                 _ => error.to_string(),
             };
             self.watch.observer.notice(&notice);
@@ -117,13 +117,13 @@ impl HandoverDriver<'_> {
         let cause = cause.seen(guest);
         let outcome = match self.machine.stage() {
             DestinationStage::Ready => Outcome::Paused,
-            DestinationStage::Runs if !self.machine.record().started => Outcome::Paused,
+            DestinationStage::Running if !self.machine.record().started => Outcome::Paused,
             _ => Outcome::AtDestination,
         };
         if let Some(faulting) = &self.faulting {
             faulting.stop();
         }
-        if cause.is_corruption() && self.machine.stage() == DestinationStage::Runs {
+        if cause.is_corruption() && self.machine.stage() == DestinationStage::Running {
             self.end_corrupted(guest);
         }
         let perished = outcome == Outcome::AtDestination
@@ -132,7 +132,7 @@ impl HandoverDriver<'_> {
         if let Link::Up(line) = &mut self.link {
             line.session.part(&if perished {
                 let reason = cause.to_string();
-                ToSource::Perished { reason }
+                ToSource::GuestLost { reason }
             } else {
                 parting(&cause)
             });
@@ -167,7 +167,7 @@ impl HandoverDriver<'_> {
         error: std::io::Error,
     ) -> ReceiveError {
         let cause = DestinationFailure::Journal(error);
-        if self.machine.stage() != DestinationStage::Arriving {
+        if self.machine.stage() != DestinationStage::Receiving {
             return self.leave(guest, cause);
         }
         if let Link::Up(line) = &mut self.link {

@@ -17,7 +17,7 @@ impl HandoverDriver<'_> {
     /// Looks around for up to `wait`.
     pub(crate) fn look(&mut self, wait: Duration) -> Observation {
         let stage = self.machine.stage();
-        if stage == DestinationStage::Runs && self.state.settled && self.left() == 0 {
+        if stage == DestinationStage::Running && self.state.settled && self.left() == 0 {
             return Observation::Event(DestinationEvent::AllHere, None);
         }
         if let Some(event) = self.state.serious.take() {
@@ -33,13 +33,13 @@ impl HandoverDriver<'_> {
                     doing: "waiting for the source's last word",
                     cause: LinkError::TooSlow,
                 };
-                Observation::Event(DestinationEvent::Lost, Some(slow))
+                Observation::Event(DestinationEvent::LinkLost, Some(slow))
             }
             Link::Down(_) if late || cancelled => {
                 let lost = self.state.lost.take();
                 Observation::Over(lost.unwrap_or(DestinationFailure::Cancelled))
             }
-            Link::Up(_) if stage == DestinationStage::Runs && self.watch.cancel.take() => {
+            Link::Up(_) if stage == DestinationStage::Running && self.watch.cancel.take() => {
                 // Answered: who means it though the links are lost says so again.
                 self.watch.observer.notice(
                     "the guest runs here already and pages of it are still at the source: not \
@@ -64,7 +64,9 @@ impl HandoverDriver<'_> {
                 }
                 let over = |(_, at): &mut (_, Instant)| at.elapsed() >= REASON_TIMEOUT;
                 match line.failed.take_if(over) {
-                    Some((failure, _)) => Observation::Event(DestinationEvent::Lost, Some(failure)),
+                    Some((failure, _)) => {
+                        Observation::Event(DestinationEvent::LinkLost, Some(failure))
+                    }
                     None => Observation::Nothing,
                 }
             }
@@ -136,7 +138,7 @@ impl HandoverDriver<'_> {
             }
             Event::Said(other) => {
                 let odd = DestinationFailure::unexpected(doing, &other);
-                Observation::Event(DestinationEvent::Lost, Some(odd))
+                Observation::Event(DestinationEvent::LinkLost, Some(odd))
             }
             Event::Failed(failure) if failure.is_end_of_guest() => {
                 Observation::Event(DestinationEvent::Broken, Some(failure))
@@ -159,7 +161,7 @@ impl HandoverDriver<'_> {
             }
             _ => {
                 let first = line.failed.take().map(|(failure, _)| failure);
-                Observation::Event(DestinationEvent::Lost, Some(first.unwrap_or(failure)))
+                Observation::Event(DestinationEvent::LinkLost, Some(first.unwrap_or(failure)))
             }
         }
     }
@@ -200,11 +202,11 @@ impl HandoverDriver<'_> {
         self.state.until = Some(Instant::now() + patience);
         if !patience.is_zero() {
             let guest = match stage {
-                DestinationStage::Runs => "the guest runs on here with the pages that it has",
-                DestinationStage::Whole if self.state.shut_down => {
+                DestinationStage::Running => "the guest runs on here with the pages that it has",
+                DestinationStage::Complete if self.state.shut_down => {
                     "the guest has shut itself down here"
                 }
-                DestinationStage::Whole => "the guest runs here, and all of it is here",
+                DestinationStage::Complete => "the guest runs here, and all of it is here",
                 DestinationStage::Declined => {
                     "the guest was not run here, and the source may not know that yet"
                 }

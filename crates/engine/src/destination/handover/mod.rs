@@ -164,7 +164,7 @@ impl<'a> HandoverDriver<'a> {
                 );
             }
             if event == DestinationEvent::Broken
-                && self.machine.stage() == DestinationStage::Runs
+                && self.machine.stage() == DestinationStage::Running
                 && guest.has_shut_down()
             {
                 self.state.shut_down = true;
@@ -207,7 +207,7 @@ impl<'a> HandoverDriver<'a> {
                     action => lost = self.act(*action, &mut cause).err(),
                 }
                 if let Some(failure) = lost {
-                    next = Some((DestinationEvent::Lost, Some(failure)));
+                    next = Some((DestinationEvent::LinkLost, Some(failure)));
                 }
                 if next.is_some() {
                     break;
@@ -258,8 +258,8 @@ impl<'a> HandoverDriver<'a> {
     ) -> Result<(), DestinationFailure> {
         match action {
             DestinationAction::SayReady => self.say(&ToSource::Ready, "getting ready"),
-            DestinationAction::SayResumed if self.state.committed_here => {
-                self.say(&ToSource::Resumed, "running the guest")
+            DestinationAction::SayGuestResumed if self.state.committed_here => {
+                self.say(&ToSource::GuestResumed, "running the guest")
             }
             DestinationAction::SayComplete => {
                 self.say_complete();
@@ -278,9 +278,12 @@ impl<'a> HandoverDriver<'a> {
                 }
                 Ok(())
             }
-            DestinationAction::SayWhere(stage) => {
+            DestinationAction::SayResumeReply(stage) => {
                 let answered = self.answer(stage);
-                if matches!(stage, DestinationStage::Whole | DestinationStage::Declined) {
+                if matches!(
+                    stage,
+                    DestinationStage::Complete | DestinationStage::Declined
+                ) {
                     self.await_last_word();
                 }
                 answered
@@ -292,7 +295,7 @@ impl<'a> HandoverDriver<'a> {
             // The source knows already, or another line tells it; or nothing
             // of it is to be done here, but by `go`. (A guest that may have run
             // is ended by `give_up.rs` alone.)
-            DestinationAction::SayResumed
+            DestinationAction::SayGuestResumed
             | DestinationAction::Record(_)
             | DestinationAction::Run
             | DestinationAction::Drop

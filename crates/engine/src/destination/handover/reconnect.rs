@@ -48,7 +48,7 @@ impl HandoverDriver<'_> {
         writer.set_patience(Some(self.options.stall_timeout));
         reader.set_deadline(Some(Instant::now() + HERE_TIMEOUT));
         let said = reader.control().map_err(DestinationFailure::link(DOING))?;
-        let ToDestination::Here { stage } = said else {
+        let ToDestination::ResumeRequest { stage } = said else {
             return Err(DestinationFailure::unexpected(DOING, &said));
         };
         let met = ReconnectedSource {
@@ -76,13 +76,13 @@ impl HandoverDriver<'_> {
             MAX_LINKS
         };
         let host_pages = self.ram.layout().blocks().map(|(block, _)| block.host_page);
-        met.say(&ToSource::Where {
+        met.say(&ToSource::ResumeReply {
             stage: stage.into(),
             host_pages: host_pages.collect(),
             background_links: most,
         })?;
         let mut links = 0;
-        if matches!(stage, DestinationStage::Ready | DestinationStage::Runs) {
+        if matches!(stage, DestinationStage::Ready | DestinationStage::Running) {
             links = self.settle(&mut met)?;
             if links > most {
                 return Err(DestinationFailure::unexpected(DOING, &links));

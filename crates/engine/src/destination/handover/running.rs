@@ -57,7 +57,7 @@ impl HandoverDriver<'_> {
     }
 
     fn is_whole(&self) -> bool {
-        self.machine.stage() == DestinationStage::Whole
+        self.machine.stage() == DestinationStage::Complete
     }
 
     fn runs(&mut self, running: bool, resumed: Instant) {
@@ -98,7 +98,7 @@ impl HandoverDriver<'_> {
                 }
             }
             let Some(failure) = lost else { return Ok(()) };
-            (event, cause) = (DestinationEvent::Lost, Some(failure));
+            (event, cause) = (DestinationEvent::LinkLost, Some(failure));
         }
     }
 }

@@ -44,7 +44,7 @@ pub(crate) fn run(
     let threads = options.fault_threads_for(guest.describe().cpus);
     let mut record = DestinationRecord {
         id: offered.id,
-        stage: DestinationStage::Arriving,
+        stage: DestinationStage::Receiving,
         mode: offered.mode,
         postcopy: false,
         running: true,
@@ -99,8 +99,8 @@ pub(crate) fn take_up(
         cause,
         outcome: match stage {
             DestinationStage::Ready => Outcome::Paused,
-            DestinationStage::Runs | DestinationStage::Whole => Outcome::AtDestination,
-            DestinationStage::Arriving | DestinationStage::Declined => Outcome::AtSource,
+            DestinationStage::Running | DestinationStage::Complete => Outcome::AtDestination,
+            DestinationStage::Receiving | DestinationStage::Declined => Outcome::AtSource,
         },
     };
     let ram = guest.ram();
@@ -120,14 +120,14 @@ pub(crate) fn take_up(
         retry_budget: RetryBudget::new(options.retry_for.of(postcopy), Instant::now()),
         state: State::default(),
     };
-    let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Runs);
+    let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Running);
     if lives && guest.has_ended() {
         return stay_on(stay, guest, begun, DestinationEvent::Broken);
     }
     if lives && postcopy {
         stay.adopt(guest).map_err(fail)?;
     }
-    if stage == DestinationStage::Whole {
+    if stage == DestinationStage::Complete {
         // Nobody answers faults any more, and none is needed: what is not here
         // holds zeros. The source may be long in coming, or never come.
         stay.let_go(guest);

@@ -99,7 +99,7 @@ pub(crate) fn hear(
             may_postcopy,
             background_links,
         } => (description, mode, may_postcopy, background_links),
-        ToDestination::Here { .. } => {
+        ToDestination::ResumeRequest { .. } => {
             return refuse(
                 "it goes on with a migration that is not known here: start 'hikkoshi receive \
                  --resume' for it"

@@ -137,7 +137,7 @@ impl HandoverDriver<'_> {
                 Ok(actions) => actions,
                 Err(error) => return Err(self.give_up(SourceFailure::Journal(error))),
             };
-            if heard.event == SourceEvent::Resumed {
+            if heard.event == SourceEvent::GuestResumed {
                 handed.downtime = self.downtime();
             }
             let mut step = None;
@@ -169,11 +169,11 @@ impl HandoverDriver<'_> {
                 let line = self.line.as_mut()?;
                 let sent = line.session.commit("handing the guest over");
                 let lost = sent.err()?;
-                Some(Step::Next(Occurrence::bad(SourceEvent::Lost, lost)))
+                Some(Step::Next(Occurrence::bad(SourceEvent::LinkLost, lost)))
             }
             SourceAction::Serve => {
                 let lost = self.serve().err()?;
-                Some(Step::Next(Occurrence::bad(SourceEvent::Lost, lost)))
+                Some(Step::Next(Occurrence::bad(SourceEvent::LinkLost, lost)))
             }
             SourceAction::Wait => match self.reconnect(cause.take().map(disbelieved), restarted) {
                 Ok(event @ SourceEvent::Connected(DestinationStage::Declined)) => {
@@ -184,7 +184,7 @@ impl HandoverDriver<'_> {
                 Err(error) => Some(Step::Over(Box::new(Err(error)))),
             },
             // What these come to is told by `End`.
-            SourceAction::Resume | SourceAction::CallOff | SourceAction::Close => None,
+            SourceAction::ResumeGuest | SourceAction::CallOff | SourceAction::Close => None,
             SourceAction::End => Some(Step::Over(Box::new(self.end(cause.take(), handed)))),
         }
     }
@@ -211,7 +211,7 @@ impl HandoverDriver<'_> {
         told: &mut bool,
     ) -> Result<Occurrence, MigrateError> {
         loop {
-            let gone = self.machine.stage() == SourceStage::Gone;
+            let gone = self.machine.stage() == SourceStage::HandedOver;
             if gone && self.shared.cancel.take() {
                 // Answered: who means it though the links are lost says so again.
                 self.shared.observer.notice(
@@ -225,7 +225,7 @@ impl HandoverDriver<'_> {
                 return Ok(SourceEvent::Cancelled.into());
             }
             let Some(line) = &mut self.line else {
-                return Ok(SourceEvent::Lost.into());
+                return Ok(SourceEvent::LinkLost.into());
             };
             let heard = match line.session.hear_all(DOING) {
                 Ok(None) => {
@@ -244,7 +244,7 @@ impl HandoverDriver<'_> {
                             line.session.remember(failure);
                             last
                         }
-                        None => return Ok(Occurrence::bad(SourceEvent::Lost, failure)),
+                        None => return Ok(Occurrence::bad(SourceEvent::LinkLost, failure)),
                     }
                 }
                 // Nothing of it is the destination's doing, and trying again
@@ -252,7 +252,7 @@ impl HandoverDriver<'_> {
                 Err(failure) => return Err(self.give_up(failure)),
             };
             match heard {
-                ToSource::Resumed => return Ok(SourceEvent::Resumed.into()),
+                ToSource::GuestResumed => return Ok(SourceEvent::GuestResumed.into()),
                 ToSource::Declined { reason } => {
                     let declined = SourceFailure::Declined(reason);
                     return Ok(Occurrence::bad(SourceEvent::Declined, declined));
@@ -261,9 +261,9 @@ impl HandoverDriver<'_> {
                     let failed = SourceFailure::Destination(reason);
                     return Ok(Occurrence::bad(SourceEvent::Failed, failed));
                 }
-                ToSource::Perished { reason } if gone => return Err(self.lost(reason)),
+                ToSource::GuestLost { reason } if gone => return Err(self.lost(reason)),
                 // It was never said to run there: all of it is still here.
-                ToSource::Perished { reason } => {
+                ToSource::GuestLost { reason } => {
                     let failed = SourceFailure::Destination(reason);
                     return Ok(Occurrence::bad(SourceEvent::Failed, failed));
                 }
@@ -277,7 +277,7 @@ impl HandoverDriver<'_> {
                 ToSource::Cancel { .. } => {}
                 other => {
                     let odd = unexpected(DOING, &other);
-                    return Ok(Occurrence::bad(SourceEvent::Lost, odd));
+                    return Ok(Occurrence::bad(SourceEvent::LinkLost, odd));
                 }
             }
         }
@@ -293,7 +293,7 @@ impl HandoverDriver<'_> {
                 handed.requests.request_latency_us = requests.into();
                 SourceEvent::Complete.into()
             }
-            Err(odd) => Occurrence::bad(SourceEvent::Lost, odd),
+            Err(odd) => Occurrence::bad(SourceEvent::LinkLost, odd),
         }
     }
 
@@ -420,7 +420,7 @@ impl HandoverDriver<'_> {
 
     /// Ends a hand-over that cannot go on in this engine.
     fn give_up(&mut self, cause: SourceFailure) -> MigrateError {
-        if self.machine.stage() == SourceStage::Keeps {
+        if self.machine.stage() == SourceStage::Owned {
             return self.take_back(cause);
         }
         if let Some(line) = self.line.take() {
@@ -434,7 +434,7 @@ impl HandoverDriver<'_> {
         if let Some(line) = self.line.take() {
             line.end();
         }
-        MigrateError::new(SourceFailure::Perished(reason), Outcome::Lost)
+        MigrateError::new(SourceFailure::GuestLost(reason), Outcome::Lost)
     }
 
     /// The guest is the source's still, or again: it runs on.
@@ -458,9 +458,9 @@ impl HandoverDriver<'_> {
     /// Leaves everything as it is, to be taken up again.
     fn left(&self, cause: SourceFailure) -> MigrateError {
         let outcome = match self.machine.stage() {
-            SourceStage::Keeps => Outcome::AtSource,
+            SourceStage::Owned => Outcome::AtSource,
             SourceStage::Committed => Outcome::Paused,
-            SourceStage::Gone | SourceStage::Done => Outcome::AtDestination,
+            SourceStage::HandedOver | SourceStage::Done => Outcome::AtDestination,
         };
         MigrateError::new(cause, outcome)
     }

@@ -78,7 +78,10 @@ impl Destination<'_> {
         let stream = Arc::new(link.stream);
         let mut control = split(&stream, self.limits, &Cancel::new()).unwrap();
         let here: ToDestination = control.0.control().ok()?;
-        assert!(matches!(here, ToDestination::Here { .. }), "{here:?}");
+        assert!(
+            matches!(here, ToDestination::ResumeRequest { .. }),
+            "{here:?}"
+        );
         Some(control)
     }
 
@@ -260,7 +263,7 @@ fn answers_out_of_place() {
         hear_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
         hear_until(&mut control, "Switch");
-        control.1.control(&ToSource::Resumed).unwrap();
+        control.1.control(&ToSource::GuestResumed).unwrap();
     });
     rejected(Mode::Hybrid, "the destination failed: no", |destination| {
         let (mut control, _background, _urgent) = destination.accept();
@@ -478,10 +481,10 @@ fn a_destination_in_which_the_guest_has_ended() {
         let (result, machine, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
             let (mut control, _background, _urgent) = until_it_runs(destination);
             if heard_to_run {
-                control.1.control(&ToSource::Resumed).unwrap();
+                control.1.control(&ToSource::GuestResumed).unwrap();
             }
             let reason = "a power cut".to_owned();
-            control.1.control(&ToSource::Perished { reason }).unwrap();
+            control.1.control(&ToSource::GuestLost { reason }).unwrap();
         });
         let error = result.unwrap_err();
         let text = error.to_string();
@@ -514,12 +517,12 @@ fn a_destination_that_declines_a_running_guest() {
     let never = Cancel::new();
     let told = migrated_with(&options, &never, |destination| {
         let (mut control, _background, _urgent) = until_it_runs(destination);
-        control.1.control(&ToSource::Resumed).unwrap();
+        control.1.control(&ToSource::GuestResumed).unwrap();
         control.1.control(&declined()).unwrap();
     });
     let answered = migrated_with(&asked, &never, |destination| {
         let mut ends = until_it_runs(destination);
-        ends.0.1.control(&ToSource::Resumed).unwrap();
+        ends.0.1.control(&ToSource::GuestResumed).unwrap();
         destination.hang_up();
         while let Some(mut control) = destination.asked_again() {
             let _ = control.1.control(&place(DestinationStage::Declined));
@@ -541,7 +544,7 @@ fn a_destination_that_declines_a_running_guest() {
 }
 
 fn place(stage: DestinationStage) -> ToSource {
-    ToSource::Where {
+    ToSource::ResumeReply {
         stage,
         host_pages: vec![SMALL, SMALL],
         background_links: 1,
@@ -552,7 +555,7 @@ fn place(stage: DestinationStage) -> ToSource {
 fn a_destination_that_claims_to_have_everything() {
     let (result, machine, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
         let (mut control, _background, _urgent) = until_it_runs(destination);
-        control.1.control(&ToSource::Resumed).unwrap();
+        control.1.control(&ToSource::GuestResumed).unwrap();
         let requests = RequestSummary::default();
         control.1.control(&ToSource::Complete { requests }).unwrap();
     });
@@ -575,10 +578,10 @@ fn a_destination_that_claims_to_have_everything() {
 #[test]
 fn a_destination_that_claims_to_have_everything_when_it_is_asked_again() {
     let nothing_missing = [
-        place(DestinationStage::Runs),
+        place(DestinationStage::Running),
         ToSource::MissingEnd { pages: 0 },
     ];
-    for words in [&[place(DestinationStage::Whole)][..], &nothing_missing] {
+    for words in [&[place(DestinationStage::Complete)][..], &nothing_missing] {
         let options = SourceOptions {
             mode: Mode::Postcopy,
             retry_for: Duration::from_secs(2).into(),
@@ -586,7 +589,7 @@ fn a_destination_that_claims_to_have_everything_when_it_is_asked_again() {
         };
         let (result, machine, calls) = migrated_with(&options, &Cancel::new(), |destination| {
             let mut ends = until_it_runs(destination);
-            ends.0.1.control(&ToSource::Resumed).unwrap();
+            ends.0.1.control(&ToSource::GuestResumed).unwrap();
             destination.hang_up();
             while let Some(mut control) = destination.asked_again() {
                 for word in words {
@@ -654,7 +657,7 @@ fn requests_for_what_has_left_already_are_counted() {
         ask(0, 2048, owed - 100);
         control.1.control(&ToSource::Ready).unwrap();
         hear_until(&mut control, "Commit");
-        control.1.control(&ToSource::Resumed).unwrap();
+        control.1.control(&ToSource::GuestResumed).unwrap();
         let requests = RequestSummary::default();
         control.1.control(&ToSource::Complete { requests }).unwrap();
         hear_until(&mut control, "Goodbye");
@@ -678,7 +681,7 @@ fn a_destination_that_never_stops_talking() {
         receive_urgent(&mut urgent, owed);
         control.1.control(&ToSource::Ready).unwrap();
         hear_until(&mut control, "Commit");
-        control.1.control(&ToSource::Resumed).unwrap();
+        control.1.control(&ToSource::GuestResumed).unwrap();
         let requests = RequestSummary::default();
         control.1.control(&ToSource::Complete { requests }).unwrap();
         for _ in 0..1000 {

@@ -92,7 +92,7 @@ impl Stage<'_> {
         self.machine.stop(Side::Source, Duration::from_secs(20));
         self.source.say(&ToDestination::Commit);
         let resumed: ToSource = self.source.control.0.control().unwrap();
-        assert_eq!(resumed, ToSource::Resumed);
+        assert_eq!(resumed, ToSource::GuestResumed);
     }
 
     /// Hears what was measured, and says goodbye.

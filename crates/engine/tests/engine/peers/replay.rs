@@ -219,7 +219,7 @@ fn who_answers_late() {
                 script.at(call, move || {
                     let (mut stream, challenge) = waiting.lock().unwrap().pop().unwrap();
                     let stage = SourceStage::Committed.into();
-                    let body = encode_control(&ToDestination::Here { stage }).unwrap();
+                    let body = encode_control(&ToDestination::ResumeRequest { stage }).unwrap();
                     let len = u32::try_from(body.len()).unwrap();
                     let here = [&Frame::Control { len }.encode()[..], &body].concat();
                     // It may have been turned away.

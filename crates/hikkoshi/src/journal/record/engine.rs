@@ -91,9 +91,9 @@ impl From<ModeTag> for Mode {
 impl From<SourceStage> for SourceStageTag {
     fn from(stage: SourceStage) -> Self {
         match stage {
-            SourceStage::Keeps => Self::Owned,
+            SourceStage::Owned => Self::Owned,
             SourceStage::Committed => Self::Committed,
-            SourceStage::Gone => Self::HandedOver,
+            SourceStage::HandedOver => Self::HandedOver,
             SourceStage::Done => Self::Done,
         }
     }
@@ -102,9 +102,9 @@ impl From<SourceStage> for SourceStageTag {
 impl From<SourceStageTag> for SourceStage {
     fn from(tag: SourceStageTag) -> Self {
         match tag {
-            SourceStageTag::Owned => Self::Keeps,
+            SourceStageTag::Owned => Self::Owned,
             SourceStageTag::Committed => Self::Committed,
-            SourceStageTag::HandedOver => Self::Gone,
+            SourceStageTag::HandedOver => Self::HandedOver,
             SourceStageTag::Done => Self::Done,
         }
     }
@@ -113,10 +113,10 @@ impl From<SourceStageTag> for SourceStage {
 impl From<DestinationStage> for DestinationStageTag {
     fn from(stage: DestinationStage) -> Self {
         match stage {
-            DestinationStage::Arriving => Self::Arriving,
+            DestinationStage::Receiving => Self::Arriving,
             DestinationStage::Ready => Self::Ready,
-            DestinationStage::Runs => Self::Runs,
-            DestinationStage::Whole => Self::Complete,
+            DestinationStage::Running => Self::Runs,
+            DestinationStage::Complete => Self::Complete,
             DestinationStage::Declined => Self::Declined,
         }
     }
@@ -125,10 +125,10 @@ impl From<DestinationStage> for DestinationStageTag {
 impl From<DestinationStageTag> for DestinationStage {
     fn from(tag: DestinationStageTag) -> Self {
         match tag {
-            DestinationStageTag::Arriving => Self::Arriving,
+            DestinationStageTag::Arriving => Self::Receiving,
             DestinationStageTag::Ready => Self::Ready,
-            DestinationStageTag::Runs => Self::Runs,
-            DestinationStageTag::Complete => Self::Whole,
+            DestinationStageTag::Runs => Self::Running,
+            DestinationStageTag::Complete => Self::Complete,
             DestinationStageTag::Declined => Self::Declined,
         }
     }

@@ -114,7 +114,7 @@ fn version_2_is_read() {
     let entry = destination("v2-destination-inviting");
     assert_eq!(entry.options.shared.retry_for, Some(Duration::ZERO));
     entry.security.unwrap().server().unwrap();
-    assert_eq!(entry.engine.stage, DestinationStage::Runs);
+    assert_eq!(entry.engine.stage, DestinationStage::Running);
     assert!(entry.engine.postcopy && !entry.engine.started);
     assert!(entry.qemu.userfault.is_some());
     assert!(destination("v2-destination-certified").security.is_some());
@@ -149,9 +149,9 @@ fn all_words_of_version_2_are_read() {
         "--no-priority",
     ]);
     for (word, stage) in [
-        ("keeps", SourceStage::Keeps),
+        ("keeps", SourceStage::Owned),
         ("committed", SourceStage::Committed),
-        ("gone", SourceStage::Gone),
+        ("gone", SourceStage::HandedOver),
         ("done", SourceStage::Done),
     ] {
         file["engine"]["stage"] = word.into();
@@ -178,10 +178,10 @@ fn all_words_of_version_2_are_read() {
         "--no-priority",
     ]);
     for (word, stage) in [
-        ("arriving", DestinationStage::Arriving),
+        ("arriving", DestinationStage::Receiving),
         ("ready", DestinationStage::Ready),
-        ("runs", DestinationStage::Runs),
-        ("whole", DestinationStage::Whole),
+        ("runs", DestinationStage::Running),
+        ("whole", DestinationStage::Complete),
         ("declined", DestinationStage::Declined),
     ] {
         file["engine"]["stage"] = word.into();
@@ -254,9 +254,9 @@ fn tags_are_stable() {
     let mut entry = source("v3-source-full");
     let stage = |entry: &SourceEntry| field(entry, "/engine/stage");
     for (value, tag) in [
-        (SourceStage::Keeps, "owned"),
+        (SourceStage::Owned, "owned"),
         (SourceStage::Committed, "committed"),
-        (SourceStage::Gone, "handed_over"),
+        (SourceStage::HandedOver, "handed_over"),
         (SourceStage::Done, "done"),
     ] {
         entry.engine.stage = value;
@@ -289,10 +289,10 @@ fn tags_are_stable() {
     }
     let mut entry = destination("v3-destination-full");
     for (value, tag) in [
-        (DestinationStage::Arriving, "arriving"),
+        (DestinationStage::Receiving, "arriving"),
         (DestinationStage::Ready, "ready"),
-        (DestinationStage::Runs, "runs"),
-        (DestinationStage::Whole, "complete"),
+        (DestinationStage::Running, "runs"),
+        (DestinationStage::Complete, "complete"),
         (DestinationStage::Declined, "declined"),
     ] {
         entry.engine.stage = value;
