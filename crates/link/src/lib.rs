@@ -16,7 +16,7 @@ pub mod tls;
 
 pub use accept::{Incoming, Listener, WaitEnded, WaitLimit};
 pub use connect::{Address, AddressError, HandshakeError, Remote, ResolveError, hello, open};
-pub use flow::{Answering, BackgroundSender, Pace, UrgentActivity, Wait, Window};
+pub use flow::{Answering, BackgroundSender, Pace, UrgentActivity};
 pub use stream::{
     LinkError, LinkReader, LinkWriter, PEER_TIMEOUT, Stream, TICK, TrafficClass, split,
 };

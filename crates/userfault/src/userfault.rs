@@ -216,14 +216,14 @@ impl Userfault {
     /// Takes over a descriptor, which must be a userfaultfd. [`Self::api`] is the next step, unless
     /// someone has done it before.
     #[must_use]
-    pub fn from_fd(fd: OwnedFd) -> Self {
+    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
         Self { fd, process: None }
     }
 
     /// Says whose memory this descriptor is for, so that waiting for faults also ends when that
     /// process does.
     #[must_use]
-    pub fn of_process(mut self, process: Arc<Process>) -> Self {
+    pub(crate) fn of_process(mut self, process: Arc<Process>) -> Self {
         self.process = Some(process);
         self
     }

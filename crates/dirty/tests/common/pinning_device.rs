@@ -13,7 +13,7 @@ use io_uring::{IoUring, opcode, types};
 use crate::common::memory_file;
 
 /// A device in this process, with one page at a time.
-pub struct PinningDevice {
+pub(crate) struct PinningDevice {
     ring: IoUring,
     /// Holds the data to be read.
     file: File,
@@ -21,7 +21,7 @@ pub struct PinningDevice {
 }
 
 impl PinningDevice {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             ring: IoUring::new(2).unwrap(),
             file: memory_file(8, false),
@@ -30,7 +30,7 @@ impl PinningDevice {
     }
 
     /// Pins the page at `page`.
-    pub fn pin(&mut self, page: *mut u8) {
+    pub(crate) fn pin(&mut self, page: *mut u8) {
         let buffer = libc::iovec {
             iov_base: page.cast(),
             iov_len: PAGE_SIZE,
@@ -41,7 +41,7 @@ impl PinningDevice {
     }
 
     /// Writes a value to the beginning of the pinned page, and unpins the page.
-    pub fn land(&mut self, value: u64) {
+    pub(crate) fn land(&mut self, value: u64) {
         self.file.write_all_at(&value.to_ne_bytes(), 0).unwrap();
         let read = opcode::ReadFixed::new(types::Fd(self.file.as_raw_fd()), self.page, 8, 0);
         // SAFETY: as above; no other code accesses the page meanwhile.

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 
-use super::window::Wait;
+use super::window::{Wait, Window};
 use crate::TICK;
-use crate::{LinkError, LinkReader, LinkWriter, Pace, UrgentActivity, Window};
+use crate::{LinkError, LinkReader, LinkWriter, Pace, UrgentActivity};
 use hikkoshi_linux::Cancel;
 
 /// Frames of no more content than this are collected…

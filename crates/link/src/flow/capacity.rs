@@ -79,7 +79,7 @@ struct Interval {
 
 /// What is known of one link's capacity.
 #[derive(Debug)]
-pub struct Capacity {
+pub(super) struct Capacity {
     /// The same for all links of a migration.
     zero: Instant,
     /// The empty path's round trip, seconds, as of the last draining, and the
@@ -111,7 +111,7 @@ pub struct Capacity {
 impl Capacity {
     /// Of a link of which nothing is known. `zero` is a moment that all links
     /// of a migration agree on.
-    pub fn new(zero: Instant, now: Instant) -> Self {
+    pub(super) fn new(zero: Instant, now: Instant) -> Self {
         let mut capacity = Self {
             zero,
             empty: f64::INFINITY,
@@ -147,7 +147,7 @@ impl Capacity {
 
     /// The pace that keeps the line full and its queue empty, in bytes a
     /// second; none while no queue has been seen.
-    pub fn pace(&self) -> Option<f64> {
+    pub(super) fn pace(&self) -> Option<f64> {
         let pace = self.pace.filter(|_| self.seen)?;
         if self.draining || self.hurry {
             return Some(pace.min(self.last) / 2.0);
@@ -156,13 +156,13 @@ impl Capacity {
     }
 
     /// Whether the queue is made to drain at present.
-    pub fn is_draining(&self) -> bool {
+    pub(super) fn is_draining(&self) -> bool {
         self.draining
     }
 
     /// What the line is believed to carry, in bytes a second, and how long it
     /// takes there and back when it is empty, in seconds.
-    pub fn known(&self) -> Option<(f64, f64)> {
+    pub(super) fn known(&self) -> Option<(f64, f64)> {
         Some((self.pace?.max(self.recent()), self.empty))
     }
 
@@ -172,13 +172,13 @@ impl Capacity {
     }
 
     /// Nothing was sent for a while, which says nothing about the link.
-    pub fn idle(&mut self) {
+    pub(super) fn idle(&mut self) {
         self.interval = None;
     }
 
     /// The peer's kernel has acknowledged `acked` bytes in all, and the round
     /// trip is `round_trip` seconds at present; `all`: nothing is on its way.
-    pub fn look(&mut self, acked: u64, all: bool, round_trip: f64, now: Instant) {
+    pub(super) fn look(&mut self, acked: u64, all: bool, round_trip: f64, now: Instant) {
         if round_trip <= 0.0 {
             return;
         }

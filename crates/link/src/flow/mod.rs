@@ -9,4 +9,3 @@ mod window;
 pub use background::BackgroundSender;
 pub use pace::Pace;
 pub use urgent_activity::{Answering, UrgentActivity};
-pub use window::{Wait, Window};

@@ -61,7 +61,7 @@ impl UrgentActivity {
     }
 
     /// Whether one is, or was a short while before `now`.
-    pub fn is_pressing(&self, now: Instant) -> bool {
+    pub(super) fn is_pressing(&self, now: Instant) -> bool {
         let last = self.0.last.load(Ordering::Relaxed);
         let recent = last > 0
             && now.saturating_duration_since(self.0.zero + Duration::from_nanos(last)) < RECENT;

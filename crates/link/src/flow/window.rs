@@ -63,7 +63,7 @@ const IDLE: Duration = Duration::from_millis(1);
 
 /// What a piece has to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
+pub(super) enum Wait {
     /// Nothing.
     Not,
     /// The peer's next acknowledgement.
@@ -74,7 +74,7 @@ pub enum Wait {
 
 /// The flow control of one background link.
 #[derive(Debug)]
-pub struct Window {
+pub(super) struct Window {
     /// Bytes given to the kernel, got by the peer's kernel (never more than
     /// sent), and applied by the peer.
     sent: u64,
@@ -96,7 +96,7 @@ pub struct Window {
 
 impl Window {
     /// A link with nothing sent yet, in pre-copy.
-    pub fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             sent: 0,
             got: 0,
@@ -112,35 +112,35 @@ impl Window {
 
     /// From now on somebody may wait for a page. The link is one of `links`,
     /// `zero` a moment that all of them agree on.
-    pub fn bound(&mut self, zero: Instant, links: u64, now: Instant) {
+    pub(super) fn bound(&mut self, zero: Instant, links: u64, now: Instant) {
         self.links = links.max(1);
         self.capacity = Some(Capacity::new(zero, now));
     }
 
     /// The kernel does not tell how the connection fares (a unix socket).
-    pub fn go_blind(&mut self) {
+    pub(super) fn go_blind(&mut self) {
         self.capacity = None;
         self.blind = true;
     }
 
     /// Whether somebody waits for pages at present.
-    pub fn press(&mut self, pressing: bool) {
+    pub(super) fn press(&mut self, pressing: bool) {
         self.pressing = pressing;
     }
 
     /// Bytes sent on the link so far, headers included.
-    pub fn sent(&self) -> u64 {
+    pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
     /// Bytes that the peer has not applied yet.
-    pub fn in_flight(&self) -> u64 {
+    pub(super) fn in_flight(&self) -> u64 {
         self.sent - self.applied
     }
 
     /// The pace for the kernel to keep, in bytes a second; none: as fast as it
     /// goes, while nobody waits for pages.
-    pub fn pace(&self) -> Option<f64> {
+    pub(super) fn pace(&self) -> Option<f64> {
         let capacity = self.capacity.as_ref()?;
         capacity
             .pace()
@@ -150,7 +150,7 @@ impl Window {
     /// How large a piece should be, in bytes: a power of two of pages.
     // Positive, and `as` saturates.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub fn piece(&self) -> u64 {
+    pub(super) fn piece(&self) -> u64 {
         let (smallest, largest) = PIECES;
         let Some(capacity) = &self.capacity else {
             return largest;
@@ -163,7 +163,7 @@ impl Window {
 
     /// What the next piece of `bytes` has to wait for.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub fn wait(&self, bytes: u64) -> Wait {
+    pub(super) fn wait(&self, bytes: u64) -> Wait {
         if self.in_flight() == 0 {
             return Wait::Not;
         }
@@ -199,7 +199,7 @@ impl Window {
     }
 
     /// `bytes` more were sent.
-    pub fn on_sent(&mut self, bytes: u64, now: Instant) {
+    pub(super) fn on_sent(&mut self, bytes: u64, now: Instant) {
         if let Some(capacity) = &mut self.capacity
             && self.got == self.sent
             && now.saturating_duration_since(self.active) > IDLE
@@ -212,7 +212,7 @@ impl Window {
 
     /// What the kernel says: `got` bytes in all have arrived in the peer's
     /// kernel, and a round trip takes `round_trip` seconds at present.
-    pub fn look(&mut self, got: u64, round_trip: f64, now: Instant) {
+    pub(super) fn look(&mut self, got: u64, round_trip: f64, now: Instant) {
         let Some(capacity) = &mut self.capacity else {
             return;
         };
@@ -230,7 +230,7 @@ impl Window {
     /// The peer has applied `total` bytes since the link began; `false` when
     /// that cannot be: more than was sent, or less than it said before.
     #[must_use]
-    pub fn on_ack(&mut self, total: u64) -> bool {
+    pub(super) fn on_ack(&mut self, total: u64) -> bool {
         if total > self.sent || total < self.applied {
             return false;
         }

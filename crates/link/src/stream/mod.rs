@@ -262,7 +262,7 @@ impl Stream {
     ///
     /// # Errors
     /// As `write`.
-    pub fn write_apart(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub(crate) fn write_apart(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut control = SendAncillaryBuffer::default();
         let flags = SendFlags::EOR | SendFlags::NOSIGNAL;
         let sent = match self {
@@ -305,14 +305,6 @@ impl Stream {
         {
             tracing::debug!(%error, "unsent bytes not bounded");
         }
-    }
-
-    /// Bounds the kernel's send buffer, in bytes.
-    ///
-    /// # Errors
-    /// What `setsockopt` says.
-    pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
-        SockRef::from(self).set_send_buffer_size(bytes)
     }
 }
 

@@ -27,7 +27,7 @@ impl TrafficClass {
     /// "high-throughput data". Not expedited forwarding (EF), which is for
     /// little traffic that was admitted, and not lower effort (RFC 8622), which
     /// may be starved: a move has to end.
-    pub fn dscp(self) -> u32 {
+    pub(crate) fn dscp(self) -> u32 {
         match self {
             Self::Urgent => 18,
             Self::Bulk => 10,

@@ -72,7 +72,7 @@ impl LinkWriter {
 
     /// From now on each message goes in a packet of its own, see
     /// [`Stream::write_apart`].
-    pub fn send_apart(&mut self) {
+    pub(crate) fn send_apart(&mut self) {
         self.apart = true;
     }
 
@@ -87,7 +87,7 @@ impl LinkWriter {
     }
 
     /// Bytes that the connection has carried beyond those: TLS's records.
-    pub fn overhead(&self) -> u64 {
+    pub(crate) fn overhead(&self) -> u64 {
         self.overhead
     }
 

@@ -14,22 +14,22 @@ use std::time::{Duration, Instant};
 
 /// Memory that both processes see.
 #[repr(C)]
-pub struct Shared {
+pub(crate) struct Shared {
     pub words: [AtomicU64; 512],
 }
 
 impl Shared {
-    pub fn get(&self, word: usize) -> u64 {
+    pub(crate) fn get(&self, word: usize) -> u64 {
         self.words[word].load(Ordering::SeqCst)
     }
-    pub fn set(&self, word: usize, value: u64) {
+    pub(crate) fn set(&self, word: usize, value: u64) {
         self.words[word].store(value, Ordering::SeqCst);
     }
-    pub fn add(&self, word: usize, value: u64) -> u64 {
+    pub(crate) fn add(&self, word: usize, value: u64) -> u64 {
         self.words[word].fetch_add(value, Ordering::SeqCst)
     }
     /// Waits until a word has reached a value.
-    pub fn wait(&self, word: usize, value: u64) {
+    pub(crate) fn wait(&self, word: usize, value: u64) {
         eventually(&format!("word {word} to reach {value}"), || {
             self.get(word) >= value
         });
@@ -37,7 +37,7 @@ impl Shared {
 }
 
 /// Waits (generously: it only bounds a hang) until something is so.
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(
@@ -49,14 +49,14 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// A process that runs a closure; killed when dropped.
-pub struct Target {
+pub(crate) struct Target {
     pub pid: u32,
     pub shared: &'static Shared,
 }
 
 impl Target {
     /// Its main thread runs `body` and exits with what that returns, 101 after a panic.
-    pub fn spawn(body: impl FnOnce(&'static Shared) -> i32) -> Self {
+    pub(crate) fn spawn(body: impl FnOnce(&'static Shared) -> i32) -> Self {
         let shared: &'static Shared = unsafe {
             // Never unmapped: the test and its helper threads may look at it at any time.
             let memory = map_shared(size_of::<Shared>(), -1);
@@ -78,17 +78,17 @@ impl Target {
         }
     }
 
-    pub fn kill(&self, signal: i32) {
+    pub(crate) fn kill(&self, signal: i32) {
         let result = unsafe { libc::kill(self.raw(), signal) };
         assert_eq!(result, 0, "kill: {}", std::io::Error::last_os_error());
     }
 
-    pub fn raw(&self) -> i32 {
+    pub(crate) fn raw(&self) -> i32 {
         i32::try_from(self.pid).unwrap()
     }
 
     /// Waits for its end: the exit code, or minus the signal that killed it.
-    pub fn join(&self) -> i32 {
+    pub(crate) fn join(&self) -> i32 {
         let mut status = 0;
         let mut code = None;
         eventually("the target to end", || {
@@ -109,7 +109,7 @@ impl Target {
     }
 
     /// Waits until thread `tid` is inside system call `number`.
-    pub fn wait_in_syscall(&self, tid: u32, number: libc::c_long) {
+    pub(crate) fn wait_in_syscall(&self, tid: u32, number: libc::c_long) {
         eventually(&format!("system call {number}"), || {
             self.is_in_syscall(tid, number)
         });
@@ -117,18 +117,18 @@ impl Target {
 
     /// Whether thread `tid` is inside system call `number`, or inside the call that takes one with a
     /// timeout up again.
-    pub fn is_in_syscall(&self, tid: u32, number: libc::c_long) -> bool {
+    pub(crate) fn is_in_syscall(&self, tid: u32, number: libc::c_long) -> bool {
         is_in_syscall(self.pid, tid, number)
     }
 
     /// The main thread's state, as `/proc/PID/stat` has it.
-    pub fn state(&self) -> char {
+    pub(crate) fn state(&self) -> char {
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap();
         text.rsplit_once(") ").unwrap().1.chars().next().unwrap()
     }
 
     /// What its open descriptors are.
-    pub fn descriptors(&self) -> Vec<String> {
+    pub(crate) fn descriptors(&self) -> Vec<String> {
         let mut found: Vec<String> = std::fs::read_dir(format!("/proc/{}/fd", self.pid))
             .unwrap()
             .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
@@ -150,7 +150,7 @@ impl Drop for Target {
 
 /// Whether a thread is inside system call `number`, or inside the call that takes one with a timeout
 /// up again.
-pub fn is_in_syscall(pid: u32, tid: u32, number: libc::c_long) -> bool {
+pub(crate) fn is_in_syscall(pid: u32, tid: u32, number: libc::c_long) -> bool {
     let calls = [number, libc::SYS_restart_syscall].map(|call| format!("{call} "));
     std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall"))
         .is_ok_and(|text| calls.iter().any(|call| text.starts_with(call)))
@@ -167,12 +167,12 @@ fn close_inherited() {
     }
 }
 
-pub fn gettid() -> u32 {
+pub(crate) fn gettid() -> u32 {
     unsafe { libc::gettid() }.unsigned_abs()
 }
 
 /// Maps `bytes` shared: of `fd`, or anonymous for -1.
-pub fn map_shared(bytes: usize, fd: i32) -> *mut u8 {
+pub(crate) fn map_shared(bytes: usize, fd: i32) -> *mut u8 {
     let flags = libc::MAP_SHARED | if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
     let memory = unsafe {
         libc::mmap(
@@ -190,7 +190,7 @@ pub fn map_shared(bytes: usize, fd: i32) -> *mut u8 {
 }
 
 /// Becomes an ordinary user whom processes of the same user may trace.
-pub fn become_nobody() {
+pub(crate) fn become_nobody() {
     unsafe {
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
         assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
@@ -202,7 +202,7 @@ pub fn become_nobody() {
 }
 
 /// Runs `body` in a process of its own, as an ordinary user; returns the text it made.
-pub fn as_nobody(body: impl FnOnce() -> String) -> String {
+pub(crate) fn as_nobody(body: impl FnOnce() -> String) -> String {
     let target = Target::spawn(|shared| {
         become_nobody();
         let text = body();
@@ -219,7 +219,7 @@ pub fn as_nobody(body: impl FnOnce() -> String) -> String {
 }
 
 /// A file in memory: tmpfs, or hugetlb pages of 2 MiB.
-pub fn memory_file(bytes: u64, huge: bool) -> File {
+pub(crate) fn memory_file(bytes: u64, huge: bool) -> File {
     let flags = if huge {
         libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB
     } else {
@@ -234,14 +234,14 @@ pub fn memory_file(bytes: u64, huge: bool) -> File {
 
 /// Says something although the test passes: the test harness keeps what the printing macros print,
 /// and shows it only of a test that fails.
-pub fn aloud(text: &str) {
+pub(crate) fn aloud(text: &str) {
     let test = std::thread::current();
     let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Huge pages reserved for a test, given back afterwards.
-pub struct HugePages(u64);
+pub(crate) struct HugePages(u64);
 
 static RESERVING: Mutex<()> = Mutex::new(());
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
@@ -253,7 +253,7 @@ impl HugePages {
     }
 
     /// `None`, said loudly, if this machine has none to spare.
-    pub fn reserve(pages: u64) -> Option<Self> {
+    pub(crate) fn reserve(pages: u64) -> Option<Self> {
         let _one = RESERVING.lock().unwrap();
         let before = Self::read("nr_hugepages");
         let written = std::fs::write(format!("{POOL}/nr_hugepages"), (before + pages).to_string());
