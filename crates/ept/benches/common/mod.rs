@@ -14,12 +14,12 @@ use hikkoshi_ept::{
     GfnRange, Guest, Level, LogMethod, Mapping, PML_HEAD_INDEX, Table, Vcpu, View,
 };
 
-pub const GIB: u64 = 1 << 18;
-pub const PAGES_16_GIB: u64 = 16 * GIB;
+pub(crate) const GIB: u64 = 1 << 18;
+pub(crate) const PAGES_16_GIB: u64 = 16 * GIB;
 
 /// Frames at their own addresses, as with a hypervisor's direct map.
 #[derive(Debug, Default)]
-pub struct Host {
+pub(crate) struct Host {
     free: Mutex<Vec<Frame>>,
 }
 
@@ -69,7 +69,7 @@ unsafe impl FrameAccess for Host {
 }
 
 /// Creates a guest of `pages`, all mapped by leaves up to `max_level`.
-pub fn guest(pages: u64, max_level: Level) -> Guest<Host> {
+pub(crate) fn guest(pages: u64, max_level: Level) -> Guest<Host> {
     let guest = Guest::new(Host::default(), pages, 1, Capabilities::ALL).unwrap();
     let mapping = Mapping {
         max_level,
@@ -94,12 +94,12 @@ fn set_dirty_flag(guest: &Guest<Host>, gfn: Gfn) {
 }
 
 /// Marks `count` pages, spread evenly over the whole guest, as written.
-pub fn dirty(guest: &Guest<Host>, vcpu: Vcpu, count: u64) {
+pub(crate) fn dirty(guest: &Guest<Host>, vcpu: Vcpu, count: u64) {
     dirty_in(guest, vcpu, count, guest.all().len());
 }
 
 /// Marks `count` pages, spread evenly over the guest's first `pages`, as written.
-pub fn dirty_in(guest: &Guest<Host>, vcpu: Vcpu, count: u64, pages: u64) {
+pub(crate) fn dirty_in(guest: &Guest<Host>, vcpu: Vcpu, count: u64, pages: u64) {
     let distance = pages / count;
     let pages = (0..count).map(|number| Gfn::new(number * distance));
     match guest.log_method() {
@@ -126,7 +126,7 @@ pub fn dirty_in(guest: &Guest<Host>, vcpu: Vcpu, count: u64, pages: u64) {
 }
 
 /// Marks every leaf that maps pages of `range` as used.
-pub fn use_pages(guest: &Guest<Host>, range: GfnRange) {
+pub(crate) fn use_pages(guest: &Guest<Host>, range: GfnRange) {
     let mut at = range.start();
     while at < range.end() {
         let mut table = guest.main_eptp().root();
@@ -145,7 +145,7 @@ pub fn use_pages(guest: &Guest<Host>, range: GfnRange) {
 }
 
 /// The baseline: reads every entry of every table, clears the dirty flags and counts them.
-pub fn take_by_walking(guest: &Guest<Host>) -> u64 {
+pub(crate) fn take_by_walking(guest: &Guest<Host>) -> u64 {
     fn walk(guest: &Guest<Host>, table: Frame, level: Level) -> u64 {
         let mut found = 0;
         for slot in guest.memory().table(table) {

@@ -5,7 +5,7 @@ use std::fmt::{Error, Write};
 use super::COLOURS;
 
 /// Groups of bars: the name of each group, and the name and value of each of its bars.
-pub type Bars = Vec<(String, Vec<(String, f64)>)>;
+pub(crate) type Bars = Vec<(String, Vec<(String, f64)>)>;
 
 const WIDTH: f64 = 720.0;
 const LEFT: f64 = 230.0;
@@ -16,7 +16,7 @@ const TOP: f64 = 40.0;
 
 /// Draws bars that start at zero or, on a logarithmic axis, at a power of ten below the smallest
 /// value.
-pub fn plot(
+pub(crate) fn plot(
     title: &str,
     caption: &str,
     bars: &Bars,

@@ -3,19 +3,19 @@
 use hikkoshi_ept::testing::TestMemory;
 use hikkoshi_ept::{Capabilities, Frame, Gfn, GfnRange, Guest, Mapping};
 
-pub const HOST: u64 = 1 << 18;
+pub(crate) const HOST: u64 = 1 << 18;
 
 /// 2 GiB.
-pub const PAGES: u64 = 2 << 18;
+pub(crate) const PAGES: u64 = 2 << 18;
 
-pub fn range(start: u64, end: u64) -> GfnRange {
+pub(crate) fn range(start: u64, end: u64) -> GfnRange {
     GfnRange::new(Gfn::new(start), Gfn::new(end))
 }
 
-pub fn guest() -> Guest<TestMemory> {
+pub(crate) fn guest() -> Guest<TestMemory> {
     Guest::new(TestMemory::new(3000), PAGES, 2, Capabilities::ALL).unwrap()
 }
 
-pub fn ram(start: u64, end: u64) -> Mapping {
+pub(crate) fn ram(start: u64, end: u64) -> Mapping {
     Mapping::ram(range(start, end), Frame::new(HOST + start))
 }

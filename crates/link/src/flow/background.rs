@@ -29,7 +29,7 @@ const NAP: Duration = Duration::from_millis(1);
 ///
 /// One thread owns it and does everything: it writes pages, reads the peer's
 /// acknowledgements, asks the kernel how the connection fares, and waits while
-/// the [`Window`] is full or the [`Pace`], which all links share, says so.
+/// the window (`window.rs`) is full or the [`Pace`], which all links share, says so.
 #[derive(Debug)]
 pub struct BackgroundSender {
     writer: LinkWriter,

@@ -9,10 +9,10 @@ use hikkoshi_wire::{
 };
 
 /// A guest of 4 GiB.
-pub const LIMITS: Limits = Limits { pages: 1 << 20 };
+pub(crate) const LIMITS: Limits = Limits { pages: 1 << 20 };
 
 /// Checks every decoder of this crate with `bytes`.
-pub fn check(bytes: &[u8]) {
+pub(crate) fn check(bytes: &[u8]) {
     hello(bytes);
     header(bytes);
     control::<ToDestination>(bytes);
@@ -25,7 +25,7 @@ pub fn check(bytes: &[u8]) {
 }
 
 /// A hello that is accepted is the only encoding of its contents.
-pub fn hello(bytes: &[u8]) {
+pub(crate) fn hello(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<HELLO_LEN>() else {
         return;
     };
@@ -46,7 +46,7 @@ fn one_hello(bytes: &[u8; HELLO_LEN]) {
 
 /// A header that is accepted is the only encoding of its frame, and the frame is
 /// within its limits.
-pub fn header(bytes: &[u8]) {
+pub(crate) fn header(bytes: &[u8]) {
     let repaired = repair(bytes);
     for bytes in [bytes, &repaired] {
         if let Some(bytes) = bytes.first_chunk() {
@@ -70,7 +70,7 @@ fn one_header(bytes: &[u8; HEADER_LEN]) {
 
 /// A control message that is accepted encodes to at most as many bytes, and these
 /// decode to the same message.
-pub fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+pub(crate) fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(message) = decode_control::<T>(bytes) {
         let again = encode_control(&message).expect("a decoded message is within all bounds");
         assert!(again.len() <= bytes.len(), "{message:?}");
@@ -107,7 +107,7 @@ fn decoder<T: ControlMessage + Clone + PartialEq + std::fmt::Debug>(stream: &[u8
 }
 
 /// Returns all messages of a stream that is pushed in pieces, and its end.
-pub fn decode<T: ControlMessage>(
+pub(crate) fn decode<T: ControlMessage>(
     stream: &[u8],
     piece: usize,
 ) -> (Vec<Message<T>>, Result<(), StreamError>) {
@@ -134,7 +134,7 @@ pub fn decode<T: ControlMessage>(
 }
 
 /// Returns the bytes of a message.
-pub fn encode<T: ControlMessage>(message: &Message<T>) -> Vec<u8> {
+pub(crate) fn encode<T: ControlMessage>(message: &Message<T>) -> Vec<u8> {
     match message {
         Message::Control(message) => {
             control_frame(message).expect("the message is within all bounds")
@@ -150,7 +150,7 @@ pub fn encode<T: ControlMessage>(message: &Message<T>) -> Vec<u8> {
 
 /// Returns the stream with a correct magic and checksum in each header, up to the
 /// first header that is still invalid.
-pub fn repair(stream: &[u8]) -> Vec<u8> {
+pub(crate) fn repair(stream: &[u8]) -> Vec<u8> {
     let mut stream = stream.to_vec();
     let mut at = 0;
     while let Some(header) = stream

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::properties::LIMITS;
 
-pub fn hello() -> impl Strategy<Value = Hello> {
+pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     let role = prop_oneof![
         Just(Role::Control),
         Just(Role::Urgent),
@@ -41,7 +41,7 @@ fn range(max: u64) -> impl Strategy<Value = PageRange> {
 }
 
 /// Any frame without a payload.
-pub fn bare() -> impl Strategy<Value = Frame> {
+pub(crate) fn bare() -> impl Strategy<Value = Frame> {
     prop_oneof![
         range(MAX_PAGES_PER_ZEROS).prop_map(|range| Frame::Zeros { range }),
         range(MAX_PAGES_PER_REQUEST).prop_map(|range| Frame::Request { range }),
@@ -49,7 +49,7 @@ pub fn bare() -> impl Strategy<Value = Frame> {
     ]
 }
 
-pub fn frame() -> impl Strategy<Value = Frame> {
+pub(crate) fn frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
         bare(),
         range(MAX_PAGES_PER_FRAME).prop_map(|range| Frame::Pages { range }),
@@ -63,7 +63,7 @@ fn text() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z0-9.-]{0,12}", text, "[é月]{1000,1300}"]
 }
 
-pub fn description() -> impl Strategy<Value = GuestDescription> {
+pub(crate) fn description() -> impl Strategy<Value = GuestDescription> {
     let piece = (any::<u64>(), any::<u64>(), any::<u64>())
         .prop_map(|(gpa, offset, bytes)| GuestRangeDescription { gpa, offset, bytes });
     let block = (
@@ -99,7 +99,7 @@ pub fn description() -> impl Strategy<Value = GuestDescription> {
         )
 }
 
-pub fn machine() -> impl Strategy<Value = Machine> {
+pub(crate) fn machine() -> impl Strategy<Value = Machine> {
     let device =
         (text(), text(), text(), any::<u32>()).prop_map(|(place, kind, name, pci)| Device {
             place: place.into(),
@@ -119,7 +119,7 @@ pub fn machine() -> impl Strategy<Value = Machine> {
         .prop_map(|(devices, auxiliary)| Machine { devices, auxiliary })
 }
 
-pub fn processors() -> impl Strategy<Value = Processors> {
+pub(crate) fn processors() -> impl Strategy<Value = Processors> {
     let register = prop_oneof![
         Just(CpuidRegister::Eax),
         Just(CpuidRegister::Ebx),
@@ -196,7 +196,7 @@ pub fn processors() -> impl Strategy<Value = Processors> {
         })
 }
 
-pub fn ranges() -> impl Strategy<Value = PageRanges> {
+pub(crate) fn ranges() -> impl Strategy<Value = PageRanges> {
     prop::collection::vec((0..200u64, 1..200u64), 1..60).prop_map(|pairs| {
         let mut end = 0;
         let runs = pairs.into_iter().map(|(gap, pages)| {
@@ -208,7 +208,7 @@ pub fn ranges() -> impl Strategy<Value = PageRanges> {
     })
 }
 
-pub fn to_destination() -> impl Strategy<Value = ToDestination> {
+pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
     let mode = prop_oneof![
         Just(Mode::Precopy),
         Just(Mode::Postcopy),
@@ -320,7 +320,7 @@ fn destination_stage() -> impl Strategy<Value = DestinationStage> {
     ]
 }
 
-pub fn to_source() -> impl Strategy<Value = ToSource> {
+pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
     prop_oneof![
         prop::collection::vec(any::<u64>(), 0..1024)
             .prop_map(|host_pages| ToSource::Accept { host_pages }),
@@ -354,7 +354,7 @@ pub fn to_source() -> impl Strategy<Value = ToSource> {
 }
 
 /// Anything that can be on a link, with the control messages of one direction.
-pub fn message<T: std::fmt::Debug>(
+pub(crate) fn message<T: std::fmt::Debug>(
     control: impl Strategy<Value = T>,
 ) -> impl Strategy<Value = Message<T>> {
     let pages = (range(3), any::<u8>()).prop_map(|(range, byte)| Message::Pages {
