@@ -68,6 +68,7 @@
 //! - Only memory and device state are moved. That disks and networks can be
 //!   reached at the destination as they were is not looked at.
 
+mod control_link;
 pub mod destination;
 mod guest;
 mod panic_notifier;

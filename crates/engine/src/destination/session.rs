@@ -2,20 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
+use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::destination::error::DestinationFailure;
 use crate::destination::no_door;
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 use hikkoshi_linux::Cancel;
-use hikkoshi_linux::sandbox_thread;
-
-/// Messages and failures waiting for the main thread: few, so that a peer
-/// that floods the control link blocks itself.
-const EVENTS: usize = 16;
 
 /// What the control link's thread does; marks its end among the failures.
 pub(crate) const LISTENING: &str = "listening to the source";
@@ -53,7 +49,7 @@ pub(crate) struct Channel {
 
 impl Channel {
     pub(crate) fn new() -> Self {
-        let (sender, events) = sync_channel(EVENTS);
+        let (sender, events) = sync_channel(QUEUED_EVENTS);
         Self { sender, events }
     }
 
@@ -85,7 +81,7 @@ impl Channel {
 pub(crate) struct Session {
     control: LinkWriter,
     channel: Channel,
-    /// Admission control messages into events.
+    /// Turns control messages into events.
     listener: Option<JoinHandle<()>>,
     streams: Vec<Arc<Stream>>,
     limits: Limits,
@@ -100,34 +96,21 @@ impl Session {
     /// is taken only if that comes to something.
     pub(crate) fn start(
         stream: Arc<Stream>,
-        mut reader: LinkReader,
+        reader: LinkReader,
         control: LinkWriter,
         limits: Limits,
         stop: Cancel,
         channel: &mut Channel,
     ) -> Result<Self, DestinationFailure> {
         let to_main = channel.sender.clone();
-        let listener = thread::Builder::new()
-            .name("dst-control".into())
-            .spawn(move || {
-                sandbox_thread();
-                loop {
-                    let (event, last) = match reader.control() {
-                        Ok(message) => (Event::Said(message), false),
-                        Err(cause) => {
-                            let doing = LISTENING;
-                            (
-                                Event::Failed(DestinationFailure::Link { doing, cause }),
-                                true,
-                            )
-                        }
-                    };
-                    if to_main.send(event).is_err() || last {
-                        return;
-                    }
-                }
-            })
-            .map_err(DestinationFailure::Thread)?;
+        let listener = start_reader("dst-control", reader, to_main, |message| match message {
+            Ok(message) => Event::Said(message),
+            Err(cause) => {
+                let doing = LISTENING;
+                Event::Failed(DestinationFailure::Link { doing, cause })
+            }
+        })
+        .map_err(DestinationFailure::Thread)?;
         Ok(Self {
             control,
             channel: channel.take(),

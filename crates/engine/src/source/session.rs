@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
@@ -12,6 +11,7 @@ use hikkoshi_wire::{
     Role, ToDestination, ToSource, Versions,
 };
 
+use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::source::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::unsent::UnsentPages;
@@ -21,11 +21,6 @@ use hikkoshi_link::{
     TICK, hello, open, split,
 };
 use hikkoshi_linux::Cancel;
-use hikkoshi_linux::sandbox_thread;
-
-/// Messages and failures waiting for the main thread: few, so that a peer
-/// that floods the control link blocks itself.
-const EVENTS: usize = 16;
 
 /// The name of the control link, for events.
 const CONTROL: &str = "the control link";
@@ -239,7 +234,7 @@ impl Session {
                 sender
             })
             .collect();
-        let (sender, events) = sync_channel(EVENTS);
+        let (sender, events) = sync_channel(QUEUED_EVENTS);
         let mut session = Self {
             control,
             events,
@@ -263,22 +258,12 @@ impl Session {
         let events = self.sender.clone();
         reader.set_stop(self.stop.clone());
         reader.set_deadline(None);
-        thread::Builder::new()
-            .name("src-control".into())
-            .spawn(move || {
-                sandbox_thread();
-                loop {
-                    let (event, last) = match reader.control() {
-                        Ok(message) => (Event::Said(message), false),
-                        Err(error) => (Event::Ended(CONTROL, error), true),
-                    };
-                    if events.send(event).is_err() || last {
-                        return;
-                    }
-                }
-            })
-            .map(drop)
-            .map_err(SourceFailure::Thread)
+        start_reader("src-control", reader, events, |message| match message {
+            Ok(message) => Event::Said(message),
+            Err(error) => Event::Ended(CONTROL, error),
+        })
+        .map(drop)
+        .map_err(SourceFailure::Thread)
     }
 
     /// Where the links' threads report to.

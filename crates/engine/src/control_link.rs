@@ -1,0 +1,40 @@
+//! The thread that reads a control link, at either side.
+
+use std::io;
+use std::sync::mpsc::SyncSender;
+use std::thread::{self, JoinHandle};
+
+use hikkoshi_link::{LinkError, LinkReader};
+use hikkoshi_linux::sandbox_thread;
+use hikkoshi_wire::ControlMessage;
+
+/// The capacity of a session's event queue. It is small, so that a peer that
+/// floods the control link blocks itself.
+pub(crate) const QUEUED_EVENTS: usize = 16;
+
+/// Starts the sandboxed thread `name`. It sends each message of a control link
+/// to `events`, and ends after it has sent the error that ends the link.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub(crate) fn start_reader<M, E>(
+    name: &str,
+    mut reader: LinkReader,
+    events: SyncSender<E>,
+    event: impl Fn(Result<M, LinkError>) -> E + Send + 'static,
+) -> io::Result<JoinHandle<()>>
+where
+    M: ControlMessage,
+    E: Send + 'static,
+{
+    thread::Builder::new().name(name.into()).spawn(move || {
+        sandbox_thread();
+        loop {
+            let message = reader.control();
+            let ended = message.is_err();
+            if events.send(event(message)).is_err() || ended {
+                return;
+            }
+        }
+    })
+}
