@@ -55,12 +55,6 @@ impl<T: ControlMessage> Decoder<T> {
         }
     }
 
-    /// Sets which pages frames may refer to from now on: both sides agree on the
-    /// layout by the first messages of the control link.
-    pub const fn set_limits(&mut self, limits: Limits) {
-        self.limits = limits;
-    }
-
     /// Adds the next bytes of the stream. Take all messages out before pushing
     /// more: bytes that are not consumed stay in memory.
     pub fn push(&mut self, bytes: &[u8]) {

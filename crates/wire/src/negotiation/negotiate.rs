@@ -45,7 +45,7 @@ impl Versions {
 
     /// Returns the highest version that both sides support.
     #[must_use]
-    pub fn highest_common(self, other: Self) -> Option<u16> {
+    pub(crate) fn highest_common(self, other: Self) -> Option<u16> {
         let highest = self.max.min(other.max);
         (highest >= self.min && highest >= other.min).then_some(highest)
     }
@@ -118,7 +118,7 @@ impl Capabilities {
 
     /// Returns the capabilities that are in both.
     #[must_use]
-    pub const fn intersection(self, other: Self) -> Self {
+    pub(crate) const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 }

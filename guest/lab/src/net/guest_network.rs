@@ -21,7 +21,7 @@ pub struct GuestNetwork {
 
 impl GuestNetwork {
     /// The client's address.
-    pub const CLIENT: &str = "10.88.0.1";
+    const CLIENT: &str = "10.88.0.1";
     /// The guest's address, on either host.
     pub const GUEST: &str = "10.88.0.2";
     /// The source host's address.
