@@ -44,13 +44,13 @@ pub enum DestinationEvent {
     /// The engine begins anew with what was recorded.
     Restarted,
     /// Device state is loaded, and page requests would be answered.
-    Loaded,
+    DeviceStateLoaded,
     /// The source says *commit*.
     Commit,
     /// The source says that nothing comes of it.
-    CalledOff,
+    CancelledBySource,
     /// No page is missing any more.
-    AllHere,
+    AllPagesReceived,
     /// The guest has run here and has ended itself (it powered off).
     ShutDown,
     /// The source has heard that everything is here.
@@ -59,11 +59,11 @@ pub enum DestinationEvent {
     LinkLost,
     /// The guest cannot run here: its process died, or did not take the
     /// device state.
-    Broken,
+    GuestFailed,
     /// Somebody here wants it stopped.
     Cancelled,
     /// The guest was to be run, and it is known for sure that it never did.
-    NeverRan,
+    GuestNeverRan,
     /// Somebody here gives the migration up, knowing what that means.
     GivenUp,
     /// A new connection; this is where the source says it is.
@@ -74,16 +74,16 @@ impl DestinationEvent {
     /// All of them.
     pub const ALL: [Self; 16] = [
         Self::Restarted,
-        Self::Loaded,
+        Self::DeviceStateLoaded,
         Self::Commit,
-        Self::CalledOff,
-        Self::AllHere,
+        Self::CancelledBySource,
+        Self::AllPagesReceived,
         Self::ShutDown,
         Self::Goodbye,
         Self::LinkLost,
-        Self::Broken,
+        Self::GuestFailed,
         Self::Cancelled,
-        Self::NeverRan,
+        Self::GuestNeverRan,
         Self::GivenUp,
         Self::Connected(SourceStage::Owned),
         Self::Connected(SourceStage::Committed),
@@ -98,26 +98,26 @@ pub enum DestinationAction {
     /// Record the new stage; go on only when it is recorded.
     Record(DestinationStage),
     /// Say *ready*.
-    SayReady,
+    SendReady,
     /// Let the guest run here, if it does not.
-    Run,
+    ResumeGuest,
     /// Say *resumed*.
-    SayGuestResumed,
+    SendGuestResumed,
     /// Say *complete*.
-    SayComplete,
+    SendComplete,
     /// Say *shut down*.
-    SayShutDown,
+    SendShutDown,
     /// Say *declined*, as well as that can be.
-    SayDeclined,
+    SendDeclined,
     /// Ask the source to call it off.
-    AskToCancel,
+    SendCancel,
     /// Say that this is the stage, and in [`DestinationStage::Ready`] and
     /// [`DestinationStage::Running`] which pages are missing.
-    SayResumeReply(DestinationStage),
+    SendResumeReply(DestinationStage),
     /// Drop the guest, which was never run here and never will be.
-    Drop,
+    DiscardGuest,
     /// End the guest, which has run here, for good.
-    Kill,
+    KillGuest,
     /// What is recorded is of no use to anybody any more: remove it.
     Close,
     /// Keep the guest as it is, and everything for a new connection.
@@ -151,63 +151,63 @@ impl Destination {
     /// last.
     pub fn on(&mut self, event: DestinationEvent) -> &'static [DestinationAction] {
         use DestinationAction::{
-            AskToCancel, Close, Drop, End, Kill, Record, Run, SayComplete, SayDeclined,
-            SayGuestResumed, SayReady, SayResumeReply, SayShutDown, Wait,
+            Close, DiscardGuest, End, KillGuest, Record, ResumeGuest, SendCancel, SendComplete,
+            SendDeclined, SendGuestResumed, SendReady, SendResumeReply, SendShutDown, Wait,
         };
         use DestinationEvent::{
-            AllHere, Broken, CalledOff, Cancelled, Commit, Connected, GivenUp, Goodbye, LinkLost,
-            Loaded, NeverRan, Restarted, ShutDown,
+            AllPagesReceived, Cancelled, CancelledBySource, Commit, Connected, DeviceStateLoaded,
+            GivenUp, Goodbye, GuestFailed, GuestNeverRan, LinkLost, Restarted, ShutDown,
         };
         use DestinationStage::{Complete, Declined, Ready, Receiving, Running};
         use SourceStage as There;
         let (stage, actions): (_, &'static [DestinationAction]) = match (self.stage, event) {
-            (Receiving, Loaded) => (Ready, &[Record(Ready), SayReady]),
+            (Receiving, DeviceStateLoaded) => (Ready, &[Record(Ready), SendReady]),
             // Nothing was promised: the source needs no word to go on.
-            (Receiving, _) => (Declined, &[SayDeclined, Drop, Close, End]),
+            (Receiving, _) => (Declined, &[SendDeclined, DiscardGuest, Close, End]),
 
-            (Ready, Commit) => (Running, &[Record(Running), Run, SayGuestResumed]),
-            (Ready, CalledOff | Connected(There::Owned)) => {
-                (Declined, &[Record(Declined), Drop, Close, End])
+            (Ready, Commit) => (Running, &[Record(Running), ResumeGuest, SendGuestResumed]),
+            (Ready, CancelledBySource | Connected(There::Owned)) => {
+                (Declined, &[Record(Declined), DiscardGuest, Close, End])
             }
             // The source may wait for that word, and for ever.
-            (Ready, Broken | GivenUp) | (Running, NeverRan) => {
-                (Declined, &[Record(Declined), SayDeclined])
+            (Ready, GuestFailed | GivenUp) | (Running, GuestNeverRan) => {
+                (Declined, &[Record(Declined), SendDeclined])
             }
             // Only the source can still call it off.
-            (Ready, Cancelled) => (Ready, &[AskToCancel]),
-            (Ready, Connected(There::Committed)) => (Ready, &[SayResumeReply(Ready)]),
+            (Ready, Cancelled) => (Ready, &[SendCancel]),
+            (Ready, Connected(There::Committed)) => (Ready, &[SendResumeReply(Ready)]),
 
-            (Running, AllHere) => (Complete, &[Record(Complete), SayComplete]),
+            (Running, AllPagesReceived) => (Complete, &[Record(Complete), SendComplete]),
             // A guest that has ended itself needs no more pages: its source may
             // let go of them.
-            (Running, ShutDown) => (Complete, &[Record(Complete), SayShutDown]),
+            (Running, ShutDown) => (Complete, &[Record(Complete), SendShutDown]),
             (Running, Connected(There::Committed | There::HandedOver)) => {
-                (Running, &[SayResumeReply(Running)])
+                (Running, &[SendResumeReply(Running)])
             }
-            (Running, Restarted) => (Running, &[Run, Wait]),
+            (Running, Restarted) => (Running, &[ResumeGuest, Wait]),
             // It was told so before, and the answer was lost.
-            (Running | Complete, Commit) => (self.stage, &[SayGuestResumed]),
+            (Running | Complete, Commit) => (self.stage, &[SendGuestResumed]),
             // A guest that cannot run here any longer has run here, and cannot
             // be had back.
-            (Running, Broken) => (Running, &[End]),
-            (Running, GivenUp) => (Running, &[Kill, Close, End]),
+            (Running, GuestFailed) => (Running, &[End]),
+            (Running, GivenUp) => (Running, &[KillGuest, Close, End]),
             (Complete, Connected(There::Committed | There::HandedOver | There::Done)) => {
-                (Complete, &[SayResumeReply(Complete)])
+                (Complete, &[SendResumeReply(Complete)])
             }
-            (Complete, Restarted) => (Complete, &[Run, Wait]),
+            (Complete, Restarted) => (Complete, &[ResumeGuest, Wait]),
             (Complete, Goodbye | GivenUp) => (Complete, &[Close, End]),
             // What becomes of it now is its own matter.
-            (Complete, Broken | NeverRan | ShutDown) => (Complete, &[]),
+            (Complete, GuestFailed | GuestNeverRan | ShutDown) => (Complete, &[]),
             // Too late: it is nobody else's any more.
             (Running | Complete, Cancelled) => (self.stage, &[]),
             (Ready | Running | Complete, _) => (self.stage, &[Wait]),
 
             // It has the guest, and needs no word from here any more.
-            (Declined, CalledOff | Connected(There::Owned) | GivenUp) => {
-                (Declined, &[Drop, Close, End])
+            (Declined, CancelledBySource | Connected(There::Owned) | GivenUp) => {
+                (Declined, &[DiscardGuest, Close, End])
             }
-            (Declined, Connected(_)) => (Declined, &[SayResumeReply(Declined)]),
-            (Declined, Restarted | LinkLost | Cancelled) => (Declined, &[Drop, Wait]),
+            (Declined, Connected(_)) => (Declined, &[SendResumeReply(Declined)]),
+            (Declined, Restarted | LinkLost | Cancelled) => (Declined, &[DiscardGuest, Wait]),
             (Declined, _) => (Declined, &[]),
         };
         self.stage = stage;

@@ -219,7 +219,7 @@ mod tests {
         let journal = Arc::new(Memory::default());
         let mut recorded = recorded(&journal);
         let actions = recorded.on(SourceEvent::Ready).unwrap();
-        assert_eq!(actions, [SourceAction::Commit]);
+        assert_eq!(actions, [SourceAction::SendCommit]);
         assert_eq!(recorded.stage(), SourceStage::Committed);
         let kept = journal.kept.lock().unwrap().clone().unwrap();
         assert_eq!(&kept, recorded.record());

@@ -83,14 +83,14 @@ pub enum SourceAction {
     /// Record the new stage; go on only when it is recorded.
     Record(SourceStage),
     /// Send *commit*.
-    Commit,
+    SendCommit,
     /// Let the guest run here, if it does not (and its owner had not paused
     /// it).
     ResumeGuest,
     /// Tell the destination that nothing comes of it, as well as that can be.
-    CallOff,
+    SendCancel,
     /// Send the pages that the destination lacks.
-    Serve,
+    SendPages,
     /// What is recorded is of no use to anybody any more: remove it.
     Close,
     /// Keep the guest as it is, and everything for a new connection.
@@ -130,36 +130,38 @@ impl Source {
     /// [`Close`](SourceAction::Close) behind it may not be done.
     pub fn on(&mut self, event: SourceEvent) -> &'static [SourceAction] {
         use DestinationStage as There;
-        use SourceAction::{CallOff, Close, Commit, End, Record, ResumeGuest, Serve, Wait};
+        use SourceAction::{
+            Close, End, Record, ResumeGuest, SendCancel, SendCommit, SendPages, Wait,
+        };
         use SourceEvent::{
             Cancelled, Complete, Connected, Declined, Failed, GivenUp, GuestResumed, LinkLost,
             Ready, Restarted, ShutDown,
         };
         use SourceStage::{Committed, Done, HandedOver, Owned};
         let (stage, actions): (_, &'static [SourceAction]) = match (self.stage, event) {
-            (Owned, Ready) => (Committed, &[Record(Committed), Commit]),
+            (Owned, Ready) => (Committed, &[Record(Committed), SendCommit]),
             // Whatever else happens, whatever the destination claims: nobody
             // was allowed to run it there.
             (Owned, Restarted | GivenUp) => (Owned, &[ResumeGuest, Close, End]),
-            (Owned, _) => (Owned, &[ResumeGuest, CallOff, Close, End]),
+            (Owned, _) => (Owned, &[ResumeGuest, SendCancel, Close, End]),
 
             (Committed, GuestResumed | Connected(There::Running)) => {
-                (HandedOver, &[Record(HandedOver), Serve])
+                (HandedOver, &[Record(HandedOver), SendPages])
             }
             (Committed | HandedOver, Complete | ShutDown | Connected(There::Complete)) => {
                 (Done, &[Record(Done), Close, End])
             }
-            (Committed, Connected(There::Ready)) => (Committed, &[Commit]),
+            (Committed, Connected(There::Ready)) => (Committed, &[SendCommit]),
             // Whoever has run it cannot have declined: it would run twice.
             (HandedOver, Declined | Connected(There::Declined)) if self.resumed => {
                 (HandedOver, &[Wait])
             }
             // Also one that has said that it would run it, and could not.
             (Committed | HandedOver, Declined | Connected(There::Declined)) => {
-                (Owned, &[Record(Owned), ResumeGuest, CallOff, Close, End])
+                (Owned, &[Record(Owned), ResumeGuest, SendCancel, Close, End])
             }
             (Committed | HandedOver, GivenUp) => (Owned, &[Record(Owned), ResumeGuest, Close, End]),
-            (HandedOver, Connected(There::Running)) => (HandedOver, &[Serve]),
+            (HandedOver, Connected(There::Running)) => (HandedOver, &[SendPages]),
             // Too late: the destination needs what is here.
             (Committed | HandedOver, Cancelled) => (self.stage, &[]),
             (

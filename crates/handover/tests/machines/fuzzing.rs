@@ -90,7 +90,7 @@ impl SourceHost {
                     // Of this hand-over: another one begins anew.
                     self.resumed &= stage == SourceStage::HandedOver;
                 }
-                SourceAction::Commit => {
+                SourceAction::SendCommit => {
                     assert_eq!(self.recorded, SourceStage::Committed, "{event:?}");
                     assert!(!self.runs, "{event:?}: committed while it runs here");
                     self.given_away = true;
@@ -101,11 +101,11 @@ impl SourceHost {
                     assert!(!self.given_away, "{event:?}: it runs there");
                     self.runs = true;
                 }
-                SourceAction::CallOff => {
+                SourceAction::SendCancel => {
                     assert_eq!(self.recorded, SourceStage::Owned, "{event:?}");
-                    says.push(Word::ToDestination(DestinationEvent::CalledOff));
+                    says.push(Word::ToDestination(DestinationEvent::CancelledBySource));
                 }
-                SourceAction::Serve => {
+                SourceAction::SendPages => {
                     assert_eq!(self.recorded, SourceStage::HandedOver, "{event:?}")
                 }
                 SourceAction::Wait => assert!(
@@ -169,11 +169,11 @@ impl DestinationHost {
         // up; that it never ran is said of none that did, nor that it has shut itself
         // down of one that did not.
         let never = match event {
-            DestinationEvent::NeverRan => self.ran,
+            DestinationEvent::GuestNeverRan => self.ran,
             DestinationEvent::ShutDown => !self.ran,
             _ => false,
         };
-        if (event == DestinationEvent::Loaded && self.dropped) || self.closed || never {
+        if (event == DestinationEvent::DeviceStateLoaded && self.dropped) || self.closed || never {
             return;
         }
         let mine = |stage| matches!(stage, Running | Complete);
@@ -189,46 +189,46 @@ impl DestinationHost {
                         place(stage) > place(self.recorded)
                             && (!mine(self.recorded)
                                 || stage != Declined
-                                || event == DestinationEvent::NeverRan),
+                                || event == DestinationEvent::GuestNeverRan),
                         "{event:?}: from {:?} to {stage:?}",
                         self.recorded
                     );
                     self.recorded = stage;
                 }
-                DestinationAction::SayReady => {
+                DestinationAction::SendReady => {
                     assert_eq!(self.recorded, Ready, "{event:?}");
                     self.promised = true;
                     says.push(Word::ToSource(SourceEvent::Ready));
                 }
-                DestinationAction::Run => {
+                DestinationAction::ResumeGuest => {
                     assert!(mine(self.recorded) && !self.dropped, "{event:?}");
                     self.runs = true;
                     self.ran = true;
                 }
-                DestinationAction::SayGuestResumed => {
+                DestinationAction::SendGuestResumed => {
                     assert!(mine(self.recorded) && self.ran, "{event:?}");
                     says.push(Word::ToSource(SourceEvent::GuestResumed));
                 }
-                DestinationAction::SayComplete => {
+                DestinationAction::SendComplete => {
                     assert_eq!(self.recorded, Complete, "{event:?}");
                     says.push(Word::ToSource(SourceEvent::Complete));
                 }
-                DestinationAction::SayShutDown => {
+                DestinationAction::SendShutDown => {
                     assert!(self.recorded == Complete && self.ran, "{event:?}");
                     says.push(Word::ToSource(SourceEvent::ShutDown));
                 }
-                DestinationAction::SayDeclined => {
+                DestinationAction::SendDeclined => {
                     assert!(
                         matches!(self.recorded, Receiving | Declined) && !self.ran,
                         "{event:?}"
                     );
                     says.push(Word::ToSource(SourceEvent::Declined));
                 }
-                DestinationAction::AskToCancel => {
+                DestinationAction::SendCancel => {
                     assert_eq!(self.recorded, Ready, "{event:?}");
                     says.push(Word::ToSource(SourceEvent::Cancelled));
                 }
-                DestinationAction::SayResumeReply(stage) => {
+                DestinationAction::SendResumeReply(stage) => {
                     assert_eq!(stage, self.machine.stage(), "{event:?}");
                     let recorded = stage == self.recorded;
                     assert!(
@@ -237,14 +237,14 @@ impl DestinationHost {
                     );
                     says.push(Word::ToSource(SourceEvent::Connected(stage)));
                 }
-                DestinationAction::Drop => {
+                DestinationAction::DiscardGuest => {
                     assert!(!self.ran, "{event:?}: it has run here");
                     // Once promised, nothing is dropped that the source might
                     // have given away: it must be told, whenever it asks.
                     assert!(!self.promised || self.recorded == Declined, "{event:?}");
                     self.dropped = true;
                 }
-                DestinationAction::Kill => {
+                DestinationAction::KillGuest => {
                     assert_eq!(event, DestinationEvent::GivenUp);
                     self.runs = false;
                     self.dropped = true;
@@ -254,7 +254,7 @@ impl DestinationHost {
                 // without one, but by those who answer for it.
                 DestinationAction::Close => {
                     let word = match event {
-                        DestinationEvent::CalledOff
+                        DestinationEvent::CancelledBySource
                         | DestinationEvent::Connected(SourceStage::Owned) => {
                             self.recorded == Declined
                         }
@@ -276,7 +276,7 @@ impl DestinationHost {
 }
 
 /// The guest's process is gone: nothing is left to wait with.
-const BROKEN: DestinationEvent = DestinationEvent::Broken;
+const BROKEN: DestinationEvent = DestinationEvent::GuestFailed;
 
 fn pick<T: Copy>(all: &[T], byte: u8) -> T {
     all[usize::from(byte) % all.len()]
@@ -332,9 +332,9 @@ pub fn replayed(bytes: &[u8]) {
             }
             4 => {
                 let own = [
-                    DestinationEvent::Loaded,
+                    DestinationEvent::DeviceStateLoaded,
                     DestinationEvent::LinkLost,
-                    DestinationEvent::AllHere,
+                    DestinationEvent::AllPagesReceived,
                     DestinationEvent::Cancelled,
                     DestinationEvent::GivenUp,
                     DestinationEvent::Connected(source.recorded),

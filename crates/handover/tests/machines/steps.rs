@@ -104,7 +104,7 @@ fn faults(world: &World, steps: &mut Vec<Step>) {
         steps.push(Step::SourceLoses);
     }
     let todo = world.destination.engine.as_ref().map(|e| e.todo.front());
-    let looks = matches!(todo, Some(None | Some(DestinationAction::Run)));
+    let looks = matches!(todo, Some(None | Some(DestinationAction::ResumeGuest)));
     if looks
         && world
             .links
@@ -131,7 +131,7 @@ fn faults(world: &World, steps: &mut Vec<Step>) {
         steps.push(Step::KillDestination);
         match engine.todo.front() {
             Some(DestinationAction::Record(_)) => steps.push(Step::DestinationRecordFails),
-            Some(DestinationAction::Run) if world.destination.guest == Guest::Paused => {
+            Some(DestinationAction::ResumeGuest) if world.destination.guest == Guest::Paused => {
                 // Only who has loaded it knows.
                 if engine.loaded {
                     steps.push(Step::NeverRuns);
@@ -207,7 +207,7 @@ fn peaceful_steps(world: &World, steps: &mut Vec<Step>) {
     if may_give_up(world) && world.is_lost_there() {
         steps.push(Step::GiveUpSource);
     }
-    let runs = destination.is_some_and(|e| e.todo.front() == Some(&DestinationAction::Run));
+    let runs = destination.is_some_and(|e| e.todo.front() == Some(&DestinationAction::ResumeGuest));
     let knocked = world
         .links
         .iter()
@@ -416,7 +416,7 @@ pub fn take(world: &mut World, step: Step) {
             world.tell_destination(if world.destination.shut_down && runs {
                 DestinationEvent::ShutDown
             } else {
-                DestinationEvent::Broken
+                DestinationEvent::GuestFailed
             });
         }
         Step::CancelSource => {
@@ -451,7 +451,7 @@ fn never_ran(world: &mut World) {
         // Nothing behind it is done.
         engine.todo.clear();
     }
-    world.tell_destination(DestinationEvent::NeverRan);
+    world.tell_destination(DestinationEvent::GuestNeverRan);
 }
 
 fn source_lets_go(world: &mut World) {
@@ -496,7 +496,7 @@ fn restart_destination(world: &mut World) {
     world.destination.engine = Some(DestinationEngine::new(stage));
     let event = match stage {
         DestinationStage::Ready | DestinationStage::Running if world.destination.ended => {
-            DestinationEvent::Broken
+            DestinationEvent::GuestFailed
         }
         _ => DestinationEvent::Restarted,
     };
@@ -504,7 +504,7 @@ fn restart_destination(world: &mut World) {
     // Nobody is there yet, and whoever comes while the guest is made to run is
     // not sent away.
     if let Some(engine) = &mut world.destination.engine
-        && engine.todo.front() == Some(&DestinationAction::Run)
+        && engine.todo.front() == Some(&DestinationAction::ResumeGuest)
     {
         engine
             .todo
@@ -584,7 +584,7 @@ fn all_here(world: &mut World) {
         .as_ref()
         .is_some_and(|e| e.settled && e.machine.stage() == DestinationStage::Running);
     if all && runs {
-        world.tell_destination(DestinationEvent::AllHere);
+        world.tell_destination(DestinationEvent::AllPagesReceived);
     }
 }
 
@@ -633,10 +633,10 @@ fn source_does(world: &mut World) {
             }
             world.source.stage = stage;
         }
-        SourceAction::Commit => say_to_destination(world, ToDestination::Commit),
+        SourceAction::SendCommit => say_to_destination(world, ToDestination::Commit),
         SourceAction::ResumeGuest => world.source.guest = Guest::Running,
-        SourceAction::CallOff => say_to_destination(world, ToDestination::CallOff),
-        SourceAction::Serve => engine.serving = true,
+        SourceAction::SendCancel => say_to_destination(world, ToDestination::CallOff),
+        SourceAction::SendPages => engine.serving = true,
         SourceAction::Wait => {
             engine.waiting = true;
             source_lets_go(world);
@@ -666,23 +666,23 @@ fn destination_does(world: &mut World) {
         DestinationAction::Record(DestinationStage::Declined)
             if flaw == Some(Flaw::DeclineUnrecorded) => {}
         DestinationAction::Record(stage) => world.destination.stage = stage,
-        DestinationAction::SayReady => {
+        DestinationAction::SendReady => {
             if !world.destination.ended {
                 world.destination.guest = Guest::Paused;
             }
             say_to_source(world, ToSource::Ready);
         }
-        DestinationAction::Run
+        DestinationAction::ResumeGuest
             if world.destination.ended && engine.machine.stage() == DestinationStage::Complete =>
         {
             engine.settled = true;
         }
-        DestinationAction::Run if world.destination.ended => {
+        DestinationAction::ResumeGuest if world.destination.ended => {
             // Whether it ran before that is not known.
             say_to_source(world, ToSource::Failed);
             destination_ends(world);
         }
-        DestinationAction::Run => {
+        DestinationAction::ResumeGuest => {
             engine.settled = true;
             // Without device state there is nothing to run.
             if world.destination.guest == Guest::Paused {
@@ -692,22 +692,22 @@ fn destination_does(world: &mut World) {
                 all_here(world);
             }
         }
-        DestinationAction::SayGuestResumed => {
+        DestinationAction::SendGuestResumed => {
             if engine.committed_here {
                 say_to_source(world, ToSource::GuestResumed);
             }
             all_here(world);
         }
-        DestinationAction::SayComplete => say_to_source(world, ToSource::Complete),
-        DestinationAction::SayShutDown => say_to_source(world, ToSource::ShutDown),
-        DestinationAction::SayDeclined => say_to_source(world, ToSource::Declined),
-        DestinationAction::AskToCancel => say_to_source(world, ToSource::Cancel),
-        DestinationAction::SayResumeReply(stage) => {
+        DestinationAction::SendComplete => say_to_source(world, ToSource::Complete),
+        DestinationAction::SendShutDown => say_to_source(world, ToSource::ShutDown),
+        DestinationAction::SendDeclined => say_to_source(world, ToSource::Declined),
+        DestinationAction::SendCancel => say_to_source(world, ToSource::Cancel),
+        DestinationAction::SendResumeReply(stage) => {
             say_to_source(world, ToSource::ResumeReply(stage, missing));
             all_here(world);
         }
-        DestinationAction::Drop => drop_guest(world),
-        DestinationAction::Kill => {
+        DestinationAction::DiscardGuest => drop_guest(world),
+        DestinationAction::KillGuest => {
             drop_guest(world);
             world.destination.ended = true;
         }
@@ -735,7 +735,7 @@ fn destination_hears(world: &mut World) {
                     world.destination.ram[page] = None;
                 }
             }
-            world.tell_destination(DestinationEvent::Loaded);
+            world.tell_destination(DestinationEvent::DeviceStateLoaded);
         }
         ToDestination::Commit => {
             if let Some(engine) = &mut world.destination.engine {
@@ -744,12 +744,12 @@ fn destination_hears(world: &mut World) {
             let ready = world.destination.stage == DestinationStage::Ready;
             // A guest that is gone is not run.
             world.tell_destination(if ready && world.destination.ended {
-                DestinationEvent::Broken
+                DestinationEvent::GuestFailed
             } else {
                 DestinationEvent::Commit
             });
         }
-        ToDestination::CallOff => world.tell_destination(DestinationEvent::CalledOff),
+        ToDestination::CallOff => world.tell_destination(DestinationEvent::CancelledBySource),
         ToDestination::Goodbye => world.tell_destination(DestinationEvent::Goodbye),
         ToDestination::ResumeRequest(stage) => {
             world.tell_destination(DestinationEvent::Connected(stage));

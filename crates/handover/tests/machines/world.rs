@@ -335,14 +335,14 @@ impl World {
         let lost_when_ready = event == DestinationEvent::LinkLost
             && engine.machine.stage() == DestinationStage::Ready;
         if flaw == Some(Flaw::ForgetWhenReady) && lost_when_ready {
-            engine.todo.push_back(DestinationAction::Drop);
+            engine.todo.push_back(DestinationAction::DiscardGuest);
             engine.todo.push_back(DestinationAction::Close);
             engine.todo.push_back(DestinationAction::End);
             return;
         }
         let actions = engine.machine.on(event);
         // A source that comes while the guest is made to run is answered first.
-        if engine.todo.front() == Some(&DestinationAction::Run) {
+        if engine.todo.front() == Some(&DestinationAction::ResumeGuest) {
             for &action in actions.iter().rev() {
                 engine.todo.push_front(action);
             }
@@ -350,7 +350,7 @@ impl World {
             engine.todo.extend(actions);
         }
         if flaw == Some(Flaw::ForgetDeclined)
-            && engine.todo.contains(&DestinationAction::SayDeclined)
+            && engine.todo.contains(&DestinationAction::SendDeclined)
         {
             engine
                 .todo

@@ -43,10 +43,10 @@ pub fn give_up_receive(
         let actions = machine.on(event);
         for action in actions.map_err(|error| fail(DestinationFailure::Journal(error)))? {
             match action {
-                DestinationAction::Kill => guest.kill().map_err(|error| fail(error.into()))?,
+                DestinationAction::KillGuest => guest.kill().map_err(|error| fail(error.into()))?,
                 DestinationAction::Close => closes = true,
                 // Dropped, or all of it is here: there is nothing more to hold.
-                DestinationAction::Drop | DestinationAction::End => {
+                DestinationAction::DiscardGuest | DestinationAction::End => {
                     if let Err(error) = guest.release() {
                         watch.observer.notice(&error.to_string());
                     }

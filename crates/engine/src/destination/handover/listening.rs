@@ -18,7 +18,7 @@ impl HandoverDriver<'_> {
     pub(crate) fn look(&mut self, wait: Duration) -> Observation {
         let stage = self.machine.stage();
         if stage == DestinationStage::Running && self.state.settled && self.left() == 0 {
-            return Observation::Event(DestinationEvent::AllHere, None);
+            return Observation::Event(DestinationEvent::AllPagesReceived, None);
         }
         if let Some(event) = self.state.serious.take() {
             return self.happened(event);
@@ -131,7 +131,7 @@ impl HandoverDriver<'_> {
             }
             Event::Said(ToDestination::Cancel { reason }) => {
                 let cause = DestinationFailure::CalledOff(reason);
-                Observation::Event(DestinationEvent::CalledOff, Some(cause))
+                Observation::Event(DestinationEvent::CancelledBySource, Some(cause))
             }
             Event::Said(ToDestination::Goodbye) => {
                 Observation::Event(DestinationEvent::Goodbye, None)
@@ -141,7 +141,7 @@ impl HandoverDriver<'_> {
                 Observation::Event(DestinationEvent::LinkLost, Some(odd))
             }
             Event::Failed(failure) if failure.is_end_of_guest() => {
-                Observation::Event(DestinationEvent::Broken, Some(failure))
+                Observation::Event(DestinationEvent::GuestFailed, Some(failure))
             }
             Event::Failed(failure) if failure.is_about_links() => self.link_failed(failure),
             Event::Failed(failure) => Observation::Over(failure),

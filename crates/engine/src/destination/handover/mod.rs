@@ -159,11 +159,11 @@ impl<'a> HandoverDriver<'a> {
             {
                 // It never ran here: the source shall take it back.
                 (event, cause) = (
-                    DestinationEvent::Broken,
+                    DestinationEvent::GuestFailed,
                     Some(DestinationFailure::gone(guest)),
                 );
             }
-            if event == DestinationEvent::Broken
+            if event == DestinationEvent::GuestFailed
                 && self.machine.stage() == DestinationStage::Running
                 && guest.has_shut_down()
             {
@@ -182,16 +182,16 @@ impl<'a> HandoverDriver<'a> {
                 let mut lost = None;
                 match action {
                     DestinationAction::Record(_) => {}
-                    DestinationAction::Run => match self.run(guest) {
+                    DestinationAction::ResumeGuest => match self.run(guest) {
                         Ok(()) => {}
                         Err(NotRun::ForSure(failure)) => {
-                            next = Some((DestinationEvent::NeverRan, Some(failure)));
+                            next = Some((DestinationEvent::GuestNeverRan, Some(failure)));
                         }
                         Err(NotRun::PerhapsLater(failure)) => {
                             return Err(self.leave(guest, failure));
                         }
                     },
-                    DestinationAction::Drop => self.let_go(guest),
+                    DestinationAction::DiscardGuest => self.let_go(guest),
                     DestinationAction::Close => closes = true,
                     DestinationAction::End => {
                         let result = self.end(guest, event, cause);
@@ -237,7 +237,7 @@ impl<'a> HandoverDriver<'a> {
             if !self.state.ended && guest.has_ended() {
                 self.state.ended = true;
                 let gone = DestinationFailure::gone(guest);
-                return Ok((DestinationEvent::Broken, Some(gone)));
+                return Ok((DestinationEvent::GuestFailed, Some(gone)));
             }
             let bytes = self.sink.counters.bytes();
             self.sink.tracker.tell(
@@ -257,20 +257,20 @@ impl<'a> HandoverDriver<'a> {
         cause: &mut Option<DestinationFailure>,
     ) -> Result<(), DestinationFailure> {
         match action {
-            DestinationAction::SayReady => self.say(&ToSource::Ready, "getting ready"),
-            DestinationAction::SayGuestResumed if self.state.committed_here => {
+            DestinationAction::SendReady => self.say(&ToSource::Ready, "getting ready"),
+            DestinationAction::SendGuestResumed if self.state.committed_here => {
                 self.say(&ToSource::GuestResumed, "running the guest")
             }
-            DestinationAction::SayComplete => {
+            DestinationAction::SendComplete => {
                 self.say_complete();
                 Ok(())
             }
-            DestinationAction::SayShutDown => self.say_shut_down(),
-            DestinationAction::SayDeclined => {
+            DestinationAction::SendShutDown => self.say_shut_down(),
+            DestinationAction::SendDeclined => {
                 self.say_declined(cause.take());
                 Ok(())
             }
-            DestinationAction::AskToCancel => {
+            DestinationAction::SendCancel => {
                 let reason = "cancelled at the destination".to_owned();
                 let asked = self.say(&ToSource::Cancel { reason }, "cancelling");
                 if let Err(error) = asked {
@@ -278,7 +278,7 @@ impl<'a> HandoverDriver<'a> {
                 }
                 Ok(())
             }
-            DestinationAction::SayResumeReply(stage) => {
+            DestinationAction::SendResumeReply(stage) => {
                 let answered = self.answer(stage);
                 if matches!(
                     stage,
@@ -295,11 +295,11 @@ impl<'a> HandoverDriver<'a> {
             // The source knows already, or another line tells it; or nothing
             // of it is to be done here, but by `go`. (A guest that may have run
             // is ended by `give_up.rs` alone.)
-            DestinationAction::SayGuestResumed
+            DestinationAction::SendGuestResumed
             | DestinationAction::Record(_)
-            | DestinationAction::Run
-            | DestinationAction::Drop
-            | DestinationAction::Kill
+            | DestinationAction::ResumeGuest
+            | DestinationAction::DiscardGuest
+            | DestinationAction::KillGuest
             | DestinationAction::Close
             | DestinationAction::End => Ok(()),
         }

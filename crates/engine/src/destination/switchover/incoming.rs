@@ -82,7 +82,7 @@ pub(crate) fn run(
         retry_budget: RetryBudget::new(options.retry_for.of(switch.postcopy), Instant::now()),
         state: State::default(),
     };
-    stay_on(stay, guest, begun, DestinationEvent::Loaded)
+    stay_on(stay, guest, begun, DestinationEvent::DeviceStateLoaded)
 }
 
 /// Goes on with a guest that another engine took in.
@@ -122,7 +122,7 @@ pub(crate) fn take_up(
     };
     let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Running);
     if lives && guest.has_ended() {
-        return stay_on(stay, guest, begun, DestinationEvent::Broken);
+        return stay_on(stay, guest, begun, DestinationEvent::GuestFailed);
     }
     if lives && postcopy {
         stay.adopt(guest).map_err(fail)?;

@@ -165,13 +165,13 @@ impl HandoverDriver<'_> {
         match action {
             // Done before.
             SourceAction::Record(_) => None,
-            SourceAction::Commit => {
+            SourceAction::SendCommit => {
                 let line = self.line.as_mut()?;
                 let sent = line.session.commit("handing the guest over");
                 let lost = sent.err()?;
                 Some(Step::Next(Occurrence::bad(SourceEvent::LinkLost, lost)))
             }
-            SourceAction::Serve => {
+            SourceAction::SendPages => {
                 let lost = self.serve().err()?;
                 Some(Step::Next(Occurrence::bad(SourceEvent::LinkLost, lost)))
             }
@@ -184,7 +184,7 @@ impl HandoverDriver<'_> {
                 Err(error) => Some(Step::Over(Box::new(Err(error)))),
             },
             // What these come to is told by `End`.
-            SourceAction::ResumeGuest | SourceAction::CallOff | SourceAction::Close => None,
+            SourceAction::ResumeGuest | SourceAction::SendCancel | SourceAction::Close => None,
             SourceAction::End => Some(Step::Over(Box::new(self.end(cause.take(), handed)))),
         }
     }
