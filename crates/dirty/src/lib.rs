@@ -30,7 +30,7 @@
 //! It does not report *discarded* memory either (hole punching by a balloon): the content becomes
 //! zero without a write. A guest does not rely on the content of memory that it has discarded.
 //!
-//! # Limitations
+//! # What is missing
 //!
 //! * KVM's own logs (bitmap, manual protect, ring), for VMMs that use the engine as a library, are
 //!   not implemented.

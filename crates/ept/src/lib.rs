@@ -160,7 +160,7 @@
 //! flushed. All threads know a new setting *before* the leaves are visited. The reasons are given
 //! where each order is implemented, and the loom models in `tests/loom/` explore the interleavings.
 //!
-//! # Limitations
+//! # What is missing
 //!
 //! - Five-level tables and the formats of other processors (AMD's nested page tables, Arm's stage
 //!   2) are not supported.

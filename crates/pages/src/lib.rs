@@ -27,7 +27,7 @@
 //! returns `None` or clips the range. Input from a peer is validated earlier, with specific errors,
 //! in `hikkoshi-wire`.
 //!
-//! # Limitations
+//! # What is missing
 //!
 //! - Base pages of other sizes than 4 KiB (arm64 hosts with 16 or 64 KiB pages) are not supported.
 //! - A layout is fixed: memory cannot grow or shrink during a migration (hot plug).
@@ -64,6 +64,6 @@ pub use layout::{
     MAX_ID_BYTES, MAX_PAGES, RamBlock, RamLayout,
 };
 pub use page::{PAGE_BYTES, PAGE_SIZE, Page, usize_from};
-pub use range::{Chunks, PageRange, Pages};
+pub use range::{Chunks, PageIter, PageRange};
 pub use runs::Runs;
 pub use zero_page::is_zero;

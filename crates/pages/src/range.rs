@@ -117,16 +117,16 @@ impl PageRange {
 
     /// Iterates over the pages, in ascending order.
     #[must_use]
-    pub const fn iter(self) -> Pages {
-        Pages { rest: self }
+    pub const fn iter(self) -> PageIter {
+        PageIter { rest: self }
     }
 }
 
 impl IntoIterator for PageRange {
     type Item = Page;
-    type IntoIter = Pages;
+    type IntoIter = PageIter;
 
-    fn into_iter(self) -> Pages {
+    fn into_iter(self) -> PageIter {
         self.iter()
     }
 }
@@ -167,11 +167,11 @@ impl Iterator for Chunks {
 
 /// The pages of a range, from [`PageRange::iter`].
 #[derive(Clone, Debug)]
-pub struct Pages {
+pub struct PageIter {
     rest: PageRange,
 }
 
-impl Iterator for Pages {
+impl Iterator for PageIter {
     type Item = Page;
 
     fn next(&mut self) -> Option<Page> {

@@ -176,11 +176,12 @@ pub use framing::{
     StreamError, Subject, control_frame, decode_control, encode_control,
 };
 pub use messages::{
-    Auxiliary, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
+    AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
     DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
     MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_LINKS, MAX_RANGES, MAX_TEXT, Machine,
-    Mode, OutsideLayout, PageRanges, Place, Processor, ProcessorKind, ProcessorSetting, Processors,
-    RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
+    Mode, OutsideLayout, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
+    Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

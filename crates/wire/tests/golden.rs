@@ -17,11 +17,11 @@ use std::path::Path;
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    Auxiliary, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
+    AuxiliaryBlock, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
     DestinationStage, Device, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
-    Machine, MigrationId, Mode, PageRanges, Place, Processor, ProcessorKind, ProcessorSetting,
-    Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination,
-    ToSource, Topology, Versions, control_frame,
+    Machine, MigrationId, Mode, PageRanges, Processor, ProcessorKind, ProcessorPlace,
+    ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults,
+    ToDestination, ToSource, Topology, Versions, control_frame,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -109,7 +109,7 @@ fn machine() -> Machine {
             name: "net0".into(),
             pci: 0x1af4_1041,
         }],
-        auxiliary: vec![Auxiliary {
+        auxiliary: vec![AuxiliaryBlock {
             name: "0000:00:02.0/virtio-net-pci.rom".into(),
             bytes: 0x4_0000,
             most: 0x8_0000,
@@ -152,7 +152,7 @@ fn processors() -> Processors {
             kind: 0,
             apic_id: 0x8000,
             tsc_hz: 2_596_120_000,
-            place: Place {
+            place: ProcessorPlace {
                 socket: 1,
                 die: 0,
                 module: 2,

@@ -12,8 +12,8 @@ use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, Listener, hello, split};
 use hikkoshi_wire::{
-    CHALLENGE_LEN, CpuidRegister, CpuidWord, HELLO_LEN, Hello, Limits, MigrationId, Place,
-    Processor, ProcessorKind, Processors, Role, ToDestination, ToSource, Topology, Versions,
+    CHALLENGE_LEN, CpuidRegister, CpuidWord, HELLO_LEN, Hello, Limits, MigrationId, Processor,
+    ProcessorKind, ProcessorPlace, Processors, Role, ToDestination, ToSource, Topology, Versions,
 };
 
 use crate::guests::TestDestination;
@@ -39,7 +39,7 @@ fn with_flags(bits: u32) -> Processors {
             kind: 0,
             apic_id: 0,
             tsc_hz: 0,
-            place: Place::default(),
+            place: ProcessorPlace::default(),
         }],
     }
 }

@@ -5,7 +5,7 @@
 //! supported versions; QMP has nothing that tells the place of a device behind a
 //! bridge before the guest has numbered the buses.
 
-use hikkoshi_wire::{Auxiliary, Device, Machine};
+use hikkoshi_wire::{AuxiliaryBlock, Device, Machine};
 use serde_json::json;
 
 use crate::qmp::qom;
@@ -233,7 +233,7 @@ fn listed(node: &Node) -> Option<Device> {
 
 /// A line of `info ramblock`: name, page size (two words), offset, used, total
 /// length, and more in later versions. Memory without a name does not travel.
-fn block(line: &str) -> Option<Auxiliary> {
+fn block(line: &str) -> Option<AuxiliaryBlock> {
     let words: Vec<_> = line.split_whitespace().collect();
     let offset = words.iter().position(|word| word.starts_with("0x"))?;
     let name = words.get(..offset.checked_sub(2)?)?.join(" ");
@@ -241,7 +241,7 @@ fn block(line: &str) -> Option<Auxiliary> {
         return None;
     }
     let number = |at: usize| u64::from_str_radix(words.get(at)?.strip_prefix("0x")?, 16).ok();
-    Some(Auxiliary {
+    Some(AuxiliaryBlock {
         name: name.into(),
         bytes: number(offset + 1)?,
         most: number(offset + 2)?,

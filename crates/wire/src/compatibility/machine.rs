@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::messages::{Auxiliary, Device, Machine};
+use crate::messages::{AuxiliaryBlock, Device, Machine};
 
 /// QEMU gives blocks with this prefix the source's length when it loads them, up
 /// to a limit.
 const RESIZEABLE: &str = "/rom@";
 
-impl Auxiliary {
+impl AuxiliaryBlock {
     /// Whether this block, of the destination, can load the source's.
     fn can_load(&self, source: &Self) -> bool {
         let resizeable = self.most > self.bytes || self.name.starts_with(RESIZEABLE);
@@ -196,8 +196,8 @@ mod tests {
         }
     }
 
-    fn memory(name: &str, bytes: u64, most: u64) -> Auxiliary {
-        Auxiliary {
+    fn memory(name: &str, bytes: u64, most: u64) -> AuxiliaryBlock {
+        AuxiliaryBlock {
             name: name.into(),
             bytes,
             most,

@@ -27,7 +27,7 @@ pub struct Machine {
     /// Memory that is sent with the device state: video memory, firmware, option
     /// ROMs, tables. At most 4096 blocks.
     #[serde(with = "List::<MAX_AUXILIARY>")]
-    pub auxiliary: Vec<Auxiliary>,
+    pub auxiliary: Vec<AuxiliaryBlock>,
 }
 
 /// A device.
@@ -53,7 +53,7 @@ pub struct Device {
 
 /// A block of auxiliary memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Auxiliary {
+pub struct AuxiliaryBlock {
     /// Its name, by which the device state refers to it.
     #[serde(with = "Label")]
     pub name: Box<str>,

@@ -21,13 +21,13 @@ use bounded::{Bytes, List, Reason};
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
-pub use machine::{Auxiliary, Device, Machine};
+pub use machine::{AuxiliaryBlock, Device, Machine};
 pub use measurements::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};
 pub use mode::Mode;
 pub use page_ranges::{MAX_RANGES, OutsideLayout, PageRanges};
 pub use processors::{
-    CpuidRegister, CpuidWord, Place, Processor, ProcessorKind, ProcessorSetting, Processors,
-    Topology,
+    CpuidRegister, CpuidWord, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
+    Processors, Topology,
 };
 pub use stage::{DestinationStage, SourceStage};
 

@@ -140,13 +140,13 @@ pub struct Processor {
     /// frequency.
     pub tsc_hz: u64,
     /// Its place in the topology.
-    pub place: Place,
+    pub place: ProcessorPlace,
 }
 
 /// Where a virtual processor is plugged in. A level that the hypervisor does not
 /// have is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ProcessorPlace {
     /// The socket in the machine.
     pub socket: u32,
     /// The die in the socket.

@@ -2,11 +2,12 @@
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    Auxiliary, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage, Device,
-    FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello, MAX_PAGES_PER_FRAME,
-    MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine, Message, MigrationId, Mode, PageRanges,
-    Place, Processor, ProcessorKind, ProcessorSetting, Processors, RequestSummary, Role,
-    SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
+    AuxiliaryBlock, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage,
+    Device, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
+    MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine, Message, MigrationId,
+    Mode, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
+    RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -107,11 +108,12 @@ pub(crate) fn machine() -> impl Strategy<Value = Machine> {
             name: name.into(),
             pci,
         });
-    let piece = (text(), any::<u64>(), any::<u64>()).prop_map(|(name, bytes, most)| Auxiliary {
-        name: name.into(),
-        bytes,
-        most,
-    });
+    let piece =
+        (text(), any::<u64>(), any::<u64>()).prop_map(|(name, bytes, most)| AuxiliaryBlock {
+            name: name.into(),
+            bytes,
+            most,
+        });
     (
         prop::collection::vec(device, 0..4),
         prop::collection::vec(piece, 0..4),
@@ -147,7 +149,7 @@ pub(crate) fn processors() -> impl Strategy<Value = Processors> {
         },
     );
     let place = (any::<[u32; 5]>(), any::<Option<u32>>()).prop_map(
-        |([socket, die, module, core, thread], node)| Place {
+        |([socket, die, module, core, thread], node)| ProcessorPlace {
             socket,
             die,
             module,

@@ -52,7 +52,8 @@ fn refusal(differences: &str) -> String {
 #[allow(clippy::unwrap_used)] // A failure is the message.
 mod tests {
     use hikkoshi_wire::{
-        CpuidRegister, CpuidWord, Place, Processor, ProcessorKind, ProcessorSetting, Topology,
+        CpuidRegister, CpuidWord, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
+        Topology,
     };
 
     use super::*;
@@ -92,9 +93,9 @@ mod tests {
                     kind: 0,
                     apic_id: index,
                     tsc_hz: 0,
-                    place: Place {
+                    place: ProcessorPlace {
                         core: index * n,
-                        ..Place::default()
+                        ..ProcessorPlace::default()
                     },
                 })
                 .collect(),

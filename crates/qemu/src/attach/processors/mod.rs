@@ -15,7 +15,9 @@ mod tests;
 
 use std::fs;
 
-use hikkoshi_wire::{Place, Processor, ProcessorKind, ProcessorSetting, Processors, Topology};
+use hikkoshi_wire::{
+    Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, Topology,
+};
 use serde_json::{Value, json};
 
 use self::features::{implied_by_topology, words};
@@ -100,9 +102,9 @@ fn topology(smp: Option<&Value>) -> Topology {
     }
 }
 
-fn place(props: Option<&Value>) -> Place {
+fn place(props: Option<&Value>) -> ProcessorPlace {
     let get = |name| number(props.and_then(|props| props.get(name)));
-    Place {
+    ProcessorPlace {
         socket: get("socket-id").unwrap_or(0),
         die: get("die-id").unwrap_or(0),
         module: get("module-id").unwrap_or(0),

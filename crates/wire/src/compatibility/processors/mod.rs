@@ -8,7 +8,9 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::guest::Mismatch;
-use crate::messages::{CpuidRegister, CpuidWord, Place, Processor, ProcessorKind, Processors};
+use crate::messages::{
+    CpuidRegister, CpuidWord, Processor, ProcessorKind, ProcessorPlace, Processors,
+};
 
 /// Two time-stamp counter frequencies that differ by at most this many parts
 /// per million count as equal. It is the kernel's `tsc_tolerance_ppm`, within
@@ -129,8 +131,11 @@ fn changed_topology(source: &Processors, destination: &Processors) -> Vec<Change
         .collect()
 }
 
-fn changed_places(source: Place, destination: Place) -> impl Iterator<Item = ChangedValue> {
-    let node = |place: Place| match place.node {
+fn changed_places(
+    source: ProcessorPlace,
+    destination: ProcessorPlace,
+) -> impl Iterator<Item = ChangedValue> {
+    let node = |place: ProcessorPlace| match place.node {
         Some(node) => node.to_string(),
         None => "none".to_owned(),
     };

@@ -42,9 +42,9 @@ fn guest() -> Processors {
                 kind: 0,
                 apic_id: index,
                 tsc_hz: 2_000_000_000,
-                place: Place {
+                place: ProcessorPlace {
                     core: index,
-                    ..Place::default()
+                    ..ProcessorPlace::default()
                 },
             })
             .collect(),
@@ -197,9 +197,9 @@ fn with(processors: u32) -> Processors {
     guest.processors = (0..processors)
         .map(|index| Processor {
             index,
-            place: Place {
+            place: ProcessorPlace {
                 core: index,
-                ..Place::default()
+                ..ProcessorPlace::default()
             },
             ..one
         })
