@@ -32,5 +32,5 @@ mod wire;
 pub use destination::{Destination, DestinationAction, DestinationEvent, DestinationStage};
 pub use outcome::Outcome;
 pub use record::{DestinationRecord, Journal, SourceRecord, Unrecorded};
-pub use recorded::{Machine, Recorded, RecordedDestination, RecordedSource};
+pub use recorded::{Recorded, RecordedDestination, RecordedSource, StateMachine};
 pub use source::{Source, SourceAction, SourceEvent, SourceStage};

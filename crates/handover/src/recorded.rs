@@ -9,7 +9,7 @@ use crate::record::{DestinationRecord, Journal, SourceRecord};
 use crate::source::{Source, SourceAction, SourceEvent, SourceStage};
 
 /// One side's state machine, as [`Recorded`] drives it.
-pub trait Machine: Copy + fmt::Debug {
+pub trait StateMachine: Copy + fmt::Debug {
     /// The machine's state.
     type Stage: Copy + fmt::Debug + 'static;
     /// What happens.
@@ -33,7 +33,7 @@ pub trait Machine: Copy + fmt::Debug {
 
 /// A machine, its record, and the journal that keeps the record.
 #[derive(Debug)]
-pub struct Recorded<M: Machine> {
+pub struct Recorded<M: StateMachine> {
     machine: M,
     record: M::Record,
     journal: Arc<dyn Journal<M::Record>>,
@@ -45,7 +45,7 @@ pub type RecordedSource = Recorded<Source>;
 /// The destination's machine with its record.
 pub type RecordedDestination = Recorded<Destination>;
 
-impl<M: Machine> Recorded<M> {
+impl<M: StateMachine> Recorded<M> {
     /// A machine in the stage of `record`. Nothing is written to `journal` yet.
     #[must_use]
     pub fn new(record: M::Record, journal: Arc<dyn Journal<M::Record>>) -> Self {
@@ -119,7 +119,7 @@ impl Recorded<Destination> {
     }
 }
 
-impl Machine for Source {
+impl StateMachine for Source {
     type Stage = SourceStage;
     type Event = SourceEvent;
     type Action = SourceAction;
@@ -149,7 +149,7 @@ impl Machine for Source {
     }
 }
 
-impl Machine for Destination {
+impl StateMachine for Destination {
     type Stage = DestinationStage;
     type Event = DestinationEvent;
     type Action = DestinationAction;
