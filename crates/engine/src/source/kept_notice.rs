@@ -29,7 +29,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const DOING: &str = "telling the destination that the guest stays here";
 
 /// Whether a migration that ends by `cause` may end unheard by the destination.
-pub(crate) fn may_be_unheard(cause: &SourceFailure) -> bool {
+pub(crate) fn may_be_undelivered(cause: &SourceFailure) -> bool {
     matches!(
         cause,
         SourceFailure::Link { .. } | SourceFailure::PausedTooLong { .. } | SourceFailure::Cancelled
@@ -38,27 +38,27 @@ pub(crate) fn may_be_unheard(cause: &SourceFailure) -> bool {
 
 /// Tells the destination at `remote` that the guest of migration `id` stays here. Returns when it has
 /// ended, when nobody listens there, or after [`LIMIT`] with a notice to `observer`.
-pub(crate) fn tell(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
-    let passed = Cancel::new();
-    let Ok(_deadline) = Deadline::start(&[], passed.clone(), LIMIT) else {
-        return unheard(observer, &"no thread could be started");
+pub(crate) fn send(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
+    let timed_out = Cancel::new();
+    let Ok(_deadline) = Deadline::start(&[], timed_out.clone(), LIMIT) else {
+        return report_failure(observer, &"no thread could be started");
     };
     let begun = Instant::now();
     loop {
-        let failure = match attempt(remote, id, &passed) {
+        let failure = match attempt(remote, id, &timed_out) {
             Ok(()) => return,
             Err(HandshakeError::Connect(error)) if nobody_listens(&error) => return,
             Err(failure) => failure,
         };
         tracing::debug!(%failure, DOING);
         if begun.elapsed() >= LIMIT {
-            return unheard(observer, &failure);
+            return report_failure(observer, &failure);
         }
         std::thread::sleep(PAUSE);
     }
 }
 
-fn unheard(observer: &dyn Observer, why: &dyn std::fmt::Display) {
+fn report_failure(observer: &dyn Observer, why: &dyn std::fmt::Display) {
     observer.notice(&format!(
         "the guest runs on here, but the destination could not be told so: {why}. If 'hikkoshi \
          receive' waits there, end it; end that QEMU, and remove its journal"
@@ -74,8 +74,8 @@ fn nobody_listens(error: &io::Error) -> bool {
 }
 
 /// One connection. `Ok` when the destination needs no other one.
-fn attempt(remote: &Remote, id: MigrationId, passed: &Cancel) -> Result<(), HandshakeError> {
-    let (stream, agreed) = open(remote, &hello(Role::Control, id), passed)?;
+fn attempt(remote: &Remote, id: MigrationId, timed_out: &Cancel) -> Result<(), HandshakeError> {
+    let (stream, agreed) = open(remote, &hello(Role::Control, id), timed_out)?;
     if !agreed.capabilities.contains(Capabilities::RECOVERY) {
         // It does not wait for its source.
         return Ok(());
@@ -83,7 +83,7 @@ fn attempt(remote: &Remote, id: MigrationId, passed: &Cancel) -> Result<(), Hand
     // Nothing but control messages is said here.
     let limits = Limits { pages: 0 };
     let stream = std::sync::Arc::new(stream);
-    let (mut reader, mut writer) = split(&stream, limits, passed)?;
+    let (mut reader, mut writer) = split(&stream, limits, timed_out)?;
     writer.set_patience(Some(ANSWER_TIMEOUT));
     reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
     let stage = SourceStage::Owned.into();

@@ -116,7 +116,7 @@ pub fn migrate(
     });
     record.and_then(|record| {
         let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
-        led(guest, options, watch, machine, |shared, guest, machine| {
+        with_context(guest, options, watch, machine, |shared, guest, machine| {
             run(shared, guest, remote, machine)
         })
     })
@@ -143,7 +143,7 @@ pub fn resume_migrate(
         ..options.clone()
     };
     let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
-    led(guest, &options, watch, machine, |shared, guest, machine| {
+    with_context(guest, &options, watch, machine, |shared, guest, machine| {
         let outcome = match machine.stage() {
             SourceStage::Committed => Some(Outcome::Paused),
             SourceStage::HandedOver => Some(Outcome::AtDestination),
@@ -159,17 +159,17 @@ pub fn resume_migrate(
             guest,
             machine,
             remote,
-            owed: Arc::new(UnsentPages::none(shared.ram.layout().pages(), false)),
-            line: None,
+            unsent: Arc::new(UnsentPages::empty(shared.ram.layout().pages(), false)),
+            active: None,
             retry_budget: RetryBudget::new(
                 shared.options.retry_for.of(shared.options.may_postcopy()),
                 Instant::now(),
             ),
             paused: None,
         };
-        let handed = handover.go(SourceEvent::Restarted)?;
+        let handover = handover.run(SourceEvent::Restarted)?;
         Ok(MigrationResult {
-            handed,
+            handover,
             rounds: 0,
             postcopy: shared.options.mode != Mode::Precopy,
         })
@@ -216,12 +216,12 @@ pub fn give_up_migrate(
 }
 
 /// Makes up what all of a migration shares, and the account in the end.
-fn led(
+fn with_context(
     guest: &mut dyn SourceGuest,
     options: &SourceOptions,
     watch: &Watch,
     mut machine: RecordedSource,
-    lead: impl FnOnce(
+    body: impl FnOnce(
         &MigrationContext,
         &mut dyn SourceGuest,
         &mut RecordedSource,
@@ -238,9 +238,9 @@ fn led(
         urgency: UrgentActivity::new(),
     };
     let begun = Instant::now();
-    let result = lead(&shared, guest, &mut machine);
+    let result = body(&shared, guest, &mut machine);
     let outcome = result.as_ref().err().map(|error| error.outcome);
-    let stays = match outcome {
+    let keep_attached = match outcome {
         Some(Outcome::Stopped) => true,
         None | Some(Outcome::Lost) => false,
         Some(_) => matches!(
@@ -248,7 +248,7 @@ fn led(
             SourceStage::Committed | SourceStage::HandedOver
         ),
     };
-    let released = if stays {
+    let released = if keep_attached {
         // It may come back yet, or its pages are needed: its process is to go on
         // doing nothing that would change them.
         guest.leave();
@@ -269,7 +269,7 @@ fn led(
     }
     match result {
         Ok(MigrationResult {
-            handed,
+            handover,
             rounds,
             postcopy,
         }) => {
@@ -278,9 +278,9 @@ fn led(
             }
             Ok(Account {
                 mode: options.mode,
-                guest_state: GuestState::new(guest.describe().running, handed.shut_down),
+                guest_state: GuestState::new(guest.describe().running, handover.shut_down),
                 total_ms: begun.elapsed().as_secs_f64() * 1e3,
-                downtime_ms: handed.downtime.as_secs_f64() * 1e3,
+                downtime_ms: handover.downtime.as_secs_f64() * 1e3,
                 rounds,
                 postcopy,
                 pages: shared.counters.pages(shared.ram.layout().pages()),
@@ -288,7 +288,7 @@ fn led(
                 drains: shared.counters.drains(),
                 requests: Requests {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
-                    ..handed.requests
+                    ..handover.requests
                 },
                 collapse: None,
             })
@@ -302,7 +302,7 @@ fn led(
 
 /// A migration that succeeded.
 struct MigrationResult {
-    handed: HandoverResult,
+    handover: HandoverResult,
     rounds: u32,
     postcopy: bool,
 }
@@ -328,19 +328,23 @@ fn run(
     )
     .map_err(at_source)?;
     let options = &shared.options;
-    let heat = options.hot_first && options.mode != Mode::Postcopy && options.may_postcopy();
-    let owed = Arc::new(UnsentPages::none(shared.ram.layout().pages(), heat));
+    let write_counts =
+        options.hot_first && options.mode != Mode::Postcopy && options.may_postcopy();
+    let unsent = Arc::new(UnsentPages::empty(
+        shared.ram.layout().pages(),
+        write_counts,
+    ));
     let mut rounds = 0;
-    let switched = approach(shared, guest, &mut session, links, &owed, &mut rounds)
-        .and_then(|rest| switchover::switch(shared, guest, &mut session, rest, &owed));
+    let switched = before_pause(shared, guest, &mut session, links, &unsent, &mut rounds)
+        .and_then(|rest| switchover::switch(shared, guest, &mut session, rest, &unsent));
     let ReadySwitchover { paused, postcopy } = match switched {
         Ok(switched) => switched,
         Err(cause) => {
             let may_be_ready = session.may_be_ready;
-            let tells = may_be_ready && kept_notice::may_be_unheard(&cause);
-            let error = call_off(guest, &mut session, cause);
-            if tells {
-                kept_notice::tell(remote, machine.record().id, &*shared.observer);
+            let notify = may_be_ready && kept_notice::may_be_undelivered(&cause);
+            let error = cancel(guest, &mut session, cause);
+            if notify {
+                kept_notice::send(remote, machine.record().id, &*shared.observer);
             }
             return Err(error);
         }
@@ -351,26 +355,26 @@ fn run(
         guest,
         machine,
         remote,
-        owed,
-        line: Some(ActiveLinks::new(session, postcopy)),
+        unsent,
+        active: Some(ActiveLinks::new(session, postcopy)),
         retry_budget: RetryBudget::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
         paused: Some(paused),
     };
-    let handed = handover.go(SourceEvent::Ready)?;
+    let handover = handover.run(SourceEvent::Ready)?;
     Ok(MigrationResult {
-        handed,
+        handover,
         rounds,
         postcopy: had_postcopy,
     })
 }
 
 /// Everything before the guest is stopped.
-fn approach(
+fn before_pause(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
     session: &mut Session,
     links: Vec<BackgroundSender>,
-    owed: &Arc<UnsentPages>,
+    unsent: &Arc<UnsentPages>,
     rounds: &mut u32,
 ) -> Result<LastPages, SourceFailure> {
     let options = &shared.options;
@@ -378,8 +382,8 @@ fn approach(
         LastPages::Postcopy(links)
     } else {
         let log = guest.start_dirty_log()?;
-        let workers = PrecopyWorkers::start(shared, links, &session.background, owed)?;
-        let mut precopy = Precopy::new(shared, Arc::clone(&log), workers, owed);
+        let workers = PrecopyWorkers::start(shared, links, &session.background, unsent)?;
+        let mut precopy = Precopy::new(shared, Arc::clone(&log), workers, unsent);
         let verdict = precopy.run(guest, options);
         *rounds = precopy.rounds();
         match verdict? {
@@ -387,24 +391,24 @@ fn approach(
                 *rounds += 1;
                 LastPages::Precopy(Box::new(precopy))
             }
-            Verdict::SwitchNow => LastPages::Hybrid(log, precopy.disband()?),
+            Verdict::SwitchNow => LastPages::Hybrid(log, precopy.into_links()?),
         }
     };
-    switchover::announce(shared, session, &rest, owed)?;
+    switchover::discard_stale_pages(shared, session, &rest, unsent)?;
     Ok(rest)
 }
 
 /// Ends a migration that has not come to *ready*: the guest first, then the
 /// destination.
-fn call_off(
+fn cancel(
     guest: &mut dyn SourceGuest,
     session: &mut Session,
     cause: SourceFailure,
 ) -> MigrateError {
     let resumed = guest.resume();
     let cause = session.explain(cause);
-    session.call_off(handover::called_off(&cause, guest.has_ended()));
-    handover::taken_back(cause, resumed, guest.has_ended())
+    session.cancel(handover::cancel_reason(&cause, guest.has_ended()));
+    handover::resumed_at_source(cause, resumed, guest.has_ended())
 }
 
 fn random() -> io::Result<[u8; 16]> {

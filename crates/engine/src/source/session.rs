@@ -27,7 +27,7 @@ const CONTROL: &str = "the control link";
 
 /// How long the destination may take to accept the guest, or to drop what is
 /// stale: it empties its RAM files, at about 10 GiB/s.
-pub(crate) const EMPTYING: Duration = Duration::from_secs(120);
+pub(crate) const DISCARD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long to listen for the reason when a link has failed: what the
 /// destination said last is still on the control link.
@@ -37,9 +37,9 @@ const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The destination said something.
-    Said(ToSource),
+    Message(ToSource),
     /// A link's thread ended.
-    Ended(&'static str, LinkError),
+    LinkEnded(&'static str, LinkError),
     /// Guest memory could not be read.
     RamFailed(io::Error),
     /// A thread that sends pages panicked.
@@ -48,9 +48,9 @@ pub(crate) enum Event {
 
 /// Whether a migration can still be called off.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Stage<'a> {
+pub(crate) enum CommitState<'a> {
     /// By either side; here, by this flag.
-    Running(&'a Cancel),
+    BeforeCommit(&'a Cancel),
     /// By nobody.
     AfterCommit,
 }
@@ -65,13 +65,13 @@ pub(crate) struct Session {
     /// Ends every thread that works on a link.
     pub(crate) stop: Cancel,
     /// Nothing more will be heard on the control link.
-    silent: bool,
+    control_ended: bool,
     /// *Commit* may be on its way.
     committed: bool,
     /// The destination was told to switch over, and may have said *ready*.
     pub(crate) may_be_ready: bool,
     /// A link whose end has not been dealt with yet.
-    broken: Option<LinkError>,
+    deferred_error: Option<LinkError>,
     /// The background links: to end them all when one has failed.
     pub(crate) background: Arc<[Arc<Stream>]>,
     /// The urgent link's two ends, where post-copy is possible.
@@ -93,10 +93,10 @@ impl Session {
         machine: Machine,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let options = &shared.options;
-        let door = Connector { shared, remote, id };
+        let connector = Connector { shared, remote, id };
         let links = options.links.max(1);
         let doing = "offering the guest to the destination";
-        let ((stream, mut reader, mut control), agreed) = door.control()?;
+        let ((stream, mut reader, mut control), agreed) = connector.control()?;
         if agreed.version < Versions::TO_BEGIN {
             return Err(SourceFailure::OlderDestination);
         }
@@ -121,7 +121,7 @@ impl Session {
                 .control(message)
                 .map_err(SourceFailure::link(doing))?;
         }
-        reader.set_deadline(Some(Instant::now() + EMPTYING));
+        reader.set_deadline(Some(Instant::now() + DISCARD_TIMEOUT));
         let mut answer = reader.control().map_err(SourceFailure::link(doing))?;
         if let ToSource::Differs { what } = &answer
             && options.allow_cpu_mismatch
@@ -134,12 +134,12 @@ impl Session {
         let host_pages = match answer {
             ToSource::Accept { host_pages } => host_pages,
             ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
-            other => return Err(unexpected(doing, &other)),
+            other => return Err(unexpected_message(doing, &other)),
         };
         let destination = with_host_pages(shared.ram.layout(), &host_pages)
-            .ok_or_else(|| unexpected(doing, &host_pages))?;
+            .ok_or_else(|| unexpected_message(doing, &host_pages))?;
 
-        let more = door.others(links, options.may_postcopy())?;
+        let more = connector.others(links, options.may_postcopy())?;
         Self::start((stream, reader, control), more, shared, destination)
     }
 
@@ -152,17 +152,17 @@ impl Session {
         remote: &Remote,
         id: MigrationId,
         stage: SourceStage,
-        owed: &UnsentPages,
+        unsent: &UnsentPages,
     ) -> Result<(Self, Vec<BackgroundSender>, DestinationStage), SourceFailure> {
         let doing = "taking the migration up again";
-        let door = Connector { shared, remote, id };
-        let ((stream, mut reader, mut control), _) = door.control()?;
+        let connector = Connector { shared, remote, id };
+        let ((stream, mut reader, mut control), _) = connector.control()?;
         let here = ToDestination::ResumeRequest {
             stage: stage.into(),
         };
         control.set_patience(Some(shared.options.patience));
         control.control(&here).map_err(SourceFailure::link(doing))?;
-        reader.set_deadline(Some(Instant::now() + EMPTYING));
+        reader.set_deadline(Some(Instant::now() + DISCARD_TIMEOUT));
         let (there, host_pages, most_links) =
             match reader.control().map_err(SourceFailure::link(doing))? {
                 ToSource::ResumeReply {
@@ -171,21 +171,23 @@ impl Session {
                     background_links,
                 } => (DestinationStage::from(stage), host_pages, background_links),
                 ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
-                other => return Err(unexpected(doing, &other)),
+                other => return Err(unexpected_message(doing, &other)),
             };
         let destination = with_host_pages(shared.ram.layout(), &host_pages)
-            .ok_or_else(|| unexpected(doing, &host_pages))?;
+            .ok_or_else(|| unexpected_message(doing, &host_pages))?;
         let mut links = 0;
         if there == DestinationStage::Complete {
-            nothing_unsent(doing, owed.count())?;
+            check_all_sent(doing, unsent.count())?;
         }
         if matches!(there, DestinationStage::Ready | DestinationStage::Running) {
-            take_missing(shared, &mut reader, &destination, owed)?;
-            for ranges in PageRanges::batches(owed.runs()) {
-                let owed = ToDestination::Owed { ranges };
-                control.control(&owed).map_err(SourceFailure::link(doing))?;
+            take_missing(shared, &mut reader, &destination, unsent)?;
+            for ranges in PageRanges::batches(unsent.runs()) {
+                let message = ToDestination::Owed { ranges };
+                control
+                    .control(&message)
+                    .map_err(SourceFailure::link(doing))?;
             }
-            let pages = owed.count();
+            let pages = unsent.count();
             if pages > 0 {
                 links = shared.options.links.min(most_links).max(1);
             }
@@ -195,7 +197,7 @@ impl Session {
             };
             control.control(&end).map_err(SourceFailure::link(doing))?;
         }
-        let more = door.others(links, links > 0)?;
+        let more = connector.others(links, links > 0)?;
         let (mut session, background) =
             Self::start((stream, reader, control), more, shared, destination)?;
         session.committed = true;
@@ -241,10 +243,10 @@ impl Session {
             sender,
             streams,
             stop,
-            silent: false,
+            control_ended: false,
             committed: false,
             may_be_ready: false,
-            broken: None,
+            deferred_error: None,
             background: background.into(),
             urgent,
             destination,
@@ -259,8 +261,8 @@ impl Session {
         reader.set_stop(self.stop.clone());
         reader.set_deadline(None);
         start_reader("src-control", reader, events, |message| match message {
-            Ok(message) => Event::Said(message),
-            Err(error) => Event::Ended(CONTROL, error),
+            Ok(message) => Event::Message(message),
+            Err(error) => Event::LinkEnded(CONTROL, error),
         })
         .map(drop)
         .map_err(SourceFailure::Thread)
@@ -272,7 +274,7 @@ impl Session {
     }
 
     /// Sends a control message.
-    pub(crate) fn say(
+    pub(crate) fn send(
         &mut self,
         message: &ToDestination,
         doing: &'static str,
@@ -288,31 +290,33 @@ impl Session {
         self.committed = true;
         self.control.set_stop(self.stop.clone());
         self.control.set_patience(None);
-        self.say(&ToDestination::Commit, doing)
+        self.send(&ToDestination::Commit, doing)
     }
 
     /// Waits for the next message; `None` after a tick without one.
-    pub(crate) fn hear(
+    pub(crate) fn receive(
         &mut self,
         doing: &'static str,
-        stage: Stage<'_>,
+        stage: CommitState<'_>,
     ) -> Result<Option<ToSource>, SourceFailure> {
         match self.events.recv_timeout(TICK) {
-            Ok(Event::Said(ToSource::Failed { reason })) => Err(SourceFailure::Destination(reason)),
-            Ok(Event::Said(ToSource::Declined { reason }))
-                if !matches!(stage, Stage::AfterCommit) =>
+            Ok(Event::Message(ToSource::Failed { reason })) => {
+                Err(SourceFailure::Destination(reason))
+            }
+            Ok(Event::Message(ToSource::Declined { reason }))
+                if !matches!(stage, CommitState::AfterCommit) =>
             {
                 Err(SourceFailure::Destination(reason))
             }
-            Ok(Event::Said(ToSource::Cancel { reason })) => match stage {
-                Stage::Running(_) => Err(SourceFailure::CancelledThere(reason)),
+            Ok(Event::Message(ToSource::Cancel { reason })) => match stage {
+                CommitState::BeforeCommit(_) => Err(SourceFailure::CancelledThere(reason)),
                 // It crossed the commit, which the destination will obey.
-                Stage::AfterCommit => Ok(None),
+                CommitState::AfterCommit => Ok(None),
             },
-            Ok(Event::Said(message)) => Ok(Some(message)),
-            Ok(Event::Ended(link, cause)) => {
+            Ok(Event::Message(message)) => Ok(Some(message)),
+            Ok(Event::LinkEnded(link, cause)) => {
                 tracing::debug!(link, %cause, "a link ended");
-                self.silent |= link == CONTROL;
+                self.control_ended |= link == CONTROL;
                 Err(SourceFailure::Link { doing, cause })
             }
             Ok(Event::RamFailed(cause)) => Err(SourceFailure::Ram(cause)),
@@ -330,7 +334,7 @@ impl Session {
     pub(crate) fn expect(
         &mut self,
         doing: &'static str,
-        stage: Stage<'_>,
+        stage: CommitState<'_>,
         patience: Duration,
         wanted: impl Fn(&ToSource) -> bool,
     ) -> Result<(), SourceFailure> {
@@ -340,14 +344,14 @@ impl Session {
                 let cause = LinkError::TooSlow;
                 return Err(SourceFailure::Link { doing, cause });
             }
-            if let Stage::Running(cancel) = stage
+            if let CommitState::BeforeCommit(cancel) = stage
                 && cancel.is_cancelled()
             {
                 return Err(SourceFailure::Cancelled);
             }
-            match self.hear(doing, stage) {
+            match self.receive(doing, stage) {
                 Ok(Some(message)) if wanted(&message) => return Ok(()),
-                Ok(Some(other)) => return Err(unexpected(doing, &other)),
+                Ok(Some(other)) => return Err(unexpected_message(doing, &other)),
                 Ok(None) => {}
                 Err(failure) => return Err(failure),
             }
@@ -355,28 +359,28 @@ impl Session {
     }
 
     /// A link's end that is to be told once more.
-    pub(crate) fn remember(&mut self, failure: SourceFailure) {
+    pub(crate) fn defer(&mut self, failure: SourceFailure) {
         if let SourceFailure::Link { cause, .. } = failure {
-            self.broken.get_or_insert(cause);
+            self.deferred_error.get_or_insert(cause);
         }
     }
 
     /// As [`hear`](Self::hear), after the commit; a link's end that was put
     /// aside comes first.
-    pub(crate) fn hear_all(
+    pub(crate) fn receive_after_commit(
         &mut self,
         doing: &'static str,
     ) -> Result<Option<ToSource>, SourceFailure> {
-        match self.broken.take() {
+        match self.deferred_error.take() {
             Some(cause) => Err(SourceFailure::Link { doing, cause }),
-            None => self.hear(doing, Stage::AfterCommit),
+            None => self.receive(doing, CommitState::AfterCommit),
         }
     }
 
     /// Looks for what is behind a link's end: a destination that gives up says
     /// why and closes its links, and a link's end may be seen first.
     pub(crate) fn explain(&mut self, failure: SourceFailure) -> SourceFailure {
-        match self.last_word(&failure) {
+        match self.final_message(&failure) {
             Some(ToSource::Failed { reason } | ToSource::Declined { reason }) => {
                 SourceFailure::Destination(reason)
             }
@@ -387,15 +391,17 @@ impl Session {
 
     /// What the destination had to say last, if `failure` is another link's
     /// end than the control link's.
-    pub(crate) fn last_word(&mut self, failure: &SourceFailure) -> Option<ToSource> {
-        if self.silent || !matches!(failure, SourceFailure::Link { cause, .. } if cause.is_end()) {
+    pub(crate) fn final_message(&mut self, failure: &SourceFailure) -> Option<ToSource> {
+        if self.control_ended
+            || !matches!(failure, SourceFailure::Link { cause, .. } if cause.is_end())
+        {
             return None;
         }
         let deadline = Instant::now() + REASON_TIMEOUT;
-        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-            match self.events.recv_timeout(left) {
-                Ok(Event::Said(ToSource::Cancel { .. })) if self.committed => {}
-                Ok(Event::Said(
+        while let Some(remaining) = deadline.checked_duration_since(Instant::now()) {
+            match self.events.recv_timeout(remaining) {
+                Ok(Event::Message(ToSource::Cancel { .. })) if self.committed => {}
+                Ok(Event::Message(
                     last @ (ToSource::Failed { .. }
                     | ToSource::Declined { .. }
                     | ToSource::GuestLost { .. }
@@ -405,7 +411,7 @@ impl Session {
                     | ToSource::Measured { .. }
                     | ToSource::Complete { .. }),
                 )) => return Some(last),
-                Ok(Event::Ended(CONTROL, _)) | Err(_) => break,
+                Ok(Event::LinkEnded(CONTROL, _)) | Err(_) => break,
                 Ok(_) => {}
             }
         }
@@ -413,11 +419,11 @@ impl Session {
     }
 
     /// Tells the destination that nothing comes of it, and ends all links.
-    pub(crate) fn call_off(&mut self, reason: String) {
+    pub(crate) fn cancel(&mut self, reason: String) {
         // The links' end tells the destination as much, only less clearly: not
         // worth waiting for a peer that does not read.
         self.control.set_stop(Cancel::at_once());
-        if let Err(error) = self.say(&ToDestination::Cancel { reason }, "calling off") {
+        if let Err(error) = self.send(&ToDestination::Cancel { reason }, "calling off") {
             tracing::debug!(%error, "the destination does not hear the cancellation");
         }
         self.close();
@@ -461,7 +467,7 @@ struct PageLinks {
 
 impl Connector<'_> {
     /// The one place that makes connections.
-    fn dial(&self, role: Role) -> Result<(Ends, Agreed), SourceFailure> {
+    fn open_link(&self, role: Role) -> Result<(Ends, Agreed), SourceFailure> {
         self.shared.check()?;
         let connect = |cause| SourceFailure::Connect {
             address: self.remote.address.to_string(),
@@ -489,17 +495,17 @@ impl Connector<'_> {
     }
 
     fn control(&self) -> Result<(Control, Agreed), SourceFailure> {
-        let ((stream, (reader, writer)), agreed) = self.dial(Role::Control)?;
+        let ((stream, (reader, writer)), agreed) = self.open_link(Role::Control)?;
         Ok(((stream, reader, writer), agreed))
     }
 
     fn others(&self, links: u16, urgent: bool) -> Result<PageLinks, SourceFailure> {
-        let dial = |role| self.dial(role).map(|(ends, _)| ends);
+        let open_link = |role| self.open_link(role).map(|(ends, _)| ends);
         Ok(PageLinks {
             background: (0..links)
-                .map(|index| dial(Role::Background { index }))
+                .map(|index| open_link(Role::Background { index }))
                 .collect::<Result<_, _>>()?,
-            urgent: urgent.then(|| dial(Role::Urgent)).transpose()?,
+            urgent: urgent.then(|| open_link(Role::Urgent)).transpose()?,
         })
     }
 }
@@ -509,13 +515,13 @@ fn take_missing(
     shared: &MigrationContext,
     reader: &mut LinkReader,
     destination: &RamLayout,
-    owed: &UnsentPages,
+    unsent: &UnsentPages,
 ) -> Result<(), SourceFailure> {
-    let unsent = owed.take();
-    let taken = hear_missing(shared, reader, destination, owed, &unsent)
-        .and_then(|()| nothing_unsent(MISSING, unsent.count()));
+    let earlier = unsent.take();
+    let taken = receive_missing(shared, reader, destination, unsent, &earlier)
+        .and_then(|()| check_all_sent(MISSING, earlier.count()));
     if taken.is_err() {
-        owed.put_back(&unsent);
+        unsent.put_back(&earlier);
     }
     taken
 }
@@ -523,12 +529,12 @@ fn take_missing(
 const MISSING: &str = "hearing what the destination lacks";
 
 /// Hears what is missing and adds it to what is owed; takes it out of `unsent`.
-fn hear_missing(
+fn receive_missing(
     shared: &MigrationContext,
     reader: &mut LinkReader,
     destination: &RamLayout,
-    owed: &UnsentPages,
-    unsent: &PageBitmap,
+    unsent: &UnsentPages,
+    earlier: &PageBitmap,
 ) -> Result<(), SourceFailure> {
     let limits = Limits {
         pages: destination.pages(),
@@ -540,25 +546,25 @@ fn hear_missing(
             ToSource::Missing { ranges } => {
                 let ranges = ranges
                     .within(&limits)
-                    .map_err(|error| unexpected(MISSING, &error.to_string()))?;
+                    .map_err(|error| unexpected_message(MISSING, &error.to_string()))?;
                 for &range in ranges {
                     if destination.round_out(range) != range {
-                        return Err(unexpected(MISSING, &range));
+                        return Err(unexpected_message(MISSING, &range));
                     }
                     missing = missing.saturating_add(range.len());
-                    unsent.clear_range(range);
-                    owed.add_missing(&shared.ram, destination, range, &mut known)?;
+                    earlier.clear_range(range);
+                    unsent.add_missing(&shared.ram, destination, range, &mut known)?;
                 }
             }
             ToSource::MissingEnd { pages } if pages == missing => return Ok(()),
-            other => return Err(unexpected(MISSING, &other)),
+            other => return Err(unexpected_message(MISSING, &other)),
         }
     }
 }
 
 /// Pages that have not left cannot have arrived. (An engine that took the
 /// migration up does not know of any.)
-pub(crate) fn nothing_unsent(doing: &'static str, pages: u64) -> Result<(), SourceFailure> {
+pub(crate) fn check_all_sent(doing: &'static str, pages: u64) -> Result<(), SourceFailure> {
     if pages == 0 {
         return Ok(());
     }
@@ -569,7 +575,10 @@ pub(crate) fn nothing_unsent(doing: &'static str, pages: u64) -> Result<(), Sour
     })
 }
 
-pub(crate) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> SourceFailure {
+pub(crate) fn unexpected_message(
+    doing: &'static str,
+    message: &impl std::fmt::Debug,
+) -> SourceFailure {
     let text: String = format!("{message:?}").chars().take(200).collect();
     SourceFailure::Link {
         doing,

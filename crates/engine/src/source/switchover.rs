@@ -36,7 +36,7 @@ use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::urgent::UrgentThread;
 use crate::source::precopy::Precopy;
-use crate::source::session::{EMPTYING, Session, Stage};
+use crate::source::session::{CommitState, DISCARD_TIMEOUT, Session};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError};
 use hikkoshi_linux::Cancel;
@@ -84,23 +84,23 @@ pub(crate) struct PreparedPostcopy {
     /// What the rest is pushed on.
     pub(crate) links: Vec<BackgroundSender>,
     /// In which order.
-    pub(crate) order: Arc<PushPolicy>,
+    pub(crate) policy: Arc<PushPolicy>,
 }
 
 /// Everything before the pause that makes the pause shorter: in post-copy the
 /// destination hears what is owed, as far as it is known, and drops what it
 /// holds of it.
-pub(crate) fn announce(
+pub(crate) fn discard_stale_pages(
     shared: &MigrationContext,
     session: &mut Session,
     rest: &LastPages,
-    owed: &UnsentPages,
+    unsent: &UnsentPages,
 ) -> Result<(), SourceFailure> {
     let destination = session.destination.clone();
     match rest {
         LastPages::Precopy(_) => return Ok(()),
         LastPages::Postcopy(_) => {
-            let new = owed.add_data(&shared.ram, &destination, destination.all())?;
+            let new = unsent.add_data(&shared.ram, &destination, destination.all())?;
             discard(session, &new)?;
         }
         LastPages::Hybrid(log, _) => {
@@ -108,9 +108,9 @@ pub(crate) fn announce(
             // after the hole was punched, and be taken for its content.
             for _ in 0..DISCARD_PASSES {
                 shared.check()?;
-                let new = owed.add_dirty(&**log, &destination)?;
+                let new = unsent.add_dirty(&**log, &destination)?;
                 discard(session, &new)?;
-                await_discarded(shared, session)?;
+                wait_for_discards(shared, session)?;
                 if new.len() < FEW_DISCARDS {
                     break;
                 }
@@ -118,16 +118,19 @@ pub(crate) fn announce(
             return Ok(());
         }
     }
-    await_discarded(shared, session)
+    wait_for_discards(shared, session)
 }
 
 /// Waits until the destination has dropped what it was told to.
-fn await_discarded(shared: &MigrationContext, session: &mut Session) -> Result<(), SourceFailure> {
+fn wait_for_discards(
+    shared: &MigrationContext,
+    session: &mut Session,
+) -> Result<(), SourceFailure> {
     let doing = "waiting for the destination to drop stale pages";
-    session.say(&ToDestination::DiscardEnd, doing)?;
-    let stage = Stage::Running(&shared.cancel);
+    session.send(&ToDestination::DiscardEnd, doing)?;
+    let stage = CommitState::BeforeCommit(&shared.cancel);
     // Both sides are at work here, and nobody else waits.
-    let limit = EMPTYING.min(2 * shared.options.patience);
+    let limit = DISCARD_TIMEOUT.min(2 * shared.options.patience);
     session.expect(doing, stage, limit, |m| matches!(m, ToSource::Discarded))
 }
 
@@ -139,14 +142,14 @@ pub(crate) fn switch(
     guest: &mut dyn SourceGuest,
     session: &mut Session,
     rest: LastPages,
-    owed: &Arc<UnsentPages>,
+    unsent: &Arc<UnsentPages>,
 ) -> Result<ReadySwitchover, SourceFailure> {
     shared.progress.begin(Phase::Switchover, 0, 0);
     let limit = shared.options.max_downtime + shared.options.patience;
     let give_up = shared.cancel.child();
     let deadline = Deadline::start(&session.streams, give_up.clone(), limit);
     let deadline = deadline.map_err(SourceFailure::Thread)?;
-    let prepared = prepare(shared, guest, session, rest, owed, &give_up);
+    let prepared = prepare(shared, guest, session, rest, unsent, &give_up);
     if !deadline.met() {
         // What failed then failed for this.
         return Err(match prepared {
@@ -174,7 +177,7 @@ fn prepare(
     guest: &mut dyn SourceGuest,
     session: &mut Session,
     rest: LastPages,
-    owed: &Arc<UnsentPages>,
+    unsent: &Arc<UnsentPages>,
     give_up: &Cancel,
 ) -> Result<ReadySwitchover, SourceFailure> {
     shared.check()?;
@@ -184,7 +187,7 @@ fn prepare(
     since_pause("paused");
     // Stale pages are dropped while the device state is saved; what saving it
     // dirties comes after it.
-    announce_stopped(shared, session, &rest, owed)?;
+    discard_newly_dirty(shared, session, &rest, unsent)?;
     let digest = send_device_state(guest, session, give_up)?;
     since_pause("device state sent");
     shared.check()?;
@@ -192,29 +195,29 @@ fn prepare(
     if let LastPages::Precopy(precopy) = &rest {
         precopy.last_round()?;
     } else {
-        announce_stopped(shared, session, &rest, owed)?;
+        discard_newly_dirty(shared, session, &rest, unsent)?;
     }
     since_pause("dirty log taken");
     // Loading the device state touches memory: requests are answered from
     // before it begins.
     let answering = match (rest, session.urgent.take()) {
         (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => {
-            let order = Arc::new(PushPolicy::new(links.len()));
+            let policy = Arc::new(PushPolicy::new(links.len()));
             Some(PreparedPostcopy {
-                urgent: UrgentThread::start(shared, session, ends, owed, &order)?,
+                urgent: UrgentThread::start(shared, session, ends, unsent, &policy)?,
                 links,
-                order,
+                policy,
             })
         }
         _ => None,
     };
     let doing = "switching over";
     session.may_be_ready = true;
-    session.say(
+    session.send(
         &ToDestination::Switch {
             device_bytes: digest.bytes(),
             device_crc32c: digest.crc32c(),
-            owed_pages: owed.count(),
+            owed_pages: unsent.count(),
             postcopy,
             running: guest.describe().running,
         },
@@ -222,7 +225,7 @@ fn prepare(
     )?;
     session.expect(
         "waiting for the destination to get ready",
-        Stage::Running(&shared.cancel),
+        CommitState::BeforeCommit(&shared.cancel),
         // The deadline is over all of it.
         Duration::MAX,
         |m| matches!(m, ToSource::Ready),
@@ -235,16 +238,16 @@ fn prepare(
 }
 
 /// Tells the destination what has come to be owed since it was last told.
-fn announce_stopped(
+fn discard_newly_dirty(
     shared: &MigrationContext,
     session: &mut Session,
     rest: &LastPages,
-    owed: &UnsentPages,
+    unsent: &UnsentPages,
 ) -> Result<(), SourceFailure> {
     let new = match rest {
         LastPages::Precopy(_) => return Ok(()),
-        LastPages::Hybrid(log, _) => owed.add_dirty(&**log, &session.destination)?,
-        LastPages::Postcopy(_) => owed.add_data_in_gaps(&shared.ram, &session.destination)?,
+        LastPages::Hybrid(log, _) => unsent.add_dirty(&**log, &session.destination)?,
+        LastPages::Postcopy(_) => unsent.add_data_in_gaps(&shared.ram, &session.destination)?,
     };
     discard(session, &new)
 }
@@ -299,7 +302,7 @@ impl Write for StateSink<'_> {
         self.digest.update(&self.chunk).map_err(io::Error::other)?;
         let bytes = std::mem::take(&mut self.chunk);
         self.session
-            .say(
+            .send(
                 &ToDestination::DeviceStateChunk { bytes },
                 "sending the device state",
             )
@@ -315,7 +318,7 @@ impl Write for StateSink<'_> {
 /// get them in post-copy.
 fn discard(session: &mut Session, ranges: &[PageRange]) -> Result<(), SourceFailure> {
     for ranges in PageRanges::batches(ranges.iter().copied()) {
-        session.say(
+        session.send(
             &ToDestination::Discard { ranges },
             "telling the destination which pages are stale",
         )?;

@@ -19,29 +19,29 @@ pub(crate) const CHUNK: u64 = 512;
 pub(crate) struct UnsentPages {
     pages: PageBitmap,
     /// How often they were written, where that decides what goes first.
-    heat: Option<WriteCounts>,
+    write_counts: Option<WriteCounts>,
 }
 
 impl UnsentPages {
     /// Nothing owed yet, of a guest of so many pages; `heat` if it is to be
     /// counted how often they are written.
-    pub(crate) fn none(pages: u64, heat: bool) -> Self {
+    pub(crate) fn empty(pages: u64, write_counts: bool) -> Self {
         Self {
             pages: PageBitmap::empty(pages),
-            heat: heat.then(|| WriteCounts::new(pages)),
+            write_counts: write_counts.then(|| WriteCounts::new(pages)),
         }
     }
 
     /// The dirty log has reported these pages.
-    pub(crate) fn written(&self, pages: PageRange) {
-        if let Some(heat) = &self.heat {
-            heat.count(pages);
+    pub(crate) fn count_write(&self, pages: PageRange) {
+        if let Some(write_counts) = &self.write_counts {
+            write_counts.count(pages);
         }
     }
 
     /// Whether it was counted how often pages were written.
-    pub(crate) fn has_heat(&self) -> bool {
-        self.heat.is_some()
+    pub(crate) fn counts_writes(&self) -> bool {
+        self.write_counts.is_some()
     }
 
     /// `range` without what is before its first owed page; `None` if nothing
@@ -56,8 +56,8 @@ impl UnsentPages {
     /// Claims nothing.
     pub(crate) fn first_hot(&self, times: usize, range: PageRange) -> Option<PageRange> {
         let range = range.intersect(self.pages.all());
-        let owed = |number| self.pages.load_word(number);
-        self.heat.as_ref()?.first(times, range, owed)
+        let unsent = |number| self.pages.load_word(number);
+        self.write_counts.as_ref()?.first(times, range, unsent)
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -105,7 +105,7 @@ impl UnsentPages {
         let mut new = Vec::new();
         for chunk in destination.all().chunks(CHUNK) {
             log.take(chunk, &mut |run| {
-                self.written(run);
+                self.count_write(run);
                 self.add(destination.round_out(run), &mut new);
             })?;
         }
@@ -138,8 +138,8 @@ impl UnsentPages {
         let mut new = Vec::new();
         let all = destination.all();
         let mut from = all.start();
-        let owed: Vec<_> = self.pages.runs(all).collect();
-        for run in owed {
+        let unsent: Vec<_> = self.pages.runs(all).collect();
+        for run in unsent {
             new.extend(self.add_data(ram, destination, PageRange::new(from, run.start()))?);
             from = run.end();
         }
@@ -176,7 +176,7 @@ impl UnsentPages {
 
     /// Owes `range` without further ado.
     #[cfg(test)]
-    pub(crate) fn owe(&self, range: PageRange) {
+    pub(crate) fn insert(&self, range: PageRange) {
         self.pages.set_range(range);
     }
 
@@ -253,23 +253,23 @@ mod tests {
 
     #[test]
     fn dirty_pages_are_owed_in_whole_host_pages_of_the_destination() {
-        let owed = UnsentPages::none(1027, false);
+        let unsent = UnsentPages::empty(1027, false);
         let layout = layout(512 * PAGE_BYTES);
         let log = Log(Mutex::new(vec![
             range(1, 2),
             range(100, 101),
             range(300, 310),
         ]));
-        let new = owed.add_dirty(&log, &layout).unwrap();
+        let new = unsent.add_dirty(&log, &layout).unwrap();
         // Joined where rounding makes them touch; the last huge page is clean.
         assert_eq!(new, [range(1, 2), range(3, 515)]);
-        assert_eq!(owed.count(), 513);
+        assert_eq!(unsent.count(), 513);
         // What is owed already is not news, even if only a part of it is told.
-        assert_eq!(owed.add_dirty(&log, &layout).unwrap(), []);
+        assert_eq!(unsent.add_dirty(&log, &layout).unwrap(), []);
         *log.0.lock().unwrap() = vec![range(0, 3), range(514, 516)];
-        let new = owed.add_dirty(&log, &layout).unwrap();
+        let new = unsent.add_dirty(&log, &layout).unwrap();
         assert_eq!(new.iter().map(|run| run.end()).max(), Some(Page::new(1027)));
-        assert_eq!(owed.count(), 1027);
+        assert_eq!(unsent.count(), 1027);
     }
 
     #[test]
@@ -291,18 +291,18 @@ mod tests {
             .iter()
             .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
         let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
-        let owed = UnsentPages::none(1027, false);
+        let unsent = UnsentPages::empty(1027, false);
         for page in [2, 3, 4, 100] {
             write(page);
         }
-        let new = owed.add_data(&ram, &layout, layout.all()).unwrap();
+        let new = unsent.add_data(&ram, &layout, layout.all()).unwrap();
         // Two blocks, but pages that follow each other.
         assert_eq!(new, [range(2, 5), range(100, 101)]);
-        assert_eq!(owed.add_data_in_gaps(&ram, &layout).unwrap(), []);
+        assert_eq!(unsent.add_data_in_gaps(&ram, &layout).unwrap(), []);
         for page in [0, 3, 5, 99, 101, 1026] {
             write(page);
         }
-        let new = owed.add_data_in_gaps(&ram, &layout).unwrap();
+        let new = unsent.add_data_in_gaps(&ram, &layout).unwrap();
         assert_eq!(
             new,
             [
@@ -313,7 +313,7 @@ mod tests {
                 range(1026, 1027)
             ]
         );
-        assert_eq!(owed.count(), 9);
+        assert_eq!(unsent.count(), 9);
     }
 
     #[test]
@@ -338,7 +338,7 @@ mod tests {
             }
             let opened = files.into_iter().map(|file| RamFile::new(file, 0));
             let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
-            let owed = UnsentPages::none(1027, false);
+            let unsent = UnsentPages::empty(1027, false);
             let mut known = PageRange::EMPTY;
             for (from, to) in [
                 (0, 1),
@@ -349,47 +349,48 @@ mod tests {
                 (105, 1027),
             ] {
                 let missing = layout.round_out(range(from, to));
-                owed.add_missing(&ram, &layout, missing, &mut known)
+                unsent
+                    .add_missing(&ram, &layout, missing, &mut known)
                     .unwrap();
             }
-            let runs: Vec<_> = owed.runs().collect();
+            let runs: Vec<_> = unsent.runs().collect();
             let expected: Vec<_> = expected.iter().map(|&(a, b)| range(a, b)).collect();
             assert_eq!(runs, expected);
-            let before = owed.take();
+            let before = unsent.take();
             assert_eq!(
-                (owed.count(), before.runs(before.all()).collect()),
+                (unsent.count(), before.runs(before.all()).collect()),
                 (0, runs)
             );
             before.clear_range(range(0, 50));
-            owed.put_back(&before);
-            assert!(owed.runs().eq(before.runs(before.all())));
+            unsent.put_back(&before);
+            assert!(unsent.runs().eq(before.runs(before.all())));
         }
     }
 
     #[test]
     fn a_page_is_claimed_once() {
-        let owed = UnsentPages::none(100, false);
-        owed.add(range(10, 30), &mut Vec::new());
-        assert_eq!(owed.first(range(0, 100)), Some(range(10, 100)));
-        assert_eq!(owed.claim(range(0, 100), 8), Some(range(10, 18)));
-        assert_eq!(owed.first(range(0, 25)), Some(range(18, 25)));
-        assert_eq!(owed.claim(range(0, 20), 8), Some(range(18, 20)));
-        assert_eq!(owed.claim(range(0, 20), 8), None);
-        assert_eq!(owed.first(range(0, 20)), None);
-        assert_eq!(owed.count(), 10);
+        let unsent = UnsentPages::empty(100, false);
+        unsent.add(range(10, 30), &mut Vec::new());
+        assert_eq!(unsent.first(range(0, 100)), Some(range(10, 100)));
+        assert_eq!(unsent.claim(range(0, 100), 8), Some(range(10, 18)));
+        assert_eq!(unsent.first(range(0, 25)), Some(range(18, 25)));
+        assert_eq!(unsent.claim(range(0, 20), 8), Some(range(18, 20)));
+        assert_eq!(unsent.claim(range(0, 20), 8), None);
+        assert_eq!(unsent.first(range(0, 20)), None);
+        assert_eq!(unsent.count(), 10);
     }
 
     #[test]
     fn what_is_hot_is_what_is_owed_and_was_written_often() {
-        let owed = UnsentPages::none(100, true);
-        owed.written(range(10, 20));
-        owed.written(range(15, 30));
-        owed.add(range(0, 18), &mut Vec::new());
-        assert_eq!(owed.first_hot(1, range(0, 100)), Some(range(10, 18)));
-        assert_eq!(owed.first_hot(2, range(0, 100)), Some(range(15, 18)));
-        assert_eq!(owed.first_hot(3, range(0, 100)), None);
-        let cold = UnsentPages::none(100, false);
-        cold.written(range(0, 100));
+        let unsent = UnsentPages::empty(100, true);
+        unsent.count_write(range(10, 20));
+        unsent.count_write(range(15, 30));
+        unsent.add(range(0, 18), &mut Vec::new());
+        assert_eq!(unsent.first_hot(1, range(0, 100)), Some(range(10, 18)));
+        assert_eq!(unsent.first_hot(2, range(0, 100)), Some(range(15, 18)));
+        assert_eq!(unsent.first_hot(3, range(0, 100)), None);
+        let cold = UnsentPages::empty(100, false);
+        cold.count_write(range(0, 100));
         assert_eq!(cold.first_hot(1, range(0, 100)), None);
     }
 }

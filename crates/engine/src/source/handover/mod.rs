@@ -21,7 +21,7 @@ use crate::source::kept_notice;
 use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::pusher::Pushers;
 use crate::source::postcopy::urgent::UrgentThread;
-use crate::source::session::{Session, nothing_unsent, unexpected};
+use crate::source::session::{Session, check_all_sent, unexpected_message};
 use crate::source::switchover::PreparedPostcopy;
 use crate::source::unsent::UnsentPages;
 use hikkoshi_handover::RecordedSource;
@@ -36,8 +36,8 @@ pub(crate) struct HandoverDriver<'a> {
     pub(crate) guest: &'a mut dyn SourceGuest,
     pub(crate) machine: &'a mut RecordedSource,
     pub(crate) remote: &'a Remote,
-    pub(crate) owed: Arc<UnsentPages>,
-    pub(crate) line: Option<ActiveLinks>,
+    pub(crate) unsent: Arc<UnsentPages>,
+    pub(crate) active: Option<ActiveLinks>,
     pub(crate) retry_budget: RetryBudget,
     /// When the guest was stopped, if this engine did that.
     pub(crate) paused: Option<Instant>,
@@ -62,7 +62,7 @@ pub(crate) struct ActiveLinks {
     idle: Option<(Vec<BackgroundSender>, Arc<PushPolicy>)>,
     pushers: Option<Pushers>,
     /// What it is to bring was counted before its first page.
-    counted: bool,
+    progress_begun: bool,
 }
 
 impl ActiveLinks {
@@ -71,8 +71,8 @@ impl ActiveLinks {
             Some(PreparedPostcopy {
                 urgent,
                 links,
-                order,
-            }) => (Some(urgent), Some((links, order))),
+                policy,
+            }) => (Some(urgent), Some((links, policy))),
             None => (None, None),
         };
         Self {
@@ -80,7 +80,7 @@ impl ActiveLinks {
             urgent,
             idle,
             pushers: None,
-            counted: false,
+            progress_begun: false,
         }
     }
 
@@ -121,13 +121,13 @@ impl Occurrence {
 enum Step {
     /// With this to be told to the machine.
     Next(Occurrence),
-    Over(Box<Result<HandoverResult, MigrateError>>),
+    Finished(Box<Result<HandoverResult, MigrateError>>),
 }
 
 impl HandoverDriver<'_> {
     /// Goes on from `first` until the destination has everything, or the guest
     /// is back, or nothing more can be done now.
-    pub(crate) fn go(mut self, first: SourceEvent) -> Result<HandoverResult, MigrateError> {
+    pub(crate) fn run(mut self, first: SourceEvent) -> Result<HandoverResult, MigrateError> {
         let mut handed = HandoverResult::default();
         let mut told = false;
         let mut heard = Occurrence::from(first);
@@ -142,20 +142,20 @@ impl HandoverDriver<'_> {
             }
             let mut step = None;
             for action in actions {
-                step = self.act(*action, &mut heard.cause, restarted, &mut handed);
+                step = self.perform(*action, &mut heard.cause, restarted, &mut handed);
                 if step.is_some() {
                     break;
                 }
             }
             heard = match step {
                 Some(Step::Next(heard)) => heard,
-                Some(Step::Over(result)) => return *result,
-                None => self.hear(&mut handed, &mut told)?,
+                Some(Step::Finished(result)) => return *result,
+                None => self.next_event(&mut handed, &mut told)?,
             };
         }
     }
 
-    fn act(
+    fn perform(
         &mut self,
         action: SourceAction,
         cause: &mut Option<SourceFailure>,
@@ -166,8 +166,8 @@ impl HandoverDriver<'_> {
             // Done before.
             SourceAction::Record(_) => None,
             SourceAction::SendCommit => {
-                let line = self.line.as_mut()?;
-                let sent = line.session.commit("handing the guest over");
+                let active = self.active.as_mut()?;
+                let sent = active.session.commit("handing the guest over");
                 let lost = sent.err()?;
                 Some(Step::Next(Occurrence::bad(SourceEvent::LinkLost, lost)))
             }
@@ -175,37 +175,45 @@ impl HandoverDriver<'_> {
                 let lost = self.serve().err()?;
                 Some(Step::Next(Occurrence::bad(SourceEvent::LinkLost, lost)))
             }
-            SourceAction::Wait => match self.reconnect(cause.take().map(disbelieved), restarted) {
+            SourceAction::Wait => match self
+                .reconnect(cause.take().map(contradicted_decline), restarted)
+            {
                 Ok(event @ SourceEvent::Connected(DestinationStage::Declined)) => {
                     let declined = SourceFailure::Declined("it said so when asked again".into());
                     Some(Step::Next(Occurrence::bad(event, declined)))
                 }
                 Ok(event) => Some(Step::Next(event.into())),
-                Err(error) => Some(Step::Over(Box::new(Err(error)))),
+                Err(error) => Some(Step::Finished(Box::new(Err(error)))),
             },
             // What these come to is told by `End`.
             SourceAction::ResumeGuest | SourceAction::SendCancel | SourceAction::Close => None,
-            SourceAction::End => Some(Step::Over(Box::new(self.end(cause.take(), handed)))),
+            SourceAction::End => Some(Step::Finished(Box::new(self.end(cause.take(), handed)))),
         }
     }
 
     /// Begins to send what the destination lacks.
     fn serve(&mut self) -> Result<(), SourceFailure> {
         let shared = self.shared;
-        if self.line.as_ref().is_none_or(|line| !line.counted) {
-            shared.progress.begin(Phase::Postcopy, 0, self.owed.count());
-        }
-        if let Some(line) = &mut self.line
-            && let Some((links, order)) = line.idle.take()
+        if self
+            .active
+            .as_ref()
+            .is_none_or(|active| !active.progress_begun)
         {
-            let pushers = Pushers::start(shared, &line.session, links, &self.owed, &order)?;
-            line.pushers = Some(pushers);
+            shared
+                .progress
+                .begin(Phase::Postcopy, 0, self.unsent.count());
+        }
+        if let Some(active) = &mut self.active
+            && let Some((links, policy)) = active.idle.take()
+        {
+            let pushers = Pushers::start(shared, &active.session, links, &self.unsent, &policy)?;
+            active.pushers = Some(pushers);
         }
         Ok(())
     }
 
     /// Waits for something that the machine should know.
-    fn hear(
+    fn next_event(
         &mut self,
         handed: &mut HandoverResult,
         told: &mut bool,
@@ -224,10 +232,10 @@ impl HandoverDriver<'_> {
                 *told = true;
                 return Ok(SourceEvent::Cancelled.into());
             }
-            let Some(line) = &mut self.line else {
+            let Some(active) = &mut self.active else {
                 return Ok(SourceEvent::LinkLost.into());
             };
-            let heard = match line.session.hear_all(DOING) {
+            let heard = match active.session.receive_after_commit(DOING) {
                 Ok(None) => {
                     self.tell();
                     continue;
@@ -239,9 +247,9 @@ impl HandoverDriver<'_> {
                 }
                 Err(failure @ SourceFailure::Link { .. }) => {
                     // The last word may come after the end of another link.
-                    match line.session.last_word(&failure) {
+                    match active.session.final_message(&failure) {
                         Some(last) => {
-                            line.session.remember(failure);
+                            active.session.defer(failure);
                             last
                         }
                         None => return Ok(Occurrence::bad(SourceEvent::LinkLost, failure)),
@@ -276,7 +284,7 @@ impl HandoverDriver<'_> {
                 // It crossed the commit, which the destination will obey.
                 ToSource::Cancel { .. } => {}
                 other => {
-                    let odd = unexpected(DOING, &other);
+                    let odd = unexpected_message(DOING, &other);
                     return Ok(Occurrence::bad(SourceEvent::LinkLost, odd));
                 }
             }
@@ -288,7 +296,7 @@ impl HandoverDriver<'_> {
     }
 
     fn complete(&self, handed: &mut HandoverResult, requests: RequestSummary) -> Occurrence {
-        match nothing_unsent(DOING, self.owed.count()) {
+        match check_all_sent(DOING, self.unsent.count()) {
             Ok(()) => {
                 handed.requests.request_latency_us = requests.into();
                 SourceEvent::Complete.into()
@@ -303,8 +311,8 @@ impl HandoverDriver<'_> {
         cause: Option<SourceFailure>,
         restarted: bool,
     ) -> Result<SourceEvent, MigrateError> {
-        if let Some(line) = self.line.take() {
-            line.end();
+        if let Some(active) = self.active.take() {
+            active.end();
         }
         let patience = self.retry_budget.lost(Instant::now());
         let deadline = Instant::now() + patience;
@@ -313,7 +321,7 @@ impl HandoverDriver<'_> {
             cause: LinkError::Closed,
         });
         if patience.is_zero() && !restarted {
-            return Err(self.left(lost));
+            return Err(self.interrupted(lost));
         }
         if !restarted {
             self.shared.observer.notice(&format!(
@@ -337,7 +345,7 @@ impl HandoverDriver<'_> {
                 Err(failure) => failure,
             };
             if self.shared.cancel.is_cancelled() || Instant::now() >= deadline {
-                return Err(self.left(if restarted {
+                return Err(self.interrupted(if restarted {
                     failure
                 } else {
                     SourceFailure::LostForGood {
@@ -369,28 +377,34 @@ impl HandoverDriver<'_> {
         let stage = self.machine.stage();
         let id = self.machine.record().id;
         let (mut session, links, there) =
-            Session::again(self.shared, self.remote, id, stage, &self.owed)?;
-        let counted = session.urgent.is_some();
-        if counted {
+            Session::again(self.shared, self.remote, id, stage, &self.unsent)?;
+        let progress_begun = session.urgent.is_some();
+        if progress_begun {
             // Before a page leaves: the destination counts what is missing now.
             self.shared
                 .progress
-                .begin(Phase::Postcopy, 0, self.owed.count());
+                .begin(Phase::Postcopy, 0, self.unsent.count());
         }
         let postcopy = match session.urgent.take() {
             None => None,
             Some(ends) => {
-                let order = Arc::new(PushPolicy::new(links.len()));
+                let policy = Arc::new(PushPolicy::new(links.len()));
                 Some(PreparedPostcopy {
-                    urgent: UrgentThread::start(self.shared, &session, ends, &self.owed, &order)?,
+                    urgent: UrgentThread::start(
+                        self.shared,
+                        &session,
+                        ends,
+                        &self.unsent,
+                        &policy,
+                    )?,
                     links,
-                    order,
+                    policy,
                 })
             }
         };
-        let mut line = ActiveLinks::new(session, postcopy);
-        line.counted = counted;
-        self.line = Some(line);
+        let mut active = ActiveLinks::new(session, postcopy);
+        active.progress_begun = progress_begun;
+        self.active = Some(active);
         Ok(SourceEvent::Connected(there))
     }
 
@@ -401,19 +415,19 @@ impl HandoverDriver<'_> {
     ) -> Result<HandoverResult, MigrateError> {
         if self.machine.stage() != SourceStage::Done {
             let cause = cause.unwrap_or(SourceFailure::Interrupted);
-            return Err(self.take_back(cause));
+            return Err(self.resume_at_source(cause));
         }
-        if let Some(mut line) = self.line.take() {
+        if let Some(mut active) = self.active.take() {
             // Both sides say goodbye before either closes: a closing socket can
             // overtake the last message on it. That the destination has
             // everything is known already, so a failure here costs nothing.
-            let goodbye = line
+            let goodbye = active
                 .session
-                .say(&ToDestination::Goodbye, "ending the migration");
+                .send(&ToDestination::Goodbye, "ending the migration");
             if let Err(error) = goodbye {
                 tracing::debug!(%error, "no goodbye");
             }
-            line.end();
+            active.end();
         }
         Ok(std::mem::take(handed))
     }
@@ -421,42 +435,43 @@ impl HandoverDriver<'_> {
     /// Ends a hand-over that cannot go on in this engine.
     fn give_up(&mut self, cause: SourceFailure) -> MigrateError {
         if self.machine.stage() == SourceStage::Owned {
-            return self.take_back(cause);
+            return self.resume_at_source(cause);
         }
-        if let Some(line) = self.line.take() {
-            line.end();
+        if let Some(active) = self.active.take() {
+            active.end();
         }
-        self.left(cause)
+        self.interrupted(cause)
     }
 
     /// The guest has ended where it ran: there is nothing to go on with.
     fn lost(&mut self, reason: String) -> MigrateError {
-        if let Some(line) = self.line.take() {
-            line.end();
+        if let Some(active) = self.active.take() {
+            active.end();
         }
         MigrateError::new(SourceFailure::GuestLost(reason), Outcome::Lost)
     }
 
     /// The guest is the source's still, or again: it runs on.
-    fn take_back(&mut self, cause: SourceFailure) -> MigrateError {
+    fn resume_at_source(&mut self, cause: SourceFailure) -> MigrateError {
         let resumed = self.guest.resume();
-        if let Some(mut line) = self.line.take() {
-            line.session
-                .call_off(called_off(&cause, self.guest.has_ended()));
-            line.end();
+        if let Some(mut active) = self.active.take() {
+            active
+                .session
+                .cancel(cancel_reason(&cause, self.guest.has_ended()));
+            active.end();
         } else {
             // Another engine has called it off, or the guard has.
-            kept_notice::tell(
+            kept_notice::send(
                 self.remote,
                 self.machine.record().id,
                 &*self.shared.observer,
             );
         }
-        taken_back(cause, resumed, self.guest.has_ended())
+        resumed_at_source(cause, resumed, self.guest.has_ended())
     }
 
     /// Leaves everything as it is, to be taken up again.
-    fn left(&self, cause: SourceFailure) -> MigrateError {
+    fn interrupted(&self, cause: SourceFailure) -> MigrateError {
         let outcome = match self.machine.stage() {
             SourceStage::Owned => Outcome::AtSource,
             SourceStage::Committed => Outcome::Paused,
@@ -483,7 +498,7 @@ impl HandoverDriver<'_> {
 }
 
 /// The machine does not act on every *declined*.
-fn disbelieved(cause: SourceFailure) -> SourceFailure {
+fn contradicted_decline(cause: SourceFailure) -> SourceFailure {
     match cause {
         SourceFailure::Declined(reason) => SourceFailure::Link {
             doing: DOING,
@@ -497,7 +512,7 @@ fn disbelieved(cause: SourceFailure) -> SourceFailure {
 
 /// What has become of a guest that was to run on at the source. One that `ended`
 /// with its machine is nothing to be taken up again.
-pub(crate) fn taken_back(
+pub(crate) fn resumed_at_source(
     cause: SourceFailure,
     resumed: Result<(), GuestError>,
     ended: bool,
@@ -521,7 +536,7 @@ pub const SOURCE_ENDED: &str = "the source's virtual machine has ended, and the 
 
 /// What the destination is told about a migration that comes to nothing.
 /// Of a machine that `ended` nothing else matters.
-pub(crate) fn called_off(cause: &SourceFailure, ended: bool) -> String {
+pub(crate) fn cancel_reason(cause: &SourceFailure, ended: bool) -> String {
     match cause {
         _ if ended => SOURCE_ENDED.to_owned(),
         SourceFailure::Cancelled => "cancelled at the source".to_owned(),

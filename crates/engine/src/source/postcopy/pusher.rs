@@ -34,7 +34,7 @@ const PIECE: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Pushers {
     threads: Vec<JoinHandle<()>>,
-    order: Arc<PushPolicy>,
+    policy: Arc<PushPolicy>,
 }
 
 impl Pushers {
@@ -43,15 +43,15 @@ impl Pushers {
         shared: &MigrationContext,
         session: &Session,
         links: Vec<BackgroundSender>,
-        owed: &Arc<UnsentPages>,
-        order: &Arc<PushPolicy>,
+        unsent: &Arc<UnsentPages>,
+        policy: &Arc<PushPolicy>,
     ) -> Result<Self, SourceFailure> {
         let options = &shared.options;
-        let begins = Instant::now() + options.background_delay;
+        let background_from = Instant::now() + options.background_delay;
         let number_of_links = links.len();
         let mut pushers = Self {
             threads: Vec::with_capacity(number_of_links),
-            order: Arc::clone(order),
+            policy: Arc::clone(policy),
         };
         for (number, mut link) in links.into_iter().enumerate() {
             if options.bound {
@@ -64,13 +64,13 @@ impl Pushers {
                 link,
                 route: Route::new(
                     (number, number_of_links),
-                    order,
-                    owed,
+                    policy,
+                    unsent,
                     &session.destination,
                     options.follow,
                 ),
-                begins,
-                order: Arc::clone(order),
+                background_from,
+                policy: Arc::clone(policy),
                 ram: Arc::clone(&shared.ram),
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
@@ -81,12 +81,12 @@ impl Pushers {
             let thread = thread::Builder::new()
                 .name(format!("src-push-{number}"))
                 .spawn(move || {
-                    let _last_word = PanicNotifier::new(&events, Event::ThreadDied);
+                    let _notifier = PanicNotifier::new(&events, Event::ThreadDied);
                     priority.take(Rank::Background);
                     sandbox_thread();
                     let event = match pusher.run() {
                         Ok(()) | Err(Failure::Link(LinkError::Stopped)) => return,
-                        Err(Failure::Link(error)) => Event::Ended("a background link", error),
+                        Err(Failure::Link(error)) => Event::LinkEnded("a background link", error),
                         Err(Failure::Ram(error)) => Event::RamFailed(error),
                     };
                     let _ = events.send(event);
@@ -99,7 +99,7 @@ impl Pushers {
 
     /// Waits for the threads, whose links must have been closed.
     pub(crate) fn join(self) {
-        self.order.wake_all();
+        self.policy.wake_all();
         for thread in self.threads {
             // A panic was told at once (`PanicNotifier`).
             let _ = thread.join();
@@ -124,8 +124,8 @@ struct Pusher {
     link: BackgroundSender,
     route: Route,
     /// Until then only what is read ahead is pushed.
-    begins: Instant,
-    order: Arc<PushPolicy>,
+    background_from: Instant,
+    policy: Arc<PushPolicy>,
     ram: Arc<RamFiles>,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
@@ -143,10 +143,12 @@ impl Pusher {
             self.link
                 .make_room(pages * (PAGE_SIZE + HEADER_LEN) as u64, &self.stop)
                 .map_err(Failure::Link)?;
-            let held_back = self.begins.saturating_duration_since(Instant::now());
+            let held_back = self
+                .background_from
+                .saturating_duration_since(Instant::now());
             match self.route.next(pages, held_back.is_zero()) {
                 Next::Piece(run) => self.push(run)?,
-                Next::Nothing => self.order.sleep(self.number, held_back.min(TICK)),
+                Next::Nothing => self.policy.sleep(self.number, held_back.min(TICK)),
                 Next::Done => return self.link.drain(&self.stop).map_err(Failure::Link),
             }
         }

@@ -40,7 +40,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn none() -> Self {
+    pub(crate) fn empty() -> Self {
         Self {
             open: [Request::new(PageRange::EMPTY); MOST],
             len: 0,
@@ -58,8 +58,8 @@ impl Requests {
 
     /// Adds a request, unless the table is full.
     pub(crate) fn add(&mut self, asked: PageRange) {
-        if let Some(place) = self.open.get_mut(self.len) {
-            *place = Request::new(asked);
+        if let Some(slot) = self.open.get_mut(self.len) {
+            *slot = Request::new(asked);
             self.len += 1;
         }
     }
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn requests_take_turns() {
-        let mut requests = Requests::none();
+        let mut requests = Requests::empty();
         requests.add(huge(1));
         assert_eq!(step(&mut requests), (huge(1), false));
         requests.add(huge(2));
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded() {
-        let mut requests = Requests::none();
+        let mut requests = Requests::empty();
         for nth in 0..MOST as u64 {
             assert!(!requests.is_full());
             requests.add(huge(nth));

@@ -48,8 +48,8 @@ impl UrgentThread {
         shared: &MigrationContext,
         session: &Session,
         (mut reader, writer): (LinkReader, LinkWriter),
-        owed: &Arc<UnsentPages>,
-        order: &Arc<PushPolicy>,
+        unsent: &Arc<UnsentPages>,
+        policy: &Arc<PushPolicy>,
     ) -> Result<Self, SourceFailure> {
         let options = &shared.options;
         reader.set_poll(options.poll);
@@ -60,8 +60,8 @@ impl UrgentThread {
             answer: Answer {
                 writer,
                 urgency: shared.urgency.clone(),
-                owed: Arc::clone(owed),
-                order: Arc::clone(order),
+                unsent: Arc::clone(unsent),
+                policy: Arc::clone(policy),
                 ram: Arc::clone(&shared.ram),
                 destination: session.destination.clone(),
                 streams: AccessStreams::new(options.read_ahead),
@@ -69,12 +69,12 @@ impl UrgentThread {
                 tracker: Arc::clone(&shared.progress),
                 pieces: PieceReader::new(PIECE),
             },
-            requests: Requests::none(),
+            requests: Requests::empty(),
         };
         thread::Builder::new()
             .name("src-urgent".into())
             .spawn(move || {
-                let _last_word = PanicNotifier::new(&events, Event::ThreadDied);
+                let _notifier = PanicNotifier::new(&events, Event::ThreadDied);
                 priority.take(Rank::Urgent);
                 sandbox_thread();
                 // Nobody listens any more once the migration is over.
@@ -121,7 +121,7 @@ impl Urgent {
         loop {
             match self.step() {
                 Ok(()) => {}
-                Err(Stop::Link(error)) => return Event::Ended("the urgent link", error),
+                Err(Stop::Link(error)) => return Event::LinkEnded("the urgent link", error),
                 Err(Stop::Ram(error)) => return Event::RamFailed(error),
             }
         }
@@ -145,13 +145,13 @@ impl Urgent {
                 while !request.rest.is_empty() {
                     self.answer.piece(&mut request)?;
                 }
-                self.answer.learn(asked);
+                self.answer.advise_read_ahead(asked);
             }
         }
         let answer = &mut self.answer;
         let done = self.requests.next(|request| answer.piece(request))?;
         if let Some(done) = done {
-            self.answer.learn(done.asked);
+            self.answer.advise_read_ahead(done.asked);
         }
         Ok(())
     }
@@ -162,8 +162,8 @@ struct Answer {
     writer: LinkWriter,
     /// Makes background links stand back.
     urgency: UrgentActivity,
-    owed: Arc<UnsentPages>,
-    order: Arc<PushPolicy>,
+    unsent: Arc<UnsentPages>,
+    policy: Arc<PushPolicy>,
     ram: Arc<RamFiles>,
     /// The layout with the destination's host page sizes.
     destination: RamLayout,
@@ -178,7 +178,7 @@ impl Answer {
     /// not has been sent already, or is being sent by a background link.
     fn piece(&mut self, request: &mut Request) -> Result<(), Stop> {
         let _answering = self.urgency.begin();
-        let Some(run) = self.owed.claim(request.rest, PIECE as u64) else {
+        let Some(run) = self.unsent.claim(request.rest, PIECE as u64) else {
             if request.is_untouched() {
                 Counters::add(&self.counters.requests_under_way, 1);
             }
@@ -203,26 +203,26 @@ impl Answer {
             })?;
         Counters::add(&self.counters.urgent_bytes, self.writer.sent() - before);
         self.tracker.done(run.len());
-        self.order.urgent_upto(run.end());
+        self.policy.urgent_upto(run.end());
         request.rest = PageRange::new(run.end(), request.rest.end());
         Ok(())
     }
 
     /// A request has been answered: what does it tell about the next ones? Even
     /// one for pages that were on their way already tells where the guest is.
-    fn learn(&mut self, asked: PageRange) {
+    fn advise_read_ahead(&mut self, asked: PageRange) {
         let host = self.destination.host_page_range(asked.start());
-        let place = self.destination.locate(asked.start());
-        let Some((_, block)) = place.and_then(|(block, _)| self.destination.block(block)) else {
+        let position = self.destination.locate(asked.start());
+        let Some((_, block)) = position.and_then(|(block, _)| self.destination.block(block)) else {
             return;
         };
-        let place = RequestPosition {
+        let position = RequestPosition {
             unit: host.len(),
             block,
         };
         let whole = self.destination.round_out(asked).intersect(block);
-        if let Some(advice) = self.streams.asked(whole, place) {
-            self.order.read_ahead(&advice);
+        if let Some(advice) = self.streams.asked(whole, position) {
+            self.policy.read_ahead(&advice);
         }
     }
 }

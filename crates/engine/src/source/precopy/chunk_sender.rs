@@ -31,12 +31,12 @@ impl ChunkSender {
     pub(crate) fn new(
         shared: &MigrationContext,
         link: BackgroundSender,
-        owed: &Arc<UnsentPages>,
+        unsent: &Arc<UnsentPages>,
     ) -> Self {
         Self {
             shared: shared.clone(),
             link,
-            collector: Collector::new(shared, owed),
+            collector: Collector::new(shared, unsent),
             reader: PieceReader::new(PIECE),
             runs: Vec::new(),
         }

@@ -15,16 +15,16 @@ use crate::source::unsent::UnsentPages;
 pub(crate) struct Collector {
     shared: MigrationContext,
     /// Learns which pages are written often.
-    owed: Arc<UnsentPages>,
+    unsent: Arc<UnsentPages>,
     /// The last run of data that was seen in the RAM files.
     data: PageRange,
 }
 
 impl Collector {
-    pub(crate) fn new(shared: &MigrationContext, owed: &Arc<UnsentPages>) -> Self {
+    pub(crate) fn new(shared: &MigrationContext, unsent: &Arc<UnsentPages>) -> Self {
         Self {
             shared: shared.clone(),
-            owed: Arc::clone(owed),
+            unsent: Arc::clone(unsent),
             data: PageRange::EMPTY,
         }
     }
@@ -47,7 +47,7 @@ impl Collector {
         runs: &mut Vec<PageRange>,
     ) -> Result<(), SourceFailure> {
         log.take(chunk, &mut |run| {
-            self.owed.written(run);
+            self.unsent.count_write(run);
             if !first {
                 runs.push(run);
             }

@@ -53,12 +53,12 @@ impl DrainedRounds {
     pub(crate) fn new(
         shared: &MigrationContext,
         log: &Arc<dyn DirtyLog>,
-        owed: &Arc<UnsentPages>,
+        unsent: &Arc<UnsentPages>,
     ) -> Self {
         Self {
             shared: shared.clone(),
             log: Arc::clone(log),
-            collector: Collector::new(shared, owed),
+            collector: Collector::new(shared, unsent),
             size: BatchSize::new(Duration::ZERO),
         }
     }

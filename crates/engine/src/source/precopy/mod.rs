@@ -54,7 +54,7 @@ pub(crate) struct Precopy {
     shared: MigrationContext,
     log: Arc<dyn DirtyLog>,
     workers: PrecopyWorkers,
-    owed: Arc<UnsentPages>,
+    unsent: Arc<UnsentPages>,
     rounds: u32,
     /// Bytes a second, over the last round that was large enough to tell.
     rate: f64,
@@ -65,13 +65,13 @@ impl Precopy {
         shared: &MigrationContext,
         log: Arc<dyn DirtyLog>,
         workers: PrecopyWorkers,
-        owed: &Arc<UnsentPages>,
+        unsent: &Arc<UnsentPages>,
     ) -> Self {
         Self {
             shared: shared.clone(),
             log,
             workers,
-            owed: Arc::clone(owed),
+            unsent: Arc::clone(unsent),
             rounds: 0,
             rate: 0.0,
         }
@@ -106,7 +106,7 @@ impl Precopy {
                 .map_or(Duration::ZERO, DrainedRounds::drain_time);
             if options.mode == Mode::Precopy
                 && self.fits(dirty, options.max_downtime, drain)
-                && !self.pays(dirty, expected, drain)
+                && !self.worth_another_round(dirty, expected, drain)
             {
                 return Ok(Verdict::Converged);
             }
@@ -116,10 +116,10 @@ impl Precopy {
             if round >= options.max_rounds {
                 match options.when_stalled {
                     WhenStalled::Switch => return Ok(Verdict::SwitchNow),
-                    WhenStalled::Stop => return Err(self.stalled(round, dirty)),
+                    WhenStalled::Stop => return Err(self.not_converging(round, dirty)),
                     WhenStalled::GoOn if !warned => {
                         warned = true;
-                        let why = self.stalled(round, dirty);
+                        let why = self.not_converging(round, dirty);
                         self.shared
                             .observer
                             .notice(&format!("{why}; going on (Ctrl-C cancels)"));
@@ -148,7 +148,7 @@ impl Precopy {
             );
             return None;
         }
-        Some(DrainedRounds::new(&self.shared, &self.log, &self.owed))
+        Some(DrainedRounds::new(&self.shared, &self.log, &self.unsent))
     }
 
     /// Rounds begun so far.
@@ -164,8 +164,8 @@ impl Precopy {
 
     /// Ends pre-copy; gives the links back, which are empty: all that was
     /// pre-copied has been written at the destination.
-    pub(crate) fn disband(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
-        self.workers.disband()
+    pub(crate) fn into_links(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
+        self.workers.into_links()
     }
 
     /// One pass over all memory.
@@ -200,13 +200,13 @@ impl Precopy {
     /// found `before` dirty pages and has left `dirty`. One that is mostly its
     /// `drain` does not.
     #[allow(clippy::cast_precision_loss)]
-    fn pays(&self, dirty: u64, before: u64, drain: Duration) -> bool {
+    fn worth_another_round(&self, dirty: u64, before: u64, drain: Duration) -> bool {
         let left = (dirty * hikkoshi_pages::PAGE_BYTES) as f64;
         left > self.rate * NEXT_TO_NOTHING.max(drain).as_secs_f64()
             && dirty as f64 <= before as f64 * SHRINKING
     }
 
-    fn stalled(&self, rounds: u32, dirty: u64) -> SourceFailure {
+    fn not_converging(&self, rounds: u32, dirty: u64) -> SourceFailure {
         // Rates and sizes in MiB: far inside the range.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let mib_per_second = (self.rate / (1 << 20) as f64) as u64;

@@ -32,7 +32,7 @@ pub(crate) struct PrecopyWorkers(Vec<Worker>);
 
 #[derive(Debug)]
 struct Worker {
-    orders: SyncSender<Arc<Batch>>,
+    batches: SyncSender<Arc<Batch>>,
     /// Hears of each order's end; what it came to is in the round.
     done: Receiver<()>,
     thread: JoinHandle<BackgroundSender>,
@@ -127,12 +127,12 @@ impl PrecopyWorkers {
         shared: &MigrationContext,
         links: Vec<BackgroundSender>,
         streams: &Arc<[Arc<Stream>]>,
-        owed: &Arc<UnsentPages>,
+        unsent: &Arc<UnsentPages>,
     ) -> Result<Self, SourceFailure> {
         let start = |(number, link)| {
-            let (orders, ordered) = sync_channel::<Arc<Batch>>(1);
+            let (batches, queued) = sync_channel::<Arc<Batch>>(1);
             let (finished, done) = sync_channel(1);
-            let mut sender = ChunkSender::new(shared, link, owed);
+            let mut sender = ChunkSender::new(shared, link, unsent);
             let priority = shared.options.priority;
             let streams = Arc::clone(streams);
             let thread = thread::Builder::new()
@@ -140,7 +140,7 @@ impl PrecopyWorkers {
                 .spawn(move || {
                     priority.take(Rank::Background);
                     sandbox_thread();
-                    while let Ok(batch) = ordered.recv() {
+                    while let Ok(batch) = queued.recv() {
                         if let Err(failure) = sender.batch(&batch) {
                             let ended =
                                 matches!(&failure, SourceFailure::Link { cause, .. } if cause.is_end());
@@ -160,7 +160,7 @@ impl PrecopyWorkers {
                 })
                 .map_err(SourceFailure::Thread)?;
             Ok(Worker {
-                orders,
+                batches,
                 done,
                 thread,
             })
@@ -183,12 +183,12 @@ impl PrecopyWorkers {
     /// Hands a batch to all workers. While they work on it another one may be
     /// handed out, but not a third: [`finish`](Self::finish) this one before.
     pub(crate) fn begin(&self, batch: &Arc<Batch>) -> Result<(), SourceFailure> {
-        let ordered = self
+        let queued = self
             .0
             .iter()
-            .map(|worker| worker.orders.send(Arc::clone(batch)).is_ok());
+            .map(|worker| worker.batches.send(Arc::clone(batch)).is_ok());
         // All of them, before anybody is waited for.
-        if ordered.fold(true, |all, one| all & one) {
+        if queued.fold(true, |all, one| all & one) {
             Ok(())
         } else {
             Err(SourceFailure::ThreadDied)
@@ -210,13 +210,13 @@ impl PrecopyWorkers {
     }
 
     /// Ends the workers; gives their links back, which are empty.
-    pub(crate) fn disband(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
-        let (orders, threads): (Vec<_>, Vec<_>) = self
+    pub(crate) fn into_links(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
+        let (batches, threads): (Vec<_>, Vec<_>) = self
             .0
             .into_iter()
-            .map(|worker| (worker.orders, worker.thread))
+            .map(|worker| (worker.batches, worker.thread))
             .unzip();
-        drop(orders);
+        drop(batches);
         threads
             .into_iter()
             .map(|thread| thread.join().map_err(|_| SourceFailure::ThreadDied))

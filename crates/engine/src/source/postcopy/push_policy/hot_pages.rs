@@ -70,11 +70,11 @@ mod tests {
         fn counts_and_stays_at_the_hottest(
             ranges in prop::collection::vec((0u64..300, 0u64..100), 0..40),
         ) {
-            let heat = WriteCounts::new(300);
+            let write_counts = WriteCounts::new(300);
             let mut counts = [0usize; 300];
             for (start, len) in ranges {
                 let range = PageRange::from_len(Page::new(start), len.min(300 - start));
-                heat.count(range);
+                write_counts.count(range);
                 for page in range {
                     let count = &mut counts[usize::try_from(page.index()).unwrap()];
                     *count = (*count + 1).min(HOTTEST);
@@ -83,7 +83,7 @@ mod tests {
             for times in 1..=HOTTEST {
                 let mut found = [false; 300];
                 let mut rest = PageRange::from_len(Page::new(0), 300);
-                while let Some(run) = heat.first(times, rest, |_| u64::MAX) {
+                while let Some(run) = write_counts.first(times, rest, |_| u64::MAX) {
                     run.iter().for_each(|p| found[usize::try_from(p.index()).unwrap()] = true);
                     rest = PageRange::new(run.end(), rest.end());
                 }

@@ -35,10 +35,10 @@ fn layout() -> RamLayout {
     RamLayout::new(vec![block]).unwrap()
 }
 
-fn owed(pages: PageRange) -> Arc<UnsentPages> {
-    let owed = UnsentPages::none(PAGES, false);
-    owed.owe(pages);
-    Arc::new(owed)
+fn unsent(pages: PageRange) -> Arc<UnsentPages> {
+    let unsent = UnsentPages::empty(PAGES, false);
+    unsent.insert(pages);
+    Arc::new(unsent)
 }
 
 fn advice(onwards: PageRange, before: PageRange) -> Advice {
@@ -50,10 +50,10 @@ fn advice(onwards: PageRange, before: PageRange) -> Advice {
 }
 
 /// What the urgent thread does with a request: claims, sends, and tells.
-fn answer(owed: &UnsentPages, order: &PushPolicy, page: u64, ahead: &Advice) -> Vec<PageRange> {
-    let sent = owed.claim(range(page, page + 1), 1);
-    order.urgent_upto(Page::new(page + 1));
-    order.read_ahead(ahead);
+fn answer(unsent: &UnsentPages, policy: &PushPolicy, page: u64, advice: &Advice) -> Vec<PageRange> {
+    let sent = unsent.claim(range(page, page + 1), 1);
+    policy.urgent_upto(Page::new(page + 1));
+    policy.read_ahead(advice);
     sent.into_iter().collect()
 }
 
@@ -68,26 +68,26 @@ fn push(route: &mut Route, max: u64) -> Vec<PageRange> {
 }
 
 /// Each page of `all` was sent once.
-fn check(owed: &UnsentPages, all: PageRange, sent: &[Vec<PageRange>]) {
+fn check(unsent: &UnsentPages, all: PageRange, sent: &[Vec<PageRange>]) {
     let mut pages: Vec<_> = sent.iter().flatten().flat_map(|run| run.iter()).collect();
     pages.sort();
     assert!(pages.iter().copied().eq(all.iter()), "{sent:?}");
-    assert_eq!(owed.count(), 0);
+    assert_eq!(unsent.count(), 0);
 }
 
 #[test]
 fn a_page_is_sent_once_whatever_is_hinted() {
     loom::model(|| {
         let all = range(4, 7);
-        let (order, owed) = (Arc::new(PushPolicy::new(1)), owed(all));
+        let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(all));
         let pushing = {
-            let mut route = Route::new((0, 1), &order, &owed, &layout(), true);
+            let mut route = Route::new((0, 1), &policy, &unsent, &layout(), true);
             thread::spawn(move || push(&mut route, 2))
         };
-        let ahead = advice(range(6, 8), range(4, 5));
-        let urgent = answer(&owed, &order, 5, &ahead);
+        let advice = advice(range(6, 8), range(4, 5));
+        let urgent = answer(&unsent, &policy, 5, &advice);
         let pushed = pushing.join().unwrap();
-        check(&owed, all, &[urgent, pushed]);
+        check(&unsent, all, &[urgent, pushed]);
     });
 }
 
@@ -98,17 +98,17 @@ fn two_links_and_a_request_share_the_pages() {
     model.preemption_bound = Some(1);
     model.check(|| {
         let all = range(5, 7);
-        let (order, owed) = (Arc::new(PushPolicy::new(2)), owed(all));
+        let (policy, unsent) = (Arc::new(PushPolicy::new(2)), unsent(all));
         let pushing: Vec<_> = (0..2)
             .map(|link| {
-                let mut route = Route::new((link, 2), &order, &owed, &layout(), true);
+                let mut route = Route::new((link, 2), &policy, &unsent, &layout(), true);
                 thread::spawn(move || push(&mut route, 1))
             })
             .collect();
-        let ahead = advice(range(6, 7), PageRange::EMPTY);
-        let mut sent = vec![answer(&owed, &order, 5, &ahead)];
+        let advice = advice(range(6, 7), PageRange::EMPTY);
+        let mut sent = vec![answer(&unsent, &policy, 5, &advice)];
         sent.extend(pushing.into_iter().map(|pusher| pusher.join().unwrap()));
-        check(&owed, all, &sent);
+        check(&unsent, all, &sent);
     });
 }
 
@@ -118,21 +118,21 @@ fn two_links_and_a_request_share_the_pages() {
 #[test]
 fn a_sleeping_pusher_hears_of_what_to_read_ahead() {
     loom::model(|| {
-        let (order, owed) = (Arc::new(PushPolicy::new(1)), owed(range(6, 7)));
+        let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(range(6, 7)));
         let pushing = {
-            let mut route = Route::new((0, 1), &order, &owed, &layout(), true);
-            let order = Arc::clone(&order);
+            let mut route = Route::new((0, 1), &policy, &unsent, &layout(), true);
+            let policy = Arc::clone(&policy);
             thread::spawn(move || {
                 loop {
                     match route.next(8, false) {
                         Next::Piece(piece) => return piece,
-                        Next::Nothing => order.sleep(0, Duration::ZERO),
+                        Next::Nothing => policy.sleep(0, Duration::ZERO),
                         Next::Done => panic!("background has not begun"),
                     }
                 }
             })
         };
-        order.read_ahead(&advice(range(6, 8), PageRange::EMPTY));
+        policy.read_ahead(&advice(range(6, 8), PageRange::EMPTY));
         assert_eq!(pushing.join().unwrap(), range(6, 7));
     });
 }
@@ -145,28 +145,28 @@ fn windows_that_come_one_after_the_other_are_all_taken() {
     // Each look at the table is many steps.
     model.preemption_bound = Some(2);
     model.check(|| {
-        let (order, owed) = (Arc::new(PushPolicy::new(1)), owed(range(5, 7)));
+        let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(range(5, 7)));
         let pushing = {
-            let mut route = Route::new((0, 1), &order, &owed, &layout(), true);
-            let (order, owed) = (Arc::clone(&order), Arc::clone(&owed));
+            let mut route = Route::new((0, 1), &policy, &unsent, &layout(), true);
+            let (policy, unsent) = (Arc::clone(&policy), Arc::clone(&unsent));
             thread::spawn(move || {
-                while owed.count() > 0 {
+                while unsent.count() > 0 {
                     match route.next(1, false) {
                         Next::Piece(_) => {}
-                        Next::Nothing => order.sleep(0, Duration::ZERO),
+                        Next::Nothing => policy.sleep(0, Duration::ZERO),
                         Next::Done => panic!("background has not begun"),
                     }
                 }
             })
         };
         for (stream, page) in [(0, 5), (1, 6)] {
-            order.read_ahead(&Advice {
+            policy.read_ahead(&Advice {
                 stream,
                 onwards: range(page, page + 1),
                 before: PageRange::EMPTY,
             });
         }
         pushing.join().unwrap();
-        assert_eq!(owed.count(), 0);
+        assert_eq!(unsent.count(), 0);
     });
 }

@@ -40,10 +40,10 @@ use wakeup::Wakeup;
 /// What the threads of post-copy tell each other about the order.
 #[derive(Debug)]
 pub(crate) struct PushPolicy {
-    ahead: ReadAheadTable,
+    read_ahead: ReadAheadTable,
     wakeup: Wakeup,
     /// Where each link is. Read by the others to stay out of its way.
-    places: Box<[AtomicU64]>,
+    positions: Box<[AtomicU64]>,
 }
 
 /// A link that has not begun.
@@ -52,47 +52,47 @@ const NOWHERE: u64 = u64::MAX;
 impl PushPolicy {
     pub(crate) fn new(links: usize) -> Self {
         Self {
-            ahead: ReadAheadTable::new(),
+            read_ahead: ReadAheadTable::new(),
             wakeup: Wakeup::new(links),
-            places: (0..links).map(|_| AtomicU64::new(NOWHERE)).collect(),
+            positions: (0..links).map(|_| AtomicU64::new(NOWHERE)).collect(),
         }
     }
 
     /// The guest has just been sent what is before `next`: where it is likely
     /// to go on. For the urgent thread.
     pub(crate) fn urgent_upto(&self, next: Page) {
-        self.ahead.urgent_upto(next);
+        self.read_ahead.urgent_upto(next);
     }
 
     /// Publishes what to read ahead, and wakes a pusher if one sleeps. For the
     /// urgent thread, after its page has left; never waits.
     pub(crate) fn read_ahead(&self, advice: &Advice) {
-        if self.ahead.publish(advice) {
-            self.wakeup.ring();
+        if self.read_ahead.publish(advice) {
+            self.wakeup.wake_one();
         }
     }
 
     /// Pusher `link` has nothing to do: sleeps until there is something to
     /// read ahead, or for `time`.
     pub(crate) fn sleep(&self, link: usize, time: Duration) {
-        self.wakeup.sleep(link, time, || self.ahead.is_empty());
+        self.wakeup.sleep(link, time, || self.read_ahead.is_empty());
     }
 
     /// Wakes everybody, because it is over.
     pub(crate) fn wake_all(&self) {
-        self.wakeup.ring_all();
+        self.wakeup.wake_all();
     }
 
-    fn go_to(&self, link: usize, page: Page) {
-        if let Some(place) = self.places.get(link) {
-            place.store(page.index(), Ordering::Relaxed);
+    fn set_position(&self, link: usize, page: Page) {
+        if let Some(position) = self.positions.get(link) {
+            position.store(page.index(), Ordering::Relaxed);
         }
     }
 
     /// Whether another link than `link` is in the `pages` from `from` on.
     fn is_taken(&self, link: usize, from: Page, pages: u64) -> bool {
-        self.places.iter().enumerate().any(|(other, place)| {
-            let at = place.load(Ordering::Relaxed);
+        self.positions.iter().enumerate().any(|(other, position)| {
+            let at = position.load(Ordering::Relaxed);
             other != link && at >= from.index() && at - from.index() < pages
         })
     }

@@ -165,14 +165,14 @@ mod tests {
 
     #[test]
     fn streams_take_turns_and_the_nearest_pages_come_first() {
-        let ahead = ReadAheadTable::new();
-        assert!(ahead.is_empty());
-        assert!(!ahead.publish(&advice(1, range(9, 9), PageRange::EMPTY)));
-        assert!(ahead.publish(&advice(3, range(101, 112), range(92, 100))));
-        assert!(ahead.publish(&advice(5, range(500, 508), PageRange::EMPTY)));
-        assert!(!ahead.is_empty());
+        let table = ReadAheadTable::new();
+        assert!(table.is_empty());
+        assert!(!table.publish(&advice(1, range(9, 9), PageRange::EMPTY)));
+        assert!(table.publish(&advice(3, range(101, 112), range(92, 100))));
+        assert!(table.publish(&advice(5, range(500, 508), PageRange::EMPTY)));
+        assert!(!table.is_empty());
         let mut turn = 0;
-        let mut next = || ahead.take(&mut turn, 5, |_| true);
+        let mut next = || table.take(&mut turn, 5, |_| true);
         assert_eq!(next(), Some(range(101, 106)));
         assert_eq!(next(), Some(range(500, 505)));
         assert_eq!(next(), Some(range(106, 111)));
@@ -181,18 +181,18 @@ mod tests {
         assert_eq!(next(), Some(range(95, 100)));
         assert_eq!(next(), Some(range(92, 95)));
         assert_eq!(next(), None);
-        assert!(ahead.is_empty());
+        assert!(table.is_empty());
     }
 
     #[test]
     fn what_nobody_wants_stays_and_what_is_new_replaces_it() {
-        let ahead = ReadAheadTable::new();
+        let table = ReadAheadTable::new();
         let mut turn = 0;
-        ahead.publish(&advice(0, range(10, 20), PageRange::EMPTY));
-        assert_eq!(ahead.take(&mut turn, 8, |page| page.index() > 10), None);
-        ahead.publish(&advice(0, range(30, 34), PageRange::EMPTY));
-        assert_eq!(ahead.take(&mut turn, 8, |_| true), Some(range(30, 34)));
-        assert!(ahead.is_empty());
+        table.publish(&advice(0, range(10, 20), PageRange::EMPTY));
+        assert_eq!(table.take(&mut turn, 8, |page| page.index() > 10), None);
+        table.publish(&advice(0, range(30, 34), PageRange::EMPTY));
+        assert_eq!(table.take(&mut turn, 8, |_| true), Some(range(30, 34)));
+        assert!(table.is_empty());
     }
 
     #[test]
@@ -206,11 +206,11 @@ mod tests {
 
     #[test]
     fn the_last_urgent_page_is_taken_once() {
-        let ahead = ReadAheadTable::new();
-        assert_eq!(ahead.take_urgent(), None);
-        ahead.urgent_upto(Page::new(3));
-        ahead.urgent_upto(Page::new(7));
-        assert_eq!(ahead.take_urgent(), Some(Page::new(7)));
-        assert_eq!(ahead.take_urgent(), None);
+        let table = ReadAheadTable::new();
+        assert_eq!(table.take_urgent(), None);
+        table.urgent_upto(Page::new(3));
+        table.urgent_upto(Page::new(7));
+        assert_eq!(table.take_urgent(), Some(Page::new(7)));
+        assert_eq!(table.take_urgent(), None);
     }
 }

@@ -47,7 +47,7 @@ impl Wakeup {
     }
 
     /// Wakes one sleeper, if there is one. Call it when the work is published.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake_one(&self) {
         fence(Ordering::SeqCst);
         loop {
             let asleep = self.asleep.load(Ordering::Acquire);
@@ -63,7 +63,7 @@ impl Wakeup {
     }
 
     /// Wakes all that sleep.
-    pub(crate) fn ring_all(&self) {
+    pub(crate) fn wake_all(&self) {
         fence(Ordering::SeqCst);
         for number in 0..self.threads.len() {
             self.wake(number);

@@ -12,7 +12,7 @@ const STRETCH: u64 = 512;
 pub(crate) struct Walk {
     /// Outside of it nothing is owed any more. (Nothing comes to be owed in
     /// post-copy.)
-    left: PageRange,
+    remaining: PageRange,
     onwards: Page,
     /// What is before this, inside `left`, has not been searched yet.
     before: Page,
@@ -23,18 +23,18 @@ pub(crate) struct Walk {
 impl Walk {
     pub(crate) fn new(all: PageRange, start: Page) -> Self {
         let mut walk = Self {
-            left: all,
+            remaining: all,
             onwards: start,
             before: start,
             skipped: false,
         };
-        walk.go_to(start);
+        walk.move_to(start);
         walk
     }
 
     /// Goes on from `page`.
-    pub(crate) fn go_to(&mut self, page: Page) {
-        let page = page.clamp(self.left.start(), self.left.end());
+    pub(crate) fn move_to(&mut self, page: Page) {
+        let page = page.clamp(self.remaining.start(), self.remaining.end());
         (self.onwards, self.before) = (page, page);
         self.skipped = false;
     }
@@ -47,12 +47,12 @@ impl Walk {
     /// Where to look for the first owed page; `None` when all was searched,
     /// but for what was skipped.
     pub(crate) fn look(&self) -> Option<PageRange> {
-        let onwards = PageRange::new(self.onwards, self.left.end());
+        let onwards = PageRange::new(self.onwards, self.remaining.end());
         if !onwards.is_empty() {
             return Some(onwards);
         }
         let from = Page::new(self.before.index().saturating_sub(STRETCH));
-        let before = PageRange::new(from.max(self.left.start()), self.before);
+        let before = PageRange::new(from.max(self.remaining.start()), self.before);
         (!before.is_empty()).then_some(before)
     }
 
@@ -60,7 +60,7 @@ impl Walk {
     /// before `end` is owed there any more.
     pub(crate) fn found(&mut self, end: Page) {
         if !self.onwards_done() {
-            self.onwards = end.clamp(self.onwards, self.left.end());
+            self.onwards = end.clamp(self.onwards, self.remaining.end());
         }
     }
 
@@ -69,21 +69,21 @@ impl Walk {
         if self.onwards_done() {
             self.before = looked.start();
         } else {
-            self.onwards = self.left.end();
+            self.onwards = self.remaining.end();
         }
         // From `before` on, everything has been searched by now.
         if !self.skipped {
-            self.left = PageRange::new(self.left.start(), self.before);
-            self.onwards = self.left.end();
+            self.remaining = PageRange::new(self.remaining.start(), self.before);
+            self.onwards = self.remaining.end();
         }
     }
 
     /// What was skipped is somewhere in here, if anything was.
     pub(crate) fn skipped(&self) -> Option<PageRange> {
-        self.skipped.then_some(self.left)
+        self.skipped.then_some(self.remaining)
     }
 
     fn onwards_done(&self) -> bool {
-        self.onwards >= self.left.end()
+        self.onwards >= self.remaining.end()
     }
 }

@@ -114,7 +114,7 @@ impl Stream {
     }
 
     /// Moves on to `range`; whether that settled where the stream is heading.
-    fn go_on(&mut self, step: Step, range: PageRange, unit: u64) -> bool {
+    fn advance(&mut self, step: Step, range: PageRange, unit: u64) -> bool {
         let was = self.heading;
         match step {
             Step::Again => return false,
@@ -238,7 +238,7 @@ impl AccessStreams {
             if step == Step::Again {
                 return None;
             }
-            if stream.go_on(step, range, unit) {
+            if stream.advance(step, range, unit) {
                 self.fresh = FIRST;
             }
         }

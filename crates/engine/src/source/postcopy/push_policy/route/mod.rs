@@ -52,8 +52,8 @@ struct Found {
 #[derive(Debug)]
 pub(crate) struct Route {
     link: usize,
-    order: Arc<PushPolicy>,
-    owed: Arc<UnsentPages>,
+    policy: Arc<PushPolicy>,
+    unsent: Arc<UnsentPages>,
     /// The layout with the destination's host page sizes.
     destination: RamLayout,
     follow: bool,
@@ -73,8 +73,8 @@ impl Route {
     /// The way of number `link` of `links`, which begin spread over memory.
     pub(crate) fn new(
         (link, links): (usize, usize),
-        order: &Arc<PushPolicy>,
-        owed: &Arc<UnsentPages>,
+        policy: &Arc<PushPolicy>,
+        unsent: &Arc<UnsentPages>,
         destination: &RamLayout,
         follow: bool,
     ) -> Self {
@@ -84,8 +84,8 @@ impl Route {
         let start = destination.host_page_range(start).start();
         let mut route = Self {
             link,
-            order: Arc::clone(order),
-            owed: Arc::clone(owed),
+            policy: Arc::clone(policy),
+            unsent: Arc::clone(unsent),
             destination: destination.clone(),
             follow,
             start,
@@ -95,7 +95,7 @@ impl Route {
             hot: None,
             walk: Walk::new(all, start),
         };
-        if owed.has_heat() {
+        if unsent.counts_writes() {
             route.hot = Some(route.hot_from(HOTTEST));
         }
         route
@@ -111,7 +111,7 @@ impl Route {
             if self.under_way.is_empty() {
                 break;
             }
-            match self.owed.claim(self.under_way, max) {
+            match self.unsent.claim(self.under_way, max) {
                 Some(piece) => return Next::Piece(piece),
                 // Whole; huge pages may be read ahead again.
                 None => self.under_way = PageRange::EMPTY,
@@ -138,7 +138,7 @@ impl Route {
             let free = self.under_way.is_empty();
             let destination = &self.destination;
             let wanted = |page| free || destination.host_page_range(page).len() <= 1;
-            self.reading = self.order.ahead.take(&mut self.turn, max, wanted)?;
+            self.reading = self.policy.read_ahead.take(&mut self.turn, max, wanted)?;
         }
     }
 
@@ -146,8 +146,8 @@ impl Route {
     fn hot(&mut self, max: u64) -> Option<PageRange> {
         loop {
             let Hot { times, parts } = self.hot.take()?;
-            let found = self.search(parts[0], true, max, |owed, range| {
-                owed.first_hot(times, range)
+            let found = self.search(parts[0], true, max, |unsent, range| {
+                unsent.first_hot(times, range)
             });
             if let Some(piece) = found.piece {
                 let rest = PageRange::new(piece.start().max(parts[0].start()), parts[0].end());
@@ -181,11 +181,11 @@ impl Route {
 
     fn walk(&mut self, max: u64) -> Option<PageRange> {
         if self.follow
-            && let Some(page) = self.order.ahead.take_urgent()
+            && let Some(page) = self.policy.read_ahead.take_urgent()
         {
             let page = self.destination.host_page_range(page).start();
-            if !self.order.is_taken(self.link, page, NEAR) {
-                self.walk.go_to(page);
+            if !self.policy.is_taken(self.link, page, NEAR) {
+                self.walk.move_to(page);
             }
         }
         while let Some(range) = self.walk.look() {
@@ -218,18 +218,18 @@ impl Route {
     ) -> Found {
         let mut skipped = false;
         let mut rest = range;
-        while let Some(run) = first(&self.owed, rest) {
+        while let Some(run) = first(&self.unsent, rest) {
             let host = self.destination.host_page_range(run.start());
             let huge = host.len() > 1;
-            if polite && huge && self.order.is_taken(self.link, host.start(), host.len()) {
+            if polite && huge && self.policy.is_taken(self.link, host.start(), host.len()) {
                 skipped = true;
                 rest = PageRange::new(host.end(), rest.end());
                 continue;
             }
             let claimed = if huge {
-                self.owed.claim(host, max)
+                self.unsent.claim(host, max)
             } else {
-                self.owed.claim(self.same_block(run), max)
+                self.unsent.claim(self.same_block(run), max)
             };
             if let Some(piece) = claimed {
                 if huge {
@@ -237,7 +237,7 @@ impl Route {
                 }
                 // While a huge page is under way, that is where the link is.
                 if huge || self.under_way.is_empty() {
-                    self.order.go_to(self.link, host.start());
+                    self.policy.set_position(self.link, host.start());
                 }
                 return Found {
                     piece: Some(piece),

@@ -23,27 +23,27 @@ fn range(from: u64, to: u64) -> PageRange {
 }
 
 struct Links {
-    order: Arc<PushPolicy>,
-    owed: Arc<UnsentPages>,
+    policy: Arc<PushPolicy>,
+    unsent: Arc<UnsentPages>,
     routes: Vec<Route>,
 }
 
-fn links(layout: &RamLayout, owed: UnsentPages, number: usize) -> Links {
-    let (order, owed) = (Arc::new(PushPolicy::new(number)), Arc::new(owed));
+fn links(layout: &RamLayout, unsent: UnsentPages, number: usize) -> Links {
+    let (policy, unsent) = (Arc::new(PushPolicy::new(number)), Arc::new(unsent));
     let routes = (0..number)
-        .map(|link| Route::new((link, number), &order, &owed, layout, true))
+        .map(|link| Route::new((link, number), &policy, &unsent, layout, true))
         .collect();
     Links {
-        order,
-        owed,
+        policy,
+        unsent,
         routes,
     }
 }
 
-fn all_owed(layout: &RamLayout) -> UnsentPages {
-    let owed = UnsentPages::none(layout.pages(), false);
-    owed.owe(layout.all());
-    owed
+fn all_unsent(layout: &RamLayout) -> UnsentPages {
+    let unsent = UnsentPages::empty(layout.pages(), false);
+    unsent.insert(layout.all());
+    unsent
 }
 
 fn pieces(route: &mut Route) -> Vec<PageRange> {
@@ -58,23 +58,23 @@ fn pieces(route: &mut Route) -> Vec<PageRange> {
 #[test]
 fn one_link_pushes_everything_once() {
     let layout = layout(&[(1030, 1), (2 * HUGE, HUGE), (5, 1)]);
-    let mut links = links(&layout, all_owed(&layout), 1);
+    let mut links = links(&layout, all_unsent(&layout), 1);
     let pieces = pieces(&mut links.routes[0]);
     let mut pages: Vec<_> = pieces.iter().flat_map(|piece| piece.iter()).collect();
     assert!(pages.is_sorted());
     pages.dedup();
     assert_eq!(pages.len() as u64, layout.pages());
     assert!(pieces.iter().all(|piece| piece.len() <= 8));
-    assert_eq!(links.owed.count(), 0);
+    assert_eq!(links.unsent.count(), 0);
     assert_eq!(links.routes[0].next(8, true), Next::Done);
 }
 
 #[test]
 fn follows_the_guest_outwards() {
     let layout = layout(&[(2000, 1)]);
-    let mut links = links(&layout, all_owed(&layout), 1);
+    let mut links = links(&layout, all_unsent(&layout), 1);
     assert_eq!(links.routes[0].next(8, true), Next::Piece(range(0, 8)));
-    links.order.urgent_upto(Page::new(1501));
+    links.policy.urgent_upto(Page::new(1501));
     let pieces = pieces(&mut links.routes[0]);
     // Onwards to the end, then the nearest stretch before it, ….
     assert_eq!(pieces[0].start(), Page::new(1501));
@@ -85,26 +85,26 @@ fn follows_the_guest_outwards() {
     assert_eq!(pieces[turn + 1].start(), Page::new(1501 - 512));
     let pages: u64 = pieces.iter().map(|piece| piece.len()).sum();
     assert_eq!(pages, 2000 - 8);
-    assert_eq!(links.owed.count(), 0);
+    assert_eq!(links.unsent.count(), 0);
 }
 
 #[test]
 fn the_hottest_pages_go_first() {
     let layout = layout(&[(1000, 1)]);
-    let owed = UnsentPages::none(1000, true);
+    let unsent = UnsentPages::empty(1000, true);
     for (pages, times) in [
         (range(700, 704), 3),
         (range(100, 110), 2),
         (range(900, 905), 5),
     ] {
         for _ in 0..times {
-            owed.written(pages);
+            unsent.count_write(pages);
         }
     }
-    owed.owe(layout.all());
+    unsent.insert(layout.all());
     // Not owed any more.
-    assert_eq!(owed.claim(range(901, 902), 1), Some(range(901, 902)));
-    let mut links = links(&layout, owed, 1);
+    assert_eq!(unsent.claim(range(901, 902), 1), Some(range(901, 902)));
+    let mut links = links(&layout, unsent, 1);
     let pieces = pieces(&mut links.routes[0]);
     assert_eq!(
         pieces[..5],
@@ -123,14 +123,14 @@ fn the_hottest_pages_go_first() {
 #[test]
 fn read_ahead_comes_before_everything_and_without_background() {
     let layout = layout(&[(1000, 1)]);
-    let mut links = links(&layout, all_owed(&layout), 2);
+    let mut links = links(&layout, all_unsent(&layout), 2);
     assert_eq!(links.routes[0].next(8, false), Next::Nothing);
     let advice = Advice {
         stream: 2,
         onwards: range(501, 517),
         before: range(492, 500),
     };
-    links.order.read_ahead(&advice);
+    links.policy.read_ahead(&advice);
     assert_eq!(links.routes[0].next(8, true), Next::Piece(range(501, 509)));
     assert_eq!(links.routes[1].next(8, false), Next::Piece(range(509, 517)));
     assert_eq!(links.routes[0].next(8, false), Next::Piece(range(492, 500)));
@@ -141,7 +141,7 @@ fn read_ahead_comes_before_everything_and_without_background() {
 #[test]
 fn links_begin_spread_and_keep_out_of_each_others_way() {
     let layout = layout(&[(4000, 1)]);
-    let mut links = links(&layout, all_owed(&layout), 4);
+    let mut links = links(&layout, all_unsent(&layout), 4);
     for (nth, route) in links.routes.iter_mut().enumerate() {
         let start = 1000 * nth as u64;
         let Next::Piece(piece) = route.next(8, true) else {
@@ -150,9 +150,9 @@ fn links_begin_spread_and_keep_out_of_each_others_way() {
         assert_eq!(piece.start(), Page::new(start));
     }
     // Link 3 is at 3000: what follows 2950 is being pushed already.
-    links.order.urgent_upto(Page::new(2950));
+    links.policy.urgent_upto(Page::new(2950));
     assert_eq!(links.routes[0].next(8, true), Next::Piece(range(8, 16)));
-    links.order.urgent_upto(Page::new(1500));
+    links.policy.urgent_upto(Page::new(1500));
     assert_eq!(
         links.routes[0].next(8, true),
         Next::Piece(range(1500, 1508))
@@ -162,7 +162,7 @@ fn links_begin_spread_and_keep_out_of_each_others_way() {
 #[test]
 fn a_huge_page_is_finished_by_the_link_that_began_it() {
     let layout = layout(&[(3, 1), (4 * HUGE, HUGE), (100, 1)]);
-    let mut links = links(&layout, all_owed(&layout), 2);
+    let mut links = links(&layout, all_unsent(&layout), 2);
     let huge = |nth: u64| PageRange::from_len(Page::new(3 + nth * HUGE), HUGE);
     let mut begun: Vec<(usize, PageRange)> = Vec::new();
     let mut turn = 0;
@@ -170,9 +170,9 @@ fn a_huge_page_is_finished_by_the_link_that_began_it() {
     while done != [true; 2] {
         turn = 1 - turn;
         // News of all kinds: they wait, or are small.
-        if links.owed.count().is_multiple_of(50) {
-            links.order.urgent_upto(huge(3).start());
-            links.order.read_ahead(&Advice {
+        if links.unsent.count().is_multiple_of(50) {
+            links.policy.urgent_upto(huge(3).start());
+            links.policy.read_ahead(&Advice {
                 stream: turn,
                 onwards: huge(2),
                 before: range(0, 3),
@@ -188,7 +188,7 @@ fn a_huge_page_is_finished_by_the_link_that_began_it() {
             begun.push((turn, host));
         }
     }
-    assert_eq!(links.owed.count(), 0);
+    assert_eq!(links.unsent.count(), 0);
     for link in [0, 1] {
         let mut pages: Vec<_> = begun
             .iter()
@@ -218,11 +218,11 @@ fn a_huge_page_is_finished_by_the_link_that_began_it() {
 #[test]
 fn urgent_claims_get_in_between_the_pieces_of_a_huge_page() {
     let layout = layout(&[(2 * HUGE, HUGE)]);
-    let mut links = links(&layout, all_owed(&layout), 1);
+    let mut links = links(&layout, all_unsent(&layout), 1);
     assert_eq!(links.routes[0].next(8, true), Next::Piece(range(0, 8)));
     // A request for what is missing of it.
     let mut urgent = 0;
-    while let Some(run) = links.owed.claim(range(8, HUGE), 16) {
+    while let Some(run) = links.unsent.claim(range(8, HUGE), 16) {
         urgent += run.len();
     }
     assert_eq!(urgent, HUGE - 8);
@@ -236,10 +236,10 @@ fn the_huge_page_of_a_link_that_stalls_is_finished_by_another() {
     let layout = layout(&[(3, 1), (6 * HUGE, HUGE), (100, 1)]);
     for number in [2, 3] {
         for nth in 0..6 {
-            let mut links = links(&layout, all_owed(&layout), number);
+            let mut links = links(&layout, all_unsent(&layout), number);
             let stalled = PageRange::from_len(Page::new(3 + nth * HUGE), HUGE);
             // The guest leads the first link there.
-            links.order.urgent_upto(stalled.start());
+            links.policy.urgent_upto(stalled.start());
             let piece = PageRange::from_len(stalled.start(), 8);
             assert_eq!(links.routes[0].next(8, true), Next::Piece(piece));
 
@@ -256,7 +256,7 @@ fn the_huge_page_of_a_link_that_stalls_is_finished_by_another() {
                     Next::Nothing => panic!("background has begun"),
                 });
             }
-            assert_eq!(links.owed.count(), 0, "{number} links, huge page {nth}");
+            assert_eq!(links.unsent.count(), 0, "{number} links, huge page {nth}");
             assert!(stalled.contains_range(last), "{last:?} before it");
             assert_eq!(links.routes[0].next(8, true), Next::Done);
         }
