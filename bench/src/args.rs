@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::error::BenchError;
 
-/// Measures hikkoshi beside QEMU's own migration.
+/// Compares hikkoshi with QEMU's own migration.
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(version, max_term_width = 100)]
 pub struct Args {
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER", default_value = "bench/results/plots")]
     pub plots: PathBuf,
 
-    /// The hikkoshi program to measure; default: the one built beside this program
+    /// The hikkoshi program to measure; default: the one built with this program
     #[arg(long, value_name = "PATH")]
     pub hikkoshi: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! Measures hikkoshi beside QEMU's own migration: same guest, same memory, same network, in turns.
+//! Compares hikkoshi with QEMU's own migration: same guest, same memory, same network, in turns.
 //!
 //! **Model.** A [`plan::Case`] is a network, a workload and a *system*: one of hikkoshi's three
 //! modes or of QEMU's four; for hikkoshi also a *variant*, with one policy disabled or set.

@@ -10,7 +10,7 @@ pub struct Exits {
     /// `hikkoshi receive`.
     pub receive: Exit,
     /// Their JSON reports, if they wrote any.
-    pub accounts: [Option<JsonReport>; 2],
+    pub json_reports: [Option<JsonReport>; 2],
 }
 
 impl Exits {

@@ -104,15 +104,15 @@ impl<'a> Guest<'a> {
         };
         assert!(exits.migrate.stdout.contains(said[0]), "{exits:?}");
         assert!(exits.receive.stdout.contains(said[1]), "{exits:?}");
-        let [Some(account), Some(there)] = &exits.accounts else {
+        let [Some(json_report), Some(there)] = &exits.json_reports else {
             panic!("a JSON report is missing: {exits:?}");
         };
-        for account in [account, there] {
-            account.check(mode, self.ram_mib());
+        for json_report in [json_report, there] {
+            json_report.check(mode, self.ram_mib());
         }
-        assert_eq!(account.postcopy, there.postcopy);
+        assert_eq!(json_report.postcopy, there.postcopy);
         log(format!(
-            "host{} → host{}, {account}",
+            "host{} → host{}, {json_report}",
             finished.number - 1,
             finished.number
         ));
@@ -131,7 +131,7 @@ impl<'a> Guest<'a> {
         if state == "running" {
             self.assert_healthy();
         }
-        account.clone()
+        json_report.clone()
     }
 
     /// Continues on the destination of a migration that was interrupted and resumed. The last two
@@ -232,7 +232,7 @@ impl<'a> Guest<'a> {
     ///
     /// # Panics
     /// When it makes none.
-    pub fn wait_for_progress(&self) {
+    fn wait_for_progress(&self) {
         // The interval of the first report may have begun earlier.
         let mut lines = 0;
         let first = self.vm.console().len();

@@ -48,7 +48,7 @@ pub struct Migration {
     /// Number of lines on the guest's console at the start.
     pub(crate) lines: usize,
     watcher: SplitBrainWatcher,
-    accounts: [PathBuf; 2],
+    json_reports: [PathBuf; 2],
     listen_address: String,
     source: Arc<Vm>,
     journals: [PathBuf; 2],
@@ -85,7 +85,7 @@ impl Migration {
         let ram = source.ram_files().iter().chain(destination.ram_files());
         let ram_locks = ram.filter_map(|path| locked(path)).collect();
         let at = |name: &str| env.folder().join(format!("{name}{number}"));
-        let accounts = [at("migrate.json"), at("receive.json")];
+        let json_reports = [at("migrate.json"), at("receive.json")];
         let listen = match &plan.transport {
             Transport::Unix => format!("unix:{}", at("listen").display()),
             Transport::Tcp => unique_address(),
@@ -97,7 +97,7 @@ impl Migration {
         let mut receive = plan.hikkoshi(false);
         receive.args(["receive", "--listen", &listen, "--qmp"]);
         receive.arg(destination.qmp_path());
-        receive.arg("--json").arg(&accounts[1]);
+        receive.arg("--json").arg(&json_reports[1]);
         let common = env.folder().join("journal");
         let journals = plan
             .journals
@@ -143,7 +143,7 @@ impl Migration {
         let mut migrate = plan.hikkoshi(true);
         plan.migrate(&mut migrate, address, source, &journals[0]);
         migrate.arg("--json");
-        migrate.arg(plan.json.map_or(accounts[0].as_path(), Path::new));
+        migrate.arg(plan.json.map_or(json_reports[0].as_path(), Path::new));
         if plaintext {
             migrate.arg("--plaintext");
         }
@@ -157,7 +157,7 @@ impl Migration {
             before,
             lines,
             watcher,
-            accounts,
+            json_reports,
             listen_address: listen_address.to_owned(),
             source: Arc::clone(source),
             journals,
@@ -191,7 +191,7 @@ impl Migration {
         ]);
         receive.arg(self.destination.qmp_path());
         receive.arg("--journal").arg(&self.journals[1]);
-        receive.arg("--json").arg(&self.accounts[1]);
+        receive.arg("--json").arg(&self.json_reports[1]);
         receive.args(with);
         if self.plan.is_plaintext() {
             receive.arg("--plaintext");
@@ -210,7 +210,7 @@ impl Migration {
         migrate.args(["migrate", "--resume", &self.listen_address, "--qmp"]);
         migrate.arg(self.source.qmp_path());
         migrate.arg("--journal").arg(&self.journals[0]);
-        migrate.arg("--json").arg(&self.accounts[0]);
+        migrate.arg("--json").arg(&self.json_reports[0]);
         migrate.args(with);
         if self.plan.is_plaintext() {
             migrate.arg("--plaintext");
@@ -321,9 +321,9 @@ impl Migration {
             self.receive.wait().assert(0, &[]);
         }
         assert_eq!(self.have_journals(), [false; 2]);
-        for account in &self.accounts {
+        for json_report in &self.json_reports {
             // An engine that was killed may have written part of it.
-            let _ = std::fs::remove_file(account);
+            let _ = std::fs::remove_file(json_report);
         }
     }
 
@@ -336,7 +336,7 @@ impl Migration {
             source,
             &self.journals[0],
         );
-        migrate.arg("--json").arg(&self.accounts[0]);
+        migrate.arg("--json").arg(&self.json_reports[0]);
         self.migrate = Program::start("migrate", migrate);
     }
 
@@ -400,7 +400,7 @@ impl Migration {
             );
         }
         self.watcher.finish();
-        let accounts = self.accounts.map(|path| {
+        let json_reports = self.json_reports.map(|path| {
             let text = std::fs::read_to_string(path).ok()?;
             let written = JsonSchema::published().assert("file", &text);
             // A file with an error has no report.
@@ -409,7 +409,7 @@ impl Migration {
         let exits = Exits {
             migrate,
             receive,
-            accounts,
+            json_reports,
         };
         let finished = FinishedMigration {
             destination: self.destination,

@@ -230,8 +230,8 @@ impl MigrationPlan {
     /// The retry arguments. Tests check the behaviour after a lost link, so engines exit at once
     /// unless the test sets another value. In pre-copy that is the default.
     pub(crate) fn retries(&self, given: &[String]) -> &'static [&'static str] {
-        let told = given.iter().any(|a| a.starts_with("--retry-for"));
-        if told || self.mode == "precopy" || self.default_retry {
+        let is_set = given.iter().any(|a| a.starts_with("--retry-for"));
+        if is_set || self.mode == "precopy" || self.default_retry {
             &[]
         } else {
             &["--retry-for", "0"]

@@ -14,19 +14,19 @@ fn bandwidth_limits_only_the_background() {
     // A rate that a slow and busy machine reaches, too, so the background is at the limit all the
     // time.
     let limit = 5_000_000.0;
-    let account =
+    let json_report =
         guest.migrate(&MigrationPlan::new("postcopy").migrate_args(&["--bandwidth", "5M"]));
-    let seconds = account.total_ms / 1e3;
-    let background = account.bytes.background as f64 / seconds;
+    let seconds = json_report.total_ms / 1e3;
+    let background = json_report.bytes.background as f64 / seconds;
     assert!(background <= limit * 1.1, "{background} B/s of background");
     // Requested pages are sent in addition. A machine that is too busy to reach the limit cannot
     // show it.
-    let all = (account.bytes.background + account.bytes.urgent) as f64 / seconds;
+    let all = (json_report.bytes.background + json_report.bytes.urgent) as f64 / seconds;
     assert!(
         all > limit * 1.05 || background < limit * 0.9,
         "{all} B/s in all: urgent pages were limited"
     );
-    assert!(account.pages.urgent > 1000 && account.pages.background > 1000);
+    assert!(json_report.pages.urgent > 1000 && json_report.pages.background > 1000);
 
     let plan = MigrationPlan::new("precopy").migrate_args(&[
         "--bandwidth",
@@ -34,8 +34,8 @@ fn bandwidth_limits_only_the_background() {
         "--max-downtime",
         "5000",
     ]);
-    let account = guest.migrate(&plan);
-    let rate = account.bytes.precopy as f64 / (account.total_ms / 1e3);
+    let json_report = guest.migrate(&plan);
+    let rate = json_report.bytes.precopy as f64 / (json_report.total_ms / 1e3);
     assert!(rate <= 60e6 * 1.1, "{rate} B/s of pre-copy");
 }
 
@@ -75,15 +75,15 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
     assert_eq!(exits.migrate.stderr.matches(says).count(), 1, "once");
     guest.assert_stayed(finished, "--when-stalled go-on, until Ctrl-C");
 
-    let account = guest.migrate(&stalling("switch"));
-    assert!(account.postcopy);
-    assert_eq!(account.rounds, 3);
-    assert!(account.pages.precopy > 0);
+    let json_report = guest.migrate(&stalling("switch"));
+    assert!(json_report.postcopy);
+    assert_eq!(json_report.rounds, 3);
+    assert!(json_report.pages.precopy > 0);
 
     // Converges with a higher downtime limit.
-    let account =
+    let json_report =
         guest.migrate(&MigrationPlan::new("precopy").migrate_args(&["--max-downtime", "10000"]));
-    assert!(!account.postcopy);
+    assert!(!json_report.postcopy);
 }
 
 #[test]
@@ -92,9 +92,9 @@ fn hybrid_makes_the_requested_number_of_rounds() {
     let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     for rounds in ["1", "4"] {
-        let account =
+        let json_report =
             guest.migrate(&MigrationPlan::new("hybrid").migrate_args(&["--rounds", rounds]));
-        assert_eq!(account.rounds.to_string(), rounds);
-        assert!(account.postcopy);
+        assert_eq!(json_report.rounds.to_string(), rounds);
+        assert!(json_report.postcopy);
     }
 }

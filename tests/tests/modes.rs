@@ -16,9 +16,9 @@ fn all_modes(cpus: u32, workload: Workload) {
             .into_iter()
             .zip([Transport::Tcp, Transport::Unix, Transport::Tcp])
     {
-        let account = guest.migrate(&MigrationPlan::new(mode).transport(transport));
-        assert_eq!(account.postcopy, mode != "precopy");
-        assert_eq!(account.rounds > 0, mode != "postcopy");
+        let json_report = guest.migrate(&MigrationPlan::new(mode).transport(transport));
+        assert_eq!(json_report.postcopy, mode != "precopy");
+        assert_eq!(json_report.rounds > 0, mode != "postcopy");
     }
 }
 
@@ -75,10 +75,10 @@ fn zero_pages_and_memory_first_touched_during_migration() {
         // Slow enough for memory to grow during the migration; pre-copy needs the higher downtime
         // limit then.
         let slowly = ["--bandwidth", "60M", "--max-downtime", "5000"];
-        let account = guest.migrate(&MigrationPlan::new(mode).migrate_args(&slowly));
+        let json_report = guest.migrate(&MigrationPlan::new(mode).migrate_args(&slowly));
         let first = guest.vm().console().len();
         let after = guest.vm().wait_report("size", first, LONG, pages).unwrap();
         assert!(after > before, "memory did not grow: {before} {after}");
-        assert!(account.pages.zero > 0);
+        assert!(json_report.pages.zero > 0);
     }
 }

@@ -110,14 +110,14 @@ fn no_memory_left_in_postcopy() {
     assert!(!said.contains("nothing is lost. "), "{said}");
     // Pause the source, so that no new page arrives before the space is used up again.
     migration.migrate.signal(Signal::STOP);
-    let told = migration.receive.stderr_count(NO_ROOM);
+    let before = migration.receive.stderr_count(NO_ROOM);
     drop(filler);
     migration.receive.wait_stderr(ROOM);
 
     // Links are cut while there is no space.
     filler = Filler::of(small.path());
     migration.migrate.signal(Signal::CONT);
-    migration.receive.wait_stderr_count(NO_ROOM, told + 1);
+    migration.receive.wait_stderr_count(NO_ROOM, before + 1);
     migration.relay().reset_links();
     migration
         .migrate
@@ -229,7 +229,7 @@ fn no_room_for_a_journal_after_commit() {
         let [migrate, receive] = [migration.migrate.wait(), migration.receive.wait()];
         migrate.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
         match at.kind {
-            Complete => receive.assert(0, &["could not be told so"]),
+            Complete => receive.assert(0, &["could not be before so"]),
             _ => receive.assert(3, &["nothing of it is lost", "hikkoshi receive --resume="]),
         }
         let whose = [&migrate, &receive][side as usize];

@@ -13,9 +13,9 @@ fn a_paused_guest_stays_paused() {
     for mode in ["precopy", "hybrid", "postcopy"] {
         guest.vm().stop().unwrap();
         let (exits, finished) = guest.start_migration(&MigrationPlan::new(mode)).wait();
-        let account = guest.complete_migration(&exits, finished, "paused");
+        let json_report = guest.complete_migration(&exits, finished, "paused");
         assert!(
-            account.downtime_ms == 0.0,
+            json_report.downtime_ms == 0.0,
             "the operator paused it, not hikkoshi"
         );
         guest.vm().cont().unwrap();

@@ -276,7 +276,7 @@ fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
     migration.migrate.kill();
     migration.resume_migrate(&["--background-delay", "0"]);
     let (exits, finished) = migration.wait();
-    let [Some(here), Some(there)] = &exits.accounts else {
+    let [Some(here), Some(there)] = &exits.json_reports else {
         panic!("a JSON report is missing: {exits:?}");
     };
     assert!(here.pages.background > 0, "{here:?}");

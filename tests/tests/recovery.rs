@@ -175,8 +175,8 @@ fn source_qemu_quits_after_both_engines() {
     migration.resume_receive(&[]);
     migration.resume_migrate(&["--bandwidth", "1G"]);
     let (exits, finished) = migration.wait();
-    let account = exits.accounts[0].as_ref().unwrap();
-    assert!(account.pages.background > 0, "{account:?}");
+    let json_report = exits.json_reports[0].as_ref().unwrap();
+    assert!(json_report.pages.background > 0, "{json_report:?}");
     guest.complete_resumed_migration(&exits, finished, "source QEMU has quit after both engines");
     guest.migrate(&MigrationPlan::new("precopy"));
 }

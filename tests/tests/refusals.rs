@@ -341,9 +341,9 @@ fn missing_privileges() {
     std::fs::copy(hikkoshi(), &program).unwrap();
     let program = program.to_str().unwrap();
     let migrate = ["migrate", "unix:/nowhere", "--qmp", qmp.to_str().unwrap()];
-    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let unprivileged = ["--reuid=65534", "--regid=65534", "--clear-groups"];
 
-    let not_the_socket = with_privileges(&nobody, program, &migrate);
+    let not_the_socket = with_privileges(&unprivileged, program, &migrate);
     assert_command_refused(
         not_the_socket,
         1,
@@ -358,7 +358,7 @@ fn missing_privileges() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     open(qmp, 0o777);
-    let not_the_process = with_privileges(&nobody, program, &migrate);
+    let not_the_process = with_privileges(&unprivileged, program, &migrate);
     assert_command_refused(not_the_process, 1, &["CAP_SYS_PTRACE", UNTOUCHED]);
 
     // Root without this one capability.

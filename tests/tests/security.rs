@@ -382,7 +382,7 @@ fn moved_by_confined_threads(guest: &mut Guest<'_>, plan: MigrationPlan) -> [Jso
     migration.relay().release();
     let (exits, finished) = migration.wait();
     guest.complete_migration(&exits, finished, "running");
-    exits.accounts.map(Option::unwrap)
+    exits.json_reports.map(Option::unwrap)
 }
 
 #[test]

@@ -18,8 +18,8 @@ fn four(mib: u64) -> VmConfig {
 }
 
 /// The virtual processors that have faulted.
-fn waited(account: &JsonReport) -> Vec<u32> {
-    let mut numbers: Vec<_> = account
+fn waited(json_report: &JsonReport) -> Vec<u32> {
+    let mut numbers: Vec<_> = json_report
         .faults
         .iter()
         .filter(|thread| thread.count > 0)
@@ -61,10 +61,15 @@ fn four_processors_several_links_and_fault_threads() {
             .transport(Transport::Tcp)
             .migrate_args(migrate)
             .migrate_args(&slowly);
-        let account = guest.migrate(&plan.receive_args(receive));
-        assert!(account.pages.urgent > 0 && account.pages.background > 0);
+        let json_report = guest.migrate(&plan.receive_args(receive));
+        assert!(json_report.pages.urgent > 0 && json_report.pages.background > 0);
         if mode == "postcopy" {
-            assert_eq!(waited(&account), [0, 1, 2, 3], "{:?}", account.faults);
+            assert_eq!(
+                waited(&json_report),
+                [0, 1, 2, 3],
+                "{:?}",
+                json_report.faults
+            );
         }
     }
 }
@@ -111,15 +116,23 @@ fn four_processors_fault_on_the_same_pages() {
     migration.migrate.kill();
     migration.resume_migrate(&BACKGROUND_AT_ONCE);
     let (exits, finished) = migration.wait();
-    let account = exits.accounts[1].clone().unwrap();
+    let json_report = exits.json_reports[1].clone().unwrap();
     guest.complete_resumed_migration(&exits, finished, "the same pages");
     // A page is requested once, however many processors wait for it: there are more faults than
     // requests. How many more depends on the host's cores and load: with four idle cores nearly
     // three for each page; otherwise late processors find the page installed.
-    let (requests, faults) = (account.request_latency_us.count, all_of(&account.faults));
+    let (requests, faults) = (
+        json_report.request_latency_us.count,
+        all_of(&json_report.faults),
+    );
     log(format!("{faults} faults, {requests} requests"));
-    assert!(faults > requests, "{account:?}");
-    assert_eq!(waited(&account), [0, 1, 2, 3], "{:?}", account.faults);
+    assert!(faults > requests, "{json_report:?}");
+    assert_eq!(
+        waited(&json_report),
+        [0, 1, 2, 3],
+        "{:?}",
+        json_report.faults
+    );
 }
 
 /// The guest reads sequentially, and the background is slow: the pages that it reads next are in
@@ -133,10 +146,10 @@ fn faults_on_pages_in_flight() {
         .option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().cpus(2).workload(workload));
     let plan = MigrationPlan::new("postcopy").delay(MessageKind::Pages, Duration::from_millis(2));
-    let account = guest.migrate(&plan);
-    let under_way = account.requests_under_way.unwrap();
+    let json_report = guest.migrate(&plan);
+    let under_way = json_report.requests_under_way.unwrap();
     log(format!("{under_way} requests for pages in flight"));
-    assert!(under_way > 0, "{account:?}");
+    assert!(under_way > 0, "{json_report:?}");
 }
 
 /// A network card's rings are in the guest's memory, and QEMU reads them while it loads the card.
@@ -156,7 +169,7 @@ fn devices_fault_while_they_are_loaded() {
         )))
         .between_namespaces(network.source(), network.destination());
     let (exits, finished) = guest.start_migration(&plan).wait();
-    let there = exits.accounts[1].as_ref().unwrap();
+    let there = exits.json_reports[1].as_ref().unwrap();
     let before = there.faults_before_running.clone().unwrap();
     log(format!("before the guest ran: {before:?}"));
     let devices = before.iter().filter(|thread| thread.vcpu.is_none());
@@ -196,8 +209,8 @@ fn faults_while_the_network_is_full() {
         .transport(Transport::Address(address))
         .between_namespaces(link.source(), link.destination())
         .migrate_args(&["--links", "3"]);
-    let account = guest.migrate(&plan);
-    assert!(account.pages.urgent > 0 && account.pages.background > 0);
+    let json_report = guest.migrate(&plan);
+    assert!(json_report.pages.urgent > 0 && json_report.pages.background > 0);
 }
 
 /// Pieces of many huge pages in flight at once, requested by four processors.
@@ -207,8 +220,8 @@ fn huge_pages_on_several_links() {
     let mut guest = Guest::boot(&env, four(64).ram(Ram::Huge2M { mib: 256 }));
     for (mode, links) in [("postcopy", "3"), ("hybrid", "2")] {
         let plan = MigrationPlan::new(mode).migrate_args(&["--links", links]);
-        let account = guest.migrate(&plan.receive_args(&["--fault-threads", "2"]));
-        assert!(account.pages.urgent > 0, "{account:?}");
+        let json_report = guest.migrate(&plan.receive_args(&["--fault-threads", "2"]));
+        assert!(json_report.pages.urgent > 0, "{json_report:?}");
     }
 }
 
@@ -237,8 +250,9 @@ fn pages_of_a_gigabyte() {
         let finished = migration.wait().1;
         guest.assert_stayed(finished, mode);
     }
-    let account = guest.migrate(&MigrationPlan::new("postcopy").migrate_args(&["--links", "2"]));
-    assert!(account.pages.urgent > 0, "{account:?}");
+    let json_report =
+        guest.migrate(&MigrationPlan::new("postcopy").migrate_args(&["--links", "2"]));
+    assert!(json_report.pages.urgent > 0, "{json_report:?}");
 }
 
 /// The scheduling attributes of the engines' threads, urgent and background, once all threads
@@ -315,7 +329,7 @@ fn huge_pages_rebuilt_afterwards() {
     let plan = MigrationPlan::new("postcopy").receive_args(&["--collapse=2G"]);
     let before = free_huge_pages();
     let (exits, finished) = guest.start_migration(&plan).wait();
-    let collapse = exits.accounts[1]
+    let collapse = exits.json_reports[1]
         .as_ref()
         .unwrap()
         .collapse
@@ -323,6 +337,6 @@ fn huge_pages_rebuilt_afterwards() {
         .unwrap();
     assert!(collapse.tried >= 32, "{collapse:?}");
     collapse.assert_rebuilt(before);
-    assert!(exits.accounts[0].as_ref().unwrap().collapse.is_none());
+    assert!(exits.json_reports[0].as_ref().unwrap().collapse.is_none());
     guest.complete_migration(&exits, finished, "running");
 }

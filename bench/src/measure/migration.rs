@@ -71,7 +71,7 @@ pub fn measure(
             run.disk = Some(DiskOutcome {
                 before: read_rate(&lines, "source", working, moved.started),
                 during: read_rate(&lines, "source", moved.started, stop.at),
-                ..drains(&moved.account)
+                ..drains(&moved.report)
             });
         }
         run.series = Series {
@@ -123,8 +123,8 @@ fn migrate_and_record(
 fn lines_after(vm: &Vm, moment: Instant) -> Result<Vec<ConsoleLine>, BenchError> {
     vm.console()
         .wait_for("the line after the last page", 0, LONG, |line| {
-            let told = matches!(line.report, Report::Dirty(_));
-            (told && *line.vm == *vm.name() && line.at > moment).then_some(())
+            let is_dirty = matches!(line.report, Report::Dirty(_));
+            (is_dirty && *line.vm == *vm.name() && line.at > moment).then_some(())
         })?;
     Ok(vm.console().lines())
 }

@@ -24,8 +24,8 @@ pub struct DiskOutcome {
 }
 
 /// The drains in hikkoshi's JSON report.
-pub fn drains(account: &Value) -> DiskOutcome {
-    let drains = &account["drains"];
+pub fn drains(report: &Value) -> DiskOutcome {
+    let drains = &report["drains"];
     DiskOutcome {
         drains: drains["count"].as_u64(),
         drains_ms: drains["total_ms"].as_f64(),

@@ -30,7 +30,7 @@ pub struct HikkoshiMigration {
     receive: Side,
     migrate: Side,
     started: Instant,
-    account: PathBuf,
+    report: PathBuf,
 }
 
 impl HikkoshiMigration {
@@ -43,7 +43,7 @@ impl HikkoshiMigration {
         args: &Args,
         more: &[&str],
     ) -> Result<Self, BenchError> {
-        let account = |name: &str| testbed.lab.folder().join(format!("{name}.json"));
+        let report = |name: &str| testbed.lab.folder().join(format!("{name}.json"));
         let encrypted = variant.is_encrypted();
         let open = if encrypted { "--invite" } else { "--plaintext" };
         let mut words = vec!["receive", "--listen", testbed.network.address(), open];
@@ -54,7 +54,7 @@ impl HikkoshiMigration {
             testbed.network.destination(),
             &words,
             &testbed.destination,
-            &account("receive"),
+            &report("receive"),
         )?;
         receive.wait_listening()?;
 
@@ -82,13 +82,13 @@ impl HikkoshiMigration {
             testbed.network.source(),
             &words,
             &testbed.source,
-            &account("migrate"),
+            &report("migrate"),
         )?;
         Ok(Self {
             receive,
             migrate,
             started,
-            account: account("migrate"),
+            report: report("migrate"),
         })
     }
 
@@ -112,7 +112,7 @@ impl HikkoshiMigration {
             called_off,
             own_downtime_ms: None,
             rounds: None,
-            account: Value::Null,
+            report: Value::Null,
         };
         if called_off {
             // 1: the guest continues to run at the source.
@@ -128,9 +128,9 @@ impl HikkoshiMigration {
         if !received.success() {
             return Err(receive.ended(received));
         }
-        moved.account = read(&self.account)?;
-        moved.own_downtime_ms = moved.account["downtime_ms"].as_f64();
-        moved.rounds = moved.account["rounds"].as_u64();
+        moved.report = read(&self.report)?;
+        moved.own_downtime_ms = moved.report["downtime_ms"].as_f64();
+        moved.rounds = moved.report["rounds"].as_u64();
         Ok(moved)
     }
 
@@ -171,7 +171,7 @@ impl Side {
         host: &Namespace,
         arguments: &[&str],
         vm: &Vm,
-        account: &Path,
+        report: &Path,
     ) -> Result<Self, BenchError> {
         let failed = |source| BenchError::Program { side: name, source };
         let mut child = host
@@ -181,7 +181,7 @@ impl Side {
             .arg("--qmp")
             .arg(vm.qmp_path())
             .arg("--json")
-            .arg(account)
+            .arg(report)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

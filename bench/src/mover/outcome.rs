@@ -18,5 +18,5 @@ pub struct MoveOutcome {
     /// Rounds of pre-copy.
     pub rounds: Option<u64>,
     /// The system's own report, as JSON.
-    pub account: Value,
+    pub report: Value,
 }

@@ -28,7 +28,7 @@ pub fn migrate(
             called_off: false,
             own_downtime_ms: report.info["downtime"].as_f64(),
             rounds: report.info["ram"]["dirty-sync-count"].as_u64(),
-            account: report.info,
+            report: report.info,
         }),
         Err(LabError::QemuMigration { status, .. }) if give_up.is_some() && status == "active" => {
             let info = testbed
@@ -41,7 +41,7 @@ pub fn migrate(
                 called_off: true,
                 own_downtime_ms: None,
                 rounds: info["ram"]["dirty-sync-count"].as_u64(),
-                account: info,
+                report: info,
             })
         }
         Err(error) => Err(error.into()),

@@ -54,7 +54,8 @@ pub struct Run {
     /// Accesses and traffic over time.
     pub series: Series,
     /// The system's own report.
-    pub account: Value,
+    #[serde(rename = "account")]
+    pub report: Value,
 }
 
 /// Values over time, in seconds from the switchover.
@@ -120,7 +121,7 @@ impl Run {
             disk: None,
             web: None,
             series: Series::default(),
-            account: Value::Null,
+            report: Value::Null,
         }
     }
 
@@ -130,6 +131,6 @@ impl Run {
         self.own_downtime_ms = moved.own_downtime_ms;
         self.total_ms = Some((moved.ended - moved.started).as_secs_f64() * 1e3);
         self.rounds = moved.rounds;
-        self.account = moved.account.clone();
+        self.report = moved.report.clone();
     }
 }

@@ -133,7 +133,7 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         accesses_per_second: accesses(&|a| a.per_second),
         accesses: accesses(&|a| a.completed),
         stages_us: STAGES
-            .map(|stage| of(&|run| run.account["request_stages_us"][stage]["mean"].as_f64())),
+            .map(|stage| of(&|run| run.report["request_stages_us"][stage]["mean"].as_f64())),
         scan_ms: of(&|run| run.scan.as_ref().map(|scan| scan.ms)),
         scan_pages: of(&|run| run.scan.as_ref().map(|scan| scan.pages_per_second())),
         scan_ran: of(&|run| run.scan.as_ref().map(|scan| scan.ran)),

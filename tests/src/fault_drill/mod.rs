@@ -195,12 +195,12 @@ fn ram_blocks(vm: &Vm) -> f64 {
 /// which the guest made no progress: in an access to a page, or between two reports beyond the
 /// usual interval. All times are by the guest's clock.
 fn wait_for_recovery(vm: &Vm, first: usize) -> Duration {
-    let mut told = 0;
+    let mut reports = 0;
     let (mut spans, mut touch_us) = (Vec::new(), 0.0f64);
     let now = vm.console().len();
     vm.wait_report("work after an interruption", now, LONG, |report| {
-        told += u32::from(matches!(report, Report::Verify(_)));
-        (told == 2).then_some(())
+        reports += u32::from(matches!(report, Report::Verify(_)));
+        (reports == 2).then_some(())
     })
     .unwrap();
     for line in vm.console().since(first) {

@@ -130,7 +130,7 @@ impl Relay {
     }
 
     /// Waits for the breakpoint; returns whether it was reached.
-    pub fn wait_reached(&self, limit: Duration) -> bool {
+    pub(crate) fn wait_reached(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.shared.lock();
         while !state.reached {
@@ -149,7 +149,7 @@ impl Relay {
     }
 
     /// Whether the breakpoint was reached.
-    pub fn reached(&self) -> bool {
+    pub(crate) fn reached(&self) -> bool {
         self.shared.lock().reached
     }
 

@@ -101,7 +101,7 @@ mod tests {
             6000.0,
             1050.0,
         );
-        ours.account = json!({ "request_stages_us": {
+        ours.report = json!({ "request_stages_us": {
             "fault_to_request": { "mean": 10.0 },
             "request_to_page": { "mean": 200.0 },
             "page_to_installed": { "mean": 20.0 },

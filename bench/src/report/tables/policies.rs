@@ -1,4 +1,4 @@
-//! hikkoshi with one policy changed, beside its defaults.
+//! hikkoshi with one policy changed, compared with its defaults.
 
 use super::labels::{name, title};
 use crate::plan::{Kind, Variant, Workload};
