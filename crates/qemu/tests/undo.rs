@@ -250,7 +250,7 @@ fn the_wrong_qemu_and_none_at_all() {
         let mut unseen = identity.clone();
         unseen.namespaces.pid_namespace += 1;
         let error = undo(&unseen, &record).unwrap_err();
-        assert!(matches!(error, UndoError::Look(_)), "{error}");
+        assert!(matches!(error, UndoError::FindProcess(_)), "{error}");
         drop(qemu);
         assert_eq!(undo(&identity, &record).unwrap(), UndoOutcome::QemuExited);
     });

@@ -1,4 +1,4 @@
-//! Notices that QEMU has ended while nobody talks to it.
+//! A thread that notices the end of QEMU while it waits for a guest.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,12 @@ use std::time::Duration;
 use hikkoshi_engine::Cancel;
 use hikkoshi_linux::Process;
 
-/// How often to look. Nothing is lost meanwhile but the operator's time.
+/// The time between two checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Watches a process for as long as it is not dropped, and cancels the wait for
-/// a guest when the process ends. With a guest on its way the engine finds out
-/// by itself, and knows better what it means: then this looks disabled.
+/// Watches a process until it is dropped, and cancels the wait for a guest if the
+/// process ends. While a guest is being received this is disabled: then the engine
+/// notices the end itself, and knows better what it means.
 #[derive(Debug)]
 pub(crate) struct ExitWatch {
     process: Arc<Process>,
@@ -23,14 +23,13 @@ pub(crate) struct ExitWatch {
 
 #[derive(Debug, Default)]
 struct Flags {
-    /// Held for the length of a look: who has told it to look disabled need not
-    /// fear one that had begun before.
+    /// Locked during a check, so that no check is in progress after this was set.
     disabled: Mutex<bool>,
     stop: AtomicBool,
 }
 
 impl ExitWatch {
-    /// Begins it; `cancel` is set at QEMU's end.
+    /// Starts watching. Sets `cancel` when QEMU ends.
     pub(crate) fn start(process: &Arc<Process>, cancel: Cancel) -> io::Result<Self> {
         let exit_watch = Self {
             process: Arc::clone(process),
@@ -53,12 +52,12 @@ impl ExitWatch {
         Ok(exit_watch)
     }
 
-    /// A guest is on its way: from now on nothing is cancelled.
+    /// A guest is being received: from now on nothing is cancelled.
     pub(crate) fn disable(&self) {
         self.flags.set_disabled(true);
     }
 
-    /// None is any more.
+    /// No guest is being received any more.
     pub(crate) fn enable(&self) {
         self.flags.set_disabled(false);
     }
@@ -66,11 +65,11 @@ impl ExitWatch {
 
 impl Flags {
     fn set_disabled(&self, disabled: bool) {
-        // A flag is whole whatever became of who held it.
+        // A flag is valid even if a thread panicked while it held the lock.
         *self.disabled.lock().unwrap_or_else(PoisonError::into_inner) = disabled;
     }
 
-    /// One look; whether it was the last.
+    /// Checks once. Returns whether this was the last check.
     fn check(&self, process: &Process, cancel: &Cancel) -> bool {
         let disabled = self.disabled.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = !*disabled && !process.is_alive();
@@ -118,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn while_it_looks_away_nothing_is_cancelled() {
+    fn nothing_is_cancelled_while_disabled() {
         let (child, exit_watch, cancel) = watched();
-        // Also none that is under way: that would cancel sometimes only.
+        // Also not by a check in progress, which would cancel only sometimes.
         exit_watch.disable();
         end(child);
         thread::sleep(2 * POLL_INTERVAL);

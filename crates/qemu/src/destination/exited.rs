@@ -13,8 +13,8 @@ use crate::destination::DestinationNotes;
 use crate::identity::QemuExitedError;
 use crate::identity::ReattachError;
 
-/// A QEMU that has ended before it ran the guest that it had: all there is to
-/// do is to tell the source.
+/// A destination whose QEMU ended before the guest ran there. The engine can only
+/// report this to the source.
 #[derive(Debug)]
 pub struct ExitedDestination {
     pid: u32,
@@ -23,16 +23,16 @@ pub struct ExitedDestination {
 }
 
 impl ExitedDestination {
-    /// The one that was noted.
+    /// The recorded one.
     ///
     /// # Errors
     ///
-    /// See [`ReattachError`]: the notes make no sense.
+    /// See [`ReattachError`]: the notes are damaged.
     pub fn new(notes: &DestinationNotes) -> Result<Self, ReattachError> {
         let identity = &notes.identity;
         let layout = identity.description.layout()?;
         let blocks = layout.blocks().len();
-        // Nobody reads or writes them.
+        // The files are neither read nor written.
         let nothing = || File::open("/dev/null").map(|file| RamFile::new(file, 0));
         let files = (0..blocks)
             .map(|_| nothing())
@@ -67,11 +67,11 @@ impl DestinationGuest for ExitedDestination {
     }
 
     fn prepare(&mut self) -> Result<(), GuestError> {
-        self.cannot("readying QEMU to take in a guest")
+        self.cannot("preparing QEMU for the incoming guest")
     }
 
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
-        self.cannot("taking over what the engine before left in QEMU")
+        self.cannot("taking over the userfaultfd of the interrupted migration in QEMU")
     }
 
     fn load_device_state(&mut self, _: Vec<u8>) -> Result<(), GuestError> {

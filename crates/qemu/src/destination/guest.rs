@@ -1,4 +1,4 @@
-//! The destination as the engine sees it.
+//! The engine's interface to a destination.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -61,7 +61,7 @@ impl DestinationGuest for QemuDestination {
             Ok(listener) => self.listener = Some(listener),
             Err(error) => tracing::warn!(
                 %error,
-                "listening to QEMU: a guest that shuts itself down will look like one that is lost"
+                "listening to QEMU's events: a guest that shuts itself down will be reported as lost"
             ),
         }
     }
@@ -91,14 +91,14 @@ impl DestinationGuest for QemuDestination {
     }
 
     fn abandon_userfault(&mut self) {
-        // Another engine goes on, and finds everything as it is: the settings,
-        // too, which cannot be put back while QEMU waits for a page.
+        // Another engine continues. It also finds the settings unrestored, which
+        // cannot be changed while QEMU waits for a page.
         self.settings = Settings::default();
         if let Some(userfault) = self.userfault.take() {
             tracing::debug!(
                 pid = self.process.pid(),
                 number = userfault.remote(),
-                "leaving the userfaultfd in QEMU, pages may be missing"
+                "leaving the userfaultfd in QEMU, because pages may be missing"
             );
             userfault.keep_inside();
         }

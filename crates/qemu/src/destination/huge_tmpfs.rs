@@ -1,10 +1,9 @@
-//! Whether the kernel puts huge pages into a tmpfs.
+//! Finds out whether the kernel puts huge pages into a tmpfs.
 //!
-//! Post-copy drops pages of the RAM file one by one and fills them in one by
-//! one. In a tmpfs that is mounted with `huge=` the kernel may have put a page
-//! into a huge one: a hole that is punched into that is a hole only if the
-//! kernel manages to split it, and otherwise holds zeros, to which no access
-//! ever faults. (`Documentation/admin-guide/mm/transhuge.rst`, "Hugepages in
+//! Post-copy drops and fills single pages of a RAM file. In a tmpfs that is mounted with
+//! `huge=`, a page can be part of a huge page. Punching a hole into a huge page creates
+//! a hole only if the kernel can split the huge page. Otherwise the range is filled
+//! with zeros, and accesses do not fault. (`Documentation/admin-guide/mm/transhuge.rst`, "Hugepages in
 //! tmpfs/shmem".)
 
 use std::io::{self, BufRead, BufReader};
@@ -12,24 +11,24 @@ use std::os::fd::AsFd;
 
 use hikkoshi_linux::Process;
 
-/// Overrules every mount: `deny` and `force`. Its other values are about
-/// memory without a mount that one could see.
-const OVERRULE: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+/// Its values `deny` and `force` override every mount. Its other values apply to
+/// memory without a visible mount.
+const OVERRIDE: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// What makes the kernel put huge pages into the file's tmpfs, in the words of
-/// who set it, if anything does.
+/// The setting that makes the kernel put huge pages into the file's tmpfs, if there
+/// is one.
 ///
 /// # Errors
 ///
-/// What `fstat` or reading `/proc/PID/mountinfo` says.
+/// The error of `fstat`, or of reading `/proc/PID/mountinfo`.
 pub(crate) fn cause(process: &Process, file: impl AsFd) -> io::Result<Option<String>> {
-    // Not there: a kernel that cannot do it.
-    let Ok(overrule) = std::fs::read_to_string(OVERRULE) else {
+    // Missing if the kernel does not support huge pages there.
+    let Ok(override_) = std::fs::read_to_string(OVERRIDE) else {
         return Ok(None);
     };
-    match selected(&overrule) {
+    match selected(&override_) {
         Some("deny") => return Ok(None),
-        Some("force") => return Ok(Some(format!("{OVERRULE} is force"))),
+        Some("force") => return Ok(Some(format!("{OVERRIDE} is force"))),
         _ => {}
     }
     let device = rustix::fs::fstat(file)?.st_dev;
@@ -43,7 +42,7 @@ pub(crate) fn cause(process: &Process, file: impl AsFd) -> io::Result<Option<Str
             return Ok(Some(format!("mount option {option}")));
         }
     }
-    // Also for a file system that is not mounted any more.
+    // Also if the file system is not mounted any more.
     Ok(None)
 }
 
@@ -53,9 +52,9 @@ fn selected(text: &str) -> Option<&str> {
         .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
-/// The option `huge=…` of the file system `device`, but for `never`, in a line
-/// of `mountinfo` (proc_pid_mountinfo(5)): the device is the third field, the
-/// file system's own options are the third behind the dash.
+/// The option `huge=…` of the file system `device`, except `huge=never`, in a line of
+/// `mountinfo` (proc_pid_mountinfo(5)): the device is the third field, the file
+/// system's own options are the third field after the dash.
 fn huge_option<'a>(line: &'a str, device: &str) -> Option<&'a str> {
     let (mount, system) = line.split_once(" - ")?;
     if mount.split(' ').nth(2) != Some(device) {
@@ -72,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_option_is_found_at_its_file_system_only() {
+    fn the_option_belongs_to_its_file_system() {
         let shm = "26 20 0:23 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw,size=1k,inode64";
         let huge = "300 20 0:52 / /mnt/a\\040b rw,relatime - tmpfs none rw,huge=within_size";
         assert_eq!(huge_option(huge, "0:52"), Some("huge=within_size"));
@@ -91,15 +90,15 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_is_looked_up() {
+    fn the_tmpfs_of_shared_memory_is_examined() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         let own = Process::open(std::process::id()).unwrap();
-        // The machine's owner may have set it: what matters is that it can be told.
+        // The result depends on how this machine is configured.
         let found = cause(&own, &file).unwrap();
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
         let shm = mounts.lines().find(|line| line.contains(" /dev/shm "));
         let huge = shm.is_some_and(|line| line.contains("huge=") && !line.contains("huge=never"));
-        if std::fs::read_to_string(OVERRULE).is_ok_and(|text| selected(&text) == Some("never")) {
+        if std::fs::read_to_string(OVERRIDE).is_ok_and(|text| selected(&text) == Some("never")) {
             assert_eq!(found.is_some(), huge, "{found:?}");
         }
     }

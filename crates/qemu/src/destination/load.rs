@@ -1,4 +1,4 @@
-//! Load.
+//! Prepares QEMU for the incoming guest, and loads the device state.
 
 use std::time::Instant;
 
@@ -14,11 +14,12 @@ use crate::qmp::{COMMAND_TIMEOUT, Version};
 use crate::settings::{self, Settings};
 use crate::stream::{self, DeviceStateWriter, ReadUntil};
 
-/// From this version on QEMU can be told to survive a bad stream, and so to
-/// say what was wrong with it (`exit-on-error`).
+/// From this version on, `exit-on-error` can be turned off: QEMU then survives a bad
+/// stream and reports what is wrong with it.
 const EXIT_ON_ERROR_SINCE: Version = Version::new(9, 1, 0);
 
 impl QemuDestination {
+    /// Makes everything ready that does not need the device state.
     pub(super) fn ready(&mut self) -> Result<(), PrepareError> {
         self.prepared = true;
         if let Some(exit_watch) = &self.exit_watch {
@@ -29,9 +30,9 @@ impl QemuDestination {
         if state != "inmigrate" {
             return Err(PrepareError::State { state });
         }
-        // In this state `stop` does not stop anything: it makes QEMU not start
-        // the guest by itself at the end of the load, whether it was started
-        // with -S or not (tried with 7.2 and 10.0).
+        // In this state `stop` pauses nothing. It prevents QEMU from starting the
+        // guest at the end of the load, whether QEMU was started with -S or not
+        // (tested with 7.2 and 10.0).
         client.execute("stop", json!({}))?;
         if self.settings == Settings::default() {
             let (before, after) = settings::plan(client, Side::Destination)?;
@@ -40,18 +41,19 @@ impl QemuDestination {
             settings::apply(client, &after)?;
         }
         if self.socket.is_none() {
-            // Now, not when the source's guest is stopped and everybody waits.
+            // Now, and not during the downtime.
             self.socket = Some(stream::open(client, ReadUntil::End)?);
         }
-        // Later QMP may be silent: QEMU may wait for a page itself.
+        // Now, because later QEMU may wait for a page and not answer.
         self.vcpus = vcpus::query(client)?;
         Ok(())
     }
 
+    /// Loads the device state.
     pub(super) fn load(&mut self, state: Vec<u8>) -> Result<(), LoadError> {
         if let Some(userfault) = &self.userfault {
-            // From here on pages may be waited for. Should we die, or be
-            // dropped without a word, they must not read as zeros.
+            // From here on, threads may wait for pages. If we die or are dropped,
+            // missing pages must not read as zeros.
             userfault.keep_inside();
         }
         self.loading = true;
@@ -72,8 +74,8 @@ impl QemuDestination {
         let bytes = state.len();
         let socket = self.socket.take().ok_or(LoadError::NotPrepared)?;
         let client = connected(&mut self.client)?;
-        // Dropped at the end, which breaks a load that is still going on.
-        let _feed = DeviceStateWriter::start(socket, state)?;
+        // Dropped at the end, which aborts a load that is still in progress.
+        let _writer = DeviceStateWriter::start(socket, state)?;
         client.forget_events();
         let mut ran = false;
         let uri = format!("fd:{}", stream::FD_NAME);
@@ -92,7 +94,7 @@ impl QemuDestination {
         match status {
             Ok(Some(MigrationStatus::Completed)) => {}
             Ok(Some(_)) => {
-                // Old versions exit right after saying so.
+                // Old versions exit right after they report this.
                 let error = migration::query(client).ok().and_then(|info| info.error);
                 return Err(LoadError::Refused { error });
             }
@@ -100,8 +102,8 @@ impl QemuDestination {
             Err(error) if error.is_closed() => return Err(LoadError::Refused { error: None }),
             Err(error) => return Err(error.into()),
         }
-        // A guest that starts by itself does so before QEMU says "completed";
-        // asking would cost another answer while everybody waits.
+        // A guest that starts too early does so before QEMU reports "completed". A
+        // query would add to the downtime.
         if ran {
             client.execute("stop", json!({}))?;
             return Err(LoadError::Ran);

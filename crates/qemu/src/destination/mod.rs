@@ -1,4 +1,11 @@
-//! The machine that takes a guest in.
+//! The destination's QEMU: [`QemuDestination`].
+//!
+//! The methods are grouped by phase: preparing QEMU and loading the device state
+//! (`load.rs`), the userfaultfd (`userfault.rs`), resuming the guest (`run.rs`),
+//! releasing QEMU (`release.rs`). Two threads watch QEMU: `exit_watch.rs` before a
+//! guest arrives, `shutdown_listener.rs` while the guest runs and pages are missing.
+//! A destination whose QEMU has ended is an
+//! [`ExitedDestination`](exited::ExitedDestination).
 
 mod error;
 mod exit_watch;
@@ -40,56 +47,56 @@ use crate::identity::{QemuIdentity, ReattachError};
 use crate::qmp::Client;
 use crate::settings::Settings;
 
-/// A QEMU that waits for a guest; see [`DestinationGuest`].
+/// A QEMU that waits for an incoming guest; see [`DestinationGuest`].
 #[derive(Debug)]
 pub struct QemuDestination {
-    /// `None` before a QEMU that was taken up has been talked to: it may say
-    /// nothing before it gets a page.
+    /// `None` after reattaching, until QEMU is needed: it may not answer before it
+    /// gets a page.
     client: Option<Client>,
-    /// Another program had begun this.
+    /// Whether another program began this migration.
     reattached: bool,
     process: Arc<Process>,
     machine: Machine,
     ram: Arc<RamFiles>,
     identity: QemuIdentity,
-    /// As they were when this was attached.
+    /// The processors, read when attaching.
     processors: Processors,
     noted: SharedNotes,
     settings: Settings,
-    /// For the device state: our end, QEMU has the other already.
+    /// Our end of the socket for the device state. QEMU has the other.
     socket: Option<UnixStream>,
     userfault: Option<ForeignUserfault>,
-    /// A guest was on its way here, at least.
+    /// Whether a guest has been sent here, even in part.
     prepared: bool,
     loading: bool,
     loaded: bool,
-    /// QEMU refused to run the guest that was loaded here, and never did.
+    /// Whether QEMU refused to run the loaded guest, which has never run here.
     never_ran: bool,
     cancel: Option<Cancel>,
-    /// Which thread runs which virtual processor.
+    /// The thread of each virtual processor.
     vcpus: Vec<Vcpu>,
     exit_watch: Option<ExitWatch>,
-    /// While the guest runs here and pages may be missing.
+    /// Used while the guest runs here and pages may be missing.
     listener: Option<ShutdownListener>,
     _lock: ExclusiveAccess,
 }
 
 impl QemuDestination {
-    /// Gets hold of the QEMU whose QMP socket is at `qmp`, started with
+    /// Attaches to the QEMU whose QMP socket is at `qmp`, started with
     /// `-incoming defer`.
     ///
     /// # Errors
     ///
-    /// See [`AttachError`]; QEMU has not been touched then.
+    /// See [`AttachError`]; QEMU is unchanged.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
         Self::attach_allowing(qmp, &AllowedTypes::default())
     }
 
-    /// Like [`attach`](Self::attach), with devices that hikkoshi does not know.
+    /// Like [`attach`](Self::attach), and also allows these unknown types.
     ///
     /// # Errors
     ///
-    /// See [`AttachError`]; QEMU has not been touched then.
+    /// See [`AttachError`]; QEMU is unchanged.
     pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
         let qemu = attach(qmp, Side::Destination, allowed)?;
         let identity = QemuIdentity::of(qmp, &qemu)?;
@@ -121,12 +128,13 @@ impl QemuDestination {
         })
     }
 
-    /// Takes up a QEMU that has a guest, or would have one soon, when the program
-    /// that took it in ended. QEMU is not talked to yet. `None` when it is gone.
+    /// Reattaches to the QEMU of a migration whose program has ended. The QEMU has a
+    /// guest, or would soon have had one. Does not connect to its monitor yet. `None`
+    /// if QEMU has ended.
     ///
     /// # Errors
     ///
-    /// See [`ReattachError`]. The guest goes on waiting for its pages.
+    /// See [`ReattachError`]. The guest continues to wait for its pages.
     pub fn reattach(notes: &DestinationNotes) -> Result<Option<Self>, ReattachError> {
         let identity = &notes.identity;
         let Some(process) = identity.process()? else {
@@ -139,8 +147,8 @@ impl QemuDestination {
             None => None,
             Some(number) => {
                 let left = process::userfaults(&process)?;
-                // Closed once everything was here. While something is missing
-                // it is asked for (`userfault`), and must be there.
+                // It was closed when no page was missing any more. Otherwise
+                // `userfault` needs it and fails if it does not exist.
                 let there = left.iter().any(|leftover| leftover.number == number);
                 there
                     .then(|| ForeignUserfault::adopt(&process, number))
@@ -175,36 +183,35 @@ impl QemuDestination {
         }))
     }
 
-    /// What another program must know to go on, as of whenever it is looked at.
+    /// What another program needs to know to reattach. Stays up to date.
     pub fn noted(&self) -> SharedNotes {
         self.noted.clone()
     }
 
-    /// Makes loading the device state end early, with an error, once `cancel`
-    /// is set. (It is the one step that waits for the other side: for pages.)
+    /// Makes loading the device state fail once `cancel` is set. (It is the only step
+    /// that waits for the source: for pages.)
     pub fn cancel_load_with(&mut self, cancel: Cancel) {
         self.cancel = Some(cancel);
     }
 
-    /// Sets `cancel` when QEMU ends while it waits for a guest: nobody else
-    /// would notice. With a guest on its way the calls for it fail.
+    /// Sets `cancel` if QEMU ends while it waits for a guest, which would otherwise not
+    /// be noticed. While a guest is being received, the other methods fail then.
     ///
     /// # Errors
     ///
-    /// When there is no room for a thread.
+    /// If the thread cannot be started.
     pub fn cancel_on_exit(&mut self, cancel: Cancel) -> io::Result<()> {
         self.exit_watch = Some(ExitWatch::start(&self.process, cancel)?);
         Ok(())
     }
 
-    /// Whether QEMU is gone.
+    /// Whether QEMU has ended.
     pub fn has_ended(&self) -> bool {
         self.process.has_lost_memory()
     }
 
-    /// Whether it can take another guest in as it is: nothing has arrived here. (Pages
-    /// that were left by another guest would not be dropped where the next one has
-    /// none.)
+    /// Whether this QEMU can receive another guest: nothing has arrived here. (Pages of
+    /// an earlier guest would not be dropped where the next guest has none.)
     pub fn is_unused(&self) -> bool {
         !self.prepared && !self.has_ended()
     }

@@ -1,4 +1,4 @@
-//! Notes.
+//! What another program needs to know to reattach to a destination.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,29 +7,29 @@ use serde::{Deserialize, Serialize};
 use crate::identity::QemuIdentity;
 use crate::settings::Settings;
 
-/// What another program must know to go on with a destination.
+/// What another program needs to know to reattach to a destination.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DestinationNotes {
-    /// Where it is.
+    /// The QEMU process and its guest's memory.
     #[serde(rename = "place")]
     pub identity: QemuIdentity,
-    /// QEMU's settings that were changed, as they were.
+    /// The original values of QEMU's changed settings.
     pub settings: Settings,
-    /// The userfaultfd's number inside QEMU, if one was taken.
+    /// The userfaultfd's descriptor number inside QEMU, if there is one.
     pub userfault: Option<i32>,
 }
 
-/// The notes as of now, wherever they are looked at from.
+/// Notes that several threads read while they change.
 #[derive(Debug, Clone)]
 pub struct SharedNotes(Arc<Mutex<DestinationNotes>>);
 
 impl SharedNotes {
-    /// These, to begin with.
+    /// Starts with these notes.
     pub fn new(notes: DestinationNotes) -> Self {
         Self(Arc::new(Mutex::new(notes)))
     }
 
-    /// The notes.
+    /// The notes, as of now.
     pub fn get(&self) -> DestinationNotes {
         self.0
             .lock()

@@ -1,4 +1,4 @@
-//! Release.
+//! Restores everything that was changed in QEMU.
 
 use hikkoshi_engine::{Cancel, DestinationGuest};
 
@@ -33,13 +33,13 @@ impl QemuDestination {
         self.socket = None;
         if self.settings != Settings::default() && self.process.is_alive() {
             match self.restore_settings() {
-                // A QEMU that has exited needs nothing back.
+                // A QEMU that has exited needs no restoring.
                 Ok(()) => self.settings = Settings::default(),
                 Err(MonitorError::Qmp(error)) if error.is_closed() => {
                     self.settings = Settings::default();
                 }
                 Err(error) if first.is_ok() => first = Err(error.into()),
-                Err(error) => tracing::warn!(%error, "putting QEMU's migration settings back"),
+                Err(error) => tracing::warn!(%error, "restoring QEMU's migration settings"),
             }
         }
         if let Some(exit_watch) = &self.exit_watch {
@@ -52,12 +52,12 @@ impl QemuDestination {
 impl Drop for QemuDestination {
     fn drop(&mut self) {
         if self.loading {
-            // Neither released nor, perhaps, abandoned: pages may be missing, and
-            // closing the userfaultfd would turn them into zeros without a word.
+            // Pages may be missing, and closing the userfaultfd would silently turn
+            // them into zeros.
             return self.abandon_userfault();
         }
         if let Err(error) = self.release_qemu() {
-            tracing::warn!(%error, "leaving QEMU");
+            tracing::warn!(%error, "restoring what was changed in QEMU");
         }
     }
 }

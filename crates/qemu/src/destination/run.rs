@@ -1,4 +1,4 @@
-//! Run.
+//! Resumes the guest at the destination.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,16 @@ use crate::qmp::migration;
 use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT, connected};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
 
-/// How long to try to get through to a QEMU whose socket is not as it should be,
-/// before it is made to run. One that just says nothing is waited for as long as
-/// anybody wants it to run: it may wait for a page itself.
+/// How long to try to connect before resuming, if the connection fails. A QEMU that
+/// does not answer has no timeout, because it may wait for a page: then only the
+/// caller cancels.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long to wait for `RESUME` once `cont` has been accepted.
+/// How long to wait for the event `RESUME` after `cont` was accepted.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl QemuDestination {
+    /// Resumes the guest if it was `running` at the source.
     pub(super) fn run(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, RunError> {
         if !self.loaded {
             return Err(RunError::NotLoaded);
@@ -38,7 +39,7 @@ impl QemuDestination {
         client.set_timeout(NO_TIMEOUT);
         let outcome = run(client, self.reattached);
         client.set_timeout(COMMAND_TIMEOUT);
-        // Of one that was taken up nobody knows what it did before.
+        // After reattaching it is not known whether the guest has run before.
         let never_ran = !self.reattached && is_refused(&outcome) && has_never_run(client);
         client.set_cancel(None);
         let outcome = match outcome {
@@ -51,17 +52,17 @@ impl QemuDestination {
         Ok(at)
     }
 
-    /// QEMU has one monitor for us: it is taken back from who listens to it.
+    /// Stops the listener and takes the monitor back from it.
     pub(super) fn stop_listening(&mut self) {
         if let Some(listener) = self.listener.take() {
             self.client = listener.stop();
         }
     }
 
-    /// QEMU has refused to run the guest, which has never run here: its source can
-    /// have it back. `cont` takes the images one after the other, and QEMU keeps
-    /// those that it took before one failed (7.2 and 10.0): they are free once it
-    /// is gone. It is of no use any more, with a guest that is not to run in it.
+    /// Ends a QEMU that refused to run the guest, which has never run here, so that it
+    /// can resume at its source. `cont` locks the images one after the other, and
+    /// after a failure QEMU keeps those that it locked before (7.2 and 10.0). They are
+    /// released when it ends. This QEMU cannot be used for anything else.
     fn decline(&mut self, source: QmpError) -> RunError {
         let pid = self.process.pid();
         match self.process.kill() {
@@ -74,8 +75,8 @@ impl QemuDestination {
     }
 }
 
-/// Makes the guest run; `reattached`: it may run already. As long as the client
-/// waits: storage is opened, and pages may be missing.
+/// Resumes the guest. `reattached`: it may run already. The client's timeout applies:
+/// QEMU opens storage, and may wait for missing pages.
 fn run(client: &mut Client, reattached: bool) -> Result<Instant, RunError> {
     let asked = Instant::now();
     if reattached && migration::run_state(client)?.running {
@@ -104,12 +105,12 @@ fn is_refused(outcome: &Result<Instant, RunError>) -> bool {
     matches!(outcome, Err(RunError::Qmp(error)) if error.is_refusal())
 }
 
-/// Whether a guest that this program has loaded, and that QEMU has just refused
-/// to run (its storage, mostly), stands as it was loaded.
+/// Whether the guest has never run since this program loaded it, after QEMU refused to
+/// run it (usually because of its storage).
 fn has_never_run(client: &mut Client) -> bool {
     let state = migration::run_state(client);
-    // Nobody else has run it meanwhile, either: events come before answers.
+    // No other program has resumed it either: events come before answers.
     let resumed = client.has_event("RESUME");
-    tracing::debug!(?state, resumed, "after QEMU has refused to run the guest");
+    tracing::debug!(?state, resumed, "after QEMU refused to run the guest");
     !resumed && state.is_ok_and(|state| !state.running)
 }

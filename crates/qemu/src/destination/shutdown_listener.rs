@@ -1,9 +1,9 @@
-//! Listens for why QEMU ends while a guest that has arrived lacks pages.
+//! A thread that listens for the guest's shutdown while pages are missing.
 //!
-//! A guest that powers itself off ends its QEMU (unless that was started with
-//! `-no-shutdown`). From outside that looks like a QEMU that was killed; only the
-//! event `SHUTDOWN` tells the two apart. QEMU sends it before it exits, and what it
-//! has sent can be read after its end.
+//! A guest that powers off ends its QEMU (unless that was started with
+//! `-no-shutdown`). From outside this looks like a killed QEMU; only the event
+//! `SHUTDOWN` shows the difference. QEMU sends it before it exits, and it can still be
+//! read afterwards.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,14 +19,14 @@ use serde_json::Value;
 use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{Client, QmpError, QmpEvent};
 
-/// How long the last events of a QEMU that has ended may take to be read: they are
-/// in the socket already.
+/// The longest time for reading the last events of a QEMU that has ended. They are
+/// already in the socket.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two looks whether they have been.
+/// The time between two checks of the thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A thread that reads QEMU's events. Ends on drop.
+/// A thread that reads QEMU's events. Stops when dropped.
 #[derive(Debug)]
 pub(crate) struct ShutdownListener {
     thread: Option<JoinHandle<Option<Client>>>,
@@ -35,8 +35,8 @@ pub(crate) struct ShutdownListener {
 }
 
 impl ShutdownListener {
-    /// Begins to listen, with the monitor that there is, or one of its own: QEMU
-    /// may wait for a page, and answer later.
+    /// Starts listening, with this monitor or a new connection. QEMU may wait for a page
+    /// and answer later.
     pub(crate) fn start(
         client: Option<Client>,
         qmp: PathBuf,
@@ -55,12 +55,12 @@ impl ShutdownListener {
         })
     }
 
-    /// Ends it, and gives the monitor back if there is one.
+    /// Stops listening, and returns the monitor if there is one.
     pub(crate) fn stop(mut self) -> Option<Client> {
         self.join()
     }
 
-    /// Whether a QEMU that has ended did so because its guest wanted that.
+    /// Whether a QEMU that has ended did so because its guest shut down.
     pub(crate) fn has_shut_down(&self) -> bool {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         let reads = |thread: &JoinHandle<_>| !thread.is_finished();
@@ -72,7 +72,7 @@ impl ShutdownListener {
 
     fn join(&mut self) -> Option<Client> {
         self.stop.cancel();
-        // A panic was reported by the panic hook; a new monitor will do.
+        // The panic hook has reported a panic; a new connection is possible.
         self.thread.take()?.join().ok().flatten()
     }
 }
@@ -98,14 +98,14 @@ fn listen(
     match monitor::get_or_connect(&mut slot, qmp, process, timeouts, stop) {
         Ok(client) => client.set_cancel(Some(stop.clone())),
         Err(error) => {
-            tracing::debug!(%error, "QEMU's events are not heard");
+            tracing::debug!(%error, "not listening to QEMU's events");
             return None;
         }
     }
     let mut client = slot?;
     loop {
         let deadline = Instant::now() + NO_TIMEOUT;
-        match client.wait_event("the guest's end", deadline, guest_asked_for_end) {
+        match client.wait_event("the guest's shutdown", deadline, guest_asked_for_end) {
             Ok(Some(guest_asked_for_end)) => {
                 shut_down.store(guest_asked_for_end, Ordering::Release)
             }
@@ -122,10 +122,9 @@ fn listen(
     }
 }
 
-/// What an event says about whether the guest wants QEMU to end: when it has powered
-/// off, or restarts where that is to end QEMU (`-no-reboot`). Who tells QEMU to quit
-/// later, as a manager does with a QEMU that was started with `-no-shutdown`, changes
-/// nothing about that; whoever has the guest run again does.
+/// Whether this event shows that the guest ends QEMU: it has powered off, or reboots
+/// although that ends QEMU (`-no-reboot`). A later `quit`, as management software sends
+/// to a QEMU with `-no-shutdown`, does not change this. Resuming the guest does.
 fn guest_asked_for_end(event: &QmpEvent) -> Option<bool> {
     match event.name.as_str() {
         "SHUTDOWN" => {
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_guests_own_wish_counts() {
+    fn only_a_shutdown_by_the_guest_counts() {
         let guest = json!({ "guest": true, "reason": "guest-shutdown" });
         assert_eq!(guest_asked_for_end(&event("SHUTDOWN", guest)), Some(true));
         let host = json!({ "guest": false, "reason": "host-qmp-quit" });

@@ -1,4 +1,4 @@
-//! Userfaultfd.
+//! The userfaultfd for missing pages.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use super::huge_tmpfs;
 use super::{QemuDestination, UserfaultError};
 
 impl QemuDestination {
-    /// Whether the userfaultfd that the engine before has left, of a QEMU that was
-    /// taken up in post-copy, is there.
+    /// After reattaching in post-copy: checks that the userfaultfd of the previous engine
+    /// still exists inside QEMU.
     ///
     /// # Errors
     ///
@@ -26,7 +26,7 @@ impl QemuDestination {
     }
 
     pub(super) fn userfault(&mut self) -> Result<Arc<Userfault>, UserfaultError> {
-        self.check_page_size()?;
+        self.check_tmpfs()?;
         self.check_userfault()?;
         let taken = match self.userfault.take() {
             Some(taken) => taken,
@@ -37,8 +37,8 @@ impl QemuDestination {
         Ok(Arc::clone(self.userfault.insert(taken).userfault()))
     }
 
-    /// Pages of a tmpfs must come and go one by one.
-    fn check_page_size(&self) -> Result<(), UserfaultError> {
+    /// Checks that the kernel puts no huge pages into a tmpfs.
+    fn check_tmpfs(&self) -> Result<(), UserfaultError> {
         let ram = &self.ram;
         for ((block, _), file) in ram.layout().blocks().zip(ram.files()) {
             let id = || block.id.clone();

@@ -1,4 +1,4 @@
-//! Which of QEMU's threads are virtual processors.
+//! Finds out which of QEMU's threads are virtual processors.
 
 use std::io::Read;
 
@@ -8,21 +8,21 @@ use serde_json::{Value, json};
 
 use crate::qmp::{Client, QmpError};
 
-/// A virtual processor and the thread that runs it. With TCG in one thread
-/// (`thread=single`) several have the same.
+/// A virtual processor and its thread. With `thread=single` under TCG, several have
+/// the same thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Vcpu {
     number: u32,
     thread: u32,
 }
 
-/// Asks QEMU.
+/// Queries QEMU.
 pub(crate) fn query(client: &mut Client) -> Result<Vec<Vcpu>, QmpError> {
     let answer = client.execute("query-cpus-fast", json!({}))?;
     Ok(parse(&answer))
 }
 
-/// An entry that says nothing usable is left out: names are for people.
+/// Skips entries that cannot be parsed: the names are only for people.
 fn parse(answer: &Value) -> Vec<Vcpu> {
     let number = |value: &Value| value.as_u64().and_then(|number| number.try_into().ok());
     let vcpu = |entry: &Value| {
@@ -35,7 +35,7 @@ fn parse(answer: &Value) -> Vec<Vcpu> {
     entries.iter().filter_map(vcpu).collect()
 }
 
-/// What thread `thread` of QEMU is. Does not ask QEMU, which may be waiting.
+/// The name of QEMU's thread `thread`. Does not query QEMU, which may be waiting.
 pub(crate) fn name(process: &Process, vcpus: &[Vcpu], thread: u32) -> Option<ThreadName> {
     let mut name = String::new();
     let comm = process.open_proc(&format!("task/{thread}/comm"));
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processors_are_known_by_their_threads() {
+    fn processors_and_their_threads_are_parsed() {
         let vcpus = parse(&json!([
             {"cpu-index": 0, "thread-id": 4711, "qom-path": "/machine/unattached/device[0]"},
             {"cpu-index": 1, "thread-id": 4712},
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_a_name_and_perhaps_a_processor() {
+    fn a_thread_has_a_name_and_possibly_a_processor() {
         let process = Process::open(std::process::id()).unwrap();
         let thread = std::process::id();
         let own = std::fs::read_to_string("/proc/self/comm").unwrap();
@@ -75,7 +75,7 @@ mod tests {
         for (vcpus, expected) in [
             (vec![], None),
             (vec![vcpu(3)], Some(3)),
-            // Taking turns in one thread: it is neither.
+            // Two processors in one thread: it is neither.
             (vec![vcpu(0), vcpu(1)], None),
         ] {
             let named = name(&process, &vcpus, thread).unwrap();

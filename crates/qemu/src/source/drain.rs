@@ -1,9 +1,10 @@
-//! Draining the guest's block devices. Whether they need it: `preflight/block.rs`.
+//! Drains the guest's block devices. `preflight/pinning.rs` decides whether this is
+//! necessary.
 //!
-//! A block node that is open with `cache.direct` reads by DMA into guest memory
-//! whose pages were pinned when the request was submitted: the kernel's dirty
-//! log sees the pinning, not the data. A buffered read is copied by a processor,
-//! through the page tables of QEMU's process, and is seen.
+//! A block node with `cache.direct` reads by DMA into guest pages that are pinned when
+//! the request is submitted: the kernel's dirty log sees the pinning, not the data. A
+//! buffered read is copied by a processor, through the page tables of QEMU's process,
+//! and is tracked.
 
 use hikkoshi_engine::Cancel;
 use serde_json::json;
@@ -11,24 +12,24 @@ use thiserror::Error;
 
 use crate::qmp::{Client, QmpError};
 
-/// The guest's block devices were not drained. Nothing is lost, but pages that
-/// were taken from the dirty log meanwhile must not be copied.
+/// The guest's block devices were not drained. Nothing is lost, but the engine must
+/// not copy the pages that it took from the dirty log before.
 #[derive(Debug, Error)]
 pub enum DrainError {
-    /// QEMU.
+    /// The QMP command failed.
     #[error(
-        "draining the guest's disks: {0}; check that the storage behind them answers, or use \
-         --mode postcopy, which needs no drain"
+        "draining the guest's disks: {0}; check that their storage responds, or use \
+         --mode postcopy, which does not drain"
     )]
     Qmp(#[from] QmpError),
 }
 
-/// Waits until no block request is under way. The processors run on, until they
-/// need QEMU: its main loop waits here with the big lock held.
+/// Waits until no block request is in progress. The processors continue to run, but
+/// wait where they need QEMU: its main loop holds the big QEMU lock during the drain.
 ///
-/// An empty `transaction` drains all block devices before it does nothing
-/// (`qmp_transaction` in QEMU's `blockdev.c`; 1.1 ms on an idle disk with QEMU
-/// 7.2 and 10.0).
+/// An empty `transaction` drains all block devices and does nothing else
+/// (`qmp_transaction` in QEMU's `blockdev.c`; 1.1 ms on an idle disk with QEMU 7.2 and
+/// 10.0).
 pub(crate) fn drain(client: &mut Client, cancel: &Cancel) -> Result<(), DrainError> {
     client.set_cancel(Some(cancel.clone()));
     let drained = client.execute("transaction", json!({ "actions": [] }));

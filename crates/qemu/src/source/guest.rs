@@ -1,4 +1,4 @@
-//! The source as the engine sees it.
+//! The engine's interface to a source.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl SourceGuest for QemuSource {
         }
         let state = match self.monitor().map(migration::run_state) {
             Ok(Ok(state)) => state,
-            // Its memory is all that is needed.
+            // Only its memory is needed.
             Ok(Err(error)) => return log_query_failure(&error),
             Err(error) => return log_query_failure(&error),
         };
@@ -90,18 +90,18 @@ impl SourceGuest for QemuSource {
     }
 }
 
-/// The guest runs where it was handed over.
+/// The guest runs at the source although it was handed over.
 #[derive(Debug, Error)]
 #[error(
-    "the guest runs at the source, though it was handed over, or may have been: somebody has let it \
-     go on. Nothing more of it is sent. If the destination has never run it, give the migration up \
-     (--give-up); if it has, stop it here at once (QMP command 'stop'): pages that it has written \
-     since do not belong to the guest there, which has to be started anew from its disks if it \
-     lacks any of them"
+    "the guest runs at the source, although it was, or may have been, handed over: another program \
+     resumed it. No more of its pages are sent. If the destination has never run it, abandon the \
+     migration (--give-up). If it has, pause the guest here at once (QMP command 'stop'). Pages \
+     that were written here since then do not belong to the guest at the destination; if it still \
+     needs one of them, reboot it from its disks"
 )]
 struct GuestRunsAtSource;
 
 fn log_query_failure(error: &dyn std::error::Error) -> Result<(), GuestError> {
-    tracing::warn!(%error, "asking QEMU whether the guest stands still at the source; it should");
+    tracing::warn!(%error, "querying whether the guest is paused at the source; it should be");
     Ok(())
 }

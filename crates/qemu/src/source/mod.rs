@@ -1,4 +1,10 @@
-//! The guest that is moved away.
+//! The source's QEMU: [`QemuSource`].
+//!
+//! The methods are grouped by phase: pausing (`pause.rs`), saving the device state
+//! (`save.rs`), resuming after a failed migration (`resume.rs`), releasing QEMU
+//! (`release.rs`). A source whose QEMU has ended is a
+//! [`RamFileSource`](ram_files::RamFileSource). Another process can undo the changes
+//! of a killed engine (`undo.rs`).
 
 pub(crate) mod drain;
 mod error;
@@ -36,83 +42,83 @@ use crate::qmp::monitor::{self, connected};
 use crate::qmp::{Client, ConnectError};
 use crate::stream::DeviceStateReader;
 
-/// How far the switchover has come.
+/// The progress of the switchover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SwitchoverStage {
-    /// The guest is not stopped by us.
+    /// We have not paused the guest.
     NotStarted,
     /// QEMU's migration has been started.
     Pausing,
-    /// The whole device state has been handed on. From here on the guest may
-    /// come to run elsewhere, and only [`QemuSource::resume`] says that not.
+    /// The whole device state has been passed to the engine. From here on the guest
+    /// may run elsewhere, unless [`QemuSource::resume`] is called.
     Saved,
 }
 
-/// What another program must know to go on with a source.
+/// What another program needs to know to reattach to a source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceNotes {
-    /// Where it is.
+    /// The QEMU process and its guest's memory.
     #[serde(rename = "place")]
     pub identity: QemuIdentity,
-    /// What there is to undo.
+    /// What has to be undone.
     pub undo: UndoRecord,
 }
 
-/// What is held of a QEMU besides its monitor.
+/// The process, the memory and the description of a QEMU.
 #[derive(Debug)]
 struct QemuResources {
     process: Arc<Process>,
     ram: Arc<RamFiles>,
-    /// Where each block begins in the process, in layout order.
+    /// Where each block begins in the process's address space, in layout order.
     addresses: Vec<u64>,
     description: GuestDescription,
-    /// As they were when this was attached.
+    /// The processors, read when attaching.
     processors: Processors,
 }
 
-/// A running QEMU guest that is to be moved away; see [`SourceGuest`].
+/// A running QEMU guest that is moved away; see [`SourceGuest`].
 #[derive(Debug)]
 pub struct QemuSource {
-    /// `None` before a QEMU that was taken up has been talked to: what it takes
-    /// to send the pages of a guest that has gone is asked of the system.
+    /// `None` after reattaching, until QEMU is needed: sending pages of a guest
+    /// that was handed over does not need QEMU.
     client: Option<Client>,
     qemu: QemuResources,
     stage: SwitchoverStage,
     reader: Option<DeviceStateReader>,
     log: Option<Arc<PagemapLog>>,
-    /// Whether disks write to memory behind the log.
+    /// Whether disks write to memory without the dirty log's knowledge.
     needs_drain: bool,
     userfault: Option<ForeignUserfault>,
     identity: QemuIdentity,
     undo: UndoRecord,
-    journal: UndoRecorder,
+    undo_recorder: UndoRecorder,
     stuck_in_postmigrate: bool,
-    /// What the machine consisted of when it was attached to.
+    /// The machine's devices, read when attaching.
     machine: Machine,
-    /// How the guest is to travel, once that is known.
+    /// The mode of the move, once it is known.
     mode: Option<Mode>,
     allowed: AllowedTypes,
-    /// Nothing is given back: another engine goes on.
+    /// Nothing is restored: another engine continues.
     detached: bool,
     _lock: ExclusiveAccess,
 }
 
 impl QemuSource {
-    /// Gets hold of the guest whose QMP socket is at `qmp`, and checks that it
-    /// can be moved.
+    /// Attaches to the guest whose QMP socket is at `qmp`, and checks that it can be
+    /// moved.
     ///
     /// # Errors
     ///
-    /// See [`AttachError`]; the guest has not been touched then.
+    /// See [`AttachError`]; the guest is unchanged.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
         Self::attach_allowing(qmp, &AllowedTypes::default())
     }
 
-    /// Like [`attach`](Self::attach), with devices that hikkoshi does not know.
+    /// Like [`attach`](Self::attach), and also allows these unknown types.
     ///
     /// # Errors
     ///
-    /// See [`AttachError`]; the guest has not been touched then.
+    /// See [`AttachError`]; the guest is unchanged.
     pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
         let qemu = attach(qmp, Side::Source, allowed)?;
         let identity = QemuIdentity::of(qmp, &qemu)?;
@@ -142,7 +148,7 @@ impl QemuSource {
             userfault: None,
             identity,
             undo: UndoRecord::default(),
-            journal: UndoRecorder::default(),
+            undo_recorder: UndoRecorder::default(),
             stuck_in_postmigrate: false,
             machine,
             mode: None,
@@ -152,13 +158,13 @@ impl QemuSource {
         })
     }
 
-    /// Checks whether the guest can be moved by this mode: pre-copy rounds and
-    /// post-copy each have their own limits. Looked at again right before the
+    /// Checks that the guest can be moved in this mode: pre-copy rounds and
+    /// post-copy have different limits. The check is repeated right before the
     /// guest is paused.
     ///
     /// # Errors
     ///
-    /// See [`AttachError`]; the guest has not been touched.
+    /// See [`AttachError`]; the guest is unchanged.
     pub fn check_mode(&mut self, mode: Mode) -> Result<(), AttachError> {
         self.mode = Some(mode);
         if mode != Mode::Postcopy {
@@ -170,9 +176,9 @@ impl QemuSource {
         }
     }
 
-    /// Takes up a guest that another program had handed over, or was about to.
-    /// QEMU is not talked to yet. `None` when it is gone: see
-    /// [`RamFileSource`](crate::Remains).
+    /// Reattaches to a guest that another program handed over, or was about to hand
+    /// over. Does not connect to QEMU's monitor yet. `None` if QEMU has ended: see
+    /// [`RamFileSource`](crate::RamFileSource).
     ///
     /// # Errors
     ///
@@ -186,11 +192,11 @@ impl QemuSource {
         let lock = exclusive_access::acquire(&process)?;
         let ram = identity.open_ram_files(Some(&process), FileAccess::Read)?;
         for leftover in process::userfaults(&process)? {
-            // It holds nobody up, and goes with the next try if this one fails.
+            // It blocks no thread. If this fails, the next attempt closes it.
             if is_dirty_log(&leftover)
                 && let Err(error) = close_remote(&process, leftover.number)
             {
-                tracing::warn!(%error, "ending the dirty log of the engine before");
+                tracing::warn!(%error, "closing the dirty log of the previous engine");
             }
         }
         Ok(Some(Self {
@@ -210,7 +216,7 @@ impl QemuSource {
             userfault: None,
             identity: identity.clone(),
             undo: notes.undo.clone(),
-            journal: UndoRecorder::default(),
+            undo_recorder: UndoRecorder::default(),
             stuck_in_postmigrate: false,
             machine: Machine::default(),
             mode: None,
@@ -220,7 +226,7 @@ impl QemuSource {
         }))
     }
 
-    /// What another program must know to go on, as of now.
+    /// What another program needs to know to reattach, as of now.
     pub fn notes(&self) -> SourceNotes {
         SourceNotes {
             identity: self.identity.clone(),
@@ -228,31 +234,32 @@ impl QemuSource {
         }
     }
 
-    /// What another process needs to know to undo what this one does to QEMU,
-    /// as of now. See [`undo`](crate::source::undo()).
+    /// What another process needs to know to undo the changes in QEMU, as of now.
+    /// See [`undo`](crate::undo()).
     pub fn undo_record(&self) -> &UndoRecord {
         &self.undo
     }
 
-    /// Calls `keep` with the record for [`undo`](crate::source::undo()): now, and from
-    /// now on whenever it changes, *before* what it tells of is done. Without
-    /// that record the guest is not stopped.
+    /// Calls `keep` with the record for [`undo`](crate::undo()): now, and then before
+    /// every change that the record describes. If `keep` fails, the guest is not
+    /// paused.
     ///
     /// # Errors
     ///
-    /// What `keep` has said.
+    /// The error of `keep`.
     pub fn on_undo_record(
         &mut self,
         keep: impl FnMut(&UndoRecord) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
-        self.journal = UndoRecorder::new(keep);
-        self.journal.write(&self.undo)
+        self.undo_recorder = UndoRecorder::new(keep);
+        self.undo_recorder.write(&self.undo)
     }
 
-    /// Tells of something that was undone: at worst it is undone once more.
+    /// Writes the record after something was undone. If this fails, it is undone once
+    /// more, which is harmless.
     fn record_undone(&mut self) {
-        if let Err(error) = self.journal.write(&self.undo) {
-            tracing::warn!(%error, "writing down that there is nothing left to undo");
+        if let Err(error) = self.undo_recorder.write(&self.undo) {
+            tracing::warn!(%error, "writing the undo record after everything was undone");
         }
     }
 
@@ -261,9 +268,9 @@ impl QemuSource {
         self.qemu.process.pid()
     }
 
-    /// Whether a guest that its owner had paused was brought back, but to
-    /// `postmigrate`: paused, whole, and in a state that QEMU leaves only by
-    /// running it (`cont`). QEMU 7.2 does that; 10.0 does not.
+    /// Whether a guest that its owner had paused is now in the state `postmigrate`:
+    /// it is paused and intact, but QEMU leaves this state only by running the
+    /// guest (`cont`). This happens with QEMU 7.2, not with 10.0.
     pub fn is_stuck_in_postmigrate(&self) -> bool {
         self.stuck_in_postmigrate
     }
@@ -276,7 +283,7 @@ impl QemuSource {
         self.needs_drain = preflight::needs_drain(connected(&mut self.client)?)?;
         let userfault = ForeignUserfault::take_from(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
         let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
-        // On an error the userfaultfd is given back by being dropped.
+        // On an error, dropping the userfaultfd closes it.
         let log = PagemapLog::start(
             Arc::clone(userfault.userfault()),
             self.qemu.ram.layout(),
@@ -288,7 +295,7 @@ impl QemuSource {
         Ok(log)
     }
 
-    /// QEMU's monitor. One that was taken up is connected to now.
+    /// QEMU's monitor. After reattaching, connects now.
     fn monitor(&mut self) -> Result<&mut Client, ConnectError> {
         let (qmp, process) = (&self.identity.qmp, &self.qemu.process);
         monitor::get_or_connect(

@@ -1,4 +1,5 @@
 //! Pausing the guest for the switchover.
+
 use std::time::Instant;
 
 use serde_json::json;
@@ -14,13 +15,15 @@ use crate::settings::{self, Settings};
 use crate::stream::{self, DeviceStateReader, ReadUntil};
 
 impl QemuSource {
+    /// Pauses the guest, with QEMU waiting in `pre-switchover`. Returns the instant at
+    /// which it stopped.
     pub(super) fn stop_guest(&mut self) -> Result<Instant, PauseError> {
         let client = connected(&mut self.client)?;
         let state = migration::run_state(client)?;
         if !matches!(state.status.as_str(), "running" | "paused" | "prelaunch") {
             return Err(Refusal::State {
                 state: state.status,
-                advice: "it has changed while we were at it; see to it and try again",
+                advice: "it changed during the move; correct it and try again",
             }
             .into());
         }
@@ -30,7 +33,7 @@ impl QemuSource {
             drained: self.needs_drain,
         };
         preflight::check_again(client, under_way, &self.allowed)?;
-        // The destination has compared its machine with that.
+        // The destination compared its machine with this one.
         let now = machine::read(client)?;
         now.fits(&self.machine).map_err(Refusal::Changed)?;
         // Its owner may have paused or resumed it since we attached.
@@ -40,17 +43,20 @@ impl QemuSource {
             settings: before,
             stopped: Some(state.running),
         };
-        self.journal.write(&undo).map_err(PauseError::Record)?;
+        self.undo_recorder
+            .write(&undo)
+            .map_err(PauseError::Record)?;
         self.undo = undo;
         let outcome = self.stop_with(&after, state.running);
         if outcome.is_err()
             && let Err(error) = self.resume_guest()
         {
-            tracing::error!(%error, "after a failed pause");
+            tracing::error!(%error, "resuming the guest after pausing it failed");
         }
         outcome
     }
 
+    /// Pauses the guest with these settings. `running`: whether it runs now.
     pub(super) fn stop_with(
         &mut self,
         settings: &Settings,
@@ -61,7 +67,7 @@ impl QemuSource {
         let until = if running {
             ReadUntil::End
         } else {
-            // Where it can still be brought back to being paused.
+            // At this point QEMU can still return the guest to `paused`.
             ReadUntil::Description
         };
         let socket = stream::open(client, until)?;
@@ -76,7 +82,7 @@ impl QemuSource {
         let mut stopped = None;
         let status = migration::wait_status(
             client,
-            "the guest's stop for the switchover",
+            "the guest to be paused for the switchover",
             SETUP_TIMEOUT,
             |status| *status == MigrationStatus::PreSwitchover || status.is_over(),
             |event| {
@@ -88,9 +94,9 @@ impl QemuSource {
         match status {
             Some(MigrationStatus::PreSwitchover) => {
                 let now = Instant::now();
-                // A guest that did not run stopped, if anything, now.
+                // A guest that did not run counts as paused now.
                 let at = stopped.filter(|_| running).map_or(now, |at| at.max(asked));
-                tracing::debug!(set_up = ?at - asked, quiet = ?now - at, "the guest is stopped");
+                tracing::debug!(set_up = ?at - asked, quiet = ?now - at, "the guest is paused");
                 Ok(at)
             }
             Some(status) => Err(PauseError::Ended {

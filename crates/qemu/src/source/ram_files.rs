@@ -1,5 +1,4 @@
-//! What is left of a guest whose QEMU is gone: at the source its memory, in
-//! files; at the destination nothing.
+//! A source whose QEMU has ended: the RAM files still hold the guest's memory.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use crate::identity::QemuExitedError;
 use crate::identity::ReattachError;
 use crate::source::SourceNotes;
 
-/// The memory of a guest that was handed over before its QEMU ended: enough to
-/// send what the destination lacks.
+/// The RAM files of a guest that was handed over before its QEMU ended. They are
+/// enough to send the missing pages.
 #[derive(Debug)]
 pub struct RamFileSource {
     pid: u32,
@@ -25,11 +24,11 @@ pub struct RamFileSource {
 }
 
 impl RamFileSource {
-    /// Opens the files that were noted.
+    /// Opens the recorded files.
     ///
     /// # Errors
     ///
-    /// See [`ReattachError`]: they are gone, too, or somebody else's now.
+    /// See [`ReattachError`]: the files are gone, too, or another process uses them.
     pub fn open(notes: &SourceNotes) -> Result<Self, ReattachError> {
         let ram = notes.identity.open_ram_files(None, FileAccess::Read)?;
         notes.identity.check_unused()?;
@@ -56,7 +55,7 @@ impl SourceGuest for RamFileSource {
     }
 
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
-        self.cannot("tracking the guest's writes")
+        self.cannot("starting the dirty log")
     }
 
     fn needs_drain(&self) -> bool {
@@ -68,7 +67,7 @@ impl SourceGuest for RamFileSource {
     }
 
     fn pause(&mut self) -> Result<Instant, GuestError> {
-        self.cannot("stopping the guest")
+        self.cannot("pausing the guest")
     }
 
     fn save_device_state(&mut self, _: &mut dyn Write, _: &Cancel) -> Result<(), GuestError> {

@@ -1,4 +1,4 @@
-//! Releasing QEMU.
+//! Restores everything that was changed in QEMU.
 
 use hikkoshi_dirty::DirtyLog;
 
@@ -13,13 +13,13 @@ impl QemuSource {
                 if first.is_ok() {
                     first = Err(error);
                 } else {
-                    tracing::warn!(%error, "giving back what was taken from QEMU");
+                    tracing::warn!(%error, "restoring what was changed in QEMU");
                 }
             }
         };
-        // The guest first: everything else can wait.
+        // The guest first.
         if self.stage == SwitchoverStage::Pausing {
-            // Nobody can have been told to run it: its device state was never whole.
+            // It cannot run elsewhere: its device state was never complete.
             note(self.resume_guest().map_err(Into::into));
         }
         if self.stage == SwitchoverStage::Saved {
@@ -40,9 +40,9 @@ impl QemuSource {
         if self.undo.settings != Settings::default() {
             let restored = self.restore_settings();
             if restored.is_ok() {
-                // That it was stopped stays: the guest may come back yet.
-                if let Err(error) = self.journal.write(&self.undo) {
-                    tracing::warn!(%error, "writing down which settings are back");
+                // Keep `stopped` in the record: the guest may still resume here.
+                if let Err(error) = self.undo_recorder.write(&self.undo) {
+                    tracing::warn!(%error, "writing the undo record after the settings were restored");
                 }
             }
             note(restored.map_err(Into::into));
@@ -57,7 +57,7 @@ impl Drop for QemuSource {
             return;
         }
         if let Err(error) = self.release_qemu() {
-            tracing::error!(%error, "leaving QEMU");
+            tracing::error!(%error, "restoring what was changed in QEMU");
         }
     }
 }

@@ -7,29 +7,30 @@ use crate::settings::{self, Settings};
 use crate::stream::close_fd;
 
 impl QemuSource {
+    /// Resumes the guest if we paused it.
     pub(super) fn resume_guest(&mut self) -> Result<(), ResumeError> {
         if self.undo.stopped.is_none() {
             return Ok(());
         }
-        // QEMU may be blocked in writing to us.
+        // QEMU may be blocked while writing to us. Dropping the reader ends that.
         self.reader = None;
         let ran = self.undo.stopped == Some(true);
         let saved = self.stage == SwitchoverStage::Saved;
         let state = resume(self.monitor()?, ran, saved)?;
         self.stage = SwitchoverStage::NotStarted;
-        tracing::info!(state, "the guest is as it was at the source");
+        tracing::info!(state, "the guest is restored at the source");
         self.stuck_in_postmigrate = state == "postmigrate";
         self.undo.stopped = None;
         if let Err(error) = self.restore_settings() {
-            // The guest is well. Tried again, and reported, in the end.
-            tracing::warn!(%error, "putting QEMU's migration settings back");
+            // The guest itself is fine. Releasing tries again and reports the error.
+            tracing::warn!(%error, "restoring QEMU's migration settings");
         }
         self.record_undone();
         Ok(())
     }
 
-    /// Puts the settings back, and forgets the descriptor that `migrate` may
-    /// not have used.
+    /// Restores the settings, and closes the descriptor in case `migrate` has not used
+    /// it.
     pub(super) fn restore_settings(&mut self) -> Result<(), MonitorError> {
         let settings = self.undo.settings.clone();
         settings::apply(self.monitor()?, &settings)?;
@@ -38,10 +39,10 @@ impl QemuSource {
     }
 }
 
-/// Undoes a switchover that failed: ends QEMU's migration and, if the guest
-/// `ran`, makes it run again. Gives its state.
+/// Undoes a failed switchover: cancels QEMU's migration and, if the guest `ran`,
+/// resumes it. Returns its state.
 ///
-/// `announce`: its network addresses may have been announced elsewhere.
+/// `announce`: whether its network addresses may have been announced elsewhere.
 pub(super) fn resume(
     client: &mut crate::qmp::Client,
     ran: bool,
@@ -52,7 +53,7 @@ pub(super) fn resume(
         return Ok(migration::run_state_after_migration(client)?.status);
     }
     let state = migration::resume_after_migration(client)?;
-    // "paused" is its owner's doing, not ours.
+    // In the state "paused" its owner paused it, not we.
     if !state.running && state.status != "paused" {
         return Err(ResumeError::Stopped {
             state: state.status,

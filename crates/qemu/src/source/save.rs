@@ -14,10 +14,10 @@ use crate::qmp::monitor::connected;
 use crate::qmp::{ConnectError, QmpError};
 use crate::settings::Settings;
 
-/// How long to wait for an answer that need not come.
+/// How long to wait for an answer that may not come.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A copy that is left could not be brought to its end.
+/// The paused copy of a moved guest could not be put into `postmigrate`.
 #[derive(Debug, Error)]
 #[error(transparent)]
 enum EndPausedCopyError {
@@ -28,16 +28,20 @@ enum EndPausedCopyError {
 }
 
 impl QemuSource {
-    /// Once `give_up` is set it ends with an error. QEMU is left as it is then:
-    /// [`resume`](Self::resume_guest) ends its save.
+    /// Saves the device state into `sink`. Fails once `give_up` is set. QEMU's save is
+    /// then still in progress: [`resume_guest`](Self::resume_guest) ends it.
     pub(super) fn save(&mut self, sink: &mut dyn Write, give_up: &Cancel) -> Result<(), SaveError> {
         connected(&mut self.client)?.set_cancel(Some(give_up.clone()));
-        let saved = self.save_until(sink, give_up);
+        let saved = self.save_with_cancel(sink, give_up);
         connected(&mut self.client)?.set_cancel(None);
         saved
     }
 
-    fn save_until(&mut self, sink: &mut dyn Write, give_up: &Cancel) -> Result<(), SaveError> {
+    fn save_with_cancel(
+        &mut self,
+        sink: &mut dyn Write,
+        give_up: &Cancel,
+    ) -> Result<(), SaveError> {
         if self.stage != SwitchoverStage::Pausing {
             return Err(SaveError::NotPaused);
         }
@@ -47,15 +51,15 @@ impl QemuSource {
         if self.undo.stopped == Some(true) {
             client.execute("migrate-continue", arguments)?;
         } else {
-            // QEMU may be in the middle of its writing already, where it is to
-            // wait for us, and does not come round to answering.
+            // QEMU may already be writing to the socket, where it waits for us, and so
+            // cannot answer.
             match client.execute_within("migrate-continue", arguments, CONTINUE_TIMEOUT) {
                 Ok(_) | Err(QmpError::TimedOut { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        // Whatever happens now, the socket is used up: dropping the reader
-        // breaks a save that is still going on.
+        // The socket cannot be used again: dropping the reader aborts a save that is
+        // still in progress.
         let reader = self.reader.take().ok_or(SaveError::NotPaused)?;
         let mut bytes = 0u64;
         while let Some(piece) = reader
@@ -73,8 +77,8 @@ impl QemuSource {
             self.stage = SwitchoverStage::Saved;
             return Ok(());
         }
-        // The end of the stream alone proves nothing: it ends too when QEMU
-        // fails half-way.
+        // The end of the stream alone is not enough: it also ends if QEMU fails
+        // half-way.
         let status = migration::wait_status(
             client,
             "the end of the device state",
@@ -96,17 +100,17 @@ impl QemuSource {
         }
     }
 
-    /// Lets QEMU finish a save that was left before its end: the guest does
-    /// not come back.
+    /// Lets QEMU complete a save that was paused before its end, because the guest
+    /// does not resume here.
     pub(super) fn finish_save(&mut self) -> Result<(), QmpError> {
         let Some(reader) = self.reader.take() else {
             if let Err(error) = self.end_paused_copy() {
                 let pid = self.pid();
                 tracing::warn!(
                     %error,
-                    "the guest is at the destination, and QEMU (process {pid}) still calls the \
-                     copy that is left here 'paused': end that QEMU before anybody lets it go on \
-                     ('cont'), or there are two"
+                    "the guest is at the destination, but the copy in QEMU (process {pid}) at the \
+                     source is still in the state 'paused': end that QEMU before anyone resumes \
+                     the copy (QMP command 'cont'), or two copies run"
                 );
             }
             return Ok(());
@@ -127,13 +131,13 @@ impl QemuSource {
                 after: COMPLETION_TIMEOUT,
             });
         }
-        // Whoever is told that this is over may want to do something with QEMU.
+        // The caller may use QEMU after this.
         migration::run_state_after_migration(client).map(drop)
     }
 
-    /// A guest that its owner had paused is so again when the engine that saved
-    /// it was killed in the middle, with its disks opened again. It is at the
-    /// destination: it is saved once more, to the end, and nobody reads that.
+    /// If an engine is killed while it saves a guest that its owner had paused, QEMU
+    /// returns the guest to `paused` and opens its disks again. When the guest is at
+    /// the destination, this saves it once more, completely, and discards the result.
     fn end_paused_copy(&mut self) -> Result<(), EndPausedCopyError> {
         if self.undo.stopped != Some(false) || self.has_ended() {
             return Ok(());
@@ -142,7 +146,7 @@ impl QemuSource {
         if migration::run_state_after_migration(client)?.status != "paused" {
             return Ok(());
         }
-        // The settings are still those of the engine before.
+        // The settings are still those of the previous engine.
         self.stop_with(&Settings::default(), true)?;
         Ok(self.save(&mut io::sink(), &Cancel::new())?)
     }

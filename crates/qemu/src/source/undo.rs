@@ -1,16 +1,15 @@
-//! Undoing, from another process, what a killed engine did to a source.
+//! Undoes, from another process, the changes of a killed engine to a source.
 //!
-//! If the engine is killed between stopping the guest and commit, the guest
-//! would stay stopped for good. So a guardian process gets an [`UndoRecord`]
-//! and, should the engine die before commit, calls [`undo()`]. **Never after
-//! commit**: the guest may run elsewhere then.
+//! If the engine is killed between pausing the guest and commit, the guest would stay
+//! paused. So a guard process has the [`UndoRecord`] and calls [`undo()`] if the
+//! engine dies before commit. **Never after commit**: then the guest may run
+//! elsewhere.
 //!
-//! What dies with the engine dies by itself: its QMP connection, its end of
-//! the device state's socket (QEMU's save fails then, and QEMU resumes the
-//! guest), its copy of the userfaultfd. What stays, and is undone here: a
-//! guest stopped in `pre-switchover` (nobody writes there, so QEMU notices
-//! nothing) or after a complete save, the userfaultfd's copy inside QEMU, and
-//! the migration settings.
+//! The kernel closes the engine's own resources: its QMP connection, its end of the
+//! device state's socket (QEMU's save then fails, and QEMU resumes the guest), and its
+//! copy of the userfaultfd. This module undoes the rest: a guest that is paused in
+//! `pre-switchover` (QEMU does not use the socket there and notices nothing) or after
+//! a complete save, the userfaultfd's copy inside QEMU, and the migration settings.
 
 use std::sync::Arc;
 
@@ -31,83 +30,82 @@ use crate::qmp::{Client, ConnectError, QmpError};
 use crate::settings::{self, Settings};
 use crate::stream::close_fd;
 
-/// What became of the guest.
+/// The result of [`undo()`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UndoOutcome {
-    /// QEMU is there, all is undone, and this is the guest's state in QEMU's
-    /// words (`running`, or `paused` if its owner paused it).
+    /// QEMU runs and everything is undone. The guest's state is `running`, or
+    /// `paused` if its owner paused it.
     Restored {
-        /// QEMU's name for it.
+        /// QEMU's name for the state.
         state: String,
     },
-    /// QEMU has ended, and everything with it.
+    /// QEMU has ended.
     QemuExited,
 }
 
 /// Not everything could be undone.
 #[derive(Debug, Error)]
 pub enum UndoError {
-    /// The QMP socket.
+    /// The connection to the monitor failed.
     #[error("undoing an interrupted migration: {0}")]
     Connect(#[from] ConnectError),
-    /// The process.
+    /// QEMU's process cannot be used.
     #[error("undoing an interrupted migration: {0}")]
     Process(#[from] ProcessError),
-    /// Whether it is there could not be found out.
+    /// It is not known whether the process still exists.
     #[error("undoing an interrupted migration: {0}")]
-    Look(#[from] FindProcessError),
-    /// It is not the QEMU that the record is about.
+    FindProcess(#[from] FindProcessError),
+    /// Another process listens on the QMP socket.
     #[error(
         "undoing an interrupted migration: process {found} listens on the QMP socket now, not the \
-         one that was to be moved ({expected}); left alone"
+         QEMU of the migration ({expected}); it was left alone"
     )]
     AnotherQemu {
-        /// The record's.
+        /// The process in the record.
         expected: u32,
-        /// The one there.
+        /// The process that listens.
         found: u32,
     },
-    /// Another engine has the guest.
-    #[error("undoing an interrupted migration: {0}; left alone")]
+    /// Another hikkoshi process has the guest.
+    #[error("undoing an interrupted migration: {0}; nothing was changed")]
     Occupied(#[from] ExclusiveAccessError),
-    /// The guest.
+    /// Resuming the guest failed.
     #[error("undoing an interrupted migration: {0}")]
     Resume(#[from] ResumeError),
-    /// The userfaultfd.
+    /// Closing the userfaultfd failed.
     #[error("undoing an interrupted migration: {0}")]
     Userfault(#[from] GiveBackError),
-    /// The settings.
-    #[error("undoing an interrupted migration: putting QEMU's migration settings back: {0}")]
+    /// Restoring the settings failed.
+    #[error("undoing an interrupted migration: restoring QEMU's migration settings: {0}")]
     Settings(QmpError),
-    /// QEMU could not be asked.
+    /// A QMP command failed.
     #[error("undoing an interrupted migration: {0}")]
     Qmp(#[from] QmpError),
 }
 
-/// Undoes what the record tells of: resumes the guest if we stopped it and it
-/// ran, closes the dirty log that was left in QEMU, puts the settings back.
+/// Undoes the recorded changes: resumes the guest if we paused it and it ran before,
+/// closes the dirty log in QEMU, restores the settings.
 ///
-/// Can be called again, and when nothing was ever done. A guest that its owner
-/// paused stays paused; a migration that is not ours is left alone.
+/// Calling it again, or without any changes, is harmless. A guest that its owner
+/// paused stays paused. Migrations of other programs are left alone.
 ///
 /// # Errors
 ///
-/// See [`UndoError`]. As much as possible was undone, the guest's running
-/// first.
+/// See [`UndoError`]. As much as possible was undone, first of all the pause.
 pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome, UndoError> {
     let Some(process) = identity.process()? else {
         return Ok(UndoOutcome::QemuExited);
     };
-    // Another engine may have begun anew, with another journal.
+    // Another engine, with another journal, may have started a migration.
     let _lock = match exclusive_access::acquire(&process) {
         Ok(lock) => Some(lock),
         Err(error @ ExclusiveAccessError::Busy { .. }) => return Err(error.into()),
         Err(ExclusiveAccessError::Lock { .. }) if !process.is_alive() => {
             return Ok(UndoOutcome::QemuExited);
         }
-        // The guest's running comes first.
+        // Resuming the guest is more important.
         Err(error) => {
-            tracing::warn!(%error, "keeping other engines away from the guest");
+            tracing::warn!(%error, "undoing a migration without exclusive access to the guest");
             None
         }
     };
@@ -140,9 +138,9 @@ fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoErr
     let Some(ran) = record.stopped else {
         return Ok(crate::qmp::migration::run_state(client)?.status);
     };
-    // Our settings are made before the guest is stopped and unmade after it
-    // runs again. If they are not there, a migration, or a stopped guest, is
-    // somebody else's.
+    // We set our settings before we pause the guest, and restore them after it
+    // is resumed. If they are not set, a migration or a paused guest belongs to
+    // another program.
     if !settings::are_ours(client)? {
         return Ok(crate::qmp::migration::run_state(client)?.status);
     }
@@ -162,7 +160,7 @@ fn undo_settings(client: &mut Client, record: &UndoRecord) -> Result<(), UndoErr
     if record.settings == Settings::default() {
         return Ok(());
     }
-    // While somebody's migration goes on QEMU refuses this, rightly.
+    // While another migration is in progress QEMU refuses this, which is correct.
     settings::apply(client, &record.settings).map_err(UndoError::Settings)?;
     close_fd(client).map_err(UndoError::Settings)
 }

@@ -1,4 +1,4 @@
-//! The record of what has to be undone at a source.
+//! The record of the changes to a source, for undoing them.
 
 use std::fmt;
 use std::io;
@@ -7,21 +7,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::settings::Settings;
 
-/// What was done to a source. Can be written down and passed on.
+/// The changes to a source. Can be stored and passed to another process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct UndoRecord {
-    /// The settings that we changed, as they were.
+    /// The original values of the settings that we changed.
     pub settings: Settings,
-    /// Whether we stopped the guest, or were about to, and if so: whether it
-    /// ran then.
+    /// `Some` if we paused the guest, or were about to: whether it ran before.
     pub stopped: Option<bool>,
 }
 
-/// Who is told of changes to the record.
+/// Passes changes of the record to a callback.
 #[derive(Default)]
-pub(crate) struct UndoRecorder(Option<Keep>);
+pub(crate) struct UndoRecorder(Option<WriteRecord>);
 
-type Keep = Box<dyn FnMut(&UndoRecord) -> io::Result<()> + Send>;
+type WriteRecord = Box<dyn FnMut(&UndoRecord) -> io::Result<()> + Send>;
 
 impl UndoRecorder {
     pub(crate) fn new(keep: impl FnMut(&UndoRecord) -> io::Result<()> + Send + 'static) -> Self {
@@ -38,6 +37,8 @@ impl UndoRecorder {
 
 impl fmt::Debug for UndoRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Journal").field(&self.0.is_some()).finish()
+        f.debug_tuple("UndoRecorder")
+            .field(&self.0.is_some())
+            .finish()
     }
 }
