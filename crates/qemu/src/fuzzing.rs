@@ -8,7 +8,7 @@ use crate::attach::ram::mtree;
 use crate::attach::{maps, process};
 use crate::qmp::fuzzing::{Lines, MAX_LINE, Message};
 
-/// QMP: bytes to lines, however they come in, and lines to messages.
+/// QMP: splits bytes into lines, independent of how they arrive, and parses the lines.
 pub fn qmp(bytes: &[u8]) {
     let whole = lines(bytes, usize::MAX);
     let piece = 1 + usize::from(bytes.last().copied().unwrap_or_default());
@@ -36,7 +36,7 @@ fn lines(bytes: &[u8], piece: usize) -> Vec<Vec<u8>> {
     all
 }
 
-/// `/proc/PID/maps`: what is found are stretches of files.
+/// `/proc/PID/maps`: every result is a valid range of a file.
 pub fn maps(bytes: &[u8]) {
     let Ok(found) = maps::read(bytes) else {
         panic!("reading from memory does not fail")
@@ -65,8 +65,8 @@ pub fn maps(bytes: &[u8]) {
     }
 }
 
-/// `info mtree -f -o`: ranges that cover a block from its beginning to its end
-/// without gaps, or none.
+/// `info mtree -f -o`: the ranges cover a block completely and without gaps, or there are
+/// none.
 pub fn mtree(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for pieces in mtree::parse(&text).values() {
@@ -107,7 +107,7 @@ mod tests {
         }
     }
 
-    /// A QMP session, a memory map and a memory tree, as they really were.
+    /// Captured: a QMP session, a memory map, a memory tree and a `stat` line.
     const REAL: [&str; 4] = [
         concat!(
             r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}}}}"#,
@@ -131,12 +131,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_are_harmless(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             all(&bytes);
         }
 
         #[test]
-        fn so_is_damaged_text(
+        fn damaged_text_is_harmless(
             text in prop::sample::select(&REAL[..]),
             times in 1..4usize,
             damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
@@ -149,9 +149,9 @@ mod tests {
             all(&bytes);
         }
 
-        /// Numbers as large as can be, where numbers are.
+        /// Extreme numbers in the place of others.
         #[test]
-        fn so_are_absurd_numbers(
+        fn extreme_numbers_are_harmless(
             text in prop::sample::select(&REAL[..]),
             at in any::<prop::sample::Index>(),
             number in prop::sample::select(&["0", "-1", "ffffffffffffffff", "fffffffffffffffff",

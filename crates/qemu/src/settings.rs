@@ -1,5 +1,5 @@
-//! QEMU's migration capabilities and parameters, and what it does with a RAM file
-//! when it ends: changed for our purpose, and put back as they were.
+//! Changes QEMU's migration capabilities and parameters, and the backends' property
+//! `discard-data`, for a move, and restores them.
 
 use std::collections::BTreeMap;
 
@@ -12,48 +12,46 @@ use crate::qmp::migration;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
-/// Some of QEMU's migration capabilities and parameters: those that we change.
+/// Values of the settings that we change.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Capabilities, on or off.
     pub capabilities: BTreeMap<String, bool>,
-    /// Parameters, as `migrate-set-parameters` takes them.
+    /// Parameters, as for `migrate-set-parameters`.
     pub parameters: Map<String, Value>,
-    /// `discard-data` of memory backends, by their place in QEMU's object tree.
+    /// `discard-data` of memory backends, by their path in QEMU's object tree.
     #[serde(default)]
     pub discard: BTreeMap<String, bool>,
 }
 
-/// Bytes a second: more than any memory copies, so that QEMU never throttles
-/// its stream into our socket. The odd tail is a mark by which our own value
-/// is known again, see [`are_ours`].
+/// In bytes per second: more than the memory bandwidth, so that QEMU never throttles its
+/// stream to our socket. The low bits mark the value as ours, see [`are_ours`].
 const MAX_BANDWIDTH: u64 = (1 << 40) + 0x6869_6b6b;
 
-/// QEMU's own value for `max-bandwidth` if nobody changes it.
+/// QEMU's default value of `max-bandwidth`.
 const DEFAULT_BANDWIDTH: u64 = 128 << 20;
 
-/// Milliseconds, the most that QEMU takes. Its stream has only what is not
-/// shared (video memory, mostly); with a limit that is never reached it stops
-/// the guest after a single look at that, instead of chasing changes.
+/// In milliseconds: the maximum that QEMU accepts. Its stream contains only memory that is
+/// not shared (mostly video memory). With a limit that is never reached, QEMU pauses the
+/// guest after one pass and does not send changes in further rounds.
 const DOWNTIME_LIMIT: u64 = 2_000_000;
 
-/// The property of a file backend by which QEMU empties the file when it ends.
+/// The property of a file backend that makes QEMU discard the file's content when it ends.
 const DISCARD: &str = "discard-data";
 
-/// Capabilities that are needed, by side. All others are turned off: they were
-/// meant for QEMU's own migration of the whole guest.
+/// The capabilities that are needed at this side. All others are turned off: they are for
+/// QEMU's own migration of the whole guest.
 fn needed(side: Side) -> &'static [&'static str] {
     match side {
         Side::Source => &["x-ignore-shared", "pause-before-switchover", "events"],
-        // Without late-block-activate QEMU 7.2 takes the locks of its images
-        // when the device state has been loaded. That is before commit: should
-        // the migration still fail, the source could not resume its guest
-        // ("Failed to get shared write lock", tried).
+        // Without late-block-activate QEMU 7.2 locks its images when the device state
+        // has been loaded. This is before commit: if the migration then fails, the
+        // source cannot resume its guest ("Failed to get shared write lock", tested).
         Side::Destination => &["x-ignore-shared", "late-block-activate", "events"],
     }
 }
 
-/// Parameters that are needed, where they differ from `found`.
+/// The parameters that are needed at this side and differ from `found`.
 fn wanted(side: Side, found: &Map<String, Value>) -> Map<String, Value> {
     let mut wanted = Map::new();
     match side {
@@ -61,23 +59,23 @@ fn wanted(side: Side, found: &Map<String, Value>) -> Map<String, Value> {
             wanted.insert("max-bandwidth".to_owned(), MAX_BANDWIDTH.into());
             wanted.insert("downtime-limit".to_owned(), DOWNTIME_LIMIT.into());
         }
-        // QEMU announces the guest's network addresses when it has loaded the
-        // device state, although the guest does not run yet and perhaps never
-        // will here: as rarely as it lets us. They are announced again when
-        // the guest runs.
+        // QEMU announces the guest's network addresses after it has loaded the
+        // device state, although the guest does not run yet and may never run
+        // here. So the number of announcements is set to its minimum. They are
+        // announced again when the guest runs.
         Side::Destination => {
             wanted.insert("announce-rounds".to_owned(), 1.into());
         }
     }
     // Our stream stays within the host; hikkoshi encrypts between hosts.
     wanted.insert("tls-creds".to_owned(), "".into());
-    // "normal" from QEMU 8.2 on; others are not migrations between processes.
+    // From QEMU 8.2 on. Other modes are not migrations between processes.
     wanted.insert("mode".to_owned(), "normal".into());
     wanted.retain(|name, value| found.get(name).is_some_and(|found| found != value));
     wanted
 }
 
-/// What must change: how it is now, and how it is to be.
+/// The settings to change: their present and their new values.
 pub(crate) fn plan(client: &mut Client, side: Side) -> Result<(Settings, Settings), QmpError> {
     let found_capabilities = migration::capabilities(client)?;
     let found_parameters = migration::parameters(client)?;
@@ -86,7 +84,7 @@ pub(crate) fn plan(client: &mut Client, side: Side) -> Result<(Settings, Setting
         let want = needed(side).contains(&name.as_str());
         if want != *on {
             if *on {
-                tracing::info!(name, "turning a migration capability off for the move");
+                tracing::info!(name, "turning off a migration capability for the move");
             }
             after.capabilities.insert(name.clone(), want);
         }
@@ -107,9 +105,9 @@ pub(crate) fn plan(client: &mut Client, side: Side) -> Result<(Settings, Setting
     }
     if side == Side::Source && found_parameters.get("max-bandwidth") == Some(&MAX_BANDWIDTH.into())
     {
-        // A killed run left it, and what was there before is not known any more.
+        // A killed run left it, and the original value is not known.
         tracing::warn!(
-            "QEMU's max-bandwidth was left changed by an earlier run, resetting it to QEMU's default"
+            "an earlier run left QEMU's max-bandwidth changed; it will be reset to QEMU's default"
         );
         before
             .parameters
@@ -123,8 +121,8 @@ fn opposite(switches: &BTreeMap<String, bool>) -> BTreeMap<String, bool> {
     turned.collect()
 }
 
-/// Backends whose file QEMU would empty when it ends: in post-copy the only copy
-/// of pages may be there. They are not to.
+/// The backends whose file QEMU would discard when it ends, with the new value `false`: in
+/// post-copy the file can hold the only copy of a page.
 fn discarded(client: &mut Client) -> Result<BTreeMap<String, bool>, QmpError> {
     let mut found = BTreeMap::new();
     for backend in backend::list(client)? {
@@ -136,7 +134,7 @@ fn discarded(client: &mut Client) -> Result<BTreeMap<String, bool>, QmpError> {
     Ok(found)
 }
 
-/// Sets them.
+/// Applies these settings.
 pub(crate) fn apply(client: &mut Client, settings: &Settings) -> Result<(), QmpError> {
     if !settings.capabilities.is_empty() {
         let list: Vec<Value> = settings
@@ -157,7 +155,7 @@ pub(crate) fn apply(client: &mut Client, settings: &Settings) -> Result<(), QmpE
     Ok(())
 }
 
-/// Whether the settings now in force are those that we make at a source.
+/// Whether the present settings are those that we set at a source.
 pub(crate) fn are_ours(client: &mut Client) -> Result<bool, QmpError> {
     Ok(migration::parameters(client)?.get("max-bandwidth") == Some(&MAX_BANDWIDTH.into()))
 }
@@ -187,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_survive_being_written_down() {
+    fn settings_survive_serialization() {
         let settings = Settings {
             capabilities: [("events".to_owned(), false)].into(),
             parameters: wanted(

@@ -478,7 +478,10 @@ fn a_dirty_log_that_a_killed_run_left_is_removed_at_the_source_only() {
             assert_eq!(qemu.descriptors("userfaultfd"), 1);
             if incoming {
                 let error = QemuDestination::attach(&qemu.qmp()).unwrap_err();
-                assert!(error.to_string().contains("afresh"), "{error}");
+                assert!(
+                    error.to_string().contains("restart the destination"),
+                    "{error}"
+                );
                 assert_eq!(qemu.descriptors("userfaultfd"), 1);
             } else {
                 let mut source = QemuSource::attach(&qemu.qmp()).unwrap();

@@ -1,4 +1,4 @@
-//! Description.
+//! The description of the machine that both sides compare.
 
 use hikkoshi_memory::RamFiles;
 use hikkoshi_wire::GuestDescription;
@@ -8,7 +8,7 @@ use crate::qmp::migration;
 use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
-/// The machine, as the other side must have it too.
+/// Describes the machine. The other side must have the same.
 pub(super) fn describe(client: &mut Client, ram: &RamFiles) -> Result<GuestDescription, QmpError> {
     let machine = property(client, "/machine", "type")?;
     let machine = machine
@@ -47,9 +47,9 @@ pub(super) fn describe(client: &mut Client, ram: &RamFiles) -> Result<GuestDescr
     })
 }
 
-/// `qemu64-x86_64-cpu` is the model `qemu64`. Who runs it belongs to it: a
-/// model under KVM has other features than emulated, and QEMU does not support
-/// moving between the two.
+/// `qemu64-x86_64-cpu` is the model `qemu64`. The accelerator is part of it: a model has
+/// other features under KVM than under TCG, and QEMU does not support moving between
+/// the two.
 fn cpu_model(kind: &str, architecture: &str, kvm: bool) -> String {
     let model = strip(strip(kind, "-cpu"), architecture);
     let model = strip(model, "-");

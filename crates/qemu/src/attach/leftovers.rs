@@ -1,4 +1,4 @@
-//! Leftovers.
+//! Userfaultfds that an earlier hikkoshi process left in QEMU.
 
 use std::sync::Arc;
 
@@ -8,15 +8,14 @@ use hikkoshi_userfault::{Features, Leftover, close_remote};
 use super::AttachError;
 use super::process;
 
-/// Whether a userfaultfd is a dirty log of ours. QEMU has no use for
-/// asynchronous write protection, so one with it that we did not make was made
-/// by another run of ours.
+/// Whether a userfaultfd is a dirty log of hikkoshi. QEMU does not use asynchronous write
+/// protection, so a userfaultfd with it comes from another run of hikkoshi.
 pub(crate) fn is_dirty_log(leftover: &Leftover) -> bool {
     leftover.features.contains(Features::WP_ASYNC)
 }
 
-/// A dirty log holds nobody up: nobody waits for its writes. So one that a
-/// killed run left is closed, which ends it.
+/// Closes dirty logs of killed runs. This is safe: no thread waits for a dirty log. Other
+/// userfaultfds are an error.
 pub(super) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
     let pid = process.pid();
     for leftover in process::userfaults(process)? {
@@ -24,8 +23,8 @@ pub(super) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
             return Err(refuse(
                 pid,
                 &leftover,
-                "wait for its end; if none is under way, the guest may have lost pages: do not \
-                 move it, but look at it",
+                "wait until it ends; if none is in progress, the guest may have lost pages: do not \
+                 move it, but examine it",
             ));
         }
         tracing::warn!(
@@ -39,14 +38,14 @@ pub(super) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// At a destination a userfaultfd means a guest, or half of one.
+/// Refuses a destination with a userfaultfd: it has a guest, or a part of one.
 pub(super) fn refuse_all(process: &Arc<Process>) -> Result<(), AttachError> {
     match process::userfaults(process)?.first() {
         None => Ok(()),
         Some(leftover) => Err(refuse(
             process.pid(),
             leftover,
-            "start the destination's QEMU afresh",
+            "restart the destination's QEMU",
         )),
     }
 }

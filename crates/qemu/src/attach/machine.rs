@@ -1,9 +1,9 @@
-//! What the machine consists of: its devices with their places, and the memory
-//! that travels with the device state.
+//! Reads the machine's devices with their bus addresses, and the memory that is part
+//! of the device state.
 //!
-//! From QEMU's `info qtree` and `info ramblock`, which look the same in all
-//! supported versions; QMP has nothing that tells the place of a device behind a
-//! bridge before the guest has numbered the buses.
+//! The sources are QEMU's `info qtree` and `info ramblock`, whose format is the same in
+//! all supported versions. QMP cannot report the address of a device behind a bridge
+//! before the guest has numbered the buses.
 
 use hikkoshi_wire::{AuxiliaryBlock, Device, Machine};
 use serde_json::json;
@@ -11,18 +11,18 @@ use serde_json::json;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
-/// Asks QEMU.
+/// Queries QEMU.
 pub(crate) fn read(client: &mut Client) -> Result<Machine, QmpError> {
     let nodes = parse_tree(&human(client, "info qtree")?);
     let mut devices: Vec<_> = nodes.iter().filter_map(listed).collect();
-    // Those on no bus: from where users' devices are.
+    // Devices without a bus: from the QOM folders of users' devices.
     for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
         for (name, kind) in qom::children(client, folder)? {
             let on_a_bus = nodes
                 .iter()
                 .any(|node| node.kind == kind && node.bus != "System");
             if on_a_bus || kind.ends_with("-cpu") || kind.ends_with("loader") {
-                continue; // Processors are compared by themselves.
+                continue; // Processors are compared separately.
             }
             devices.push(Device {
                 place: "".into(),
@@ -52,25 +52,25 @@ struct Node {
     id: String,
     /// The type of the bus that it is on.
     bus: String,
-    /// Its place, if it is on a bus with addresses (or behind one).
+    /// Its address, if it is on a bus with addresses (or behind one).
     place: Option<String>,
-    /// What comes before the address: the buses above.
+    /// The prefix of the address: the buses above.
     above: String,
     address: Option<String>,
     scsi: [Option<String>; 3],
     pci: u32,
-    /// How many buses of it have been seen.
+    /// The number of its buses so far.
     buses: usize,
 }
 
-/// What a line of the tree is about.
+/// A level of the tree.
 enum Level {
     Bus { kind: String, above: String },
     Device(usize),
 }
 
-/// Two blanks more for each level: `bus: NAME`, in it `type TYPE` and `dev: TYPE,
-/// id "ID"`, in these properties and buses.
+/// Parses `info qtree`. Each level is indented by two more blanks: `bus: NAME` contains
+/// `type TYPE` and `dev: TYPE, id "ID"`, which contains properties and buses.
 fn parse_tree(text: &str) -> Vec<Node> {
     let mut nodes: Vec<Node> = Vec::new();
     let mut levels: Vec<(usize, Level)> = Vec::new();
@@ -80,13 +80,13 @@ fn parse_tree(text: &str) -> Vec<Node> {
         let indent = line.len() - said.len();
         while levels.last().is_some_and(|(above, _)| *above >= indent) {
             if let Some((_, Level::Device(number))) = levels.pop() {
-                settle(&mut nodes, number);
+                set_address(&mut nodes, number);
             }
         }
         if let Some(name) = said.strip_prefix("bus: ") {
             let above = match levels.last() {
                 Some((_, Level::Device(number))) => {
-                    settle(&mut nodes, *number);
+                    set_address(&mut nodes, *number);
                     bus_of(&mut nodes, *number, name)
                 }
                 _ => name.to_owned(),
@@ -125,14 +125,14 @@ fn parse_tree(text: &str) -> Vec<Node> {
     }
     while let Some((_, level)) = levels.pop() {
         if let Level::Device(number) = level {
-            settle(&mut nodes, number);
+            set_address(&mut nodes, number);
         }
     }
     nodes
 }
 
-/// The beginning of places on this bus of device `number`. (A device with several
-/// has them in the same order everywhere.)
+/// The prefix of addresses on this bus of device `number`. (The order of a device's
+/// buses is always the same.)
 fn bus_of(nodes: &mut [Node], number: usize, name: &str) -> String {
     let Some(node) = nodes.get_mut(number) else {
         return name.to_owned();
@@ -146,8 +146,8 @@ fn bus_of(nodes: &mut [Node], number: usize, name: &str) -> String {
     }
 }
 
-/// A device whose properties have all been read.
-fn settle(nodes: &mut [Node], number: usize) {
+/// Sets the address of a device whose properties have all been read.
+fn set_address(nodes: &mut [Node], number: usize) {
     let Some(node) = nodes.get_mut(number) else {
         return;
     };
@@ -170,7 +170,7 @@ fn is_transparent(bus: &str) -> bool {
     bus.starts_with("virtio-") && bus != "virtio-serial-bus"
 }
 
-/// The name of the property that has the address on such a bus.
+/// The name of the property with the address on a bus of this type.
 fn address_on(bus: &str) -> Option<&'static str> {
     Some(match bus {
         "PCI" | "PCIE" | "CXL" | "pxb-bus" | "pxb-pcie-bus" | "pxb-cxl-bus" => "addr",
@@ -211,11 +211,11 @@ fn property(node: &mut Node, said: &str) {
     }
 }
 
-/// ISA devices that a user adds; the board's own differ with its options.
+/// ISA devices that a user adds. Those of the board depend on its options.
 const ON_ISA: &str = "ib700 isa-applesmc isa-cirrus-vga isa-debug-exit isa-debugcon isa-ide \
     isa-ipmi-bt isa-ipmi-kcs isa-parallel isa-serial isa-vga ne2k_isa pvpanic tpm-tis";
 
-/// How a device is described; `None` for parts of others.
+/// The description of a device; `None` for parts of other devices.
 fn listed(node: &Node) -> Option<Device> {
     let place = match &node.place {
         Some(_) if is_transparent(&node.bus) => return None,
@@ -231,8 +231,8 @@ fn listed(node: &Node) -> Option<Device> {
     })
 }
 
-/// A line of `info ramblock`: name, page size (two words), offset, used, total
-/// length, and more in later versions. Memory without a name does not travel.
+/// Parses a line of `info ramblock`: name, page size (two words), offset, used length,
+/// total length, and more in later versions. Memory without a name is not migrated.
 fn block(line: &str) -> Option<AuxiliaryBlock> {
     let words: Vec<_> = line.split_whitespace().collect();
     let offset = words.iter().position(|word| word.starts_with("0x"))?;

@@ -1,37 +1,37 @@
-//! `/proc/PID/maps`: where a process has mapped which file.
+//! Parses `/proc/PID/maps`: the files that a process has mapped, and where.
 
 use std::io::{self, BufRead, BufReader, Read};
 
-/// Most lines read. A process may have some 65,530 mappings
-/// (`vm.max_map_count`), unless its owner raised that.
+/// The most lines that are read. By default a process has at most 65,530 mappings
+/// (`vm.max_map_count`).
 const MAX_LINES: usize = 4 << 20;
 
-/// A stretch of a process's addresses that shows a stretch of one file, both
-/// without gaps; made of one or more neighbouring mappings.
+/// A range of a process's addresses that maps a range of one file, both without gaps.
+/// It consists of one or more adjacent mappings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapping {
     /// First address.
     pub(crate) start: u64,
     /// Address after the last.
     pub(crate) end: u64,
-    /// Address after the last of the first mapping in it, which is what
-    /// `/proc/PID/map_files` goes by.
+    /// Address after the last of the first mapping in it, which names it in
+    /// `/proc/PID/map_files`.
     pub(crate) first_end: u64,
-    /// Where in the file it begins, in bytes.
+    /// Where it begins in the file, in bytes.
     pub(crate) offset: u64,
-    /// The file's device number, as `stat` gives it.
+    /// The file's device number, as in `stat`.
     pub(crate) device: u64,
     /// The file's inode number.
     pub(crate) inode: u64,
     /// Whether writes go to the file.
     pub(crate) shared: bool,
-    /// Whether the process may write there. Shared and writable together prove
-    /// that it opened the file for writing: otherwise `mmap` and `mprotect`
-    /// refuse that (mmap(2), `EACCES`).
+    /// Whether the process may write there. If it is also shared, the process has
+    /// opened the file for writing: otherwise `mmap` and `mprotect` refuse it
+    /// (mmap(2), `EACCES`).
     pub(crate) writable: bool,
-    /// The file's path as the kernel knows it, without the mark below.
+    /// The file's path as the kernel reports it, without ` (deleted)`.
     pub(crate) path: String,
-    /// Whether the path has been removed since.
+    /// Whether the path has been removed.
     pub(crate) deleted: bool,
 }
 
@@ -41,8 +41,8 @@ impl Mapping {
         self.end - self.start
     }
 
-    /// The address that shows `bytes` of the file from `offset` on, if this
-    /// mapping shows all of them.
+    /// The address of `bytes` of the file from `offset` on, if this mapping contains
+    /// all of them.
     pub(crate) fn address_of(&self, offset: u64, bytes: u64) -> Option<u64> {
         let into = offset.checked_sub(self.offset)?;
         let end = into.checked_add(bytes)?;
@@ -50,14 +50,14 @@ impl Mapping {
     }
 }
 
-/// The mark that the kernel puts behind the path of a removed file.
+/// The kernel's mark after the path of a removed file.
 const DELETED: &str = " (deleted)";
 
-/// Reads the mappings of files; anonymous memory and the like are left out.
+/// Parses the mappings of files. Skips anonymous memory and the like.
 pub(crate) fn read(maps: impl Read) -> io::Result<Vec<Mapping>> {
     let mut found: Vec<Mapping> = Vec::new();
-    // The last line's address: neighbours are only neighbours if nothing at
-    // all lies between them.
+    // The last line's address: mappings are adjacent only if there is nothing
+    // between them.
     for line in BufReader::new(maps).split(b'\n').take(MAX_LINES) {
         let line = line?;
         let Some(next) = parse(&String::from_utf8_lossy(&line)) else {
@@ -79,8 +79,8 @@ fn continues(last: &Mapping, next: &Mapping) -> bool {
         && last.path == next.path
 }
 
-/// One line: `start-end perms offset major:minor inode   path`. `None` for
-/// memory without a file and for lines that are not like that.
+/// Parses one line: `start-end perms offset major:minor inode   path`. `None` for
+/// memory without a file and for other lines.
 fn parse(line: &str) -> Option<Mapping> {
     let hex = |text| u64::from_str_radix(text, 16).ok();
     let (range, rest) = line.split_once(' ')?;
@@ -103,8 +103,8 @@ fn parse(line: &str) -> Option<Mapping> {
     if end <= start {
         return None;
     }
-    // A file may really be named "… (deleted)"; then it is only looked for in
-    // one more place.
+    // A file may really be named "… (deleted)". Then there is only one more
+    // candidate.
     let (path, deleted) = match path.strip_suffix(DELETED) {
         Some(path) => (path, true),
         None => (path, false),
@@ -123,7 +123,7 @@ fn parse(line: &str) -> Option<Mapping> {
     })
 }
 
-/// The kernel writes a line feed in a path as `\012`, and only that.
+/// The kernel escapes only line feeds in a path, as `\012`.
 fn unescape(path: &str) -> String {
     path.replace("\\012", "\n")
 }
@@ -168,7 +168,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn what_may_not_be_written_is_a_stretch_of_its_own() {
+    fn read_only_mappings_are_separate() {
         let lines = "\
 1000-2000 rw-s 00000000 00:1b 7 /a
 2000-3000 r--s 00001000 00:1b 7 /a
@@ -182,7 +182,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn mappings_merge_only_when_the_file_goes_on() {
+    fn mappings_merge_only_if_the_file_continues() {
         let lines = "\
 1000-2000 rw-s 00000000 00:1b 7 /a
 2000-3000 rw-s 00005000 00:1b 7 /a
@@ -203,7 +203,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn nonsense_is_passed_over() {
+    fn invalid_lines_are_skipped() {
         let lines =
             "\n-\nx-y rw-s 0 0:0 1 /a\n2000-1000 rw-s 0 0:0 1 /a\n1-2 rw-s\n\u{fffd} 1 2 3 4 5\n";
         assert_eq!(read(lines.as_bytes()).unwrap(), []);
@@ -211,7 +211,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn our_own_maps_can_be_read() {
-        // A file on tmpfs: on others `stat` and the map may give different numbers.
+        // A file on tmpfs: on other file systems `stat` and the map can report different
+        // numbers.
         let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         file.as_file().set_len(4096).unwrap();
         let stat = file.as_file().metadata().unwrap();

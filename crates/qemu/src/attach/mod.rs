@@ -1,4 +1,5 @@
-//! Getting hold of a QEMU by the path of its QMP socket, and nothing else.
+//! Attaching to a QEMU, given only the path of its QMP socket: finds its process and
+//! its guest's memory, checks that the guest can be moved, and obtains exclusive access.
 
 mod description;
 mod error;
@@ -28,7 +29,7 @@ use self::preflight::{AllowedTypes, Side};
 use self::reopen::FileAccess;
 use crate::qmp::Client;
 
-/// How long to wait for QEMU's greeting.
+/// The timeout of the connection, up to QEMU's greeting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A QEMU that can take part in a migration.
@@ -37,7 +38,7 @@ pub(crate) struct Attached {
     pub(crate) client: Client,
     pub(crate) process: Arc<Process>,
     pub(crate) ram: Arc<RamFiles>,
-    /// Where each block begins in the process, in layout order.
+    /// Where each block begins in the process's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
     pub(crate) description: GuestDescription,
     pub(crate) processors: Processors,
@@ -45,8 +46,8 @@ pub(crate) struct Attached {
     pub(crate) machine: Machine,
 }
 
-/// Gets hold of the QEMU whose QMP socket is at `path`, and checks everything
-/// that can be checked without changing anything.
+/// Attaches to the QEMU whose QMP socket is at `path`, and checks everything that can be
+/// checked without changes.
 pub(crate) fn attach(
     path: &Path,
     side: Side,
@@ -59,8 +60,8 @@ pub(crate) fn attach(
         Side::Source => FileAccess::Read,
         Side::Destination => FileAccess::Write,
     };
-    // First: without this right some of what follows is hidden rather than
-    // denied, and would be taken for something else.
+    // First: without this right, some of the following information is hidden
+    // instead of denied, which would lead to misleading errors.
     process::check_right_to_trace(&process)?;
     let ram = ram::find(&mut client, &process, access)?;
     let lock = exclusive_access::acquire(&process)?;
@@ -96,7 +97,7 @@ pub(crate) fn attach(
 }
 
 fn check_kernel() -> Result<(), AttachError> {
-    // If we may not ask, QEMU may still be allowed; we will see then.
+    // If we may not query this, QEMU's process may still be allowed to use it.
     let Ok(supported) = Features::supported() else {
         return Ok(());
     };

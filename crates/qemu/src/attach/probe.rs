@@ -1,4 +1,4 @@
-//! What can be found out about the QEMU behind a QMP socket without taking it up.
+//! Queries the QEMU behind a QMP socket without attaching to it.
 
 use std::io;
 use std::path::Path;
@@ -10,26 +10,26 @@ use crate::attach::process;
 use crate::qmp::migration;
 use crate::qmp::{Client, connect};
 
-/// How long QEMU may take to answer. One that waits for a page does not.
+/// The timeout of an answer. A QEMU that waits for a page does not answer.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Who listens at a QMP socket.
+/// The process that listens on a QMP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QmpListener {
-    /// None: its QEMU has ended.
+    /// No process: its QEMU has ended.
     None,
     /// The process with this number.
     Process(u32),
-    /// A process that cannot be seen from here, or whose queue is full.
+    /// A process that is not visible from here, or whose queue is full.
     Unknown,
 }
 
 impl QmpListener {
-    /// Who listens at `qmp` now. Nothing is said there.
+    /// Finds out which process listens on `qmp` now. Sends nothing there.
     ///
     /// # Errors
     ///
-    /// What the system said, where that does not mean that nobody listens.
+    /// The error of `connect(2)`, unless it means that no process listens.
     pub fn at(qmp: &Path) -> io::Result<Self> {
         let stream = match connect(qmp, Instant::now()) {
             Ok(stream) => stream,
@@ -41,7 +41,8 @@ impl QmpListener {
                 };
             }
         };
-        // The kernel notes who has called `listen`; 0 is a process out of our sight.
+        // The kernel records the process that called `listen`; 0 is a process that is
+        // not visible from here.
         let pid = getsockopt(&stream, PeerCredentials).map(|peer| u32::try_from(peer.pid()));
         Ok(match pid {
             Ok(Ok(pid)) if pid != 0 => Self::Process(pid),
@@ -50,23 +51,23 @@ impl QmpListener {
     }
 }
 
-/// The guest of a QEMU, as far as that QEMU says.
+/// The state of a QEMU's guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestState {
-    /// The state in QEMU's words, such as `running` or `inmigrate`.
+    /// QEMU's name for the state, such as `running` or `inmigrate`.
     pub state: String,
     /// Whether its virtual processors run.
     pub running: bool,
-    /// Whether somebody has a userfaultfd in it: pages may be missing.
+    /// Whether QEMU's process has a userfaultfd for missing pages.
     pub misses_pages: bool,
 }
 
 impl GuestState {
-    /// Asks the QEMU at `qmp`.
+    /// Queries the QEMU at `qmp`.
     ///
     /// # Errors
     ///
-    /// Why it could not be asked, for a person.
+    /// Why the query failed, as text.
     pub fn query(qmp: &Path) -> Result<Self, String> {
         let mut client = Client::connect(qmp, REPLY_TIMEOUT).map_err(|error| error.to_string())?;
         let state = migration::run_state(&mut client).map_err(|error| error.to_string())?;
@@ -88,7 +89,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn who_listens_is_told_from_nobody() {
+    fn the_listening_process_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         assert_eq!(QmpListener::at(&path).unwrap(), QmpListener::None);
@@ -99,7 +100,7 @@ mod tests {
         assert_eq!(
             QmpListener::at(&path).unwrap(),
             QmpListener::None,
-            "it is left"
+            "the socket's file still exists"
         );
     }
 }

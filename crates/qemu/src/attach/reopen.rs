@@ -1,17 +1,18 @@
-//! Opening the very file that a process has mapped.
+//! Opens exactly the file that a process has mapped.
 //!
-//! hikkoshi often runs as root, and QEMU does not: a QEMU that its guest has
-//! taken over must not make hikkoshi read or write a file that QEMU itself could
-//! not. So the path that QEMU gives is never opened. A file is opened
+//! hikkoshi often runs as root, and QEMU does not. A QEMU that is compromised by its
+//! guest must not make hikkoshi read or write a file that QEMU itself cannot access. So
+//! the path that QEMU reports is never opened. A file is opened
 //!
-//! 1. by way of QEMU's mapping (`/proc/PID/map_files`) or, where we may not do
-//!    that, by way of one of QEMU's descriptors (`/proc/PID/fd`);
-//! 2. at first with `O_PATH`, which does nothing to the file: no FIFO is waited
-//!    for, no device is touched;
-//! 3. for reading or writing only if it is a regular file, has the numbers
-//!    that were expected, and is mapped **shared and writable** by the process.
-//!    The kernel allows that only to who has opened the file for writing, and it
-//!    is asked while we hold the file, so that its number means no other one.
+//! 1. through QEMU's mapping (`/proc/PID/map_files`) or, if we may not do that, through
+//!    one of QEMU's descriptors (`/proc/PID/fd`);
+//! 2. at first with `O_PATH`, which has no effect on the file: it neither blocks on a
+//!    FIFO nor opens a device;
+//! 3. for reading or writing only if it is a regular file, has the expected device and
+//!    inode numbers, and is mapped **shared and writable** by the process. The kernel
+//!    allows such a mapping only to a process that opened the file for writing. The
+//!    mapping is checked while we hold the file, so that its numbers cannot belong to
+//!    another file.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -24,7 +25,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::attach::maps::{self, Mapping};
 
-/// What we need to do with the file.
+/// The access to a RAM file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileAccess {
     /// At the source.
@@ -33,23 +34,23 @@ pub(crate) enum FileAccess {
     Write,
 }
 
-/// A stretch of a file, and where a process has mapped it.
+/// A range of a file, and where a process has mapped it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MappedFileRange {
-    /// The file system's number.
+    /// The file's device number.
     pub(crate) device: u64,
-    /// The file's number on it.
+    /// The file's inode number.
     pub(crate) inode: u64,
-    /// Where in the file it begins, in bytes.
+    /// Where it begins in the file, in bytes.
     pub(crate) offset: u64,
     /// Its length in bytes.
     pub(crate) bytes: u64,
-    /// Where in the process's memory it begins.
+    /// Where it begins in the process's address space.
     pub(crate) address: u64,
 }
 
 impl MappedFileRange {
-    /// The mapping that shows it, if it may be written there.
+    /// The mapping that contains it, if it is shared and writable.
     fn mapping<'a>(&self, mappings: &'a [Mapping]) -> Option<&'a Mapping> {
         mappings.iter().find(|mapping| {
             mapping.shared
@@ -64,18 +65,18 @@ impl MappedFileRange {
     }
 }
 
-/// Opens the file of which `process` shows `stretch`.
+/// Opens the file of which `process` has mapped this range.
 ///
 /// # Errors
 ///
-/// `PermissionDenied` when the process does not have it mapped there, shared and
-/// writable; others as `open(2)`.
+/// `PermissionDenied` if the process has not mapped it there, shared and writable;
+/// others as for `open(2)`.
 pub(crate) fn mapped(
     process: &Process,
-    stretch: &MappedFileRange,
+    range: &MappedFileRange,
     access: FileAccess,
 ) -> io::Result<File> {
-    let mapping = first_mapping(process, stretch)?;
+    let mapping = first_mapping(process, range)?;
     let entry = format!(
         "/proc/{}/map_files/{:x}-{:x}",
         process.pid(),
@@ -83,55 +84,54 @@ pub(crate) fn mapped(
         mapping.first_end
     );
     // Needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN (proc_pid_map_files(5)).
-    let pinned = pin(Path::new(&entry), OFlags::empty(), stretch)
-        .or_else(|error| by_descriptor(process, stretch)?.ok_or(error))?;
-    // Now that the file is held its numbers are no other file's.
-    first_mapping(process, stretch)?;
+    let pinned = pin(Path::new(&entry), OFlags::empty(), range)
+        .or_else(|error| open_by_descriptor(process, range)?.ok_or(error))?;
+    // While we hold the file, no other file can have its numbers.
+    first_mapping(process, range)?;
     reopen(&pinned, access)
 }
 
-/// Opens a file of a process that has ended, of which only the path is left.
+/// Opens a file of a process that has ended, by its path.
 ///
 /// # Errors
 ///
-/// As `open(2)`; `ELOOP` when the path ends in a symbolic link, `NotFound` when
-/// it leads to something else.
+/// As for `open(2)`; `ELOOP` if the path ends in a symbolic link, `NotFound` if another
+/// file is there.
 pub(crate) fn at_path(
     path: &Path,
-    stretch: &MappedFileRange,
+    range: &MappedFileRange,
     access: FileAccess,
 ) -> io::Result<File> {
-    reopen(&pin(path, OFlags::NOFOLLOW, stretch)?, access)
+    reopen(&pin(path, OFlags::NOFOLLOW, range)?, access)
 }
 
-fn first_mapping(process: &Process, stretch: &MappedFileRange) -> io::Result<Mapping> {
+fn first_mapping(process: &Process, range: &MappedFileRange) -> io::Result<Mapping> {
     let mappings = process.open_proc("maps").and_then(maps::read)?;
-    stretch.mapping(&mappings).cloned().ok_or_else(|| {
-        let what = "QEMU does not have it mapped there for writing (any more)";
+    range.mapping(&mappings).cloned().ok_or_else(|| {
+        let what = "QEMU does not map it there as shared and writable (any more)";
         io::Error::new(io::ErrorKind::PermissionDenied, what)
     })
 }
 
-fn by_descriptor(process: &Process, stretch: &MappedFileRange) -> io::Result<Option<File>> {
+fn open_by_descriptor(process: &Process, range: &MappedFileRange) -> io::Result<Option<File>> {
     for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid()))? {
-        // Most lead to something else, and some are closed by now.
-        if let Ok(pinned) = pin(&entry?.path(), OFlags::empty(), stretch) {
+        // Most belong to other files, and some are closed by now.
+        if let Ok(pinned) = pin(&entry?.path(), OFlags::empty(), range) {
             return Ok(Some(pinned));
         }
     }
     Ok(None)
 }
 
-/// Holds the file at `path` without opening it, if it is a regular one and the
-/// one of `stretch`.
-fn pin(path: &Path, flags: OFlags, stretch: &MappedFileRange) -> io::Result<File> {
+/// Opens the file at `path` with `O_PATH`, if it is a regular file and the expected one.
+fn pin(path: &Path, flags: OFlags, range: &MappedFileRange) -> io::Result<File> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
     let pinned = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = pinned.metadata()?;
     if metadata.is_symlink() {
         return Err(rustix::io::Errno::LOOP.into());
     }
-    if !metadata.is_file() || !stretch.is_of(&metadata) {
+    if !metadata.is_file() || !range.is_of(&metadata) {
         let what = "another file is there now";
         return Err(io::Error::new(io::ErrorKind::NotFound, what));
     }

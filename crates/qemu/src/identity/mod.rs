@@ -195,7 +195,7 @@ impl RamFileIdentity {
         process: Option<&Process>,
         access: FileAccess,
     ) -> io::Result<File> {
-        let stretch = MappedFileRange {
+        let range = MappedFileRange {
             device: self.device,
             inode: self.inode,
             offset: self.offset,
@@ -203,8 +203,8 @@ impl RamFileIdentity {
             address: self.address,
         };
         match process {
-            Some(process) => reopen::mapped(process, &stretch, access),
-            None => reopen::at_path(&self.path, &stretch, access),
+            Some(process) => reopen::mapped(process, &range, access),
+            None => reopen::at_path(&self.path, &range, access),
         }
     }
 }

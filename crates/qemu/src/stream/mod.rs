@@ -1,20 +1,20 @@
-//! The socket through which QEMU's device state goes, one end of it in QEMU.
+//! Transfers the device state from and to QEMU through a socket. QEMU has one end.
 //!
-//! QEMU writes (and reads) with its own threads whenever it likes; a thread of
-//! ours is at the other end all the time, so that QEMU never waits for us.
+//! QEMU reads and writes with its own threads at any time. At our end, a separate
+//! thread always serves the socket, so QEMU never waits for the engine.
 //!
 //! # A guest that its owner has paused
 //!
-//! When all is written QEMU calls its migration complete, and the guest
-//! *postmigrate*: a state that QEMU leaves only by running the guest. One that
-//! its owner had paused could not be brought back to that. So its stream is
-//! not read to the end ([`ReadUntil::Description`]). The devices' state is followed
-//! by a description of it for people, which no QEMU looks at when it loads;
-//! that is where the reading stops. QEMU waits in the middle of writing it, and
-//! whether it ends well ([`DeviceStateReader::finish`]) or not (the reader is dropped, and
-//! QEMU puts the guest back to what it was) is still ours to say.
+//! After QEMU has written everything, it completes its migration, and the guest's
+//! state is *postmigrate*, which QEMU leaves only by running the guest. So a guest that
+//! its owner had paused could not return to *paused*. Therefore its stream is not read
+//! to the end ([`ReadUntil::Description`]). The devices' state is followed by a
+//! description of it (the vmdesc section), which QEMU ignores when it loads. Reading
+//! stops there, and QEMU waits in the middle of writing. The engine then decides
+//! whether the migration completes ([`DeviceStateReader::finish`]) or fails (it drops
+//! the reader, and QEMU restores the guest's state).
 //!
-//! QEMU 7.2 makes *postmigrate* of that, too; 10.0 was tried and does not.
+//! QEMU 7.2 sets *postmigrate* even then; QEMU 10.0 does not (both tested).
 
 mod reader;
 mod writer;
@@ -32,10 +32,10 @@ use crate::qmp::{Client, QmpError};
 /// The name of our descriptor inside QEMU.
 pub(crate) const FD_NAME: &str = "hikkoshi";
 
-/// Gives QEMU one end of a new socket, by the name of [`FD_NAME`].
+/// Sends QEMU one end of a new socket, with the name [`FD_NAME`].
 pub(crate) fn open(client: &mut Client, until: ReadUntil) -> Result<UnixStream, QmpError> {
     let failed = |source| QmpError::Socket {
-        doing: "the device state's socket".to_owned(),
+        doing: "creating the socket for the device state".to_owned(),
         source,
     };
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;
@@ -43,12 +43,12 @@ pub(crate) fn open(client: &mut Client, until: ReadUntil) -> Result<UnixStream, 
         shrink_send_buffer(&theirs).map_err(failed)?;
     }
     client.send_fd(FD_NAME, theirs.as_fd())?;
-    // QEMU has its own copy; with ours closed, QEMU's end is the only one.
+    // QEMU has its own copy. Ours is closed here, so QEMU's is the only one.
     Ok(ours)
 }
 
-/// What goes through the socket at once when QEMU is to wait in the middle of
-/// the description: much less than that has (53 KB were seen).
+/// The socket's buffer size if QEMU has to wait in the middle of the description: much
+/// less than the description's size (53 KB were measured).
 const SMALL_BUFFER: usize = 4 << 10;
 
 /// How far the stream is read.
@@ -56,17 +56,16 @@ const SMALL_BUFFER: usize = 4 << 10;
 pub(crate) enum ReadUntil {
     /// To its end.
     End,
-    /// To where only its description follows, if there is one.
+    /// To the description at its end, if there is one.
     Description,
 }
 
-/// Makes QEMU write to our end of the socket in small pieces.
+/// Makes QEMU write to the socket in small pieces.
 fn shrink_send_buffer(theirs: &UnixStream) -> io::Result<()> {
     rustix::net::sockopt::set_socket_send_buffer_size(theirs, SMALL_BUFFER).map_err(Into::into)
 }
 
-/// Forgets our descriptor in QEMU. That there is none is fine: `migrate` takes
-/// it.
+/// Closes our named descriptor in QEMU. It may already be gone: `migrate` uses it up.
 pub(crate) fn close_fd(client: &mut Client) -> Result<(), QmpError> {
     match client.execute("closefd", json!({ "fdname": FD_NAME })) {
         Err(error) if !error.is_refusal() => Err(error),

@@ -1,4 +1,4 @@
-//! Reader.
+//! Reads the device state that QEMU saves.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -14,40 +14,41 @@ use hikkoshi_wire::MAX_DEVICE_STATE;
 
 use super::{ReadUntil, SMALL_BUFFER};
 
-/// Bytes read at once.
+/// The most bytes for one read.
 const CHUNK: usize = 256 << 10;
 
-/// Longest wait for a piece without a look at whether it is still wanted.
+/// The longest wait for a chunk without a check of the cancel flag.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Takes in the device state that QEMU saves. Dropping it breaks the stream,
-/// so that QEMU's save fails.
+/// Reads the device state that QEMU saves. Dropping it closes the stream, so that
+/// QEMU's save fails.
 #[derive(Debug)]
 pub(crate) struct DeviceStateReader {
     socket: UnixStream,
     chunks: Receiver<io::Result<Vec<u8>>>,
-    /// Tells the thread to read the rest.
+    /// Makes the thread read the rest.
     finish: Sender<()>,
-    held: Arc<AtomicBool>,
+    /// Whether QEMU waits in the middle of writing.
+    writer_waits: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl DeviceStateReader {
-    /// Starts to read.
+    /// Starts reading.
     pub(crate) fn start(socket: UnixStream, until: ReadUntil) -> io::Result<Self> {
         let (sender, chunks) = channel();
         let (finish, finishing) = channel();
-        let held = Arc::new(AtomicBool::new(false));
-        let (mut reader, holds) = (socket.try_clone()?, Arc::clone(&held));
+        let writer_waits = Arc::new(AtomicBool::new(false));
+        let (mut reader, waits) = (socket.try_clone()?, Arc::clone(&writer_waits));
         let thread = std::thread::Builder::new()
             .name("device-save".to_owned())
             .spawn(move || {
                 if until == ReadUntil::Description && read_devices(&mut reader, &sender) {
-                    holds.store(true, Ordering::Release);
-                    // No more pieces come.
+                    waits.store(true, Ordering::Release);
+                    // No more chunks come.
                     drop(sender);
                     if finishing.recv().is_ok() {
-                        // Its words about what we have: of no use. That it ends is.
+                        // The rest is only the description. But QEMU has to finish writing.
                         let _ = io::copy(&mut reader, &mut io::sink());
                     }
                 } else {
@@ -58,24 +59,23 @@ impl DeviceStateReader {
             socket,
             chunks,
             finish,
-            held,
+            writer_waits,
             thread: Some(thread),
         })
     }
 
-    /// Whether QEMU has been left in the middle of writing. Only of meaning
-    /// when there is no next piece.
+    /// Whether QEMU waits in the middle of writing. Valid when there is no next chunk.
     pub(crate) fn is_writer_waiting(&self) -> bool {
-        self.held.load(Ordering::Acquire)
+        self.writer_waits.load(Ordering::Acquire)
     }
 
     /// Lets QEMU write the rest.
     pub(crate) fn finish(&self) {
-        // A thread that has ended has read it.
+        // If the thread has ended, it has read everything.
         let _ = self.finish.send(());
     }
 
-    /// The next piece; `Some(None)` at the end. `None` once `give_up` is set.
+    /// The next chunk; `Some(None)` at the end. `None` once `give_up` is set.
     pub(crate) fn next_chunk(&self, give_up: &Cancel) -> Option<Option<io::Result<Vec<u8>>>> {
         loop {
             match self.chunks.recv_timeout(POLL_INTERVAL) {
@@ -88,8 +88,8 @@ impl DeviceStateReader {
     }
 }
 
-/// Reads until the end. What has not been asked for waits in the channel, at
-/// most [`MAX_DEVICE_STATE`] bytes in all.
+/// Reads to the end. Chunks wait in the channel until they are taken, at most
+/// [`MAX_DEVICE_STATE`] bytes in total.
 fn read_all(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
     let mut total = 0u64;
     loop {
@@ -102,7 +102,7 @@ fn read_all(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
                 if total > MAX_DEVICE_STATE {
                     Err(io::Error::new(
                         io::ErrorKind::FileTooLarge,
-                        format!("it is longer than {MAX_DEVICE_STATE} bytes"),
+                        format!("the device state is longer than {MAX_DEVICE_STATE} bytes"),
                     ))
                 } else {
                     Ok(chunk)
@@ -113,32 +113,31 @@ fn read_all(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) {
         };
         let failed = piece.is_err();
         if chunks.send(piece).is_err() || failed {
-            // QEMU's save fails then.
+            // This makes QEMU's save fail.
             let _ = socket.shutdown(Shutdown::Both);
             return;
         }
     }
 }
 
-/// What QEMU writes behind the devices' state, with nothing in it: the
-/// section's type (`QEMU_VM_VMDESCRIPTION`), its length, and JSON.
+/// An empty description: the section's type (`QEMU_VM_VMDESCRIPTION`), its length, and
+/// JSON.
 const EMPTY_DESCRIPTION: [u8; 7] = *b"\x06\0\0\0\x02{}";
 
-/// Bytes by which the description's beginning is known.
+/// The length of the byte pattern that marks the description's beginning.
 const MARK_BYTES: usize = 8;
 
-/// Where the description begins: behind the end mark (`QEMU_VM_EOF`, 0) its
-/// section's type (6), a length of less than 16 MiB, and JSON that is an
-/// object. Were anything else taken for it, the state would be too short, and
-/// its loading fails.
-fn description(bytes: &[u8]) -> Option<usize> {
+/// The offset of the description: after the end mark (`QEMU_VM_EOF`, 0) come its
+/// section's type (6), a length of less than 16 MiB, and a JSON object. If other bytes
+/// matched by chance, the state would be too short, and loading would fail.
+fn find_description(bytes: &[u8]) -> Option<usize> {
     let is_mark = |b: &[u8]| b[..3] == [0, 6, 0] && b[6..] == *b"{\"";
     let at = bytes.windows(MARK_BYTES).position(is_mark)?;
     Some(at + 1)
 }
 
-/// Reads the devices' state, up to its description. `false` if the stream goes
-/// on or ends without one, or nobody wants it any more.
+/// Reads the devices' state up to its description. `false` if the stream has no
+/// description or is too long, or if the reader was dropped.
 fn read_devices(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) -> bool {
     let mut pending = Vec::new();
     let mut total = 0;
@@ -150,18 +149,18 @@ fn read_devices(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) -
                 pending.extend_from_slice(&chunk[..read]);
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            // The end, a failure, or too much: told by who reads on.
+            // The end, a failure, or too much: the caller reads on and finds out.
             _ => {
                 let _ = chunks.send(Ok(pending));
                 return false;
             }
         }
-        if let Some(at) = description(&pending) {
+        if let Some(at) = find_description(&pending) {
             pending.truncate(at);
             pending.extend(EMPTY_DESCRIPTION);
             return chunks.send(Ok(pending)).is_ok();
         }
-        // The mark may have come in part.
+        // A part of the mark may have come.
         let rest = pending.split_off(pending.len().saturating_sub(MARK_BYTES - 1));
         if chunks
             .send(Ok(std::mem::replace(&mut pending, rest)))
@@ -175,7 +174,7 @@ fn read_devices(socket: &mut UnixStream, chunks: &Sender<io::Result<Vec<u8>>>) -
 impl Drop for DeviceStateReader {
     fn drop(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);
-        // A thread that waits has nothing to wait for any more.
+        // The thread may be waiting for this.
         self.finish = channel().0;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -190,11 +189,11 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn what_is_written_comes_out_and_ends() {
+    fn everything_is_read_to_the_end() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let reader = DeviceStateReader::start(ours, ReadUntil::End).unwrap();
         let sent: Vec<u8> = (0..3_000_000u32).map(|i| i.to_le_bytes()[0]).collect();
-        // More than a socket holds: the thread reads although nobody asks yet.
+        // More than a socket holds: the thread reads before any chunk is taken.
         theirs.write_all(&sent).unwrap();
         drop(theirs);
         let mut got = Vec::new();
@@ -206,7 +205,7 @@ mod tests {
 
     /// A device state as QEMU writes it: devices, the end mark, a description.
     fn described(devices: usize) -> (Vec<u8>, Vec<u8>) {
-        // Bytes that look like a beginning, and are none.
+        // Bytes that resemble the mark.
         let mut devices: Vec<u8> = b"\x00\x06\x00\x00\x01{{\x00\x06\x00"
             .iter()
             .copied()
@@ -229,8 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn the_writer_is_left_in_the_middle_of_its_description() {
-        // The beginning falls on every place in a piece.
+    fn the_writer_waits_in_the_middle_of_the_description() {
+        // The mark is at different offsets in a read.
         for devices in (300_000..300_000 + SMALL_BUFFER)
             .step_by(509)
             .chain([0, 1, 7])
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_the_intake_breaks_the_stream() {
+    fn dropping_the_reader_closes_the_stream() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"half of it").unwrap();
         drop(DeviceStateReader::start(ours, ReadUntil::End).unwrap());
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_stops_is_not_waited_for_when_told_so() {
+    fn waiting_for_a_slow_writer_can_be_cancelled() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"half of it").unwrap();
         let reader = DeviceStateReader::start(ours, ReadUntil::End).unwrap();
@@ -294,14 +293,14 @@ mod tests {
         let when = give_up.clone();
         std::thread::spawn(move || when.cancel());
         assert!(reader.next_chunk(&give_up).is_none());
-        // What has come is given all the same.
+        // Chunks that have arrived can still be taken.
         theirs.write_all(b"the rest").unwrap();
         drop(theirs);
         assert!(take_all(&reader) == b"the rest");
     }
 
     #[test]
-    fn an_endless_state_is_cut_off() {
+    fn a_state_that_is_too_long_is_an_error() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let reader = DeviceStateReader::start(ours, ReadUntil::End).unwrap();
         let writer = std::thread::spawn(move || {

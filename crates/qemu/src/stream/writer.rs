@@ -1,11 +1,11 @@
-//! Writer.
+//! Writes the device state that QEMU loads.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
-/// Feeds QEMU the device state that it loads. Dropping it breaks the stream.
+/// Writes the device state that QEMU loads. Dropping it closes the stream.
 #[derive(Debug)]
 pub(crate) struct DeviceStateWriter {
     socket: UnixStream,
@@ -13,17 +13,17 @@ pub(crate) struct DeviceStateWriter {
 }
 
 impl DeviceStateWriter {
-    /// Starts to write.
+    /// Starts writing.
     pub(crate) fn start(socket: UnixStream, state: Vec<u8>) -> io::Result<Self> {
         let mut writer = socket.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("device-load".to_owned())
             .spawn(move || {
                 if let Err(error) = writer.write_all(&state) {
-                    // QEMU says itself what it did not like.
-                    tracing::debug!(%error, "feeding the device state to QEMU");
+                    // QEMU reports itself what it rejected.
+                    tracing::debug!(%error, "writing the device state to QEMU");
                 }
-                // A state that ends too early must fail, not wait for more.
+                // A truncated state must fail and not wait for more bytes.
                 let _ = writer.shutdown(Shutdown::Write);
             })?;
         Ok(Self {
@@ -49,14 +49,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_feed_ends_the_stream_and_never_hangs() {
+    fn the_stream_ends_and_dropping_does_not_hang() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let writer = DeviceStateWriter::start(ours, b"state".to_vec()).unwrap();
         let mut got = Vec::new();
         theirs.read_to_end(&mut got).unwrap();
         assert_eq!(got, b"state");
         drop(writer);
-        // Nobody reads this one.
+        // This one is not read.
         let (ours, _theirs) = UnixStream::pair().unwrap();
         drop(DeviceStateWriter::start(ours, vec![0; 8 << 20]).unwrap());
     }

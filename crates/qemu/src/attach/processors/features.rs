@@ -1,4 +1,4 @@
-//! Features.
+//! CPUID feature words.
 
 use hikkoshi_wire::{CpuidRegister, CpuidWord, ProcessorKind, Topology};
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub(super) const HAS_CORE_CAPABILITY: Flag = (7, CpuidRegister::Edx, 30);
 
 pub(super) const CMP_LEGACY: Flag = (0x8000_0001, CpuidRegister::Ecx, 1);
 
-/// The words that have a flag set.
+/// The words with at least one flag.
 pub(super) fn words(answer: Option<&Value>) -> Vec<CpuidWord> {
     let word = |entry: &Value| {
         let register = match entry.get("cpuid-register")?.as_str()? {
@@ -60,9 +60,9 @@ pub(super) fn set(kind: &mut ProcessorKind, (leaf, register, bit): Flag) {
     }
 }
 
-/// A guest with several processors in a socket sees `ht`, and on AMD's
-/// processors `cmp-legacy`, whatever was asked for. QEMU 10.0 has them in its
-/// feature words then, 7.2 adds them when the guest asks.
+/// Sets the flags that the topology implies. A guest with several processors in a socket
+/// always sees `ht`, and on AMD's processors `cmp-legacy`. QEMU 10.0 includes them in its
+/// feature words; 7.2 adds them when the guest executes CPUID.
 pub(super) fn implied_by_topology(kind: &mut ProcessorKind, topology: Topology) {
     if topology.cores.saturating_mul(topology.threads) < 2 {
         return;

@@ -1,12 +1,11 @@
-//! What the guest was given for virtual processors, from QEMU's object tree.
+//! Reads the guest's virtual processors from QEMU's object tree.
 //!
-//! QEMU's options say what was asked for; the processors' objects say what came
-//! of it on this host, in this version. Each answer takes QEMU some 0.4 ms, for
-//! it reads commands a byte at a time, and a processor has 500 properties. So
-//! the flags come as whole words (`feature-words`), and of the other properties
-//! only those are read that a guest can notice. Processors that `-smp` made
-//! have the same ones, so they are asked one by one only for their flags, and
-//! for what tells them apart.
+//! QEMU's options show what was requested; the processors' objects show the result on
+//! this host, in this version. Each answer takes QEMU about 0.4 ms, because it reads
+//! commands byte by byte, and a processor has 500 properties. So the flags are read as
+//! whole words (`feature-words`), and other properties only if a guest can notice them.
+//! Processors of `-smp` have the same properties, so each of them is queried only for
+//! its flags and for its own identifiers.
 
 mod features;
 mod settings;
@@ -25,11 +24,11 @@ use self::settings::settings;
 use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
-/// The guest's processors.
+/// Reads the guest's processors.
 ///
 /// # Errors
 ///
-/// If QEMU does not answer, or says something else than it should.
+/// If QEMU does not answer, or gives an unexpected answer.
 pub(crate) fn read(client: &mut Client) -> Result<Processors, QmpError> {
     let kvm = client.execute("query-kvm", json!({}))?;
     let kvm = kvm.get("enabled").and_then(Value::as_bool) == Some(true);
@@ -45,24 +44,24 @@ pub(crate) fn read(client: &mut Client) -> Result<Processors, QmpError> {
     let entries = answer
         .as_array()
         .ok_or_else(|| QmpError::unexpected("query-cpus-fast", "not a list"))?;
-    // What all those have that -smp made.
+    // The settings of all processors of -smp.
     let mut common: Option<Vec<ProcessorSetting>> = None;
     for entry in entries {
-        let garbage = || QmpError::unexpected("query-cpus-fast", entry.to_string());
+        let unexpected = || QmpError::unexpected("query-cpus-fast", entry.to_string());
         let path = entry.get("qom-path").and_then(Value::as_str);
-        let path = path.ok_or_else(garbage)?;
-        let index = number(entry.get("cpu-index")).ok_or_else(garbage)?;
+        let path = path.ok_or_else(unexpected)?;
+        let index = number(entry.get("cpu-index")).ok_or_else(unexpected)?;
         let mut kind = ProcessorKind {
             features: words(property(client, path, "feature-words")?.as_ref()),
             filtered: words(property(client, path, "filtered-features")?.as_ref()),
             settings: Vec::new(),
         };
-        let made_by_smp = path.starts_with("/machine/unattached/");
+        let from_smp = path.starts_with("/machine/unattached/");
         kind.settings = match &common {
-            Some(common) if made_by_smp => common.clone(),
+            Some(common) if from_smp => common.clone(),
             _ => settings(client, path, &kind, kvm)?,
         };
-        if made_by_smp && common.is_none() {
+        if from_smp && common.is_none() {
             common = Some(kind.settings.clone());
         }
         implied_by_topology(&mut kind, topology);
@@ -76,7 +75,7 @@ pub(crate) fn read(client: &mut Client) -> Result<Processors, QmpError> {
         found.processors.push(Processor {
             index,
             kind: u16::try_from(kind).unwrap_or(u16::MAX),
-            // An architecture without them numbers its processors otherwise.
+            // An architecture without APIC ids.
             apic_id: number(apic_id.as_ref()).unwrap_or(index),
             tsc_hz: tsc_hz.as_ref().and_then(Value::as_u64).unwrap_or(0),
             place: place(entry.get("props")),
@@ -114,8 +113,8 @@ fn place(props: Option<&Value>) -> ProcessorPlace {
     }
 }
 
-/// Whether KVM can run a guest's time-stamp counter at another frequency than
-/// this host's.
+/// Whether KVM can scale a guest's time-stamp counter to another frequency than this
+/// host's.
 fn host_scales_tsc() -> bool {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let mut words = cpuinfo.split_whitespace();

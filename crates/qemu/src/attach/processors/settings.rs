@@ -1,4 +1,4 @@
-//! Settings.
+//! Properties of a processor that a guest can notice, besides the flags.
 
 use hikkoshi_wire::{ProcessorKind, ProcessorSetting, text::one_line};
 use serde_json::{Value, json};
@@ -7,12 +7,12 @@ use super::features::{HAS_ARCH_CAPABILITIES, HAS_CORE_CAPABILITY, PDCM, VMX, has
 use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
-/// Properties that a guest can notice, besides the flags: CPUID leaves that are
-/// made of them, and whether some exist at all.
+/// Properties that a guest can notice, besides the flags: they determine CPUID leaves, and
+/// whether some leaves exist.
 ///
-/// Not `ucode-rev`: `-cpu host` takes it from the host, and a guest that leaves a
-/// host because that is to be updated would find no destination. A guest reads
-/// the revision when it boots, and it says nothing about what works.
+/// Not `ucode-rev`: `-cpu host` copies it from the host, so a guest could not leave a host
+/// that needs a microcode update. A guest reads the revision when it boots, and the
+/// revision does not determine what works.
 const NOTICEABLE: [&str; 25] = [
     "family",
     "model",
@@ -51,7 +51,7 @@ const ARCH_CAPABILITIES: [&str; 6] = [
     "rfds-clear",
 ];
 
-/// The properties of one processor that a guest can notice.
+/// Reads the properties of one processor that a guest can notice.
 pub(super) fn settings(
     client: &mut Client,
     path: &str,
@@ -69,16 +69,16 @@ pub(super) fn settings(
             settings.push(setting(name, &value));
         }
     }
-    let quiet = settings.iter().all(|setting| {
+    let no_enlightenments = settings.iter().all(|setting| {
         !setting.name.starts_with("hv-")
             || &*setting.value != "on"
                 && (&*setting.name != "hv-spinlocks" || *setting.value == *NO_SPINLOCKS)
     });
-    if quiet {
-        // Versions and names that the guest is not told.
+    if no_enlightenments {
+        // The guest does not see these versions and names.
         settings.retain(|setting| !setting.name.starts_with("hv-"));
     }
-    let own_caches = has_caches_of_its_own(&settings);
+    let own_caches = describes_caches(&settings);
     if own_caches && let Some(Value::String(kind)) = property(client, path, "type")? {
         settings.push(setting(CACHES, &json!(caches_of(&kind))));
     }
@@ -101,15 +101,15 @@ pub(super) fn settings(
     Ok(settings)
 }
 
-/// Under which name the model is compared that gives the guest its caches.
+/// The name of the setting for the CPU model that determines the caches.
 const CACHES: &str = "CPU model of the caches";
 
 /// Whether the model describes caches (CPUID leaves 2, 4, 80000005h, 80000006h,
-/// 8000001Dh). QEMU has no property that says which, so the model's name stands for
-/// them. It stands for nothing else: flags, family, levels and the like have
-/// properties, and QEMU's `host` is its `max` under KVM. Models without caches of
-/// their own share QEMU's, and have `legacy-cache` on.
-fn has_caches_of_its_own(settings: &[ProcessorSetting]) -> bool {
+/// 8000001Dh). QEMU has no property for them, so the model's name is compared
+/// instead. It represents only the caches: flags, family, levels and the like have
+/// properties, and QEMU's `host` is its `max` under KVM. Models that do not describe
+/// caches share QEMU's, and have `legacy-cache` on.
+fn describes_caches(settings: &[ProcessorSetting]) -> bool {
     let on = |name| {
         let mut all = settings.iter();
         all.any(|setting| &*setting.name == name && &*setting.value == "on")
@@ -117,7 +117,7 @@ fn has_caches_of_its_own(settings: &[ProcessorSetting]) -> bool {
     !on("legacy-cache") && !on("host-cache-info")
 }
 
-/// `EPYC-v2-x86_64-cpu` has the caches of the model `EPYC`, and so has its other name,
+/// `EPYC-v2-x86_64-cpu` has the caches of the model `EPYC`, and so has its alias
 /// `EPYC-IBPB`. A version with other caches has another `model-id` (AMD's) or
 /// `x-force-cpuid-0x1f` (Intel's).
 pub(super) fn caches_of(kind: &str) -> &str {
@@ -130,12 +130,12 @@ pub(super) fn caches_of(kind: &str) -> &str {
     model.strip_suffix("-IBPB").unwrap_or(model)
 }
 
-/// `hv-spinlocks` when the guest is not told to use it.
+/// The value of `hv-spinlocks` if the guest does not see it.
 const NO_SPINLOCKS: &str = "4294967295";
 
 pub(super) fn is_noticeable(name: &str, kind: &ProcessorKind, kvm: bool) -> bool {
     NOTICEABLE.contains(&name)
-        // Without KVM a guest is given no enlightenments.
+        // Only KVM offers enlightenments.
         || kvm && name.starts_with("hv-")
         || has(kind, VMX) && name.starts_with("vmx-")
         || has(kind, PDCM) && matches!(name, "lbr-fmt" | "full-width-write")
@@ -148,7 +148,7 @@ pub(super) fn setting(name: &str, value: &Value) -> ProcessorSetting {
     let value = match value {
         Value::Bool(true) => "on".to_owned(),
         Value::Bool(false) => "off".to_owned(),
-        // The other side refuses a value that is not text.
+        // The other side refuses values with control characters.
         Value::String(text) => one_line(text).into_owned(),
         other => other.to_string(),
     };

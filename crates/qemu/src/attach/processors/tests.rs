@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of what is read from QEMU's properties.
 #![allow(clippy::unwrap_used)] // A failure is the message.
 
 use hikkoshi_wire::{

@@ -1,4 +1,4 @@
-//! The guest's memory backends, as QMP describes them.
+//! Queries the guest's memory backends.
 
 use serde_json::Value;
 
@@ -8,32 +8,32 @@ use crate::qmp::{Client, QmpError};
 /// A memory backend object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Backend {
-    /// The name its owner gave it.
+    /// Its id.
     pub(crate) id: String,
     /// Its QOM type, such as `memory-backend-file`.
     pub(crate) kind: String,
-    /// Bytes.
+    /// Its size in bytes.
     pub(crate) bytes: u64,
-    /// Whether writes go to what is mapped.
+    /// Whether writes go to the file (`share=on`).
     pub(crate) share: bool,
     /// Whether host memory is reserved when it is mapped (hugetlbfs).
     pub(crate) reserve: bool,
     /// Whether it is mapped for reading only.
     pub(crate) readonly: bool,
-    /// The file or folder given, for files.
+    /// The file or folder, for file backends.
     pub(crate) path: Option<String>,
-    /// Where in the file it begins, in bytes.
+    /// Where it begins in the file, in bytes.
     pub(crate) offset: u64,
 }
 
 impl Backend {
-    /// Its place in QEMU's object tree.
+    /// Its path in QEMU's object tree.
     pub(crate) fn qom_path(&self) -> String {
         format!("/objects/{}", self.id)
     }
 }
 
-/// Every memory backend, also those that the machine made for itself.
+/// All memory backends, with those that the machine created itself.
 pub(crate) fn list(client: &mut Client) -> Result<Vec<Backend>, QmpError> {
     let mut found = Vec::new();
     for (id, kind) in children(client, "/objects")? {

@@ -1,4 +1,4 @@
-//! From a memory backend to the opened file and its place in QEMU's memory.
+//! Finds and opens the file of a memory backend.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -11,16 +11,16 @@ use crate::attach::ram::RamError;
 use crate::attach::ram::backend::Backend;
 use crate::attach::reopen::{self, FileAccess, MappedFileRange};
 
-/// A backend's file, found and opened.
+/// The opened file of a backend.
 #[derive(Debug)]
 pub(crate) struct BackendFile {
     /// The file.
     pub(crate) file: File,
     /// Its metadata when it was opened.
     pub(crate) metadata: Metadata,
-    /// Where the backend begins in QEMU's memory.
+    /// Where the backend begins in QEMU's address space.
     pub(crate) address: u64,
-    /// What the kernel maps at once, in bytes.
+    /// The host page size, in bytes.
     pub(crate) host_page: u64,
     /// Whether it is on hugetlbfs (else on tmpfs).
     pub(crate) huge: bool,
@@ -41,8 +41,8 @@ pub(crate) fn find(
     access: FileAccess,
 ) -> Result<BackendFile, RamError> {
     let given = backend.path.as_deref().unwrap_or_default();
-    // Only looked at: it says which of QEMU's mappings is meant, nothing more.
-    let place = from_outside(process, given);
+    // Only used to select one of QEMU's mappings.
+    let place = path_from_outside(process, given);
     let metadata = std::fs::metadata(&place).ok();
     let mut candidates: Vec<(&Mapping, u64)> = mappings
         .iter()
@@ -77,20 +77,20 @@ pub(crate) fn find(
         path: mapping.path.clone(),
         source,
     };
-    let stretch = MappedFileRange {
+    let range = MappedFileRange {
         device: mapping.device,
         inode: mapping.inode,
         offset: backend.offset,
         bytes: backend.bytes,
         address,
     };
-    let file = reopen::mapped(process, &stretch, access).map_err(cannot)?;
+    let file = reopen::mapped(process, &range, access).map_err(cannot)?;
     let metadata = file.metadata().map_err(cannot)?;
     if others_can_read(&place, &metadata) {
         tracing::warn!(
             "other users of this host can read the guest's memory: its file {given} has mode {:o}, \
-             as QEMU creates it; take that right away (chmod o= FILE, at any time), or put the file \
-             in a folder that they cannot enter",
+             as QEMU creates it; remove that permission (chmod o= FILE, possible at any time), or use \
+             a folder that they cannot enter",
             metadata.mode() & 0o7777
         );
     }
@@ -113,7 +113,7 @@ pub(crate) fn find(
         });
     }
     if access == FileAccess::Read && !huge {
-        // hugetlbfs reads too, but would have to be asked for a whole page.
+        // hugetlbfs supports reads, too, but only of whole pages.
         let mut byte = [0];
         file.read_exact_at(&mut byte, backend.offset)
             .map_err(cannot)?;
@@ -127,8 +127,8 @@ pub(crate) fn find(
     })
 }
 
-/// A path as QEMU sees it, seen from outside: QEMU may have another root.
-fn from_outside(process: &Process, given: &str) -> PathBuf {
+/// Converts QEMU's path to ours: QEMU may have another root.
+fn path_from_outside(process: &Process, given: &str) -> PathBuf {
     let base = if given.starts_with('/') {
         "root"
     } else {
@@ -137,8 +137,8 @@ fn from_outside(process: &Process, given: &str) -> PathBuf {
     Path::new(&format!("/proc/{}/{base}", process.pid())).join(given.trim_start_matches('/'))
 }
 
-/// Whether everybody on this host can read a file, of which that is the metadata,
-/// at that path. (As far as its mode and its folders' modes tell.)
+/// Whether all users of this host can read the file with this metadata at this path,
+/// according to its mode and its folders' modes.
 fn others_can_read(place: &Path, file: &Metadata) -> bool {
     let there = |path: &Path| std::fs::metadata(path).ok();
     let at_place =
@@ -146,37 +146,37 @@ fn others_can_read(place: &Path, file: &Metadata) -> bool {
     at_place
         && file.mode() & OTHERS_READ != 0
         && place.ancestors().skip(1).all(|folder| {
-            // Behind /proc/PID, which other users cannot follow.
+            // The prefix in /proc/PID, which other users cannot follow.
             folder.starts_with("/proc") && folder.components().count() <= 4
                 || there(folder).is_some_and(|folder| folder.mode() & OTHERS_SEARCH != 0)
         })
 }
 
-/// Whether a mapping is of the backend's file. `metadata` is what is at the
-/// given path now, which need not be what was there when QEMU opened it.
+/// Whether a mapping is of the backend's file. `metadata` belongs to the file that is at
+/// the path now, which can be another one than when QEMU opened it.
 fn is_of(mapping: &Mapping, backend: &Backend, given: &str, metadata: Option<&Metadata>) -> bool {
     match metadata {
-        // QEMU made a file of its own in the folder and removed it at once.
+        // QEMU created a file in the folder and removed it at once.
         Some(metadata) if metadata.is_dir() => {
             mapping.deleted
                 && mapping.device == metadata.dev()
                 && Path::new(&mapping.path)
                     .file_name()
                     .and_then(|name| name.to_str())
-                    .is_some_and(|name| is_made_by_qemu(name, &backend.id))
+                    .is_some_and(|name| is_generated_by_qemu(name, &backend.id))
         }
         Some(metadata) if (mapping.device, mapping.inode) == (metadata.dev(), metadata.ino()) => {
             true
         }
-        // Removed or replaced since.
+        // Removed or replaced in the meantime.
         _ => mapping.deleted && mapping.path == given,
     }
 }
 
-/// Whether a file's name is what QEMU makes of a backend's: `qemu_back_mem.`,
-/// the region's name (the id, or on old machine types the whole QOM path, with
-/// `_` for `/`), a dot, six characters.
-fn is_made_by_qemu(name: &str, id: &str) -> bool {
+/// Whether QEMU generates this file name for a backend: `qemu_back_mem.`, the region's
+/// name (the id, or on old machine types the whole QOM path, with `_` for `/`), a dot,
+/// six characters.
+fn is_generated_by_qemu(name: &str, id: &str) -> bool {
     let id = id.replace('/', "_");
     let Some(rest) = name.strip_prefix("qemu_back_mem.") else {
         return false;
@@ -197,12 +197,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn what_others_can_read_is_told_by_modes_all_the_way() {
+    fn readability_depends_on_the_modes_of_all_folders() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ram");
         std::fs::write(&path, b"memory").unwrap();
         let own = Process::open(std::process::id()).unwrap();
-        let place = from_outside(&own, path.to_str().unwrap());
+        let place = path_from_outside(&own, path.to_str().unwrap());
         let set = |path: &Path, mode| {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         };
@@ -222,16 +222,16 @@ mod tests {
     }
 
     #[test]
-    fn names_that_qemu_makes() {
-        assert!(is_made_by_qemu("qemu_back_mem.ram1.jk4S9C", "ram1"));
-        assert!(is_made_by_qemu(
+    fn file_names_that_qemu_generates() {
+        assert!(is_generated_by_qemu("qemu_back_mem.ram1.jk4S9C", "ram1"));
+        assert!(is_generated_by_qemu(
             "qemu_back_mem._objects_ram1.jk4S9C",
             "ram1"
         ));
-        assert!(is_made_by_qemu("qemu_back_mem.a.b.jk4S9C", "a.b"));
-        assert!(!is_made_by_qemu("qemu_back_mem.a.b.jk4S9C", "a"));
-        assert!(!is_made_by_qemu("qemu_back_mem.ram1.jk4S9", "ram1"));
-        assert!(!is_made_by_qemu("qemu_back_mem.ram10.jk4S9C", "ram1"));
-        assert!(!is_made_by_qemu("ram1", "ram1"));
+        assert!(is_generated_by_qemu("qemu_back_mem.a.b.jk4S9C", "a.b"));
+        assert!(!is_generated_by_qemu("qemu_back_mem.a.b.jk4S9C", "a"));
+        assert!(!is_generated_by_qemu("qemu_back_mem.ram1.jk4S9", "ram1"));
+        assert!(!is_generated_by_qemu("qemu_back_mem.ram10.jk4S9C", "ram1"));
+        assert!(!is_generated_by_qemu("ram1", "ram1"));
     }
 }

@@ -1,18 +1,16 @@
-//! Finding the guest's memory: backends, guest addresses, host addresses,
-//! files.
+//! Finds the guest's memory: backends, guest addresses, host addresses, files.
 //!
 //! | what | from |
 //! | --- | --- |
 //! | the backends, their sizes, sharing, paths | QMP: `qom-list /objects`, `qom-get` |
 //! | guest addresses | `info mtree -f -o` by QMP (see `mtree.rs`) |
 //! | host addresses | `/proc/PID/maps` |
-//! | the files | QEMU's own mappings, see `reopen.rs`; the path that QEMU gives only says which of them |
+//! | the files | QEMU's mappings (see `reopen.rs`); QEMU's path only selects one |
 //!
-//! With `x-ignore-shared` QEMU leaves out every shared block from its stream
-//! and believes that we bring it. So a shared block that we cannot bring, or
-//! do not know of, would be lost, silently: every backend must be of the kind
-//! that we can move, and together they must be all the memory that the machine
-//! has.
+//! With `x-ignore-shared` QEMU omits every shared block from its stream, because
+//! hikkoshi transfers it. A shared block that hikkoshi cannot transfer, or does not
+//! know, would be lost silently. So every backend must be of a supported kind, and
+//! together they must contain all of the machine's memory.
 
 pub(crate) mod backend;
 mod error;
@@ -32,18 +30,18 @@ use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::qmp::Client;
 
-/// The guest's memory, found.
+/// The guest's memory.
 #[derive(Debug)]
 pub(crate) struct Ram {
     /// Layout and files, ordered by guest address.
     pub(crate) files: RamFiles,
-    /// Where each block begins in QEMU's memory, in layout order.
+    /// Where each block begins in QEMU's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
 }
 
-/// Finds all of it.
+/// Finds all of the guest's memory.
 ///
-/// At the destination ([`FileAccess::Write`]) there must also be room for it.
+/// At the destination ([`FileAccess::Write`]), also checks the free space for it.
 pub(crate) fn find(
     client: &mut Client,
     process: &Process,
@@ -67,7 +65,7 @@ pub(crate) fn find(
     if access == FileAccess::Write {
         free_space::check(found.iter().map(|(backend, _, file)| (*backend, file)))?;
     }
-    // The same order on both sides, whatever order the objects were given in.
+    // The same order on both sides, independent of the order of the options.
     found.sort_by_key(|(backend, guest, _)| {
         (guest.first().map(|range| range.gpa), backend.id.clone())
     });
@@ -85,7 +83,7 @@ pub(crate) fn find(
         addresses.push(file.address);
     }
     let layout = RamLayout::new(blocks)?;
-    // As many files as blocks, by the loop above.
+    // There are as many files as blocks.
     let files = RamFiles::new(layout, files).ok_or(RamError::None)?;
     Ok(Ram { files, addresses })
 }
@@ -177,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_shared_writable_files_will_do() {
+    fn only_shared_writable_files_are_supported() {
         check_kinds(&[backend("a")]).unwrap();
         assert!(matches!(check_kinds(&[]), Err(RamError::None)));
         for kind in [
@@ -211,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_the_guest_does_not_see_is_named() {
+    fn a_backend_outside_the_guests_memory_is_named() {
         let error = guest_ranges(&[backend("spare")], "").unwrap_err();
         assert!(error.to_string().contains("\"spare\""));
     }

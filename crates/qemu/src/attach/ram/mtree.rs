@@ -1,8 +1,8 @@
-//! Guest addresses of memory backends, from `info mtree -f -o`.
+//! Parses the guest addresses of memory backends from `info mtree -f -o`.
 //!
-//! QMP itself does not say where in the guest a backend lies (but for DIMMs).
-//! The human monitor does; it prints the guest's address space as QEMU has
-//! flattened it, with the owner of each piece:
+//! QMP does not report the guest addresses of a backend (except for DIMMs). The human
+//! monitor does: it prints the guest's flattened address space, with the owner of each
+//! piece:
 //!
 //! ```text
 //! FlatView #1
@@ -13,23 +13,23 @@
 //!   00000000000c3000-00000000000e7fff (prio 0, rom): ram0 @00000000000c3000 owner:{obj path=/objects/ram0} KVM
 //! ```
 //!
-//! The owner is what makes this safe to read: a region's *name* is chosen by
-//! the user and may be that of any other region, the owner's path is not.
+//! Pieces are identified by their owner, because a region's *name* is chosen by the
+//! user and can be the name of another region. The owner's path cannot.
 //!
-//! # The same for every state of the guest
+//! # Independent of the guest's state
 //!
-//! What is visible depends on what the guest did: firmware write-protects its
-//! copy in low memory, system-management memory hides the top of what lies
-//! below 4 GiB, the VGA window hides a piece at 640 KiB. The two sides of a
-//! migration are in different states, so the ranges are made independent of
-//! it: pieces of a block that lie at the same distance from their place in the
-//! block are one range, and what is hidden belongs to the range before it.
+//! The visible pieces depend on the guest's state: firmware write-protects its copy in
+//! low memory, system-management memory hides the top of the memory below 4 GiB, the
+//! VGA window hides a piece at 640 KiB. The two sides of a migration are in different
+//! states, so the ranges are made independent of it: pieces of a block with the same
+//! distance between guest address and offset are one range, and hidden memory belongs
+//! to the range before it.
 
 use std::collections::BTreeMap;
 
 use hikkoshi_pages::GuestRange;
 
-/// Most pieces looked at.
+/// The most lines that are parsed.
 const MAX_PIECES: usize = 1 << 16;
 
 /// One line of the memory view: a piece of a backend.
@@ -43,8 +43,8 @@ pub(crate) struct Piece {
     bytes: u64,
 }
 
-/// The pieces of each backend, by the backend's path (`/objects/ID`), in the
-/// guest's memory as the system sees it.
+/// The pieces of each backend in the system's memory, by the backend's path
+/// (`/objects/ID`).
 pub(crate) fn parse(text: &str) -> BTreeMap<String, Vec<Piece>> {
     let mut found: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
     let mut in_memory = false;
@@ -76,7 +76,7 @@ fn piece(line: &str) -> Option<(String, Piece)> {
     if !matches!(kind, "ram" | "rom" | "romd" | "nv-ram" | "nv-rom" | "ramd") {
         return None;
     }
-    // From the right: a name may hold anything.
+    // From the right: a name can contain anything.
     let (name, owner) = rest.rsplit_once(OWNER)?;
     let (owner, _accelerator) = owner.split_once('}')?;
     let offset = match name.rsplit_once(" @") {
@@ -94,11 +94,11 @@ fn piece(line: &str) -> Option<(String, Piece)> {
     ))
 }
 
-/// The pieces of one block of `bytes` as ranges that do not depend on what the
-/// guest has done so far, ascending in the block. `None` if they do not fit
-/// the block, or contradict each other.
+/// Converts the pieces of one block of `bytes` to ranges that do not depend on the
+/// guest's state, ascending in the block. `None` if they do not fit the block, or
+/// contradict each other.
 pub(crate) fn ranges(pieces: &[Piece], bytes: u64) -> Option<Vec<GuestRange>> {
-    // By distance: the smallest and the greatest offset seen at it.
+    // By distance: the smallest and the greatest offset.
     let mut extents: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for piece in pieces {
         let end = piece.offset.checked_add(piece.bytes)?;
@@ -114,7 +114,7 @@ pub(crate) fn ranges(pieces: &[Piece], bytes: u64) -> Option<Vec<GuestRange>> {
         .map(|(distance, (start, end))| (start, end, distance))
         .collect();
     ordered.sort_unstable();
-    // A window onto a part that is already visible elsewhere says nothing new.
+    // Skip a window that shows a part which is also visible elsewhere.
     let mut kept: Vec<(u64, u64, u64)> = Vec::new();
     for next in ordered {
         match kept.last() {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_no_ranges() {
+    fn contradictory_pieces_are_refused() {
         let piece = |gpa, offset, bytes| Piece { gpa, offset, bytes };
         for (pieces, why) in [
             (vec![piece(0, 0, 0x2000)], "beyond the block"),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_pass_for_owners() {
+    fn names_are_not_mistaken_for_owners() {
         let line = "0000000000000000-0000000000000fff (prio 0, ram): x owner:{obj path=/objects/a} @0 \
                     owner:{obj path=/objects/b} KVM";
         assert_eq!(piece(line).unwrap().0, "/objects/b");

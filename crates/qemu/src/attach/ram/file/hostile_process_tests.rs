@@ -1,5 +1,5 @@
-//! A process that is not the QEMU that it seems to be: it maps other people's
-//! files, and changes what is at a path after it was looked at.
+//! Tests with a hostile process in the place of QEMU: it maps files of other users, and
+//! replaces the file at a path after it was checked.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufRead, BufReader};
@@ -23,8 +23,8 @@ const PATH: &str = "HIKKOSHI_TEST_HOSTILE_PATH";
 const READ_ONLY: &str = "HIKKOSHI_TEST_HOSTILE_READ_ONLY";
 const BYTES: u64 = 1 << 20;
 
-/// The other process: a copy of this program that maps a file, says so, and
-/// waits for its end.
+/// The other process: a copy of this program that maps a file, prints a line, and waits
+/// for the end of its standard input.
 #[test]
 fn another_process() {
     let Some(path) = std::env::var_os(PATH) else {
@@ -52,14 +52,14 @@ mod libc_prot {
     pub(super) const SHARED: i32 = 1;
 }
 
-/// It, as we see it.
-struct Other {
+/// The hostile process.
+struct HostileProcess {
     child: Child,
     process: Process,
 }
 
-impl Other {
-    fn maps(path: &Path, read_only: bool) -> Self {
+impl HostileProcess {
+    fn mapping(path: &Path, read_only: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args([
@@ -80,7 +80,7 @@ impl Other {
         Self { child, process }
     }
 
-    /// As if QEMU had said that the memory is at `path`.
+    /// Finds the file, as if QEMU had reported this `path`.
     fn find(&self, path: &Path, access: FileAccess) -> Result<super::BackendFile, RamError> {
         let mappings = crate::attach::process::mappings(&self.process).unwrap();
         let backend = Backend {
@@ -97,14 +97,14 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for HostileProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// On tmpfs, with a file `ram` in it.
+/// A folder on tmpfs with a file `ram`.
 fn folder() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = folder.path().join("ram");
@@ -120,8 +120,8 @@ fn put_fifo(path: &Path) {
     rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
 }
 
-/// What `does` says, unless it waits for ever.
-fn soon<T: Send>(what: &str, does: impl FnOnce() -> T + Send) -> T {
+/// Runs `does` and fails if it blocks.
+fn within_a_minute<T: Send>(what: &str, does: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel();
         scope.spawn(move || sender.send(does()));
@@ -129,16 +129,16 @@ fn soon<T: Send>(what: &str, does: impl FnOnce() -> T + Send) -> T {
             .recv_timeout(Duration::from_secs(60))
             .unwrap_or_else(|error| {
                 eprintln!("{what}: {error}");
-                // The thread cannot be ended, and would be waited for.
+                // The thread cannot be ended, and the scope would wait for it.
                 std::process::abort()
             })
     })
 }
 
 #[test]
-fn what_a_process_may_only_read_is_not_opened_for_it() {
+fn a_file_that_is_mapped_read_only_is_not_opened() {
     let (_folder, path) = folder();
-    let other = Other::maps(&path, true);
+    let other = HostileProcess::mapping(&path, true);
     for access in [FileAccess::Write, FileAccess::Read] {
         let error = other.find(&path, access).unwrap_err();
         assert!(matches!(error, RamError::NotWritable { .. }), "{error}");
@@ -146,37 +146,37 @@ fn what_a_process_may_only_read_is_not_opened_for_it() {
 }
 
 #[test]
-fn a_path_that_leads_elsewhere_now_is_not_opened() {
+fn a_replaced_path_is_not_opened() {
     let (folder, path) = folder();
     let victim = folder.path().join("victim");
     File::create(&victim).unwrap().set_len(BYTES).unwrap();
     let mapped = numbers(&std::fs::metadata(&path).unwrap());
-    let other = Other::maps(&path, false);
+    let other = HostileProcess::mapping(&path, false);
     let fifo = folder.path().join("fifo");
     put_fifo(&fifo);
     for target in [&victim, &fifo] {
         std::fs::remove_file(&path).unwrap();
         symlink(target, &path).unwrap();
         for access in [FileAccess::Read, FileAccess::Write] {
-            let found = soon("finding what is mapped", || other.find(&path, access));
+            let found = within_a_minute("finding what is mapped", || other.find(&path, access));
             assert_eq!(numbers(&found.unwrap().metadata), mapped);
         }
     }
     std::fs::remove_file(&path).unwrap();
     put_fifo(&path);
     for access in [FileAccess::Read, FileAccess::Write] {
-        let found = soon("finding what is mapped", || other.find(&path, access));
+        let found = within_a_minute("finding what is mapped", || other.find(&path, access));
         assert_eq!(numbers(&found.unwrap().metadata), mapped);
     }
 }
 
 #[test]
-fn what_was_noted_is_opened_only_while_it_is_mapped_for_writing() {
+fn a_recorded_file_is_opened_only_while_it_is_mapped_writable() {
     let (_folder, path) = folder();
-    let other = Other::maps(&path, false);
+    let other = HostileProcess::mapping(&path, false);
     let found = other.find(&path, FileAccess::Write).unwrap();
-    let open = |other: &Other| {
-        // As a journal names it, wherever this process has it.
+    let open = |other: &HostileProcess| {
+        // As in a journal, at the address of this process.
         let mappings = crate::attach::process::mappings(&other.process).unwrap();
         let is_it = |m: &&crate::attach::maps::Mapping| m.inode == found.metadata.ino();
         let place = RamFileIdentity {
@@ -190,12 +190,12 @@ fn what_was_noted_is_opened_only_while_it_is_mapped_for_writing() {
     };
     let opened = open(&other).unwrap().metadata().unwrap();
     assert_eq!(numbers(&opened), numbers(&found.metadata));
-    let error = open(&Other::maps(&path, true)).unwrap_err();
+    let error = open(&HostileProcess::mapping(&path, true)).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
 }
 
 #[test]
-fn of_a_process_that_has_ended_only_the_file_at_the_path_itself_is_opened() {
+fn after_the_end_of_the_process_only_the_file_at_the_path_is_opened() {
     let (folder, path) = folder();
     let metadata = std::fs::metadata(&path).unwrap();
     let place = RamFileIdentity {
@@ -206,7 +206,7 @@ fn of_a_process_that_has_ended_only_the_file_at_the_path_itself_is_opened() {
         address: 0,
     };
     let open = || {
-        soon("opening what was noted", || {
+        within_a_minute("opening what was noted", || {
             place.open(BYTES, None, FileAccess::Read)
         })
     };
