@@ -2,29 +2,51 @@
 //!
 //! # Model
 //!
-//! Everything begins with the path of a QMP socket. Its **peer** is QEMU's
-//! process; QMP and that process's `/proc/PID/maps` together say where the
-//! guest's memory is, three times over: in the guest (guest physical
-//! addresses), in QEMU (host addresses) and in files. From then on:
+//! The only input is the path of a QMP socket. The socket's **peer** is QEMU's
+//! process. QMP and that process's `/proc/PID/maps` together describe the guest's
+//! memory in three ways: in the guest (guest physical addresses), in QEMU (host
+//! addresses) and in files. Then:
 //!
-//! - the **pages** are read from and written to the files, by the engine;
-//! - the **dirty log** and the **missing pages** go through a userfaultfd that
-//!   QEMU's process was made to open (`hikkoshi-userfault`);
+//! - the engine reads and writes the **pages** in the files;
+//! - the **dirty log** and the **missing pages** use a userfaultfd that is created
+//!   inside QEMU's process by an injected system call (`hikkoshi-userfault`);
 //! - the **device state** is QEMU's own migration stream. With the capability
-//!   `x-ignore-shared` it leaves out the memory that is in shared files, so
-//!   that what remains is small. It goes through a socket of which QEMU was
-//!   given one end (`getfd`), so it works whatever user QEMU runs as.
+//!   `x-ignore-shared` QEMU omits the memory in shared files, so the stream is small. It
+//!   goes through a socket whose other end is passed to QEMU (`getfd`), so it works with
+//!   any user that QEMU runs as.
 //!
-//! [`QemuSource`] and [`QemuDestination`] are the engine's `SourceGuest` and
+//! [`QemuSource`] and [`QemuDestination`] implement the engine's `SourceGuest` and
 //! `DestinationGuest`.
 //!
-//! # The switchover, as QEMU sees it
+//! # Modules
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `attach` | process, RAM blocks, preflight checks, exclusive access |
+//! | [`qmp`] | the QMP client, and command sequences that both sides use |
+//! | `stream` | the socket of QEMU's migration stream |
+//! | `settings` | QEMU's settings during a move |
+//! | `identity` | what proves that a process is still the same QEMU |
+//! | `source`, `destination` | the two sides of a move |
+//!
+//! # Vocabulary
+//!
+//! - *identity*: the process number, start time, boot and namespaces of a QEMU, and the
+//!   files of its guest's memory. With it another program can *reattach* after the engine
+//!   has ended.
+//! - *notes*: what is stored for reattaching ([`SourceNotes`], [`DestinationNotes`]).
+//! - *undo record*: the changes to a source that another process undoes if the engine is
+//!   killed before commit ([`UndoRecord`]).
+//! - *leftover*: a userfaultfd of a killed engine inside QEMU.
+//! - *drain*: waiting until device writes in progress have landed in guest memory.
+//!
+//! # The switchover
 //!
 //! ```text
 //! source                                     destination (-incoming defer)
-//!   migrate fd:…    guest runs                 stop   (so that the guest does
-//!     set-up, video memory, …                          not run by itself)
-//!   STOP            guest stopped  ─┐
+//!   migrate fd:…    guest runs                 stop   (so that QEMU does not
+//!     set-up, video memory, …                          start the guest itself)
+//!   STOP            guest paused   ─┐
 //!   pre-switchover                  │ pause()
 //!   migrate-continue                │
 //!     device state ─────────────────┼──────▶   migrate-incoming fd:…
@@ -33,40 +55,39 @@
 //!                                   └─         RESUME
 //! ```
 //!
-//! `pause-before-switchover` makes QEMU wait in `pre-switchover`, and so keeps
-//! its set-up out of the time in which the guest is stopped. Up to commit the
-//! way back is `migrate_cancel` or `cont` at the source; the destination's
-//! `late-block-activate` sees to it that the images are still the source's.
+//! With `pause-before-switchover` QEMU waits in `pre-switchover`, so that its set-up is not
+//! part of the downtime. Until commit, `migrate_cancel` or `cont` resumes the guest at the
+//! source. With `late-block-activate` at the destination the images still belong to the
+//! source until then.
 //!
-//! # Given back
+//! # Restoring
 //!
-//! What is changed in QEMU is put back in the end, also after failures: its
-//! migration capabilities and parameters, the descriptors in it, the write
-//! protection of its memory. For the case that the engine is killed there is
-//! [`undo()`], to be called by another process.
+//! Everything that was changed in QEMU is restored at the end, also after failures: its
+//! migration capabilities and parameters, its descriptors, the write protection of its
+//! memory. If the engine is killed, another process calls [`undo()`].
 //!
-//! # Taken up again
+//! # Reattaching
 //!
-//! What another program needs to go on with a guest that was handed over, or
-//! may have been, is in [`SourceNotes`] and [`DestinationNotes`]: the process,
-//! the RAM files, the descriptor that was left inside. Nothing of it is asked of
-//! QEMU, which says nothing while its main loop waits for a page. A source whose
-//! QEMU is gone has its memory still ([`RamFileSource`]).
+//! [`SourceNotes`] and [`DestinationNotes`] contain what another program needs to continue
+//! a migration of a guest that was, or may have been, handed over: the process, the RAM
+//! files, the descriptor inside QEMU. Reattaching does not query QEMU, which does not
+//! answer while its main loop waits for a page. If the source's QEMU has ended, its RAM
+//! files still hold the memory ([`RamFileSource`]).
 //!
-//! # Refused
+//! # Refusals
 //!
-//! A guest that cannot be moved safely is refused before it is touched, with
-//! the reason: see [`Refusal`], [`RamError`], [`AttachError`].
+//! A guest that cannot be moved safely is refused before anything is changed, with the
+//! reason: see [`Refusal`], [`RamError`], [`AttachError`].
 //!
 //! # What is missing
 //!
-//! - QEMU on other machines than x86-64 (the injected system call knows only
-//!   that), and before 7.2.
-//! - Memory that comes and goes: virtio-mem, hot-plugging a DIMM while the
-//!   guest is being moved (it is not noticed).
-//! - Guests that are asleep (`suspended`): they must be woken first.
-//! - Images on storage that only the source sees: QEMU's own mirroring has to
-//!   move those beforehand.
+//! - QEMU on other architectures than x86-64 (which the injected system call supports),
+//!   and before 7.2.
+//! - Memory that is plugged or unplugged during the move: virtio-mem (refused), DIMMs (not
+//!   noticed).
+//! - Guests in the state `suspended`: they must be woken first.
+//! - Images on storage that only the source can access: they have to be mirrored first,
+//!   with QEMU's own commands.
 
 mod attach;
 mod destination;
@@ -81,26 +102,19 @@ mod stream;
 
 pub use attach::AttachError;
 pub use attach::exclusive_access::ExclusiveAccessError;
-pub use attach::preflight::{AllowedTypes, OLDEST_QEMU, Refusal};
+pub use attach::preflight::{AllowedTypes, Refusal};
 pub use attach::probe::{GuestState, QmpListener};
 pub use attach::process::ProcessError;
 pub use attach::ram::RamError;
 pub use attach::ram::free_space::FreeSpaceError;
 pub use destination::exited::ExitedDestination;
-pub use destination::{
-    DestinationNotes, LoadError, PrepareError, QemuDestination, ReleaseDestinationError, RunError,
-    SharedNotes, UserfaultError,
-};
+pub use destination::{DestinationNotes, QemuDestination, SharedNotes, UserfaultError};
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
-pub use identity::{QemuExitedError, QemuIdentity, RamFileIdentity, ReattachError};
-pub use qmp::monitor::MonitorError;
+pub use identity::{QemuIdentity, RamFileIdentity, ReattachError};
 pub use settings::Settings;
-pub use source::drain::DrainError;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};
 pub use source::undo_record::UndoRecord;
-pub use source::{
-    PauseError, QemuSource, ReleaseSourceError, ResumeError, SaveError, SourceNotes, StartLogError,
-};
+pub use source::{QemuSource, ResumeError, SourceNotes};

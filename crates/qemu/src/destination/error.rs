@@ -16,7 +16,7 @@ pub(super) const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// QEMU was not prepared for the incoming guest.
 #[derive(Debug, Error)]
-pub enum PrepareError {
+pub(crate) enum PrepareError {
     /// A QMP command failed.
     #[error("preparing QEMU for the incoming guest: {0}")]
     Qmp(#[from] QmpError),
@@ -75,7 +75,7 @@ pub enum UserfaultError {
 
 /// The device state was not loaded. The guest does not run here.
 #[derive(Debug, Error)]
-pub enum LoadError {
+pub(crate) enum LoadError {
     /// A QMP command failed.
     #[error("loading the device state: {0}")]
     Qmp(#[from] QmpError),
@@ -111,7 +111,7 @@ pub enum LoadError {
 
 /// The guest was not resumed.
 #[derive(Debug, Error)]
-pub enum RunError {
+pub(crate) enum RunError {
     /// A QMP command failed.
     #[error("resuming the guest at the destination: {0}")]
     Qmp(#[from] QmpError),
@@ -160,14 +160,14 @@ pub enum RunError {
 /// QEMU's process could not be ended.
 #[derive(Debug, Error)]
 #[error("ending QEMU (process {pid}) of an abandoned migration: {source}; end it by hand")]
-pub struct KillError {
+pub(crate) struct KillError {
     pub(super) pid: u32,
     pub(super) source: io::Error,
 }
 
 /// Something that was changed in QEMU was not restored. The rest was.
 #[derive(Debug, Error)]
-pub enum ReleaseDestinationError {
+pub(crate) enum ReleaseDestinationError {
     /// Closing the userfaultfd inside QEMU failed.
     #[error(transparent)]
     Userfault(#[from] GiveBackError),

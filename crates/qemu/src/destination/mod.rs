@@ -31,9 +31,8 @@ use hikkoshi_memory::RamFiles;
 use hikkoshi_userfault::ForeignUserfault;
 use hikkoshi_wire::{Machine, Processors};
 
-pub use self::error::{
-    KillError, LoadError, PrepareError, ReleaseDestinationError, RunError, UserfaultError,
-};
+pub use self::error::UserfaultError;
+use self::error::{KillError, LoadError, PrepareError, ReleaseDestinationError, RunError};
 use self::exit_watch::ExitWatch;
 pub use self::notes::{DestinationNotes, SharedNotes};
 use self::shutdown_listener::ShutdownListener;
@@ -47,7 +46,7 @@ use crate::identity::{QemuIdentity, ReattachError};
 use crate::qmp::Client;
 use crate::settings::Settings;
 
-/// A QEMU that waits for an incoming guest; see [`DestinationGuest`].
+/// A QEMU that waits for an incoming guest; see [`DestinationGuest`](hikkoshi_engine::DestinationGuest).
 #[derive(Debug)]
 pub struct QemuDestination {
     /// `None` after reattaching, until QEMU is needed: it may not answer before it

@@ -102,7 +102,7 @@ pub enum ReattachError {
 /// An operation needs QEMU, which has ended.
 #[derive(Debug, Error)]
 #[error("{doing}: QEMU (process {pid}) has ended")]
-pub struct QemuExitedError {
+pub(crate) struct QemuExitedError {
     pub(crate) doing: &'static str,
     pub(crate) pid: u32,
 }

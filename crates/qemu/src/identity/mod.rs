@@ -18,7 +18,8 @@ use hikkoshi_memory::{RamFile, RamFiles};
 use hikkoshi_wire::GuestDescription;
 use serde::{Deserialize, Serialize};
 
-pub use self::error::{QemuExitedError, ReattachError};
+pub(crate) use self::error::QemuExitedError;
+pub use self::error::ReattachError;
 use self::namespaces::{FindProcessError, NamespaceIdentity};
 use crate::attach::Attached;
 use crate::attach::exclusive_access;

@@ -15,7 +15,7 @@ use super::message::{Message, QmpEvent, Version};
 
 /// The timeout of an ordinary command. Most answers come within a millisecond; a main
 /// loop that waits for storage can take seconds.
-pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The most events that are kept. If there are more, the oldest are dropped.
 const MAX_EVENTS: usize = 1024;
@@ -100,7 +100,7 @@ impl Client {
     ///
     /// A child of that process can still hold the socket and answer. So call
     /// this after opening a pidfd of the process.
-    pub fn peer_has_ended(&self) -> bool {
+    pub(crate) fn peer_has_ended(&self) -> bool {
         self.connection.peer_has_ended()
     }
 
@@ -145,7 +145,7 @@ impl Client {
     /// # Errors
     ///
     /// See [`QmpError`].
-    pub fn send_fd(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), QmpError> {
+    pub(crate) fn send_fd(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), QmpError> {
         let timeout = self.timeout;
         let deadline = Instant::now() + timeout;
         self.run(

@@ -2,7 +2,7 @@
 
 /// The longest accepted line, in bytes. The longest real answers are
 /// `info mtree` and `qom-list`, well under 1 MiB for hundreds of devices.
-pub const MAX_LINE: usize = 16 << 20;
+pub(crate) const MAX_LINE: usize = 16 << 20;
 
 /// A line was longer than [`MAX_LINE`].
 #[derive(Debug, PartialEq, Eq)]

@@ -32,8 +32,10 @@ pub(crate) mod fuzzing {
     pub(crate) use super::message::Message;
 }
 
-pub use client::{COMMAND_TIMEOUT, Client};
+pub(crate) use client::COMMAND_TIMEOUT;
+pub use client::Client;
 pub(crate) use connection::connect;
 pub use error::{ConnectError, QmpError};
-pub use lines::MAX_LINE;
+#[cfg(test)]
+pub(crate) use lines::MAX_LINE;
 pub use message::{QmpEvent, Version};

@@ -23,7 +23,7 @@ pub(crate) const NO_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 360
 
 /// A command could not be sent to QEMU's monitor, or failed.
 #[derive(Debug, Error)]
-pub enum MonitorError {
+pub(crate) enum MonitorError {
     /// The connection failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),

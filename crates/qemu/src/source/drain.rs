@@ -15,7 +15,7 @@ use crate::qmp::{Client, QmpError};
 /// The guest's block devices were not drained. Nothing is lost, but the engine must
 /// not copy the pages that it took from the dirty log before.
 #[derive(Debug, Error)]
-pub enum DrainError {
+pub(crate) enum DrainError {
     /// The QMP command failed.
     #[error(
         "draining the guest's disks: {0}; check that their storage responds, or use \

@@ -21,7 +21,7 @@ pub(super) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The dirty log was not started. The guest is unchanged.
 #[derive(Debug, Error)]
-pub enum StartLogError {
+pub(crate) enum StartLogError {
     /// The kernel does not support it.
     #[error(
         "starting the dirty log: {0}; post-copy without pre-copy rounds does not need a dirty log"
@@ -43,7 +43,7 @@ pub enum StartLogError {
 
 /// The guest was not paused for the switchover. It is unchanged.
 #[derive(Debug, Error)]
-pub enum PauseError {
+pub(crate) enum PauseError {
     /// A QMP command failed.
     #[error("pausing the guest for the switchover: {0}")]
     Qmp(#[from] QmpError),
@@ -77,7 +77,7 @@ pub enum PauseError {
 
 /// The device state was not saved completely.
 #[derive(Debug, Error)]
-pub enum SaveError {
+pub(crate) enum SaveError {
     /// The guest was not paused before.
     #[error("saving the device state: the guest is not paused for the switchover")]
     NotPaused,
@@ -140,7 +140,7 @@ pub enum ResumeError {
 
 /// Something that was changed in QEMU was not restored. The rest was.
 #[derive(Debug, Error)]
-pub enum ReleaseSourceError {
+pub(crate) enum ReleaseSourceError {
     /// Stopping the dirty log failed.
     #[error("stopping the dirty log: {0}")]
     Log(#[from] DirtyError),

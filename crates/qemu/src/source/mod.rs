@@ -29,7 +29,8 @@ use hikkoshi_userfault::{Features, ForeignUserfault, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
 
-pub use self::error::{PauseError, ReleaseSourceError, ResumeError, SaveError, StartLogError};
+pub use self::error::ResumeError;
+use self::error::{PauseError, ReleaseSourceError, SaveError, StartLogError};
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::leftovers::is_dirty_log;
@@ -50,7 +51,7 @@ enum SwitchoverStage {
     /// QEMU's migration has been started.
     Pausing,
     /// The whole device state has been passed to the engine. From here on the guest
-    /// may run elsewhere, unless [`QemuSource::resume`] is called.
+    /// may run elsewhere, unless [`resume`](hikkoshi_engine::SourceGuest::resume) is called.
     Saved,
 }
 
@@ -76,7 +77,7 @@ struct QemuResources {
     processors: Processors,
 }
 
-/// A running QEMU guest that is moved away; see [`SourceGuest`].
+/// A running QEMU guest that is moved away; see [`SourceGuest`](hikkoshi_engine::SourceGuest).
 #[derive(Debug)]
 pub struct QemuSource {
     /// `None` after reattaching, until QEMU is needed: sending pages of a guest

@@ -25,7 +25,7 @@ use crate::qmp::qom;
 use crate::qmp::{Client, QmpError, Version};
 
 /// The oldest QEMU that is supported.
-pub const OLDEST_QEMU: Version = Version::new(7, 2, 0);
+pub(crate) const OLDEST_QEMU: Version = Version::new(7, 2, 0);
 
 /// The side of the move that this QEMU is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
