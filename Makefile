@@ -1,6 +1,6 @@
-# What people and CI call. `make` alone lists it.
+# The targets for people and CI. `make` alone lists them.
 
-# Everything that is fetched or made for the guests; the Rust build has its own folder.
+# Everything that is downloaded or built for the guests. The Rust build has its own folder.
 BUILD := build
 STATIC_TARGET := x86_64-unknown-linux-gnu
 WORKLOAD := $(BUILD)/workload/$(STATIC_TARGET)/release/hikkoshi-workload
@@ -18,14 +18,14 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## fetch QEMU 7.2, QEMU 10.0, a Debian kernel and busybox beside the build
+setup: ## download QEMU 7.2, QEMU 10.0, a Debian kernel and busybox into build/
 	@setup/setup.sh
 
 .PHONY: guest
 guest: setup ## build the test guest's initramfs
 	@$(MAKE) --no-print-directory $(INITRAMFS)
 
-# Linked statically, with the host's own C library: the guest has none.
+# Linked statically with the host's C library, because the guest has none.
 $(WORKLOAD): $(WORKLOAD_SOURCES)
 	CARGO_TARGET_DIR=$(BUILD)/workload RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
 	    cargo build --locked --release --package hikkoshi-workload --target $(STATIC_TARGET)
@@ -39,7 +39,7 @@ build: setup ## build the programs
 	cargo build --locked --release --package hikkoshi
 
 .PHONY: demo
-demo: guest ## move a working guest between two QEMUs, and tell how it went
+demo: guest ## move a test guest between two QEMU processes, and print the result
 	cargo run --locked --release --package hikkoshi -- demo $(ARGS)
 
 # Every file whose first line names a shell; files that these source are checked with them.
@@ -75,17 +75,17 @@ deny: ## check the dependencies' advisories, licences, duplicates and sources (n
 
 .PHONY: test-unit
 test-unit: setup ## tests of the crates, without guests
-# One at a time: each of the engine's is two hosts with a dozen threads and a guest. And in one
-# go, because cargo builds everything anew for another choice of packages.
+# One test at a time: each engine test is two hosts with a dozen threads and a guest. In one cargo
+# command, because cargo rebuilds everything for another selection of packages.
 	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab -- --test-threads=1
 
 .PHONY: test-bochs
 test-bochs: setup ## second-stage tables under the real VMX instructions (part of test-unit)
 	cargo test --locked --package hikkoshi-ept --test bochs
 
-# Another set of atomics in every crate: its own folder, so that the two builds do not take turns.
+# loom replaces the atomics in every crate. A separate folder keeps both builds.
 .PHONY: test-loom
-test-loom: setup ## every interleaving of the page bitmap, the second-stage tables, and what the engine's threads share
+test-loom: setup ## loom models: page bitmap, second-stage tables, state shared by the engine's threads
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --package hikkoshi-ept --lib --tests
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --lib model
 
@@ -95,21 +95,20 @@ test-guests: guest ## the laboratory's own tests, and real guests moved between 
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-tests
 
-# Part of test-guests as well; here only these, and then what they came to.
+# These are part of test-guests as well. This target runs only them, and prints their table.
 .PHONY: drills
-drills: guest ## cut, kill and starve migrations on purpose: the table of docs/reliability.md
+drills: guest ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test fault_drills --test out_of_space --test completion
 	@cat $(BUILD)/drills.md
 
-# A selection of it is part of test-guests.
+# A selection is part of test-guests.
 .PHONY: direct-io
-direct-io: guest ## move guests that read their disk by direct I/O, by every mode and from every way of reading
+direct-io: guest ## move guests that read their disk by direct I/O, in every mode and with every I/O method
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-tests --test direct_io -- --include-ignored
 
-# What only computes, for the time in which the tests of the crates mostly wait: it stands back
-# behind them.
+# CPU-bound work at idle priority, while the unit tests mostly wait.
 .PHONY: test-beside
 test-beside:
 	chrt --idle 0 cargo build --locked --release --package hikkoshi
@@ -127,14 +126,14 @@ test: lint ## everything: lint, unit tests, loom models, real guests
 $(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done
 	guest/initramfs/web/pack.sh $(INITRAMFS) $(BUILD)/apache/root $@
 
-# Apache, for the guest of the web benchmark, is fetched only here.
+# Only this target downloads Apache, for the guest of the web benchmark.
 .PHONY: guest-web
 guest-web: guest
 	@setup/setup.sh apache
 	@$(MAKE) --no-print-directory $(WEB_INITRAMFS)
 
 .PHONY: bench
-bench: guest-web ## measure beside QEMU's own migration
+bench: guest-web ## benchmarks beside QEMU's own migration
 	cargo build --locked --release --package hikkoshi
 	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
 
@@ -147,5 +146,5 @@ fuzz-add: ## add found inputs to a fuzz target's archive: TARGET=wire_stream INP
 	fuzz/corpus.sh add $(TARGET) $(INPUTS)
 
 .PHONY: clean
-clean: ## remove what was built and fetched
+clean: ## remove everything that was built and downloaded
 	rm -rf $(BUILD) target

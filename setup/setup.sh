@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Brings everything that building, testing and the demo need, on Debian 12.
+# Sets up everything that building, testing and the demo need, on Debian 12.
 #
 #   build/qemu-7.2, build/qemu-10.0   the distribution's QEMU and its backport, side by side
 #   build/kernel                      the distribution's kernel and the modules the test guest loads
@@ -8,13 +8,13 @@
 #   build/bochs                       the distribution's Bochs, which the second-stage tables run on
 #   build/shellcheck                  the distribution's shellcheck, for `make lint`
 #
-# and, when asked for by name (`setup.sh apache bpftrace`), what only the benchmarks need:
+# and, if named on the command line (`setup.sh apache bpftrace`), what only the benchmarks need:
 #
 #   build/apache                      the distribution's Apache, with every library, for a guest
 #   build/bpftrace                    the distribution's bpftrace
 #
-# Nothing of this is installed: the packages are fetched through apt, with its signatures checked,
-# into a state directory of our own, and unpacked beside the build. Only small tools that are
+# None of this is installed: apt downloads the packages, with its signatures checked, into a private
+# state directory, and they are unpacked into build/. Only small tools that are
 # missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed.
 #
 # Every step leaves a stamp and is skipped when its result is there; a second run needs no network.
@@ -50,7 +50,7 @@ check_machine
 install_missing_tools
 
 mkdir -p "$build"
-# Two runs at once would write the same folders; the second waits and then finds the work done.
+# Two concurrent runs would write the same folders. The second waits, and then has nothing to do.
 exec 9>"$build/.setup.lock"
 flock 9
 
@@ -66,9 +66,9 @@ for more in "$@"; do
     case $more in
     apache) setup_apache ;;
     bpftrace) setup_bpftrace ;;
-    *) fail "there is nothing called $more to set up" "Known are apache and bpftrace." ;;
+    *) fail "unknown component: $more" "Known components: apache, bpftrace." ;;
     esac
 done
 
-# A hundred megabytes of package lists, of use only while something is missing.
+# A hundred megabytes of package lists, needed only while a component is missing.
 rm -rf "$private_apt"

@@ -1,4 +1,4 @@
-# Apache, for the guest of the web benchmark: it runs in there, never here.
+# Apache for the guest of the web benchmark. It runs only in the guest.
 
 setup_apache() {
     local folder=$build/apache
@@ -11,11 +11,11 @@ setup_apache() {
     needed=$(closure apache2-bin "$codename" 'apache2*')
     local found
     found=$(awk '$1 == "apache2-bin" { print $2 }' <<<"$needed")
-    [[ -n $found ]] || fail "apt finds no way to install apache2-bin from $codename" \
+    [[ -n $found ]] || fail "apt cannot install apache2-bin from $codename" \
         "apt says: $(tail -n 1 "$private_apt/resolve.log")"
 
-    # The guest has nothing: every library comes along, the C library too. What the packages want
-    # at their installation (perl, dpkg, media types) stays away.
+    # The guest has no libraries: all are included, also the C library. What the packages need
+    # only during installation (perl, dpkg, media types) is left out.
     local wanted=() name package_version
     while read -r name package_version; do
         case $name in
@@ -27,7 +27,7 @@ setup_apache() {
     say "Apache $found: fetching ${#wanted[@]} packages"
     fetch_and_unpack "$folder/root" "${wanted[@]}"
     rm -rf "$folder"/root/usr/share
-    apache_libraries "$folder/root" >/dev/null || fail "Apache was unpacked without all of its libraries" \
+    apache_libraries "$folder/root" >/dev/null || fail "Apache was unpacked, but some of its libraries are missing" \
         "$(apache_libraries "$folder/root" 2>&1 | tail -n 1)"
     printf '%s\n' "$found" >"$folder/.done"
 }
@@ -38,6 +38,6 @@ apache_libraries() {
     listed=$("$root/lib64/ld-linux-x86-64.so.2" --inhibit-cache \
         --library-path "$root/lib/x86_64-linux-gnu:$root/usr/lib/x86_64-linux-gnu" \
         --list "$root/usr/sbin/apache2") || return 1
-    # None may come from the machine.
+    # None may come from the host.
     awk -v root="$root/" '$2 == "=>" { print $3; if (index($3, root) != 1) { print $1 " is missing" > "/dev/stderr"; bad = 1 } } END { exit bad }' <<<"$listed"
 }

@@ -1,12 +1,12 @@
-# An apt of our own: state, lists and downloads under build/apt, the machine's own Debian sources
-# (same mirror, same keys) plus that mirror's backports suite. The machine's apt is only read.
+# A private apt: state, lists and downloads under build/apt, with the host's Debian sources
+# (same mirror, same keys) plus that mirror's backports suite. The host's apt is only read.
 #
-# The packages are resolved as for an empty machine, and then only what the machine lacks is
-# fetched. So it does not matter what is installed already, another QEMU included.
+# The packages are resolved as for an empty machine, and then only missing ones are downloaded. So
+# it does not matter what is already installed, for example another QEMU.
 
 readonly private_apt=$build/apt
 
-# $1: a folder of sources; the rest goes to apt.
+# $1: a folder of sources; the other arguments are passed to apt.
 apt_with() {
     local sources=$1 tool=$2
     shift 2
@@ -55,7 +55,7 @@ print_source_entry() {
     fi
 }
 
-# The same entry, asking for another suite.
+# The same entry for another suite.
 with_suite() {
     local kind=$1 suite=$2
     if [[ $kind == sources ]]; then
@@ -66,15 +66,15 @@ with_suite() {
     fi
 }
 
-# Fetches the package lists, once a run.
+# Downloads the package lists, once per run.
 private_apt_ready=
 prepare_private_apt() {
     [[ -z $private_apt_ready ]] || return 0
     say "reading the package lists of this machine's Debian sources and of $codename-backports"
     write_private_configuration
     local log=$private_apt/update.log
-    # Everything the machine knows, to learn which of it is Debian. Other people's sources may
-    # fail here; that is theirs.
+    # All sources of the machine, to find out which of them are Debian's. Third-party sources may
+    # fail here, which does not matter.
     local machine_sources entries
     machine_sources=$(apt-config shell d Dir::Etc::sourceparts/d | sed -E "s/^d='(.*)'$/\1/")
     local machine_list
@@ -122,7 +122,7 @@ write_source() {
 
 # The packages that package $1 needs, itself included: lines of "name version", for an empty
 # machine, where the packages named by the patterns after $3 come from suite $2 and everything else
-# from where apt likes it best.
+# from apt's preferred suite.
 closure() {
     local package=$1 suite=$2
     shift 2
@@ -135,8 +135,8 @@ PIN
         sed -nE 's/^Inst ([^ ]+) .*\(([^ ]+) .*/\1 \2/p' || true
 }
 
-# True when the machine has package $1, new enough to stand for version $2. Within a release any
-# version will do; one that was brought in from backports is needed for its newness.
+# True if the machine has package $1, new enough to replace version $2. Within a release any
+# version is sufficient; a package from backports is needed in that version or newer.
 machine_has() {
     local state
     # shellcheck disable=SC2016 # dpkg substitutes these, not the shell.
@@ -153,7 +153,7 @@ fetch_and_unpack() {
     mkdir -p "$downloads" "$into"
     if ! (cd "$downloads" && apt_get download "$@") >"$log" 2>&1; then
         tail -n 5 "$log" >&2
-        fail "these packages could not be downloaded: $*" "apt's last words are above. Is there a network?"
+        fail "these packages could not be downloaded: $*" "The last lines of apt are above. Is there a network?"
     fi
     local package
     for package in "$downloads"/*.deb; do

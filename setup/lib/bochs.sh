@@ -1,25 +1,25 @@
-# Bochs, the processor that the second-stage tables are tested on: its newer models have VMX with
-# EPT, accessed/dirty bits and page-modification logging, with or without such a processor here.
+# Bochs, which emulates the processor on which the second-stage tables are tested: its newer models
+# have VMX with EPT, accessed/dirty bits and page-modification logging, on any host.
 
-# The release that crates/ept/bochs was written against: another one names processors and options
-# in another way.
+# The release that crates/ept/bochs was written for. Others have different names for processors and
+# options.
 readonly bochs_version=2.7
 
 setup_bochs() {
     local folder=$build/bochs
-    # Asked, not only believed: a library that was there at set-up may have gone since.
+    # Run it: a library that was present at setup may be missing now.
     if [[ -e $folder/.done ]] && bochs_answers "$folder"; then return 0; fi
     prepare_private_apt
     say "Bochs $bochs_version from $codename"
     rm -rf "$folder"
 
     local needed
-    # Bochs wants one of its displays' packages; the terminal's brings the fewest libraries. It
+    # Bochs needs one of its display packages; the terminal's has the fewest dependencies. It
     # needs bochs, which needs the firmware.
     needed=$(closure bochs-term "$codename" 'bochs*' vgabios)
     local found
     found=$(awk '$1 == "bochs" { print $2 }' <<<"$needed")
-    [[ -n $found ]] || fail "apt finds no way to install bochs from $codename" \
+    [[ -n $found ]] || fail "apt cannot install bochs from $codename" \
         "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     [[ $found == "$bochs_version"[.+-]* ]] || fail \
         "$codename has bochs $found, not $bochs_version" "crates/ept/bochs is tested with $bochs_version."
@@ -28,12 +28,12 @@ setup_bochs() {
     while read -r name package_version; do
         case $name in
         bochs | bochs-term | bochsbios | vgabios) ;;
-        # The C library belongs to the machine's loader and cannot be mixed with another.
+        # The C library must match the host's loader.
         libc6 | libc-bin) continue ;;
-        # Of the menu, which nobody opens.
+        # Used by the menu only, which is never opened.
         lib*-perl) continue ;;
         lib*) ! machine_has "$name" "$package_version" || continue ;;
-        # Programs and scripts that the libraries' packages want at installation.
+        # Programs and scripts that the libraries' packages need only during installation.
         *) continue ;;
         esac
         wanted+=("$name=$package_version")
@@ -50,14 +50,14 @@ setup_bochs() {
 
 bochs_answers() { [[ $("$1/run" --help 2>&1) == *"Bochs x86 Emulator $bochs_version"* ]]; }
 
-# `run` becomes Bochs (exec), so that its process id is Bochs's. The two firmware images are beside
-# it under fixed names, for the configuration to name.
+# `run` executes Bochs (exec), so that its process id is Bochs's. The two firmware images are beside
+# it under fixed names, which the configuration uses.
 write_bochs_runner() {
     ln -sfn root/usr/share/bochs/BIOS-bochs-latest "$1/bios"
     ln -sfn root/usr/share/vgabios/vgabios.bin "$1/vgabios"
     cat >"$1/run" <<'RUN'
 #!/bin/sh
-# Becomes this folder's Bochs, with the libraries, modules and firmware that were unpacked with it.
+# Executes this folder's Bochs, with the libraries, modules and firmware that were unpacked with it.
 root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
 LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 LTDL_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu/bochs/plugins

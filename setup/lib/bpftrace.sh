@@ -1,4 +1,4 @@
-# bpftrace, for looking into the kernel while a guest faults (bench/kernel).
+# bpftrace, to trace the kernel while a guest faults (bench/kernel).
 
 setup_bpftrace() {
     local folder=$build/bpftrace
@@ -9,13 +9,13 @@ setup_bpftrace() {
 
     local needed
     needed=$(closure bpftrace "$codename" bpftrace)
-    [[ -n $needed ]] || fail "apt finds no way to install bpftrace from $codename" \
+    [[ -n $needed ]] || fail "apt cannot install bpftrace from $codename" \
         "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     local wanted=() name package_version
     while read -r name package_version; do
         case $name in
         bpftrace) ;;
-        # The C library belongs to the machine's loader and cannot be mixed with another.
+        # The C library must match the host's loader.
         libc6 | libc-bin) continue ;;
         lib*) ! machine_has "$name" "$package_version" || continue ;;
         *) continue ;;
@@ -28,7 +28,7 @@ setup_bpftrace() {
     rm -rf "$folder"/root/usr/share
     cat >"$folder/run" <<'RUN'
 #!/bin/sh
-# Becomes this folder's bpftrace, with the libraries that were unpacked with it.
+# Executes this folder's bpftrace, with the libraries that were unpacked with it.
 root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
 LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH

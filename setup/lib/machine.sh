@@ -1,6 +1,6 @@
-# The machine itself: is it one we know, and are the small tools there?
+# The host: is it supported, and are the small tools installed?
 
-# Sets `codename`, and refuses a machine that the packages below are not made for.
+# Sets `codename`, and refuses a host that the packages below do not support.
 check_machine() {
     if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null || [[ ! -r /etc/os-release ]]; then
         fail "this machine does not run Debian: dpkg, apt-get or /etc/os-release is missing" \
@@ -22,9 +22,9 @@ check_machine() {
     readonly codename
 }
 
-# The packages whose command or file is not there yet, one a line.
+# The packages whose command or file is missing, one per line.
 missing_tools() {
-    # What stands for the package, and the package.
+    # A file of the package, and the package.
     local probe
     for probe in \
         /usr/bin/gcc:gcc \
@@ -37,7 +37,7 @@ missing_tools() {
         /usr/sbin/ip:iproute2 \
         /usr/sbin/tc:iproute2 \
         /usr/bin/ss:iproute2; do
-        # A tool may also have been put elsewhere on the path by hand.
+        # A tool may also have been installed elsewhere on the path by hand.
         local file=${probe%%:*}
         [[ -e $file || -e /${file#/usr/} ]] || command -v "$(basename "$file")" >/dev/null || echo "${probe##*:}"
     done | sort -u
@@ -59,7 +59,7 @@ install_missing_tools() {
     export DEBIAN_FRONTEND=noninteractive
     local log
     log=$(mktemp)
-    # The names are package names without blanks: splitting them is meant.
+    # Package names contain no blanks: they are split on purpose.
     # shellcheck disable=SC2086
     if ! { "${as_root[@]}" apt-get update && "${as_root[@]}" apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
         tail -n 20 "$log" >&2

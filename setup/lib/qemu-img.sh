@@ -2,7 +2,7 @@
 
 setup_qemu_img() {
     local folder=$build/qemu-img
-    # Asked, not only believed: a library that was there at set-up may have gone since.
+    # Run it: a library that was present at setup may be missing now.
     if [[ -e $folder/.done ]] && "$folder/run" --version >/dev/null 2>&1; then return 0; fi
     prepare_private_apt
     say "qemu-img from $codename"
@@ -10,13 +10,13 @@ setup_qemu_img() {
 
     local needed
     needed=$(closure qemu-utils "$codename" qemu-utils)
-    [[ -n $needed ]] || fail "apt finds no way to install qemu-utils from $codename" \
+    [[ -n $needed ]] || fail "apt cannot install qemu-utils from $codename" \
         "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     local wanted=() name package_version
     while read -r name package_version; do
         case $name in
         qemu-utils) ;;
-        # The C library belongs to the machine's loader and cannot be mixed with another.
+        # The C library must match the host's loader.
         libc6 | libc-bin) continue ;;
         lib*) ! machine_has "$name" "$package_version" || continue ;;
         *) continue ;;
@@ -28,7 +28,7 @@ setup_qemu_img() {
     rm -rf "$folder"/root/usr/share/{doc,man,lintian,bug}
     cat >"$folder/run" <<'RUN'
 #!/bin/sh
-# Becomes this folder's qemu-img, with the libraries that were unpacked with it.
+# Executes this folder's qemu-img, with the libraries that were unpacked with it.
 root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
 LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH

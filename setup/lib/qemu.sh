@@ -1,10 +1,11 @@
-# QEMU of two versions, each with the libraries that the machine lacks, each with a `run` program.
+# Two versions of QEMU, each with the libraries that the host does not have, and with a `run`
+# program.
 
-# $1: the version, which names the folder; $2: the suite it comes from.
+# $1: the version, which is also the name of the folder; $2: the Debian suite.
 setup_qemu() {
     local version=$1 suite=$2
     local folder=$build/qemu-$version
-    # Asked, not only believed: a library that was there at set-up may have gone since.
+    # Run it: a library that was present at setup may be missing now.
     if [[ -e $folder/.done ]] && "$folder/run" --version >/dev/null 2>&1; then return 0; fi
     prepare_private_apt
     say "QEMU $version from $suite"
@@ -12,7 +13,7 @@ setup_qemu() {
 
     local needed
     needed=$(closure qemu-system-x86 "$suite" 'qemu-system-*' seabios ipxe-qemu)
-    [[ -n $needed ]] || fail "apt finds no way to install qemu-system-x86 from $suite" \
+    [[ -n $needed ]] || fail "apt cannot install qemu-system-x86 from $suite" \
         "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     local found
     found=$(awk '$1 == "qemu-system-x86" { print $2 }' <<<"$needed")
@@ -23,12 +24,12 @@ setup_qemu() {
     local wanted=() name package_version
     while read -r name package_version; do
         case $name in
-        # QEMU's own packages and firmware: wherever the machine has them, ours is a set.
+        # QEMU's own packages and firmware are always downloaded, because they must match.
         qemu-system-* | seabios | ipxe-qemu) ;;
-        # The C library belongs to the machine's loader and cannot be mixed with another.
+        # The C library must match the host's loader.
         libc6 | libc-bin) continue ;;
         lib*) ! machine_has "$name" "$package_version" || continue ;;
-        # Programs and scripts that the libraries' packages want at installation.
+        # Programs and scripts that the libraries' packages need only during installation.
         *) continue ;;
         esac
         wanted+=("$name=$package_version")
@@ -36,7 +37,7 @@ setup_qemu() {
 
     say "QEMU $version: fetching ${#wanted[@]} packages"
     fetch_and_unpack "$folder/root" "${wanted[@]}"
-    # Not used, and most of the size: other firmware's debug builds, documentation, icons.
+    # Unused, and most of the size: debug builds of other firmware, documentation, icons.
     rm -rf "$folder"/root/usr/share/{doc,man,icons,applications,locale,lintian,bug}
     write_qemu_runner "$folder"
     local answer
@@ -46,11 +47,11 @@ setup_qemu() {
     say "$answer"
 }
 
-# `run` becomes QEMU (exec), so that its process id is QEMU's.
+# `run` executes QEMU (exec), so that its process id is QEMU's.
 write_qemu_runner() {
     cat >"$1/run" <<'RUN'
 #!/bin/sh
-# Becomes this folder's QEMU, with the libraries, modules and firmware that were unpacked with it.
+# Executes this folder's QEMU, with the libraries, modules and firmware that were unpacked with it.
 root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
 LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu:$root/usr/lib/x86_64-linux-gnu/pulseaudio${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 QEMU_MODULE_DIR=$root/usr/lib/x86_64-linux-gnu/qemu

@@ -1,4 +1,4 @@
-# Messages: what is being done, and what went wrong with what to do next.
+# Messages: what is being done; and errors, with what to do next.
 
 say() { printf 'setup: %s\n' "$*"; }
 

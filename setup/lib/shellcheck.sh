@@ -1,8 +1,8 @@
-# What `make lint` checks shell scripts with: the distribution's shellcheck.
+# The distribution's shellcheck, with which `make lint` checks shell scripts.
 
 setup_shellcheck() {
     local folder=$build/shellcheck
-    # It runs: a library that was there at set-up may be missing now.
+    # Run it: a library that was present at setup may be missing now.
     if [[ -e $folder/.done ]] && "$folder/run" --version >/dev/null 2>&1; then return 0; fi
     prepare_private_apt
     say "shellcheck from $codename"
@@ -10,13 +10,13 @@ setup_shellcheck() {
 
     local needed
     needed=$(closure shellcheck "$codename" shellcheck)
-    [[ -n $needed ]] || fail "apt finds no way to install shellcheck from $codename" \
+    [[ -n $needed ]] || fail "apt cannot install shellcheck from $codename" \
         "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     local wanted=() name package_version
     while read -r name package_version; do
         case $name in
         shellcheck) ;;
-        # The C library belongs to the machine's loader and cannot be mixed with another.
+        # The C library must match the host's loader.
         libc6 | libc-bin) continue ;;
         lib*) ! machine_has "$name" "$package_version" || continue ;;
         *) continue ;;
@@ -28,7 +28,7 @@ setup_shellcheck() {
     rm -rf "$folder"/root/usr/share
     cat >"$folder/run" <<'RUN'
 #!/bin/sh
-# Becomes this folder's shellcheck, with the libraries that were unpacked with it.
+# Executes this folder's shellcheck, with the libraries that were unpacked with it.
 root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
 LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
