@@ -14,7 +14,7 @@
 //! until the rest fits into the downtime; **post-copy** moves the guest first
 //! and lets its pages follow; **hybrid** does one round of pre-copy, then
 //! post-copy. All of them go through one switchover (drawn in
-//! `source/switchover.rs`), which keeps one promise: *at no instant can two
+//! `source/switchover/`), which keeps one promise: *at no instant can two
 //! guests run*, and what fails before *commit* leaves the guest running at the
 //! source. Who may run it is decided by two machines without any I/O
 //! ([`hikkoshi_handover`]); their stages are recorded ([`hikkoshi_handover::Journal`]), so that links
@@ -24,7 +24,7 @@
 //! In post-copy, whoever reads a page request sends the page; who may send a
 //! page is decided by claiming its bit in one atomic bitmap, and presence in
 //! the RAM file is the truth about what has been received. The rest is pushed
-//! on any number of background links, in an order that pays (`source/order/`):
+//! on any number of background links, in an order that pays (`source/postcopy/push_policy/`):
 //! read-ahead, hot pages, then outwards from where the guest was last.
 //!
 //! Links may be protected by TLS 1.3 ([`link::secure`]), by invitation or by an

@@ -30,6 +30,28 @@ impl MigrateError {
             aftermath: Vec::new(),
         }
     }
+
+    /// The error of a migration that failed by `cause` and resumed the guest at
+    /// the source, with that result. `ended` says that the guest's process has
+    /// ended: then there is nothing to resume later.
+    pub(crate) fn after_resume(
+        cause: SourceFailure,
+        resumed: Result<(), GuestError>,
+        ended: bool,
+    ) -> Self {
+        match resumed {
+            Ok(()) => Self::new(cause, Outcome::AtSource),
+            Err(error) => Self {
+                cause,
+                outcome: if ended {
+                    Outcome::AtSource
+                } else {
+                    Outcome::Stopped
+                },
+                aftermath: vec![error],
+            },
+        }
+    }
 }
 
 impl fmt::Display for MigrateError {
@@ -157,4 +179,41 @@ impl SourceFailure {
             cause => Self::Link { doing, cause },
         }
     }
+
+    /// The peer sent a message that the protocol does not allow here.
+    pub(crate) fn unexpected(doing: &'static str, message: &impl fmt::Debug) -> Self {
+        let text: String = format!("{message:?}").chars().take(200).collect();
+        Self::Link {
+            doing,
+            cause: LinkError::Protocol(format!("unexpected answer {text}")),
+        }
+    }
+
+    /// Fails if the destination reports that it has every page although `unsent`
+    /// pages were not sent. (An engine that resumes a migration does not know of
+    /// any.)
+    pub(crate) fn check_all_sent(doing: &'static str, unsent: u64) -> Result<(), Self> {
+        if unsent == 0 {
+            return Ok(());
+        }
+        let text = format!("it says that it has everything, but {unsent} pages have not been sent");
+        Err(Self::Link {
+            doing,
+            cause: LinkError::Protocol(text),
+        })
+    }
+
+    /// The reason that the destination is sent with *Cancel*. If the guest's
+    /// process has `ended` here, that is the only reason that matters.
+    pub(crate) fn cancel_reason(&self, ended: bool) -> String {
+        match self {
+            _ if ended => SOURCE_ENDED.to_owned(),
+            Self::Cancelled => "cancelled at the source".to_owned(),
+            cause => format!("the source failed: {cause}"),
+        }
+    }
 }
+
+/// The reason that a source sends, and a destination reports, when the source's
+/// virtual machine has ended.
+pub const SOURCE_ENDED: &str = "the source's virtual machine has ended, and the guest with it";

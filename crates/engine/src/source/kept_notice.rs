@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::{Capabilities, Limits, MigrationId, Role, ToDestination, ToSource};
 
 use crate::report::Observer;
-use crate::source::deadline::Deadline;
 use crate::source::error::SourceFailure;
+use crate::source::switchover::Deadline;
 use hikkoshi_handover::SourceStage;
 use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
 use hikkoshi_linux::Cancel;

@@ -1,7 +1,7 @@
 //! A guest on its way in: filling, and the way to *ready*. From there on it is
 //! `stay.rs`'s.
 //!
-//! The message sequence is drawn in `source/switchover.rs`. Whatever fails here,
+//! The message sequence is drawn in `source/switchover/`. Whatever fails here,
 //! the source resumes its guest (`ending.rs`).
 
 use std::sync::Arc;

@@ -1,6 +1,9 @@
 //! Post-copy at the source: page requests are answered, all other pages are pushed.
 
+mod prepared;
 pub(crate) mod push_policy;
 pub(crate) mod pusher;
-pub(crate) mod request_queue;
+mod request_queue;
 pub(crate) mod urgent;
+
+pub(crate) use prepared::PreparedPostcopy;

@@ -14,7 +14,7 @@ use hikkoshi_wire::HEADER_LEN;
 
 use crate::panic_notifier::PanicNotifier;
 use crate::report::{Counters, Tracker};
-use crate::source::MigrationContext;
+use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{Next, PushPolicy, Route};
 use crate::source::session::{Event, Session};

@@ -18,7 +18,7 @@ use hikkoshi_wire::Frame;
 
 use crate::panic_notifier::PanicNotifier;
 use crate::report::{Counters, Tracker};
-use crate::source::MigrationContext;
+use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
 use crate::source::postcopy::request_queue::{Request, Requests};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
-use crate::source::MigrationContext;
+use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::precopy::batch::{Batch, Work};
 use crate::source::precopy::chunks::chunk;
 use crate::source::precopy::collector::Collector;
-use crate::source::precopy::workers::{Batch, Work};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
 use hikkoshi_memory::{Piece, PieceReader};

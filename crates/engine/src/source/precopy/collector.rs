@@ -6,7 +6,7 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
-use crate::source::MigrationContext;
+use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::unsent::UnsentPages;
 

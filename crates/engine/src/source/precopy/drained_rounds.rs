@@ -24,12 +24,13 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use crate::guest::SourceGuest;
-use crate::source::MigrationContext;
+use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::precopy::batch::Batch;
 use crate::source::precopy::chunks;
 use crate::source::precopy::chunks::chunk;
 use crate::source::precopy::collector::Collector;
-use crate::source::precopy::workers::{Batch, PrecopyWorkers};
+use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
 
 /// Does rounds with drains.

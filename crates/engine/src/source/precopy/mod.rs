@@ -5,10 +5,11 @@
 //! behind the dirty log they are drained in between (`drained.rs`). Rates are those of
 //! all links together, up to the moment when all of a round has arrived.
 
-pub(crate) mod chunk_sender;
-pub(crate) mod chunks;
-pub(crate) mod collector;
-pub(crate) mod drained_rounds;
+mod batch;
+mod chunk_sender;
+mod chunks;
+mod collector;
+mod drained_rounds;
 pub(crate) mod workers;
 
 use std::sync::Arc;
@@ -19,11 +20,13 @@ use hikkoshi_wire::Mode;
 
 use crate::guest::SourceGuest;
 use crate::report::Phase;
+use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::options::{SourceOptions, WhenStalled};
+use crate::source::precopy::batch::Batch;
 use crate::source::precopy::drained_rounds::DrainedRounds;
-use crate::source::precopy::workers::{Batch, PrecopyWorkers};
+use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
-use crate::source::{MigrationContext, SourceOptions, WhenStalled};
 use hikkoshi_link::BackgroundSender;
 
 /// The part of the downtime that is not sending dirty pages: pausing, saving

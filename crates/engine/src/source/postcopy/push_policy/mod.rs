@@ -15,8 +15,6 @@
 //! and stays out of the others' stretches.
 
 mod access_streams;
-mod bit_scan;
-mod hot_pages;
 mod loom_models;
 mod read_ahead;
 mod route;
@@ -24,8 +22,6 @@ mod wakeup;
 mod walk;
 
 pub(crate) use access_streams::{AccessStreams, RequestPosition};
-pub(crate) use bit_scan::first_run;
-pub(crate) use hot_pages::WriteCounts;
 pub(crate) use route::{Next, Route};
 
 use std::time::Duration;

@@ -22,7 +22,7 @@
 
 use hikkoshi_pages::{Page, PageRange};
 
-use crate::source::ReadAhead;
+use crate::source::options::ReadAhead;
 
 /// AccessStreams that are told apart. (A model looks at every order in which two
 /// threads may go through them.)

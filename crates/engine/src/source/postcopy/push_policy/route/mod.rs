@@ -11,9 +11,8 @@ use std::sync::Arc;
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 
 use crate::source::postcopy::push_policy::PushPolicy;
-use crate::source::postcopy::push_policy::hot_pages::HOTTEST;
 use crate::source::postcopy::push_policy::walk::Walk;
-use crate::source::unsent::UnsentPages;
+use crate::source::unsent::{HOTTEST, UnsentPages};
 
 /// A link does not follow the guest where another is no more than so many
 /// pages onwards: what comes next is being pushed already.

@@ -7,7 +7,7 @@
 
 use hikkoshi_pages::{PageBitmap, PageRange};
 
-use crate::source::postcopy::push_policy::bit_scan::{first_run, words};
+use crate::source::unsent::bit_scan::{first_run, words};
 
 /// Where counting ends.
 pub(crate) const HOTTEST: usize = 3;

@@ -1,13 +1,18 @@
 //! The pages that the destination still has to get in post-copy.
 
+mod bit_scan;
+mod write_counts;
+
 use std::io;
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use crate::source::error::SourceFailure;
-use crate::source::postcopy::push_policy::{WriteCounts, first_run};
+use bit_scan::first_run;
 use hikkoshi_memory::RamFiles;
+pub(crate) use write_counts::HOTTEST;
+use write_counts::WriteCounts;
 
 /// Pages whose log is taken at once, 2 MiB: what one page-table page maps, and
 /// small enough for a scan not to matter.

@@ -1,0 +1,113 @@
+//! Waits for the next event: a message, a link's end, or a cancellation.
+
+use hikkoshi_handover::{SourceEvent, SourceStage};
+use hikkoshi_wire::{FaultMeasures, RequestSummary, ToSource};
+
+use crate::source::error::{MigrateError, SourceFailure};
+use crate::source::handover::occurrence::{DOING, Occurrence};
+use crate::source::handover::{HandoverDriver, HandoverResult};
+
+impl HandoverDriver<'_> {
+    /// Waits for something that the machine should know.
+    pub(crate) fn next_event(
+        &mut self,
+        result: &mut HandoverResult,
+        cancel_reported: &mut bool,
+    ) -> Result<Occurrence, MigrateError> {
+        loop {
+            let handed_over = self.machine.stage() == SourceStage::HandedOver;
+            if handed_over && self.shared.cancel.take() {
+                // Answered: who means it though the links are lost says so again.
+                self.shared.observer.notice(
+                    "the guest runs at the destination already and needs the pages that are still \
+                     here: not stopping before it has them",
+                );
+                return Ok(SourceEvent::Cancelled.into());
+            }
+            if !handed_over && self.shared.cancel.is_cancelled() && !*cancel_reported {
+                *cancel_reported = true;
+                return Ok(SourceEvent::Cancelled.into());
+            }
+            let Some(active) = &mut self.active else {
+                return Ok(SourceEvent::LinkLost.into());
+            };
+            let message = match active.session.receive_after_commit(DOING) {
+                Ok(None) => {
+                    self.report_progress();
+                    continue;
+                }
+                Ok(Some(message)) => message,
+                Err(SourceFailure::Destination(reason)) => {
+                    let failed = SourceFailure::Destination(reason);
+                    return Ok(Occurrence::with_cause(SourceEvent::Failed, failed));
+                }
+                Err(failure @ SourceFailure::Link { .. }) => {
+                    // The last word may come after the end of another link.
+                    match active.session.final_message(&failure) {
+                        Some(last) => {
+                            active.session.defer(failure);
+                            last
+                        }
+                        None => return Ok(Occurrence::with_cause(SourceEvent::LinkLost, failure)),
+                    }
+                }
+                // Nothing of it is the destination's doing, and trying again
+                // would not help.
+                Err(failure) => return Err(self.give_up(failure)),
+            };
+            match message {
+                ToSource::GuestResumed => return Ok(SourceEvent::GuestResumed.into()),
+                ToSource::Declined { reason } => {
+                    let declined = SourceFailure::Declined(reason);
+                    return Ok(Occurrence::with_cause(SourceEvent::Declined, declined));
+                }
+                ToSource::Failed { reason } => {
+                    let failed = SourceFailure::Destination(reason);
+                    return Ok(Occurrence::with_cause(SourceEvent::Failed, failed));
+                }
+                ToSource::GuestLost { reason } if handed_over => {
+                    return Err(self.guest_lost(reason));
+                }
+                // It was never said to run there: all of it is still here.
+                ToSource::GuestLost { reason } => {
+                    let failed = SourceFailure::Destination(reason);
+                    return Ok(Occurrence::with_cause(SourceEvent::Failed, failed));
+                }
+                ToSource::ShutDown => {
+                    result.shut_down = true;
+                    return Ok(SourceEvent::ShutDown.into());
+                }
+                ToSource::Measured { faults } => self.measured(result, faults),
+                ToSource::Complete { requests } => return Ok(self.complete(result, requests)),
+                // It crossed the commit, which the destination will obey.
+                ToSource::Cancel { .. } => {}
+                other => {
+                    let violation = SourceFailure::unexpected(DOING, &other);
+                    return Ok(Occurrence::with_cause(SourceEvent::LinkLost, violation));
+                }
+            }
+        }
+    }
+
+    fn measured(&self, result: &mut HandoverResult, faults: FaultMeasures) {
+        result.requests.add_measures(faults);
+    }
+
+    fn complete(&self, result: &mut HandoverResult, requests: RequestSummary) -> Occurrence {
+        match SourceFailure::check_all_sent(DOING, self.unsent.count()) {
+            Ok(()) => {
+                result.requests.request_latency_us = requests.into();
+                SourceEvent::Complete.into()
+            }
+            Err(violation) => Occurrence::with_cause(SourceEvent::LinkLost, violation),
+        }
+    }
+
+    fn report_progress(&self) {
+        let bytes = self.shared.counters.bytes();
+        self.shared.progress.tell(
+            &*self.shared.observer,
+            bytes.precopy + bytes.urgent + bytes.background,
+        );
+    }
+}

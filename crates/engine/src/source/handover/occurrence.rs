@@ -1,0 +1,31 @@
+//! An event for the machine, and its cause.
+
+use hikkoshi_handover::SourceEvent;
+
+use crate::source::error::SourceFailure;
+
+/// What the source does after the handover, in errors.
+pub(crate) const DOING: &str = "sending pages to the running guest";
+
+/// What has happened, and why if it is nothing good.
+#[derive(Debug)]
+pub(crate) struct Occurrence {
+    pub(crate) event: SourceEvent,
+    pub(crate) cause: Option<SourceFailure>,
+}
+
+impl From<SourceEvent> for Occurrence {
+    fn from(event: SourceEvent) -> Self {
+        Self { event, cause: None }
+    }
+}
+
+impl Occurrence {
+    /// An event that `cause` led to.
+    pub(crate) fn with_cause(event: SourceEvent, cause: SourceFailure) -> Self {
+        Self {
+            event,
+            cause: Some(cause),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Connects again after the links were lost, within the retry budget.
+
+use std::thread;
+use std::time::Instant;
+
+use hikkoshi_handover::SourceEvent;
+use hikkoshi_link::{LinkError, TICK};
+
+use crate::report::Phase;
+use crate::source::error::{MigrateError, SourceFailure};
+use crate::source::handover::HandoverDriver;
+use crate::source::handover::active_links::ActiveLinks;
+use crate::source::handover::occurrence::DOING;
+use crate::source::postcopy::PreparedPostcopy;
+use crate::source::session::Session;
+
+impl HandoverDriver<'_> {
+    /// Waits for a new connection, as long as it was last_notice to.
+    pub(crate) fn reconnect(
+        &mut self,
+        cause: Option<SourceFailure>,
+        restarted: bool,
+    ) -> Result<SourceEvent, MigrateError> {
+        if let Some(active) = self.active.take() {
+            active.end();
+        }
+        let budget = self.retry_budget.lost(Instant::now());
+        let deadline = Instant::now() + budget;
+        let lost = cause.unwrap_or(SourceFailure::Link {
+            doing: DOING,
+            cause: LinkError::Closed,
+        });
+        if budget.is_zero() && !restarted {
+            return Err(self.interrupted(lost));
+        }
+        if !restarted {
+            self.shared.observer.notice(&format!(
+                "{lost}; nothing is lost. Trying to reach the destination at {} again for {} s",
+                self.remote.address,
+                budget.as_secs_f32()
+            ));
+        }
+        self.shared.progress.begin(Phase::Connecting, 0, 0);
+        let mut last_notice = String::new();
+        loop {
+            self.pause();
+            let failure = match self.connect() {
+                Ok(event) => {
+                    self.retry_budget.back(Instant::now());
+                    self.shared
+                        .observer
+                        .notice("the destination is there again: going on");
+                    return Ok(event);
+                }
+                Err(failure) => failure,
+            };
+            if self.shared.cancel.is_cancelled() || Instant::now() >= deadline {
+                return Err(self.interrupted(if restarted {
+                    failure
+                } else {
+                    SourceFailure::LostForGood {
+                        lost: Box::new(lost),
+                        since: Box::new(failure),
+                    }
+                }));
+            }
+            // Not only in the end: it may be something to be seen to.
+            let text = failure.to_string();
+            if text != last_notice {
+                self.shared.observer.notice(&format!("not yet: {text}"));
+                last_notice = text;
+            }
+        }
+    }
+
+    /// Before another attempt.
+    fn pause(&mut self) {
+        let pause = self.retry_budget.pause();
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !self.shared.cancel.is_cancelled() {
+            thread::sleep(TICK.min(pause));
+        }
+    }
+
+    /// One attempt at it.
+    fn connect(&mut self) -> Result<SourceEvent, SourceFailure> {
+        let stage = self.machine.stage();
+        let id = self.machine.record().id;
+        let (mut session, links, there) =
+            Session::resume(self.shared, self.remote, id, stage, &self.unsent)?;
+        let progress_begun = session.urgent.is_some();
+        if progress_begun {
+            // Before a page leaves: the destination counts what is missing now.
+            self.shared
+                .progress
+                .begin(Phase::Postcopy, 0, self.unsent.count());
+        }
+        let postcopy = match session.urgent.take() {
+            None => None,
+            Some(ends) => Some(PreparedPostcopy::start(
+                self.shared,
+                &session,
+                ends,
+                links,
+                &self.unsent,
+            )?),
+        };
+        let mut active = ActiveLinks::new(session, postcopy);
+        active.progress_begun = progress_begun;
+        self.active = Some(active);
+        Ok(SourceEvent::Connected(there))
+    }
+}

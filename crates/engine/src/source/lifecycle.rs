@@ -1,0 +1,107 @@
+//! What every migration does in the end: it releases the guest, or keeps it
+//! attached for another engine, and gives its account.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hikkoshi_handover::{Outcome, RecordedSource, SourceStage};
+use hikkoshi_link::UrgentActivity;
+
+use crate::guest::SourceGuest;
+use crate::report::{Account, GuestState, Requests};
+use crate::source::context::{MigrationContext, Watch};
+use crate::source::error::MigrateError;
+use crate::source::handover::HandoverResult;
+use crate::source::options::SourceOptions;
+
+/// Makes up what all of a migration shares, and the account in the end.
+pub(crate) fn with_context(
+    guest: &mut dyn SourceGuest,
+    options: &SourceOptions,
+    watch: &Watch,
+    mut machine: RecordedSource,
+    body: impl FnOnce(
+        &MigrationContext,
+        &mut dyn SourceGuest,
+        &mut RecordedSource,
+    ) -> Result<MigrationResult, MigrateError>,
+) -> Result<Account, MigrateError> {
+    let observer = &watch.observer;
+    let shared = MigrationContext {
+        ram: guest.ram(),
+        counters: Arc::default(),
+        progress: Arc::default(),
+        observer: Arc::clone(observer),
+        cancel: watch.cancel.clone(),
+        options: options.clone(),
+        urgency: UrgentActivity::new(),
+    };
+    let begun = Instant::now();
+    let result = body(&shared, guest, &mut machine);
+    let outcome = result.as_ref().err().map(|error| error.outcome);
+    let keep_attached = match outcome {
+        Some(Outcome::Stopped) => true,
+        None | Some(Outcome::Lost) => false,
+        Some(_) => matches!(
+            machine.stage(),
+            SourceStage::Committed | SourceStage::HandedOver
+        ),
+    };
+    let released = if keep_attached {
+        // It may come back yet, or its pages are needed: its process is to go on
+        // doing nothing that would change them.
+        guest.leave();
+        Ok(())
+    } else {
+        guest.release()
+    };
+    // What the machine calls `Close`, or a guest that is nowhere any more. One that
+    // is the source's, but does not run, may still be brought back by what is
+    // written there; so may what was changed in its process.
+    let over = match outcome {
+        None | Some(Outcome::Lost) => true,
+        Some(Outcome::AtSource) => released.is_ok() || guest.has_ended(),
+        Some(_) => false,
+    };
+    if over {
+        machine.close();
+    }
+    match result {
+        Ok(MigrationResult {
+            handover,
+            rounds,
+            postcopy,
+        }) => {
+            if let Err(error) = released {
+                observer.notice(&format!("the guest has moved, but: {error}"));
+            }
+            Ok(Account {
+                mode: options.mode,
+                guest_state: GuestState::new(guest.describe().running, handover.shut_down),
+                total_ms: begun.elapsed().as_secs_f64() * 1e3,
+                downtime_ms: handover.downtime.as_secs_f64() * 1e3,
+                rounds,
+                postcopy,
+                pages: shared.counters.pages(shared.ram.layout().pages()),
+                bytes: shared.counters.bytes(),
+                drains: shared.counters.drains(),
+                requests: Requests {
+                    requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
+                    ..handover.requests
+                },
+                collapse: None,
+            })
+        }
+        Err(mut error) => {
+            error.aftermath.extend(released.err());
+            Err(error)
+        }
+    }
+}
+
+/// A migration that succeeded.
+pub(crate) struct MigrationResult {
+    pub(crate) handover: HandoverResult,
+    pub(crate) rounds: u32,
+    pub(crate) postcopy: bool,
+}

@@ -1,0 +1,167 @@
+//! A migration from its beginning.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hikkoshi_handover::{Outcome, RecordedSource, SourceEvent, SourceRecord, SourceStage};
+use hikkoshi_link::{BackgroundSender, HandshakeError, Remote};
+use hikkoshi_wire::{MigrationId, Mode};
+
+use crate::guest::SourceGuest;
+use crate::report::{Account, Phase};
+use crate::retry_budget::RetryBudget;
+use crate::source::context::{MigrationContext, Watch};
+use crate::source::error::{MigrateError, SourceFailure};
+use crate::source::handover::{ActiveLinks, HandoverDriver};
+use crate::source::kept_notice;
+use crate::source::lifecycle::{MigrationResult, with_context};
+use crate::source::options::SourceOptions;
+use crate::source::precopy::workers::PrecopyWorkers;
+use crate::source::precopy::{Precopy, Verdict};
+use crate::source::session::Session;
+use crate::source::switchover::{self, LastPages, ReadySwitchover};
+use crate::source::unsent::UnsentPages;
+
+/// Moves `guest` to the destination that `remote` names.
+///
+/// Returns when the guest runs there and every page is there.
+///
+/// # Errors
+/// [`MigrateError`] says what went wrong and where the guest is now. With
+/// [`Outcome::AtSource`] everything taken from the guest's process was given
+/// back. With the others the migration can be taken up again, see
+/// [`resume_migrate`], if it was recorded.
+pub fn migrate(
+    guest: &mut dyn SourceGuest,
+    remote: &Remote,
+    options: &SourceOptions,
+    watch: &Watch,
+) -> Result<Account, MigrateError> {
+    let id = random().map_err(|error| {
+        let cause = HandshakeError::Io(error);
+        let address = remote.address.to_string();
+        MigrateError::new(SourceFailure::Connect { address, cause }, Outcome::AtSource)
+    });
+    let record = id.map(|id| SourceRecord {
+        id: MigrationId::from_bytes(id),
+        stage: SourceStage::Owned,
+        mode: options.mode,
+    });
+    record.and_then(|record| {
+        let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
+        with_context(guest, options, watch, machine, |shared, guest, machine| {
+            run(shared, guest, remote, machine)
+        })
+    })
+}
+
+fn run(
+    shared: &MigrationContext,
+    guest: &mut dyn SourceGuest,
+    remote: &Remote,
+    machine: &mut RecordedSource,
+) -> Result<MigrationResult, MigrateError> {
+    let at_source = |cause| MigrateError::new(cause, Outcome::AtSource);
+    machine
+        .write()
+        .map_err(|error| at_source(SourceFailure::Journal(error)))?;
+    shared.progress.begin(Phase::Connecting, 0, 0);
+    let (mut session, links) = Session::open(
+        shared,
+        remote,
+        machine.record().id,
+        guest.describe(),
+        guest.processors(),
+        guest.machine(),
+    )
+    .map_err(at_source)?;
+    let options = &shared.options;
+    let write_counts =
+        options.hot_first && options.mode != Mode::Postcopy && options.may_postcopy();
+    let unsent = Arc::new(UnsentPages::empty(
+        shared.ram.layout().pages(),
+        write_counts,
+    ));
+    let mut rounds = 0;
+    let switched = before_pause(shared, guest, &mut session, links, &unsent, &mut rounds)
+        .and_then(|rest| switchover::switch(shared, guest, &mut session, rest, &unsent));
+    let ReadySwitchover { paused, postcopy } = match switched {
+        Ok(switched) => switched,
+        Err(cause) => {
+            let may_be_ready = session.may_be_ready;
+            let notify = may_be_ready && kept_notice::may_be_undelivered(&cause);
+            let error = cancel(guest, &mut session, cause);
+            if notify {
+                kept_notice::send(remote, machine.record().id, &*shared.observer);
+            }
+            return Err(error);
+        }
+    };
+    let had_postcopy = postcopy.is_some();
+    let handover = HandoverDriver {
+        shared,
+        guest,
+        machine,
+        remote,
+        unsent,
+        active: Some(ActiveLinks::new(session, postcopy)),
+        retry_budget: RetryBudget::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
+        paused: Some(paused),
+    };
+    let handover = handover.run(SourceEvent::Ready)?;
+    Ok(MigrationResult {
+        handover,
+        rounds,
+        postcopy: had_postcopy,
+    })
+}
+
+/// Everything before the guest is stopped.
+fn before_pause(
+    shared: &MigrationContext,
+    guest: &mut dyn SourceGuest,
+    session: &mut Session,
+    links: Vec<BackgroundSender>,
+    unsent: &Arc<UnsentPages>,
+    rounds: &mut u32,
+) -> Result<LastPages, SourceFailure> {
+    let options = &shared.options;
+    let rest = if options.mode == Mode::Postcopy {
+        LastPages::Postcopy(links)
+    } else {
+        let log = guest.start_dirty_log()?;
+        let workers = PrecopyWorkers::start(shared, links, &session.background, unsent)?;
+        let mut precopy = Precopy::new(shared, Arc::clone(&log), workers, unsent);
+        let verdict = precopy.run(guest, options);
+        *rounds = precopy.rounds();
+        match verdict? {
+            Verdict::Converged => {
+                *rounds += 1;
+                LastPages::Precopy(Box::new(precopy))
+            }
+            Verdict::SwitchNow => LastPages::Hybrid(log, precopy.into_links()?),
+        }
+    };
+    switchover::discard_stale_pages(shared, session, &rest, unsent)?;
+    Ok(rest)
+}
+
+/// Ends a migration that has not come to *ready*: the guest first, then the
+/// destination.
+fn cancel(
+    guest: &mut dyn SourceGuest,
+    session: &mut Session,
+    cause: SourceFailure,
+) -> MigrateError {
+    let resumed = guest.resume();
+    let cause = session.explain(cause);
+    session.cancel(cause.cancel_reason(guest.has_ended()));
+    MigrateError::after_resume(cause, resumed, guest.has_ended())
+}
+
+fn random() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(io::Error::other)?;
+    Ok(id)
+}

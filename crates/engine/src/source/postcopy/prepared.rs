@@ -1,0 +1,42 @@
+//! Post-copy before the guest runs at the destination.
+
+use std::sync::Arc;
+
+use hikkoshi_link::{BackgroundSender, LinkReader, LinkWriter};
+
+use crate::source::context::MigrationContext;
+use crate::source::error::SourceFailure;
+use crate::source::postcopy::push_policy::PushPolicy;
+use crate::source::postcopy::urgent::UrgentThread;
+use crate::source::session::Session;
+use crate::source::unsent::UnsentPages;
+
+/// Post-copy as far as it goes before the guest runs.
+#[derive(Debug)]
+pub(crate) struct PreparedPostcopy {
+    /// Answers page requests.
+    pub(crate) urgent: UrgentThread,
+    /// What the rest is pushed on.
+    pub(crate) links: Vec<BackgroundSender>,
+    /// In which order.
+    pub(crate) policy: Arc<PushPolicy>,
+}
+
+impl PreparedPostcopy {
+    /// Starts to answer page requests on the urgent link. The background links
+    /// stay idle.
+    pub(crate) fn start(
+        shared: &MigrationContext,
+        session: &Session,
+        urgent: (LinkReader, LinkWriter),
+        links: Vec<BackgroundSender>,
+        unsent: &Arc<UnsentPages>,
+    ) -> Result<Self, SourceFailure> {
+        let policy = Arc::new(PushPolicy::new(links.len()));
+        Ok(Self {
+            urgent: UrgentThread::start(shared, session, urgent, unsent, &policy)?,
+            links,
+            policy,
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! The work of one batch: chunks of memory, handed out by an atomic cursor.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_pages::PageRange;
+
+use crate::source::error::SourceFailure;
+
+/// Work for all workers, in pieces that are handed out by an atomic cursor.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    work: Work,
+    /// Whether its round ends with it.
+    last: bool,
+    /// The number of the next piece.
+    cursor: AtomicU64,
+    failed: AtomicBool,
+    /// What went wrong first; what follows from it does not count.
+    failure: OnceLock<SourceFailure>,
+}
+
+/// What there is to send.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// All of the guest's memory. Whoever sends a chunk takes its log.
+    Log {
+        log: Arc<dyn DirtyLog>,
+        /// The first round sends everything that is not a hole in the RAM
+        /// files: the destination began with nothing but holes.
+        first: bool,
+    },
+    /// Pages of some chunks, whose log was taken, and then all device writes
+    /// under way have landed.
+    Drained(Vec<Vec<PageRange>>),
+}
+
+impl Batch {
+    /// A whole round.
+    pub(crate) fn round(log: Arc<dyn DirtyLog>, first: bool) -> Self {
+        Self::new(Work::Log { log, first }, true)
+    }
+
+    /// Part of a round; `last` if no other follows.
+    pub(crate) fn drained(chunks: Vec<Vec<PageRange>>, last: bool) -> Self {
+        Self::new(Work::Drained(chunks), last)
+    }
+
+    fn new(work: Work, last: bool) -> Self {
+        Self {
+            work,
+            last,
+            cursor: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            failure: OnceLock::new(),
+        }
+    }
+
+    /// What it consists of.
+    pub(crate) fn work(&self) -> &Work {
+        &self.work
+    }
+
+    /// Whether its round ends with it.
+    pub(crate) fn is_last(&self) -> bool {
+        self.last
+    }
+
+    /// The number of a piece that no other worker has; `None` once there is no
+    /// point in going on. May be beyond the last piece.
+    pub(crate) fn next(&self) -> Option<u64> {
+        // Only a number: what a worker does about its piece depends on nothing
+        // that another one has done.
+        (!self.has_failed()).then(|| self.cursor.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Makes the workers leave what they have not begun.
+    pub(crate) fn abandon(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Records `failure`, unless an earlier one is recorded, and abandons the batch.
+    pub(crate) fn fail(&self, failure: SourceFailure) {
+        let _ = self.failure.set(failure);
+        self.abandon();
+    }
+
+    /// The first failure.
+    pub(crate) fn into_failure(self) -> Option<SourceFailure> {
+        self.failure.into_inner()
+    }
+}

@@ -1,0 +1,72 @@
+//! A migration that another engine has begun and recorded.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hikkoshi_handover::{Outcome, RecordedSource, SourceEvent, SourceRecord, SourceStage};
+use hikkoshi_link::Remote;
+use hikkoshi_wire::Mode;
+
+use crate::guest::SourceGuest;
+use crate::report::Account;
+use crate::retry_budget::RetryBudget;
+use crate::source::context::Watch;
+use crate::source::error::MigrateError;
+use crate::source::handover::HandoverDriver;
+use crate::source::lifecycle::{MigrationResult, with_context};
+use crate::source::options::SourceOptions;
+use crate::source::unsent::UnsentPages;
+
+/// Goes on with a migration that another engine has begun and recorded, to the
+/// destination that is at `remote` now.
+///
+/// A guest that was not handed over yet is made to run here: that is the error
+/// [`SourceFailure::Interrupted`]. In post-copy the pages come from `guest`'s
+/// RAM files, and nothing else of it is needed.
+///
+/// # Errors
+/// As [`migrate`].
+pub fn resume_migrate(
+    guest: &mut dyn SourceGuest,
+    record: SourceRecord,
+    remote: &Remote,
+    options: &SourceOptions,
+    watch: &Watch,
+) -> Result<Account, MigrateError> {
+    let options = SourceOptions {
+        mode: record.mode,
+        ..options.clone()
+    };
+    let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
+    with_context(guest, &options, watch, machine, |shared, guest, machine| {
+        let outcome = match machine.stage() {
+            SourceStage::Committed => Some(Outcome::Paused),
+            SourceStage::HandedOver => Some(Outcome::AtDestination),
+            SourceStage::Owned | SourceStage::Done => None,
+        };
+        if let Some(outcome) = outcome {
+            guest
+                .stands_still()
+                .map_err(|error| MigrateError::new(error.into(), outcome))?;
+        }
+        let handover = HandoverDriver {
+            shared,
+            guest,
+            machine,
+            remote,
+            unsent: Arc::new(UnsentPages::empty(shared.ram.layout().pages(), false)),
+            active: None,
+            retry_budget: RetryBudget::new(
+                shared.options.retry_for.of(shared.options.may_postcopy()),
+                Instant::now(),
+            ),
+            paused: None,
+        };
+        let handover = handover.run(SourceEvent::Restarted)?;
+        Ok(MigrationResult {
+            handover,
+            rounds: 0,
+            postcopy: shared.options.mode != Mode::Precopy,
+        })
+    })
+}

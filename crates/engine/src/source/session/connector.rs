@@ -1,0 +1,103 @@
+//! Opens links to a destination.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hikkoshi_link::{HandshakeError, LinkReader, LinkWriter, Remote, Stream, hello, open, split};
+use hikkoshi_pages::RamLayout;
+use hikkoshi_wire::{Agreed, Limits, MigrationId, Role};
+
+use crate::source::context::MigrationContext;
+use crate::source::error::SourceFailure;
+
+/// How long the destination may take to accept the guest, or to drop what is
+/// stale: it empties its RAM files, at about 10 GiB/s.
+pub(crate) const DISCARD_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Opens the links of one migration.
+pub(crate) struct Connector<'a> {
+    pub(crate) shared: &'a MigrationContext,
+    pub(crate) remote: &'a Remote,
+    pub(crate) id: MigrationId,
+}
+
+/// The control link and its two ends.
+pub(crate) type Control = (Arc<Stream>, LinkReader, LinkWriter);
+
+/// A link and its two ends.
+pub(crate) type Ends = (Arc<Stream>, (LinkReader, LinkWriter));
+
+/// What was agreed on a new control link, and all links.
+pub(crate) struct Connected {
+    pub(crate) control: Control,
+    pub(crate) links: PageLinks,
+    /// The guest's layout with the destination's host page sizes.
+    pub(crate) destination: RamLayout,
+}
+
+/// The links other than the control link.
+pub(crate) struct PageLinks {
+    pub(crate) background: Vec<Ends>,
+    pub(crate) urgent: Option<Ends>,
+}
+
+impl Connector<'_> {
+    /// Every link of a session is opened here.
+    fn open_link(&self, role: Role) -> Result<(Ends, Agreed), SourceFailure> {
+        self.shared.check()?;
+        let connect = |cause| SourceFailure::Connect {
+            address: self.remote.address.to_string(),
+            cause,
+        };
+        let options = &self.shared.options;
+        let hello = hello(role, self.id);
+        let opened = open(self.remote, &hello, &self.shared.cancel);
+        let (stream, agreed) = opened.or_else(|cause| {
+            self.shared.check()?;
+            Err(connect(cause))
+        })?;
+        let limits = Limits {
+            pages: self.shared.ram.layout().pages(),
+        };
+        let split = |stream: Stream| {
+            stream.set_stall_timeout(options.stall_timeout)?;
+            let stream = Arc::new(stream);
+            // Until the commit, cancelling ends whatever is blocked on a link.
+            let ends = split(&stream, limits, &self.shared.cancel)?;
+            Ok((stream, ends))
+        };
+        let ends = split(stream).map_err(|error| connect(HandshakeError::Io(error)))?;
+        Ok((ends, agreed))
+    }
+
+    /// Opens the control link.
+    pub(crate) fn control(&self) -> Result<(Control, Agreed), SourceFailure> {
+        let ((stream, (reader, writer)), agreed) = self.open_link(Role::Control)?;
+        Ok(((stream, reader, writer), agreed))
+    }
+
+    /// Opens the other links: so many background links, and the urgent link if
+    /// `urgent`.
+    pub(crate) fn others(&self, links: u16, urgent: bool) -> Result<PageLinks, SourceFailure> {
+        let open_link = |role| self.open_link(role).map(|(ends, _)| ends);
+        Ok(PageLinks {
+            background: (0..links)
+                .map(|index| open_link(Role::Background { index }))
+                .collect::<Result<_, _>>()?,
+            urgent: urgent.then(|| open_link(Role::Urgent)).transpose()?,
+        })
+    }
+}
+
+/// `layout` with other host page sizes; `None` if they do not fit it.
+pub(crate) fn with_host_pages(layout: &RamLayout, host_pages: &[u64]) -> Option<RamLayout> {
+    if layout.blocks().len() != host_pages.len() {
+        return None;
+    }
+    let blocks = layout.blocks().zip(host_pages).map(|((block, _), &size)| {
+        let mut block = block.clone();
+        block.host_page = size;
+        block
+    });
+    RamLayout::new(blocks.collect()).ok()
+}

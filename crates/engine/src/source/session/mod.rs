@@ -1,0 +1,208 @@
+//! The source's end of a migration's connections.
+
+mod connector;
+mod event;
+mod offer;
+mod receive;
+mod resume;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Instant;
+
+use hikkoshi_handover::{DestinationStage, SourceStage};
+use hikkoshi_link::{BackgroundSender, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream};
+use hikkoshi_linux::Cancel;
+use hikkoshi_pages::RamLayout;
+use hikkoshi_wire::{GuestDescription, Machine, MigrationId, Processors, ToDestination};
+
+use crate::control_link::{QUEUED_EVENTS, start_reader};
+use crate::source::context::MigrationContext;
+use crate::source::error::SourceFailure;
+use crate::source::unsent::UnsentPages;
+pub(crate) use connector::DISCARD_TIMEOUT;
+use connector::{Connected, Connector};
+use event::CONTROL;
+pub(crate) use event::{CommitState, Event};
+
+/// All links to one destination.
+#[derive(Debug)]
+pub(crate) struct Session {
+    control: LinkWriter,
+    events: Receiver<Event>,
+    sender: SyncSender<Event>,
+    pub(crate) streams: Vec<Arc<Stream>>,
+    /// Ends every thread that works on a link.
+    pub(crate) stop: Cancel,
+    /// Nothing more will be heard on the control link.
+    control_ended: bool,
+    /// *Commit* may be on its way.
+    committed: bool,
+    /// The destination was told to switch over, and may have said *ready*.
+    pub(crate) may_be_ready: bool,
+    /// A link whose end has not been dealt with yet.
+    deferred_error: Option<LinkError>,
+    /// The background links: to end them all when one has failed.
+    pub(crate) background: Arc<[Arc<Stream>]>,
+    /// The urgent link's two ends, where post-copy is possible.
+    pub(crate) urgent: Option<(LinkReader, LinkWriter)>,
+    /// The guest's layout with the destination's host page sizes.
+    pub(crate) destination: RamLayout,
+}
+
+impl Session {
+    /// Connects to `remote`, offers the guest, and opens the other links once
+    /// the destination has accepted it. Returns the background links apart: the
+    /// threads of each phase own them in turn.
+    pub(crate) fn open(
+        shared: &MigrationContext,
+        remote: &Remote,
+        id: MigrationId,
+        description: &GuestDescription,
+        processors: Processors,
+        machine: Machine,
+    ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
+        let connector = Connector { shared, remote, id };
+        let connected = offer::offer(&connector, description, processors, machine)?;
+        Self::start(connected, shared)
+    }
+
+    /// Connects again to the destination of the migration `id`, which is at
+    /// `remote` now. Sends the source's stage and returns the destination's.
+    ///
+    /// Afterwards `unsent` holds the pages with data that are missing there, if
+    /// the destination is in a stage in which pages may be missing. No other
+    /// thread may use it meanwhile.
+    pub(crate) fn resume(
+        shared: &MigrationContext,
+        remote: &Remote,
+        id: MigrationId,
+        stage: SourceStage,
+        unsent: &UnsentPages,
+    ) -> Result<(Self, Vec<BackgroundSender>, DestinationStage), SourceFailure> {
+        let connector = Connector { shared, remote, id };
+        let (connected, there) = resume::resume(&connector, stage, unsent)?;
+        let (mut session, background) = Self::start(connected, shared)?;
+        session.committed = true;
+        session.control.set_stop(session.stop.clone());
+        session.control.set_patience(None);
+        Ok((session, background, there))
+    }
+
+    /// Starts the session's reader on connected links.
+    fn start(
+        connected: Connected,
+        shared: &MigrationContext,
+    ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
+        let Connected {
+            control: (stream, reader, control),
+            links: more,
+            destination,
+        } = connected;
+        let stop = Cancel::new();
+        let mut streams = vec![stream];
+        streams.extend(more.background.iter().map(|(stream, _)| Arc::clone(stream)));
+        let urgent = match more.urgent {
+            None => None,
+            Some((stream, (mut reader, mut writer))) => {
+                reader.set_stop(stop.clone());
+                writer.set_stop(stop.clone());
+                streams.push(stream);
+                Some((reader, writer))
+            }
+        };
+        let ceiling = shared.options.bandwidth;
+        let pace = ceiling.map(|all| Arc::new(Pace::new(all, Instant::now())));
+        let (background, ends): (Vec<_>, Vec<_>) = more.background.into_iter().unzip();
+        let ends = ends
+            .into_iter()
+            .map(|(acks, pages)| {
+                let mut sender = BackgroundSender::new(acks, pages, pace.clone());
+                sender.set_patience(Some(shared.options.patience));
+                sender
+            })
+            .collect();
+        let (sender, events) = sync_channel(QUEUED_EVENTS);
+        let mut session = Self {
+            control,
+            events,
+            sender,
+            streams,
+            stop,
+            control_ended: false,
+            committed: false,
+            may_be_ready: false,
+            deferred_error: None,
+            background: background.into(),
+            urgent,
+            destination,
+        };
+        session.listen(reader)?;
+        Ok((session, ends))
+    }
+
+    /// Starts the thread that turns control messages into events.
+    fn listen(&mut self, mut reader: LinkReader) -> Result<(), SourceFailure> {
+        let events = self.sender.clone();
+        reader.set_stop(self.stop.clone());
+        reader.set_deadline(None);
+        start_reader("src-control", reader, events, |message| match message {
+            Ok(message) => Event::Message(message),
+            Err(error) => Event::LinkEnded(CONTROL, error),
+        })
+        .map(drop)
+        .map_err(SourceFailure::Thread)
+    }
+
+    /// Where the links' threads report to.
+    pub(crate) fn events(&self) -> SyncSender<Event> {
+        self.sender.clone()
+    }
+
+    /// Sends a control message.
+    pub(crate) fn send(
+        &mut self,
+        message: &ToDestination,
+        doing: &'static str,
+    ) -> Result<(), SourceFailure> {
+        self.control
+            .control(message)
+            .map_err(SourceFailure::link(doing))
+    }
+
+    /// Tells the destination to run the guest. From the call on this side can
+    /// call nothing off: not even a cancellation interrupts the sending.
+    pub(crate) fn commit(&mut self, doing: &'static str) -> Result<(), SourceFailure> {
+        self.committed = true;
+        self.control.set_stop(self.stop.clone());
+        self.control.set_patience(None);
+        self.send(&ToDestination::Commit, doing)
+    }
+
+    /// Tells the destination that nothing comes of it, and ends all links.
+    pub(crate) fn cancel(&mut self, reason: String) {
+        // The links' end tells the destination as much, only less clearly: not
+        // worth waiting for a peer that does not read.
+        self.control.set_stop(Cancel::at_once());
+        if let Err(error) = self.send(&ToDestination::Cancel { reason }, "calling off") {
+            tracing::debug!(%error, "the destination does not hear the cancellation");
+        }
+        self.close();
+    }
+
+    /// Ends all links. The threads that work on them can be joined then:
+    /// nothing that they report waits for somebody to hear it.
+    pub(crate) fn close(&mut self) {
+        self.events = sync_channel(0).1;
+        self.stop.cancel();
+        for stream in &self.streams {
+            stream.shutdown();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,142 @@
+//! Receives what the destination sends on the control link.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use hikkoshi_link::{LinkError, TICK};
+use hikkoshi_wire::ToSource;
+
+use crate::source::error::SourceFailure;
+use crate::source::session::Session;
+use crate::source::session::event::{CONTROL, CommitState, Event};
+
+/// How long to wait for the reason after a link has failed: the destination's
+/// last message may still be on the control link.
+const REASON_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl Session {
+    /// Waits for the next message; `None` after a tick without one.
+    pub(crate) fn receive(
+        &mut self,
+        doing: &'static str,
+        stage: CommitState<'_>,
+    ) -> Result<Option<ToSource>, SourceFailure> {
+        match self.events.recv_timeout(TICK) {
+            Ok(Event::Message(ToSource::Failed { reason })) => {
+                Err(SourceFailure::Destination(reason))
+            }
+            Ok(Event::Message(ToSource::Declined { reason }))
+                if !matches!(stage, CommitState::AfterCommit) =>
+            {
+                Err(SourceFailure::Destination(reason))
+            }
+            Ok(Event::Message(ToSource::Cancel { reason })) => match stage {
+                CommitState::BeforeCommit(_) => Err(SourceFailure::CancelledThere(reason)),
+                // It crossed the commit, which the destination will obey.
+                CommitState::AfterCommit => Ok(None),
+            },
+            Ok(Event::Message(message)) => Ok(Some(message)),
+            Ok(Event::LinkEnded(link, cause)) => {
+                tracing::debug!(link, %cause, "a link ended");
+                self.control_ended |= link == CONTROL;
+                Err(SourceFailure::Link { doing, cause })
+            }
+            Ok(Event::RamFailed(cause)) => Err(SourceFailure::Ram(cause)),
+            Ok(Event::ThreadDied) => Err(SourceFailure::ThreadDied),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(SourceFailure::Link {
+                doing,
+                cause: LinkError::Closed,
+            }),
+        }
+    }
+
+    /// Waits for a message that `wanted` accepts, no longer than `patience`; any
+    /// other breaks the protocol.
+    pub(crate) fn expect(
+        &mut self,
+        doing: &'static str,
+        stage: CommitState<'_>,
+        patience: Duration,
+        wanted: impl Fn(&ToSource) -> bool,
+    ) -> Result<(), SourceFailure> {
+        let begun = Instant::now();
+        loop {
+            if begun.elapsed() > patience {
+                let cause = LinkError::TooSlow;
+                return Err(SourceFailure::Link { doing, cause });
+            }
+            if let CommitState::BeforeCommit(cancel) = stage
+                && cancel.is_cancelled()
+            {
+                return Err(SourceFailure::Cancelled);
+            }
+            match self.receive(doing, stage) {
+                Ok(Some(message)) if wanted(&message) => return Ok(()),
+                Ok(Some(other)) => return Err(SourceFailure::unexpected(doing, &other)),
+                Ok(None) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// A link's end that is to be told once more.
+    pub(crate) fn defer(&mut self, failure: SourceFailure) {
+        if let SourceFailure::Link { cause, .. } = failure {
+            self.deferred_error.get_or_insert(cause);
+        }
+    }
+
+    /// As [`hear`](Self::hear), after the commit; a link's end that was put
+    /// aside comes first.
+    pub(crate) fn receive_after_commit(
+        &mut self,
+        doing: &'static str,
+    ) -> Result<Option<ToSource>, SourceFailure> {
+        match self.deferred_error.take() {
+            Some(cause) => Err(SourceFailure::Link { doing, cause }),
+            None => self.receive(doing, CommitState::AfterCommit),
+        }
+    }
+
+    /// Looks for what is behind a link's end: a destination that gives up says
+    /// why and closes its links, and a link's end may be seen first.
+    pub(crate) fn explain(&mut self, failure: SourceFailure) -> SourceFailure {
+        match self.final_message(&failure) {
+            Some(ToSource::Failed { reason } | ToSource::Declined { reason }) => {
+                SourceFailure::Destination(reason)
+            }
+            Some(ToSource::Cancel { reason }) => SourceFailure::CancelledThere(reason),
+            _ => failure,
+        }
+    }
+
+    /// What the destination had to say last, if `failure` is another link's
+    /// end than the control link's.
+    pub(crate) fn final_message(&mut self, failure: &SourceFailure) -> Option<ToSource> {
+        if self.control_ended
+            || !matches!(failure, SourceFailure::Link { cause, .. } if cause.is_end())
+        {
+            return None;
+        }
+        let deadline = Instant::now() + REASON_TIMEOUT;
+        while let Some(remaining) = deadline.checked_duration_since(Instant::now()) {
+            match self.events.recv_timeout(remaining) {
+                Ok(Event::Message(ToSource::Cancel { .. })) if self.committed => {}
+                Ok(Event::Message(
+                    last @ (ToSource::Failed { .. }
+                    | ToSource::Declined { .. }
+                    | ToSource::GuestLost { .. }
+                    | ToSource::ShutDown
+                    | ToSource::Cancel { .. }
+                    | ToSource::GuestResumed
+                    | ToSource::Measured { .. }
+                    | ToSource::Complete { .. }),
+                )) => return Some(last),
+                Ok(Event::LinkEnded(CONTROL, _)) | Err(_) => break,
+                Ok(_) => {}
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,127 @@
+//! Connects again to the destination of a migration that was committed.
+
+use std::time::Instant;
+
+use hikkoshi_handover::{DestinationStage, SourceStage};
+use hikkoshi_link::LinkReader;
+use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
+use hikkoshi_wire::{Limits, PageRanges, ToDestination, ToSource};
+
+use crate::source::context::MigrationContext;
+use crate::source::error::SourceFailure;
+use crate::source::session::connector::{Connected, Connector, DISCARD_TIMEOUT, with_host_pages};
+use crate::source::unsent::UnsentPages;
+
+/// Connects, sends the source's stage, and returns the destination's.
+///
+/// If the destination is in a stage in which pages may be missing there,
+/// `unsent` is afterwards the set of missing pages that hold data. No other
+/// thread may use `unsent` meanwhile.
+pub(crate) fn resume(
+    connector: &Connector<'_>,
+    stage: SourceStage,
+    unsent: &UnsentPages,
+) -> Result<(Connected, DestinationStage), SourceFailure> {
+    let doing = "taking the migration up again";
+    let shared = connector.shared;
+    let ((stream, mut reader, mut control), _) = connector.control()?;
+    let here = ToDestination::ResumeRequest {
+        stage: stage.into(),
+    };
+    control.set_patience(Some(shared.options.patience));
+    control.control(&here).map_err(SourceFailure::link(doing))?;
+    reader.set_deadline(Some(Instant::now() + DISCARD_TIMEOUT));
+    let (there, host_pages, most_links) =
+        match reader.control().map_err(SourceFailure::link(doing))? {
+            ToSource::ResumeReply {
+                stage,
+                host_pages,
+                background_links,
+            } => (DestinationStage::from(stage), host_pages, background_links),
+            ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
+            other => return Err(SourceFailure::unexpected(doing, &other)),
+        };
+    let destination = with_host_pages(shared.ram.layout(), &host_pages)
+        .ok_or_else(|| SourceFailure::unexpected(doing, &host_pages))?;
+    let mut links = 0;
+    if there == DestinationStage::Complete {
+        SourceFailure::check_all_sent(doing, unsent.count())?;
+    }
+    if matches!(there, DestinationStage::Ready | DestinationStage::Running) {
+        take_missing(shared, &mut reader, &destination, unsent)?;
+        for ranges in PageRanges::batches(unsent.runs()) {
+            let message = ToDestination::Owed { ranges };
+            control
+                .control(&message)
+                .map_err(SourceFailure::link(doing))?;
+        }
+        let pages = unsent.count();
+        if pages > 0 {
+            links = shared.options.links.min(most_links).max(1);
+        }
+        let end = ToDestination::OwedEnd {
+            pages,
+            background_links: links,
+        };
+        control.control(&end).map_err(SourceFailure::link(doing))?;
+    }
+    let links = connector.others(links, links > 0)?;
+    let connected = Connected {
+        control: (stream, reader, control),
+        links,
+        destination,
+    };
+    Ok((connected, there))
+}
+
+/// Hears what the destination lacks: what of it is data is owed.
+fn take_missing(
+    shared: &MigrationContext,
+    reader: &mut LinkReader,
+    destination: &RamLayout,
+    unsent: &UnsentPages,
+) -> Result<(), SourceFailure> {
+    let earlier = unsent.take();
+    let taken = receive_missing(shared, reader, destination, unsent, &earlier)
+        .and_then(|()| SourceFailure::check_all_sent(MISSING, earlier.count()));
+    if taken.is_err() {
+        unsent.put_back(&earlier);
+    }
+    taken
+}
+
+const MISSING: &str = "hearing what the destination lacks";
+
+/// Hears what is missing and adds it to what is owed; takes it out of `unsent`.
+fn receive_missing(
+    shared: &MigrationContext,
+    reader: &mut LinkReader,
+    destination: &RamLayout,
+    unsent: &UnsentPages,
+    earlier: &PageBitmap,
+) -> Result<(), SourceFailure> {
+    let limits = Limits {
+        pages: destination.pages(),
+    };
+    let mut known = PageRange::EMPTY;
+    let mut missing = 0u64;
+    loop {
+        match reader.control().map_err(SourceFailure::link(MISSING))? {
+            ToSource::Missing { ranges } => {
+                let ranges = ranges
+                    .within(&limits)
+                    .map_err(|error| SourceFailure::unexpected(MISSING, &error.to_string()))?;
+                for &range in ranges {
+                    if destination.round_out(range) != range {
+                        return Err(SourceFailure::unexpected(MISSING, &range));
+                    }
+                    missing = missing.saturating_add(range.len());
+                    earlier.clear_range(range);
+                    unsent.add_missing(&shared.ram, destination, range, &mut known)?;
+                }
+            }
+            ToSource::MissingEnd { pages } if pages == missing => return Ok(()),
+            other => return Err(SourceFailure::unexpected(MISSING, &other)),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The switchover: from the running source to the running destination, with
+//! at no instant two guests that can run.
+//!
+//! ```text
+//! source                                   destination
+//!   Discard (dirty so far)  ───────────▶     drops stale pages
+//!                           ◀───────────   Discarded
+//!   pauses the guest
+//!   saves device state      ── chunks ──▶    collects it
+//!   last take of the log
+//!   last pages, or Discard  ───────────▶     drops stale pages
+//!   Switch                  ───────────▶     registers userfaultfd,
+//!                                            loads device state
+//!                           ◀───────────   Ready
+//!   records that            ───────────
+//!   Commit                  ───────────▶     records that, resumes the guest
+//!                           ◀───────────   Resumed
+//! ```
+//!
+//! Whatever fails before `Commit` is sent resumes the source's guest. From
+//! *ready* on `handover/` leads, by the rules of `docs/protocol.md`.
+
+mod deadline;
+mod device_state;
+mod last_pages;
+mod stale_pages;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hikkoshi_link::LinkError;
+use hikkoshi_linux::Cancel;
+use hikkoshi_wire::{ToDestination, ToSource};
+
+use crate::guest::SourceGuest;
+use crate::report::{Counters, Phase};
+use crate::source::context::MigrationContext;
+use crate::source::error::SourceFailure;
+use crate::source::postcopy::PreparedPostcopy;
+use crate::source::session::{CommitState, Session};
+use crate::source::unsent::UnsentPages;
+pub(crate) use deadline::Deadline;
+use device_state::send_device_state;
+pub(crate) use last_pages::LastPages;
+use stale_pages::discard_newly_dirty;
+pub(crate) use stale_pages::discard_stale_pages;
+
+/// A switchover up to *ready*.
+#[derive(Debug)]
+pub(crate) struct ReadySwitchover {
+    /// When the guest was stopped.
+    pub(crate) paused: Instant,
+    /// How far post-copy has got, if there is one.
+    pub(crate) postcopy: Option<PreparedPostcopy>,
+}
+
+/// Stops the guest, and hears that it could run at the destination.
+///
+/// On an error the caller resumes the guest.
+pub(crate) fn switch(
+    shared: &MigrationContext,
+    guest: &mut dyn SourceGuest,
+    session: &mut Session,
+    rest: LastPages,
+    unsent: &Arc<UnsentPages>,
+) -> Result<ReadySwitchover, SourceFailure> {
+    shared.progress.begin(Phase::Switchover, 0, 0);
+    let limit = shared.options.max_downtime + shared.options.patience;
+    let give_up = shared.cancel.child();
+    let deadline = Deadline::start(&session.streams, give_up.clone(), limit);
+    let deadline = deadline.map_err(SourceFailure::Thread)?;
+    let prepared = prepare(shared, guest, session, rest, unsent, &give_up);
+    if !deadline.met() {
+        // What failed then failed for this.
+        return Err(match prepared {
+            Err(SourceFailure::Guest(why)) => SourceFailure::PausedTooLong { limit, why },
+            _ => SourceFailure::Link {
+                doing: "handing the guest over",
+                cause: LinkError::TooSlow,
+            },
+        });
+    }
+    let switched = match prepared {
+        Err(SourceFailure::Guest(_)) if shared.cancel.is_cancelled() => {
+            return Err(SourceFailure::Cancelled);
+        }
+        prepared => prepared?,
+    };
+    // The last moment to call it off.
+    shared.check()?;
+    Ok(switched)
+}
+
+/// From the pause to the destination's *ready*.
+fn prepare(
+    shared: &MigrationContext,
+    guest: &mut dyn SourceGuest,
+    session: &mut Session,
+    rest: LastPages,
+    unsent: &Arc<UnsentPages>,
+    give_up: &Cancel,
+) -> Result<ReadySwitchover, SourceFailure> {
+    shared.check()?;
+    let postcopy = rest.is_postcopy();
+    let paused = guest.pause()?;
+    let since_pause = |step| tracing::debug!(step, at = ?paused.elapsed(), "switchover");
+    since_pause("paused");
+    // Stale pages are dropped while the device state is saved; what saving it
+    // dirties comes after it.
+    discard_newly_dirty(shared, session, &rest, unsent)?;
+    let digest = send_device_state(guest, session, give_up)?;
+    since_pause("device state sent");
+    shared.check()?;
+    Counters::add(&shared.counters.device_state_bytes, digest.bytes());
+    if let LastPages::Precopy(precopy) = &rest {
+        precopy.last_round()?;
+    } else {
+        discard_newly_dirty(shared, session, &rest, unsent)?;
+    }
+    since_pause("dirty log taken");
+    // Loading the device state touches memory: requests are answered from
+    // before it begins.
+    let answering = match (rest, session.urgent.take()) {
+        (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => Some(
+            PreparedPostcopy::start(shared, session, ends, links, unsent)?,
+        ),
+        _ => None,
+    };
+    let doing = "switching over";
+    session.may_be_ready = true;
+    session.send(
+        &ToDestination::Switch {
+            device_bytes: digest.bytes(),
+            device_crc32c: digest.crc32c(),
+            owed_pages: unsent.count(),
+            postcopy,
+            running: guest.describe().running,
+        },
+        doing,
+    )?;
+    session.expect(
+        "waiting for the destination to get ready",
+        CommitState::BeforeCommit(&shared.cancel),
+        // The deadline is over all of it.
+        Duration::MAX,
+        |m| matches!(m, ToSource::Ready),
+    )?;
+    since_pause("destination ready");
+    Ok(ReadySwitchover {
+        paused,
+        postcopy: answering,
+    })
+}
