@@ -95,7 +95,7 @@ impl InjectedFault {
     }
 
     fn check_exits(self, exits: &Exits, breakpoint: Breakpoint) {
-        let at_source = "the guest runs on at the source";
+        let at_source = "runs at the source";
         match self {
             Self::SourceKilled => assert_eq!(exits.migrate.code, None, "killed"),
             // Which call on its process fails first is not defined.
@@ -110,12 +110,12 @@ impl InjectedFault {
             (Self::DestinationKilled, _) => assert_eq!(exits.receive.code, None, "killed"),
             (Self::DestinationQemuKilled, _) => {}
             // After *ready*, the destination cannot know where the guest runs.
-            (_, MessageKind::Ready) => exits.assert_destination(3, &["nothing of it is lost"]),
+            (_, MessageKind::Ready) => exits.assert_destination(3, &["o data is lost"]),
             // The destination may have sent *ready* before it noticed the closed links.
             (_, MessageKind::Switch)
                 if breakpoint.when == When::After && exits.receive.code == Some(3) =>
             {
-                exits.assert_destination(3, &["nothing of it is lost"]);
+                exits.assert_destination(3, &["o data is lost"]);
             }
             _ => exits.assert_destination(1, &["the guest stays at the source"]),
         }

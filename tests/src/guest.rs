@@ -98,8 +98,8 @@ impl<'a> Guest<'a> {
         let said = match state {
             "running" => ["the guest runs at the destination", "the guest runs here"],
             _ => [
-                "the guest is at the destination, paused as it was",
-                "the guest is here, paused as it was",
+                "the guest is at the destination, paused as before",
+                "the guest is here, paused as before",
             ],
         };
         assert!(exits.migrate.stdout.contains(said[0]), "{exits:?}");

@@ -50,7 +50,7 @@ fn cancelled_on(side: Side, transport: Transport) {
                     guest.complete_migration(&exits, finished, "running");
                 }
                 _ => {
-                    exits.assert_source(1, &["cancelled", "runs on at the source"]);
+                    exits.assert_source(1, &["cancelled", "runs at the source"]);
                     guest.assert_stayed(finished, "cancelled between ready and commit");
                 }
             }
@@ -63,7 +63,7 @@ fn cancelled_on(side: Side, transport: Transport) {
         };
         migration.relay().release();
         let (exits, finished) = migration.wait();
-        exits.assert_source(1, &["cancelled", "the guest runs on at the source"]);
+        exits.assert_source(1, &["cancelled", "runs at the source"]);
         match side {
             Side::Source => exits.assert_destination(1, &["stays at the source"]),
             Side::Destination => exits.assert_destination(1, &["cancelled", "stays at the source"]),
@@ -99,7 +99,7 @@ fn cancelled_by_any_signal_during_precopy() {
         migration.migrate.wait_stderr("\"done_pages\"");
         migration.migrate.signal(signal);
         let (exits, finished) = migration.wait();
-        exits.assert_source(1, &["cancelled", "the guest runs on at the source"]);
+        exits.assert_source(1, &["cancelled", "runs at the source"]);
         exits.assert_destination(1, &["called off", "stays at the source"]);
         guest.assert_stayed(finished, &format!("precopy, {signal:?}"));
     }
@@ -117,7 +117,7 @@ fn not_cancelled_after_commit() {
     migration.wait_held();
     migration.migrate.interrupt();
     let word = migration.migrate.wait_stderr("not stopping before");
-    assert!(word.contains("has been told to run the guest"), "{word}");
+    assert!(word.contains("was asked to run the guest"), "{word}");
     migration.relay().release();
     let (exits, finished) = migration.wait();
     guest.complete_migration(&exits, finished, "running");
@@ -148,6 +148,6 @@ fn cancelled_at_a_waiting_destination() {
     ended.assert(1, &["cancelled", "stays at the source"]);
     migration.relay().cut();
     let (exits, finished) = migration.wait();
-    exits.assert_source(1, &["runs on at the source"]);
+    exits.assert_source(1, &["runs at the source"]);
     guest.assert_stayed(finished, "the destination was interrupted");
 }

@@ -28,7 +28,7 @@ fn json_report_is_the_only_standard_output() {
         .migrate_args(&["--progress", "none"])
         .json_to_unwritable_path();
     let (exits, finished) = guest.start_migration(&plan).wait();
-    exits.assert_source(0, &["writing the account"]);
+    exits.assert_source(0, &["writing the result"]);
     let printed = &exits.migrate.stdout;
     assert!(
         printed.contains("next: end the source's QEMU (process ") && printed.contains("'quit'"),

@@ -25,10 +25,7 @@ fn killed_when_all_pages_are_received() {
     migration.wait_held();
     migration.receive.kill();
     migration.relay().cut();
-    migration
-        .migrate
-        .wait()
-        .assert(3, &["othing of it is lost"]);
+    migration.migrate.wait().assert(3, &["o data is lost"]);
     migration.resume_receive(&[]);
     let there = &migration.destination;
     let mut before = None;

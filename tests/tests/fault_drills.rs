@@ -106,10 +106,10 @@ impl Victim {
             return None;
         }
         if migrate.code.is_some() {
-            migrate.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
+            migrate.assert(3, &["o data is lost", "hikkoshi migrate --resume="]);
         }
         if receive.code.is_some() {
-            receive.assert(3, &["nothing of it is lost", "hikkoshi receive --resume="]);
+            receive.assert(3, &["o data is lost", "hikkoshi receive --resume="]);
         }
         let number = random.number();
         let address = match random.below(2) {

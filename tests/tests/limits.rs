@@ -62,7 +62,7 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
     let says = "pre-copy does not converge: after 3 rounds ";
 
     let (exits, finished) = guest.start_migration(&stalling("stop")).wait();
-    exits.assert_source(1, &[says, "--max-downtime", "runs on at the source"]);
+    exits.assert_source(1, &[says, "--max-downtime", "runs at the source"]);
     exits.assert_destination(1, &["stays at the source"]);
     guest.assert_stayed(finished, "--when-stalled stop");
 
@@ -71,7 +71,7 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
     assert!(line.contains("going on"), "{line}");
     migration.migrate.interrupt();
     let (exits, finished) = migration.wait();
-    exits.assert_source(1, &["cancelled", "runs on at the source"]);
+    exits.assert_source(1, &["cancelled", "runs at the source"]);
     assert_eq!(exits.migrate.stderr.matches(says).count(), 1, "once");
     guest.assert_stayed(finished, "--when-stalled go-on, until Ctrl-C");
 

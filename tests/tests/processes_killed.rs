@@ -118,7 +118,7 @@ fn destination_qemu_killed_after_ready() {
         migration.destination.kill();
         migration.relay().release();
         let (exits, finished) = migration.wait();
-        exits.assert_source(1, &["never ran the guest", "runs on at the source"]);
+        exits.assert_source(1, &["never ran the guest", "runs at the source"]);
         exits.assert_destination(1, &["the guest stays at the source"]);
         let what = format!("{mode}, destination QEMU killed before Commit");
         guest.assert_stayed(finished, &what);
@@ -138,11 +138,11 @@ fn destination_qemu_and_engine_killed_after_ready() {
     migration.destination.kill();
     migration.relay().cut();
     let ended = migration.migrate.wait();
-    ended.assert(3, &["othing of it is lost", "hikkoshi migrate --resume="]);
+    ended.assert(3, &["o data is lost", "hikkoshi migrate --resume="]);
     migration.resume_receive(&[]);
     migration.resume_migrate(&[]);
     let (exits, finished) = migration.wait();
-    exits.assert_source(1, &["never ran the guest", "runs on at the source"]);
+    exits.assert_source(1, &["never ran the guest", "runs at the source"]);
     exits.assert_destination(1, &["the guest stays at the source"]);
     guest.assert_stayed(finished, "destination QEMU and engine killed before Commit");
     guest.migrate(&MigrationPlan::new("hybrid"));
@@ -190,7 +190,7 @@ fn source_qemu(mode: &'static str, breakpoint: Breakpoint) {
     }
     assert_not_running(&finished.destination);
     assert!(
-        !exits.migrate.stderr.contains("runs on at the source"),
+        !exits.migrate.stderr.contains("runs at the source"),
         "the guest does not run at the source: {exits:?}"
     );
     log(format!(

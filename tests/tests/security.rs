@@ -223,7 +223,10 @@ fn wrong_invitations_are_refused_with_a_reason() {
     let cut = &good[..good.len() / 2];
     let ended = waiting.assert_refuses(&["--to", cut], 2, &["the invitation is damaged"]);
     assert!(!ended.stderr.contains(&cut[12..]), "{ended:?}");
-    let empty = ["--to -: standard input ended", "hikkoshi1:"];
+    let empty = [
+        "--to -: there is no invitation on standard input",
+        "hikkoshi1:",
+    ];
     waiting.assert_refuses(&["--to", "-"], 2, &empty);
     for why in [
         "the invitation of another 'hikkoshi receive'",

@@ -1,8 +1,18 @@
 //! `hikkoshi`: moves a running virtual machine to another host.
 //!
-//! `receive` waits at the destination, `migrate` moves a guest to it, `demo`
-//! shows both with a test guest. What they print is for a person; `--json` and
-//! `--progress json` are for programs.
+//! `receive` waits at the destination, `migrate` moves a guest to it, and `demo` shows both with a
+//! test guest. Their output is for people; `--json` and `--progress json` are for programs.
+//!
+//! | folder | holds |
+//! |---|---|
+//! | `args` | the command line |
+//! | `commands` | the commands |
+//! | `journal` | what is stored for `--resume` |
+//! | `security` | how the links are protected: invitations, certificates |
+//! | `output` | standard output and standard error, exit status, log |
+//!
+//! `commands` uses all others. `security` and `journal` use `args` and `output`; these two use no
+//! other folder, except that `output` takes the progress format from `args`.
 
 mod args;
 mod commands;
@@ -21,10 +31,10 @@ use output::{log, report, streams};
 fn main() -> std::process::ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(error) => return misused(&error).into(),
+        Err(error) => return invalid_command_line(&error).into(),
     };
     if args.command.writes_json() {
-        streams::in_json();
+        streams::use_json();
     }
     let ended = log::start().and_then(|()| match &args.command {
         Command::Receive(args) => receive::run(args),
@@ -57,11 +67,11 @@ fn main() -> std::process::ExitCode {
     }
 }
 
-/// The command line cannot be used, or asks for help only.
-fn misused(error: &clap::Error) -> Status {
+/// Reports that the command line is invalid, or prints the help.
+fn invalid_command_line(error: &clap::Error) -> Status {
     let requested = RequestedOutput::find(std::env::args_os());
     if requested.json_progress {
-        streams::in_json();
+        streams::use_json();
     }
     let exit = Exit::new(
         Status::Usage,
@@ -69,14 +79,14 @@ fn misused(error: &clap::Error) -> Status {
         error.render().to_string().trim(),
     );
     if !error.use_stderr() {
-        // Help is what was asked for.
+        // Help or the version was requested.
         error.exit();
     }
     if let Some(file) = &requested.json_file {
         report::write_failure(&exit, file);
     }
     if !requested.json_progress {
-        // Clap itself ends with status 2, and knows what a terminal shows.
+        // Clap exits with status 2, and knows what the terminal supports.
         error.exit();
     }
     streams::failure(&exit);

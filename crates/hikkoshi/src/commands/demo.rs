@@ -10,9 +10,11 @@ use std::time::Duration;
 use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Workload};
 
 use crate::args::Demo;
-use crate::commands::migrate::require_dirty_log;
+use crate::commands::kernel_support::require_dirty_log;
+use crate::commands::own_executable;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
+use crate::output::streams;
 
 /// How long the guest works before and after the move, so that there is
 /// something to see.
@@ -167,7 +169,7 @@ impl Drop for Running {
 
 /// This program, with a subcommand.
 fn hikkoshi(qmp: &Path, subcommand: &str) -> Command {
-    let mut command = crate::commands::own_executable::command();
+    let mut command = own_executable::command();
     command
         .arg(subcommand)
         .arg("--qmp")
@@ -242,5 +244,5 @@ fn headline(text: &str) {
 }
 
 fn line(text: &str) {
-    crate::output::streams::to_stdout(&format!("{text}\n"));
+    streams::to_stdout(&format!("{text}\n"));
 }

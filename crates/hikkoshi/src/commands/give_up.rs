@@ -1,9 +1,10 @@
-//! `--resume --give-up`: nobody goes on with a migration.
+//! `--resume --give-up`: abandons a migration.
 //!
-//! Whose guest it is, the two sides settle between them; where one of them is lost
-//! for good, only a person can know that, and answers for it. So the consequence
-//! is told first, and nothing is done before it is confirmed.
+//! The two sides decide between them who has the guest. If one of them is permanently lost, only a
+//! person can know that and take the responsibility. So the consequences are explained first, and
+//! nothing is done before the confirmation.
 
+use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,39 +15,45 @@ use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
 use crate::args::{Common, Migrate, Receive};
-use crate::commands::resume;
+use crate::commands::find_journal::find;
+use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
 use crate::output::exit::{Exit, Status};
-use crate::output::progress;
 use crate::output::reason::Reason;
-use crate::output::streams;
+use crate::output::{progress, streams};
 
-/// At the source.
+const ABANDONED: &str = "the migration was abandoned";
+
+/// What happens to the disks of a guest that is continued from an earlier state.
+const DISKS: &str = "its disks are newer than this memory, which would damage them: continue it ONLY \
+                     if it has no disks, or if they are restored to the moment when it was stopped \
+                     (a snapshot). Otherwise end this QEMU, and reboot the guest from its disks";
+
+/// Abandons the migration at the source.
 pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (page, entry) = resume::find::<SourceEntry>(&args.common, file)?;
+    let (file, entry) = find::<SourceEntry>(&args.common, file)?;
     let stage = entry.engine.stage;
-    let again = resume::command::<SourceEntry>(page.path());
-    confirmed(&args.common, at_source(stage).as_deref())?;
-    let cannot = |reason, error: &dyn std::fmt::Display| {
-        Exit::new(Status::Paused, reason, error).resumed_by(&again)
-    };
-    let taken =
+    let again = resume_command::<SourceEntry>(file.path());
+    require_confirmation(&args.common, source_consequence(stage).as_deref())?;
+    let cannot =
+        |reason, error: &dyn Error| Exit::caused(Status::Paused, reason, error).resumed_by(&again);
+    let attached =
         QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
-    let Some(mut guest) = taken else {
-        let what = "giving up: the source's QEMU has ended, and no guest is here to run on";
-        return Err(cannot(Reason::QemuEnded, &what));
+    let Some(mut guest) = attached else {
+        let what = "abandoning the migration: the source's QEMU has ended, and the guest with it";
+        return Err(Exit::new(Status::Paused, Reason::QemuEnded, what).resumed_by(&again));
     };
     let engine = entry.engine.clone();
     let watch = Watch {
         cancel,
         observer: progress::observer(args.common.progress),
-        journal: Arc::new(OfflineJournal::new(page, entry)),
+        journal: Arc::new(OfflineJournal::new(file, entry)),
     };
     if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
         let next = match error.outcome {
             Outcome::Stopped => {
-                "the guest is the source's, and paused: let it go on with the QMP command 'cont', \
-                 or try this again"
+                "the guest belongs to the source, and is paused: let it run with the QMP command \
+                 'cont', or repeat this command"
             }
             _ => "nothing was changed",
         };
@@ -54,50 +61,43 @@ pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Sta
         return Err(cannot(reason, &error).with(next));
     }
     if stage == SourceStage::Done {
-        streams::to_stdout("the guest runs at the destination, and all of it is there\n");
+        streams::to_stdout("the guest runs at the destination, with all of its pages\n");
         return Ok(Status::Moved);
     }
-    let what = "the migration is given up";
-    Err(Exit::new(Status::AtSource, Reason::GivenUp, what).with("the guest runs on at the source"))
+    Err(Exit::new(Status::AtSource, Reason::GivenUp, ABANDONED)
+        .with("the guest runs at the source"))
 }
 
-/// What giving up means at the source, where it is not harmless.
-fn at_source(stage: SourceStage) -> Option<String> {
+/// What abandoning means at the source, if it can do harm.
+fn source_consequence(stage: SourceStage) -> Option<String> {
     match stage {
         SourceStage::Owned | SourceStage::Done => None,
         SourceStage::Committed => Some(format!(
-            "the guest would run on here, as it was when it was stopped. That is right ONLY if the \
-             destination never ran it and never will, or has lost it (its QEMU has ended): \
-             otherwise there are two of it. Whatever it may have done there is lost. And if it has \
-             run there, {DISKS}"
+            "the guest would continue here from the moment when it was stopped. That is right ONLY \
+             if the destination never ran it and never will, or has lost it (its QEMU has ended): \
+             otherwise two copies of it run. Whatever it may have done there is lost. And if it \
+             has run there, {DISKS}"
         )),
         SourceStage::HandedOver => Some(format!(
-            "the destination has run the guest. It would run on here as it was when it was \
-             stopped: a moment of the past, and whatever it has done since is lost. That is right \
-             ONLY if its guest there is lost (its QEMU has ended): otherwise there are two of it. \
-             And {DISKS}"
+            "the destination has run the guest. It would continue here from the moment when it was \
+             stopped: a stale snapshot, and whatever it has done since is lost. That is right ONLY \
+             if the guest is lost there (its QEMU has ended): otherwise two copies of it run. And \
+             {DISKS}"
         )),
     }
 }
 
-/// What a guest that goes on from the past does to its disks.
-const DISKS: &str = "its disks are of a later moment than this memory, which would destroy what is \
-                     on them: it may run on ONLY without disks, or with disks brought back to the \
-                     moment when it was stopped (a snapshot). Otherwise end this QEMU, and boot \
-                     the guest anew from its disks";
-
-/// At the destination.
+/// Abandons the migration at the destination.
 pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (page, entry) = resume::find::<DestinationEntry>(&args.common, file)?;
+    let (file, entry) = find::<DestinationEntry>(&args.common, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
-    confirmed(&args.common, at_destination(stage))?;
-    let again = resume::command::<DestinationEntry>(page.path());
-    let cannot = |reason, error: &dyn std::fmt::Display| {
-        Exit::new(Status::Paused, reason, error).resumed_by(&again)
-    };
-    let not_attached = |error: &dyn std::fmt::Display| cannot(Reason::NotAttached, error);
-    let taken = QemuDestination::reattach(&entry.qemu).map_err(|error| not_attached(&error))?;
-    let mut guest: Box<dyn DestinationGuest> = match taken {
+    require_confirmation(&args.common, destination_consequence(stage))?;
+    let again = resume_command::<DestinationEntry>(file.path());
+    let cannot =
+        |reason, error: &dyn Error| Exit::caused(Status::Paused, reason, error).resumed_by(&again);
+    let not_attached = |error: &dyn Error| cannot(Reason::NotAttached, error);
+    let attached = QemuDestination::reattach(&entry.qemu).map_err(|error| not_attached(&error))?;
+    let mut guest: Box<dyn DestinationGuest> = match attached {
         Some(guest) => Box::new(guest),
         None => {
             Box::new(ExitedDestination::new(&entry.qemu).map_err(|error| not_attached(&error))?)
@@ -107,59 +107,60 @@ pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Resul
     let watch = ReceiveWatch {
         cancel,
         observer: progress::observer(args.common.progress),
-        journal: Arc::new(OfflineJournal::new(page, entry)),
+        journal: Arc::new(OfflineJournal::new(file, entry)),
     };
     give_up_receive(&mut *guest, engine, &watch).map_err(|error| {
-        cannot(Reason::from(&error.cause), &error).with("it can be tried again")
+        cannot(Reason::from(&error.cause), &error).with("this command can be repeated")
     })?;
-    let what = "the migration is given up";
+    let abandoned = |status| Exit::new(status, Reason::GivenUp, ABANDONED);
     Err(match stage {
         DestinationStage::Complete => {
             streams::to_stdout(
-                "the guest runs here, and all of it is here; its source was not told so\n",
+                "the guest runs here with all of its pages; its source was not informed\n",
             );
             return Ok(Status::Moved);
         }
-        DestinationStage::Ready => Exit::new(Status::AtSource, Reason::GivenUp, what)
+        DestinationStage::Ready => abandoned(Status::AtSource)
             .with(format!(
-                "the guest has not run here and never will: end this QEMU. Its source takes it \
-                 back when it hears that: {again} waits for it"
+                "the guest has not run here and never will: end this QEMU. The source lets the \
+                 guest run again when it knows that: {again} waits for it"
             ))
             .resumed_by(again),
         DestinationStage::Receiving | DestinationStage::Declined => {
-            Exit::new(Status::AtSource, Reason::GivenUp, what)
-                .with("the guest has not run here and never will")
+            abandoned(Status::AtSource).with("the guest has not run here and never will")
         }
-        DestinationStage::Running => Exit::new(Status::Lost, Reason::GivenUp, what).with(format!(
+        DestinationStage::Running => abandoned(Status::Lost).with(format!(
             "the guest has ended here with its QEMU (process {pid})"
         )),
     })
 }
 
-/// What giving up means at the destination, where it is not harmless.
-fn at_destination(stage: DestinationStage) -> Option<&'static str> {
+/// What abandoning means at the destination, if it can do harm.
+fn destination_consequence(stage: DestinationStage) -> Option<&'static str> {
     match stage {
         DestinationStage::Receiving | DestinationStage::Ready => None,
         DestinationStage::Declined => Some(
-            "the guest has not run here and never will, and its source may still wait to hear \
-             that. Once this is forgotten, only giving up at the source lets the guest run on",
+            "the guest has not run here and never will, and its source may still wait for that \
+             answer. Without this journal, only abandoning the migration at the source lets the \
+             guest run there",
         ),
         DestinationStage::Running => Some(
-            "the guest runs here, and lacks pages that only its source has. The guest would end \
-             here, with its QEMU: that is right ONLY if those pages cannot be had any more",
+            "the guest runs here, and pages are missing that only its source has. The guest and \
+             its QEMU would be ended: that is right ONLY if the source cannot send those pages any \
+             more",
         ),
         DestinationStage::Complete => Some(
-            "the guest runs on here, and all of it is here. But its source would never hear so: \
-             see that it is not made to run there",
+            "the guest continues to run here, with all of its pages. But its source would never \
+             know that: make sure that it is not continued there",
         ),
     }
 }
 
-fn confirmed(common: &Common, consequence: Option<&str>) -> Result<(), Exit> {
+fn require_confirmation(common: &Common, consequence: Option<&str>) -> Result<(), Exit> {
     match consequence {
         Some(consequence) if !common.other_side_is_lost => {
-            let what = format!("giving up: {consequence}");
-            let next = "nothing was done. If that is meant: --give-up --other-side-is-lost";
+            let what = format!("abandoning the migration: {consequence}");
+            let next = "nothing was done. To confirm: --give-up --other-side-is-lost";
             Err(Exit::new(Status::Usage, Reason::ConfirmationNeeded, what).with(next))
         }
         _ => Ok(()),

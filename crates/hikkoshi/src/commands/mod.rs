@@ -1,11 +1,16 @@
-//! The commands.
+//! The commands: a file or folder each, and what several of them need.
 
 pub mod demo;
-pub mod give_up;
+mod find_journal;
+mod give_up;
 pub mod guard;
+mod kernel_support;
+mod late_cancel;
 pub mod migrate;
+mod no_journal;
 mod own_executable;
+mod print_result;
 pub mod receive;
-pub mod resume;
+mod resume_command;
 mod signals;
 mod wait_for_source;

@@ -1,6 +1,7 @@
-//! How the program ends: the exit statuses are a contract, and so is what
-//! programs read about the end (`docs/json.md`).
+//! How the program ends. The exit statuses are a contract, and so is the JSON object about the end
+//! (`docs/json.md`).
 
+use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -8,6 +9,7 @@ use hikkoshi_engine::report::GuestState;
 use hikkoshi_handover::Outcome;
 use serde::Serialize;
 
+use crate::output::error_chain;
 use crate::output::reason::{Holder, Reason};
 
 /// Where the guest is when the program ends.
@@ -15,17 +17,17 @@ use crate::output::reason::{Holder, Reason};
 pub enum Status {
     /// 0: it runs at the destination and every page is there.
     Moved,
-    /// 0, too: it was handed over, and has shut itself down at the destination.
+    /// 0 as well: it was handed over, and has shut down at the destination.
     ShutDown,
-    /// 1: it still runs at the source.
+    /// 1: it is still at the source.
     AtSource,
     /// 2: nothing was tried.
     Usage,
-    /// 3: it was handed over, or may have been, and that is not finished: it is
-    /// paused, or runs at the destination and lacks pages. Nothing of it is lost.
+    /// 3: it was handed over, or may have been, and the migration is not finished: the guest is
+    /// paused, or runs at the destination with pages missing. No data is lost.
     Paused,
-    /// 4: it is lost: it ran at the destination, and its QEMU there ended before
-    /// every page had arrived.
+    /// 4: it is lost: it ran at the destination, and its QEMU there ended before every page had
+    /// arrived.
     Lost,
 }
 
@@ -41,7 +43,7 @@ impl Status {
         }
     }
 
-    /// Of a guest that was moved.
+    /// The status after a successful migration.
     pub fn of(guest: GuestState) -> Self {
         match guest {
             GuestState::Running | GuestState::Paused => Self::Moved,
@@ -49,7 +51,7 @@ impl Status {
         }
     }
 
-    /// Who has the guest, where no more is known than this.
+    /// Who has the guest, if no more than the status is known.
     const fn holder(self) -> Holder {
         match self {
             Self::Moved => Holder::Destination,
@@ -79,7 +81,7 @@ impl From<Status> for ExitCode {
     }
 }
 
-/// An end that was not hoped for.
+/// An end without success.
 #[derive(Debug)]
 pub struct Exit {
     status: Status,
@@ -91,8 +93,8 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// Ends with `status` for `reason`; `why` says it to a person. Who has the
-    /// guest follows from the status, unless [`held_by`](Self::held_by) says more.
+    /// Ends with `status` for `reason`; `why` is for people. Who has the guest follows from the
+    /// status, unless [`held_by`](Self::held_by) replaces it.
     pub fn new(status: Status, reason: Reason, why: impl fmt::Display) -> Self {
         Self {
             status,
@@ -102,6 +104,11 @@ impl Exit {
             next: None,
             resume: None,
         }
+    }
+
+    /// The same because of an error, with the messages of its sources.
+    pub fn caused(status: Status, reason: Reason, error: &dyn Error) -> Self {
+        Self::new(status, reason, error_chain::text(error))
     }
 
     /// Adds where the guest is and what to do.
@@ -118,7 +125,7 @@ impl Exit {
         self
     }
 
-    /// Adds the command that resumes the migration, or settles it, on this side.
+    /// Adds the command that resumes or completes the migration on this side.
     #[must_use]
     pub fn resumed_by(mut self, command: impl Into<String>) -> Self {
         self.resume = Some(command.into());
@@ -130,7 +137,7 @@ impl Exit {
         self.status
     }
 
-    /// Whether the guest was moved all the same.
+    /// Why the program ends.
     pub fn reason(&self) -> Reason {
         self.reason
     }
@@ -144,9 +151,9 @@ pub struct End<'a> {
     reason: Reason,
     /// Who has the guest.
     guest: Holder,
-    /// What happened, for a person.
+    /// What happened, for people.
     pub message: &'a str,
-    /// Where the guest is and what to do, for a person.
+    /// Where the guest is and what to do, for people.
     pub next: Option<&'a str>,
     /// The command that resumes the migration on this side.
     resume: Option<&'a str>,
@@ -163,7 +170,7 @@ impl End<'_> {
         resume: None,
     };
 
-    /// The guest was handed over, and has shut itself down since.
+    /// The guest was handed over, and has shut down since.
     pub const SHUT_DOWN: End<'static> = End {
         exit_status: Status::ShutDown.code(),
         reason: Reason::ShutDown,

@@ -1,5 +1,4 @@
-//! The log: what is chosen by `HIKKOSHI_LOG`, in the format of everything else on
-//! standard error.
+//! The log, selected by `HIKKOSHI_LOG`. It has the format of the other output on standard error.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
@@ -18,25 +17,25 @@ use crate::output::streams;
 /// The environment variable.
 const VARIABLE: &str = "HIKKOSHI_LOG";
 
-/// What is shown if the variable is not set.
+/// The log level if the variable is not set.
 const DEFAULT: &str = "warn";
 
-/// How the names of this project's crates begin.
+/// The prefix of this project's crates.
 const CRATES: &str = "hikkoshi";
 
-/// Shows the log from here on, panics included.
+/// Starts logging, including panics.
 pub fn start() -> Result<(), Exit> {
     let filter = filter(std::env::var_os(VARIABLE).as_deref())?;
     tracing_subscriber::registry()
         .with(Lines.with_filter(filter))
         .init();
     std::panic::set_hook(Box::new(|panic| {
-        tell(&Level::ERROR, "panic", &panic.to_string(), Map::new());
+        write(&Level::ERROR, "panic", &panic.to_string(), Map::new());
     }));
     Ok(())
 }
 
-/// Reads the variable: `LEVEL`, or `CRATE=LEVEL`, several with commas between.
+/// Parses the variable: `LEVEL` or `CRATE=LEVEL`, separated by commas.
 fn filter(variable: Option<&OsStr>) -> Result<Targets, Exit> {
     let text = match variable {
         None => DEFAULT,
@@ -56,7 +55,7 @@ fn filter(variable: Option<&OsStr>) -> Result<Targets, Exit> {
     text.parse().map_err(|_| unknown(text))
 }
 
-/// Another target would show nothing, whatever its level.
+/// Whether it is a crate or module of this project; others log nothing.
 fn is_ours(name: &str) -> bool {
     name.starts_with(CRATES)
         && name
@@ -66,10 +65,10 @@ fn is_ours(name: &str) -> bool {
 
 fn unknown(part: impl AsRef<OsStr>) -> Exit {
     let part = part.as_ref().to_string_lossy();
-    let what = format!("{VARIABLE}: '{part}' is neither a level nor a crate with its level");
+    let what = format!("{VARIABLE}: '{part}' is not a level, and not CRATE=LEVEL");
     Exit::new(Status::Usage, Reason::Usage, what).with(
-        "write off, error, warn, info, debug or trace; or such a level for a crate of hikkoshi, as \
-         in hikkoshi_qemu=debug; several with commas between",
+        "levels are off, error, warn, info, debug and trace; for one crate, hikkoshi_qemu=debug; \
+         separate several with commas",
     )
 }
 
@@ -81,7 +80,7 @@ impl<S: Subscriber> Layer<S> for Lines {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let metadata = event.metadata();
-        tell(
+        write(
             metadata.level(),
             metadata.target(),
             &fields.message,
@@ -90,7 +89,7 @@ impl<S: Subscriber> Layer<S> for Lines {
     }
 }
 
-fn tell(level: &Level, target: &str, message: &str, fields: Map<String, Value>) {
+fn write(level: &Level, target: &str, message: &str, fields: Map<String, Value>) {
     let level = level.as_str().to_ascii_lowercase();
     if streams::is_json() {
         let log = serde_json::json!({
@@ -161,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_known() {
+    fn invalid_levels_are_refused() {
         for good in [
             "debug",
             "off",
@@ -172,7 +171,7 @@ mod tests {
             assert!(filter(Some(good.as_ref())).is_ok(), "{good}");
         }
         assert!(filter(None).is_ok());
-        // Each of them would show nothing, or all, without a word.
+        // These would log nothing, or everything, without an error.
         for bad in [
             "verbose",
             "DEBUG!",

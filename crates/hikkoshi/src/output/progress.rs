@@ -1,4 +1,4 @@
-//! How it goes: a bar for a person, lines for a log, JSON for a program.
+//! Progress: a bar on a terminal, lines for a log, or JSON for a program.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::output::streams;
 /// How often a line is written where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
-/// An observer of the chosen kind.
+/// An observer that reports in this format.
 pub fn observer(kind: ProgressFormat) -> Arc<dyn Observer> {
     match kind {
         ProgressFormat::None => Arc::new(Silent),
@@ -41,8 +41,8 @@ fn rate(progress: &Progress) -> String {
     format!("{}/s", mib(rate))
 }
 
-/// A bar with rate and time left. indicatif draws it again when something else was
-/// written; what it shows, and how much of that fits, is decided here.
+/// A bar with the rate and the remaining time. indicatif redraws it after other output; its text,
+/// which has to fit into the terminal, is formatted here.
 #[derive(Debug)]
 struct Bar(ProgressBar);
 
@@ -58,8 +58,8 @@ impl Bar {
 
 impl Observer for Bar {
     fn progress(&self, progress: &Progress) {
-        // Each time: the terminal may have become another one.
-        self.0.set_message(drawn(progress, width()));
+        // Each time: the terminal may have been resized.
+        self.0.set_message(format_line(progress, width()));
     }
 
     fn notice(&self, text: &str) {
@@ -73,8 +73,7 @@ impl Drop for Bar {
     }
 }
 
-/// Columns of the terminal that standard error is; what most have, if it does not
-/// say.
+/// Columns of the terminal on standard error; 80 if they are not known.
 fn width() -> usize {
     let said = rustix::termios::tcgetwinsize(std::io::stderr()).map(|size| size.ws_col);
     said.ok()
@@ -82,13 +81,12 @@ fn width() -> usize {
         .map_or(80, usize::from)
 }
 
-/// The bar's own columns, at most and at least (without its ends).
+/// The smallest and the largest number of columns inside the bar.
 const BAR: std::ops::RangeInclusive<usize> = 6..=30;
 
-/// What is shown in a terminal with `width` columns, on one line: as much of it as
-/// there is room for, the weightiest first. The last column stays free: some
-/// terminals begin a new line after it.
-fn drawn(progress: &Progress, width: usize) -> String {
+/// One line for a terminal with `width` columns. Less important parts are left out of a narrow one.
+/// The last column stays free: some terminals begin a new line after it.
+fn format_line(progress: &Progress, width: usize) -> String {
     let room = width.saturating_sub(1);
     let total = progress.total_pages.max(1);
     let done = progress.done_pages.min(total);
@@ -96,7 +94,7 @@ fn drawn(progress: &Progress, width: usize) -> String {
     let left = progress.time_left();
     let left = left.map_or_else(String::new, |left| format!(", {} left", seconds(left)));
     let (name, percent, rate) = (name(progress), format!("{percent:>3}%"), rate(progress));
-    // Of each form the text before and behind the bar, and whether there is one.
+    // For each form, the text before and after the bar, and whether there is a bar.
     let forms = [
         (
             format!("{name:>18}"),
@@ -124,7 +122,7 @@ fn drawn(progress: &Progress, width: usize) -> String {
     percent.chars().take(room).collect()
 }
 
-/// So much of `columns`.
+/// A bar of `columns` columns.
 fn bar(done: u64, total: u64, columns: usize) -> String {
     let full = u128::from(done) * columns as u128 / u128::from(total.max(1));
     let full = usize::try_from(full).unwrap_or(columns).min(columns);
@@ -137,7 +135,7 @@ fn bar(done: u64, total: u64, columns: usize) -> String {
     )
 }
 
-/// A line now and then.
+/// A line every two seconds.
 #[derive(Debug, Default)]
 struct Lines(Mutex<Option<Instant>>);
 
@@ -196,7 +194,7 @@ mod tests {
     fn the_line_fits_into_every_terminal() {
         for (done, total) in [(0, 0), (0, 1), (1, 3), (3, 3), (u64::MAX, u64::MAX), (9, 3)] {
             for width in 0..200 {
-                let line = drawn(&at(done, total), width);
+                let line = format_line(&at(done, total), width);
                 assert!(
                     line.is_ascii() && line.len() < width.max(1),
                     "{width}: {line:?}"
@@ -210,15 +208,15 @@ mod tests {
     }
 
     #[test]
-    fn the_weightiest_is_shown_where_there_is_little_room() {
-        let drawn = |width| drawn(&at(25, 100), width);
-        let wide = drawn(200);
+    fn a_narrow_terminal_shows_the_important_parts() {
+        let line = |width| format_line(&at(25, 100), width);
+        let wide = line(200);
         assert!(wide.starts_with(" pre-copy, round 3 [=======>"), "{wide}");
         assert!(wide.contains("]  25% 123.4 MiB/s"), "{wide}");
-        assert_eq!(drawn(80).len(), wide.len().min(79));
-        assert!(drawn(46).contains('[') && drawn(46).contains("MiB/s"));
-        assert_eq!(drawn(38), "pre-copy, round 3  25% 123.4 MiB/s");
-        assert_eq!(drawn(25), "pre-copy, round 3  25%");
-        assert_eq!(drawn(10), "25%");
+        assert_eq!(line(80).len(), wide.len().min(79));
+        assert!(line(46).contains('[') && line(46).contains("MiB/s"));
+        assert_eq!(line(38), "pre-copy, round 3  25% 123.4 MiB/s");
+        assert_eq!(line(25), "pre-copy, round 3  25%");
+        assert_eq!(line(10), "25%");
     }
 }

@@ -1,7 +1,7 @@
-//! Why a run ended, and who has the guest then, as codes for programs.
+//! Why a run ended, and who has the guest, as codes for programs.
 //!
-//! `docs/json.md` lists them for their readers. They are a contract: a code keeps
-//! its meaning, and new ones may be added.
+//! `docs/json.md` lists them. They are a contract: a code keeps its meaning, and new codes may be
+//! added.
 
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::source::SourceFailure;
@@ -9,7 +9,7 @@ use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitEnded};
 use serde::{Serialize, Serializer};
 
-/// Defines [`Reason`] with its codes and what they mean to a program's author.
+/// Defines [`Reason`] with its codes and their documented meanings.
 macro_rules! reasons {
     ($($name:ident $code:literal $meaning:literal,)*) => {
         /// Why a run ended.
@@ -19,14 +19,14 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// The code, in the words of `docs/json.md`.
+            /// The code, as in `docs/json.md`.
             pub const fn code(self) -> &'static str {
                 match self {
                     $(Self::$name => $code,)*
                 }
             }
 
-            /// All codes with what they mean.
+            /// All codes with their meanings.
             #[cfg(test)]
             const ALL: &[(&str, &str)] = &[$(($code, $meaning),)*];
         }
@@ -35,23 +35,23 @@ macro_rules! reasons {
 
 reasons! {
     Moved "moved" "The guest was moved.",
-    ShutDown "shut_down" "The guest was handed over, and has shut itself down at the destination.",
-    Usage "usage" "The command line, or an environment variable, cannot be used as it is.",
+    ShutDown "shut_down" "The guest was handed over, and has shut down at the destination.",
+    Usage "usage" "The command line or an environment variable is invalid.",
     Credentials "credentials" "An invitation, certificate or key cannot be used.",
-    EncryptionNeeded "encryption_needed" "The address is on another machine, and neither encryption nor `--plaintext` was asked for.",
-    CannotListen "cannot_listen" "The address given to `--listen` cannot be listened at.",
+    EncryptionNeeded "encryption_needed" "The address is on another machine, and neither encryption nor `--plaintext` was requested.",
+    CannotListen "cannot_listen" "hikkoshi cannot listen on the address given with `--listen`.",
     ConfirmationNeeded "confirmation_needed" "`--give-up` needs `--other-side-is-lost` here.",
     NoJournal "no_journal" "There is no journal of an unfinished migration to resume.",
     JournalAmbiguous "journal_ambiguous" "There are several journals to resume from. Name one.",
     Journal "journal" "A journal cannot be read or written.",
     Unfinished "unfinished" "An earlier migration of this guest, or into this QEMU, is not finished.",
     NotAttached "not_attached" "QEMU cannot be accessed, or its guest cannot be moved as it is.",
-    Unsupported "unsupported" "This machine's kernel, or this guest, cannot do what was asked for.",
+    Unsupported "unsupported" "This machine's kernel or this guest does not support the requested mode.",
     System "system" "The system refused something that hikkoshi needs: a thread, a process, a signal handler.",
     Connect "connect" "The source could not connect to the destination.",
     Refused "refused" "The destination refused the guest.",
     Link "link" "A link between the hosts failed or timed out.",
-    Protocol "protocol" "The other side said something that it must not say.",
+    Protocol "protocol" "The other side violated the protocol.",
     Qemu "qemu" "QEMU failed or refused to do something.",
     QemuEnded "qemu_ended" "This side's QEMU has ended.",
     Memory "memory" "The guest's memory could not be read, written or filled.",
@@ -61,13 +61,13 @@ reasons! {
     PeerFailed "peer_failed" "The other side failed. Its message is in `message`.",
     PeerCancelled "peer_cancelled" "The other side was cancelled.",
     Cancelled "cancelled" "A signal cancelled this side.",
-    NoSource "no_source" "No source came within `--wait-for`.",
-    ReaderGone "reader_gone" "Nobody reads the invitation on standard output any more, and no source came.",
+    NoSource "no_source" "No source connected within `--wait-for`.",
+    ReaderGone "reader_gone" "The reader of the invitation on standard output has ended, and no source has connected.",
     Interrupted "interrupted" "An earlier hikkoshi was killed before the guest was handed over.",
     Declined "declined" "The destination never ran the guest and never will.",
     GuestLost "guest_lost" "The destination's QEMU ended in post-copy, and the guest with it.",
-    GivenUp "given_up" "The migration was given up with `--give-up`.",
-    AccountNotWritten "account_not_written" "The guest was moved, but the account could not be written.",
+    GivenUp "given_up" "The migration was abandoned with `--give-up`.",
+    AccountNotWritten "account_not_written" "The guest was moved, but the result could not be written.",
     Demo "demo" "The demonstration failed.",
 }
 
@@ -89,19 +89,19 @@ impl Serialize for Reason {
     }
 }
 
-/// Who has the guest: who runs it, or may let it run.
+/// Who has the guest: the side that runs it, or may let it run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holder {
     /// The source. It runs there, or `next` says why not.
     Source,
-    /// The destination, which may lack pages of it if the status is 3.
+    /// The destination. With status 3, pages may be missing there.
     Destination,
-    /// One of the two, and this side does not know which: resume decides.
+    /// One of the two; this side does not know which, and resuming decides.
     Undecided,
-    /// Nobody: it has ended.
+    /// Neither: it has ended.
     Nobody,
-    /// This run did not find out.
+    /// Not known to this run.
     Unknown,
 }
 
@@ -122,7 +122,7 @@ impl From<&SourceFailure> for Reason {
             SourceFailure::Connect { .. } => Self::Connect,
             SourceFailure::Refused(_) | SourceFailure::OlderDestination => Self::Refused,
             SourceFailure::Link { cause, .. } => Self::of_link(cause),
-            // What ended the links; why they were not made again is in the message.
+            // The reason why the links were lost. The message says why reconnecting failed.
             SourceFailure::LostForGood { lost, .. } => Self::from(&**lost),
             SourceFailure::Guest(_) | SourceFailure::PausedTooLong { .. } => Self::Qemu,
             SourceFailure::Ram(_) => Self::Memory,

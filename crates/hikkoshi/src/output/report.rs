@@ -1,4 +1,4 @@
-//! The account, for people and for programs.
+//! The result of a migration, for people and for programs.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -14,11 +14,10 @@ use crate::output::exit::{End, Exit};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
-/// Threads whose faults are shown to a person; the JSON has all.
+/// Threads whose page faults are printed; the JSON has all.
 const FAULTING_SHOWN: usize = 8;
 
-/// The account as a person wants to read it; `verbose`: with a histogram of how
-/// long page requests took.
+/// The result as text; `verbose`: with a histogram of page request latency.
 pub fn readable(account: &Account, verbose: bool) -> String {
     let mut text = String::new();
     let pages = &account.pages;
@@ -52,20 +51,20 @@ pub fn readable(account: &Account, verbose: bool) -> String {
     text
 }
 
-/// What the time of requests went into, and who waited.
+/// The stages of request latency, and the threads that waited.
 fn stages(requests: &Requests) -> String {
     let mut text = String::new();
     if requests.unmeasured_requests > 0 {
         let _ = writeln!(
             text,
-            "    not counted: {} requests made while too many others were under way",
+            "    not counted: {} requests made while too many others were outstanding",
             requests.unmeasured_requests
         );
     }
     let stages = &requests.request_stages_us;
     if stages.request_to_page.count > 0 {
         for (name, stage) in [
-            ("asking", &stages.fault_to_request),
+            ("sending", &stages.fault_to_request),
             ("until received", &stages.request_to_page),
             ("installing", &stages.page_to_installed),
         ] {
@@ -82,7 +81,7 @@ fn stages(requests: &Requests) -> String {
     if let Some(count @ 1..) = requests.requests_under_way {
         let _ = writeln!(
             text,
-            "    {count} came when their pages were on their way already"
+            "    {count} arrived when their pages had already been sent"
         );
     }
     if !requests.faults.is_empty() {
@@ -119,7 +118,11 @@ fn rebuilt(collapse: &CollapseAccount) -> String {
     }
     text.push('\n');
     for failures in &collapse.failed {
-        let _ = writeln!(text, "    {} not: {}", failures.count, failures.reason);
+        let _ = writeln!(
+            text,
+            "    {} not rebuilt: {}",
+            failures.count, failures.reason
+        );
     }
     text
 }
@@ -143,7 +146,7 @@ fn latencies(latency: &LatencySummary, verbose: bool) -> String {
     }
     let most = latency.histogram.iter().map(|b| b.count).max().unwrap_or(1);
     for bucket in &latency.histogram {
-        // At least a dot for a bucket that is not empty.
+        // At least a dot if the bucket is not empty.
         let width = usize::try_from(bucket.count * 40 / most.max(1)).unwrap_or(0);
         let bar = if bucket.count > 0 && width == 0 {
             ".".to_owned()
@@ -157,7 +160,7 @@ fn latencies(latency: &LatencySummary, verbose: bool) -> String {
     text
 }
 
-/// A time in µs, in the unit that suits it.
+/// A time in µs, in a unit that fits.
 fn micros(us: f64) -> String {
     if us < 1e3 {
         format!("{us:.0} µs")
@@ -179,22 +182,21 @@ pub fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// Writes the account of a migration that succeeded to `path`.
+/// Writes the result of a successful migration to `path`.
 pub fn write_json(account: &Account, path: &Path) -> io::Result<()> {
     write_object(account, path)
 }
 
-/// Writes `{"error":{…}}` to `path`, so that a program finds an object there
-/// however the run ended.
+/// Writes `{"error":{…}}` to `path`, so that there is an object after every run.
 pub fn write_failure(exit: &Exit, path: &Path) {
-    // That it cannot be written was what went wrong.
+    // That file could not be written.
     if exit.reason() == Reason::AccountNotWritten {
         return;
     }
     let error = serde_json::json!({ "error": End::from(exit) });
     if let Err(error) = write_object(&error, path) {
         streams::notice(&format!(
-            "writing to {} why this run ended: {error}",
+            "writing the result to {}: {error}",
             path.display()
         ));
     }
@@ -205,7 +207,7 @@ fn write_object(object: &impl Serialize, path: &Path) -> io::Result<()> {
     let mut json = serde_json::to_vec(object).map_err(io::Error::other)?;
     json.push(b'\n');
     if path == Path::new("-") {
-        // A terminal, perhaps: in JSON, too, text is all that is sent there.
+        // It may be a terminal, so JSON is sanitised as well.
         let json = String::from_utf8_lossy(&json);
         io::stdout().write_all(text::lines(&json).as_bytes())
     } else {
@@ -219,7 +221,7 @@ mod tests {
     use hikkoshi_engine::report::{CollapseFailures, Moments, RequestLatencies, ThreadFaults};
 
     #[test]
-    fn a_person_sees_what_the_time_went_into() {
+    fn stages_and_threads_are_printed() {
         let mut latencies = RequestLatencies::default();
         latencies.record(&Moments {
             fault_read: 0,
@@ -244,13 +246,13 @@ mod tests {
         assert_eq!(lines.len(), 6, "{text}");
         assert!(lines[0].contains("not counted: 2 requests"), "{text}");
         assert!(
-            lines[1].starts_with("    asking         mean     3 µs"),
+            lines[1].starts_with("    sending        mean     3 µs"),
             "{text}"
         );
         assert!(lines[2].contains("mean  1.50 ms"), "{text}");
         assert!(lines[3].contains("mean    12 µs"), "{text}");
         assert!(
-            lines[4].contains("4 came when their pages were on their way"),
+            lines[4].contains("4 arrived when their pages had already been sent"),
             "{text}"
         );
         assert!(
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_histogram_is_for_those_who_ask_for_it() {
+    fn the_histogram_is_printed_if_verbose() {
         let mut all = RequestLatencies::default();
         for microseconds in [90, 110, 5_000] {
             all.record(&Moments {
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn rebuilding_is_told_with_its_failures() {
+    fn failures_to_rebuild_are_printed() {
         let text = rebuilt(&CollapseAccount {
             tried: 9,
             rebuilt: 7,
@@ -298,7 +300,8 @@ mod tests {
         });
         assert_eq!(
             text,
-            "  huge pages   7 of 9 rebuilt in 1.23 s; ended early: it was told to stop\n    2 not: \
+            "  huge pages   7 of 9 rebuilt in 1.23 s; ended early: it was told to stop\n    2 not \
+             rebuilt: \
              pages were in use at the moment\n"
         );
     }

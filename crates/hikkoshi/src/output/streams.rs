@@ -1,16 +1,13 @@
-//! What is written to standard error and standard output.
+//! Writes to standard error and standard output.
 //!
-//! Standard error has one format of lines, chosen once for the process: text for a
-//! person, each line beginning with `hikkoshi: `, or one JSON object a line for a
-//! program (`docs/json.md`).
+//! Standard error has one format, chosen once for the process: lines of text that begin with
+//! `hikkoshi: `, or one JSON object a line (`docs/json.md`).
 //!
-//! `println!` and `eprintln!` panic if the reader has gone. A guest that is being
-//! moved must not be lost because a terminal was closed, so errors of writing are
-//! ignored here.
+//! `println!` and `eprintln!` panic if the reader has closed its end. A closed terminal must not
+//! cost a guest, so write errors are ignored here.
 //!
-//! What is written contains words of others: of a peer, of QEMU, names of files and
-//! processes. Here is where they leave the program, and here they become text: no
-//! escape sequence reaches a terminal, and no line is made up in a log.
+//! Output contains text from other sources: a peer, QEMU, names of files and processes. All of it
+//! is sanitised here, so that no escape sequence reaches a terminal and no line in a log is forged.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +20,8 @@ use crate::output::exit::{End, Exit};
 /// Whether standard error is JSON. It is set once, before other threads exist.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// From now on standard error is one JSON object a line.
-pub fn in_json() {
+/// Makes standard error one JSON object a line.
+pub fn use_json() {
     JSON.store(true, Ordering::Relaxed);
 }
 
@@ -33,7 +30,7 @@ pub fn is_json() -> bool {
     JSON.load(Ordering::Relaxed)
 }
 
-/// Tells something that a person wants to know.
+/// Reports something to the user.
 pub fn notice(text: &str) {
     if is_json() {
         object("notice", &text);
@@ -42,12 +39,12 @@ pub fn notice(text: &str) {
     }
 }
 
-/// Tells how the run ended. This is the last thing that is written.
+/// Reports how the run ended, as JSON. Nothing is written after it.
 pub fn end(end: &End<'_>) {
     object("end", end);
 }
 
-/// Tells why the run ended, to whoever reads.
+/// Reports why the run ended.
 pub fn failure(exit: &Exit) {
     let written = End::from(exit);
     if is_json() {
@@ -59,7 +56,7 @@ pub fn failure(exit: &Exit) {
     }
 }
 
-/// Shows an invitation on standard error, alone on its line.
+/// Writes an invitation to standard error, on a line of its own.
 pub fn invitation(invitation: &str) {
     if is_json() {
         object("invitation", &invitation);
@@ -73,14 +70,14 @@ pub fn object(name: &str, value: &impl Serialize) {
     line(&serde_json::json!({ name: value }).to_string());
 }
 
-/// Writes a line to standard error, if anybody reads it.
+/// Writes a line to standard error.
 pub fn line(line: &str) {
-    // In one piece: several threads and the guard process write there.
+    // With one call: several threads and the guard process write there.
     let line = format!("{}\n", text::one_line(line));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Writes text to standard output, if anybody reads it.
+/// Writes text to standard output.
 pub fn to_stdout(text: &str) {
     let mut stdout = std::io::stdout();
     let _ = stdout.write_all(text::lines(text).as_bytes());

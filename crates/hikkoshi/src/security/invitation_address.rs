@@ -1,4 +1,4 @@
-//! The address in an invitation: one at which a source can reach this machine.
+//! The address in an invitation: one at which the source can reach this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -7,32 +7,31 @@ use hikkoshi_link::Address;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
-/// Where an invitation says that this machine is.
+/// The address that an invitation names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Inviting {
-    /// Where `--advertise` says.
+pub enum InvitationAddress {
+    /// The address of `--advertise`.
     Advertised(Address),
-    /// Where it listens.
+    /// The address of the listener.
     Bound,
-    /// It listens on all addresses. This is the one that was chosen of them, with
-    /// the port of the listener.
+    /// The listener is on all addresses of this machine. This one was chosen, with the port of the
+    /// listener.
     Chosen(IpAddr),
 }
 
-/// Behind the default route, if there is one: addresses for documentation (RFC 5737,
-/// RFC 3849). Nothing is sent there.
-const ELSEWHERE: [IpAddr; 2] = [
+/// Addresses behind the default route, if there is one. They are reserved for documentation
+/// (RFC 5737, RFC 3849). Nothing is sent there.
+const REMOTE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
-impl Inviting {
-    /// What an invitation to a listener at `listen` names.
+impl InvitationAddress {
+    /// The address for an invitation to a listener on `listen`.
     ///
-    /// A name of this machine's would have to be known to the source, and may be
-    /// known as another machine's: of all addresses the one is named that this
-    /// machine uses for its default route.
-    pub fn of(advertise: Option<&Address>, listen: &Address) -> Result<Self, Exit> {
+    /// A listener on all addresses gets the address of the default route. A host name would not do:
+    /// the source may not know it, or may know another machine by it.
+    pub fn new(advertise: Option<&Address>, listen: &Address) -> Result<Self, Exit> {
         Self::choose(advertise, listen, own_address)
     }
 
@@ -51,7 +50,7 @@ impl Inviting {
         let Some(everywhere) = found.iter().find(|address| address.ip().is_unspecified()) else {
             return Ok(Self::Bound);
         };
-        let [v4, v6] = ELSEWHERE;
+        let [v4, v6] = REMOTE;
         // A listener at [::] takes IPv4, too (bindv6only is 0, unless it was set).
         let families: &[IpAddr] = if everywhere.is_ipv4() {
             &[v4]
@@ -61,18 +60,18 @@ impl Inviting {
         let own = families.iter().copied().find_map(own_address);
         own.map(Self::Chosen).ok_or_else(|| {
             let what = format!(
-                "listening at {listen} is on all addresses of this machine, and without a default \
-                 route there is none to be chosen for the invitation"
+                "{listen} means all addresses of this machine, and without a default route \
+                 hikkoshi cannot choose one for the invitation"
             );
             refused(what).with(
-                "say with --advertise HOST:PORT where a source can reach this machine, or listen at \
-                 one address",
+                "give the address at which the source can reach this machine with --advertise \
+                 HOST:PORT, or listen on one address",
             )
         })
     }
 
-    /// The address for the invitation to a listener that is bound to `bound`.
-    pub fn address(&self, bound: &Address) -> Result<Address, Exit> {
+    /// The address, once the listener is bound to `bound`.
+    pub fn resolve(&self, bound: &Address) -> Result<Address, Exit> {
         let own = match self {
             Self::Advertised(address) => return Ok(address.clone()),
             Self::Bound => return Ok(bound.clone()),
@@ -85,25 +84,26 @@ impl Inviting {
         text.parse().map_err(|error| usage(&error))
     }
 
-    /// What there is to say about it.
+    /// What the user has to know about it.
     pub fn notice(&self) -> Option<String> {
         match self {
             Self::Chosen(own) => Some(format!(
                 "the invitation names {own}, this machine's address on its default route; if the \
-                 source reaches this machine at another one, say that with --advertise HOST:PORT"
+                 source reaches this machine at another address, give that with --advertise \
+                 HOST:PORT"
             )),
             Self::Advertised(_) | Self::Bound => None,
         }
     }
 }
 
-/// The address that this machine has on the route to `other`.
+/// The address of this machine on the route to `other`.
 fn own_address(other: IpAddr) -> Option<IpAddr> {
     let any = match other {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
-    // Connecting such a socket looks the route up, and sends nothing.
+    // Connecting a UDP socket looks up the route and sends nothing.
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect((other, 9)).ok()?;
     let own = socket.local_addr().ok()?.ip();
@@ -114,41 +114,44 @@ fn own_address(other: IpAddr) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    fn chosen(listen: &str, has: &[&str]) -> Result<Inviting, Exit> {
+    fn chosen(listen: &str, has: &[&str]) -> Result<InvitationAddress, Exit> {
         let has: Vec<IpAddr> = has.iter().map(|own| own.parse().unwrap()).collect();
         let own = |other: IpAddr| {
             has.iter()
                 .copied()
                 .find(|own| own.is_ipv4() == other.is_ipv4())
         };
-        Inviting::choose(None, &listen.parse().unwrap(), own)
+        InvitationAddress::choose(None, &listen.parse().unwrap(), own)
     }
 
     #[test]
-    fn a_listener_on_all_addresses_invites_to_one_that_can_be_reached() {
+    fn a_listener_on_all_addresses_names_one_that_can_be_reached() {
         let both = ["10.1.2.3", "2001:db8::7"];
         for (listen, has, invited) in [
             ("0.0.0.0:7000", &both[..], "10.1.2.3:7001"),
             ("[::]:7000", &both, "[2001:db8::7]:7001"),
             ("[::]:7000", &both[..1], "10.1.2.3:7001"),
         ] {
-            let inviting = chosen(listen, has).unwrap();
+            let address = chosen(listen, has).unwrap();
             // As bound: the port may have been 0.
             let bound = listen.replace("7000", "7001").parse().unwrap();
-            assert_eq!(inviting.address(&bound).unwrap().to_string(), invited);
+            assert_eq!(address.resolve(&bound).unwrap().to_string(), invited);
             let (host, _) = invited.rsplit_once(':').unwrap();
-            let said = inviting.notice().unwrap();
-            assert!(said.contains(host.trim_matches(['[', ']'])), "{said}");
-            assert!(said.contains("--advertise"), "{said}");
+            let notice = address.notice().unwrap();
+            assert!(notice.contains(host.trim_matches(['[', ']'])), "{notice}");
+            assert!(notice.contains("--advertise"), "{notice}");
         }
-        assert_eq!(chosen("10.1.2.3:7000", &[]).unwrap(), Inviting::Bound);
+        assert_eq!(
+            chosen("10.1.2.3:7000", &[]).unwrap(),
+            InvitationAddress::Bound
+        );
         let error = chosen("0.0.0.0:7000", &both[1..]).unwrap_err();
         assert_eq!(error.status(), Status::Usage);
         assert!(format!("{error:?}").contains("--advertise"), "{error:?}");
         let named: Address = "vmhost:7000".parse().unwrap();
-        let inviting = Inviting::of(Some(&named), &"0.0.0.0:0".parse().unwrap()).unwrap();
+        let address = InvitationAddress::new(Some(&named), &"0.0.0.0:0".parse().unwrap()).unwrap();
         assert_eq!(
-            inviting.address(&"0.0.0.0:9".parse().unwrap()).unwrap(),
+            address.resolve(&"0.0.0.0:9".parse().unwrap()).unwrap(),
             named
         );
     }

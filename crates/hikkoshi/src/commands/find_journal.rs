@@ -1,0 +1,153 @@
+//! Which journal `--resume` means, and whether its QEMU process still exists.
+
+use std::path::{Path, PathBuf};
+
+use hikkoshi_link::Address;
+use hikkoshi_qemu::{FindProcessError, QemuIdentity, QmpListener};
+
+use crate::args::Common;
+use crate::commands::no_journal::no_journal;
+use crate::commands::resume_command::quoted;
+use crate::journal::{self, Entry, JournalFile};
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+
+/// The QMP socket.
+pub fn qmp(common: &Common) -> Result<&Path, Exit> {
+    common.qmp.as_deref().ok_or_else(|| {
+        // The command line requires it.
+        Exit::new(Status::Usage, Reason::Usage, "--qmp PATH is missing")
+    })
+}
+
+/// Whether `given` is on the host of `recorded`, by the same name, or is not given.
+///
+/// `--plaintext` in a journal holds for that host only: the path to another host may lead through
+/// networks that the user does not trust. Another port of the same host has the same path.
+pub fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool {
+    given.is_none_or(|given| {
+        journal::absolute_address(given) == *recorded
+            || (recorded.host().is_some() && recorded.host() == given.host())
+    })
+}
+
+/// Locks and reads the journal in `file`, or the one that `--qmp` and `--journal` lead to.
+pub fn find<E: Entry>(common: &Common, file: Option<&Path>) -> Result<(JournalFile, E), Exit> {
+    let cannot = |error: std::io::Error| {
+        let what = format!("reading the journal: {error}");
+        Exit::new(Status::Usage, Reason::Journal, what)
+    };
+    let path = match file {
+        Some(path) => path.to_owned(),
+        None => search::<E>(common)?,
+    };
+    let qmp = common.qmp.as_deref();
+    if !path.exists() {
+        let what = format!("there is no journal at {}", path.display());
+        return Err(no_journal::<E>(qmp, &what));
+    }
+    let file = JournalFile::lock(&path).map_err(cannot)?;
+    match file.read().map_err(cannot)? {
+        Some(entry) => Ok((file, entry)),
+        None => {
+            let what = format!("the journal at {} has just been removed", path.display());
+            Err(no_journal::<E>(qmp, &what))
+        }
+    }
+}
+
+fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
+    let folder = journal::folder(common.journal.as_deref());
+    let found = journal::find::<E>(&folder, common.qmp.as_deref()).map_err(|error| {
+        let what = format!("looking for a migration to resume: {error}");
+        Exit::new(Status::Usage, Reason::Journal, what)
+    })?;
+    let found = match &common.qmp {
+        None => found,
+        Some(qmp) => found
+            .into_iter()
+            .filter(|(_, entry)| may_listen(qmp, entry.identity()))
+            .collect(),
+    };
+    // Journals whose QEMU has exited are used only if there are no others.
+    let exists = |(_, entry): &(PathBuf, E)| may_exist(entry.identity()).unwrap_or(true);
+    let (existing, exited): (Vec<_>, Vec<_>) = found.into_iter().partition(exists);
+    let found = if existing.is_empty() {
+        exited
+    } else {
+        existing
+    };
+    match &found[..] {
+        [] => {
+            let what = format!(
+                "there is no journal of an unfinished migration ({}) in {}",
+                E::SIDE,
+                folder.display()
+            );
+            Err(no_journal::<E>(common.qmp.as_deref(), &what))
+        }
+        [(path, _)] => Ok(path.clone()),
+        _ => {
+            let all = found.iter().map(|(path, entry)| {
+                let qmp = entry.identity().qmp.display();
+                format!("--resume={} ({qmp})", quoted(path))
+            });
+            let all = all.collect::<Vec<_>>().join(", ");
+            let what = format!("there are several migrations to resume: {all}");
+            Err(Exit::new(Status::Usage, Reason::JournalAmbiguous, what).with("name one of them"))
+        }
+    }
+}
+
+/// Whether the QEMU process in a journal may be the one behind the socket `qmp`: it listens there
+/// now, or no process does.
+pub fn may_listen(qmp: &Path, identity: &QemuIdentity) -> bool {
+    let listener = match QmpListener::at(qmp) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::debug!(%error, "looking for the process that listens at the QMP socket");
+            return true;
+        }
+    };
+    match listener {
+        QmpListener::Process(pid) => pid == identity.pid && may_exist(identity).unwrap_or(true),
+        // A process that cannot be seen from here, or does not answer.
+        QmpListener::Unknown => may_exist(identity).unwrap_or(true),
+        QmpListener::None => true,
+    }
+}
+
+/// Whether the QEMU process in a journal still exists. One of another boot does not.
+///
+/// # Errors
+/// When that cannot be found out, such as from another namespace.
+pub fn may_exist(identity: &QemuIdentity) -> Result<bool, FindProcessError> {
+    match identity.process() {
+        Ok(process) => Ok(process.is_some()),
+        Err(FindProcessError::AnotherBoot { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_port_is_the_same_host() {
+        let address = |text: &str| text.parse::<Address>().unwrap();
+        let is_same =
+            |given: &str, recorded: &str| is_same_host(Some(&address(given)), &address(recorded));
+        assert!(is_same_host(None, &address("h:1")));
+        assert!(is_same("h:1", "h:1") && is_same("h:2", "h:1"));
+        assert!(is_same("unix:/s", "unix:/s"));
+        for (given, recorded) in [
+            ("other:1", "h:1"),
+            ("unix:/s", "unix:/t"),
+            ("unix:/s", "h:1"),
+            ("h:1", "unix:/s"),
+        ] {
+            assert!(!is_same(given, recorded), "{given} {recorded}");
+        }
+    }
+}

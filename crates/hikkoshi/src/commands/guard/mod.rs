@@ -1,0 +1,147 @@
+//! `hikkoshi guard`: restores the guest if `hikkoshi migrate` is killed.
+//!
+//! A `hikkoshi migrate` that is killed between stopping the guest and *commit* would leave the
+//! guest stopped. Therefore a second process holds the reading end of a pipe, of which only
+//! `migrate` has the writing end. When the pipe ends, the guard reads the journal. If the guest is
+//! still the source's, the guard lets it run again and restores QEMU's settings. If *commit* may
+//! have been sent, which is recorded before, the guard leaves the guest alone and reports how to
+//! resume. After the end of a migration there is no journal.
+//!
+//! ```text
+//! migrate ◀── "ready" ── guard
+//!         ── ("over") ─▶         written by a `migrate` that ends normally
+//!         ── (end) ────▶         reads the journal
+//! ```
+
+mod handle;
+mod messages;
+mod restore;
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use hikkoshi_handover::SourceStage;
+use hikkoshi_qemu::UndoOutcome;
+
+use crate::args::Guard as Args;
+use crate::commands::resume_command::resume_command;
+use crate::journal::{JournalFile, LockHolder, SourceEntry};
+use crate::output::error_chain;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::{Holder, Reason};
+
+use messages::{MAX_MESSAGE, OVER, READY};
+
+pub use handle::GuardProcess;
+pub use restore::{is_complete, restore};
+
+const INTERRUPTED: &str = "'hikkoshi migrate' was interrupted";
+
+const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
+
+/// The guard process.
+pub fn run(args: &Args) -> Result<Status, Exit> {
+    // If the parent does not read this it has ended, and the next read shows that.
+    let _ = writeln!(io::stdout(), "{READY}");
+    let journal = &args.journal;
+    let killed = was_killed(&mut io::stdin())
+        .map_err(|error| failed(journal, "watching hikkoshi migrate", &error))?;
+    let doing = "reading what to restore";
+    // Checked before locking, which would create a lock file.
+    if !journal.exists() {
+        return Ok(Status::Moved);
+    }
+    let file = match JournalFile::lock(journal) {
+        Ok(file) => file,
+        // Another process continues the migration.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Status::Moved),
+        Err(error) => return Err(failed(journal, doing, &error)),
+    };
+    let entry = file.read::<SourceEntry>();
+    let Some(entry) = entry.map_err(|error| failed(journal, doing, &error))? else {
+        return Ok(Status::Moved);
+    };
+    if entry.engine.stage != SourceStage::Owned {
+        if killed {
+            return Err(handed_over(journal));
+        }
+        return Ok(Status::Paused);
+    }
+    file.mark(LockHolder::Guard);
+    let outcome = restore(&file, &entry).map_err(|error| {
+        let doing = "restoring the guest after its migration was interrupted";
+        failed(journal, doing, &error)
+    })?;
+    Err(restored(journal, &entry, &outcome))
+}
+
+/// The guest could not be restored.
+fn failed(journal: &Path, doing: &str, error: &dyn std::error::Error) -> Exit {
+    let what = format!("guard: {doing}: {}", error_chain::text(error));
+    let again = resume_command::<SourceEntry>(journal);
+    Exit::new(Status::Paused, Reason::Interrupted, what)
+        .with(format!(
+            "the guest may be paused at the source. When the cause is removed, this command lets \
+             it run again, or continues the migration if it was handed over: {again}"
+        ))
+        .resumed_by(again)
+}
+
+/// The migration was undone.
+fn restored(journal: &Path, entry: &SourceEntry, outcome: &UndoOutcome) -> Exit {
+    let ended = |what: &str| {
+        let what = format!("{INTERRUPTED}: {what}");
+        Exit::new(Status::AtSource, Reason::Interrupted, what)
+    };
+    let was_stopped = entry.qemu.undo.stopped == Some(true);
+    match outcome {
+        UndoOutcome::QemuExited => ended(QEMU_ENDED).held_by(Holder::Nobody),
+        UndoOutcome::Restored { state } if state == "running" => {
+            ended("the guest runs at the source")
+        }
+        UndoOutcome::Restored { state } if was_stopped => {
+            let again = resume_command::<SourceEntry>(journal);
+            let what = format!(
+                "the guest is at the source, in QEMU's state '{state}'. To let it run again: \
+                 {again}"
+            );
+            ended(&what).resumed_by(again)
+        }
+        UndoOutcome::Restored { state } => ended(&format!(
+            "the guest is at the source, in QEMU's state '{state}'"
+        )),
+    }
+}
+
+fn handed_over(journal: &Path) -> Exit {
+    let again = resume_command::<SourceEntry>(journal);
+    let what = format!(
+        "{INTERRUPTED}: the guest was handed over, or may have been: never continue it here by \
+         hand. No data is lost. To resume, start 'hikkoshi receive --resume' at the destination \
+         unless it is running there, and here: {again}"
+    );
+    Exit::new(Status::Paused, Reason::Interrupted, what).resumed_by(again)
+}
+
+/// Waits until the other program ends; whether it was killed.
+fn was_killed(pipe: &mut impl Read) -> io::Result<bool> {
+    let mut message = Vec::new();
+    let longest = u64::try_from(MAX_MESSAGE).unwrap_or(u64::MAX);
+    pipe.take(longest).read_to_end(&mut message)?;
+    io::copy(pipe, &mut io::sink())?;
+    Ok(message != OVER.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_message_of_a_normal_end_counts() {
+        assert!(!was_killed(&mut &b"over"[..]).unwrap());
+        for other in ["", "ov", "overdone"] {
+            assert!(was_killed(&mut other.as_bytes()).unwrap(), "{other}");
+        }
+        assert!(was_killed(&mut [0; 1000].as_slice()).unwrap());
+    }
+}

@@ -1,0 +1,28 @@
+//! Restores a guest whose migration was interrupted before the handover.
+
+use hikkoshi_qemu::{UndoError, UndoOutcome};
+
+use crate::journal::{JournalFile, SourceEntry};
+
+/// Lets the guest run again if it was stopped, and restores what was changed in QEMU. The journal
+/// is removed if nothing else is to be done.
+///
+/// # Errors
+/// See [`UndoError`]; the journal stays.
+pub fn restore(file: &JournalFile, entry: &SourceEntry) -> Result<UndoOutcome, UndoError> {
+    let outcome = hikkoshi_qemu::undo(&entry.qemu.identity, &entry.qemu.undo)?;
+    if is_complete(entry, &outcome) {
+        file.remove();
+    }
+    Ok(outcome)
+}
+
+/// Whether nothing is left to do: the guest was not stopped by the migration, or runs again, or
+/// has ended.
+pub fn is_complete(entry: &SourceEntry, outcome: &UndoOutcome) -> bool {
+    entry.qemu.undo.stopped != Some(true)
+        || match outcome {
+            UndoOutcome::QemuExited => true,
+            UndoOutcome::Restored { state } => state == "running",
+        }
+}

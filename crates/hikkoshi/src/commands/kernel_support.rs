@@ -1,0 +1,18 @@
+//! What this machine's kernel must support.
+
+use hikkoshi_engine::Mode;
+
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+
+/// Refuses a mode that this machine's kernel does not support, before the destination is
+/// contacted.
+pub fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
+    if mode == Mode::Postcopy {
+        return Ok(());
+    }
+    hikkoshi_qemu::dirty_log_support().map_err(|error| {
+        Exit::caused(Status::AtSource, Reason::Unsupported, &error)
+            .with("the guest still runs at the source; --mode postcopy needs no dirty log")
+    })
+}

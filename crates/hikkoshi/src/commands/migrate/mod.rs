@@ -1,0 +1,139 @@
+//! `hikkoshi migrate`: the source of a migration.
+
+mod outcome;
+mod resume;
+mod unfinished;
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+
+use hikkoshi_engine::{Cancel, SourceGuest, Watch, migrate};
+use hikkoshi_handover::Outcome;
+use hikkoshi_link::Remote;
+use hikkoshi_qemu::{AttachError, QemuSource};
+
+use crate::args::Migrate;
+use crate::commands::find_journal::{may_exist, qmp};
+use crate::commands::guard::GuardProcess;
+use crate::commands::kernel_support::require_dirty_log;
+use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
+use crate::commands::{give_up, signals};
+use crate::journal::{self, JournalFile, SourceEntry, SourceJournal};
+use crate::output::exit::{Exit, Status};
+use crate::output::progress;
+use crate::output::reason::{Holder, Reason};
+use crate::security;
+
+const UNCHANGED: &str = "the guest still runs at the source; nothing was changed";
+
+pub fn run(args: &Migrate) -> Result<Status, Exit> {
+    let cancel = signals::cancel_on_signals()?;
+    match &args.common.resume {
+        None => start(args, &security::remote(args)?, cancel),
+        Some(file) if args.common.give_up => give_up::source(args, file.as_deref(), cancel),
+        Some(file) => resume::resume(args, file.as_deref(), cancel),
+    }
+}
+
+/// Starts a migration.
+fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit> {
+    let qmp = qmp(&args.common)?;
+    let folder = journal::folder(args.common.journal.as_deref());
+    let observer = progress::observer(args.common.progress);
+    unfinished::check_folder(&folder, qmp, &*observer)?;
+    let unchanged =
+        |reason, error: &dyn Error| Exit::caused(Status::AtSource, reason, error).with(UNCHANGED);
+    let mut guest = QemuSource::attach_allowing(qmp, &args.options.shared.allowed())
+        .map_err(|error| not_attached(&error))?;
+    guest
+        .check_mode(args.mode())
+        .map_err(|error| unchanged(Reason::Unsupported, &error))?;
+    // After attaching, which reports a missing right to trace. The check fails without it.
+    require_dirty_log(args.mode())?;
+    let keeping = |error: io::Error| {
+        let what = format!("creating the journal: {error}");
+        Exit::new(Status::AtSource, Reason::Journal, what).with(UNCHANGED)
+    };
+    let identity = guest.notes().identity;
+    let file = JournalFile::for_qemu::<SourceEntry>(&folder, &identity).map_err(keeping)?;
+    // The journal is found by the process: the socket may have had another name then.
+    if let Some(entry) = file.read::<SourceEntry>().map_err(keeping)?
+        && may_exist(&entry.qemu.identity)
+            .map_err(|error| unfinished::cannot_tell(&error, file.path()))?
+    {
+        return Err(unfinished::refuse(&entry, file.path()));
+    }
+    // Dropped last: on its end the guard locks the journal, which has to be free by then.
+    let _guard = GuardProcess::start(file.path()).map_err(|error| {
+        let what = format!("starting the guard process: {error}");
+        Exit::new(Status::AtSource, Reason::System, what).with(UNCHANGED)
+    })?;
+    let mut guest = guest;
+    let journal = Arc::new(SourceJournal::new(
+        file,
+        remote.clone(),
+        args.common.security.plaintext,
+        args.options.clone(),
+        guest.notes(),
+        None,
+    ));
+    let undo_journal = Arc::clone(&journal);
+    guest
+        .on_undo_record(move |record| undo_journal.set_undo(record))
+        .map_err(keeping)?;
+    security::warn_of_readable_key(&args.common.security, &*observer);
+    args.options.shared.warn_of_devices(&*observer);
+    let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
+    let watch = Watch {
+        cancel,
+        observer: late_cancel.observer(),
+        journal: Arc::new(CommitJournal {
+            journal: Arc::clone(&journal),
+            late_cancel: Arc::clone(&late_cancel),
+        }),
+    };
+    let result = migrate(&mut guest, remote, &args.engine_options(), &watch);
+    late_cancel.end();
+    let qemu_pid = (!guest.has_ended()).then(|| guest.pid());
+    let status = outcome::report(
+        args,
+        result,
+        journal.path(),
+        qemu_pid,
+        |outcome| match outcome {
+            Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {
+                Some((Holder::Nobody, outcome::QEMU_ENDED))
+            }
+            Outcome::AtSource if guest.is_stuck_in_postmigrate() => Some((
+                Holder::Source,
+                "the guest is at the source, paused as before. This old QEMU now reports the state \
+                 'postmigrate' and refuses another migration until the guest has run (QMP command \
+                 'cont')",
+            )),
+            Outcome::AtSource if !guest.describe().running => Some((
+                Holder::Source,
+                "the guest is at the source, paused as before",
+            )),
+            _ => None,
+        },
+    );
+    // Before the guard, which reads the journal.
+    drop((watch, guest, journal));
+    status
+}
+
+/// Where the guest is if it could not be attached to.
+fn not_attached(error: &AttachError) -> Exit {
+    let status = if error.may_be_handed_over() {
+        Status::Paused
+    } else {
+        Status::AtSource
+    };
+    let next = if error.found_guest() {
+        UNCHANGED
+    } else {
+        "nothing was changed"
+    };
+    Exit::caused(status, Reason::NotAttached, error).with(next)
+}

@@ -1,0 +1,106 @@
+//! Reports the outcome of a migration at the source.
+
+use std::path::Path;
+
+use hikkoshi_engine::report::GuestState;
+use hikkoshi_engine::{Account, MigrateError};
+use hikkoshi_handover::Outcome;
+
+use crate::args::Migrate;
+use crate::commands::print_result::print_result;
+use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
+use crate::journal::SourceEntry;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::{Holder, Reason};
+
+/// What to report about a guest that ended with its QEMU.
+pub const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
+
+const LOST: &str = "the guest is lost: it ran at the destination, and its QEMU there has ended. \
+                    Unless the guest was shut down there, the changes to its memory since the \
+                    handover are lost. This QEMU holds a stale snapshot, which must not be \
+                    continued on its disks, which are newer: end this QEMU, and reboot the guest \
+                    from its disks";
+
+/// Reports the outcome. `qemu_pid` is the source's QEMU, if it still exists. `special` knows in
+/// some cases who has the guest and what to report.
+pub fn report(
+    args: &Migrate,
+    result: Result<Account, MigrateError>,
+    journal: &Path,
+    qemu_pid: Option<u32>,
+    special: impl Fn(Outcome) -> Option<(Holder, &'static str)>,
+) -> Result<Status, Exit> {
+    let error = match result {
+        Ok(account) => {
+            let what = match account.guest_state {
+                GuestState::Running => "the guest runs at the destination",
+                GuestState::Paused => "the guest is at the destination, paused as before",
+                GuestState::ShutDown => {
+                    "the guest has shut down at the destination: it needs nothing more from here, \
+                     and must not be continued here"
+                }
+            };
+            let next = qemu_pid.map(end_qemu);
+            print_result(&account, &args.common, what, next.as_deref())?;
+            return Ok(Status::of(account.guest_state));
+        }
+        Err(error) => error,
+    };
+    let again = resume_command::<SourceEntry>(journal);
+    let (holder, next) = match special(error.outcome) {
+        Some((holder, next)) => (holder, next.to_owned()),
+        None => (error.outcome.into(), next_step(&error, &again)),
+    };
+    let reason = match (holder, error.outcome) {
+        (Holder::Nobody, Outcome::AtSource | Outcome::Stopped) => Reason::QemuEnded,
+        _ => Reason::from(&error.cause),
+    };
+    let exit = Exit::caused(error.outcome.into(), reason, &error)
+        .with(next)
+        .held_by(holder);
+    // There is something to resume if a journal is left.
+    Err(match error.outcome {
+        Outcome::Lost => exit,
+        Outcome::AtSource if error.aftermath.is_empty() => exit,
+        _ => exit.resumed_by(again),
+    })
+}
+
+/// Where the guest is after an error, and what to do.
+fn next_step(error: &MigrateError, again: &str) -> String {
+    match error.outcome {
+        Outcome::AtSource if error.aftermath.is_empty() => {
+            "the guest still runs at the source".to_owned()
+        }
+        Outcome::AtSource => {
+            format!("the guest still runs at the source. To restore the rest in QEMU: {again}")
+        }
+        // `Declined` is an outcome of destinations only.
+        Outcome::Stopped | Outcome::Declined => format!(
+            "the guest belongs to the source, and is paused. No data is lost. To let it run: \
+             {again}; or the QMP command 'cont'"
+        ),
+        Outcome::Paused => format!(
+            "the guest is paused here, and may run at the destination already: never continue it \
+             by hand. No data is lost. {GIVE_UP_HINT} To resume, start 'hikkoshi receive --resume' \
+             at the destination unless it is running there, and here: {again}"
+        ),
+        Outcome::Lost => LOST.to_owned(),
+        Outcome::AtDestination => format!(
+            "the guest runs at the destination: never continue it here. Pages that are missing \
+             there are still here, and no data is lost as long as the destination's QEMU runs. \
+             {GIVE_UP_HINT} To resume, start at the destination, unless it is running there: \
+             hikkoshi receive --resume --qmp PATH (also if it ended there with all pages: it \
+             reports that to this side); and here: {again}"
+        ),
+    }
+}
+
+/// What to do with the source's QEMU after the migration.
+fn end_qemu(pid: u32) -> String {
+    format!(
+        "next: end the source's QEMU (process {pid}), for example with the QMP command 'quit'. It \
+         is paused ('postmigrate') and is not needed any more; never continue it ('cont')"
+    )
+}

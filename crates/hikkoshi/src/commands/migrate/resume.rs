@@ -1,0 +1,137 @@
+//! `hikkoshi migrate --resume`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hikkoshi_engine::{Cancel, SourceGuest, Watch, resume_migrate};
+use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
+use hikkoshi_qemu::{QemuSource, RamFileSource};
+
+use super::outcome;
+use crate::args::Migrate;
+use crate::commands::find_journal::{find, is_same_host};
+use crate::commands::guard::GuardProcess;
+use crate::commands::resume_command::cannot_resume;
+use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
+use crate::output::error_chain;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::{Holder, Reason};
+use crate::output::{progress, streams};
+use crate::security;
+
+/// Continues the migration in the journal `file`, or the one that the options lead to.
+pub fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+    let (file, mut entry) = find::<SourceEntry>(&args.common, file)?;
+    if entry.engine.stage == SourceStage::Done || destination_is_complete(&file, &entry) {
+        return complete(args, &file, &entry);
+    }
+    let plaintext = entry.plaintext && is_same_host(args.address.as_ref(), &entry.address);
+    let args = &args.clone().resumed(entry.options.clone(), plaintext);
+    let remote = security::resumed_remote(args, &entry.address, entry.security.take())?;
+    let cannot = |reason, error: &dyn std::error::Error| {
+        cannot_resume::<SourceEntry>(reason, error, file.path())
+    };
+    let attached =
+        QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
+    // If the guest comes back and this engine is killed, the guest must not stay stopped.
+    let guard = attached.is_some().then(|| GuardProcess::start(file.path()));
+    let _guard = guard.transpose().map_err(|error| {
+        let error = std::io::Error::other(format!("starting the guard process: {error}"));
+        cannot(Reason::System, &error)
+    })?;
+    let mut guest: Box<dyn SourceGuest> = match attached {
+        Some(guest) => Box::new(guest),
+        None if entry.engine.stage == SourceStage::Owned => {
+            file.remove();
+            let what = "the source's QEMU has ended, and the guest with it: it was never handed \
+                        over";
+            let exit = Exit::new(Status::AtSource, Reason::QemuEnded, what);
+            return Err(exit.held_by(Holder::Nobody));
+        }
+        None => Box::new(
+            RamFileSource::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?,
+        ),
+    };
+    let pid = entry.qemu.identity.pid;
+    let engine = entry.engine;
+    let journal = Arc::new(SourceJournal::new(
+        file,
+        remote.clone(),
+        args.common.security.plaintext,
+        args.options.clone(),
+        entry.qemu,
+        Some(engine.clone()),
+    ));
+    let observer = progress::observer(args.common.progress);
+    security::warn_of_readable_key(&args.common.security, &*observer);
+    let watch = Watch {
+        cancel,
+        observer,
+        journal: Arc::<SourceJournal>::clone(&journal),
+    };
+    let result = resume_migrate(&mut *guest, engine, &remote, &args.engine_options(), &watch);
+    let has_ended = guest.has_ended();
+    let qemu_pid = (!has_ended).then_some(pid);
+    let status = outcome::report(
+        args,
+        result,
+        journal.path(),
+        qemu_pid,
+        |outcome| match outcome {
+            Outcome::AtSource | Outcome::Stopped if has_ended => {
+                Some((Holder::Nobody, outcome::QEMU_ENDED))
+            }
+            _ => None,
+        },
+    );
+    // Before the guard, which reads the journal.
+    drop((watch, guest, journal));
+    status
+}
+
+/// Whether the destination's journal is in the same folder and says that the destination has all
+/// pages. If so, and no process works with that journal, it is removed: the source knows.
+fn destination_is_complete(file: &JournalFile, entry: &SourceEntry) -> bool {
+    let handed_over = matches!(
+        entry.engine.stage,
+        SourceStage::Committed | SourceStage::HandedOver
+    );
+    let Some(folder) = file.path().parent().filter(|_| handed_over) else {
+        return false;
+    };
+    let is_complete = |there: &DestinationEntry| {
+        there.engine.id == entry.engine.id && there.engine.stage == DestinationStage::Complete
+    };
+    let Ok(found) = journal::find::<DestinationEntry>(folder, None) else {
+        return false;
+    };
+    let Some((path, _)) = found.into_iter().find(|(_, there)| is_complete(there)) else {
+        return false;
+    };
+    // Read again under the lock. A process that holds it is waiting for this side.
+    let Ok(there) = JournalFile::lock(&path) else {
+        return false;
+    };
+    let complete =
+        matches!(there.read::<DestinationEntry>(), Ok(Some(there)) if is_complete(&there));
+    if complete {
+        there.remove();
+    }
+    complete
+}
+
+/// The destination has all pages: restores what was changed in the source's QEMU.
+fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<Status, Exit> {
+    let attached = QemuSource::reattach(&entry.qemu)
+        .map_err(|error| cannot_resume::<SourceEntry>(Reason::NotAttached, &error, file.path()))?;
+    if let Some(mut guest) = attached
+        && let Err(error) = guest.release()
+    {
+        let error = error_chain::text(&error);
+        progress::observer(args.common.progress)
+            .notice(&format!("the guest has moved, but: {error}"));
+    }
+    file.remove();
+    streams::to_stdout("the guest is at the destination, with all of its pages\n");
+    Ok(Status::Moved)
+}

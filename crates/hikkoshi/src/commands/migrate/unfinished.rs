@@ -1,0 +1,106 @@
+//! A guest whose previous migration is not finished is not migrated, whatever QEMU reports as its
+//! state.
+
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+use hikkoshi_engine::Observer;
+use hikkoshi_handover::SourceStage;
+
+use crate::commands::find_journal::{may_exist, may_listen};
+use crate::commands::guard;
+use crate::commands::resume_command::resume_command;
+use crate::journal::{self, JournalFile, SourceEntry};
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::{Holder, Reason};
+
+/// Looks for unfinished migrations of the guest behind `qmp`. Undoes one that was interrupted
+/// before the handover, and refuses others.
+pub fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Result<(), Exit> {
+    if journal::is_hidden(folder) {
+        // A user without the right to read it cannot attach to QEMU either, which is reported then.
+        return Ok(());
+    }
+    for (path, entry) in journal::find::<SourceEntry>(folder, Some(qmp)).map_err(unreadable)? {
+        if !may_exist(&entry.qemu.identity).map_err(|error| cannot_tell(&error, &path))?
+            || !may_listen(qmp, &entry.qemu.identity)
+        {
+            continue;
+        }
+        // Another process may be working on it, and end soon.
+        let file = JournalFile::lock(&path).map_err(|error| {
+            Exit::new(Status::Paused, Reason::Unfinished, error)
+                .with("this command has changed nothing")
+        })?;
+        if let Some(entry) = file.read::<SourceEntry>().map_err(unreadable)? {
+            undo_interrupted(&file, &entry, observer)?;
+        }
+    }
+    Ok(())
+}
+
+fn unreadable(error: io::Error) -> Exit {
+    let what = format!("looking for an earlier migration of this guest: {error}");
+    Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
+}
+
+/// Undoes a migration whose engine and guard were both killed before the handover.
+fn undo_interrupted(
+    file: &JournalFile,
+    entry: &SourceEntry,
+    observer: &dyn Observer,
+) -> Result<(), Exit> {
+    if entry.engine.stage != SourceStage::Owned {
+        return Err(refuse(entry, file.path()));
+    }
+    match guard::restore(file, entry) {
+        Ok(outcome) if guard::is_complete(entry, &outcome) => {
+            observer.notice(
+                "an earlier migration of this guest was interrupted before the handover: its \
+                 changes to QEMU were undone",
+            );
+            Ok(())
+        }
+        Ok(_) => Err(refuse(entry, file.path())),
+        Err(error) => {
+            let again = resume_command::<SourceEntry>(file.path());
+            let next = format!(
+                "an earlier migration of this guest was interrupted before the handover and cannot \
+                 be undone: the guest may be paused. When the cause is removed: {again}"
+            );
+            Err(Exit::caused(Status::Paused, Reason::Unfinished, &error)
+                .with(next)
+                .held_by(Holder::Source)
+                .resumed_by(again))
+        }
+    }
+}
+
+/// Refuses to migrate the guest of an unfinished migration.
+pub fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
+    let again = resume_command::<SourceEntry>(path);
+    if entry.engine.stage == SourceStage::Owned {
+        let what = "an earlier migration of this guest was interrupted before the handover, and \
+                    the guest does not run";
+        let next = format!("let it run again, then repeat this command: {again}");
+        return Exit::new(Status::Paused, Reason::Unfinished, what)
+            .with(next)
+            .held_by(Holder::Source)
+            .resumed_by(again);
+    }
+    let what = "this guest was handed over by an earlier migration, which is not finished";
+    Exit::new(Status::Paused, Reason::Unfinished, what)
+        .with(format!("resume that migration: {again}"))
+        .resumed_by(again)
+}
+
+/// hikkoshi cannot find out whether the journal at `path` is about this guest.
+pub fn cannot_tell(error: &dyn Error, path: &Path) -> Exit {
+    let next = format!(
+        "according to {} this guest may have been handed over already, so nothing was changed. \
+         Remove that file only if you know that the guest was not handed over",
+        path.display()
+    );
+    Exit::caused(Status::Paused, Reason::Journal, error).with(next)
+}

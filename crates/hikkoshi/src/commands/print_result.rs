@@ -1,0 +1,31 @@
+//! The result of a successful migration: printed, and written to the file of `--json`.
+
+use hikkoshi_engine::Account;
+
+use crate::args::Common;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+use crate::output::{report, streams};
+
+/// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done.
+pub fn print_result(
+    account: &Account,
+    common: &Common,
+    what: &str,
+    next: Option<&str>,
+) -> Result<(), Exit> {
+    if common.json.as_deref() != Some("-".as_ref()) {
+        let readable = report::readable(account, common.verbose);
+        let next = next.map_or_else(String::new, |next| format!("{next}\n"));
+        streams::to_stdout(&format!("{what}\n{readable}{next}"));
+    }
+    if let Some(path) = &common.json {
+        report::write_json(account, path).map_err(|error| {
+            // The migration has succeeded, and the exit status says so.
+            let path = path.display();
+            let what = format!("{what}, but writing the result to {path}: {error}");
+            Exit::new(Status::Moved, Reason::AccountNotWritten, what)
+        })?;
+    }
+    Ok(())
+}

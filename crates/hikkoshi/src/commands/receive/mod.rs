@@ -1,0 +1,116 @@
+//! `hikkoshi receive`: the destination of a migration.
+
+mod outcome;
+mod resume;
+mod unfinished;
+
+use std::io;
+use std::sync::Arc;
+
+use hikkoshi_engine::destination::DestinationFailure;
+use hikkoshi_engine::{Cancel, ReceiveWatch, receive};
+use hikkoshi_handover::Outcome;
+use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
+
+use crate::args::Receive;
+use crate::commands::find_journal::{may_exist, qmp};
+use crate::commands::wait_for_source::wait_for_source;
+use crate::commands::{give_up, signals};
+use crate::journal::{self, DestinationEntry, DestinationJournal, JournalFile};
+use crate::output::exit::{Exit, Status};
+use crate::output::progress;
+use crate::output::reason::Reason;
+use crate::security::{self, Acceptor};
+
+pub fn run(args: &Receive) -> Result<Status, Exit> {
+    let cancel = signals::cancel_on_signals()?;
+    match &args.common.resume {
+        None => start(args, cancel),
+        Some(file) if args.common.give_up => give_up::destination(args, file.as_deref(), cancel),
+        Some(file) => resume::resume(args, file.as_deref(), cancel),
+    }
+}
+
+/// Waits for a source and receives its guest.
+fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
+    let Some(listen) = &args.listen else {
+        // The command line requires it.
+        let what = "--listen ADDR is missing";
+        return Err(Exit::new(Status::Usage, Reason::Usage, what));
+    };
+    let acceptor = Acceptor::new(args, listen)?;
+    let qmp = qmp(&args.common)?;
+    let folder = journal::folder(args.common.journal.as_deref());
+    unfinished::check_folder(&folder, qmp)?;
+    let mut guest = QemuDestination::attach_allowing(qmp, &args.options.shared.allowed())
+        .map_err(|error| not_attached(&error))?;
+    guest.cancel_load_with(cancel.clone());
+    guest.cancel_on_exit(cancel.clone()).map_err(|error| {
+        let what = format!("watching QEMU: {error}");
+        Exit::new(Status::AtSource, Reason::System, what)
+    })?;
+    let keeping = |error: io::Error| {
+        let what = format!("creating the journal: {error}");
+        Exit::new(Status::AtSource, Reason::Journal, what)
+    };
+    let identity = guest.noted().get().identity;
+    let file = JournalFile::for_qemu::<DestinationEntry>(&folder, &identity).map_err(keeping)?;
+    // The journal is found by the process: the socket may have had another name then.
+    if let Some(entry) = file.read::<DestinationEntry>().map_err(keeping)?
+        && may_exist(&entry.qemu.identity)
+            .map_err(|error| Exit::caused(Status::AtSource, Reason::Journal, &error))?
+    {
+        return Err(unfinished::refuse(file.path(), entry.engine.stage));
+    }
+    let waiting = wait_for_source(args.wait_for, acceptor.prints_invitation(args));
+    let listener = acceptor
+        .bind(listen)?
+        .with_priority(args.engine_options().priority)
+        .with_waiting(waiting);
+    let journal = Arc::new(DestinationJournal::new(
+        file,
+        listener.address(),
+        args.common.security.plaintext,
+        args.options.clone(),
+        acceptor.tls().cloned(),
+        guest.noted(),
+    ));
+    let observer = progress::observer(args.common.progress);
+    security::warn_of_readable_key(&args.common.security, &*observer);
+    args.options.shared.warn_of_devices(&*observer);
+    acceptor.announce(args, &listener, &*observer)?;
+    let watch = ReceiveWatch {
+        cancel,
+        observer,
+        journal: Arc::<DestinationJournal>::clone(&journal),
+    };
+    let result = receive(&mut guest, &listener, &args.engine_options(), &watch);
+    if let Err(error) = &result
+        && matches!(error.cause, DestinationFailure::NoSource(_))
+    {
+        let exit = Exit::caused(Status::AtSource, Reason::from(&error.cause), error);
+        return Err(exit.with("nothing was changed, and this QEMU can still receive a guest"));
+    }
+    if let Err(error) = &result
+        && matches!(error.cause, DestinationFailure::Cancelled)
+        && error.outcome == Outcome::AtSource
+        && guest.has_ended()
+    {
+        // The end of QEMU has cancelled the wait, not a signal.
+        let what = "waiting for a guest: this QEMU has ended";
+        return Err(Exit::new(Status::AtSource, Reason::QemuEnded, what).with(outcome::AT_SOURCE));
+    }
+    let is_unused = guest.is_unused();
+    outcome::report(args, result, journal.path(), guest.has_ended(), is_unused)
+}
+
+/// A QEMU that cannot receive a guest. The source was not contacted.
+fn not_attached(error: &AttachError) -> Exit {
+    match error {
+        AttachError::Refused(refusal @ Refusal::NotWaiting { .. }) => {
+            Exit::caused(Status::Usage, Reason::NotAttached, refusal)
+                .with("nothing was changed, here or at the source")
+        }
+        error => Exit::caused(Status::AtSource, Reason::NotAttached, error),
+    }
+}

@@ -1,0 +1,139 @@
+//! Reports the outcome of a migration at the destination.
+
+use std::path::Path;
+
+use hikkoshi_engine::destination::DestinationFailure;
+use hikkoshi_engine::report::GuestState;
+use hikkoshi_engine::source::SOURCE_ENDED;
+use hikkoshi_engine::{Account, ReceiveError};
+use hikkoshi_handover::{DestinationRecord, Outcome};
+
+use crate::args::Receive;
+use crate::commands::print_result::print_result;
+use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
+use crate::journal::DestinationEntry;
+use crate::output::exit::{Exit, Status};
+use crate::output::progress;
+use crate::output::reason::{Holder, Reason};
+
+/// What to report if the guest was not received, and QEMU cannot receive another one.
+pub const AT_SOURCE: &str = "the guest stays at the source; restart this QEMU before the next try";
+
+const LOST: &str = "the guest is lost: it ran in that QEMU. Unless it was shut down, the changes to \
+                    its memory since the handover are lost. The source's QEMU, which is paused \
+                    ('hikkoshi migrate --resume' there names its process), holds a stale snapshot, \
+                    which must not be continued on its disks, which are newer. Reboot the guest \
+                    from its disks";
+
+const MAY_BE_LOST: &str = "the guest was started in that QEMU, and may have run. If it has, the \
+                           changes to its memory are lost, and the source holds a stale snapshot, \
+                           which must not be continued on its disks, which are newer. Its owner \
+                           has to decide: hikkoshi migrate --resume --give-up at the source \
+                           explains how";
+
+/// Reports the outcome. `qemu_has_ended` is about the destination's QEMU; `is_unused`: nothing was
+/// loaded into it.
+pub fn report(
+    args: &Receive,
+    result: Result<Account, ReceiveError>,
+    journal: &Path,
+    qemu_has_ended: bool,
+    is_unused: bool,
+) -> Result<Status, Exit> {
+    let error = match result {
+        Ok(account) => return success(args, &account, journal),
+        Err(error) => error,
+    };
+    let outcome = match error.outcome {
+        Outcome::AtDestination if qemu_has_ended => Outcome::Lost,
+        outcome => outcome,
+    };
+    let again = resume_command::<DestinationEntry>(journal);
+    let next = match outcome {
+        // `Stopped` is an outcome of sources only.
+        Outcome::AtSource | Outcome::Stopped => at_source(&error.cause, is_unused),
+        Outcome::Declined => format!(
+            "the guest has not run here and never will, and its source may not know that: until \
+             it does, the guest stays paused there. Unless 'hikkoshi migrate' reports that the \
+             guest runs at the source, resume here with: {again} and there with: hikkoshi migrate \
+             --resume"
+        ),
+        Outcome::Lost => LOST.to_owned(),
+        Outcome::Paused if qemu_has_ended => MAY_BE_LOST.to_owned(),
+        Outcome::Paused => format!(
+            "as far as is known the guest has not run here, and no data is lost: keep both QEMU \
+             processes. {GIVE_UP_HINT} Unless 'hikkoshi migrate' reports that the guest runs at \
+             the source (then end this QEMU and remove {}), resume here with: {again}",
+            journal.display(),
+        ),
+        Outcome::AtDestination => format!(
+            "the guest runs here with the pages that have arrived, and waits when it needs others, \
+             which are still at the source. No data is lost: never continue it there. To resume, \
+             run here: {again} and then 'hikkoshi migrate --resume' at the source"
+        ),
+    };
+    let reason = match outcome {
+        Outcome::Lost => Reason::GuestLost,
+        _ if qemu_has_ended => Reason::QemuEnded,
+        _ => Reason::from(&error.cause),
+    };
+    let exit = Exit::caused(outcome.into(), reason, &error)
+        .with(next)
+        .held_by(outcome.into());
+    Err(match outcome {
+        Outcome::AtSource | Outcome::Stopped | Outcome::Lost => exit,
+        Outcome::Paused | Outcome::AtDestination | Outcome::Declined => exit.resumed_by(again),
+    })
+}
+
+fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, Exit> {
+    let what = match account.guest_state {
+        GuestState::Running => "the guest runs here",
+        GuestState::Paused => "the guest is here, paused as before",
+        GuestState::ShutDown => "the guest has run here and has shut down",
+    };
+    print_result(account, &args.common, what, None)?;
+    if journal.exists() {
+        progress::observer(args.common.progress).notice(&format!(
+            "the source may not know that: do not continue the guest there. If 'hikkoshi migrate' \
+             has not ended with success there, run it with --resume there, and here: {}",
+            resume_command::<DestinationEntry>(journal)
+        ));
+    }
+    Ok(Status::of(account.guest_state))
+}
+
+/// Where a guest is that was not received, and whether this QEMU can receive one later.
+fn at_source(cause: &DestinationFailure, is_unused: bool) -> String {
+    let source = match cause {
+        // The source has reported why.
+        DestinationFailure::CalledOff(why) if why.contains(SOURCE_ENDED) => {
+            "the guest was not received here"
+        }
+        _ => "the guest stays at the source",
+    };
+    let here = if is_unused {
+        "nothing was loaded into this QEMU, which can still receive a guest"
+    } else {
+        "restart this QEMU before the next try"
+    };
+    format!("{source}; {here}")
+}
+
+/// Where the guest is if the destination's QEMU ended before the source knew that all pages had
+/// arrived.
+pub fn qemu_ended(record: &DestinationRecord, what: String, left: &str) -> Exit {
+    let (status, reason, holder, next) = if record.started {
+        (Status::Lost, Reason::GuestLost, Holder::Nobody, LOST)
+    } else {
+        (
+            Status::Paused,
+            Reason::QemuEnded,
+            Holder::Undecided,
+            MAY_BE_LOST,
+        )
+    };
+    Exit::new(status, reason, what)
+        .with(format!("{next}. {left}"))
+        .held_by(holder)
+}

@@ -1,0 +1,109 @@
+//! `hikkoshi receive --resume`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hikkoshi_engine::{Cancel, DestinationGuest, ReceiveWatch, resume_receive};
+use hikkoshi_handover::{DestinationRecord, DestinationStage};
+use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedNotes};
+
+use super::outcome;
+use crate::args::Receive;
+use crate::commands::find_journal::{find, is_same_host};
+use crate::commands::resume_command::cannot_resume;
+use crate::journal::{DestinationEntry, DestinationJournal};
+use crate::output::exit::{Exit, Status};
+use crate::output::progress;
+use crate::output::reason::Reason;
+use crate::security::{self, Acceptor};
+
+/// Continues the migration in the journal `file`, or the one that the options lead to.
+pub fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+    let (file, mut entry) = find::<DestinationEntry>(&args.common, file)?;
+    let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
+    let args = &args.clone().resumed(entry.options.clone(), plaintext);
+    let cannot = |error: &dyn std::error::Error| {
+        cannot_resume::<DestinationEntry>(Reason::NotAttached, error, file.path())
+    };
+    let pid = entry.qemu.identity.pid;
+    let attached = QemuDestination::reattach(&entry.qemu).map_err(|error| cannot(&error))?;
+    let (mut guest, notes): (Box<dyn DestinationGuest>, _) = match attached {
+        Some(guest) => {
+            if may_miss_pages(&entry.engine) {
+                guest.check_userfault().map_err(|error| {
+                    let path = file.path().display();
+                    Exit::caused(Status::Paused, Reason::Memory, &error).with(format!(
+                        "nothing was changed, and the journal {path} is unchanged"
+                    ))
+                })?;
+            }
+            let notes = guest.noted();
+            (Box::new(guest), notes)
+        }
+        None if entry.engine.stage == DestinationStage::Running => {
+            let what = format!("the destination's QEMU (process {pid}) has ended");
+            let path = file.path().display();
+            let left = format!("The journal {path} was kept for inspection: remove it then");
+            return Err(outcome::qemu_ended(&entry.engine, what, &left));
+        }
+        // The source has to be told that the guest never ran here, or that no page is needed.
+        None => {
+            let exited = ExitedDestination::new(&entry.qemu).map_err(|error| cannot(&error))?;
+            (Box::new(exited), SharedNotes::new(entry.qemu.clone()))
+        }
+    };
+    let listen = args.listen.as_ref().unwrap_or(&entry.address).clone();
+    let acceptor = Acceptor::resumed(args, &listen, entry.security.take())?;
+    let tls = acceptor.tls().cloned();
+    let priority = args.engine_options().priority;
+    let listener = acceptor.bind(&listen)?.with_priority(priority);
+    let address = listener.address();
+    let journal = Arc::new(DestinationJournal::new(
+        file,
+        address,
+        args.common.security.plaintext,
+        args.options.clone(),
+        tls,
+        notes,
+    ));
+    let observer = progress::observer(args.common.progress);
+    security::warn_of_readable_key(&args.common.security, &*observer);
+    let state = state(entry.engine.stage, guest.has_ended());
+    observer.notice(&format!("{state}; waiting for its source at {address}"));
+    let watch = ReceiveWatch {
+        cancel,
+        observer,
+        journal: Arc::<DestinationJournal>::clone(&journal),
+    };
+    let result = resume_receive(
+        &mut *guest,
+        entry.engine,
+        &listener,
+        &args.engine_options(),
+        &watch,
+    );
+    outcome::report(args, result, journal.path(), guest.has_ended(), false)
+}
+
+/// The state of the guest before the source connects.
+fn state(stage: DestinationStage, qemu_has_ended: bool) -> &'static str {
+    match stage {
+        DestinationStage::Complete if qemu_has_ended => {
+            "the guest has run here with all of its pages, and its QEMU has ended since"
+        }
+        _ if qemu_has_ended => "the guest has never run here, and its QEMU has ended",
+        DestinationStage::Ready => "the guest is paused here",
+        DestinationStage::Running => "the guest runs here with the pages that have arrived",
+        DestinationStage::Complete => "the guest runs here with all of its pages",
+        DestinationStage::Receiving | DestinationStage::Declined => "the guest does not run here",
+    }
+}
+
+/// Whether pages of the guest may be missing.
+fn may_miss_pages(record: &DestinationRecord) -> bool {
+    let exists = matches!(
+        record.stage,
+        DestinationStage::Ready | DestinationStage::Running
+    );
+    exists && record.postcopy
+}

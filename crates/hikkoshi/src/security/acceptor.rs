@@ -1,0 +1,157 @@
+//! The destination's side: which sources are accepted, and how the links are protected.
+
+use hikkoshi_engine::Observer;
+use hikkoshi_link::tls::{DestinationCredentials, Invitation, TlsServer};
+use hikkoshi_link::{Address, Listener};
+
+use super::certificates;
+use super::errors::{
+    beyond_this_machine, check_still_encrypted, check_still_plaintext, credentials, unencrypted,
+    usage,
+};
+use super::invitation_address::InvitationAddress;
+use crate::args::Receive;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+use crate::output::streams;
+
+/// How `hikkoshi receive` protects its links. It is decided before QEMU is accessed.
+pub enum Acceptor {
+    /// No encryption.
+    Plaintext {
+        /// Whether `--plaintext` was given, which allows it beyond this machine.
+        allowed_beyond: bool,
+    },
+    /// Sources that have the invitation.
+    Invitation(TlsServer, InvitationAddress),
+    /// Sources that have a certificate of the given authority.
+    Authority(TlsServer),
+    /// The source of a migration that is resumed.
+    Known(TlsServer),
+}
+
+impl Acceptor {
+    /// For a new migration.
+    pub fn new(args: &Receive, listen: &Address) -> Result<Self, Exit> {
+        let security = &args.common.security;
+        if let Some(certificates) = certificates::read(security)? {
+            return TlsServer::certified(certificates)
+                .map(Self::Authority)
+                .map_err(credentials);
+        }
+        let allowed_beyond = security.plaintext;
+        let invite = args.invite || args.advertise.is_some();
+        let local = listen.is_local().map_err(usage)?;
+        if security.plaintext || (local && !invite) {
+            return Ok(Self::Plaintext { allowed_beyond });
+        }
+        let address = InvitationAddress::new(args.advertise.as_ref(), listen)?;
+        let server = TlsServer::inviting().map_err(credentials)?;
+        Ok(Self::Invitation(server, address))
+    }
+
+    /// For a migration that is resumed; `recorded` is the protection of its links in the journal.
+    pub fn resumed(
+        args: &Receive,
+        listen: &Address,
+        recorded: Option<DestinationCredentials>,
+    ) -> Result<Self, Exit> {
+        let security = &args.common.security;
+        let Some(recorded) = recorded else {
+            check_still_plaintext(security, listen)?;
+            return Ok(Self::Plaintext {
+                allowed_beyond: security.plaintext,
+            });
+        };
+        check_still_encrypted(security)?;
+        let server = match certificates::read(security)? {
+            Some(certificates) => TlsServer::certified(certificates),
+            None => recorded.server(),
+        };
+        server.map(Self::Known).map_err(credentials)
+    }
+
+    /// What protects the links.
+    pub fn tls(&self) -> Option<&TlsServer> {
+        match self {
+            Self::Plaintext { .. } => None,
+            Self::Invitation(server, _) | Self::Authority(server) | Self::Known(server) => {
+                Some(server)
+            }
+        }
+    }
+
+    /// Whether an invitation will be printed on standard output.
+    pub fn prints_invitation(&self, args: &Receive) -> bool {
+        matches!(self, Self::Invitation(..)) && !stdout_is_for_json(args)
+    }
+
+    /// Starts to listen.
+    pub fn bind(&self, listen: &Address) -> Result<Listener, Exit> {
+        let listener = Listener::bind(listen).map_err(|error| {
+            let what = format!("listening at {listen}: {error}");
+            Exit::new(Status::Usage, Reason::CannotListen, what)
+        })?;
+        if let Some(server) = self.tls() {
+            return Ok(listener.with_tls(server.clone()));
+        }
+        // Checked again: a host name may have been resolved to another address.
+        let local = listener.address().is_local().map_err(usage)?;
+        if local
+            || matches!(
+                self,
+                Self::Plaintext {
+                    allowed_beyond: true
+                }
+            )
+        {
+            return Ok(listener);
+        }
+        Err(unencrypted(beyond_this_machine(listener.address())))
+    }
+
+    /// Reports the address, and prints the invitation if there is one.
+    pub fn announce(
+        self,
+        args: &Receive,
+        listener: &Listener,
+        observer: &dyn Observer,
+    ) -> Result<(), Exit> {
+        let waiting = format!("waiting for a guest at {}", listener.address());
+        match self {
+            Self::Plaintext { .. } | Self::Known(_) => observer.notice(&waiting),
+            Self::Authority(_) => observer.notice(&format!(
+                "{waiting}, from a source with a certificate of the given authority"
+            )),
+            Self::Invitation(server, invitation_address) => {
+                let address = invitation_address.resolve(listener.address())?;
+                if let Some(notice) = invitation_address.notice() {
+                    observer.notice(&notice);
+                }
+                observer.notice(&format!(
+                    "{waiting}, from the source that has this invitation. It is a secret, and \
+                     valid for one migration: 'hikkoshi migrate --qmp PATH --to -' reads it from \
+                     standard input"
+                ));
+                if let Some(invitation) = server.invitation(address) {
+                    print(&invitation, args);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prints the invitation on a line of its own.
+fn print(invitation: &Invitation, args: &Receive) {
+    if stdout_is_for_json(args) {
+        streams::invitation(&invitation.to_string());
+    } else {
+        streams::to_stdout(&format!("{invitation}\n"));
+    }
+}
+
+/// Whether standard output is for the JSON object only.
+fn stdout_is_for_json(args: &Receive) -> bool {
+    args.common.json.as_deref() == Some("-".as_ref())
+}

@@ -1,0 +1,92 @@
+//! Certificates and the private key that the command line names.
+
+use std::os::unix::fs::PermissionsExt;
+
+use hikkoshi_engine::Observer;
+use hikkoshi_link::tls::Certificates;
+
+use super::errors;
+use crate::args::Security;
+use crate::journal;
+use crate::output::exit::Exit;
+
+/// Reads the certificates; `None` if none are given.
+pub fn read(security: &Security) -> Result<Option<Certificates>, Exit> {
+    match (&security.tls_ca, &security.tls_cert, &security.tls_key) {
+        (Some(ca), Some(cert), Some(key)) => {
+            // The journal names them, and --resume may run in another working directory.
+            let [ca, cert, key] = [ca, cert, key].map(|path| journal::absolute(path));
+            Certificates::read(&ca, &cert, &key)
+                .map(Some)
+                .map_err(errors::credentials)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Warns if users other than its owner can read the private key.
+pub fn warn_of_readable_key(security: &Security, observer: &dyn Observer) {
+    if let Some(key) = &security.tls_key
+        // An error is reported where the key is read.
+        && let Ok(metadata) = std::fs::metadata(key)
+        && let Some(readers) = readers(metadata.permissions().mode())
+    {
+        observer.notice(&format!(
+            "{readers} can read the private key in {}, and so impersonate this side ('chmod \
+             go-rwx' prevents that)",
+            key.display()
+        ));
+    }
+}
+
+/// The users besides the owner who can read a file of that mode.
+fn readers(mode: u32) -> Option<&'static str> {
+    match (mode & 0o040 != 0, mode & 0o004 != 0) {
+        (_, true) => Some("all users of this machine"),
+        (true, false) => Some("users of its group"),
+        (false, false) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::sync::Mutex;
+
+    #[derive(Debug, Default)]
+    struct Notices(Mutex<Vec<String>>);
+
+    impl Observer for Notices {
+        fn progress(&self, _: &hikkoshi_engine::report::Progress) {}
+
+        fn notice(&self, text: &str) {
+            self.0.lock().unwrap().push(text.to_owned());
+        }
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_reported() {
+        let key = tempfile::NamedTempFile::new().unwrap();
+        let notice = |mode| {
+            std::fs::set_permissions(key.path(), Permissions::from_mode(mode)).unwrap();
+            let security = Security {
+                plaintext: false,
+                tls_ca: None,
+                tls_cert: None,
+                tls_key: Some(key.path().to_owned()),
+            };
+            let notices = Notices::default();
+            warn_of_readable_key(&security, &notices);
+            notices.0.into_inner().unwrap().join("\n")
+        };
+        assert_eq!(notice(0o600), "");
+        assert_eq!(notice(0o400), "");
+        assert!(notice(0o640).contains("its group"));
+        for mode in [0o644, 0o604] {
+            let text = notice(mode);
+            let name = key.path().to_str().unwrap();
+            assert!(text.contains("all users") && text.contains(name), "{text}");
+        }
+    }
+}

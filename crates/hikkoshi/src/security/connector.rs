@@ -1,0 +1,102 @@
+//! The source's side: where the destination is, and how the links to it are protected.
+
+use std::io::{self, BufRead, Read};
+
+use hikkoshi_link::tls::{Invitation, SourceCredentials, TlsClient};
+use hikkoshi_link::{Address, Remote};
+
+use super::certificates;
+use super::errors::{
+    beyond_this_machine, check_still_encrypted, check_still_plaintext, credentials, unencrypted,
+    usage,
+};
+use crate::args::{InvitationArg, Migrate};
+use crate::output::exit::Exit;
+
+/// The longest line that is read for an invitation, in bytes.
+const MAX_LINE: u64 = 4096;
+
+const NO_INVITATION: &str = "--to -: there is no invitation on standard input: it has ended, or its \
+                             first line is empty";
+
+/// The destination of a new migration.
+pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
+    if let Some(argument) = &args.to {
+        let invitation = invitation(argument)?;
+        return Ok(Remote {
+            tls: Some(TlsClient::invited(&invitation).map_err(credentials)?),
+            ..invitation.address().clone().into()
+        });
+    }
+    let Some(address) = args.address.clone() else {
+        return Err(usage("neither an address nor an invitation is given"));
+    };
+    let security = &args.common.security;
+    if let Some(certificates) = certificates::read(security)? {
+        let host = address.host().unwrap_or("localhost");
+        let tls = Some(TlsClient::certified(certificates, host).map_err(credentials)?);
+        return Ok(Remote {
+            tls,
+            ..address.into()
+        });
+    }
+    if security.plaintext || address.is_local().map_err(usage)? {
+        return Ok(Remote {
+            only_here: !security.plaintext,
+            ..address.into()
+        });
+    }
+    Err(unencrypted(beyond_this_machine(&address)).with(
+        "give the invitation that 'hikkoshi receive' prints (--to INVITATION, without an address), \
+         or certificates (--tls-ca, --tls-cert, --tls-key); on a network that you trust, give \
+         --plaintext on both sides",
+    ))
+}
+
+/// The destination of a migration that is resumed. `address` and `recorded`, the protection of its
+/// links, are from the journal.
+pub fn resumed_remote(
+    args: &Migrate,
+    address: &Address,
+    recorded: Option<SourceCredentials>,
+) -> Result<Remote, Exit> {
+    let security = &args.common.security;
+    let address = args.address.as_ref().unwrap_or(address).clone();
+    let tls = match recorded {
+        None => {
+            check_still_plaintext(security, &address)?;
+            None
+        }
+        Some(recorded) => {
+            check_still_encrypted(security)?;
+            let host = address.host().unwrap_or("localhost");
+            let client = match certificates::read(security)? {
+                Some(certificates) => TlsClient::certified(certificates, host),
+                None => recorded.client(),
+            };
+            Some(client.map_err(credentials)?)
+        }
+    };
+    Ok(Remote {
+        only_here: tls.is_none() && !security.plaintext,
+        tls,
+        ..address.into()
+    })
+}
+
+/// The invitation of `--to`.
+fn invitation(argument: &InvitationArg) -> Result<Invitation, Exit> {
+    if let Some(text) = argument.text() {
+        return text.parse().map_err(credentials);
+    }
+    let mut line = String::new();
+    let read = io::stdin().lock().take(MAX_LINE).read_line(&mut line);
+    read.map_err(|e| credentials(format!("reading the invitation from standard input: {e}")))?;
+    if line.trim().is_empty() {
+        return Err(credentials(NO_INVITATION).with(
+            "standard input is for the line that 'hikkoshi receive' prints and that begins with \
+             'hikkoshi1:'; it can come from a file ('--to - < FILE') or through a pipe",
+        ));
+    }
+    line.parse().map_err(credentials)
+}

@@ -1,0 +1,56 @@
+//! Command lines whose protection of the links cannot be used. Nothing was tried.
+
+use std::fmt;
+
+use hikkoshi_link::Address;
+
+use crate::args::Security;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+
+pub fn usage(why: impl fmt::Display) -> Exit {
+    Exit::new(Status::Usage, Reason::Usage, why)
+}
+
+/// An invitation, certificate or key that cannot be used.
+pub fn credentials(why: impl fmt::Display) -> Exit {
+    Exit::new(Status::Usage, Reason::Credentials, why)
+}
+
+/// An address beyond this machine, without encryption.
+pub fn unencrypted(why: impl fmt::Display) -> Exit {
+    Exit::new(Status::Usage, Reason::EncryptionNeeded, why)
+}
+
+/// Why links to or at `address` need encryption.
+pub fn beyond_this_machine(address: &Address) -> String {
+    format!(
+        "{address} is beyond this machine: without encryption anyone on the network path could \
+         read and change the guest's memory"
+    )
+}
+
+/// Checks the options for resuming a migration that began without encryption: the other side does
+/// not encrypt.
+pub fn check_still_plaintext(security: &Security, address: &Address) -> Result<(), Exit> {
+    if security.tls_ca.is_some() {
+        return Err(usage("this migration began without encryption").with("leave --tls-ca out"));
+    }
+    if security.plaintext || address.is_local().map_err(usage)? {
+        return Ok(());
+    }
+    let what = format!(
+        "this migration began without encryption, and {}",
+        beyond_this_machine(address)
+    );
+    Err(unencrypted(what).with("on a network that you trust, give --plaintext on both sides"))
+}
+
+/// Checks the options for resuming a migration that began with encryption: the other side expects
+/// it.
+pub fn check_still_encrypted(security: &Security) -> Result<(), Exit> {
+    if security.plaintext {
+        return Err(usage("this migration began with encryption").with("leave --plaintext out"));
+    }
+    Ok(())
+}
