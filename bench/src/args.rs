@@ -11,7 +11,7 @@ use crate::error::BenchError;
 /// Compares hikkoshi with QEMU's own migration.
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(version, max_term_width = 100)]
-pub struct Args {
+pub(crate) struct Args {
     /// One round over the rate-limited networks, without the runs that do not converge: a few
     /// minutes
     #[arg(long)]
@@ -73,7 +73,7 @@ impl Args {
     ///
     /// # Errors
     /// When the file does not exist.
-    pub fn program(&self) -> Result<PathBuf, BenchError> {
+    pub(crate) fn program(&self) -> Result<PathBuf, BenchError> {
         let program = match &self.hikkoshi {
             Some(path) => path.clone(),
             None => std::env::current_exe()
@@ -88,12 +88,12 @@ impl Args {
     }
 
     /// The value of `--patience`.
-    pub fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         Duration::from_secs(self.patience)
     }
 
     /// The value of `--give-up`.
-    pub fn give_up(&self) -> Duration {
+    pub(crate) fn give_up(&self) -> Duration {
         Duration::from_secs(self.give_up)
     }
 }

@@ -7,7 +7,7 @@ use hikkoshi_lab::LabError;
 
 /// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
-pub enum BenchError {
+pub(crate) enum BenchError {
     /// The program under test does not exist.
     #[error("the program to measure is not at {0}; run `make bench`, which builds it")]
     NoProgram(PathBuf),

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// The properties of the host that matter for the results.
 #[derive(Clone, Debug, Serialize)]
-pub struct HostInfo {
+pub(crate) struct HostInfo {
     /// Date and time, UTC.
     pub date: String,
     /// Number of processors.
@@ -30,7 +30,7 @@ pub struct HostInfo {
 
 impl HostInfo {
     /// Collects the properties of this host.
-    pub fn collect(congestion: Option<&str>) -> Self {
+    pub(crate) fn collect(congestion: Option<&str>) -> Self {
         let file = |path: &str| {
             fs::read_to_string(path)
                 .unwrap_or_default()
@@ -71,7 +71,7 @@ impl HostInfo {
 
 impl HostInfo {
     /// The host in two lines, for a plot.
-    pub fn in_two_lines(&self) -> [String; 2] {
+    pub(crate) fn in_two_lines(&self) -> [String; 2] {
         [
             format!(
                 "{}, revision {}: {} cores ({}), {} MiB, Linux {}",

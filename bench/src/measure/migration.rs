@@ -22,7 +22,7 @@ use crate::testbed::{DESTINATION, LONG, Testbed};
 const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// Moves the guest, and records what the guest and the network show meanwhile.
-pub fn measure(
+pub(super) fn measure(
     case: &Case,
     testbed: &Testbed,
     program: &Path,

@@ -13,7 +13,7 @@ use crate::record::Run;
 use crate::testbed::Testbed;
 
 /// Measures a case once. A failure is stored in the run.
-pub fn measure(case: &Case, program: &Path, round: u32, args: &Args) -> Run {
+pub(crate) fn measure(case: &Case, program: &Path, round: u32, args: &Args) -> Run {
     let mut run = Run::new(case, round);
     let measured = Testbed::boot(case, args).and_then(|testbed| match case.workload.kind() {
         Kind::Move => migration::measure(case, &testbed, program, args, &mut run),

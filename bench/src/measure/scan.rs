@@ -23,7 +23,7 @@ const BACKGROUND_OF_QEMU: u64 = 4096;
 
 /// Switches the guest over and lets it scan. The migration is not completed: the scan has checked
 /// all pages that matter here.
-pub fn measure(
+pub(super) fn measure(
     case: &Case,
     testbed: &Testbed,
     program: &Path,

@@ -23,7 +23,7 @@ const AFTER: Duration = Duration::from_secs(6);
 const PORT: u16 = 80;
 
 /// Moves the guest while clients request files from it.
-pub fn measure(
+pub(super) fn measure(
     case: &Case,
     testbed: &Testbed,
     program: &Path,

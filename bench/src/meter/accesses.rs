@@ -9,7 +9,7 @@ use super::time::seconds_between;
 
 /// Accesses of the guest in a span of time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Accesses {
+pub(crate) struct Accesses {
     /// Accesses that took at least [`crate::plan::SLOW_US`].
     pub slow: u64,
     /// Their mean, µs.
@@ -34,7 +34,7 @@ pub struct Accesses {
 ///
 /// The interval of the first report began before `from`. Its slow accesses count, because the first
 /// faults are among them. Its other accesses are not used for the rate.
-pub fn accesses_between(
+pub(crate) fn accesses_between(
     lines: &[ConsoleLine],
     vm: &str,
     from: Instant,
@@ -67,7 +67,7 @@ pub fn accesses_between(
 /// The access rate over time, on whichever host the guest runs: one point per report, at its end,
 /// in seconds from `zero`.
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
-pub fn access_rates(lines: &[ConsoleLine], zero: Instant) -> Vec<(f64, f64)> {
+pub(crate) fn access_rates(lines: &[ConsoleLine], zero: Instant) -> Vec<(f64, f64)> {
     lines
         .iter()
         .filter_map(|line| match &line.report {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// What is measured of a disk.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct DiskOutcome {
+pub(crate) struct DiskOutcome {
     /// Bytes read a second before the migration.
     pub before: Option<f64>,
     /// The same from the command to the pause of the source.
@@ -24,7 +24,7 @@ pub struct DiskOutcome {
 }
 
 /// The drains in hikkoshi's JSON report.
-pub fn drains(report: &Value) -> DiskOutcome {
+pub(crate) fn drains(report: &Value) -> DiskOutcome {
     let drains = &report["drains"];
     DiskOutcome {
         drains: drains["count"].as_u64(),
@@ -37,7 +37,12 @@ pub fn drains(report: &Value) -> DiskOutcome {
 /// Bytes a second that the guest read, from the reports of `vm` whose intervals lie wholly between
 /// two instants.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
-pub fn read_rate(lines: &[ConsoleLine], vm: &str, from: Instant, until: Instant) -> Option<f64> {
+pub(crate) fn read_rate(
+    lines: &[ConsoleLine],
+    vm: &str,
+    from: Instant,
+    until: Instant,
+) -> Option<f64> {
     let works = lines
         .iter()
         .filter(|line| *line.vm == *vm && (from..=until).contains(&line.at));

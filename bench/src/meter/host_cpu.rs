@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const TICKS: f64 = 100.0;
 
 /// Waits until other processes leave the host idle, at most `patience`.
-pub fn wait_until_idle(patience: Duration) {
+pub(crate) fn wait_until_idle(patience: Duration) {
     let begun = Instant::now();
     loop {
         let before = busy_seconds();
@@ -24,7 +24,7 @@ pub fn wait_until_idle(patience: Duration) {
 
 /// Measures the processor time of the bench's processes and of others between two instants.
 #[derive(Debug)]
-pub struct CpuMeter {
+pub(crate) struct CpuMeter {
     begun: Instant,
     busy: f64,
     own: f64,
@@ -32,7 +32,7 @@ pub struct CpuMeter {
 
 impl CpuMeter {
     /// Starts to measure; `pids` are the bench's processes other than this one and its children.
-    pub fn start(pids: &[u32]) -> Self {
+    pub(crate) fn start(pids: &[u32]) -> Self {
         Self {
             begun: Instant::now(),
             busy: busy_seconds(),
@@ -42,13 +42,13 @@ impl CpuMeter {
 
     /// Processor time of other processes since the start, in processors. Interrupts caused by the
     /// network traffic count as others', because the kernel does not attribute them.
-    pub fn others_cores(&self, pids: &[u32]) -> f64 {
+    pub(crate) fn others_cores(&self, pids: &[u32]) -> f64 {
         let others = (busy_seconds() - self.busy) - (own_seconds(pids) - self.own);
         (others / self.begun.elapsed().as_secs_f64().max(1e-3)).max(0.0)
     }
 
     /// Processor time of the bench's processes since the start, in seconds.
-    pub fn own_seconds(&self, pids: &[u32]) -> f64 {
+    pub(crate) fn own_seconds(&self, pids: &[u32]) -> f64 {
         own_seconds(pids) - self.own
     }
 }

@@ -18,7 +18,7 @@ use crate::plan::{WEB_FILE_BYTES, WEB_FILES};
 const CLIENTS: usize = 128;
 /// Time between two requests of a client. Together they make 64 requests a second, 6.5 MB/s: less
 /// than half of what an emulated guest serves with a core for itself.
-pub const INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
 /// The longest sleep without checking `stop`.
 const TURN: Duration = Duration::from_millis(20);
 /// Time limit for connecting.
@@ -30,7 +30,7 @@ const HEADER_LIMIT: usize = 4096;
 
 /// The answers that the clients got.
 #[derive(Clone, Debug, Default)]
-pub struct Responses {
+pub(crate) struct Responses {
     /// When each request was sent, and the time until its answer was complete.
     pub answers: Vec<(Instant, Duration)>,
     /// Requests without an answer at the end.
@@ -41,7 +41,7 @@ pub struct Responses {
 
 /// Response times in a span of time, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Span {
+pub(crate) struct Span {
     /// Answers to requests sent in the span.
     pub answers: usize,
     /// The median.
@@ -54,7 +54,7 @@ pub struct Span {
 
 impl Responses {
     /// The answers to requests sent from `from` until before `until`.
-    pub fn span(&self, from: Instant, until: Instant) -> Option<Span> {
+    pub(crate) fn span(&self, from: Instant, until: Instant) -> Option<Span> {
         let mut times: Vec<f64> = self
             .answers
             .iter()
@@ -77,7 +77,7 @@ impl Responses {
 ///
 /// # Errors
 /// When the server cannot be reached at the start.
-pub fn run_clients(server: SocketAddr, stop: &AtomicBool) -> io::Result<Responses> {
+pub(crate) fn run_clients(server: SocketAddr, stop: &AtomicBool) -> io::Result<Responses> {
     let begun = Instant::now();
     let clients = u32::try_from(CLIENTS).unwrap_or(1);
     let mut clients = (0..clients)

@@ -8,10 +8,10 @@ mod time;
 mod traffic;
 mod vcpu_time;
 
-pub use accesses::{Accesses, access_rates, accesses_between};
-pub use disk_reads::{DiskOutcome, drains, read_rate};
-pub use host_cpu::{CpuMeter, wait_until_idle};
-pub use http_clients::{INTERVAL, Responses, Span, run_clients};
-pub use time::seconds_between;
-pub use traffic::{Sent, record_traffic, throughput, traffic_rates};
-pub use vcpu_time::vcpu_time_ns;
+pub(crate) use accesses::{Accesses, access_rates, accesses_between};
+pub(crate) use disk_reads::{DiskOutcome, drains, read_rate};
+pub(crate) use host_cpu::{CpuMeter, wait_until_idle};
+pub(crate) use http_clients::{INTERVAL, Responses, Span, run_clients};
+pub(crate) use time::seconds_between;
+pub(crate) use traffic::{Sent, record_traffic, throughput, traffic_rates};
+pub(crate) use vcpu_time::vcpu_time_ns;

@@ -14,13 +14,17 @@ const EVERY: Duration = Duration::from_millis(20);
 const COUNTERS: &str = "/proc/thread-self/net/dev";
 
 /// Bytes that a device has sent, with the time of each sample.
-pub type Sent = Vec<(Instant, u64)>;
+pub(crate) type Sent = Vec<(Instant, u64)>;
 
 /// Samples the bytes sent by `device` of `host` until `stop` is set.
 ///
 /// # Errors
 /// When the namespace cannot be entered.
-pub fn record_traffic(host: &Namespace, device: &str, stop: &AtomicBool) -> Result<Sent, LabError> {
+pub(crate) fn record_traffic(
+    host: &Namespace,
+    device: &str,
+    stop: &AtomicBool,
+) -> Result<Sent, LabError> {
     host.run(|| {
         let mut sent = Vec::new();
         while !stop.load(Ordering::Relaxed) {
@@ -46,7 +50,7 @@ fn sent_by(device: &str, text: &str) -> Option<u64> {
 /// Bytes a second from `from` to `until`, without the first and the last tenth of the bytes: those
 /// contain the start and the end of a connection.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
-pub fn throughput(sent: &[(Instant, u64)], from: Instant, until: Instant) -> Option<f64> {
+pub(crate) fn throughput(sent: &[(Instant, u64)], from: Instant, until: Instant) -> Option<f64> {
     let inside: Vec<_> = sent
         .iter()
         .filter(|(at, _)| (from..=until).contains(at))
@@ -64,7 +68,11 @@ pub fn throughput(sent: &[(Instant, u64)], from: Instant, until: Instant) -> Opt
 
 /// Bytes a second over time, in seconds from `zero`, averaged over `step`.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
-pub fn traffic_rates(sent: &[(Instant, u64)], zero: Instant, step: Duration) -> Vec<(f64, f64)> {
+pub(crate) fn traffic_rates(
+    sent: &[(Instant, u64)],
+    zero: Instant,
+    step: Duration,
+) -> Vec<(f64, f64)> {
     let mut points = Vec::new();
     let Some(&(mut at, mut bytes)) = sent.first() else {
         return points;

@@ -9,7 +9,7 @@ use hikkoshi_lab::{LabError, Vm};
 ///
 /// # Errors
 /// When QEMU does not list them.
-pub fn vcpu_time_ns(vm: &Vm) -> Result<u64, LabError> {
+pub(crate) fn vcpu_time_ns(vm: &Vm) -> Result<u64, LabError> {
     let answer = vm.qmp().execute("query-cpus-fast", serde_json::json!({}))?;
     let threads = answer.as_array().cloned().unwrap_or_default();
     Ok(threads

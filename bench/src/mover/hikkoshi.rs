@@ -26,7 +26,7 @@ const POLL: Duration = Duration::from_millis(1);
 
 /// A running migration; killed on drop.
 #[derive(Debug)]
-pub struct HikkoshiMigration {
+pub(crate) struct HikkoshiMigration {
     receive: Side,
     migrate: Side,
     started: Instant,
@@ -35,7 +35,7 @@ pub struct HikkoshiMigration {
 
 impl HikkoshiMigration {
     /// Starts the migration; `more` are further arguments for `hikkoshi migrate`.
-    pub fn start(
+    pub(crate) fn start(
         testbed: &Testbed,
         program: &Path,
         mode: &str,
@@ -93,7 +93,7 @@ impl HikkoshiMigration {
     }
 
     /// Waits for the end of the migration; cancels it after `give_up`.
-    pub fn finish(mut self, give_up: Option<Duration>) -> Result<MoveOutcome, BenchError> {
+    pub(crate) fn finish(mut self, give_up: Option<Duration>) -> Result<MoveOutcome, BenchError> {
         let (receive, migrate) = (&mut self.receive, &mut self.migrate);
         let ended = migrate.wait(give_up.unwrap_or(LONG))?;
         let called_off = give_up.is_some() && ended.is_none();
@@ -135,7 +135,7 @@ impl HikkoshiMigration {
     }
 
     /// Returns an error if one of the two processes has exited early.
-    pub fn check(&mut self) -> Result<(), BenchError> {
+    pub(crate) fn check(&mut self) -> Result<(), BenchError> {
         for side in [&mut self.migrate, &mut self.receive] {
             if let Some(status) = side.wait(Duration::ZERO)? {
                 return Err(side.ended(status));

@@ -4,9 +4,9 @@ mod hikkoshi;
 mod outcome;
 mod qemu;
 
-pub use hikkoshi::HikkoshiMigration;
-pub use outcome::MoveOutcome;
-pub use qemu::migrate as qemu_migrate;
+pub(crate) use hikkoshi::HikkoshiMigration;
+pub(crate) use outcome::MoveOutcome;
+pub(crate) use qemu::migrate as qemu_migrate;
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::plan::{Case, Workload};
 use crate::testbed::Testbed;
 
 /// Moves the guest from its source to its destination with the case's system.
-pub fn migrate(
+pub(crate) fn migrate(
     testbed: &Testbed,
     case: &Case,
     program: &Path,

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// The result of a migration, as reported by the system that performed it.
 #[derive(Debug)]
-pub struct MoveOutcome {
+pub(crate) struct MoveOutcome {
     /// When the command was given.
     pub started: Instant,
     /// When all pages were received.

@@ -9,7 +9,7 @@ use crate::error::BenchError;
 use crate::testbed::Testbed;
 
 /// Moves the guest as `migration` specifies; cancels pre-copy after the time limit.
-pub fn migrate(
+pub(crate) fn migrate(
     migration: &QemuMigration,
     testbed: &Testbed,
     give_up: Option<Duration>,

@@ -10,7 +10,7 @@ use super::workload::Workload;
 
 /// One thing to measure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
-pub struct Case {
+pub(crate) struct Case {
     /// The network between the hosts.
     #[serde(rename = "line")]
     pub network: NetworkKind,
@@ -27,7 +27,7 @@ pub struct Case {
 
 impl Case {
     /// The system with its variant, for tables.
-    pub fn system_label(&self) -> String {
+    pub(crate) fn system_label(&self) -> String {
         match self.variant {
             Variant::Plain => self.system.name().to_owned(),
             variant => format!("{}/{variant}", self.system.name()),

@@ -7,11 +7,11 @@ mod system;
 mod variant;
 mod workload;
 
-pub use case::Case;
-pub use network::NetworkKind;
-pub use system::System;
-pub use variant::Variant;
-pub use workload::{
+pub(crate) use case::Case;
+pub(crate) use network::NetworkKind;
+pub(crate) use system::System;
+pub(crate) use variant::Variant;
+pub(crate) use workload::{
     DISK_ARENA_MIB, Kind, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES, WORKING_SET_MIB,
     Workload,
 };
@@ -23,7 +23,7 @@ use crate::error::BenchError;
 
 /// Everything to measure.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The cases, grouped by network.
     pub cases: Vec<Case>,
 }
@@ -33,7 +33,7 @@ impl Plan {
     ///
     /// # Errors
     /// When no case matches.
-    pub fn new(args: &Args) -> Result<Self, BenchError> {
+    pub(crate) fn new(args: &Args) -> Result<Self, BenchError> {
         let all: Vec<_> = all()
             .into_iter()
             .filter(|case| !args.quick || is_quick(case))
@@ -61,7 +61,7 @@ impl Plan {
     }
 
     /// Every run, round by round.
-    pub fn turns(&self) -> impl Iterator<Item = (u32, &Case)> {
+    pub(crate) fn turns(&self) -> impl Iterator<Item = (u32, &Case)> {
         let rounds = self.cases.iter().map(|case| case.rounds).max().unwrap_or(0);
         (0..rounds).flat_map(move |round| {
             self.cases

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// The network between the two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
-pub enum NetworkKind {
+pub(crate) enum NetworkKind {
     /// TCP over the loopback device of one namespace.
     Loopback,
     /// Two namespaces and a veth pair, limited to this many Gbit/s.
@@ -19,7 +19,7 @@ pub enum NetworkKind {
 impl NetworkKind {
     /// The rate limit of the network or of each connection, if there is one: a burst of 512 KiB,
     /// and a queue of 50 ms.
-    pub fn shape(self) -> Option<Shape> {
+    pub(crate) fn shape(self) -> Option<Shape> {
         match self {
             Self::Loopback => None,
             Self::Gbit(gbit) | Self::GbitPerFlow(gbit) => Some(Shape {

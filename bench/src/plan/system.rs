@@ -9,7 +9,7 @@ const MULTIFD_CONNECTIONS: u32 = 2;
 
 /// A system, and its mode.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
-pub enum System {
+pub(crate) enum System {
     /// Memory before the switchover.
     HikkoshiPrecopy,
     /// Memory after the switchover.
@@ -28,7 +28,7 @@ pub enum System {
 
 impl System {
     /// hikkoshi's name of the mode, if the system is hikkoshi.
-    pub fn hikkoshi_mode(self) -> Option<&'static str> {
+    pub(crate) fn hikkoshi_mode(self) -> Option<&'static str> {
         match self {
             Self::HikkoshiPrecopy => Some("precopy"),
             Self::HikkoshiPostcopy => Some("postcopy"),
@@ -38,7 +38,7 @@ impl System {
     }
 
     /// QEMU's mode, if the system is QEMU.
-    pub fn qemu_mode(self) -> Option<QemuMigrationMode> {
+    pub(crate) fn qemu_mode(self) -> Option<QemuMigrationMode> {
         match self {
             Self::QemuPrecopy => Some(QemuMigrationMode::Precopy),
             Self::QemuMultifd => Some(QemuMigrationMode::Multifd(MULTIFD_CONNECTIONS)),
@@ -49,7 +49,7 @@ impl System {
     }
 
     /// Whether the guest runs at the destination before its memory is there.
-    pub fn is_postcopy(self) -> bool {
+    pub(crate) fn is_postcopy(self) -> bool {
         matches!(
             self,
             Self::HikkoshiPostcopy | Self::HikkoshiHybrid | Self::QemuPostcopy | Self::QemuPreempt
@@ -57,7 +57,7 @@ impl System {
     }
 
     /// The name in filters and tables.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::HikkoshiPrecopy => "hikkoshi-precopy",
             Self::HikkoshiPostcopy => "hikkoshi-postcopy",

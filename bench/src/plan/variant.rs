@@ -5,7 +5,7 @@ use std::fmt;
 
 /// The difference from the defaults.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
-pub enum Variant {
+pub(crate) enum Variant {
     /// None.
     Plain,
     /// Does not send frequently dirtied pages first.
@@ -32,12 +32,12 @@ pub enum Variant {
 
 impl Variant {
     /// Whether the links are encrypted.
-    pub fn is_encrypted(self) -> bool {
+    pub(crate) fn is_encrypted(self) -> bool {
         self == Self::Tls
     }
 
     /// The options for `hikkoshi migrate`.
-    pub fn migrate_words(self) -> Vec<String> {
+    pub(crate) fn migrate_words(self) -> Vec<String> {
         let words: &[&str] = match self {
             Self::Plain | Self::Tls => &[],
             Self::NoHotFirst => &["--no-hot-first"],
@@ -54,7 +54,7 @@ impl Variant {
     }
 
     /// The options for `hikkoshi receive`.
-    pub fn receive_words(self) -> &'static [&'static str] {
+    pub(crate) fn receive_words(self) -> &'static [&'static str] {
         match self {
             Self::Poll => &["--poll"],
             Self::NoPriority => &["--no-priority"],

@@ -7,17 +7,17 @@ use std::fmt;
 use super::network::NetworkKind;
 
 /// The guest's memory, MiB.
-pub const RAM_MIB: u64 = 1024;
+pub(crate) const RAM_MIB: u64 = 1024;
 /// The memory that the virtual processor writes to, MiB.
-pub const WORKING_SET_MIB: u64 = 600;
+pub(crate) const WORKING_SET_MIB: u64 = 600;
 /// An access counts as slow from this time on, µs: far above an undisturbed one (0.3 µs), and below
 /// the fastest fault.
-pub const SLOW_US: u64 = 20;
+pub(crate) const SLOW_US: u64 = 20;
 /// The same for huge pages. There are only hundreds of faults, each of a millisecond or more, so a
 /// few accesses that were delayed by the scheduler would distort them.
 const SLOW_HUGE_US: u64 = 300;
 /// Time between two reports of the guest, ms.
-pub const REPORT_MS: u64 = 100;
+pub(crate) const REPORT_MS: u64 = 100;
 
 /// The memory that each thread of the scan reads, MiB (about 200 MB).
 const SCAN_PART_MIB: u64 = 191;
@@ -27,22 +27,22 @@ const SCAN_THREADS: u32 = 4;
 const SEQUENTIAL_MIB: u64 = 400;
 
 /// The memory that the guest reads its disk into, MiB.
-pub const DISK_ARENA_MIB: u64 = 300;
+pub(crate) const DISK_ARENA_MIB: u64 = 300;
 /// The memory that the processor of the guest with the disk writes to, MiB.
 const DISK_WRITTEN_MIB: u64 = 64;
 /// Pages that it writes a second.
 const DISK_WRITES: u64 = 2000;
 
 /// Files on the web server.
-pub const WEB_FILES: u64 = 5_000;
+pub(crate) const WEB_FILES: u64 = 5_000;
 /// Bytes in each file.
-pub const WEB_FILE_BYTES: usize = 102_400;
+pub(crate) const WEB_FILE_BYTES: usize = 102_400;
 /// Memory of the guest with the web server, MiB: the files take 490.
 const WEB_RAM_MIB: u64 = 1536;
 
 /// What the guest does during the migration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
-pub enum Workload {
+pub(crate) enum Workload {
     /// Writes random pages as fast as it can, until all pages are received.
     Busy,
     /// The same, with 90 % of the accesses to 10 % of the pages.
@@ -69,7 +69,7 @@ pub enum Workload {
 
 /// How a case is measured.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// The guest is moved while it works.
     Move,
     /// The guest is switched over and scans its memory.
@@ -81,7 +81,7 @@ pub enum Kind {
 impl Workload {
     /// A rate at which QEMU's pre-copy needs several rounds on that network: two fifths of the
     /// pages that it carries.
-    pub fn paced(network: NetworkKind) -> Self {
+    pub(crate) fn paced(network: NetworkKind) -> Self {
         match network {
             NetworkKind::Gbit(1) => Self::Paced(12_000),
             _ => Self::Paced(60_000),
@@ -89,7 +89,7 @@ impl Workload {
     }
 
     /// How the workload is measured.
-    pub fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> Kind {
         match self {
             Self::Sequential | Self::Scan => Kind::Scan,
             Self::Web => Kind::Web,
@@ -98,7 +98,7 @@ impl Workload {
     }
 
     /// The workload of the test guest.
-    pub fn guest_workload(self) -> GuestWorkload {
+    pub(crate) fn guest_workload(self) -> GuestWorkload {
         let dirty = GuestWorkload::dirty(WORKING_SET_MIB);
         let workload = match self {
             Self::Busy | Self::Endless | Self::Huge => dirty,
@@ -122,7 +122,7 @@ impl Workload {
     }
 
     /// The rate limit of its disk, if it has one.
-    pub fn disk_bytes_per_second(self) -> Option<u64> {
+    pub(crate) fn disk_bytes_per_second(self) -> Option<u64> {
         match self {
             Self::Disk20 => Some(20_000_000),
             Self::Disk100 => Some(100_000_000),
@@ -131,7 +131,7 @@ impl Workload {
     }
 
     /// An access counts as slow from this time on, µs.
-    pub fn slow_us(self) -> u64 {
+    pub(crate) fn slow_us(self) -> u64 {
         match self {
             Self::Huge => SLOW_HUGE_US,
             _ => SLOW_US,
@@ -139,7 +139,7 @@ impl Workload {
     }
 
     /// The guest's memory.
-    pub fn ram(self) -> Ram {
+    pub(crate) fn ram(self) -> Ram {
         match self {
             Self::Huge => Ram::Huge2M { mib: RAM_MIB },
             Self::Web => Ram::shared(WEB_RAM_MIB),
@@ -148,7 +148,7 @@ impl Workload {
     }
 
     /// The name in filters and tables.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Busy => "busy",
             Self::Hotspot => "hotspot",
@@ -165,7 +165,7 @@ impl Workload {
     }
 
     /// The description in tables.
-    pub fn describe(self) -> String {
+    pub(crate) fn describe(self) -> String {
         match self {
             Self::Busy => "busy: random writes at full speed".to_owned(),
             Self::Hotspot => "hotspot: as busy, 90 % of the writes to 10 % of the pages".to_owned(),

@@ -6,9 +6,9 @@ mod run;
 #[cfg(test)]
 mod test_run;
 
-pub use outcomes::{ScanOutcome, WebOutcome};
+pub(crate) use outcomes::{ScanOutcome, WebOutcome};
 #[cfg(test)]
-pub use run::SlowAccesses;
-pub use run::{Run, Series};
+pub(crate) use run::SlowAccesses;
+pub(crate) use run::{Run, Series};
 #[cfg(test)]
 pub(crate) use test_run::test_run;

@@ -6,7 +6,7 @@ use crate::meter::Span;
 
 /// The result of a scan.
 #[derive(Clone, Debug, Serialize)]
-pub struct ScanOutcome {
+pub(crate) struct ScanOutcome {
     /// From the command to the end, by the guest's clock, ms.
     pub ms: f64,
     /// Pages read, every byte checked.
@@ -20,14 +20,14 @@ pub struct ScanOutcome {
 impl ScanOutcome {
     /// Pages a second.
     #[allow(clippy::cast_precision_loss)] // far below 2^52
-    pub fn pages_per_second(&self) -> f64 {
+    pub(crate) fn pages_per_second(&self) -> f64 {
         self.pages as f64 * 1e3 / self.ms.max(1e-3)
     }
 }
 
 /// The clients' response times during a migration.
 #[derive(Clone, Debug, Serialize)]
-pub struct WebOutcome {
+pub(crate) struct WebOutcome {
     /// Before the migration.
     pub before: Option<Span>,
     /// From the command until the guest runs at the destination: pre-copy and switchover.

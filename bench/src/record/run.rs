@@ -11,7 +11,7 @@ use crate::plan::Case;
 
 /// The results of one run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Run {
+pub(crate) struct Run {
     /// `LINE/WORKLOAD/SYSTEM[/VARIANT]`.
     pub label: String,
     /// The case that was measured.
@@ -60,7 +60,7 @@ pub struct Run {
 
 /// Values over time, in seconds from the switchover.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Series {
+pub(crate) struct Series {
     /// When the last page was received.
     pub ended: f64,
     /// Accesses of the guest a second.
@@ -71,7 +71,7 @@ pub struct Series {
 
 /// Slow accesses between the switchover and the end, as the guest counted them.
 #[derive(Clone, Debug, Serialize)]
-pub struct SlowAccesses {
+pub(crate) struct SlowAccesses {
     /// How many.
     pub count: u64,
     /// Their mean, µs.
@@ -99,7 +99,7 @@ impl From<Slow> for SlowAccesses {
 
 impl Run {
     /// A run without results yet.
-    pub fn new(case: &Case, round: u32) -> Self {
+    pub(crate) fn new(case: &Case, round: u32) -> Self {
         Self {
             label: case.to_string(),
             case: *case,
@@ -126,7 +126,7 @@ impl Run {
     }
 
     /// Stores the outcome of the migration.
-    pub fn take(&mut self, moved: &MoveOutcome) {
+    pub(crate) fn take(&mut self, moved: &MoveOutcome) {
         self.called_off = moved.called_off;
         self.own_downtime_ms = moved.own_downtime_ms;
         self.total_ms = Some((moved.ended - moved.started).as_secs_f64() * 1e3);

@@ -15,7 +15,7 @@ use crate::record::Run;
 
 /// The JSON file with all results.
 #[derive(Debug)]
-pub struct ResultFile {
+pub(crate) struct ResultFile {
     /// The host that the bench runs on.
     pub host: HostInfo,
     /// The runs so far.
@@ -28,7 +28,7 @@ impl ResultFile {
     ///
     /// # Errors
     /// When the file cannot be written: better now than after an hour.
-    pub fn begin(args: &Args, plan: &Plan) -> Result<Self, BenchError> {
+    pub(crate) fn begin(args: &Args, plan: &Plan) -> Result<Self, BenchError> {
         let mut networks: Vec<NetworkKind> = Vec::new();
         for case in &plan.cases {
             if !networks.contains(&case.network) {
@@ -63,7 +63,7 @@ impl ResultFile {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), BenchError> {
+    pub(crate) fn write(&self, path: &Path) -> Result<(), BenchError> {
         let value = json!({
             "machine": self.host,
             "setup": self.setup,

@@ -7,7 +7,7 @@ use crate::record::Run;
 
 /// The medians of one case over its rounds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub(super) struct Row {
     /// The network.
     #[serde(rename = "line")]
     pub network: String,
@@ -74,7 +74,7 @@ pub struct Row {
 }
 
 /// The median of the values, if there are any.
-pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub(super) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -86,7 +86,7 @@ pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 /// One row for each case, in the order of their first runs.
-pub fn rows(runs: &[Run]) -> Vec<Row> {
+pub(super) fn rows(runs: &[Run]) -> Vec<Row> {
     let mut labels: Vec<&str> = Vec::new();
     for run in runs {
         if !labels.contains(&run.label.as_str()) {
@@ -154,7 +154,7 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
 
 /// The fraction of the network's rate that was used, if the rate is limited.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
-pub fn network_part(row: &Row) -> Option<f64> {
+pub(super) fn network_part(row: &Row) -> Option<f64> {
     let shape = row.case.network.shape()?;
     Some(row.throughput? * 8.0 / shape.rate_bits as f64)
 }

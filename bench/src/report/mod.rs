@@ -7,7 +7,7 @@ mod plot;
 mod table;
 mod tables;
 
-pub use goals::goals_table;
-pub use json::ResultFile;
-pub use plot::write_plots;
-pub use tables::tables;
+pub(crate) use goals::goals_table;
+pub(crate) use json::ResultFile;
+pub(crate) use plot::write_plots;
+pub(crate) use tables::tables;

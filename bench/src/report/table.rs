@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// A table.
 #[derive(Clone, Debug)]
-pub struct Table {
+pub(crate) struct Table {
     /// The heading.
     pub title: String,
     /// The columns. The first is left-aligned; the others are numbers and right-aligned.
@@ -17,7 +17,7 @@ pub struct Table {
 
 impl Table {
     /// The table as text, with columns of equal width.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let head = self.head.iter().map(|&cell| cell.to_owned()).collect();
         let lines: Vec<&Vec<String>> = std::iter::once(&head).chain(&self.lines).collect();
         let width = |column: usize| {
@@ -41,7 +41,7 @@ impl Table {
     }
 
     /// The table as Markdown.
-    pub fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let row = |cells: &mut dyn Iterator<Item = &str>| {
             let cells: Vec<_> = cells.map(str::trim).collect();
             format!("| {} |\n", cells.join(" | "))
@@ -61,12 +61,12 @@ impl Table {
 }
 
 /// A number with this many decimals, or a dash.
-pub fn number(value: Option<f64>, digits: usize) -> String {
+pub(super) fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 /// The ratio of two numbers, or a dash.
-pub fn ratio(ours: Option<f64>, theirs: Option<f64>) -> String {
+pub(super) fn ratio(ours: Option<f64>, theirs: Option<f64>) -> String {
     match (ours, theirs) {
         (Some(ours), Some(theirs)) if theirs > 0.0 => format!("{:.2}x", ours / theirs),
         _ => "-".to_owned(),

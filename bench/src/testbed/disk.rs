@@ -9,7 +9,7 @@ const DISK_MIB: u64 = 128;
 ///
 /// # Errors
 /// When the image cannot be created, or this host cannot limit the rate.
-pub fn attach_throttled(
+pub(super) fn attach_throttled(
     lab: &Lab,
     config: VmConfig,
     bytes_per_second: u64,

@@ -4,7 +4,7 @@
 mod disk;
 mod network;
 
-pub use network::Network;
+pub(crate) use network::Network;
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use crate::error::BenchError;
 use crate::plan::{Case, DISK_ARENA_MIB, Kind};
 
 /// How long the guest may take to print a line, or to check all of its pages.
-pub const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// How long a migration may take until the switchover.
 const SWITCH: Duration = Duration::from_secs(300);
-pub const DESTINATION: &str = "destination";
+pub(crate) const DESTINATION: &str = "destination";
 
 /// A working guest, its destination, and the network between the hosts.
 #[derive(Debug)]
-pub struct Testbed {
+pub(crate) struct Testbed {
     pub lab: Lab,
     pub network: Network,
     pub source: Vm,
@@ -33,7 +33,7 @@ pub struct Testbed {
 
 impl Testbed {
     /// Boots the guest, and waits until its workload runs.
-    pub fn boot(case: &Case, args: &Args) -> Result<Self, BenchError> {
+    pub(crate) fn boot(case: &Case, args: &Args) -> Result<Self, BenchError> {
         let lab = Lab::new()?;
         let config = VmConfig::new()
             .ram(case.workload.ram())
@@ -85,12 +85,12 @@ impl Testbed {
     }
 
     /// The process ids of both QEMUs.
-    pub fn pids(&self) -> [u32; 2] {
+    pub(crate) fn pids(&self) -> [u32; 2] {
         [self.source.pid(), self.destination.pid()]
     }
 
     /// Waits until the guest runs at its destination; `None` when `over` returns true first.
-    pub fn resumed(&self, mut over: impl FnMut() -> bool) -> Option<Event> {
+    pub(crate) fn resumed(&self, mut over: impl FnMut() -> bool) -> Option<Event> {
         let deadline = Instant::now() + SWITCH;
         loop {
             let events = self.destination.qmp().events();
@@ -106,7 +106,7 @@ impl Testbed {
 
     /// The events that delimit the downtime: the destination's first `RESUME`, and the source's
     /// last `STOP` before it.
-    pub fn switch(&self) -> Result<(Event, Event), BenchError> {
+    pub(crate) fn switch(&self) -> Result<(Event, Event), BenchError> {
         let resume = self.destination.qmp().wait_event("RESUME", 0, LONG)?;
         self.source.qmp().wait_event("STOP", 0, LONG)?;
         let stop = self

@@ -9,7 +9,7 @@ use crate::plan::NetworkKind;
 
 /// A network that is ready for use.
 #[derive(Debug)]
-pub enum Network {
+pub(crate) enum Network {
     /// One namespace, whose loopback device carries nothing else.
     Loopback(Namespace),
     /// Two namespaces joined by a veth pair.
@@ -21,7 +21,7 @@ impl Network {
     ///
     /// # Errors
     /// When the kernel does not allow it.
-    pub fn new(kind: NetworkKind, congestion: Option<&str>) -> Result<Self, BenchError> {
+    pub(crate) fn new(kind: NetworkKind, congestion: Option<&str>) -> Result<Self, BenchError> {
         let network = match kind {
             NetworkKind::Loopback => Self::Loopback(Namespace::new("host")?),
             NetworkKind::Gbit(_) => Self::HostPair(HostPair::new(kind.shape())?),
@@ -41,7 +41,7 @@ impl Network {
     ///
     /// # Errors
     /// When the kernel does not allow it.
-    pub fn between(
+    pub(crate) fn between(
         (source, destination): (Namespace, Namespace),
         kind: NetworkKind,
         congestion: Option<&str>,
@@ -67,7 +67,7 @@ impl Network {
     }
 
     /// The device that the source sends on.
-    pub fn device(&self) -> &'static str {
+    pub(crate) fn device(&self) -> &'static str {
         match self {
             Self::Loopback(_) => "lo",
             Self::HostPair(_) => HostPair::DEVICE,
@@ -75,7 +75,7 @@ impl Network {
     }
 
     /// The source's host.
-    pub fn source(&self) -> &Namespace {
+    pub(crate) fn source(&self) -> &Namespace {
         match self {
             Self::Loopback(host) => host,
             Self::HostPair(link) => link.source(),
@@ -83,7 +83,7 @@ impl Network {
     }
 
     /// The destination's host.
-    pub fn destination(&self) -> &Namespace {
+    pub(crate) fn destination(&self) -> &Namespace {
         match self {
             Self::Loopback(host) => host,
             Self::HostPair(link) => link.destination(),
@@ -91,7 +91,7 @@ impl Network {
     }
 
     /// The address that the destination listens at.
-    pub fn address(&self) -> &'static str {
+    pub(crate) fn address(&self) -> &'static str {
         match self {
             Self::Loopback(_) => "127.0.0.1:9001",
             Self::HostPair(_) => "10.77.0.2:9001",
@@ -102,7 +102,7 @@ impl Network {
     ///
     /// # Errors
     /// When `ip` fails.
-    pub fn bytes(&self) -> Result<u64, LabError> {
+    pub(crate) fn bytes(&self) -> Result<u64, LabError> {
         match self {
             Self::Loopback(host) => {
                 let text = host.ip(&["-json", "-statistics", "link", "show", "dev", "lo"])?;

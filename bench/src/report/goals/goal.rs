@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// An upper or lower limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub enum Limit {
+pub(crate) enum Limit {
     /// At most this value.
     AtMost(f64),
     /// Less than this value.
@@ -25,7 +25,7 @@ impl Limit {
 
 /// One goal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Goal {
+pub(crate) struct Goal {
     /// The description.
     pub what: String,
     /// The measured value; `None` when every run failed or has no such value.

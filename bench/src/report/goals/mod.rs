@@ -10,13 +10,13 @@ use super::table::Table;
 use crate::record::Run;
 
 /// Every goal that the runs have numbers for.
-pub fn goals(runs: &[Run]) -> Vec<Goal> {
+pub(super) fn goals(runs: &[Run]) -> Vec<Goal> {
     let rows = rows(runs);
     Rules::new(&rows).evaluate()
 }
 
 /// The goals as a table.
-pub fn goals_table(runs: &[Run]) -> Table {
+pub(crate) fn goals_table(runs: &[Run]) -> Table {
     let lines = goals(runs)
         .iter()
         .map(|goal| {

@@ -2,7 +2,7 @@
 
 /// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scale {
+pub(super) enum Scale {
     /// Linear.
     Linear,
     /// Logarithmic; values not above zero are drawn at the lower end.
@@ -11,7 +11,7 @@ pub enum Scale {
 
 /// An axis from `min` to `max`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Axis {
+pub(super) struct Axis {
     pub label: &'static str,
     pub scale: Scale,
     pub min: f64,
@@ -21,7 +21,11 @@ pub struct Axis {
 impl Axis {
     /// An axis from the smallest to the largest of `values`, rounded outwards. A linear axis begins
     /// at zero, unless a value is below.
-    pub fn around(label: &'static str, scale: Scale, values: impl Iterator<Item = f64>) -> Self {
+    pub(super) fn around(
+        label: &'static str,
+        scale: Scale,
+        values: impl Iterator<Item = f64>,
+    ) -> Self {
         let usable =
             values.filter(|value| value.is_finite() && (scale == Scale::Linear || *value > 0.0));
         let (least, most) = usable.fold(
@@ -52,7 +56,7 @@ impl Axis {
     }
 
     /// The position of a value, from 0 to 1; values outside are clamped.
-    pub fn place(&self, value: f64) -> f64 {
+    pub(super) fn place(&self, value: f64) -> f64 {
         let place = match self.scale {
             Scale::Linear => (value - self.min) / (self.max - self.min),
             Scale::Log => {
@@ -64,7 +68,7 @@ impl Axis {
     }
 
     /// The values of the ticks, and their labels.
-    pub fn ticks(&self) -> Vec<(f64, String)> {
+    pub(super) fn ticks(&self) -> Vec<(f64, String)> {
         let mut ticks = Vec::new();
         match self.scale {
             Scale::Linear => {

@@ -10,7 +10,7 @@ use crate::record::Run;
 const BEFORE: f64 = 2.0;
 
 /// Every plot that the runs have numbers for, with its file name.
-pub fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
+pub(super) fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
     let good: Vec<&Run> = runs.iter().filter(|run| run.failure.is_none()).collect();
     let mut charts = Vec::new();
     let mut networks: Vec<NetworkKind> = Vec::new();

@@ -21,7 +21,7 @@ const TABLES: &str = "measured.md";
 ///
 /// # Errors
 /// When a file cannot be written.
-pub fn write_plots(folder: &Path, host: &HostInfo, runs: &[Run]) -> Result<(), BenchError> {
+pub(crate) fn write_plots(folder: &Path, host: &HostInfo, runs: &[Run]) -> Result<(), BenchError> {
     let mut files: Vec<_> = figures::all(host, runs)
         .into_iter()
         .map(|(name, chart)| (name, chart.svg()))

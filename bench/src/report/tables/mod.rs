@@ -14,7 +14,7 @@ use crate::plan::{Kind, Workload};
 use crate::record::Run;
 
 /// Every table that the runs have numbers for.
-pub fn tables(runs: &[Run]) -> Vec<Table> {
+pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     let rows = rows(runs);
     let mut groups: Vec<Vec<&Row>> = Vec::new();
     for row in &rows {
