@@ -21,7 +21,7 @@ const LONG_RETRY: [&str; 2] = ["--retry-for", "1h"];
 const STALL: [&str; 2] = ["--stall-timeout", "1s"];
 
 /// Printed by the source when both engines work together again.
-const AGAIN: &str = "the destination is there again";
+const AGAIN: &str = "reconnected to the destination";
 
 /// A guest that continues to fault on missing pages, and reports often.
 fn faulting_guest() -> VmConfig {
@@ -193,7 +193,7 @@ const NOTHING: Shape = Shape {
 impl Cut {
     /// Cuts the network until both engines have detected it.
     fn done(self, link: &mut HostPair, migration: &mut Migration) -> Option<String> {
-        const LOST: [&str; 2] = ["Trying to reach the destination", "Waiting for the source"];
+        const LOST: [&str; 2] = ["Reconnecting to the destination", "Waiting for the source"];
         let (migrate, receive) = (&migration.migrate, &migration.receive);
         let before = [migrate.stderr_count(LOST[0]), receive.stderr_count(LOST[1])];
         let together = migrate.stderr_count(AGAIN);

@@ -121,7 +121,7 @@ fn no_memory_left_in_postcopy() {
     migration.relay().reset_links();
     migration
         .migrate
-        .wait_stderr("the destination is there again");
+        .wait_stderr("reconnected to the destination");
     migration.receive.wait_stderr_count(NO_ROOM, 2);
 
     // The destination's engine is killed, and so is its successor.
@@ -135,7 +135,7 @@ fn no_memory_left_in_postcopy() {
     migration.resume_migrate(&LONG_RETRY);
     migration
         .migrate
-        .wait_stderr("the destination is there again");
+        .wait_stderr("reconnected to the destination");
     assert!(!migration.receive.has_exited());
     drop(filler);
     migration.receive.wait_stderr(ROOM);
@@ -171,7 +171,7 @@ impl JournalMounts {
     }
 }
 
-const RECORDING: &str = "recording how far the migration is";
+const RECORDING: &str = "recording the migration's progress";
 
 /// What the guard process needs: without it the guest is not paused.
 const WRITING: &str = "writing the undo record";

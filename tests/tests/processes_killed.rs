@@ -268,7 +268,7 @@ fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
         migration.resume_migrate(&on);
         migration
             .migrate
-            .wait_stderr("the destination is there again");
+            .wait_stderr("reconnected to the destination");
     }
     let verdict = migration.destination.sweep(LONG).unwrap();
     assert!(verdict.ok && verdict.pages == 64 * 256, "{verdict:?}");

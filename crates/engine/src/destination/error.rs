@@ -84,7 +84,7 @@ pub enum DestinationFailure {
     #[error("the migration was interrupted before the guest was taken in")]
     Interrupted,
     /// How far things are could not be written down.
-    #[error("recording how far the migration is: {0}")]
+    #[error("recording the migration's progress: {0}")]
     Journal(io::Error),
     /// No source has come, and none is waited for any longer.
     #[error("waiting for a guest: {0}")]

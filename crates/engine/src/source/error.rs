@@ -86,8 +86,8 @@ pub enum SourceFailure {
     Refused(String),
     /// The destination cannot compare processors.
     #[error(
-        "offering the guest to the destination: hikkoshi there is older and cannot tell whether \
-         its processors are the guest's; update it"
+        "offering the guest to the destination: hikkoshi there is too old to compare its \
+         processors with the guest's; update it"
     )]
     OlderDestination,
     /// A link failed.
@@ -99,7 +99,7 @@ pub enum SourceFailure {
         cause: LinkError,
     },
     /// The links failed, and could not be made again in the time that there was.
-    #[error("{lost}; since then: {since}")]
+    #[error("{lost}; reconnecting failed: {since}")]
     LostForGood {
         /// What ended them.
         lost: Box<SourceFailure>,
@@ -160,13 +160,13 @@ pub enum SourceFailure {
     #[error("the migration was interrupted before the guest was handed over")]
     Interrupted,
     /// How far things are could not be written down.
-    #[error("recording how far the migration is: {0}")]
+    #[error("recording the migration's progress: {0}")]
     Journal(io::Error),
     /// The system has no room for another thread.
     #[error("starting a thread: {0}")]
     Thread(io::Error),
     /// A thread panicked, and said so itself.
-    #[error("a thread that sends pages has failed; it said why before this")]
+    #[error("a thread that sends pages panicked; its message is above")]
     ThreadDied,
 }
 
@@ -185,7 +185,7 @@ impl SourceFailure {
         let text: String = format!("{message:?}").chars().take(200).collect();
         Self::Link {
             doing,
-            cause: LinkError::Protocol(format!("unexpected answer {text}")),
+            cause: LinkError::Protocol(format!("unexpected message {text}")),
         }
     }
 
@@ -196,7 +196,8 @@ impl SourceFailure {
         if unsent == 0 {
             return Ok(());
         }
-        let text = format!("it says that it has everything, but {unsent} pages have not been sent");
+        let text =
+            format!("the destination reports that it has every page, but {unsent} were not sent");
         Err(Self::Link {
             doing,
             cause: LinkError::Protocol(text),

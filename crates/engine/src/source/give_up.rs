@@ -44,7 +44,7 @@ pub fn give_up_migrate(
     if let Err(error) = released {
         watch
             .observer
-            .notice(&format!("the migration is given up, but: {error}"));
+            .notice(&format!("the migration was given up, but: {error}"));
     }
     Ok(())
 }

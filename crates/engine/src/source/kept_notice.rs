@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How long the destination may take to end after it has heard it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-const DOING: &str = "telling the destination that the guest stays here";
+const DOING: &str = "notifying the destination that the guest stays here";
 
 /// Whether a migration that ends by `cause` may end unheard by the destination.
 pub(crate) fn may_be_undelivered(cause: &SourceFailure) -> bool {
@@ -60,8 +60,8 @@ pub(crate) fn send(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
 
 fn report_failure(observer: &dyn Observer, why: &dyn std::fmt::Display) {
     observer.notice(&format!(
-        "the guest runs on here, but the destination could not be told so: {why}. If 'hikkoshi \
-         receive' waits there, end it; end that QEMU, and remove its journal"
+        "the guest keeps running here, but the destination could not be notified: {why}. If \
+         'hikkoshi receive' still waits there, stop it, end its QEMU, and remove its journal"
     ));
 }
 

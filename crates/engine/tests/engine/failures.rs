@@ -144,7 +144,7 @@ fn what_cannot_be_recorded_is_not_committed() {
         let (source, destination) = done.at_source();
         assert_eq!(
             source,
-            "recording how far the migration is: there is no room"
+            "recording the migration's progress: there is no room"
         );
         assert_eq!(
             destination,

@@ -82,7 +82,7 @@ fn other_processors_that_are_allowed_are_named_on_both_sides() {
     let notices = Arc::clone(&done.notices);
     done.moved(true);
     for side in [
-        "the guest will find other processors at the destination",
+        "the destination's processors differ from the guest's",
         "the guest had other processors at the source, and the source allows that",
     ] {
         let expected = format!("{side}: the destination's processors lack avx2");

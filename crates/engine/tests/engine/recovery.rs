@@ -207,7 +207,7 @@ fn stages_that_cannot_be_recorded() {
         full.store(0, Ordering::Relaxed);
         if stage == DestinationStage::Ready {
             let (source, destination) = done.at_source();
-            let expected = "recording how far the migration is: there is no room";
+            let expected = "recording the migration's progress: there is no room";
             assert_eq!(destination, expected);
             assert_eq!(source, format!("the destination failed: {expected}"));
             continue;

@@ -119,7 +119,8 @@ impl HandoverDriver<'_> {
                 .reconnect(cause.take().map(contradicted_decline), restarted)
             {
                 Ok(event @ SourceEvent::Connected(DestinationStage::Declined)) => {
-                    let declined = SourceFailure::Declined("it said so when asked again".into());
+                    let declined =
+                        SourceFailure::Declined("it declined when the source reconnected".into());
                     Some(Step::Next(Occurrence::with_cause(event, declined)))
                 }
                 Ok(event) => Some(Step::Next(event.into())),
@@ -167,7 +168,8 @@ fn contradicted_decline(cause: SourceFailure) -> SourceFailure {
         SourceFailure::Declined(reason) => SourceFailure::Link {
             doing: DOING,
             cause: LinkError::Protocol(format!(
-                "it says that it never ran the guest, after it had said that it runs there: {reason}"
+                "the destination reports that it never ran the guest, after it reported that it \
+                 runs it: {reason}"
             )),
         },
         cause => cause,

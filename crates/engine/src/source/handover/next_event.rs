@@ -19,8 +19,8 @@ impl HandoverDriver<'_> {
             if handed_over && self.shared.cancel.take() {
                 // Answered: who means it though the links are lost says so again.
                 self.shared.observer.notice(
-                    "the guest runs at the destination already and needs the pages that are still \
-                     here: not stopping before it has them",
+                    "the guest already runs at the destination and needs the pages that are still \
+                     here: not stopping until they are sent",
                 );
                 return Ok(SourceEvent::Cancelled.into());
             }

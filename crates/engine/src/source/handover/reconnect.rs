@@ -35,7 +35,7 @@ impl HandoverDriver<'_> {
         }
         if !restarted {
             self.shared.observer.notice(&format!(
-                "{lost}; nothing is lost. Trying to reach the destination at {} again for {} s",
+                "{lost}; nothing is lost. Reconnecting to the destination at {} for up to {} s",
                 self.remote.address,
                 budget.as_secs_f32()
             ));
@@ -49,7 +49,7 @@ impl HandoverDriver<'_> {
                     self.retry_budget.back(Instant::now());
                     self.shared
                         .observer
-                        .notice("the destination is there again: going on");
+                        .notice("reconnected to the destination; the migration continues");
                     return Ok(event);
                 }
                 Err(failure) => failure,
@@ -67,7 +67,9 @@ impl HandoverDriver<'_> {
             // Not only in the end: it may be something to be seen to.
             let text = failure.to_string();
             if text != last_notice {
-                self.shared.observer.notice(&format!("not yet: {text}"));
+                self.shared
+                    .observer
+                    .notice(&format!("still reconnecting: {text}"));
                 last_notice = text;
             }
         }

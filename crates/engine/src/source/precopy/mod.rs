@@ -125,7 +125,7 @@ impl Precopy {
                         let why = self.not_converging(round, dirty);
                         self.shared
                             .observer
-                            .notice(&format!("{why}; going on (Ctrl-C cancels)"));
+                            .notice(&format!("{why}; continuing (Ctrl-C cancels)"));
                     }
                     WhenStalled::GoOn => {}
                 }
@@ -146,8 +146,8 @@ impl Precopy {
         }
         if !options.drain {
             self.shared.observer.notice(
-                "the guest's devices are not drained, though they write to its memory behind the \
-                 dirty log: pages will be lost",
+                "the guest's devices write to its memory without the dirty log seeing it, and are \
+                 not drained: pages will be lost",
             );
             return None;
         }

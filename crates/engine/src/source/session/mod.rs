@@ -184,8 +184,8 @@ impl Session {
         // The links' end tells the destination as much, only less clearly: not
         // worth waiting for a peer that does not read.
         self.control.set_stop(Cancel::at_once());
-        if let Err(error) = self.send(&ToDestination::Cancel { reason }, "calling off") {
-            tracing::debug!(%error, "the destination does not hear the cancellation");
+        if let Err(error) = self.send(&ToDestination::Cancel { reason }, "cancelling") {
+            tracing::debug!(%error, "the cancellation was not sent");
         }
         self.close();
     }

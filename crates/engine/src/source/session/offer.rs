@@ -52,7 +52,7 @@ pub(crate) fn offer(
         && options.allow_cpu_mismatch
     {
         shared.observer.notice(&format!(
-            "the guest will find other processors at the destination: {what}"
+            "the destination's processors differ from the guest's: {what}"
         ));
         answer = reader.control().map_err(SourceFailure::link(doing))?;
     }

@@ -22,7 +22,7 @@ pub(crate) fn resume(
     stage: SourceStage,
     unsent: &UnsentPages,
 ) -> Result<(Connected, DestinationStage), SourceFailure> {
-    let doing = "taking the migration up again";
+    let doing = "resuming the migration";
     let shared = connector.shared;
     let ((stream, mut reader, mut control), _) = connector.control()?;
     let here = ToDestination::ResumeRequest {
@@ -90,7 +90,7 @@ fn take_missing(
     taken
 }
 
-const MISSING: &str = "hearing what the destination lacks";
+const MISSING: &str = "receiving the list of missing pages";
 
 /// Hears what is missing and adds it to what is owed; takes it out of `unsent`.
 fn receive_missing(

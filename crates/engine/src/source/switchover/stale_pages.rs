@@ -86,7 +86,7 @@ fn discard(session: &mut Session, ranges: &[PageRange]) -> Result<(), SourceFail
     for ranges in PageRanges::batches(ranges.iter().copied()) {
         session.send(
             &ToDestination::Discard { ranges },
-            "telling the destination which pages are stale",
+            "sending the list of stale pages",
         )?;
     }
     Ok(())

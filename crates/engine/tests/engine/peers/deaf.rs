@@ -261,7 +261,7 @@ fn messages_without_end() {
         assert!(more < AFFORDABLE, "{more} bytes held");
     });
     let error = "waiting for the destination to drop stale pages: the peer broke the protocol: \
-                 unexpected answer Refuse";
+                 unexpected message Refuse";
     runs_on(came, error, false);
 }
 

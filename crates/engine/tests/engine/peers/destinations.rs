@@ -241,23 +241,23 @@ fn rejected(mode: Mode, expected: &str, script: impl FnOnce(&mut Destination<'_>
 
 #[test]
 fn answers_out_of_place() {
-    rejected(Mode::Hybrid, "unexpected answer Ready", |destination| {
+    rejected(Mode::Hybrid, "unexpected message Ready", |destination| {
         destination.control().1.control(&ToSource::Ready).unwrap();
     });
     for host_pages in [vec![], vec![SMALL], vec![SMALL, 5000], vec![SMALL, 1 << 30]] {
-        rejected(Mode::Hybrid, "unexpected answer [", move |destination| {
+        rejected(Mode::Hybrid, "unexpected message [", move |destination| {
             let mut control = destination.control();
             control.1.control(&ToSource::Accept { host_pages }).unwrap();
         });
     }
     let early = "waiting for the destination to drop stale pages: the peer broke the protocol: \
-                 unexpected answer Ready";
+                 unexpected message Ready";
     rejected(Mode::Postcopy, early, |destination| {
         let (mut control, _background, _urgent) = destination.accept();
         control.1.control(&ToSource::Ready).unwrap();
     });
     let resumed = "waiting for the destination to get ready: the peer broke the protocol: \
-                   unexpected answer Resumed";
+                   unexpected message Resumed";
     rejected(Mode::Postcopy, resumed, |destination| {
         let (mut control, _background, _urgent) = destination.accept();
         hear_until(&mut control, "DiscardEnd");
@@ -563,8 +563,8 @@ fn a_destination_that_claims_to_have_everything() {
     assert_eq!(error.outcome, Outcome::AtDestination);
     assert!(
         error.to_string().starts_with(
-            "sending pages to the running guest: the peer broke the protocol: it says that it \
-             has everything, but "
+            "sending pages to the running guest: the peer broke the protocol: the destination \
+             reports that it has every page, but "
         ),
         "{error}"
     );
@@ -602,7 +602,7 @@ fn a_destination_that_claims_to_have_everything_when_it_is_asked_again() {
         assert_eq!(error.outcome, Outcome::AtDestination, "{error}");
         let text = error.to_string();
         assert!(
-            text.contains("it says that it has everything, but "),
+            text.contains("the destination reports that it has every page, but "),
             "{text}"
         );
         assert!(!calls.contains(&"resume"));
