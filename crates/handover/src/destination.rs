@@ -1,29 +1,29 @@
-//! The destination's machine.
+//! The destination's state machine.
 
 use serde::{Deserialize, Serialize};
 
 use super::SourceStage;
 
-/// How far the destination is in taking the guest in. Recorded from
+/// How far the destination is in taking the guest over. Recorded from
 /// [`Ready`](Self::Ready) on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DestinationStage {
-    /// Memory and device state arrive; nothing was promised.
+    /// Memory and device state arrive. *Ready* has not been sent.
     // The serde names are those in journals of released versions.
     #[serde(rename = "arriving")]
     Receiving,
-    /// The guest could run here, and the source was told so: it may have
-    /// handed it over.
+    /// The guest could run here. *Ready* may have been sent, so the source may
+    /// have handed the guest over.
     Ready,
-    /// The guest is the destination's; pages may be missing.
+    /// The destination owns the guest. Pages may be missing.
     #[serde(rename = "runs")]
     Running,
-    /// The guest is the destination's, and nothing of it is needed from the
-    /// source: all of it is here, or it has ended itself here.
+    /// The destination owns the guest and needs nothing more from the source:
+    /// every page is here, or the guest shut itself down here.
     #[serde(rename = "whole")]
     Complete,
-    /// The guest was never run here and never will be.
+    /// The guest never ran here and never will.
     Declined,
 }
 
@@ -38,35 +38,35 @@ impl DestinationStage {
     ];
 }
 
-/// What happens to the destination.
+/// An event at the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DestinationEvent {
-    /// The engine begins anew with what was recorded.
+    /// An engine starts from a record.
     Restarted,
-    /// Device state is loaded, and page requests would be answered.
+    /// The device state is loaded, and page requests would be answered.
     DeviceStateLoaded,
-    /// The source says *commit*.
+    /// The source sent *Commit*.
     Commit,
-    /// The source says that nothing comes of it.
+    /// The source cancelled the migration.
     CancelledBySource,
     /// No page is missing any more.
     AllPagesReceived,
-    /// The guest has run here and has ended itself (it powered off).
+    /// The guest ran here and shut itself down.
     ShutDown,
-    /// The source has heard that everything is here.
+    /// The source has received *Complete* or *ShutDown*.
     Goodbye,
-    /// A link was lost, or the source says what it should not.
+    /// A link was lost, or the source broke the protocol.
     LinkLost,
-    /// The guest cannot run here: its process died, or did not take the
-    /// device state.
+    /// The guest cannot run here: its process ended, or refused the device
+    /// state.
     GuestFailed,
-    /// Somebody here wants it stopped.
+    /// The operator cancels the migration here.
     Cancelled,
-    /// The guest was to be run, and it is known for sure that it never did.
+    /// Resuming the guest failed, and it is certain that it never ran.
     GuestNeverRan,
-    /// Somebody here gives the migration up, knowing what that means.
+    /// The operator gives the migration up here.
     GivenUp,
-    /// A new connection; this is where the source says it is.
+    /// A new connection. The source reported this stage.
     Connected(SourceStage),
 }
 
@@ -92,41 +92,41 @@ impl DestinationEvent {
     ];
 }
 
-/// What the destination is to do, in the order given.
+/// What the destination does, in the given order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DestinationAction {
-    /// Record the new stage; go on only when it is recorded.
+    /// Record the new stage. Continue only after it is recorded.
     Record(DestinationStage),
-    /// Say *ready*.
+    /// Send *Ready*.
     SendReady,
-    /// Let the guest run here, if it does not.
+    /// Resume the guest here, if it does not run.
     ResumeGuest,
-    /// Say *resumed*.
+    /// Send *GuestResumed*.
     SendGuestResumed,
-    /// Say *complete*.
+    /// Send *Complete*.
     SendComplete,
-    /// Say *shut down*.
+    /// Send *ShutDown*.
     SendShutDown,
-    /// Say *declined*, as well as that can be.
+    /// Send *Declined*, if a link is up.
     SendDeclined,
-    /// Ask the source to call it off.
+    /// Send *Cancel*, which asks the source to cancel.
     SendCancel,
-    /// Say that this is the stage, and in [`DestinationStage::Ready`] and
-    /// [`DestinationStage::Running`] which pages are missing.
+    /// Send *ResumeReply* with this stage, and in [`DestinationStage::Ready`] and
+    /// [`DestinationStage::Running`] the list of missing pages.
     SendResumeReply(DestinationStage),
-    /// Drop the guest, which was never run here and never will be.
+    /// Drop the guest, which never ran here and never will.
     DiscardGuest,
-    /// End the guest, which has run here, for good.
+    /// End the guest's process. The guest has run here and is lost.
     KillGuest,
-    /// What is recorded is of no use to anybody any more: remove it.
+    /// Remove the record: neither side needs it any more.
     Close,
-    /// Keep the guest as it is, and everything for a new connection.
+    /// Keep the guest and all state, and wait for a new connection.
     Wait,
-    /// Nothing more is to be done here.
+    /// The destination's part is finished.
     End,
 }
 
-/// The destination's side of the hand-over.
+/// The destination's state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Destination {
     stage: DestinationStage,
@@ -139,16 +139,16 @@ impl Destination {
         Self { stage }
     }
 
-    /// How far it is.
+    /// The stage that the machine is in.
     pub fn stage(&self) -> DestinationStage {
         self.stage
     }
 
-    /// Takes note of `event` and says what to do.
+    /// Handles `event` and returns what to do.
     ///
-    /// When a [`Record`](DestinationAction::Record) fails, nothing behind it
-    /// may be done, and the machine is to be made anew from the stage recorded
-    /// last.
+    /// If a [`Record`](DestinationAction::Record) fails, the actions after it must
+    /// not be performed, and the machine must be created again from the last
+    /// recorded stage.
     pub fn on(&mut self, event: DestinationEvent) -> &'static [DestinationAction] {
         use DestinationAction::{
             Close, DiscardGuest, End, KillGuest, Record, ResumeGuest, SendCancel, SendComplete,
@@ -162,33 +162,33 @@ impl Destination {
         use SourceStage as There;
         let (stage, actions): (_, &'static [DestinationAction]) = match (self.stage, event) {
             (Receiving, DeviceStateLoaded) => (Ready, &[Record(Ready), SendReady]),
-            // Nothing was promised: the source needs no word to go on.
+            // *Ready* was not sent: the source resumes the guest without an answer.
             (Receiving, _) => (Declined, &[SendDeclined, DiscardGuest, Close, End]),
 
             (Ready, Commit) => (Running, &[Record(Running), ResumeGuest, SendGuestResumed]),
             (Ready, CancelledBySource | Connected(There::Owned)) => {
                 (Declined, &[Record(Declined), DiscardGuest, Close, End])
             }
-            // The source may wait for that word, and for ever.
+            // The source may wait for this answer, without a limit.
             (Ready, GuestFailed | GivenUp) | (Running, GuestNeverRan) => {
                 (Declined, &[Record(Declined), SendDeclined])
             }
-            // Only the source can still call it off.
+            // Only the source can still cancel.
             (Ready, Cancelled) => (Ready, &[SendCancel]),
             (Ready, Connected(There::Committed)) => (Ready, &[SendResumeReply(Ready)]),
 
             (Running, AllPagesReceived) => (Complete, &[Record(Complete), SendComplete]),
-            // A guest that has ended itself needs no more pages: its source may
-            // let go of them.
+            // A guest that shut itself down needs no more pages: the source may drop
+            // them.
             (Running, ShutDown) => (Complete, &[Record(Complete), SendShutDown]),
             (Running, Connected(There::Committed | There::HandedOver)) => {
                 (Running, &[SendResumeReply(Running)])
             }
             (Running, Restarted) => (Running, &[ResumeGuest, Wait]),
-            // It was told so before, and the answer was lost.
+            // A repeated *Commit*: the answer to the first one was lost.
             (Running | Complete, Commit) => (self.stage, &[SendGuestResumed]),
-            // A guest that cannot run here any longer has run here, and cannot
-            // be had back.
+            // The guest has run here and cannot run any more: it is lost. The source
+            // must not resume its older copy.
             (Running, GuestFailed) => (Running, &[End]),
             (Running, GivenUp) => (Running, &[KillGuest, Close, End]),
             (Complete, Connected(There::Committed | There::HandedOver | There::Done)) => {
@@ -196,13 +196,13 @@ impl Destination {
             }
             (Complete, Restarted) => (Complete, &[ResumeGuest, Wait]),
             (Complete, Goodbye | GivenUp) => (Complete, &[Close, End]),
-            // What becomes of it now is its own matter.
+            // The migration is finished; the end of the guest does not concern it.
             (Complete, GuestFailed | GuestNeverRan | ShutDown) => (Complete, &[]),
-            // Too late: it is nobody else's any more.
+            // Too late: the destination owns the guest.
             (Running | Complete, Cancelled) => (self.stage, &[]),
             (Ready | Running | Complete, _) => (self.stage, &[Wait]),
 
-            // It has the guest, and needs no word from here any more.
+            // The source owns the guest and needs no answer any more.
             (Declined, CancelledBySource | Connected(There::Owned) | GivenUp) => {
                 (Declined, &[DiscardGuest, Close, End])
             }

@@ -1,26 +1,36 @@
-//! Who may run the guest: the two sides' state machines, without any I/O.
+//! Who may run the guest: a state machine for each side, without I/O, and its record.
 //!
-//! A guest has one **keeper**: the side that may let it run. Both machines
-//! here are fed with what happens ([`SourceEvent`], [`DestinationEvent`]) and
-//! answer with what to do ([`SourceAction`], [`DestinationAction`]), in order.
-//! Each has a **stage** that is recorded where it outlives the engine, before
-//! anything that depends on it is done; so an engine that was killed goes on
-//! from its recorded stage, and everything else it knew is worked out anew.
+//! # Model
 //!
-//! The hand-over is a commit in two steps, with the destination as the one who
-//! decides once *commit* may be on its way:
+//! At any time, exactly one side owns the guest: the side that may run it. The
+//! driver of a side (in `hikkoshi-engine`) feeds its machine with **events**
+//! ([`SourceEvent`], [`DestinationEvent`]): a message, a lost link, a failure, a
+//! request of the operator. The machine returns **actions** ([`SourceAction`],
+//! [`DestinationAction`]), which the driver performs in order.
 //!
-//! - Up to *commit* the source keeps the guest: whatever fails, it lets it run
-//!   on, and the destination never runs it.
-//! - From then on the source lets it run again only when the destination has
-//!   recorded, and says, that it has **declined**: that it never ran the guest
-//!   and never will.
-//! - A destination that has said *ready* and hears nothing more neither runs
-//!   the guest nor forgets it. The next connection settles it.
+//! Each machine has a **stage** ([`SourceStage`], [`DestinationStage`]). The
+//! stage is part of a **record** ([`SourceRecord`], [`DestinationRecord`]) that a
+//! [`Journal`] stores before anything that depends on the new stage is done.
+//! After an engine is killed, another one continues from the record. All other
+//! state is determined again. [`Recorded`] is a machine together with its record.
 //!
-//! `docs/protocol.md` has both machines as tables, which are compared with
-//! this code by a test; a model check (`tests/machines/`) explores every
-//! order of messages, losses and crashes.
+//! # The handover
+//!
+//! The handover is a two-phase commit:
+//!
+//! - Until the source has sent *Commit*, it owns the guest. If anything fails, it
+//!   resumes the guest, and the destination never runs it.
+//! - After *Commit* may have been sent, the destination decides. The source
+//!   resumes the guest only if the destination has recorded and reported that it
+//!   **declined**: it never ran the guest and never will.
+//! - A destination that has sent *Ready* and receives nothing more does not run
+//!   the guest and does not drop it. The next connection decides.
+//!
+//! # Checks
+//!
+//! `docs/protocol.md` has both machines as tables; a test compares them with
+//! this code. A model check (`tests/machines/`) explores every order of
+//! messages, losses and crashes within a budget of faults.
 
 mod destination;
 mod outcome;

@@ -1,24 +1,25 @@
-//! Where the guest is when a migration did not succeed.
+//! Where the guest is after a migration that failed.
 
-/// Where the guest is after a migration that did not succeed.
+/// Where the guest is after a migration that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// At the source, as it was before; or ended with its machine there.
+    /// At the source, in the state it was in before; or its process has ended
+    /// there.
     AtSource,
-    /// At the source, and it should run there, but could not be made to. Nothing
-    /// is lost.
+    /// At the source and paused: it should run there, but resuming it failed.
+    /// Nothing is lost.
     Stopped,
-    /// Paused on both hosts, and it has run nowhere since the source stopped
-    /// it, as far as this side can tell. Nothing is lost.
+    /// Paused on both hosts. As far as this side knows, it has not run since the
+    /// source paused it. Nothing is lost.
     Paused,
-    /// At the destination, which has run it since and may lack pages of it: it
-    /// runs there on what it has. Nothing is lost, but only the destination may
-    /// ever run it again: what the source has is a moment of the past.
+    /// At the destination, where it has run since the handover. Pages may be
+    /// missing there. Nothing is lost, but only the destination may run it again:
+    /// the source has a stale snapshot.
     AtDestination,
-    /// At the source: the destination never ran it and never will. But the source
-    /// may not have heard that, and keeps it paused until it has.
+    /// At the source: the destination never ran it and never will. The source may
+    /// not know that yet, and keeps it paused until it does.
     Declined,
-    /// Nowhere: the destination has run it, and its machine ended before all
-    /// pages were there. What the source has is a moment of the past.
+    /// Lost: the destination ran it, and its process ended before all pages were
+    /// there. The source has a stale snapshot.
     Lost,
 }

@@ -1,4 +1,4 @@
-//! What is written down of a migration, for an engine that takes it up again.
+//! The stored record of a migration, from which another engine can resume it.
 
 use std::fmt;
 use std::io;
@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{DestinationStage, SourceStage};
 
-/// What a source's engine must know to go on where another one was killed.
+/// What a source's engine needs to resume a migration.
 ///
-/// It holds the migration's secret number: keep it where only its owner reads.
+/// It contains the migration's secret number: store it where only its owner can
+/// read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceRecord {
     /// The migration's number.
@@ -18,14 +19,16 @@ pub struct SourceRecord {
     pub id: MigrationId,
     /// How far the source is.
     pub stage: SourceStage,
-    /// How the guest is moved.
+    /// The migration's mode.
     pub mode: Mode,
 }
 
-/// What a destination's engine must know to go on where another one was killed.
-/// Which pages are missing is not among it: the RAM file tells.
+/// What a destination's engine needs to resume a migration.
 ///
-/// It holds the migration's secret number: keep it where only its owner reads.
+/// It does not contain which pages are missing: the RAM files show that.
+///
+/// It contains the migration's secret number: store it where only its owner can
+/// read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DestinationRecord {
     /// The migration's number.
@@ -33,21 +36,21 @@ pub struct DestinationRecord {
     pub id: MigrationId,
     /// How far the destination is.
     pub stage: DestinationStage,
-    /// How the guest is moved.
+    /// The migration's mode.
     pub mode: Mode,
-    /// Whether pages may be missing, and the userfaultfd in the guest's process
-    /// sees to it that nobody gets zeros instead.
+    /// Whether pages may be missing. Then the userfaultfd in the guest's process
+    /// prevents that a thread reads zeros instead.
     pub postcopy: bool,
-    /// Whether the guest is to run (its owner had not paused it).
+    /// Whether the guest will be resumed (its owner had not paused it).
     pub running: bool,
-    /// Whether the guest has been made to run: it is its owner's from then on,
-    /// who may pause it.
+    /// Whether the guest has been resumed. From then on its owner may pause it,
+    /// and no engine resumes it again.
     pub started: bool,
-    /// Background links that memory was set aside for.
+    /// The number of background links that memory was reserved for.
     pub links: u16,
 }
 
-/// Where records are kept, so that they outlive the engine.
+/// Stores records, so that they outlive the engine.
 ///
 /// # Example
 ///
@@ -85,19 +88,18 @@ pub struct DestinationRecord {
 /// # Ok::<(), io::Error>(())
 /// ```
 pub trait Journal<R>: fmt::Debug + Send + Sync {
-    /// Replaces what was recorded before. When this returns, the record can be
-    /// read even if this process is killed.
+    /// Replaces the stored record. When this returns, the record can be read even
+    /// if this process is killed.
     ///
     /// # Errors
-    /// When it cannot be kept; what was recorded before holds.
+    /// When the record cannot be stored. The one before it remains.
     fn record(&self, record: &R) -> io::Result<()>;
 
-    /// What was recorded is of no use to anybody any more: neither this side nor
-    /// the other one needs it to go on.
+    /// Removes the record: neither side needs it any more.
     fn close(&self) {}
 }
 
-/// Keeps nothing: an engine that is killed is not to be taken up again.
+/// Stores nothing: after the engine is killed, the migration cannot be resumed.
 #[derive(Debug, Clone, Copy)]
 pub struct Unrecorded;
 
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_survive_being_written_down() {
+    fn a_record_is_read_as_it_was_written() {
         let record = SourceRecord {
             id: MigrationId::from_bytes([0xa7; 16]),
             stage: SourceStage::Committed,

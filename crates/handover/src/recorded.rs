@@ -12,18 +12,18 @@ use crate::source::{Source, SourceAction, SourceEvent, SourceStage};
 pub trait StateMachine: Copy + fmt::Debug {
     /// The machine's state.
     type Stage: Copy + fmt::Debug + 'static;
-    /// What happens.
+    /// What the machine handles.
     type Event: fmt::Debug;
-    /// What to do.
+    /// What the machine returns.
     type Action: fmt::Debug + 'static;
-    /// What is stored.
+    /// What the journal stores.
     type Record: Clone + fmt::Debug;
 
     /// A machine in the stage of `record`.
     fn new(record: &Self::Record) -> Self;
     /// The stage that the machine is in.
     fn stage(&self) -> Self::Stage;
-    /// Takes in `event`; returns what to do, in order.
+    /// Handles `event` and returns what to do, in order.
     fn on(&mut self, event: Self::Event) -> &'static [Self::Action];
     /// The stage that `action` asks to record, if it is such an action.
     fn stage_to_record(action: &Self::Action) -> Option<Self::Stage>;
@@ -31,7 +31,7 @@ pub trait StateMachine: Copy + fmt::Debug {
     fn set_stage(record: &mut Self::Record, stage: Self::Stage);
 }
 
-/// A machine, its record, and the journal that keeps the record.
+/// A machine, its record, and the journal that stores the record.
 #[derive(Debug)]
 pub struct Recorded<M: StateMachine> {
     machine: M,
@@ -56,7 +56,7 @@ impl<M: StateMachine> Recorded<M> {
         }
     }
 
-    /// What is recorded.
+    /// The record.
     #[must_use]
     pub fn record(&self) -> &M::Record {
         &self.record
@@ -71,16 +71,16 @@ impl<M: StateMachine> Recorded<M> {
     /// Writes the record as it is now.
     ///
     /// # Errors
-    /// When the journal cannot keep it.
+    /// When the journal cannot store it.
     pub fn write(&self) -> io::Result<()> {
         self.journal.record(&self.record)
     }
 
-    /// Takes in `event`, records the new stage if there is one, and returns what to do.
+    /// Handles `event`, records the new stage if there is one, and returns what to do.
     ///
     /// # Errors
-    /// When the new stage could not be recorded. The machine then is in the old stage, and nothing
-    /// may be done.
+    /// When the new stage cannot be recorded. The machine is then in the old stage, and no action may
+    /// be performed.
     pub fn on(&mut self, event: M::Event) -> io::Result<&'static [M::Action]> {
         let before = self.machine;
         let described = format!("{event:?}");
@@ -109,10 +109,10 @@ impl<M: StateMachine> Recorded<M> {
 }
 
 impl Recorded<Destination> {
-    /// Records that the guest was resumed, so that no later engine does it again.
+    /// Records that the guest was resumed, so that no later engine resumes it again.
     ///
     /// # Errors
-    /// When the journal cannot keep it.
+    /// When the journal cannot store it.
     pub fn set_started(&mut self) -> io::Result<()> {
         self.record.started = true;
         self.write()

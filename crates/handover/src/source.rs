@@ -1,23 +1,23 @@
-//! The source's machine.
+//! The source's state machine.
 
 use serde::{Deserialize, Serialize};
 
 use super::DestinationStage;
 
-/// How far the source is in giving its guest away. Recorded.
+/// How far the source is in handing the guest over. Recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceStage {
-    /// The guest is the source's.
+    /// The source owns the guest.
     // The serde names are those in journals of released versions.
     #[serde(rename = "keeps")]
     Owned,
-    /// *Commit* may have been sent: whose guest it is, the destination knows.
+    /// *Commit* may have been sent: the destination decides who owns the guest.
     Committed,
-    /// The destination runs the guest and may still lack pages.
+    /// The destination runs the guest. Pages may be missing there.
     #[serde(rename = "gone")]
     HandedOver,
-    /// The destination has everything.
+    /// The destination has every page.
     Done,
 }
 
@@ -26,33 +26,31 @@ impl SourceStage {
     pub const ALL: [Self; 4] = [Self::Owned, Self::Committed, Self::HandedOver, Self::Done];
 }
 
-/// What happens to the source.
+/// An event at the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceEvent {
-    /// The engine begins anew with what was recorded.
+    /// An engine starts from a record.
     Restarted,
-    /// The destination could run the guest, which stands still here.
+    /// The destination is ready to run the guest, which is paused here.
     Ready,
-    /// The destination says that it runs the guest.
+    /// The destination reports that it runs the guest.
     GuestResumed,
     /// The destination has every page.
     Complete,
-    /// The destination has run the guest, which has ended itself there: no page
-    /// is needed any more.
+    /// The guest shut itself down at the destination: no more pages are needed.
     ShutDown,
-    /// The destination says that something went wrong there, but not that it
-    /// has declined.
+    /// The destination reports a failure, but not that it declined.
     Failed,
     /// The destination has declined.
     Declined,
-    /// A link was lost, or the destination says what it should not.
+    /// A link was lost, or the destination broke the protocol.
     LinkLost,
-    /// Somebody here wants it stopped.
+    /// The operator cancels the migration here.
     Cancelled,
-    /// Somebody here gives the migration up, and answers for it that the
-    /// destination never runs the guest, or not any more.
+    /// The operator gives the migration up here, and guarantees that the
+    /// destination does not run the guest and never will.
     GivenUp,
-    /// A new connection; this is where the destination says it is.
+    /// A new connection. The destination reported this stage.
     Connected(DestinationStage),
 }
 
@@ -77,34 +75,33 @@ impl SourceEvent {
     ];
 }
 
-/// What the source is to do, in the order given.
+/// What the source does, in the given order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceAction {
-    /// Record the new stage; go on only when it is recorded.
+    /// Record the new stage. Continue only after it is recorded.
     Record(SourceStage),
     /// Send *commit*.
     SendCommit,
-    /// Let the guest run here, if it does not (and its owner had not paused
-    /// it).
+    /// Resume the guest here, if it is paused (unless its owner had paused it).
     ResumeGuest,
-    /// Tell the destination that nothing comes of it, as well as that can be.
+    /// Send *Cancel*, if a link is up.
     SendCancel,
-    /// Send the pages that the destination lacks.
+    /// Send the pages that are missing at the destination.
     SendPages,
-    /// What is recorded is of no use to anybody any more: remove it.
+    /// Remove the record: neither side needs it any more.
     Close,
-    /// Keep the guest as it is, and everything for a new connection.
+    /// Keep the guest and all state, and wait for a new connection.
     Wait,
-    /// Nothing more is to be done here.
+    /// The source's part is finished.
     End,
 }
 
-/// The source's side of the hand-over.
+/// The source's state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Source {
     stage: SourceStage,
-    /// It was heard that the guest runs there. (Not that it will: that is what
-    /// [`SourceEvent::Connected`] tells.)
+    /// [`SourceEvent::GuestResumed`] was received in this handover: the guest has
+    /// run there. ([`SourceEvent::Connected`] reports only that it will.)
     resumed: bool,
 }
 
@@ -117,17 +114,17 @@ impl Source {
         }
     }
 
-    /// How far it is.
+    /// The stage that the machine is in.
     pub fn stage(&self) -> SourceStage {
         self.stage
     }
 
-    /// Takes note of `event` and says what to do.
+    /// Handles `event` and returns what to do.
     ///
-    /// When a [`Record`](SourceAction::Record) fails, nothing behind it may be
-    /// done, and the machine is to be made anew from the stage recorded last.
-    /// When a [`ResumeGuest`](SourceAction::ResumeGuest) fails, a
-    /// [`Close`](SourceAction::Close) behind it may not be done.
+    /// If a [`Record`](SourceAction::Record) fails, the actions after it must not
+    /// be performed, and the machine must be created again from the last recorded
+    /// stage. If a [`ResumeGuest`](SourceAction::ResumeGuest) fails, a
+    /// [`Close`](SourceAction::Close) after it must not be performed.
     pub fn on(&mut self, event: SourceEvent) -> &'static [SourceAction] {
         use DestinationStage as There;
         use SourceAction::{
@@ -140,8 +137,8 @@ impl Source {
         use SourceStage::{Committed, Done, HandedOver, Owned};
         let (stage, actions): (_, &'static [SourceAction]) = match (self.stage, event) {
             (Owned, Ready) => (Committed, &[Record(Committed), SendCommit]),
-            // Whatever else happens, whatever the destination claims: nobody
-            // was allowed to run it there.
+            // Whatever the destination reports: it was never allowed to run the
+            // guest.
             (Owned, Restarted | GivenUp) => (Owned, &[ResumeGuest, Close, End]),
             (Owned, _) => (Owned, &[ResumeGuest, SendCancel, Close, End]),
 
@@ -152,17 +149,19 @@ impl Source {
                 (Done, &[Record(Done), Close, End])
             }
             (Committed, Connected(There::Ready)) => (Committed, &[SendCommit]),
-            // Whoever has run it cannot have declined: it would run twice.
+            // A destination that has run the guest cannot have declined: the guest
+            // would run twice.
             (HandedOver, Declined | Connected(There::Declined)) if self.resumed => {
                 (HandedOver, &[Wait])
             }
-            // Also one that has said that it would run it, and could not.
+            // This includes a destination that reported that it would run the guest,
+            // and then could not.
             (Committed | HandedOver, Declined | Connected(There::Declined)) => {
                 (Owned, &[Record(Owned), ResumeGuest, SendCancel, Close, End])
             }
             (Committed | HandedOver, GivenUp) => (Owned, &[Record(Owned), ResumeGuest, Close, End]),
             (HandedOver, Connected(There::Running)) => (HandedOver, &[SendPages]),
-            // Too late: the destination needs what is here.
+            // Too late: the destination needs the pages that are here.
             (Committed | HandedOver, Cancelled) => (self.stage, &[]),
             (
                 Committed | HandedOver,

@@ -1,4 +1,4 @@
-//! Stages as they are said on the wire.
+//! Stages as they are sent.
 
 use hikkoshi_wire as wire;
 
