@@ -284,7 +284,7 @@ fn pick<T: Copy>(all: &[T], byte: u8) -> T {
 
 /// A source whose destination says anything at any time: it keeps its own
 /// promises.
-pub fn source(bytes: &[u8]) {
+pub(crate) fn source(bytes: &[u8]) {
     let mut host = SourceHost::new();
     let mut says = Vec::new();
     for pair in bytes.chunks_exact(2) {
@@ -299,7 +299,7 @@ pub fn source(bytes: &[u8]) {
 }
 
 /// A destination whose source says anything at any time.
-pub fn destination(bytes: &[u8]) {
+pub(crate) fn destination(bytes: &[u8]) {
     let mut host = DestinationHost::new();
     let mut says = Vec::new();
     for pair in bytes.chunks_exact(2) {
@@ -316,7 +316,7 @@ pub fn destination(bytes: &[u8]) {
 /// Two honest sides, and somebody between them who keeps every word that was
 /// ever said and lets it be heard again, whenever and as often as he likes:
 /// the guest never runs on both sides.
-pub fn replayed(bytes: &[u8]) {
+pub(crate) fn replayed(bytes: &[u8]) {
     let (mut source, mut destination) = (SourceHost::new(), DestinationHost::new());
     let mut said: Vec<Word> = Vec::new();
     for pair in bytes.chunks_exact(2) {

@@ -11,7 +11,7 @@ use super::world::{
 
 /// One thing that happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Step {
+pub(crate) enum Step {
     /// The guest writes a page, wherever it runs.
     Write(usize),
     /// The source sends a page, before or after the switch.
@@ -76,7 +76,7 @@ pub enum Step {
 }
 
 /// Everything that can happen in `world`.
-pub fn possible(world: &World, steps: &mut Vec<Step>) {
+pub(crate) fn possible(world: &World, steps: &mut Vec<Step>) {
     peaceful_steps(world, steps);
     for page in 0..PAGES {
         if may_write(world, page) {
@@ -190,7 +190,7 @@ fn may_give_up(world: &World) -> bool {
 }
 
 /// The next thing that happens when nobody disturbs.
-pub fn peaceful(world: &World) -> Option<Step> {
+pub(crate) fn peaceful(world: &World) -> Option<Step> {
     let mut steps = Vec::new();
     peaceful_steps(world, &mut steps);
     steps.first().copied()
@@ -304,7 +304,7 @@ fn may_switch(world: &World) -> bool {
 }
 
 /// Lets `step` happen.
-pub fn take(world: &mut World, step: Step) {
+pub(crate) fn take(world: &mut World, step: Step) {
     match step {
         Step::Write(page) => write(world, page),
         Step::SendPage(page) => send_page(world, page),

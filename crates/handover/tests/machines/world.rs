@@ -10,15 +10,15 @@ use hikkoshi_handover::{
 use super::steps;
 
 /// Pages of the guest.
-pub const PAGES: usize = 2;
+pub(crate) const PAGES: usize = 2;
 
 /// Connections that may be under way at once: one that the destination still
 /// takes for good, and newer ones.
-pub const LINKS: usize = 2;
+pub(crate) const LINKS: usize = 2;
 
 /// Something wrong on purpose: the check must find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Flaw {
+pub(crate) enum Flaw {
     /// The source lets its guest run on when the link breaks after *commit*.
     ResumeWhenLost,
     /// The source does not record that it commits.
@@ -52,7 +52,7 @@ pub enum Flaw {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Guest {
+pub(crate) enum Guest {
     /// Nothing that could run.
     Absent,
     Paused,
@@ -61,7 +61,7 @@ pub enum Guest {
 
 /// What goes from the source to the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ToDestination {
+pub(crate) enum ToDestination {
     /// Drop these pages; then the device state, and everything that is needed.
     Switch {
         owed: [bool; PAGES],
@@ -75,7 +75,7 @@ pub enum ToDestination {
 
 /// What goes from the destination to the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ToSource {
+pub(crate) enum ToSource {
     Ready,
     GuestResumed,
     Complete,
@@ -89,7 +89,7 @@ pub enum ToSource {
 /// A connection. Each side notices its end by itself; until then it hears what
 /// the other one had said.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Link {
+pub(crate) struct Link {
     pub source_holds: bool,
     pub destination_holds: bool,
     /// The destination has turned to it, and let the others go.
@@ -102,7 +102,7 @@ pub struct Link {
 
 impl Link {
     /// A new one.
-    pub fn new(met: bool) -> Self {
+    pub(crate) fn new(met: bool) -> Self {
         Self {
             source_holds: true,
             destination_holds: true,
@@ -116,7 +116,7 @@ impl Link {
 
 /// What an engine at the source knows, and forgets when it ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct SourceEngine {
+pub(crate) struct SourceEngine {
     pub machine: Source,
     pub todo: VecDeque<SourceAction>,
     /// Written since it was sent, or never sent.
@@ -131,7 +131,7 @@ pub struct SourceEngine {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct SourceHost {
+pub(crate) struct SourceHost {
     /// As recorded.
     pub stage: SourceStage,
     /// The record was removed: no other engine goes on.
@@ -145,7 +145,7 @@ pub struct SourceHost {
 
 /// What an engine at the destination knows, and forgets when it ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct DestinationEngine {
+pub(crate) struct DestinationEngine {
     pub machine: Destination,
     pub todo: VecDeque<DestinationAction>,
     /// *Commit* came on the connection that is there now.
@@ -157,7 +157,7 @@ pub struct DestinationEngine {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct DestinationHost {
+pub(crate) struct DestinationHost {
     /// As recorded.
     pub stage: DestinationStage,
     /// The record was removed: no other engine goes on.
@@ -172,7 +172,7 @@ pub struct DestinationHost {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct World {
+pub(crate) struct World {
     pub flaw: Option<Flaw>,
     /// What may still go wrong.
     pub faults: u8,
@@ -192,7 +192,7 @@ pub struct World {
 
 impl World {
     /// A guest that runs at the source, and an empty destination, connected.
-    pub fn new(faults: u8, flaw: Option<Flaw>) -> Self {
+    pub(crate) fn new(faults: u8, flaw: Option<Flaw>) -> Self {
         Self {
             flaw,
             faults,
@@ -226,19 +226,19 @@ impl World {
     }
 
     /// The connection that the source has.
-    pub fn source_link(&mut self) -> Option<&mut Link> {
+    pub(crate) fn source_link(&mut self) -> Option<&mut Link> {
         self.links.back_mut().filter(|link| link.source_holds)
     }
 
     /// The connection that the destination has turned to.
-    pub fn destination_link(&mut self) -> Option<&mut Link> {
+    pub(crate) fn destination_link(&mut self) -> Option<&mut Link> {
         let held = |link: &&mut Link| link.met && link.destination_holds;
         self.links.iter_mut().find(held)
     }
 
     /// The guest cannot run at the destination, and nobody there will tell the
     /// source that it never did.
-    pub fn is_lost_there(&self) -> bool {
+    pub(crate) fn is_lost_there(&self) -> bool {
         let destination = &self.destination;
         match destination.stage {
             DestinationStage::Declined => destination.closed && self.given_up_there,
@@ -250,7 +250,7 @@ impl World {
 
     /// Whether every page is what the guest wrote last, where the guest runs
     /// or may be let run, or can still be had from the source.
-    pub fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         let at_source = self.source.ram == self.truth;
         match (self.source.stage, self.destination.stage) {
             (SourceStage::Owned, _)
@@ -276,7 +276,7 @@ impl World {
     /// Whether one guest runs with all of its pages once both engines are
     /// started again, connected, and left in peace; where the destination has
     /// lost it, once the source has given up.
-    pub fn has_a_way_back(&self) -> bool {
+    pub(crate) fn has_a_way_back(&self) -> bool {
         let mut world = self.clone();
         world.faults = 0;
         for _ in 0..200 {
@@ -302,7 +302,7 @@ impl World {
     }
 
     /// Tells the source's machine.
-    pub fn tell_source(&mut self, event: SourceEvent) {
+    pub(crate) fn tell_source(&mut self, event: SourceEvent) {
         let flaw = self.flaw;
         let Some(engine) = &mut self.source.engine else {
             return;
@@ -327,7 +327,7 @@ impl World {
     }
 
     /// Tells the destination's machine.
-    pub fn tell_destination(&mut self, event: DestinationEvent) {
+    pub(crate) fn tell_destination(&mut self, event: DestinationEvent) {
         let flaw = self.flaw;
         let Some(engine) = &mut self.destination.engine else {
             return;
@@ -361,7 +361,7 @@ impl World {
 
 impl SourceEngine {
     /// One that begins in `stage`, with no idea of anything else.
-    pub fn new(stage: SourceStage) -> Self {
+    pub(crate) fn new(stage: SourceStage) -> Self {
         Self {
             machine: Source::new(stage),
             todo: VecDeque::new(),
@@ -376,7 +376,7 @@ impl SourceEngine {
 
 impl DestinationEngine {
     /// One that begins in `stage`, with no idea of anything else.
-    pub fn new(stage: DestinationStage) -> Self {
+    pub(crate) fn new(stage: DestinationStage) -> Self {
         Self {
             machine: Destination::new(stage),
             todo: VecDeque::new(),
