@@ -345,7 +345,7 @@ mod tests {
     /// to be seen from outside.
     fn again(name: &str, backtrace: &str) -> std::process::Output {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &format!("confine::tests::{name}"), "--nocapture"])
+            .args(["--exact", &format!("sandbox::tests::{name}"), "--nocapture"])
             .env(AGAIN, "1")
             .env("RUST_BACKTRACE", backtrace)
             .output()
