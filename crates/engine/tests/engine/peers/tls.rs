@@ -209,6 +209,8 @@ fn a_destination_that_does_not_speak_tls_to_its_end() {
                 || {
                     let control = incoming.recv().unwrap();
                     (&control.stream).write_all(&OVERSIZED).unwrap();
+                    // Until the source hangs up: after a shutdown it could fail to send instead.
+                    let _ = io::copy(&mut &control.stream, &mut io::sink());
                     control.stream.shutdown();
                 },
             );
