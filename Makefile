@@ -91,9 +91,8 @@ test-loom: setup ## loom models: page bitmap, second-stage tables, state shared 
 
 .PHONY: test-guests
 test-guests: guest ## the laboratory's own tests, and real guests moved between real QEMUs
-	cargo test --locked --package hikkoshi-lab
 	cargo build --locked --release --package hikkoshi
-	cargo test --locked --package hikkoshi-tests
+	cargo test --locked --package hikkoshi-lab --package hikkoshi-tests
 
 # These are part of test-guests as well. This target runs only them, and prints their table.
 .PHONY: drills
@@ -108,20 +107,9 @@ direct-io: guest ## move guests that read their disk by direct I/O, in every mod
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-tests --test direct_io -- --include-ignored
 
-# CPU-bound work at idle priority, while the unit tests mostly wait.
-.PHONY: test-beside
-test-beside:
-	chrt --idle 0 cargo build --locked --release --package hikkoshi
-	chrt --idle 0 $(MAKE) --no-print-directory test-loom
-
 .PHONY: test
 test: lint ## everything: lint, unit tests, loom models, real guests
-	@$(MAKE) --no-print-directory test-beside >$(BUILD)/beside.log 2>&1 & beside=$$!; \
-	$(MAKE) --no-print-directory test-unit; unit=$$?; \
-	wait $$beside; beside=$$?; \
-	cat $(BUILD)/beside.log; \
-	exit $$((unit | beside))
-	@$(MAKE) --no-print-directory test-guests
+	@.ci/test.sh
 
 $(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done
 	guest/initramfs/web/pack.sh $(INITRAMFS) $(BUILD)/apache/root $@

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Runs all tests; `make test` runs lint first.
+#
+# Most tests of the crates wait for a peer or a timeout. Four groups of them run at once
+# (.ci/test-group.sh). At the same time, with low priority, the program and the guest for the last
+# group are built, and then the loom models are checked. The tests that move real guests are the last
+# group, because each guest keeps a processor busy.
+#
+# The output of each part is written to build/tests, and printed when the part has ended.
+set -euo pipefail
+set -m # Each part is a process group, so that all of it can be ended.
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+logs=build/tests
+mkdir -p "$logs"
+# The processes of the parts that run, by name, and the names of those that failed.
+declare -A parts
+failed=()
+
+start() {
+    local name=$1
+    shift
+    "$@" &>"$logs/$name.log" </dev/null &
+    parts[$name]=$!
+}
+
+finish() {
+    local name=$1
+    wait "${parts[$name]}" || failed+=("$name")
+    unset "parts[$name]"
+    cat "$logs/$name.log"
+}
+
+end_all() {
+    local process
+    for process in "${parts[@]}"; do
+        kill -- "-$process" 2>/dev/null || true
+    done
+}
+trap end_all EXIT
+
+stop_if_failed() {
+    ((${#failed[@]} == 0)) || {
+        echo "test.sh: failed: ${failed[*]}" >&2
+        exit 1
+    }
+}
+
+# What the tests with guests need.
+program() {
+    renice --priority 19 --pid "$BASHPID" >/dev/null
+    cargo build --locked --release --package hikkoshi
+    make --no-print-directory guest
+}
+
+loom() {
+    chrt --idle --pid 0 "$BASHPID"
+    tail --pid "${parts[program]}" -f /dev/null
+    make --no-print-directory test-loom
+}
+
+# Runs one group. Cargo is always called for the whole workspace: for another selection of packages,
+# the dependencies have other features, and cargo builds them again.
+group() {
+    TEST_GROUP=$1 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$PWD/.ci/test-group.sh \
+        cargo test --locked --workspace --tests -- "${@:2}"
+}
+
+start program program
+start loom loom
+cargo test --locked --workspace --no-run
+
+# One test at a time: each test of the engine is two hosts with a dozen threads and a guest.
+start engine group engine --test-threads=1
+start waiting group waiting --test-threads=4
+start qemu group qemu --test-threads=1
+start others group others --test-threads=1
+start documentation cargo test --locked --workspace --doc
+for part in engine waiting qemu others documentation program; do
+    finish $part
+done
+stop_if_failed
+
+group guests
+finish loom
+stop_if_failed
