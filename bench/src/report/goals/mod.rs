@@ -43,7 +43,7 @@ pub(crate) fn goals_table(runs: &[Run]) -> Table {
         })
         .collect();
     Table {
-        title: "Reach".to_owned(),
+        title: "Goals".to_owned(),
         head: vec!["goal", "", "measured", "limit", "details"],
         words: true,
         lines,
