@@ -138,7 +138,7 @@ impl DestinationFailure {
 
     /// The same, with the reason if that is plain to see: whatever is done to the
     /// machine fails when its process has ended.
-    pub(crate) fn seen(self, guest: &dyn DestinationGuest) -> Self {
+    pub(crate) fn explained_by(self, guest: &dyn DestinationGuest) -> Self {
         let by_machine = matches!(
             self,
             Self::Guest(_)

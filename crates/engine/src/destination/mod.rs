@@ -40,7 +40,7 @@ use hikkoshi_handover::{DestinationRecord, Journal};
 use hikkoshi_link::{Incoming, Listener, TICK};
 use hikkoshi_linux::Cancel;
 
-/// FaultCounters watches over the receiving side.
+/// How the caller controls and observes the destination.
 #[derive(Clone)]
 pub struct ReceiveWatch {
     /// Asks it to stop.
@@ -96,7 +96,7 @@ pub fn resume_receive(
 ) -> Result<Account, ReceiveError> {
     listener.expect(Some(record.id));
     listening(listener, |door| {
-        switchover::incoming::take_up(guest, record, door.incoming, options, watch)
+        switchover::incoming::resume(guest, record, door.incoming, options, watch)
     })
 }
 
@@ -146,7 +146,7 @@ struct Acceptor<'a> {
 }
 
 /// Nobody listens any more.
-fn no_door() -> DestinationFailure {
+fn listener_failed() -> DestinationFailure {
     DestinationFailure::Listen(std::io::Error::other("the listening socket failed"))
 }
 
@@ -167,7 +167,7 @@ fn accept(
         let link = match door.incoming.recv_timeout(TICK) {
             Ok(link) => link,
             Err(RecvTimeoutError::Timeout) => continue,
-            Err(RecvTimeoutError::Disconnected) => return Err(at_source(no_door())),
+            Err(RecvTimeoutError::Disconnected) => return Err(at_source(listener_failed())),
         };
         if link.role != Role::Control {
             continue; // Left over from a source that was refused.

@@ -13,7 +13,7 @@ use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::installer::{Installer, Recorder};
 use crate::destination::session::{Ends, Event};
 use crate::panic_notifier::PanicNotifier;
-use crate::report::{Counters, RequestLatencies, Tracker};
+use crate::report::{Counters, Observer, RequestLatencies, Tracker};
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, Rank};
@@ -63,6 +63,13 @@ impl PageSink {
             }
         }
         all
+    }
+
+    /// Reports to `observer` how many bytes have arrived.
+    pub(crate) fn report_progress(&self, observer: &dyn Observer) {
+        let bytes = self.counters.bytes();
+        let sum = bytes.precopy + bytes.urgent + bytes.background;
+        self.tracker.tell(observer, sum);
     }
 
     fn recorder(&self) -> Arc<Recorder> {

@@ -9,7 +9,7 @@ use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::destination::error::DestinationFailure;
-use crate::destination::no_door;
+use crate::destination::listener_failed;
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 use hikkoshi_linux::Cancel;
 
@@ -23,7 +23,7 @@ const LINKS_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The source said something.
-    Said(ToDestination),
+    Message(ToDestination),
     /// A thread ended, or the control link did.
     Failed(DestinationFailure),
     /// No page is missing any more.
@@ -35,7 +35,7 @@ impl Event {
     fn is_serious(&self) -> bool {
         match self {
             Self::Failed(failure) => !failure.is_about_links(),
-            Self::Said(_) | Self::AllReceived => false,
+            Self::Message(_) | Self::AllReceived => false,
         }
     }
 }
@@ -104,7 +104,7 @@ impl Session {
     ) -> Result<Self, DestinationFailure> {
         let to_main = channel.sender.clone();
         let listener = start_reader("dst-control", reader, to_main, |message| match message {
-            Ok(message) => Event::Said(message),
+            Ok(message) => Event::Message(message),
             Err(cause) => {
                 let doing = LISTENING;
                 Event::Failed(DestinationFailure::Link { doing, cause })
@@ -154,7 +154,7 @@ impl Session {
                         return Err(DestinationFailure::link(doing)(LinkError::Closed));
                     }
                     Ok(Event::Failed(failure)) => return Err(failure),
-                    Ok(Event::Said(ToDestination::Cancel { reason })) => {
+                    Ok(Event::Message(ToDestination::Cancel { reason })) => {
                         return Err(DestinationFailure::CalledOff(reason));
                     }
                     said => self.early = said.ok(),
@@ -163,7 +163,7 @@ impl Session {
             let link = match incoming.recv_timeout(TICK) {
                 Ok(link) => link,
                 Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => return Err(no_door()),
+                Err(RecvTimeoutError::Disconnected) => return Err(listener_failed()),
             };
             if link.id != id {
                 // It was let in when nothing was under way.
@@ -216,7 +216,7 @@ impl Session {
     }
 
     /// Sends a control message.
-    pub(crate) fn say(
+    pub(crate) fn send(
         &mut self,
         message: &ToSource,
         doing: &'static str,
@@ -227,15 +227,15 @@ impl Session {
     }
 
     /// From now on nobody can call the migration off.
-    pub(crate) fn committed(&mut self) {
+    pub(crate) fn set_committed(&mut self) {
         self.control.set_stop(self.stop.clone());
     }
 
     /// Says the last there is to say. Not worth waiting for a peer that does
     /// not read: the links' end will tell it as much, only less clearly.
-    pub(crate) fn part(&mut self, message: &ToSource) {
+    pub(crate) fn send_last(&mut self, message: &ToSource) {
         self.control.set_stop(Cancel::at_once());
-        if let Err(error) = self.say(message, "parting") {
+        if let Err(error) = self.send(message, "sending the last message") {
             tracing::debug!(%error, ?message, "the source does not hear why this side ends");
         }
     }
@@ -261,10 +261,10 @@ impl Session {
     /// nothing that they report waits for somebody to hear it.
     pub(crate) fn close(&mut self) {
         self.channel = Channel::closed();
-        self.hang_up();
+        self.shut_down();
     }
 
-    fn hang_up(&self) {
+    fn shut_down(&self) {
         self.stop.cancel();
         for stream in &self.streams {
             stream.shutdown();
@@ -275,7 +275,7 @@ impl Session {
     /// and its own. Gives the channel, and what was still told that is not about
     /// links.
     pub(crate) fn end(mut self, receivers: Vec<JoinHandle<()>>) -> (Channel, Option<Event>) {
-        self.hang_up();
+        self.shut_down();
         let mut left = self.early.take().filter(Event::is_serious);
         let threads = receivers.into_iter().chain(self.listener.take());
         for thread in threads {

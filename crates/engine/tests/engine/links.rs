@@ -335,7 +335,7 @@ fn the_source_can_cancel_until_it_commits() {
             destination == "called off by the source: cancelled at the source"
                 // It may hear that on the next connection first.
                 || matches!(name, "Switch" | "Request" | "Ready")
-                    && destination == "called off by the source: its guest is its own"
+                    && destination == "called off by the source: the source keeps its guest"
                 // Before its other links are open nobody listens to it.
                 || name == "Accept"
                 // Stopped in the middle of a chunk, nothing more can be said.

@@ -26,7 +26,7 @@ impl IncomingMigration<'_> {
         let deadline = Instant::now() + REASON_TIMEOUT;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             match self.session.next_within(left) {
-                Some(Event::Said(ToDestination::Cancel { reason })) => {
+                Some(Event::Message(ToDestination::Cancel { reason })) => {
                     return DestinationFailure::CalledOff(reason);
                 }
                 // Nothing more will be said.
@@ -43,9 +43,9 @@ impl IncomingMigration<'_> {
 
     /// Lets go of the guest's memory, so that whatever waits for a page of it
     /// goes on: the guest will never run here.
-    pub(crate) fn let_memory_go(&self) {
-        if let Some(faulting) = &self.faulting {
-            faulting.let_go();
+    pub(crate) fn release_memory(&self) {
+        if let Some(postcopy) = &self.postcopy {
+            postcopy.release_memory();
         }
     }
 
@@ -55,12 +55,12 @@ impl IncomingMigration<'_> {
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> ReceiveError {
-        let cause = cause.seen(guest);
-        self.session.part(&parting(&cause));
-        self.let_memory_go();
+        let cause = cause.explained_by(guest);
+        self.session.send_last(&last_message(&cause));
+        self.release_memory();
         self.session.end(self.receivers);
-        if let Some(faulting) = &mut self.faulting {
-            faulting.join();
+        if let Some(postcopy) = &mut self.postcopy {
+            postcopy.join();
         }
         if let Err(error) = guest.release() {
             self.watch.observer.notice(&error.to_string());
@@ -73,7 +73,7 @@ impl IncomingMigration<'_> {
 }
 
 /// The last word to a source whose guest is not taken in.
-pub(crate) fn parting(cause: &DestinationFailure) -> ToSource {
+pub(crate) fn last_message(cause: &DestinationFailure) -> ToSource {
     match cause {
         DestinationFailure::Cancelled => ToSource::Cancel {
             reason: "cancelled by the operator".into(),

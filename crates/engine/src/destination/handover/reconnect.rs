@@ -7,7 +7,8 @@ use hikkoshi_pages::PageBitmap;
 use hikkoshi_wire::{Capabilities, MAX_LINKS, PageRanges, ToDestination, ToSource};
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::{ActiveLinks, HandoverDriver, Link};
+use crate::destination::handover::HandoverDriver;
+use crate::destination::handover::links::{ActiveLinks, LinkState};
 use crate::destination::receiver;
 use crate::destination::session::Session;
 use crate::report::Phase;
@@ -34,7 +35,7 @@ pub(crate) struct ReconnectedSource {
 
 impl HandoverDriver<'_> {
     /// Hears where the source is.
-    pub(crate) fn meet(
+    pub(crate) fn receive_resume_request(
         &self,
         link: Incoming,
     ) -> Result<(ReconnectedSource, SourceStage), DestinationFailure> {
@@ -51,23 +52,26 @@ impl HandoverDriver<'_> {
         let ToDestination::ResumeRequest { stage } = said else {
             return Err(DestinationFailure::unexpected(DOING, &said));
         };
-        let met = ReconnectedSource {
+        let source = ReconnectedSource {
             stream,
             reader,
             writer,
             capabilities: link.capabilities,
         };
-        Ok((met, stage.into()))
+        Ok((source, stage.into()))
     }
 
     /// Says that this is the stage, and what is missing; takes the source's
     /// other links in, if anything is.
-    pub(crate) fn answer(&mut self, stage: DestinationStage) -> Result<(), DestinationFailure> {
+    pub(crate) fn answer_reconnected(
+        &mut self,
+        stage: DestinationStage,
+    ) -> Result<(), DestinationFailure> {
         // It is gone: it will come again.
-        let Some(mut met) = self.state.met.take() else {
+        let Some(mut source) = self.connection.reconnected.take() else {
             return Ok(());
         };
-        self.capabilities = met.capabilities;
+        self.capabilities = source.capabilities;
         let huge = self.ram.layout().blocks().any(|(b, _)| b.host_page > 4096);
         // Memory was set aside for so many where there are huge pages.
         let most = if huge {
@@ -76,36 +80,36 @@ impl HandoverDriver<'_> {
             MAX_LINKS
         };
         let host_pages = self.ram.layout().blocks().map(|(block, _)| block.host_page);
-        met.say(&ToSource::ResumeReply {
+        source.send(&ToSource::ResumeReply {
             stage: stage.into(),
             host_pages: host_pages.collect(),
             background_links: most,
         })?;
         let mut links = 0;
         if matches!(stage, DestinationStage::Ready | DestinationStage::Running) {
-            links = self.settle(&mut met)?;
+            links = self.agree_on_missing(&mut source)?;
             if links > most {
                 return Err(DestinationFailure::unexpected(DOING, &links));
             }
-            if let Some(faulting) = &self.faulting {
+            if let Some(postcopy) = &self.postcopy {
                 // What is missing now, as the source counts it.
-                let missing = faulting.installer().missing.count();
+                let missing = postcopy.installer().missing.count();
                 self.sink.tracker.begin(Phase::Postcopy, 0, missing);
             }
         }
         let stop = Cancel::new();
-        met.reader.set_deadline(None);
-        met.reader.set_stop(stop.clone());
-        met.writer.set_patience(None);
-        met.writer.set_stop(stop.clone());
+        source.reader.set_deadline(None);
+        source.reader.set_stop(stop.clone());
+        source.writer.set_patience(None);
+        source.writer.set_stop(stop.clone());
         // Only what brings no pages is still of interest.
-        let Link::Down(channel) = &mut self.link else {
+        let LinkState::Down(channel) = &mut self.links else {
             return Err(DestinationFailure::link(DOING)(LinkError::Closed));
         };
         let mut session = Session::start(
-            met.stream,
-            met.reader,
-            met.writer,
+            source.stream,
+            source.reader,
+            source.writer,
             self.ram.layout().into(),
             stop,
             channel,
@@ -131,40 +135,45 @@ impl HandoverDriver<'_> {
                     self.options.priority,
                 )?);
             }
-            if let (Some((reader, writer)), Some(faulting)) = (arrived.urgent, &self.faulting) {
+            if let (Some((reader, writer)), Some(postcopy)) = (arrived.urgent, &self.postcopy) {
                 let sink = Arc::clone(&self.sink);
                 line.receivers
                     .push(receiver::start_urgent(sink, reader, events, &self.options)?);
-                faulting.ask(Some(writer));
+                postcopy.set_request_link(Some(writer));
             }
-            if let Some(faulting) = &self.faulting {
-                faulting.installer().request_again()?;
+            if let Some(postcopy) = &self.postcopy {
+                postcopy.installer().request_again()?;
             }
             Ok(())
         });
         // Also on a failure: its threads are to be waited for.
-        self.is_up(line);
+        self.set_links(line);
         begun
     }
 
     /// Says what is missing, and hears what of it is owed; gives the number of
     /// background links to expect.
-    fn settle(&mut self, met: &mut ReconnectedSource) -> Result<u16, DestinationFailure> {
+    fn agree_on_missing(
+        &mut self,
+        source: &mut ReconnectedSource,
+    ) -> Result<u16, DestinationFailure> {
         let limits = self.limits();
-        let installer = self.faulting.as_ref().map(|f| Arc::clone(f.installer()));
+        let installer = self.postcopy.as_ref().map(|p| Arc::clone(p.installer()));
         let mut pages = 0;
         if let Some(installer) = &installer {
             installer.requests.huge().drop_pieces();
             for ranges in PageRanges::batches(installer.missing.ranges()) {
                 pages += ranges.pages();
-                met.say(&ToSource::Missing { ranges })?;
+                source.send(&ToSource::Missing { ranges })?;
             }
         }
-        met.say(&ToSource::MissingEnd { pages })?;
-        met.reader.set_deadline(Some(Instant::now() + OWED_TIMEOUT));
+        source.send(&ToSource::MissingEnd { pages })?;
+        source
+            .reader
+            .set_deadline(Some(Instant::now() + OWED_TIMEOUT));
         let owed = PageBitmap::empty(limits.pages);
         loop {
-            match met.hear()? {
+            match source.receive()? {
                 ToDestination::Owed { ranges } => {
                     let ranges = ranges
                         .within(&limits)
@@ -194,13 +203,13 @@ impl HandoverDriver<'_> {
 }
 
 impl ReconnectedSource {
-    fn say(&mut self, message: &ToSource) -> Result<(), DestinationFailure> {
+    fn send(&mut self, message: &ToSource) -> Result<(), DestinationFailure> {
         self.writer
             .control(message)
             .map_err(DestinationFailure::link(DOING))
     }
 
-    fn hear(&mut self) -> Result<ToDestination, DestinationFailure> {
+    fn receive(&mut self) -> Result<ToDestination, DestinationFailure> {
         self.reader
             .control()
             .map_err(DestinationFailure::link(DOING))

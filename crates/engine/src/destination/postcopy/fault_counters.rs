@@ -20,7 +20,7 @@ pub(crate) struct FaultCounters {
     others: AtomicU64,
 }
 
-/// FaultCounters has faulted how often, at some moment.
+/// How often each thread has faulted, at one moment.
 #[derive(Debug, Clone)]
 pub(crate) struct FaultCounts {
     threads: Vec<(u32, u64)>,
@@ -88,7 +88,7 @@ impl FaultCounters {
 pub(crate) struct ThreadNames(HashMap<u32, Option<ThreadName>>);
 
 impl ThreadNames {
-    /// ThreadNames those that have faulted since the last time.
+    /// Looks up the names of threads that have faulted since the last call.
     pub(crate) fn update(&mut self, who: &FaultCounters, guest: &dyn DestinationGuest) {
         for (thread, _) in who.threads() {
             self.0
@@ -97,7 +97,7 @@ impl ThreadNames {
         }
     }
 
-    /// FaultCounters faulted how often, most often first.
+    /// Faults by thread, most first.
     pub(crate) fn account(&self, faulted: &FaultCounts) -> Vec<ThreadFaults> {
         let named = faulted.threads.iter().map(|&(thread, count)| {
             let name = self.0.get(&thread).cloned().flatten();

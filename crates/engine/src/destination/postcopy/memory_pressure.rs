@@ -22,7 +22,7 @@ const PAUSE: Timespec = Timespec {
 #[derive(Debug)]
 pub(crate) struct MemoryPressure {
     stop: Stop,
-    patient: AtomicBool,
+    waits: AtomicBool,
     interrupted: AtomicBool,
     short: AtomicBool,
 }
@@ -32,19 +32,19 @@ impl MemoryPressure {
     pub(crate) fn new(stop: Stop) -> Self {
         Self {
             stop,
-            patient: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
             short: AtomicBool::new(false),
         }
     }
 
     /// From here on a page is waited with rather than given up.
-    pub(crate) fn be_patient(&self) {
-        self.patient.store(true, Ordering::Release);
+    pub(crate) fn wait_for_memory(&self) {
+        self.waits.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_patient(&self) -> bool {
-        self.patient.load(Ordering::Acquire)
+    pub(crate) fn waits_for_memory(&self) -> bool {
+        self.waits.load(Ordering::Acquire)
     }
 
     /// Nobody waits while this is on: the links that pages come from have
@@ -74,7 +74,7 @@ impl MemoryPressure {
     #[cold]
     pub(crate) fn wait(&self) -> bool {
         let interrupted = || self.interrupted.load(Ordering::Acquire);
-        if self.stop.is_stopped() || !self.is_patient() || interrupted() {
+        if self.stop.is_stopped() || !self.waits_for_memory() || interrupted() {
             return false;
         }
         if !self.short.swap(true, Ordering::Relaxed) {
@@ -107,7 +107,7 @@ mod tests {
         let stop = Stop::new().unwrap();
         let room = MemoryPressure::new(stop.clone());
         assert!(!room.wait(), "the source has everything");
-        room.be_patient();
+        room.wait_for_memory();
         assert!(room.wait() && room.wait());
         room.found();
         assert!(room.wait());

@@ -39,9 +39,9 @@ pub(crate) struct PreparedPostcopy {
 #[derive(Debug)]
 pub(crate) struct ActivePostcopy {
     installer: Arc<Installer>,
-    asking: Arc<RequestSender>,
+    request_sender: Arc<RequestSender>,
     threads: Vec<JoinHandle<()>>,
-    who: Arc<FaultCounters>,
+    fault_counters: Arc<FaultCounters>,
     names: ThreadNames,
     /// FaultCounters had faulted when the device state was loaded.
     before_running: Option<FaultCounts>,
@@ -65,27 +65,27 @@ impl ActivePostcopy {
             .begin(Phase::Postcopy, 0, installer.missing.count());
         // Set once, here: receivers install from now on instead of writing.
         let _ = sink.installer.set(Arc::clone(&installer));
-        let faulting = slot.insert(Self {
+        let postcopy = slot.insert(Self {
             installer: Arc::clone(&installer),
-            asking: Arc::new(RequestSender::new(fault_threads, fault_thread::BATCH_BYTES)),
+            request_sender: Arc::new(RequestSender::new(fault_threads, fault_thread::BATCH_BYTES)),
             threads: Vec::new(),
-            who: Arc::new(FaultCounters::new()),
+            fault_counters: Arc::new(FaultCounters::new()),
             names: ThreadNames::default(),
             before_running: None,
         });
         // Before the first fault: what is asked for without a link is dropped.
-        faulting.asking.attach(urgent);
+        postcopy.request_sender.attach(urgent);
         installer.copier.register()?;
         if let Some(memory) = &sink.memory {
             // From here on nobody in the guest's process can fill a page
             // unnoticed. What was filled before is dropped again.
             drop_present::drop_owed(memory, &installer)?;
         }
-        let threads = &mut faulting.threads;
+        let threads = &mut postcopy.threads;
         for thread in fault_thread::start(
             &installer,
-            &faulting.asking,
-            &faulting.who,
+            &postcopy.request_sender,
+            &postcopy.fault_counters,
             installer.stop(),
             events,
             options,
@@ -97,8 +97,8 @@ impl ActivePostcopy {
     }
 
     /// From now on pages are asked for there; nowhere: faults wait.
-    pub(crate) fn ask(&self, urgent: Option<LinkWriter>) {
-        self.asking.attach(urgent);
+    pub(crate) fn set_request_link(&self, urgent: Option<LinkWriter>) {
+        self.request_sender.attach(urgent);
     }
 
     pub(crate) fn installer(&self) -> &Arc<Installer> {
@@ -106,13 +106,13 @@ impl ActivePostcopy {
     }
 
     /// The device state is loaded: what faults from here on may be the guest.
-    pub(crate) fn loaded(&mut self) {
-        self.before_running = Some(self.who.faulted_so_far());
+    pub(crate) fn set_device_state_loaded(&mut self) {
+        self.before_running = Some(self.fault_counters.faulted_so_far());
     }
 
     /// Asks what the threads that fault are called, while they live.
     pub(crate) fn name_threads(&mut self, guest: &dyn DestinationGuest) {
-        self.names.update(&self.who, guest);
+        self.names.update(&self.fault_counters, guest);
     }
 
     /// What was measured so far.
@@ -122,7 +122,7 @@ impl ActivePostcopy {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),
             unmeasured_requests: self.installer.requests.unmeasured(),
-            faults: self.names.account(&self.who.faulted_so_far()),
+            faults: self.names.account(&self.fault_counters.faulted_so_far()),
             requests_under_way: None,
             faults_before_running: self
                 .before_running
@@ -138,10 +138,10 @@ impl ActivePostcopy {
 
     /// Lets go of the guest's memory: when nothing is missing, or when the
     /// guest will never run here.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn release_memory(&self) {
         self.stop();
         if let Err(error) = self.installer.copier.unregister() {
-            tracing::warn!(%error, "letting go of the guest's memory");
+            tracing::warn!(%error, "unregistering the guest's memory");
         }
     }
 

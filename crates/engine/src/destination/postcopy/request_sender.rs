@@ -47,7 +47,7 @@ struct Link {
 }
 
 impl RequestSender {
-    /// MemoryPressure is set aside for `threads` that each add up to `batch` bytes. There
+    /// Allocates for `threads` threads that each add up to `batch` bytes. There
     /// is no link yet.
     pub(crate) fn new(threads: usize, batch: usize) -> Self {
         // With TLS a single request may be a record of its own.

@@ -1,5 +1,5 @@
 //! A guest on its way in: filling, and the way to *ready*. From there on it is
-//! `stay.rs`'s.
+//! `driver.rs`'s.
 //!
 //! The message sequence is drawn in `source/switchover/`. Whatever fails here,
 //! the source resumes its guest (`ending.rs`).
@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover::abort::parting;
-use crate::destination::handover::{ActiveLinks, HandoverDriver, Link, State};
+use crate::destination::handover::abort::last_message;
+use crate::destination::handover::links::{ActiveLinks, LinkState};
+use crate::destination::handover::{HandoverDriver, HandoverStart};
 use crate::destination::postcopy::huge::collapse;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
@@ -24,7 +25,6 @@ use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::{DestinationOptions, ReceiveWatch};
 use crate::guest::DestinationGuest;
 use crate::report::{Account, Counters, GuestState, Phase};
-use crate::retry_budget::RetryBudget;
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
@@ -52,41 +52,37 @@ pub(crate) fn run(
         links: offered.background_links,
     };
     let opened = IncomingMigration::open(offered, incoming, options, threads, watch, &ram);
-    let mut arrival = match opened {
-        Ok(arrival) => arrival,
+    let mut migration = match opened {
+        Ok(migration) => migration,
         Err(cause) => return Err(give_back(guest, cause)),
     };
-    let switch = match arrival.approach(guest) {
+    let switch = match migration.prepare_switchover(guest) {
         Ok(switch) => switch,
         Err(cause) => {
-            let cause = arrival.explain(cause);
-            return Err(arrival.withdraw(guest, cause));
+            let cause = migration.explain(cause);
+            return Err(migration.withdraw(guest, cause));
         }
     };
     record.postcopy = switch.postcopy;
     record.running = switch.running;
-    let stay = HandoverDriver {
-        watch,
-        options: *options,
-        incoming,
+    let start = HandoverStart {
         machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
-        capabilities: arrival.capabilities,
+        capabilities: migration.capabilities,
         ram,
-        sink: arrival.sink,
-        faulting: arrival.faulting,
-        link: Link::Up(Box::new(ActiveLinks::new(
-            arrival.session,
-            arrival.receivers,
+        sink: migration.sink,
+        postcopy: migration.postcopy,
+        links: LinkState::Up(Box::new(ActiveLinks::new(
+            migration.session,
+            migration.receivers,
         ))),
-        stopped: Some(switch.at),
-        retry_budget: RetryBudget::new(options.retry_for.of(switch.postcopy), Instant::now()),
-        state: State::default(),
+        source_paused: Some(switch.at),
     };
-    stay_on(stay, guest, begun, DestinationEvent::DeviceStateLoaded)
+    let driver = HandoverDriver::new(start, watch, options, incoming);
+    finish_handover(driver, guest, begun, DestinationEvent::DeviceStateLoaded)
 }
 
 /// Goes on with a guest that another engine took in.
-pub(crate) fn take_up(
+pub(crate) fn resume(
     guest: &mut dyn DestinationGuest,
     record: DestinationRecord,
     incoming: &Receiver<Incoming>,
@@ -105,64 +101,63 @@ pub(crate) fn take_up(
     };
     let ram = guest.ram();
     let postcopy = record.postcopy;
-    let mut stay = HandoverDriver {
-        watch,
-        options: *options,
-        incoming,
+    let start = HandoverStart {
         machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
-        // What it understands is told by its next connection.
+        // Its next connection says what it supports.
         capabilities: Capabilities::NONE,
         ram,
         sink: PageSink::new(None),
-        faulting: None,
-        link: Link::Down(Channel::new()),
-        stopped: None,
-        retry_budget: RetryBudget::new(options.retry_for.of(postcopy), Instant::now()),
-        state: State::default(),
+        postcopy: None,
+        links: LinkState::Down(Channel::new()),
+        source_paused: None,
     };
+    let mut driver = HandoverDriver::new(start, watch, options, incoming);
     let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Running);
     if lives && guest.has_ended() {
-        return stay_on(stay, guest, begun, DestinationEvent::GuestFailed);
+        return finish_handover(driver, guest, begun, DestinationEvent::GuestFailed);
     }
     if lives && postcopy {
-        stay.adopt(guest).map_err(fail)?;
+        driver.adopt_userfault(guest).map_err(fail)?;
     }
     if stage == DestinationStage::Complete {
         // Nobody answers faults any more, and none is needed: what is not here
         // holds zeros. The source may be long in coming, or never come.
-        stay.let_go(guest);
+        driver.release_guest(guest);
     }
-    stay_on(stay, guest, begun, DestinationEvent::Restarted)
+    finish_handover(driver, guest, begun, DestinationEvent::Restarted)
 }
 
 /// From *ready* on, or from where another engine was.
-fn stay_on(
-    stay: HandoverDriver<'_>,
+fn finish_handover(
+    driver: HandoverDriver<'_>,
     guest: &mut dyn DestinationGuest,
     begun: Instant,
     first: DestinationEvent,
 ) -> Result<Account, ReceiveError> {
-    let (watch, options, sink) = (stay.watch, stay.options, Arc::clone(&stay.sink));
-    let (mode, postcopy) = (stay.machine.record().mode, stay.machine.record().postcopy);
-    let running = stay.machine.record().running;
-    let pages = stay.ram.layout().pages();
-    let stayed = stay.go(guest, first)?;
+    let (watch, options, sink) = (driver.watch, driver.options, Arc::clone(&driver.sink));
+    let (mode, postcopy) = (
+        driver.machine.record().mode,
+        driver.machine.record().postcopy,
+    );
+    let running = driver.machine.record().running;
+    let pages = driver.ram.layout().pages();
+    let result = driver.run(guest, first)?;
     let total = begun.elapsed();
     let collapse = options
         .collapse
-        .filter(|_| !stayed.shut_down)
+        .filter(|_| !result.shut_down)
         .map(|rate| collapse::run(guest, rate, options.priority, watch));
     Ok(Account {
         mode,
-        guest_state: GuestState::new(running, stayed.shut_down),
+        guest_state: GuestState::new(running, result.shut_down),
         total_ms: total.as_secs_f64() * 1e3,
-        downtime_ms: stayed.downtime.as_secs_f64() * 1e3,
+        downtime_ms: result.downtime.as_secs_f64() * 1e3,
         rounds: 0,
         postcopy,
         pages: sink.counters.pages(pages),
         bytes: sink.counters.bytes(),
         drains: None,
-        requests: stayed.requests,
+        requests: result.requests,
         collapse,
     })
 }
@@ -189,8 +184,8 @@ pub(crate) struct IncomingMigration<'a> {
     /// What post-copy needs, until it begins.
     prepared: Option<PreparedPostcopy>,
     /// What runs in post-copy.
-    pub(crate) faulting: Option<ActivePostcopy>,
-    heard: SilenceTimer,
+    pub(crate) postcopy: Option<ActivePostcopy>,
+    silence: SilenceTimer,
 }
 
 impl<'a> IncomingMigration<'a> {
@@ -221,12 +216,12 @@ impl<'a> IncomingMigration<'a> {
                 options.stall_timeout,
                 &watch.cancel,
             )
-            .inspect_err(|cause| session.part(&parting(cause)))?;
+            .inspect_err(|cause| session.send_last(&last_message(cause)))?;
         let prepared = match offered.userfault.zip(links.urgent) {
             None => None,
             Some(((userfault, hosts), urgent)) => Some(PreparedPostcopy {
                 installer: Installer::new(userfault, Arc::clone(ram), &hosts, background)
-                    .inspect_err(|cause| session.part(&parting(cause)))?,
+                    .inspect_err(|cause| session.send_last(&last_message(cause)))?,
                 urgent,
                 fault_threads,
             }),
@@ -248,13 +243,13 @@ impl<'a> IncomingMigration<'a> {
             sink,
             receivers,
             prepared,
-            faulting: None,
-            heard: SilenceTimer::new(options.patience),
+            postcopy: None,
+            silence: SilenceTimer::new(options.patience),
         })
     }
 
     /// Everything up to *ready*.
-    fn approach(
+    fn prepare_switchover(
         &mut self,
         guest: &mut dyn DestinationGuest,
     ) -> Result<SwitchRequest, DestinationFailure> {
@@ -265,7 +260,7 @@ impl<'a> IncomingMigration<'a> {
             let events = self.session.events();
             let (reader, writer) = prepared.urgent;
             ActivePostcopy::start(
-                &mut self.faulting,
+                &mut self.postcopy,
                 (prepared.installer, prepared.fault_threads),
                 Some(writer),
                 &self.sink,
@@ -280,9 +275,13 @@ impl<'a> IncomingMigration<'a> {
         self.load(guest, state)?;
         tracing::debug!(at = ?switch.at.elapsed(), "device state loaded");
         self.check()?;
-        if let Some(faulting) = &mut self.faulting {
-            faulting.loaded();
-            faulting.installer().copier.memory_pressure().be_patient();
+        if let Some(postcopy) = &mut self.postcopy {
+            postcopy.set_device_state_loaded();
+            postcopy
+                .installer()
+                .copier
+                .memory_pressure()
+                .wait_for_memory();
         }
         Ok(switch)
     }
@@ -298,22 +297,22 @@ impl<'a> IncomingMigration<'a> {
         let mut state = Vec::new();
         loop {
             self.check()?;
-            self.tell();
+            self.sink.report_progress(&*self.watch.observer);
             let message = match self.session.next() {
                 None => {
-                    self.heard.check(&self.sink, doing)?;
+                    self.silence.check(&self.sink, doing)?;
                     continue;
                 }
-                Some(Event::Said(message)) => message,
+                Some(Event::Message(message)) => message,
                 Some(Event::Failed(failure)) => return Err(failure),
                 Some(other) => return Err(DestinationFailure::unexpected(doing, &other)),
             };
-            self.heard.something();
+            self.silence.reset();
             match message {
                 ToDestination::Discard { ranges } => self.discard(guest, &ranges)?,
                 ToDestination::DiscardEnd => {
                     self.session
-                        .say(&ToSource::Discarded, "dropping stale pages")?;
+                        .send(&ToSource::Discarded, "dropping stale pages")?;
                 }
                 ToDestination::DeviceStateChunk { bytes } => {
                     // Bounds the sum, too.
@@ -412,7 +411,7 @@ impl<'a> IncomingMigration<'a> {
                         // The guest will not run here. With its memory let go,
                         // whatever waits for a page goes on, and the loader
                         // comes back.
-                        self.let_memory_go();
+                        self.release_memory();
                     }
                 } else {
                     thread::sleep(hikkoshi_link::TICK);
@@ -433,10 +432,10 @@ impl<'a> IncomingMigration<'a> {
         self.check()?;
         match self.session.next_within(Duration::from_millis(1)) {
             None | Some(Event::AllReceived) => {
-                self.heard.check(&self.sink, "loading the device state")
+                self.silence.check(&self.sink, "loading the device state")
             }
             Some(Event::Failed(failure)) => Err(failure),
-            Some(Event::Said(ToDestination::Cancel { reason })) => {
+            Some(Event::Message(ToDestination::Cancel { reason })) => {
                 Err(DestinationFailure::CalledOff(reason))
             }
             Some(other) => Err(DestinationFailure::unexpected(
@@ -452,14 +451,6 @@ impl<'a> IncomingMigration<'a> {
         } else {
             Ok(())
         }
-    }
-
-    pub(crate) fn tell(&self) {
-        let bytes = self.sink.counters.bytes();
-        self.sink.tracker.tell(
-            &*self.watch.observer,
-            bytes.precopy + bytes.urgent + bytes.background,
-        );
     }
 }
 
@@ -481,7 +472,7 @@ impl SilenceTimer {
         }
     }
 
-    fn something(&mut self) {
+    fn reset(&mut self) {
         self.at = Instant::now();
     }
 
@@ -490,7 +481,7 @@ impl SilenceTimer {
         let received = sink.counters.received();
         if received != self.received {
             self.received = received;
-            self.something();
+            self.reset();
         }
         if self.at.elapsed() > self.patience {
             return Err(DestinationFailure::link(doing)(LinkError::TooSlow));
@@ -503,7 +494,7 @@ fn device_state(error: impl std::fmt::Display) -> DestinationFailure {
     DestinationFailure::DeviceState(error.to_string())
 }
 
-/// Ends an arrival that never began.
+/// Ends an migration that never began.
 fn give_back(guest: &mut dyn DestinationGuest, cause: DestinationFailure) -> ReceiveError {
     if let Err(error) = guest.release() {
         tracing::warn!(%error, "giving the machine back");

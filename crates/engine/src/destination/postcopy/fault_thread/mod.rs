@@ -2,7 +2,7 @@
 //! on this path.
 //!
 //! Several may read one userfaultfd; each message goes to one of them. What
-//! they share is the installer and the way out (`asking.rs`), neither of which
+//! they share is the installer and the way out (`request_sender.rs`), neither of which
 //! makes one wait for another's system call. Nothing is allocated once they
 //! run.
 
@@ -42,8 +42,8 @@ const SPINS: u32 = 64;
 #[derive(Debug)]
 struct Shared {
     installer: Arc<Installer>,
-    asking: Arc<RequestSender>,
-    who: Arc<FaultCounters>,
+    request_sender: Arc<RequestSender>,
+    fault_counters: Arc<FaultCounters>,
     stop: Stop,
     poll: bool,
 }
@@ -53,8 +53,8 @@ struct Shared {
 /// event when something fails.
 pub(crate) fn start(
     installer: &Arc<Installer>,
-    asking: &Arc<RequestSender>,
-    who: &Arc<FaultCounters>,
+    request_sender: &Arc<RequestSender>,
+    fault_counters: &Arc<FaultCounters>,
     stop: &Stop,
     events: &SyncSender<Event>,
     options: &DestinationOptions,
@@ -62,8 +62,8 @@ pub(crate) fn start(
 ) -> impl Iterator<Item = Result<JoinHandle<()>, DestinationFailure>> {
     let shared = Arc::new(Shared {
         installer: Arc::clone(installer),
-        asking: Arc::clone(asking),
-        who: Arc::clone(who),
+        request_sender: Arc::clone(request_sender),
+        fault_counters: Arc::clone(fault_counters),
         stop: stop.clone(),
         poll: options.poll,
     });
@@ -119,17 +119,17 @@ impl FaultThread {
         let shared = Arc::clone(&self.shared);
         let Shared {
             installer,
-            asking,
+            request_sender,
             stop,
             ..
         } = &*shared;
         loop {
-            asking.flush();
-            if asking.is_overfull() {
+            request_sender.flush();
+            if request_sender.is_overfull() {
                 if stop.is_stopped() {
                     return Ok(());
                 }
-                asking.wait(stop);
+                request_sender.wait(stop);
                 continue;
             }
             match self.next()? {
@@ -157,14 +157,14 @@ impl FaultThread {
     fn next(&mut self) -> Result<Ready, DestinationFailure> {
         let Shared {
             installer,
-            asking,
+            request_sender,
             poll,
             ..
         } = &*self.shared;
         let userfault = installer.copier.userfault();
         let watch = &mut self.watch;
         let mut wait = |timeout| {
-            watch.set_writing(asking.waits_for())?;
+            watch.set_writing(request_sender.waits_for())?;
             watch.wait(timeout)
         };
         loop {
@@ -195,7 +195,11 @@ impl FaultThread {
     /// What is in the buffer: what to do for it is in `wanted` and `fills`
     /// afterwards.
     fn faults(&mut self) {
-        let Shared { installer, who, .. } = &*self.shared;
+        let Shared {
+            installer,
+            fault_counters,
+            ..
+        } = &*self.shared;
         let read = installer.requests.now();
         while let Some(event) = self.buffer.take() {
             let hikkoshi_userfault::Event::Fault(fault) = event else {
@@ -203,7 +207,7 @@ impl FaultThread {
                 tracing::warn!(?event, "an event of the userfaultfd that was not asked for");
                 continue;
             };
-            who.faulted(fault.thread);
+            fault_counters.faulted(fault.thread);
             match installer.decide(fault.addr, read) {
                 FaultAction::Request(range) => self.wanted.push((range, read)),
                 FaultAction::Fill(range) => self.fills.push(range),
@@ -226,7 +230,7 @@ impl FaultThread {
                     // The wait for memory was interrupted, by what only receivers
                     // must heed.
                     Err(CopyError::OutOfMemory { .. })
-                        if installer.copier.memory_pressure().is_patient()
+                        if installer.copier.memory_pressure().waits_for_memory()
                             && !stop.is_stopped() =>
                     {
                         thread::sleep(Duration::from_millis(1));
@@ -244,7 +248,9 @@ impl FaultThread {
             return;
         }
         let Shared {
-            installer, asking, ..
+            installer,
+            request_sender,
+            ..
         } = &*self.shared;
         self.frames.clear();
         for (range, _) in &self.wanted {
@@ -258,7 +264,7 @@ impl FaultThread {
                 .requests
                 .sent(range, read, now, &installer.missing);
         }
-        asking.send(&self.frames);
+        request_sender.send(&self.frames);
     }
 }
 

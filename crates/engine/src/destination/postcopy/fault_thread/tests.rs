@@ -12,13 +12,13 @@ use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 fn fault_thread(installer: Installer) -> (FaultThread, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
-    let asking = RequestSender::new(1, BATCH_BYTES);
+    let request_sender = RequestSender::new(1, BATCH_BYTES);
     let urgent = LinkWriter::new(Arc::new(Stream::Unix(ours)), Cancel::new());
-    asking.attach(Some(urgent.unwrap()));
+    request_sender.attach(Some(urgent.unwrap()));
     let shared = Shared {
         installer: Arc::new(installer),
-        asking: Arc::new(asking),
-        who: Arc::new(FaultCounters::new()),
+        request_sender: Arc::new(request_sender),
+        fault_counters: Arc::new(FaultCounters::new()),
         stop: Stop::new().unwrap(),
         poll: false,
     };

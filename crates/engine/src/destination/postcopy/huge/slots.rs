@@ -1,4 +1,4 @@
-//! FaultCounters writes which piece of which huge page, and who has written the last.
+//! Which thread writes which piece of which huge page, and which thread wrote the last piece.
 //!
 //! A lock is taken to find a huge page's slot, and to leave it. Pieces are
 //! claimed and counted without it, and while they are copied nothing is locked:

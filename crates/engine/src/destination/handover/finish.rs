@@ -1,29 +1,30 @@
-//! How it ends: with a guest that is here, that never ran here, or that is left as it is for another
-//! engine.
+//! How the destination's part ends: with a guest that is here, that never ran here, or that is left
+//! for another engine.
 
+use hikkoshi_handover::{DestinationEvent, DestinationStage, Outcome};
 use hikkoshi_wire::{Capabilities, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover::abort::parting;
-use crate::destination::handover::{HandoverDriver, HandoverResult, Link};
+use crate::destination::handover::abort::last_message;
+use crate::destination::handover::links::LinkState;
+use crate::destination::handover::{HandoverDriver, HandoverResult};
 use crate::guest::DestinationGuest;
-use hikkoshi_handover::Outcome;
-use hikkoshi_handover::{DestinationEvent, DestinationStage};
 
 impl HandoverDriver<'_> {
-    pub(crate) fn end(
+    /// The machine has nothing more to do.
+    pub(crate) fn finish(
         &mut self,
         guest: &mut dyn DestinationGuest,
         event: DestinationEvent,
         cause: Option<DestinationFailure>,
     ) -> Result<HandoverResult, ReceiveError> {
         match self.machine.stage() {
-            DestinationStage::Complete => Ok(self.stayed(guest)),
+            DestinationStage::Complete => Ok(self.complete(guest)),
             DestinationStage::Receiving | DestinationStage::Declined => {
-                let why = self.state.declined.take().or(cause);
+                let why = self.guest.declined.take().or(cause);
                 let cause = why.unwrap_or(match event {
                     DestinationEvent::Connected(_) => {
-                        DestinationFailure::CalledOff("its guest is its own".into())
+                        DestinationFailure::CalledOff("the source keeps its guest".into())
                     }
                     _ => DestinationFailure::Interrupted,
                 });
@@ -32,72 +33,74 @@ impl HandoverDriver<'_> {
             }
             DestinationStage::Ready | DestinationStage::Running => {
                 let cause = cause.unwrap_or_else(|| DestinationFailure::gone(guest));
-                Err(self.leave(guest, cause))
+                Err(self.leave_guest(guest, cause))
             }
         }
     }
 
-    /// Nothing more is to be done by this engine.
-    pub(crate) fn over(
+    /// This engine cannot continue.
+    pub(crate) fn stop(
         &mut self,
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> Result<HandoverResult, ReceiveError> {
         match self.machine.stage() {
             DestinationStage::Complete => {
-                let what = if self.state.shut_down {
+                let state = if self.guest.shut_down {
                     "the guest has shut itself down here"
                 } else {
                     "the guest runs here and everything of it is here"
                 };
                 self.watch.observer.notice(&format!(
-                    "{what}, but the source could not be told so: see that it is not resumed there"
+                    "{state}, but the source could not be told so: see that it is not resumed there"
                 ));
-                Ok(self.stayed(guest))
+                Ok(self.complete(guest))
             }
             DestinationStage::Receiving => Err(ReceiveError {
                 cause,
                 outcome: Outcome::AtSource,
             }),
-            // The source may wait for that word: another engine can say it.
+            // The source may wait for that message: another engine can send it.
             DestinationStage::Declined => {
-                self.let_go(guest);
+                self.release_guest(guest);
                 Err(ReceiveError {
-                    cause: self.state.declined.take().unwrap_or(cause),
+                    cause: self.guest.declined.take().unwrap_or(cause),
                     outcome: Outcome::Declined,
                 })
             }
-            DestinationStage::Ready | DestinationStage::Running => Err(self.leave(guest, cause)),
+            DestinationStage::Ready | DestinationStage::Running => {
+                Err(self.leave_guest(guest, cause))
+            }
         }
     }
 
-    pub(crate) fn stayed(&mut self, guest: &mut dyn DestinationGuest) -> HandoverResult {
-        let told = self.state.requests.take();
-        let requests = told.unwrap_or_else(|| self.requests());
-        self.let_go(guest);
+    fn complete(&mut self, guest: &mut dyn DestinationGuest) -> HandoverResult {
+        let reported = self.guest.requests.take();
+        let requests = reported.unwrap_or_else(|| self.requests());
+        self.release_guest(guest);
         HandoverResult {
-            downtime: self.state.downtime,
+            downtime: self.guest.downtime,
             requests,
-            shut_down: self.state.shut_down,
+            shut_down: self.guest.shut_down,
         }
     }
 
-    /// Everything is here, or the guest will never run here: gives the process
-    /// back what was taken from it.
-    pub(crate) fn let_go(&mut self, guest: &mut dyn DestinationGuest) {
-        if let Some(faulting) = &self.faulting {
-            faulting.stop();
+    /// Gives back everything that was taken from the guest's process: every page is here, or the
+    /// guest will never run here.
+    pub(crate) fn release_guest(&mut self, guest: &mut dyn DestinationGuest) {
+        if let Some(postcopy) = &self.postcopy {
+            postcopy.stop();
         }
-        self.hang_up();
-        if let Some(mut faulting) = self.faulting.take() {
-            faulting.let_go();
-            faulting.join();
+        self.close_links();
+        if let Some(mut postcopy) = self.postcopy.take() {
+            postcopy.release_memory();
+            postcopy.join();
         }
-        if self.state.released {
+        if self.guest.released {
             return;
         }
         let released = guest.release();
-        self.state.released = released.is_ok();
+        self.guest.released = released.is_ok();
         if let Err(error) = released {
             let notice = match self.machine.stage() {
                 DestinationStage::Complete => format!("the guest runs here, but: {error}"),
@@ -107,48 +110,46 @@ impl HandoverDriver<'_> {
         }
     }
 
-    /// Leaves everything as it is, to be taken up again: faults go on waiting,
-    /// so that not a page is lost.
-    pub(crate) fn leave(
+    /// Leaves everything to another engine: faults keep waiting, so that no page is lost.
+    pub(crate) fn leave_guest(
         &mut self,
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> ReceiveError {
-        let cause = cause.seen(guest);
+        let cause = cause.explained_by(guest);
         let outcome = match self.machine.stage() {
             DestinationStage::Ready => Outcome::Paused,
             DestinationStage::Running if !self.machine.record().started => Outcome::Paused,
             _ => Outcome::AtDestination,
         };
-        if let Some(faulting) = &self.faulting {
-            faulting.stop();
+        if let Some(postcopy) = &self.postcopy {
+            postcopy.stop();
         }
         if cause.is_corruption() && self.machine.stage() == DestinationStage::Running {
-            self.end_corrupted(guest);
+            self.kill_corrupted(guest);
         }
-        let perished = outcome == Outcome::AtDestination
+        let guest_lost = outcome == Outcome::AtDestination
             && cause.is_end_of_guest()
             && self.capabilities.contains(Capabilities::RECOVERY);
-        if let Link::Up(line) = &mut self.link {
-            line.session.part(&if perished {
+        if let LinkState::Up(links) = &mut self.links {
+            links.session.send_last(&if guest_lost {
                 let reason = cause.to_string();
                 ToSource::GuestLost { reason }
             } else {
-                parting(&cause)
+                last_message(&cause)
             });
         }
-        self.hang_up();
+        self.close_links();
         guest.abandon_userfault();
-        if let Some(mut faulting) = self.faulting.take() {
-            faulting.join();
+        if let Some(mut postcopy) = self.postcopy.take() {
+            postcopy.join();
         }
         ReceiveError { cause, outcome }
     }
 
-    /// Ends a guest whose memory is not what it should be, and that may have
-    /// seen that: run on, it would carry the damage to its disks, and nobody
-    /// could take the pages back.
-    fn end_corrupted(&self, guest: &mut dyn DestinationGuest) {
+    /// Ends a guest whose memory is corrupted, and that may have read it: if it continued to run,
+    /// it could write the damage to its disks, and the pages cannot be sent again.
+    fn kill_corrupted(&self, guest: &mut dyn DestinationGuest) {
         let notice = match guest.kill() {
             Ok(()) => {
                 "the guest's memory here is corrupted: its QEMU was ended, so that the guest \
@@ -161,19 +162,19 @@ impl HandoverDriver<'_> {
     }
 
     /// The next stage could not be recorded.
-    pub(crate) fn unrecorded(
+    pub(crate) fn fail_unrecorded(
         &mut self,
         guest: &mut dyn DestinationGuest,
         error: std::io::Error,
     ) -> ReceiveError {
         let cause = DestinationFailure::Journal(error);
         if self.machine.stage() != DestinationStage::Receiving {
-            return self.leave(guest, cause);
+            return self.leave_guest(guest, cause);
         }
-        if let Link::Up(line) = &mut self.link {
-            line.session.part(&parting(&cause));
+        if let LinkState::Up(links) = &mut self.links {
+            links.session.send_last(&last_message(&cause));
         }
-        self.let_go(guest);
+        self.release_guest(guest);
         ReceiveError {
             cause,
             outcome: Outcome::AtSource,

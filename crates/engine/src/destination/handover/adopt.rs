@@ -1,0 +1,44 @@
+//! Taking over the userfaultfd that another engine left in the guest's process.
+
+use std::sync::Arc;
+
+use hikkoshi_memory::missing_pages;
+
+use crate::destination::error::DestinationFailure;
+use crate::destination::handover::HandoverDriver;
+use crate::destination::handover::links::LinkState;
+use crate::destination::postcopy::ActivePostcopy;
+use crate::destination::postcopy::installer::Installer;
+use crate::guest::DestinationGuest;
+
+impl HandoverDriver<'_> {
+    /// Finds out which pages are missing, and handles faults from now on.
+    pub(crate) fn adopt_userfault(
+        &mut self,
+        guest: &mut dyn DestinationGuest,
+    ) -> Result<(), DestinationFailure> {
+        let (userfault, hosts) = guest.take_userfault()?;
+        let ram = Arc::clone(&self.ram);
+        let background_links = self.machine.record().links;
+        let installer = Installer::new(Arc::clone(&userfault), ram, &hosts, background_links)?;
+        installer.copier.memory_pressure().wait_for_memory();
+        // It is registered already, unless the other engine was killed while it did that.
+        installer.copier.register()?;
+        missing_pages(&self.ram, &userfault, &hosts, |range| {
+            installer.missing.add(range);
+        })?;
+        tracing::info!(pages = installer.missing.count(), "pages are missing");
+        let LinkState::Down(channel) = &self.links else {
+            return Ok(());
+        };
+        let threads = self.options.fault_threads_for(guest.describe().cpus);
+        ActivePostcopy::start(
+            &mut self.postcopy,
+            (installer, threads),
+            None,
+            &self.sink,
+            &channel.sender(),
+            &self.options,
+        )
+    }
+}

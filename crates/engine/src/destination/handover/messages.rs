@@ -1,0 +1,106 @@
+//! What the destination sends to the source, from *ready* on.
+
+use std::time::{Duration, Instant};
+
+use hikkoshi_link::LinkError;
+use hikkoshi_wire::{Capabilities, ToSource};
+
+use crate::destination::error::DestinationFailure;
+use crate::destination::handover::HandoverDriver;
+use crate::destination::handover::abort::last_message;
+use crate::destination::handover::links::LinkState;
+
+/// How long the source may take to answer the last message: to say goodbye, or that it keeps a
+/// guest that was declined.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl HandoverDriver<'_> {
+    /// Sends a control message; does nothing without links.
+    fn send(&mut self, message: &ToSource, doing: &'static str) -> Result<(), DestinationFailure> {
+        match &mut self.links {
+            LinkState::Up(links) => links.session.send(message, doing),
+            LinkState::Down(_) => Ok(()),
+        }
+    }
+
+    /// Reports that the guest could run here.
+    pub(crate) fn send_ready(&mut self) -> Result<(), DestinationFailure> {
+        self.send(&ToSource::Ready, "getting ready")
+    }
+
+    /// Reports that the guest runs here. On links without a *commit* the source knows already.
+    pub(crate) fn send_resumed(&mut self) -> Result<(), DestinationFailure> {
+        if self.connection.committed {
+            self.send(&ToSource::GuestResumed, "running the guest")
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Asks the source to cancel.
+    pub(crate) fn send_cancel(&mut self) {
+        let reason = "cancelled at the destination".to_owned();
+        if let Err(error) = self.send(&ToSource::Cancel { reason }, "cancelling") {
+            tracing::debug!(%error, "the source does not receive the cancellation");
+        }
+    }
+
+    /// Reports that every page is here. The source confirms it by *goodbye*: a closing socket can
+    /// overtake the last message on it.
+    pub(crate) fn send_complete(&mut self) {
+        let requests = self.requests();
+        let LinkState::Up(links) = &mut self.links else {
+            return;
+        };
+        if self.capabilities.contains(Capabilities::MEASURES) {
+            let faults = requests.measures();
+            links.session.send_last(&ToSource::Measured { faults });
+        }
+        let complete = ToSource::Complete {
+            requests: (&requests.request_latency_us).into(),
+        };
+        links.session.send_last(&complete);
+        self.guest.requests = Some(requests);
+        self.expect_last_message();
+    }
+
+    /// Reports that the guest has shut itself down. A source without this message learns on its
+    /// next connection that no page is needed.
+    pub(crate) fn send_shut_down(&mut self) -> Result<(), DestinationFailure> {
+        if !self.capabilities.contains(Capabilities::SHUT_DOWN) {
+            return Err(DestinationFailure::Link {
+                doing: "reporting to the source that the guest has shut itself down",
+                cause: LinkError::Closed,
+            });
+        }
+        if let LinkState::Up(links) = &mut self.links {
+            links.session.send_last(&ToSource::ShutDown);
+        }
+        self.expect_last_message();
+        Ok(())
+    }
+
+    /// Reports that the guest was never run here and never will be. The source confirms that it
+    /// has its guest.
+    pub(crate) fn send_declined(&mut self, cause: Option<DestinationFailure>) {
+        let cause = cause.unwrap_or(DestinationFailure::Cancelled);
+        let message = if self.capabilities.contains(Capabilities::RECOVERY) {
+            let reason = cause.to_string();
+            ToSource::Declined { reason }
+        } else {
+            last_message(&cause)
+        };
+        if let LinkState::Up(links) = &mut self.links {
+            links.session.send_last(&message);
+        }
+        self.expect_last_message();
+        self.guest.declined = Some(cause);
+    }
+
+    /// Limits the wait for the source's last message.
+    pub(crate) fn expect_last_message(&mut self) {
+        if matches!(self.links, LinkState::Up(_)) {
+            self.connection.deadline = Some(Instant::now() + GOODBYE_TIMEOUT);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Resuming the guest, while the links are watched.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
+use hikkoshi_linux::Cancel;
+
+use crate::destination::error::DestinationFailure;
+use crate::destination::handover::HandoverDriver;
+use crate::destination::handover::events::Observation;
+use crate::guest::DestinationGuest;
+
+/// How often to check whether the guest runs.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Why the guest was not resumed.
+pub(crate) enum NotResumed {
+    /// It has certainly never run here.
+    NeverRan(DestinationFailure),
+    /// It may have run, or may still come to run.
+    MayRun(DestinationFailure),
+}
+
+impl HandoverDriver<'_> {
+    /// Resumes the guest. The call that resumes it may wait for a page, so the links are watched
+    /// meanwhile.
+    pub(crate) fn resume_guest(
+        &mut self,
+        guest: &mut dyn DestinationGuest,
+    ) -> Result<(), NotResumed> {
+        let complete = self.machine.stage() == DestinationStage::Complete;
+        if self.machine.record().started || guest.has_ended() && complete {
+            self.guest.resumed = true;
+            guest.attend();
+            return Ok(());
+        }
+        let running = self.machine.record().running;
+        let give_up = Cancel::new();
+        let mut failed = None;
+        let resumed = thread::scope(|scope| {
+            let resumer = thread::Builder::new()
+                .name("dst-run".into())
+                .spawn_scoped(scope, || guest.resume(running, &give_up))
+                .map_err(DestinationFailure::Thread)?;
+            while !resumer.is_finished() {
+                if failed.is_some() {
+                    thread::sleep(POLL_INTERVAL);
+                    continue;
+                }
+                let handled = match self.observe(POLL_INTERVAL) {
+                    Observation::Nothing => Ok(()),
+                    Observation::Event(event, cause) => self.handle_while_resuming(event, cause),
+                    Observation::Stop(failure) => Err(failure),
+                };
+                if let Err(failure) = handled {
+                    failed = Some(failure);
+                    give_up.cancel();
+                }
+            }
+            let joined = resumer.join();
+            Ok(joined.map_err(|_| DestinationFailure::ThreadDied)??)
+        });
+        match (resumed, failed) {
+            (Ok(resumed), failed) => {
+                self.set_resumed(running, resumed);
+                guest.attend();
+                failed.map_or(Ok(()), |failure| Err(NotResumed::MayRun(failure)))
+            }
+            (Err(_), Some(failure)) => Err(NotResumed::MayRun(failure)),
+            (Err(failure), None) if guest.never_ran() => Err(NotResumed::NeverRan(failure)),
+            (Err(failure), None) => Err(NotResumed::MayRun(failure)),
+        }
+    }
+
+    fn set_resumed(&mut self, running: bool, resumed: Instant) {
+        self.guest.resumed = true;
+        self.watch.observer.notice(if running {
+            "the guest runs here now"
+        } else {
+            "the guest is here now, paused as it was"
+        });
+        if let Some(paused) = self.source_paused.filter(|_| running) {
+            self.guest.downtime = resumed.saturating_duration_since(paused);
+        }
+        if let Err(error) = self.machine.set_started() {
+            // A warning is enough: another engine would resume it once more.
+            tracing::warn!(%error, "recording that the guest runs");
+        }
+    }
+
+    /// Handles an event while the guest is being resumed.
+    fn handle_while_resuming(
+        &mut self,
+        mut event: DestinationEvent,
+        mut cause: Option<DestinationFailure>,
+    ) -> Result<(), DestinationFailure> {
+        loop {
+            let actions = self
+                .machine
+                .on(event)
+                .map_err(DestinationFailure::Journal)?;
+            let mut lost = None;
+            for action in actions {
+                if *action == DestinationAction::End {
+                    return Err(cause.unwrap_or(DestinationFailure::ProcessGone(None)));
+                }
+                lost = self.perform(*action, &mut cause).err();
+                if lost.is_some() {
+                    break;
+                }
+            }
+            let Some(failure) = lost else { return Ok(()) };
+            (event, cause) = (DestinationEvent::LinkLost, Some(failure));
+        }
+    }
+}
