@@ -1,4 +1,4 @@
-//! Finding QEMU's process and the guest's memory, on real QEMUs.
+//! Tests finding QEMU's process and the guest's memory, with real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
@@ -55,7 +55,7 @@ fn one_backend() {
         let version = format!("QEMU {}.", program.label);
         assert!(description.hypervisor.starts_with(&version));
         assert!(description.running);
-        // The file is the guest's memory: what QEMU reads there is what we wrote.
+        // The file is the guest's memory: QEMU reads there what we wrote.
         let file = std::fs::File::options()
             .write(true)
             .open(&qemu.ram.0)
@@ -79,9 +79,9 @@ fn one_backend() {
 }
 
 #[test]
-fn the_guest_addresses_do_not_depend_on_what_the_guest_has_done() {
+fn the_guest_addresses_do_not_depend_on_the_guests_state() {
     with_each(|program| {
-        // Fresh from reset, and after the firmware has moved things around.
+        // After reset, and after the firmware has changed the memory map.
         let fresh = Qemu::usual(program, "-S -vga std");
         let used = Qemu::usual(program, "-vga std");
         support::eventually("the firmware write-protects its copy", || {
@@ -102,7 +102,7 @@ fn the_guest_addresses_do_not_depend_on_what_the_guest_has_done() {
 fn numa_backends_a_dimm_and_a_folder_as_path() {
     with_each(|program| {
         let (first, second, dimm) = (RamPath::new(), RamPath::new(), RamPath::new());
-        // Files are sparse: the gigabytes are addresses only.
+        // The files are sparse: the gigabytes are not allocated.
         let line = format!(
             "-m 4096,slots=2,maxmem=8G -machine q35 \
              -object memory-backend-file,id=dimm-memory,size=256M,mem-path={},share=on \
@@ -134,7 +134,7 @@ fn a_backend_on_both_sides_of_the_hole_and_a_removed_file() {
         all.push("-S".into());
         let qemu = Qemu::start(program, ram, &all);
         std::fs::remove_file(&qemu.ram.0).unwrap();
-        // Something else by that name must not be taken for it.
+        // Another file of that name must not be mistaken for it.
         for replaced in [false, true] {
             if replaced {
                 std::fs::write(&qemu.ram.0, b"something else").unwrap();
@@ -154,7 +154,7 @@ fn a_backend_on_both_sides_of_the_hole_and_a_removed_file() {
 fn a_part_of_a_file() {
     with_each(|program| {
         if program.is_old() {
-            // The backend's offset came with QEMU 8.1.
+            // The backend's offset exists since QEMU 8.1.
             return;
         }
         let ram = RamPath::new();

@@ -1,4 +1,4 @@
-//! Draining the disks of real QEMUs.
+//! Tests draining the disks of real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What QEMU said.
@@ -13,7 +13,7 @@ use hikkoshi_qemu::QemuSource;
 use serde_json::json;
 use support::{Qemu, with_each};
 
-/// An image on a file system that can do direct I/O, and the option for a disk on it.
+/// An image on a file system with direct I/O, and the option for its disk.
 fn disk(cache: &str) -> (tempfile::NamedTempFile, String) {
     let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     image.as_file().set_len(1 << 20).unwrap();
@@ -45,7 +45,7 @@ fn only_direct_io_needs_drains() {
 }
 
 #[test]
-fn a_drained_guest_runs_on() {
+fn a_drained_guest_continues_to_run() {
     with_each(|program| {
         let (_image, option) = disk("none");
         let qemu = Qemu::usual(program, &option);
@@ -62,7 +62,7 @@ fn a_drained_guest_runs_on() {
     });
 }
 
-/// A drain waits for storage, which may not answer.
+/// A drain waits for storage, which may not respond.
 #[test]
 fn a_drain_can_be_cancelled() {
     with_each(|program| {
@@ -79,7 +79,7 @@ fn a_drain_can_be_cancelled() {
         let cancel = Cancel::new();
         let soon = cancel.clone();
         let cancelling = std::thread::spawn(move || {
-            // Most likely the drain has begun by then.
+            // By then the drain has most likely begun.
             std::thread::sleep(Duration::from_millis(200));
             soon.cancel();
         });
@@ -91,7 +91,7 @@ fn a_drain_can_be_cancelled() {
                 && error.contains("cancelled while waiting for transaction"),
             "{error}"
         );
-        // The late answer is nobody's; the next drain works.
+        // The late answer is dropped; the next drain works.
         source.drain(&Cancel::new()).unwrap();
         assert_eq!(qemu.execute("query-status", json!({}))["status"], "running");
     });

@@ -1,4 +1,4 @@
-//! Who has the guest's images: one side at a time.
+//! Tests that only one side at a time holds the guest's images, with real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
@@ -28,7 +28,7 @@ fn images() -> (TempDir, [PathBuf; 2]) {
     (folder, images)
 }
 
-/// The option for a disk. QEMU locks its image while it has it.
+/// The option for a disk. QEMU locks the image while it uses it.
 fn disk(name: &str, image: &Path) -> String {
     format!(
         "-drive file={},format=raw,if=none,id={name} -device virtio-blk-pci,drive={name}",
@@ -37,7 +37,7 @@ fn disk(name: &str, image: &Path) -> String {
 }
 
 #[test]
-fn images_of_a_guest_that_was_refused_are_free_for_its_source() {
+fn images_of_a_refused_guest_are_released_for_its_source() {
     with_each(|program| {
         let (_folder, images) = images();
         let both = [disk(NAMES[0], &images[0]), disk(NAMES[1], &images[1])].join(" ");
@@ -52,7 +52,7 @@ fn images_of_a_guest_that_was_refused_are_free_for_its_source() {
             .save_device_state(&mut state, &Cancel::new())
             .unwrap();
         destination.load_device_state(state).unwrap();
-        // Nobody has the images now, and somebody else takes the second one.
+        // No QEMU holds the images now, and another one locks the second.
         let other = Qemu::usual(program, &disk(NAMES[1], &images[1]));
         let error = destination.resume(true, &Cancel::new()).unwrap_err();
         let said = error.to_string();
@@ -62,7 +62,7 @@ fn images_of_a_guest_that_was_refused_are_free_for_its_source() {
         );
         assert!(destination.never_ran());
         drop(other);
-        // The source takes back both.
+        // The source locks both again.
         source.resume().unwrap();
         assert_eq!(from.state(), "running");
         for (name, image) in NAMES.iter().zip(&images) {

@@ -1,5 +1,4 @@
-//! What two machines consist of is compared before anything is moved; on real
-//! QEMUs.
+//! Tests the comparison of two machines' devices, with real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What QEMU said.
@@ -11,7 +10,7 @@ use hikkoshi_qemu::{QemuDestination, QemuSource};
 use hikkoshi_wire::{Machine, MachineMismatch};
 use support::{Program, Qemu, RamPath, options, usual, versions, with_each};
 
-/// What QEMU has with these options.
+/// The machine of a QEMU with these options.
 fn machine(program: &Program, incoming: bool, more: &str) -> Machine {
     let ram = RamPath::new();
     let mut all = usual(32, &ram);
@@ -53,7 +52,7 @@ fn another_device_in_a_slot() {
                 "-device virtio-rng-pci,addr=6",
                 ["pcie.0/05.0", "virtio-rng-pci (\"r\")", "nothing"],
             ),
-            // Behind a bridge, whose buses no guest has numbered.
+            // Behind a bridge whose buses no guest has numbered.
             (
                 "-device pcie-root-port,id=rp,addr=7 -device virtio-rng-pci,bus=rp",
                 "-device pcie-root-port,id=other,addr=7",
@@ -117,7 +116,7 @@ fn a_rom_of_another_length() {
 
 /// Devices in another order on the command line, with and without names.
 #[test]
-fn what_is_written_in_another_way() {
+fn the_order_of_the_options_does_not_matter() {
     with_each(|program| {
         let source = "-vga std -device virtio-rng-pci,addr=5,id=r -device qemu-xhci,addr=6,id=x \
                       -device usb-tablet,bus=x.0 -device ich9-ahci,addr=8,id=a \
@@ -133,7 +132,7 @@ fn what_is_written_in_another_way() {
     });
 }
 
-/// From one version to the other and back, with the same machine type.
+/// In both directions between the versions, with the same machine type.
 #[test]
 fn between_versions() {
     let programs: Vec<_> = versions()

@@ -1,4 +1,4 @@
-//! What guests are given for processors, on real QEMUs.
+//! Tests reading and comparing the guest's processors, with real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 
@@ -10,13 +10,13 @@ use hikkoshi_engine::{DestinationGuest, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use hikkoshi_wire::Processors;
 use serde_json::json;
-use support::{Program, Qemu, accelerator, aloud, versions, with_each};
+use support::{Program, Qemu, accelerator, print_always, versions, with_each};
 
 fn of(qemu: &Qemu) -> Processors {
     QemuSource::attach(&qemu.qmp()).unwrap().processors()
 }
 
-/// A guest that does not run, with these options.
+/// The processors of a paused guest with these options.
 fn with(program: &Program, more: &str) -> Processors {
     of(&Qemu::usual(program, &format!("-S {more}")))
 }
@@ -33,14 +33,14 @@ fn a_destination_with_the_same_options_is_the_same() {
         let source = with(program, options);
         assert_eq!(*source.accelerator, *accelerator());
         assert_eq!(source.processors.len(), 4);
-        assert_eq!(source.kinds.len(), 1, "they are alike");
+        assert_eq!(source.kinds.len(), 1, "they are identical");
         let qemu = Qemu::usual(program, &format!("{options} -incoming defer"));
         let destination = QemuDestination::attach(&qemu.qmp()).unwrap();
         assert_eq!(differences(&source, &destination.processors()), "");
     });
 }
 
-/// The model of that name is compatible, as the versioned machine promises.
+/// The model is compatible, as the versioned machine type guarantees.
 #[test]
 fn a_named_model_is_the_same_in_both_versions() {
     for options in ["-cpu qemu64 -smp 2", "-cpu Nehalem -smp 1"] {
@@ -109,7 +109,7 @@ fn flags_properties_and_topologies_that_differ_are_named() {
     });
 }
 
-/// A processor that was plugged in may be another one than those of `-smp`.
+/// A plugged-in processor can differ from those of `-smp`.
 #[test]
 fn processors_that_were_plugged_in() {
     with_each(|program| {
@@ -141,30 +141,30 @@ fn processors_that_were_plugged_in() {
     });
 }
 
-/// What `-cpu host` gives is this host's; a named model is not.
+/// `-cpu host` copies this host's processor; a named model does not.
 #[test]
 fn the_hosts_own_processor_under_kvm() {
     if !Path::new("/dev/kvm").exists() {
-        return aloud("NOT TESTED: there is no /dev/kvm");
+        return print_always("NOT TESTED: there is no /dev/kvm");
     }
     with_each(|program| {
         let under = |accelerator, more: &str| {
             of(&Qemu::usual_under(program, accelerator, &format!("-S {more}")).unwrap())
         };
         let kvm = |more| under("kvm", more);
-        // With that flag QEMU ends on a host whose KVM knows only some of its registers.
+        // With that flag QEMU exits on a host whose KVM supports only some of its registers.
         let host = kvm("-cpu host,-arch-capabilities -smp 2");
         let same = kvm("-cpu host,-arch-capabilities -smp 2");
         assert_eq!(*host.accelerator, *"kvm");
         assert!(host.processors.iter().all(|processor| processor.tsc_hz > 0));
         assert_eq!(differences(&host, &same), "");
-        // In QEMU they are the same under KVM.
+        // In QEMU they are identical under KVM.
         let most = kvm("-cpu max,-arch-capabilities -smp 2");
         assert_eq!(differences(&host, &most), "");
         assert_eq!(differences(&most, &host), "");
         let named = kvm("-cpu qemu64 -smp 2");
         let found = differences(&host, &named);
-        aloud(&found);
+        print_always(&found);
         for part in [
             "the destination's processors lack ",
             "kvm-asyncpf-int",
@@ -172,7 +172,7 @@ fn the_hosts_own_processor_under_kvm() {
         ] {
             assert!(found.contains(part), "{part:?} is not in: {found}");
         }
-        // What a guest is told of Hyper-V is not in its feature words.
+        // Hyper-V enlightenments are not in the feature words.
         let hyperv = kvm("-cpu qemu64,hv-relaxed -smp 2");
         let found = differences(&hyperv, &named);
         assert!(found.contains("lack hv-relaxed"), "{found}");
@@ -180,7 +180,7 @@ fn the_hosts_own_processor_under_kvm() {
             differences(&named, &kvm("-cpu qemu64,kvm-asyncpf-int=on -smp 2")),
             "the destination's processors have kvm-asyncpf-int in addition"
         );
-        // Another accelerator is no matter of features.
+        // Another accelerator is not a difference of features.
         let tcg = under("tcg", "-cpu qemu64 -smp 2");
         let error = named.loadable_in(&tcg).unwrap_err().to_string();
         assert!(error.contains("the accelerator is \"kvm\""), "{error}");

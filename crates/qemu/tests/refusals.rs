@@ -1,5 +1,5 @@
-//! Guests that cannot be moved are refused with the reason, and not touched;
-//! on real QEMUs.
+//! Tests that guests which cannot be moved are refused with the reason and stay
+//! unchanged, with real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
@@ -16,10 +16,12 @@ use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AttachError, QemuDestination, QemuSource, RamError, Refusal};
 use serde_json::json;
-use support::{Mounted, Program, Qemu, RamPath, aloud, eventually, options, usual, with_each};
+use support::{
+    Mounted, Program, Qemu, RamPath, eventually, options, print_always, usual, with_each,
+};
 
-/// Refused at the source, for a reason whose text has all of `parts`; QEMU is
-/// as it was.
+/// Checks that the source is refused with a message that contains all of `parts`, and
+/// that QEMU is unchanged.
 fn refused(qemu: &Qemu, parts: &[&str]) -> AttachError {
     let before = (qemu.traces(), qemu.state());
     let error = QemuSource::attach(&qemu.qmp()).unwrap_err();
@@ -28,7 +30,7 @@ fn refused(qemu: &Qemu, parts: &[&str]) -> AttachError {
     for part in parts {
         assert!(text.contains(part), "{part:?} is not in: {text}");
     }
-    eventually("QEMU is as it was", || {
+    eventually("QEMU is unchanged", || {
         (qemu.traces(), qemu.state()) == before
     });
     error
@@ -79,7 +81,7 @@ fn memory_on_a_disk() {
 }
 
 #[test]
-fn memory_that_is_not_the_guests_or_is_there_twice() {
+fn memory_outside_the_guest_or_mapped_twice() {
     with_each(|program| {
         let (spare, ram) = (RamPath::new(), RamPath::new());
         let mut all = usual(32, &ram);
@@ -99,13 +101,13 @@ fn memory_that_is_not_the_guests_or_is_there_twice() {
             ram.as_str()
         );
         let qemu = Qemu::start(program, ram, &options(&line));
-        // Which of the two mappings is whose cannot be told.
+        // The two mappings cannot be told apart.
         refused(&qemu, &["is mapped 2 times"]);
     });
 }
 
 #[test]
-fn a_memory_file_that_was_cut() {
+fn a_truncated_memory_file() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "-S");
         let file = std::fs::File::options().write(true).open(&qemu.ram.0);
@@ -115,7 +117,7 @@ fn a_memory_file_that_was_cut() {
 }
 
 #[test]
-fn devices_that_others_write_memory_for() {
+fn devices_with_another_process_that_writes_memory() {
     with_each(|program| {
         let folder = tempfile::tempdir().unwrap();
         let backend = vhost_user_backend(&folder.path().join("backend"));
@@ -157,7 +159,7 @@ fn devices_that_others_write_memory_for() {
             ),
         );
         qemu.keep(shared);
-        // QEMU itself has something to say about this one, too.
+        // QEMU itself also objects to this one.
         refused(&qemu, &["ivshmem"]);
     });
 }
@@ -181,9 +183,9 @@ fn a_vhost_user_network_behind_an_ordinary_card() {
     });
 }
 
-/// Only in the way of post-copy.
+/// Prevents only post-copy.
 #[test]
-fn a_guest_that_gives_memory_back_all_the_time() {
+fn a_guest_that_returns_memory_to_the_host() {
     with_each(|program| {
         for (property, more) in [
             ("free-page-reporting", ""),
@@ -205,7 +207,7 @@ fn a_guest_that_gives_memory_back_all_the_time() {
     });
 }
 
-/// The least that a vhost-user backend says for QEMU to start.
+/// The minimum of a vhost-user backend with which QEMU starts.
 fn vhost_user_backend(path: &Path) -> std::thread::JoinHandle<()> {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
@@ -251,7 +253,7 @@ fn a_device_that_qemu_cannot_migrate() {
             .unwrap()
             .set_len(1 << 20)
             .unwrap();
-        // Its guest-visible state is the directory's, which would not move along.
+        // Its guest-visible state is the directory, which does not move with the guest.
         let folder = tempfile::tempdir().unwrap();
         let qemu = Qemu::usual(
             program,
@@ -269,15 +271,15 @@ fn a_device_that_qemu_cannot_migrate() {
 }
 
 #[test]
-fn capabilities_that_collide() {
+fn conflicting_capabilities() {
     with_each(|program| {
         for name in ["postcopy-ram", "background-snapshot"] {
             let qemu = Qemu::usual(program, "");
             let set = json!({ "capabilities": [{ "capability": name, "state": true }] });
             let accepted = qemu.client().execute("migrate-set-capabilities", set);
             if let Err(error) = accepted {
-                // QEMU asks the kernel first.
-                aloud(&format!("NOT TESTED with QEMU {}: {error}", program.label));
+                // QEMU first checks the kernel's support.
+                print_always(&format!("NOT TESTED with QEMU {}: {error}", program.label));
                 continue;
             }
             refused(&qemu, &[name, "turn it off"]);
@@ -286,16 +288,16 @@ fn capabilities_that_collide() {
 }
 
 #[test]
-fn another_migration_under_way_and_one_that_is_over() {
+fn a_migration_in_progress_and_one_that_has_ended() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "-vga std");
-        // Nobody reads: a limit in bytes would end it as soon as little is left.
+        // The stream is not read: with a limit in bytes it would end when little remains.
         let folder = tempfile::tempdir().unwrap();
         let deaf = folder.path().join("deaf");
         let _listener = UnixListener::bind(&deaf).unwrap();
         let uri = format!("unix:{}", deaf.display());
         qemu.execute("migrate", json!({ "uri": uri }));
-        eventually("the migration is under way", || {
+        eventually("the migration is in progress", || {
             qemu.execute("query-migrate", json!({}))["status"] == "active"
         });
         refused(&qemu, &["already has a migration", "migrate_cancel"]);
@@ -303,12 +305,12 @@ fn another_migration_under_way_and_one_that_is_over() {
         eventually("the migration is cancelled", || {
             qemu.execute("query-migrate", json!({}))["status"] == "cancelled"
         });
-        // A migration that was cancelled is no hindrance, one that was done is.
+        // A cancelled migration does not prevent a move, a completed one does.
         QemuSource::attach(&qemu.qmp()).unwrap();
         let fast = json!({ "max-bandwidth": 1u64 << 40 });
         qemu.execute("migrate-set-parameters", fast);
         qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
-        eventually("the migration is done", || qemu.state() == "postmigrate");
+        eventually("the migration completes", || qemu.state() == "postmigrate");
         let error = refused(&qemu, &["postmigrate", "never resume it here", "cont"]);
         assert!(error.may_be_handed_over() && !error.found_guest());
         qemu.execute("cont", json!({}));
@@ -317,7 +319,7 @@ fn another_migration_under_way_and_one_that_is_over() {
 }
 
 #[test]
-fn the_wrong_end() {
+fn the_wrong_side() {
     with_each(|program| {
         let waits = Qemu::usual(program, "-incoming defer");
         refused(&waits, &["inmigrate", "destination's socket"]);
@@ -329,7 +331,7 @@ fn the_wrong_end() {
 }
 
 #[test]
-fn a_qmp_socket_that_is_held() {
+fn a_qmp_socket_with_another_client() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "-S");
         let held = Client::connect(&qemu.qmp(), Duration::from_secs(20)).unwrap();
@@ -353,7 +355,7 @@ fn the_human_monitor() {
 }
 
 #[test]
-fn a_program_between_us_and_qemu() {
+fn a_proxy_between_us_and_qemu() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
         let folder = tempfile::tempdir().unwrap();
@@ -379,7 +381,7 @@ fn a_program_between_us_and_qemu() {
 }
 
 #[test]
-fn no_room_at_the_destination() {
+fn no_free_space_at_the_destination() {
     let mount = Mounted::new("tmpfs", "size=48m");
     with_each(|program| {
         let start = || {
@@ -394,8 +396,8 @@ fn no_room_at_the_destination() {
         let error = QemuDestination::attach(&first.qmp()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("33554432 more are needed"), "{text}");
-        // What the file has taken already needs no room any more: 12 + 20 MiB
-        // are taken, 16 are free, 12 are needed.
+        // Allocated parts of the file need no more space: 12 + 20 MiB are allocated,
+        // 16 are free, 12 are needed.
         std::fs::write(mount.path().join("other"), vec![1; 12 << 20]).unwrap();
         let file = std::fs::File::options().write(true).open(&first.ram.0);
         std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), &vec![1; 20 << 20], 0).unwrap();
@@ -439,7 +441,7 @@ fn without_privileges() {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
             std::fs::set_permissions(path, mode).unwrap();
         }
-        // A copy where everybody can run it.
+        // A copy in a folder that all users can access.
         let folder = tempfile::tempdir().unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(folder.path(), mode).unwrap();
@@ -463,7 +465,7 @@ fn without_privileges() {
 }
 
 #[test]
-fn a_dirty_log_that_a_killed_run_left_is_removed_at_the_source_only() {
+fn a_dirty_log_of_a_killed_run_is_closed_only_at_the_source() {
     with_each(|program| {
         for incoming in [false, true] {
             let more = if incoming { "-incoming defer" } else { "" };
@@ -494,7 +496,7 @@ fn a_dirty_log_that_a_killed_run_left_is_removed_at_the_source_only() {
 }
 
 #[test]
-fn a_destination_that_changed_meanwhile() {
+fn a_destination_that_has_changed() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "-incoming defer");
         let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();

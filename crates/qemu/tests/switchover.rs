@@ -1,4 +1,4 @@
-//! Stopping, saving, loading, resuming, and every way back, on real QEMUs.
+//! Tests pausing, saving, loading and resuming, and undoing each step, with real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
@@ -26,7 +26,7 @@ fn destination(program: &Program, more: &str) -> Qemu {
     source(program, &format!("-incoming defer {more}"))
 }
 
-/// What the engine does with the pages of a stopped guest.
+/// Copies the pages of a paused guest, as the engine does.
 fn copy_memory(from: &QemuSource, to: &QemuDestination) {
     let (from, to) = (from.ram(), to.ram());
     assert_eq!(from.layout(), to.layout());
@@ -38,7 +38,7 @@ fn copy_memory(from: &QemuSource, to: &QemuDestination) {
     }
 }
 
-/// Stops and saves; gives the state.
+/// Pauses and saves. Returns the device state.
 fn save(source: &mut QemuSource) -> Vec<u8> {
     let asked = Instant::now();
     let stopped = source.pause().unwrap();
@@ -67,7 +67,7 @@ fn load(destination: &mut QemuDestination, state: Vec<u8>) {
 #[test]
 fn a_running_guest_moves_and_leaves_nothing_changed() {
     with_each(|program| {
-        // With -S or without, a destination starts only when it is told to.
+        // With -S or without, a destination's guest starts only on resume.
         for start in ["", "-S"] {
             let (from, to) = (source(program, ""), destination(program, start));
             let (before_from, before_to) = (from.traces(), to.traces());
@@ -113,9 +113,9 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         from.execute("stop", json!({}));
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
         assert!(!source.describe().running);
-        // It is brought back, stopped for the switchover only or saved as well. An old QEMU can
-        // do no better than `postmigrate`.
-        let brought_back = match program.is_old() {
+        // It is restored after the pause and after the save. With an old QEMU its state is then
+        // `postmigrate`.
+        let restored = match program.is_old() {
             true => "postmigrate",
             false => "paused",
         };
@@ -127,7 +127,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
                     .unwrap();
             }
             source.resume().unwrap();
-            assert_eq!(from.state_at_rest(), brought_back);
+            assert_eq!(from.state_at_rest(), restored);
             assert_eq!(source.is_stuck_in_postmigrate(), program.is_old());
             if program.is_old() {
                 from.execute("cont", json!({}));
@@ -135,7 +135,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
             }
         }
         drop(source);
-        // Dropped without a word when saved: it may run elsewhere.
+        // Dropped without a decision when saved: it may run elsewhere.
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
         source.pause().unwrap();
         source
@@ -180,7 +180,7 @@ fn the_running_state_is_the_one_at_the_switchover() {
         assert!(guest.describe().running);
         guest.resume().unwrap();
         assert_eq!(from.state(), "running");
-        // In a state that is not the migration's to change.
+        // In a state that the migration does not change.
         from.execute("stop", json!({}));
         guest.resume().unwrap();
         assert_eq!(from.state(), "paused");
@@ -188,14 +188,14 @@ fn the_running_state_is_the_one_at_the_switchover() {
 }
 
 #[test]
-fn the_source_resumes_from_wherever_it_was() {
+fn the_source_resumes_after_every_step() {
     with_each(|program| {
         let from = source(program, "");
         let before = from.traces();
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         // Never paused.
         guest.resume().unwrap();
-        // Paused; paused twice over; saved.
+        // Paused; paused twice; saved.
         for round in 0..3 {
             guest.pause().unwrap();
             if round == 2 {
@@ -215,7 +215,7 @@ fn the_source_resumes_from_wherever_it_was() {
             assert!(error.to_string().contains("the link broke"), "{error}");
             guest.resume().unwrap();
         }
-        // A QEMU that does not do it, and no more time.
+        // A QEMU that does not respond, and a cancelled save.
         guest.pause().unwrap();
         signal(from.pid(), rustix::process::Signal::STOP);
         let give_up = Cancel::new();
@@ -230,12 +230,12 @@ fn the_source_resumes_from_wherever_it_was() {
         drop(guest);
         assert_eq!(from.state(), "running");
         assert_eq!(from.traces(), before);
-        // Dropped without a word when paused: nobody else can run it.
+        // Dropped without a decision when paused: it cannot run elsewhere.
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         guest.pause().unwrap();
         drop(guest);
         assert_eq!(from.state(), "running");
-        // Dropped without a word when saved: it may run elsewhere.
+        // Dropped without a decision when saved: it may run elsewhere.
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         guest.pause().unwrap();
         guest
@@ -247,7 +247,7 @@ fn the_source_resumes_from_wherever_it_was() {
     });
 }
 
-/// Takes so many pieces.
+/// Accepts this many writes.
 struct Failing(usize);
 
 impl Write for Failing {
@@ -265,7 +265,7 @@ impl Write for Failing {
 }
 
 #[test]
-fn settings_of_the_owner_are_put_back() {
+fn the_owners_settings_are_restored() {
     with_each(|program| {
         let from = source(program, "");
         let mut client = from.client();
@@ -294,7 +294,7 @@ fn settings_of_the_owner_are_put_back() {
 }
 
 #[test]
-fn until_commit_the_images_are_the_sources() {
+fn until_commit_the_images_belong_to_the_source() {
     with_each(|program| {
         let image = RamPath::new();
         std::fs::File::create(&image.0)
@@ -317,18 +317,18 @@ fn until_commit_the_images_are_the_sources() {
         source.resume().unwrap();
         drop(source);
         assert_eq!(from.state(), "running");
-        // QEMU's image locks are a second line: now it cannot run here too.
+        // QEMU's image locks are a second safeguard: now it cannot also run here.
         let error = destination.resume(true, &Cancel::new()).unwrap_err();
         assert!(error.to_string().contains("lock"), "{error}");
         drop(destination);
-        // It might have had another image already: it has been ended.
+        // It may have locked another image: its process was ended.
         to.wait();
         assert_eq!(from.state(), "running");
     });
 }
 
 #[test]
-fn a_bad_device_state_is_refused_in_qemus_words() {
+fn a_bad_device_state_is_refused_with_qemus_message() {
     with_each(|program| {
         let from = source(program, "");
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
@@ -344,7 +344,7 @@ fn a_bad_device_state_is_refused_in_qemus_words() {
             assert!(text.contains("QEMU refused it"), "{text}");
             let error = destination.resume(true, &Cancel::new()).unwrap_err();
             assert!(error.to_string().contains("not been loaded"), "{error}");
-            // Fine with a QEMU that has exited, too.
+            // Also works with a QEMU that has exited.
             destination.release().unwrap();
             drop(destination);
             if program.is_old() {
@@ -421,7 +421,7 @@ fn signal(pid: u32, signal: rustix::process::Signal) {
 fn nix_kill(pid: u32) -> impl Fn() {
     move || {
         signal(pid, rustix::process::Signal::KILL);
-        // Dead means that its sockets are closed, not only that it was told.
+        // Wait until its sockets are closed, not only until the signal is sent.
         support::eventually("the end of QEMU", || {
             std::fs::read_to_string(format!("/proc/{pid}/stat"))
                 .map_or(true, |stat| stat.contains(") Z"))
@@ -430,7 +430,7 @@ fn nix_kill(pid: u32) -> impl Fn() {
 }
 
 #[test]
-fn the_dirty_log_sees_qemus_writes_and_goes_away() {
+fn the_dirty_log_sees_qemus_writes_and_is_removed() {
     with_each(|program| {
         let from = source(program, "-S");
         let before = from.traces();
@@ -441,8 +441,8 @@ fn the_dirty_log_sees_qemus_writes_and_goes_away() {
         log.take(all, &mut |_| {}).unwrap();
         assert_eq!(log.count(all).unwrap(), 0);
         assert_eq!(from.descriptors("userfaultfd"), 1);
-        // Saving and resuming in between does not disturb it; and loading a
-        // part of memory is QEMU's own write.
+        // Saving and resuming do not affect it. Loading a part of memory is a write of
+        // QEMU itself.
         guest.pause().unwrap();
         guest
             .save_device_state(&mut io::sink(), &Cancel::new())
@@ -457,7 +457,7 @@ fn the_dirty_log_sees_qemus_writes_and_goes_away() {
 }
 
 #[test]
-fn a_guest_that_runs_under_the_log_is_seen_writing() {
+fn the_dirty_log_sees_the_guests_writes() {
     with_each(|program| {
         let from = source(program, "");
         let before = from.traces();
@@ -478,7 +478,7 @@ fn a_guest_that_runs_under_the_log_is_seen_writing() {
 }
 
 #[test]
-fn missing_pages_are_asked_for_while_the_state_is_loaded_and_after() {
+fn missing_pages_fault_during_and_after_loading() {
     with_each(|program| {
         let (from, to) = (source(program, ""), destination(program, ""));
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
@@ -539,7 +539,7 @@ fn missing_pages_are_asked_for_while_the_state_is_loaded_and_after() {
     });
 }
 
-/// Pages of the RAM file that are there.
+/// Allocated pages of the RAM file.
 fn userfault_count(qemu: &Qemu) -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(&qemu.ram.0).unwrap().blocks() / 8
@@ -552,14 +552,14 @@ fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         let state = save(&mut guest);
         guest.resume().unwrap();
-        // Nothing loaded yet: given back.
+        // Nothing loaded yet: closed.
         let to = destination(program, "");
         let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
         destination.take_userfault().unwrap();
         assert_eq!(to.descriptors("userfaultfd"), 1);
         drop(destination);
         assert_eq!(to.descriptors("userfaultfd"), 0);
-        // Loaded: not, whether dropped or abandoned.
+        // Loaded: stays open, whether dropped or abandoned.
         for abandon in [true, false] {
             let to = self::destination(program, "");
             let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
@@ -582,10 +582,10 @@ fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
     });
 }
 
-/// Another engine that finds the userfaultfd closed must not go on: what is
-/// missing reads as zeros.
+/// An engine that finds the userfaultfd closed must not continue: missing pages read as
+/// zeros.
 #[test]
-fn a_userfaultfd_that_somebody_has_closed_is_missed() {
+fn a_closed_userfaultfd_is_noticed() {
     with_each(|program| {
         let from = source(program, "-S");
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
@@ -613,13 +613,13 @@ fn a_userfaultfd_that_somebody_has_closed_is_missed() {
 }
 
 #[test]
-fn a_guest_that_another_program_lets_run_too_early_is_stopped() {
+fn a_guest_that_another_program_starts_too_early_is_paused() {
     with_each(|program| {
         let (from, to) = (source(program, ""), destination(program, ""));
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
         destination.prepare().unwrap();
-        // In this state it means: run as soon as there is a guest.
+        // In this state `cont` means: run as soon as the guest is loaded.
         to.execute("cont", json!({}));
         let state = save(&mut guest);
         copy_memory(&guest, &destination);
@@ -633,7 +633,7 @@ fn a_guest_that_another_program_lets_run_too_early_is_stopped() {
 }
 
 #[test]
-fn loading_gives_up_when_asked() {
+fn loading_can_be_cancelled() {
     with_each(|program| {
         let (from, to) = (source(program, ""), destination(program, ""));
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
@@ -643,10 +643,9 @@ fn loading_gives_up_when_asked() {
         let cancel = Cancel::new();
         destination.cancel_load_with(cancel.clone());
         destination.prepare().unwrap();
-        // It does not answer: otherwise it could be through with the load before anybody looks
-        // whether to give up.
+        // QEMU does not respond: otherwise it could finish before the flag is checked.
         signal(to.pid(), rustix::process::Signal::STOP);
-        support::eventually("QEMU to stand still", || {
+        support::eventually("QEMU to be stopped", || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", to.pid()));
             stat.unwrap().contains(") T")
         });
@@ -699,10 +698,10 @@ fn a_qemu_of_another_user_in_the_background_or_sandboxed() {
     });
 }
 
-/// `discard-data=on` has QEMU empty the RAM file when it ends in good order: not
-/// while the file may have the only copy of a page.
+/// With `discard-data=on` QEMU discards the RAM file's content when it exits. This must not
+/// happen while the file may hold the only copy of a page.
 #[test]
-fn a_qemu_that_ends_after_the_hand_over_does_not_empty_its_ram_file() {
+fn a_qemu_that_exits_after_the_handover_keeps_its_ram_file() {
     with_each(|program| {
         for handed_over in [true, false] {
             let ram = RamPath::new();
@@ -724,7 +723,7 @@ fn a_qemu_that_ends_after_the_hand_over_does_not_empty_its_ram_file() {
             } else {
                 source.resume().unwrap();
                 source.release().unwrap();
-                assert_eq!(discards(&qemu), true, "as it was");
+                assert_eq!(discards(&qemu), true, "restored");
             }
             let file = std::fs::File::open(&qemu.ram.0).unwrap();
             let held = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
@@ -737,10 +736,10 @@ fn a_qemu_that_ends_after_the_hand_over_does_not_empty_its_ram_file() {
     });
 }
 
-/// Somebody may let a guest go on that was handed over: what it does is no part of
-/// what the destination gets.
+/// Another program may resume a guest that was handed over. The destination must not get
+/// the pages that it writes then.
 #[test]
-fn a_handed_over_guest_that_goes_on_is_noticed() {
+fn a_handed_over_guest_that_runs_is_noticed() {
     with_each(|program| {
         let qemu = source(program, "");
         let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
@@ -767,10 +766,10 @@ fn a_handed_over_guest_that_goes_on_is_noticed() {
     });
 }
 
-/// A guest that its owner had paused is `paused` again when the engine that saved it is gone before
-/// its end, which another engine that comes to the end puts right.
+/// If the engine is killed before it completes the save of a guest that its owner had paused, QEMU
+/// returns it to `paused`. The next engine, which completes the move, corrects that.
 #[test]
-fn a_paused_copy_is_not_left_as_a_guest_like_any_other() {
+fn a_paused_copy_at_the_source_ends_in_postmigrate() {
     with_each(|program| {
         let qemu = source(program, "");
         qemu.execute("stop", json!({}));

@@ -1,5 +1,5 @@
-//! An engine that is killed at any step before commit, and the guardian that
-//! puts things right; on real QEMUs.
+//! Tests undoing the changes of an engine that is killed at any step before commit, with
+//! real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
@@ -23,11 +23,11 @@ use support::{Qemu, with_each};
 const SOCKET: &str = "HIKKOSHI_TEST_SOCKET";
 const STEP: &str = "HIKKOSHI_TEST_STEP";
 
-/// What the engine has done when it is killed, in order.
+/// The steps after which the engine is killed, in order.
 const STEPS: [&str; 4] = ["attached", "logging", "paused", "saved"];
 
-/// The engine to be killed: a copy of this program that goes as far as it is
-/// told and then waits for its end.
+/// The engine: a copy of this program that stops after the given step and then waits to be
+/// killed.
 #[test]
 fn engine() {
     let Some(path) = std::env::var_os(SOCKET) else {
@@ -61,8 +61,8 @@ fn engine() {
     drop(log);
 }
 
-/// Starts such an engine, kills it at `step`, and gives the last record, with the
-/// identity it is about.
+/// Starts an engine, kills it after `step`, and returns QEMU's identity and the last undo
+/// record.
 fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
     let mut engine = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "engine", "--nocapture"])
@@ -95,7 +95,7 @@ fn state(name: &str) -> UndoOutcome {
 }
 
 #[test]
-fn a_killed_engine_is_undone_wherever_it_was() {
+fn a_killed_engine_is_undone_after_every_step() {
     with_each(|program| {
         for step in STEPS {
             let qemu = Qemu::usual(program, "-vga std");
@@ -108,8 +108,8 @@ fn a_killed_engine_is_undone_wherever_it_was() {
             assert_eq!(undo(&identity, &record).unwrap(), state("running"));
             assert_eq!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
-            // Again, which does nothing; also not when its owner pauses it now
-            // or has saved it meanwhile.
+            // A second call changes nothing, also if the owner has paused or saved the
+            // guest in the meantime.
             assert_eq!(undo(&identity, &record).unwrap(), state("running"));
             qemu.execute("stop", json!({}));
             assert_eq!(undo(&identity, &record).unwrap(), state("paused"));
@@ -134,7 +134,7 @@ fn a_guest_that_its_owner_paused_stays_paused() {
             undo(&identity, &record).unwrap();
             assert_ne!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
-            // And is in a state from which its owner can resume it.
+            // Its owner can resume it.
             qemu.execute("cont", json!({}));
             assert_eq!(qemu.state(), "running");
         }
@@ -142,7 +142,7 @@ fn a_guest_that_its_owner_paused_stays_paused() {
 }
 
 #[test]
-fn an_owner_who_paused_it_meanwhile_is_respected() {
+fn a_pause_by_the_owner_stays() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
         let (identity, record) = kill_at(&qemu, "logging");
@@ -153,7 +153,7 @@ fn an_owner_who_paused_it_meanwhile_is_respected() {
 }
 
 #[test]
-fn an_owner_who_resumed_it_first_is_no_error() {
+fn a_guest_that_its_owner_has_resumed_is_not_an_error() {
     with_each(|program| {
         for step in ["paused", "saved"] {
             let qemu = Qemu::usual(program, "");
@@ -172,10 +172,10 @@ fn an_owner_who_resumed_it_first_is_no_error() {
     });
 }
 
-/// QEMU makes RAM files that everybody may read, and whoever may read a file may
-/// lock it: an engine, a guard and one that takes up do not care.
+/// QEMU creates RAM files that all users may read, and therefore lock. Such a lock does not
+/// affect an engine, a guard, or reattaching.
 #[test]
-fn a_stranger_has_locked_the_ram_file() {
+fn another_user_has_locked_the_ram_file() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
         let stranger = std::fs::File::open(&qemu.ram.0).unwrap();
@@ -187,7 +187,7 @@ fn a_stranger_has_locked_the_ram_file() {
             undo: record,
         };
         let taken_up = QemuSource::reattach(&notes).unwrap();
-        // One at a time nevertheless.
+        // Still only one at a time.
         let error = QemuSource::attach(&qemu.qmp()).unwrap_err().to_string();
         assert!(
             error.contains("another hikkoshi process is migrating this guest"),
@@ -197,9 +197,9 @@ fn a_stranger_has_locked_the_ram_file() {
     });
 }
 
-/// By its own journal, it may be about to hand the guest over.
+/// That engine, with its own journal, may be about to hand the guest over.
 #[test]
-fn another_engine_has_the_guest_by_now() {
+fn another_engine_has_the_guest() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
         let (identity, record) = kill_at(&qemu, "logging");
@@ -217,7 +217,7 @@ fn another_engine_has_the_guest_by_now() {
 }
 
 #[test]
-fn the_wrong_qemu_and_none_at_all() {
+fn the_wrong_qemu_and_an_exited_one() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
         let notes = QemuSource::attach(&qemu.qmp()).unwrap().notes();
@@ -225,20 +225,20 @@ fn the_wrong_qemu_and_none_at_all() {
             identity,
             undo: record,
         } = notes;
-        // Another one has its number, which says nothing of it being there.
+        // Another process has its number: that QEMU has ended.
         let other = QemuIdentity {
             start_time: identity.start_time + 1,
             ..identity.clone()
         };
         assert_eq!(undo(&other, &record).unwrap(), UndoOutcome::QemuExited);
-        // It is there, but its socket is not: that is not the same as gone.
+        // It runs, but its socket is missing: it has not ended.
         let away = QemuIdentity {
             qmp: qemu.qmp().with_extension("away"),
             ..identity.clone()
         };
         let error = undo(&away, &record).unwrap_err();
         assert!(matches!(error, UndoError::Connect(_)), "{error}");
-        // Another one is behind it.
+        // Another process listens on the socket.
         let second = Qemu::usual(program, "");
         let elsewhere = QemuIdentity {
             qmp: second.qmp(),
@@ -246,7 +246,7 @@ fn the_wrong_qemu_and_none_at_all() {
         };
         let error = undo(&elsewhere, &record).unwrap_err();
         assert!(matches!(error, UndoError::AnotherQemu { .. }), "{error}");
-        // Nobody knows what is there, seen from another namespace.
+        // From another namespace its state is unknown.
         let mut unseen = identity.clone();
         unseen.namespaces.pid_namespace += 1;
         let error = undo(&unseen, &record).unwrap_err();
@@ -261,7 +261,7 @@ fn a_run_after_a_killed_one_without_undo() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
         let untouched = qemu.traces();
-        // Killed when the guest was stopped; its owner resumes it by hand.
+        // Killed while the guest was paused; its owner resumes it by hand.
         kill_at(&qemu, "saved");
         assert_eq!(qemu.state_at_rest(), "postmigrate");
         qemu.execute("cont", json!({}));

@@ -1,5 +1,5 @@
-//! What may write a guest's memory unseen, in one mode or in all, and what comes
-//! to a guest while it is being moved; on real QEMUs.
+//! Tests the refusal of devices whose writes cannot be tracked, in one mode or in all, also
+//! if they are plugged in during the move; with real QEMUs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What QEMU said.
@@ -10,12 +10,12 @@ use hikkoshi_engine::{Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AllowedTypes, AttachError, QemuSource};
 use serde_json::{Value, json};
-use support::{Qemu, RamPath, aloud, eventually, options, usual, with_each};
+use support::{Qemu, RamPath, eventually, options, print_always, usual, with_each};
 
 const ROUNDS: [Mode; 2] = [Mode::Precopy, Mode::Hybrid];
 
-/// Refused in modes with rounds, with a text that has all of `parts`; post-copy
-/// moves it.
+/// Checks that modes with pre-copy rounds are refused with a message that contains all of
+/// `parts`, and that post-copy is allowed.
 fn refused_in_rounds(qemu: &Qemu, parts: &[&str]) {
     let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
     for mode in ROUNDS {
@@ -33,7 +33,7 @@ fn refused_in_rounds(qemu: &Qemu, parts: &[&str]) {
 #[test]
 fn nested_virtualization_under_kvm() {
     with_each(|program| {
-        // What KVM does not offer can be forced on with AMD's, and not with Intel's.
+        // AMD's feature can be forced on without KVM's support, Intel's cannot.
         let mut cases = vec![("qemu64,+svm", "svm")];
         if std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" vmx ")) {
             cases.push(("Nehalem,+vmx", "vmx"));
@@ -41,7 +41,7 @@ fn nested_virtualization_under_kvm() {
         for (model, feature) in cases {
             let line = format!("-S -cpu {model},x-force-features=on");
             let Some(qemu) = Qemu::usual_under(program, "kvm", &line) else {
-                aloud(&format!("NOT TESTED with QEMU {}: no KVM", program.label));
+                print_always(&format!("NOT TESTED with QEMU {}: no KVM", program.label));
                 return;
             };
             refused_in_rounds(&qemu, &[feature, "nested guests"]);
@@ -52,7 +52,7 @@ fn nested_virtualization_under_kvm() {
 }
 
 #[test]
-fn nested_virtualization_that_is_emulated() {
+fn emulated_nested_virtualization() {
     with_each(|program| {
         let qemu = Qemu::usual_under(program, "tcg", "-S -cpu qemu64,+svm").unwrap();
         every_mode(&qemu);
@@ -67,7 +67,7 @@ fn every_mode(qemu: &Qemu) {
 }
 
 #[test]
-fn disks_that_pass_scsi_commands_on() {
+fn disks_with_scsi_passthrough() {
     with_each(|program| {
         let disk = "-blockdev null-co,node-name=d,size=1048576 -device virtio-blk-pci,drive=d,id=v";
         if program.is_old() {
@@ -79,7 +79,7 @@ fn disks_that_pass_scsi_commands_on() {
     });
 }
 
-/// A guest as many have it: nothing of it is in the way.
+/// A usual guest: nothing prevents a move.
 #[test]
 fn an_ordinary_guest() {
     with_each(|program| {
@@ -115,7 +115,7 @@ fn image() -> RamPath {
     image
 }
 
-/// A guest whose move is under way, by a mode with rounds.
+/// Starts a move in a mode with pre-copy rounds.
 fn under_way(qemu: &Qemu) -> QemuSource {
     let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
     source.check_mode(Mode::Hybrid).unwrap();
@@ -123,8 +123,8 @@ fn under_way(qemu: &Qemu) -> QemuSource {
     source
 }
 
-/// The guest is not paused, for a reason whose text has all of `parts`, and runs
-/// as before.
+/// Checks that pausing the guest is refused with a message that contains all of `parts`,
+/// and that the guest continues to run.
 fn not_paused(qemu: &Qemu, mut source: QemuSource, parts: &[&str]) {
     let error = source.pause().unwrap_err();
     let text = error.to_string();
@@ -138,7 +138,7 @@ fn not_paused(qemu: &Qemu, mut source: QemuSource, parts: &[&str]) {
     assert_eq!(qemu.descriptors("userfaultfd"), 0);
 }
 
-/// Paused, and let go on.
+/// Pauses the guest and resumes it.
 fn paused(qemu: &Qemu, mut source: QemuSource) {
     source.pause().unwrap();
     source.resume().unwrap();
@@ -148,7 +148,7 @@ fn paused(qemu: &Qemu, mut source: QemuSource) {
 }
 
 #[test]
-fn what_is_plugged_in_during_the_move() {
+fn a_device_that_is_plugged_in_during_the_move() {
     with_each(|program| {
         let window = RamPath::new();
         let mut qemu = Qemu::usual(program, "-device pcie-root-port,id=rp");
@@ -184,12 +184,12 @@ fn a_disk_that_is_opened_for_direct_io_during_the_move() {
         let mut qemu = Qemu::usual(program, "");
         let path = image.as_str().to_owned();
         qemu.keep(image);
-        // Buffered ones change nothing.
+        // Buffered disks do not matter.
         let source = under_way(&qemu);
         assert!(!source.needs_drain());
         open(&qemu, "buffered", &path, false);
         paused(&qemu, source);
-        // One that is opened anew.
+        // A disk that is added.
         let source = under_way(&qemu);
         open(&qemu, "late", &path, true);
         not_paused(
@@ -197,7 +197,7 @@ fn a_disk_that_is_opened_for_direct_io_during_the_move() {
             source,
             &["late", &path, "opened for direct I/O after"],
         );
-        // With one there from the beginning the rounds have drained them all.
+        // If there was one from the beginning, the rounds have drained all disks.
         let source = under_way(&qemu);
         assert!(source.needs_drain());
         open(&qemu, "later", &path, true);
@@ -205,7 +205,7 @@ fn a_disk_that_is_opened_for_direct_io_during_the_move() {
         for node in ["late", "later"] {
             qemu.execute("blockdev-del", json!({ "node-name": node }));
         }
-        // One that was there before, in another way.
+        // A disk that is reopened for direct I/O.
         let source = under_way(&qemu);
         qemu.execute(
             "blockdev-reopen",
@@ -216,7 +216,7 @@ fn a_disk_that_is_opened_for_direct_io_during_the_move() {
     });
 }
 
-/// Only in the way of post-copy, and only noticed when it is there.
+/// Prevents only post-copy.
 #[test]
 fn a_balloon_that_is_plugged_in_during_the_move() {
     with_each(|program| {
@@ -235,7 +235,7 @@ fn a_balloon_that_is_plugged_in_during_the_move() {
     });
 }
 
-/// A job that does not end by itself for a long time.
+/// Starts a job that runs for a long time.
 fn start_job(client: &mut Client) {
     for node in ["from", "to"] {
         let null = json!({ "driver": "null-co", "node-name": node, "size": 1 << 30 });
@@ -267,9 +267,9 @@ fn a_block_job() {
     });
 }
 
-/// What is known to be unsafe is refused whatever its user says.
+/// Types that are known to be unsafe are refused even if the user allows them.
 #[test]
-fn an_unsafe_device_cannot_be_vouched_for() {
+fn an_unsafe_device_cannot_be_allowed() {
     with_each(|program| {
         let window = RamPath::new();
         let ram = RamPath::new();
@@ -287,7 +287,7 @@ fn an_unsafe_device_cannot_be_vouched_for() {
     });
 }
 
-/// A device that the destination has not compared.
+/// The comparison with the destination did not include this device.
 #[test]
 fn an_ordinary_device_that_is_plugged_in_during_the_move() {
     with_each(|program| {
@@ -304,7 +304,7 @@ fn an_ordinary_device_that_is_plugged_in_during_the_move() {
                 "virtio-rng-pci (\"late\")",
             ],
         );
-        // From the beginning of the next move on it belongs to the guest.
+        // In the next move it belongs to the guest from the start.
         paused(&qemu, under_way(&qemu));
     });
 }

@@ -1,4 +1,4 @@
-//! Real QEMU processes for the tests: started, looked at, and always ended.
+//! Real QEMU processes for the tests. They always end with the test.
 #![allow(dead_code)] // Each test program uses its own part of this.
 
 use std::fs::File;
@@ -14,15 +14,14 @@ use hikkoshi_qemu::qmp::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The QEMUs that were set up (`make setup`): label and program. With none the
-/// tests fail: they would prove nothing.
+/// The installed QEMUs (`make setup`): label and program. Fails if there is none.
 pub fn versions() -> Vec<(String, PathBuf)> {
     let found: Vec<_> = QemuVersion::ALL
         .into_iter()
         .filter_map(|version| match version.runner() {
             Ok(run) => Some((version.label().to_owned(), run)),
             Err(error) => {
-                aloud(&format!("NOT TESTED with QEMU {version}: {error}"));
+                print_always(&format!("NOT TESTED with QEMU {version}: {error}"));
                 None
             }
         })
@@ -31,18 +30,18 @@ pub fn versions() -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Says something although the test passes: the test harness keeps what the
-/// printing macros print, and shows it only of a test that fails.
-pub fn aloud(text: &str) {
+/// Prints a line even if the test passes. The test harness captures the output of the
+/// printing macros and shows it only if the test fails.
+pub fn print_always(text: &str) {
     let test = std::thread::current();
     let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Runs a test once for each QEMU version, and says under which accelerator.
+/// Runs a test once for each QEMU version, and prints the accelerator.
 pub fn with_each(test: impl Fn(&Program)) {
     for (label, run) in versions() {
-        aloud(&format!("QEMU {label}, accelerator {}", accelerator()));
+        print_always(&format!("QEMU {label}, accelerator {}", accelerator()));
         test(&Program { label, run });
     }
 }
@@ -62,7 +61,7 @@ impl Program {
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// A file on tmpfs, removed in the end.
+/// A file on tmpfs, removed when dropped.
 #[derive(Debug)]
 pub struct RamPath(pub PathBuf);
 
@@ -98,8 +97,8 @@ pub struct Qemu {
     paths: Vec<RamPath>,
 }
 
-/// What runs the guests: `kvm` if it is there, unless `HIKKOSHI_TEST_ACCEL` names
-/// another. QEMU gets no choice: a test must know what it has shown.
+/// The accelerator: `kvm` if it is available, unless `HIKKOSHI_TEST_ACCEL` names another.
+/// QEMU does not choose, so that the test's result is clear.
 pub fn accelerator() -> String {
     std::env::var("HIKKOSHI_TEST_ACCEL").unwrap_or_else(|_| {
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
@@ -135,7 +134,7 @@ impl Qemu {
         Self::start(program, ram, &all)
     }
 
-    /// The same with this accelerator, if this machine has it.
+    /// The same with this accelerator. `None` if this machine does not have it.
     pub fn usual_under(program: &Program, accelerator: &str, more: &str) -> Option<Self> {
         if accelerator == "kvm" && File::options().write(true).open("/dev/kvm").is_err() {
             return None;
@@ -175,9 +174,9 @@ impl Qemu {
             paths: Vec::new(),
         };
         let deadline = Instant::now() + Duration::from_secs(60);
-        // Listening comes before the machine is made: wait for an answer.
+        // QEMU listens before it creates the machine: wait for an answer.
         while Client::connect(&qemu.owners(), Duration::from_secs(20)).is_err() {
-            // (One that goes into the background ends well.)
+            // (With -daemonize the process that we started exits successfully.)
             let ended = qemu.child.try_wait().unwrap();
             assert!(
                 ended.is_none_or(|status| status.success()) && Instant::now() < deadline,
@@ -187,7 +186,7 @@ impl Qemu {
             std::thread::sleep(Duration::from_millis(10));
         }
         qemu.pid = qemu.client().peer().unwrap();
-        // Whoever gave it options may have given another one.
+        // The test's options may contain another accelerator.
         let kvm = qemu.execute("query-kvm", json!({}));
         assert_eq!(
             kvm["enabled"].as_bool(),
@@ -214,12 +213,12 @@ impl Qemu {
         std::fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default()
     }
 
-    /// Its owner's own QMP socket, beside the one for the migration.
+    /// The owner's QMP socket. The migration uses the other one.
     pub fn owners(&self) -> PathBuf {
         self.folder.path().join("owner")
     }
 
-    /// A QMP session of its owner's; only one at a time is possible.
+    /// A QMP session of the owner. Only one at a time is possible.
     pub fn client(&self) -> Client {
         Client::connect(&self.owners(), Duration::from_secs(20)).unwrap()
     }
@@ -228,7 +227,7 @@ impl Qemu {
         self.client().execute(command, arguments).unwrap()
     }
 
-    /// The guest's state in QEMU's words.
+    /// QEMU's name for the guest's state.
     pub fn state(&self) -> String {
         self.execute("query-status", json!({}))["status"]
             .as_str()
@@ -236,9 +235,8 @@ impl Qemu {
             .to_owned()
     }
 
-    /// As [`Self::state`], once QEMU's own migration is altogether over: that it is completed, or
-    /// has failed, QEMU says a moment before it is in the state that comes after, and closes what
-    /// it wrote to.
+    /// Like [`Self::state`], after QEMU's own migration has ended completely: QEMU reports that it
+    /// completed or failed shortly before it changes to the next state and closes its stream.
     pub fn state_at_rest(&self) -> String {
         let mut state = String::new();
         eventually("the end of QEMU's migration", || {
@@ -248,7 +246,7 @@ impl Qemu {
         state
     }
 
-    /// Everything about QEMU that a migration may change and must put back.
+    /// Everything in QEMU that a migration changes and must restore.
     pub fn traces(&self) -> Traces {
         self.state_at_rest();
         let mut client = self.client();
@@ -265,7 +263,7 @@ impl Qemu {
         .with_sockets(self.descriptors("socket:"))
     }
 
-    /// How many of QEMU's descriptors lead to something with this in its name.
+    /// The number of QEMU's descriptors whose target's name contains this.
     pub fn descriptors(&self, what: &str) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .unwrap()
@@ -307,7 +305,7 @@ impl Traces {
     }
 }
 
-/// Waits until something is so, which must be soon.
+/// Waits until a condition is true, for at most 30 s.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !is_so() {
@@ -321,7 +319,7 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 pub struct Mounted(TempDir);
 
 impl Mounted {
-    /// Of this kind, with these options.
+    /// Mounts a file system of this kind, with these options.
     pub fn new(kind: &str, options: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let status = Command::new("mount")
@@ -340,7 +338,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily, for a QEMU that is still ending.
+        // Lazily, because QEMU may still be exiting.
         let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
