@@ -38,7 +38,8 @@ pub const MAX_LINKS: u16 = 16;
 /// Messages from the source to the destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDestination {
-    /// The first message: which guest moves, and how.
+    /// Which guest moves, and how. Only [`Machine`](Self::Machine) and
+    /// [`Processors`](Self::Processors) come before it.
     Begin {
         /// The guest.
         description: GuestDescription,

@@ -53,15 +53,15 @@ enum SourceStageTag {
     Done,
 }
 
-/// [`DestinationStage`]; version 2 had the alias.
+/// [`DestinationStage`]; version 2 had the aliases.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum DestinationStageTag {
-    #[serde(rename = "arriving")]
-    Arriving,
+    #[serde(rename = "receiving", alias = "arriving")]
+    Receiving,
     #[serde(rename = "ready")]
     Ready,
-    #[serde(rename = "runs")]
-    Runs,
+    #[serde(rename = "running", alias = "runs")]
+    Running,
     #[serde(rename = "complete", alias = "whole")]
     Complete,
     #[serde(rename = "declined")]
@@ -113,9 +113,9 @@ impl From<SourceStageTag> for SourceStage {
 impl From<DestinationStage> for DestinationStageTag {
     fn from(stage: DestinationStage) -> Self {
         match stage {
-            DestinationStage::Receiving => Self::Arriving,
+            DestinationStage::Receiving => Self::Receiving,
             DestinationStage::Ready => Self::Ready,
-            DestinationStage::Running => Self::Runs,
+            DestinationStage::Running => Self::Running,
             DestinationStage::Complete => Self::Complete,
             DestinationStage::Declined => Self::Declined,
         }
@@ -125,9 +125,9 @@ impl From<DestinationStage> for DestinationStageTag {
 impl From<DestinationStageTag> for DestinationStage {
     fn from(tag: DestinationStageTag) -> Self {
         match tag {
-            DestinationStageTag::Arriving => Self::Receiving,
+            DestinationStageTag::Receiving => Self::Receiving,
             DestinationStageTag::Ready => Self::Ready,
-            DestinationStageTag::Runs => Self::Running,
+            DestinationStageTag::Running => Self::Running,
             DestinationStageTag::Complete => Self::Complete,
             DestinationStageTag::Declined => Self::Declined,
         }

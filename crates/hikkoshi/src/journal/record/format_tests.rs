@@ -289,9 +289,9 @@ fn tags_are_stable() {
     }
     let mut entry = destination("v3-destination-full");
     for (value, tag) in [
-        (DestinationStage::Receiving, "arriving"),
+        (DestinationStage::Receiving, "receiving"),
         (DestinationStage::Ready, "ready"),
-        (DestinationStage::Running, "runs"),
+        (DestinationStage::Running, "running"),
         (DestinationStage::Complete, "complete"),
         (DestinationStage::Declined, "declined"),
     ] {
