@@ -229,7 +229,7 @@ fn allocations(
         *cancelled.lock().unwrap() = Some(result.unwrap_err().to_string());
     });
     let why = cancelled.into_inner().unwrap().unwrap();
-    assert_eq!(why, "called off by the source: enough");
+    assert_eq!(why, "cancelled at the source: enough");
     counted.load(Ordering::SeqCst)
 }
 

@@ -1,4 +1,4 @@
-//! How taking a guest in can fail, and where the guest is then.
+//! How receiving a guest can fail, and where the guest is then.
 
 use std::io;
 
@@ -12,13 +12,13 @@ use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitEnded};
 use hikkoshi_memory::{MemoryError, PresenceError};
 
-/// Why a guest was not taken in.
+/// Why a guest was not received.
 #[derive(Debug, Error)]
 #[error("{cause}")]
 pub struct ReceiveError {
     /// What went wrong.
     pub cause: DestinationFailure,
-    /// What became of the guest, as far as this side can tell.
+    /// Where the guest is, as far as this side knows.
     pub outcome: Outcome,
 }
 
@@ -39,7 +39,7 @@ pub enum DestinationFailure {
     /// The guest's memory could not be written or dropped.
     #[error("{0}")]
     Memory(#[from] MemoryError),
-    /// No room for putting huge pages together.
+    /// No memory to assemble huge pages in.
     #[error(
         "setting aside {} MiB for putting huge pages together: {cause}; free as much here; a \
          migration that is only to begin takes less with fewer background links (--links at the \
@@ -55,54 +55,53 @@ pub enum DestinationFailure {
     /// A page could not be installed.
     #[error("{0}")]
     Install(#[from] InstallError),
-    /// It could not be found out what is missing.
+    /// It is unknown which pages are missing.
     #[error("{0}")]
     Presence(#[from] PresenceError),
     /// Faults could not be read.
     #[error("{0}")]
     Faults(#[from] ReadError),
-    /// Faults could not be asked for.
+    /// Memory could not be registered for faults.
     #[error("{0}")]
     Register(#[from] RangeError),
-    /// The machine's process ended; its number, where that is known.
+    /// The machine's process ended; its number, if known.
     #[error(
         "the destination's virtual machine{} has ended, and what it had of the guest's memory with \
          it; its log, or its standard error, may say why",
         .0.map_or_else(String::new, |pid| format!(" (process {pid})"))
     )]
     ProcessGone(Option<u32>),
-    /// The device state is not what the source sent.
+    /// The device state differs from what the source sent.
     #[error("the device state arrived damaged: {0}")]
     DeviceState(String),
     /// Cancelled here.
     #[error("cancelled")]
     Cancelled,
-    /// Cancelled there.
-    #[error("called off by the source: {0}")]
+    /// Cancelled at the source.
+    #[error("cancelled at the source: {0}")]
     CalledOff(String),
-    /// Another engine was killed before anything was promised.
+    /// Another engine was killed before it was *ready*.
     #[error("the migration was interrupted before the guest was taken in")]
     Interrupted,
-    /// How far things are could not be written down.
+    /// The record could not be written.
     #[error("recording the migration's progress: {0}")]
     Journal(io::Error),
-    /// No source has come, and none is waited for any longer.
+    /// No source connected within the time limit.
     #[error("waiting for a guest: {0}")]
     NoSource(WaitEnded),
     /// The listener failed.
     #[error("waiting for a connection: {0}")]
     Listen(io::Error),
-    /// The system has no room for another thread.
+    /// The system could not start a thread.
     #[error("starting a thread: {0}")]
     Thread(io::Error),
-    /// A thread panicked, and said so itself.
+    /// A thread panicked, and reported it itself.
     #[error("a thread that receives pages or faults has failed; it said why before this")]
     ThreadDied,
 }
 
 impl DestinationFailure {
-    /// Adds to a link's failure what was being done; being stopped is a
-    /// cancellation.
+    /// Adds to a link's failure what was being done; a stopped link is a cancellation.
     pub(crate) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
         move |cause| match cause {
             LinkError::Stopped => Self::Cancelled,
@@ -110,7 +109,7 @@ impl DestinationFailure {
         }
     }
 
-    /// Whether a new connection is all that is needed.
+    /// Whether a new connection can mend it.
     pub(crate) fn is_about_links(&self) -> bool {
         matches!(
             self,
@@ -120,8 +119,8 @@ impl DestinationFailure {
         )
     }
 
-    /// Whether the guest cannot run here, or not any longer: its process is gone,
-    /// or its memory is not what it should be.
+    /// Whether the guest cannot run here (any more): its process has ended, or its memory is
+    /// corrupted.
     pub(crate) fn is_end_of_guest(&self) -> bool {
         self.is_corruption()
             || matches!(
@@ -131,13 +130,12 @@ impl DestinationFailure {
             )
     }
 
-    /// Whether the guest's memory is not what it should be.
+    /// Whether the guest's memory is corrupted.
     pub(crate) fn is_corruption(&self) -> bool {
         matches!(self, Self::Install(InstallError::Filled { .. }))
     }
 
-    /// The same, with the reason if that is plain to see: whatever is done to the
-    /// machine fails when its process has ended.
+    /// Replaces an error that follows from the end of the machine's process by that end.
     pub(crate) fn explained_by(self, guest: &dyn DestinationGuest) -> Self {
         let by_machine = matches!(
             self,
@@ -149,19 +147,19 @@ impl DestinationFailure {
                 | Self::Register(_)
                 | Self::ProcessGone(None)
         );
-        // Such a guest was ended by this side, and for that reason.
+        // Such a guest was ended by this side, for the reason in the error.
         if by_machine && !self.is_corruption() && guest.has_ended() {
             return Self::gone(guest);
         }
         self
     }
 
-    /// That the machine has ended.
+    /// The machine's process has ended.
     pub(crate) fn gone(guest: &dyn DestinationGuest) -> Self {
         Self::ProcessGone(guest.memory_place().map(|(process, _)| process.pid()))
     }
 
-    /// A message that has no business here.
+    /// A message that is not allowed at this point.
     pub(crate) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> Self {
         let text: String = format!("{message:?}").chars().take(200).collect();
         Self::Link {

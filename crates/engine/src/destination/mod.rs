@@ -1,16 +1,17 @@
 //! The destination's side of a migration.
 //!
-//! One thread leads ([`receive`]): it accepts a source, drops what is stale
-//! and goes through the switchover (`arrival.rs`); from *ready* on the machine in
-//! `custody` decides (`keeper.rs`, `stay.rs`). Beside it run
-//! one receiver for each link (`receiver.rs`), which write pages into the RAM
-//! files (`memory.rs`) before the switch and install them (`installer.rs`) after
-//! it, and the fault threads (`faults.rs`), which ask for what the guest touches
-//! (`asking.rs`) and note when (`outstanding.rs`) and for whom (`who.rs`).
+//! One thread runs [`receive`]: it accepts a source, drops stale pages and goes through the
+//! switchover (`switchover/`). From *ready* on it performs what the handover machine decides
+//! (`handover/`). Beside it run:
 //!
-//! Huge pages are put together from pieces (`staging.rs`, `book.rs`), asked for
-//! a bounded number at a time (`turns.rs`); those of tmpfs are rebuilt at the
-//! end (`collapse.rs`).
+//! * One receiver for each link (`receiver.rs`). Before the switchover it writes pages into guest
+//!   memory (`hikkoshi_memory::RamWriter`), afterwards it installs them (`postcopy/installer/`).
+//! * The fault threads (`postcopy/fault_thread/`), which request what the guest touches
+//!   (`request_sender.rs`) and record when (`request_times.rs`) and for which thread
+//!   (`fault_counters.rs`).
+//!
+//! Huge pages are assembled from 4 KiB pages and requested a bounded number at a time; huge pages
+//! of tmpfs are rebuilt at the end (`postcopy/huge/`).
 
 mod error;
 pub(crate) mod handover;
@@ -43,11 +44,11 @@ use hikkoshi_linux::Cancel;
 /// How the caller controls and observes the destination.
 #[derive(Clone)]
 pub struct ReceiveWatch {
-    /// Asks it to stop.
+    /// Requests to stop.
     pub cancel: Cancel,
-    /// Is told how it goes.
+    /// Receives progress and notices.
     pub observer: Arc<dyn Observer>,
-    /// Where it is written down how far it is.
+    /// Where the record of the handover is kept.
     pub journal: Arc<dyn Journal<DestinationRecord>>,
 }
 
@@ -57,18 +58,17 @@ impl fmt::Debug for ReceiveWatch {
     }
 }
 
-/// Links that may wait to be taken: all of a migration's (background, urgent)
-/// may come before the first is looked at, and the control link of the next.
+/// Accepted links that may wait in the queue: all links of one migration (background, urgent) can
+/// arrive before the first is handled, and the control link of the next migration.
 const LINKS: usize = MAX_LINKS as usize + 2;
 
 /// Waits at `listener` for a source and takes its guest into `guest`.
 ///
-/// A source whose guest does not fit is refused, and the wait goes on. Returns
-/// when the guest runs here and every page is here.
+/// A source whose guest does not fit is refused, and the wait continues. Returns when the guest
+/// runs here and every page is here.
 ///
 /// # Errors
-/// [`ReceiveError`] says what went wrong and where the guest is now, as far as
-/// this side can tell.
+/// [`ReceiveError`] says what went wrong and where the guest is now, as far as this side knows.
 pub fn receive(
     guest: &mut dyn DestinationGuest,
     listener: &Listener,
@@ -79,11 +79,11 @@ pub fn receive(
     listening(listener, |door| accept(guest, door, options, watch))
 }
 
-/// Waits at `listener` for the source of a migration that another engine has
-/// begun and recorded, and goes on with it.
+/// Resumes a migration that another engine has begun and recorded, when its source connects at
+/// `listener`.
 ///
-/// The guest runs meanwhile, if it was handed over; faults are answered as soon
-/// as the source is there.
+/// If the guest was handed over, it runs meanwhile; its faults are answered when the source has
+/// connected.
 ///
 /// # Errors
 /// As [`receive`].
@@ -100,7 +100,7 @@ pub fn resume_receive(
     })
 }
 
-/// Listens while `lead` leads.
+/// Accepts connections while `lead` runs.
 fn listening(
     listener: &Listener,
     lead: impl FnOnce(&mut Acceptor<'_>) -> Result<Account, ReceiveError>,
@@ -108,11 +108,11 @@ fn listening(
     let stop = Cancel::new();
     let (sender, incoming) = sync_channel(LINKS);
     thread::scope(|scope| {
-        // Also when this thread panics: the scope waits for the other one.
+        // Also when this thread panics: the scope waits for the other thread.
         let _stop = CancelOnDrop(&stop);
         let spawned = thread::Builder::new()
             .name("dst-accept".into())
-            // The sender goes with it: its end is noticed.
+            // The sender moves into the thread, so that its end is noticed.
             .spawn_scoped(scope, {
                 let stop = &stop;
                 move || listener.serve(&sender, stop)
@@ -139,18 +139,18 @@ impl Drop for CancelOnDrop<'_> {
     }
 }
 
-/// Where connections come in.
+/// Where connections are accepted.
 struct Acceptor<'a> {
     listener: &'a Listener,
     incoming: &'a Receiver<Incoming>,
 }
 
-/// Nobody listens any more.
+/// The listener has failed.
 fn listener_failed() -> DestinationFailure {
     DestinationFailure::Listen(std::io::Error::other("the listening socket failed"))
 }
 
-/// Waits for sources until one's guest was taken in, or was lost on the way.
+/// Waits for sources until a guest was received, or its migration failed.
 fn accept(
     guest: &mut dyn DestinationGuest,
     door: &mut Acceptor<'_>,
@@ -186,7 +186,7 @@ fn accept(
                 watch
                     .observer
                     .notice(&format!("refused a guest from {peer}: {why}"));
-                // Also where the source was not told.
+                // Also when the source was not notified.
                 door.listener.expect(None);
             }
         }

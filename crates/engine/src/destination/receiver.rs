@@ -19,24 +19,23 @@ use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, Rank};
 use hikkoshi_memory::RamWriter;
 
-/// The source hears of applied bytes at least this often, so that a window of
-/// twice as much keeps the link busy.
+/// The source receives an acknowledgement at least this often, so that a window of twice as many
+/// bytes keeps the link busy.
 const ACK_EVERY: u64 = 32 << 10;
 
 /// The largest frame's content. A small constant: no truncation.
 #[allow(clippy::cast_possible_truncation)]
 const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
 
-/// Where received pages go: into the RAM file, and from the switchover on
-/// through the installer.
+/// Where received pages go: into guest memory, and from the switchover on through the installer.
 #[derive(Debug)]
 pub(crate) struct PageSink {
-    /// None where no page comes but through the installer.
+    /// `None` when all pages go through the installer.
     pub(crate) memory: Option<RamWriter>,
     pub(crate) installer: OnceLock<Arc<Installer>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tracker: Arc<Tracker>,
-    /// One for each receiver, made with it.
+    /// One for each receiver.
     pub(crate) recorders: Mutex<Vec<Arc<Recorder>>>,
 }
 
@@ -101,7 +100,7 @@ pub(crate) fn start_background(
     start(receiver, name, priority)
 }
 
-/// Receives the pages that were asked for.
+/// Receives the pages that were requested.
 pub(crate) fn start_urgent(
     sink: Arc<PageSink>,
     mut reader: LinkReader,
@@ -130,7 +129,7 @@ fn start(
             priority.take(rank);
             sandbox_thread();
             let failure = receiver.run();
-            // Nobody listens any more once the migration is over.
+            // After the end of the migration nothing receives events any more.
             let _ = receiver.events.send(Event::Failed(failure));
         })
         .map_err(DestinationFailure::Thread)
@@ -168,7 +167,7 @@ impl Receiver {
         }
     }
 
-    /// Receives until something fails; the end of the link is that, too.
+    /// Receives until an error occurs, such as the end of the link.
     fn run(&mut self) -> DestinationFailure {
         let doing = match self.kind {
             Kind::Urgent => "receiving urgent pages",
@@ -183,8 +182,8 @@ impl Receiver {
             let result = self
                 .payload(&frame, doing)
                 .and_then(|()| {
-                    // Counted before it is applied: once the last page is in,
-                    // the main thread makes up the account.
+                    // Counted before it is applied: after the last page the main thread writes the
+                    // account.
                     self.count(&frame, self.reader.received() - before);
                     self.apply(&frame, doing)
                 })
@@ -205,7 +204,7 @@ impl Receiver {
         let Frame::Pages { .. } = frame else {
             return Ok(());
         };
-        // The decoder bounds a frame to what the buffer holds.
+        // The decoder limits a frame to the size of the buffer.
         let content = self
             .buffer
             .get_mut(..frame.payload_len())
@@ -215,8 +214,7 @@ impl Receiver {
             .map_err(DestinationFailure::link(doing))
     }
 
-    /// Puts a frame's pages where they belong; `true` when nothing is missing
-    /// any more.
+    /// Writes or installs a frame's pages; `true` when no page is missing any more.
     fn apply(&self, frame: &Frame, doing: &'static str) -> Result<bool, DestinationFailure> {
         let installer = self.sink.installer.get();
         let memory = || {
@@ -251,8 +249,8 @@ impl Receiver {
         }
     }
 
-    /// Tells the source what was applied: often enough, and at once when
-    /// nothing more is there to be read.
+    /// Acknowledges applied bytes: every [`ACK_EVERY`] bytes, and when there is nothing more to
+    /// read.
     fn acknowledge(&mut self) -> Result<(), DestinationFailure> {
         let Some(acks) = &mut self.acks else {
             return Ok(());
@@ -266,8 +264,8 @@ impl Receiver {
                 .map_err(DestinationFailure::link(doing))?;
         if due {
             match acks.frame(Frame::Ack { bytes }) {
-                // A source that has closed has all the acknowledgements that
-                // it waits for.
+                // A source that has closed the link has received all the acknowledgements that it
+                // waits for.
                 Ok(()) | Err(LinkError::Closed | LinkError::Io(_)) => self.acked = bytes,
                 Err(cause) => return Err(DestinationFailure::Link { doing, cause }),
             }

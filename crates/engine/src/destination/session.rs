@@ -13,7 +13,7 @@ use crate::destination::listener_failed;
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 use hikkoshi_linux::Cancel;
 
-/// What the control link's thread does; marks its end among the failures.
+/// What the control link's thread does; identifies its end among the failures.
 pub(crate) const LISTENING: &str = "listening to the source";
 
 /// How long an accepted source may take to open its other links.
@@ -22,16 +22,16 @@ const LINKS_TIMEOUT: Duration = Duration::from_secs(30);
 /// What the main thread waits for.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The source said something.
+    /// The source has sent a message.
     Message(ToDestination),
-    /// A thread ended, or the control link did.
+    /// A thread or the control link has ended.
     Failed(DestinationFailure),
     /// No page is missing any more.
     AllReceived,
 }
 
 impl Event {
-    /// Whether this is about something else than links.
+    /// Whether this is about something other than links.
     fn is_serious(&self) -> bool {
         match self {
             Self::Failed(failure) => !failure.is_about_links(),
@@ -40,7 +40,7 @@ impl Event {
     }
 }
 
-/// Where events come in, whatever becomes of the links.
+/// The queue of events, which outlives the links.
 #[derive(Debug)]
 pub(crate) struct Channel {
     sender: SyncSender<Event>,
@@ -53,19 +53,19 @@ impl Channel {
         Self { sender, events }
     }
 
-    /// One that nobody listens to: what is sent to it does not wait.
+    /// A queue without a receiver: a send to it does not block.
     pub(crate) fn closed() -> Self {
         let (sender, _) = sync_channel(0);
         let events = sync_channel(0).1;
         Self { sender, events }
     }
 
-    /// Where it is told.
+    /// For the threads that report events.
     pub(crate) fn sender(&self) -> SyncSender<Event> {
         self.sender.clone()
     }
 
-    /// Takes it, and leaves one that nobody listens to.
+    /// Takes the queue, and leaves one without a receiver.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::closed())
     }
@@ -81,19 +81,19 @@ impl Channel {
 pub(crate) struct Session {
     control: LinkWriter,
     channel: Channel,
-    /// Turns control messages into events.
+    /// The thread that turns control messages into events.
     listener: Option<JoinHandle<()>>,
     streams: Vec<Arc<Stream>>,
     limits: Limits,
-    /// What the source said before its links were all here.
+    /// What the source sent before all its links were here.
     early: Option<Event>,
     /// Ends every thread that works on a link.
     stop: Cancel,
 }
 
 impl Session {
-    /// Takes over an accepted control link; `reader` is its other end. The channel
-    /// is taken only if that comes to something.
+    /// Starts with an accepted control link; `reader` is its receiving end. The queue is taken only
+    /// on success.
     pub(crate) fn start(
         stream: Arc<Stream>,
         reader: LinkReader,
@@ -122,8 +122,8 @@ impl Session {
         })
     }
 
-    /// Waits for the source's other links: so many for background pages, and
-    /// one for urgent pages if `urgent`.
+    /// Waits for the source's other links: `background_links` for background pages, and one for
+    /// urgent pages if `urgent`.
     pub(crate) fn await_links(
         &mut self,
         incoming: &Receiver<Incoming>,
@@ -144,12 +144,12 @@ impl Session {
             if Instant::now() > deadline {
                 return Err(DestinationFailure::link(doing)(LinkError::TooSlow));
             }
-            // The control link may end meanwhile. Or the source goes on: its
-            // last link was answered, only this thread has not got it yet.
+            // The control link may end meanwhile. Or the source has continued: its last link was
+            // accepted, but this thread has not received it yet.
             if self.early.is_none() {
                 match self.channel.events.try_recv() {
                     Ok(failed) if failed.is_serious() => {
-                        // Not the links' end, whatever becomes of them: kept.
+                        // Not the links' end: keep it.
                         self.early = Some(failed);
                         return Err(DestinationFailure::link(doing)(LinkError::Closed));
                     }
@@ -166,7 +166,7 @@ impl Session {
                 Err(RecvTimeoutError::Disconnected) => return Err(listener_failed()),
             };
             if link.id != id {
-                // It was let in when nothing was under way.
+                // It was accepted before this migration began.
                 tracing::warn!(
                     peer = link.peer,
                     "turned away: another migration is under way"
@@ -174,7 +174,7 @@ impl Session {
                 continue;
             }
             if link.role == Role::Control {
-                // The source has given these links up before they were all here.
+                // The source closed these links before all of them were here.
                 tracing::warn!(peer = link.peer, "the source begins anew");
                 return Err(DestinationFailure::link(doing)(LinkError::Closed));
             }
@@ -210,7 +210,7 @@ impl Session {
         })
     }
 
-    /// Where the links' threads report to.
+    /// Where the links' threads report events.
     pub(crate) fn events(&self) -> SyncSender<Event> {
         self.channel.sender.clone()
     }
@@ -226,13 +226,13 @@ impl Session {
             .map_err(DestinationFailure::link(doing))
     }
 
-    /// From now on nobody can call the migration off.
+    /// From now on a request to cancel does not end the link.
     pub(crate) fn set_committed(&mut self) {
         self.control.set_stop(self.stop.clone());
     }
 
-    /// Says the last there is to say. Not worth waiting for a peer that does
-    /// not read: the links' end will tell it as much, only less clearly.
+    /// Sends the last message. Does not wait for a peer that does not read: the end of the links
+    /// tells it the same.
     pub(crate) fn send_last(&mut self, message: &ToSource) {
         self.control.set_stop(Cancel::at_once());
         if let Err(error) = self.send(message, "sending the last message") {
@@ -240,7 +240,7 @@ impl Session {
         }
     }
 
-    /// Which pages there are.
+    /// Which pages exist.
     pub(crate) fn limits(&self) -> Limits {
         self.limits
     }
@@ -252,13 +252,13 @@ impl Session {
 
     /// The next event; `None` after `wait` without one.
     pub(crate) fn next_within(&mut self, wait: Duration) -> Option<Event> {
-        // The session holds a sender itself: it never disconnects before it is
+        // The session holds a sender itself, so the queue is never disconnected before it is
         // closed.
         self.early.take().or_else(|| self.channel.next_within(wait))
     }
 
-    /// Ends all links. The threads that work on them can be joined then:
-    /// nothing that they report waits for somebody to hear it.
+    /// Closes all links. The threads that work on them can be joined then: what they report blocks
+    /// none of them.
     pub(crate) fn close(&mut self) {
         self.channel = Channel::closed();
         self.shut_down();
@@ -271,15 +271,14 @@ impl Session {
         }
     }
 
-    /// Ends all links and waits for the threads that work on them, `receivers`
-    /// and its own. Gives the channel, and what was still told that is not about
-    /// links.
+    /// Closes all links and waits for the threads that work on them, `receivers` and its own.
+    /// Returns the queue, and an event that was reported meanwhile and is not about links.
     pub(crate) fn end(mut self, receivers: Vec<JoinHandle<()>>) -> (Channel, Option<Event>) {
         self.shut_down();
         let mut left = self.early.take().filter(Event::is_serious);
         let threads = receivers.into_iter().chain(self.listener.take());
         for thread in threads {
-            // Its last words may have to wait for room.
+            // Its last events may wait for room in the queue.
             while !thread.is_finished() {
                 let told = self.channel.next_within(Duration::from_millis(2));
                 left = left.or(told.filter(Event::is_serious));
@@ -306,8 +305,8 @@ pub(crate) type Ends = (LinkReader, LinkWriter);
 /// The links beside the control link.
 #[derive(Debug)]
 pub(crate) struct Links {
-    /// In the order of their numbers.
+    /// By number.
     pub(crate) background: Vec<Ends>,
-    /// Where pages come from, and where requests are written.
+    /// Pages arrive on it, and requests are sent on it.
     pub(crate) urgent: Option<(LinkReader, LinkWriter)>,
 }

@@ -47,7 +47,7 @@ fn before_the_commit_the_source_runs_on() {
         let done = source_fails(mode, name, nth);
         let (source, destination) = done.at_source();
         assert_eq!(source, format!("{name} does not work"));
-        let told = format!("called off by the source: the source failed: {name} does not work");
+        let told = format!("cancelled at the source: the source failed: {name} does not work");
         // Behind device state that nobody reads just now there may be no room for
         // a word; that does not keep the source waiting.
         let cut_short = name.ends_with("half-way") && destination.contains("the connection");
@@ -114,7 +114,7 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
         );
         assert_eq!(
             destination,
-            format!("called off by the source: the source failed: {source}")
+            format!("cancelled at the source: the source failed: {source}")
         );
     }
     // The last takes: with the guest stopped.
@@ -148,7 +148,7 @@ fn what_cannot_be_recorded_is_not_committed() {
         );
         assert_eq!(
             destination,
-            format!("called off by the source: the source failed: {source}")
+            format!("cancelled at the source: the source failed: {source}")
         );
         assert_eq!(done.machine.starts(Side::Source), 2);
         // It had loaded the guest, and got rid of it.

@@ -332,10 +332,10 @@ fn the_source_can_cancel_until_it_commits() {
         let (source, destination) = texts(&done);
         assert_eq!(source, "cancelled");
         assert!(
-            destination == "called off by the source: cancelled at the source"
+            destination == "cancelled at the source: cancelled at the source"
                 // It may hear that on the next connection first.
                 || matches!(name, "Switch" | "Request" | "Ready")
-                    && destination == "called off by the source: the source keeps its guest"
+                    && destination == "cancelled at the source: the source keeps its guest"
                 // Before its other links are open nobody listens to it.
                 || name == "Accept"
                 // Stopped in the middle of a chunk, nothing more can be said.

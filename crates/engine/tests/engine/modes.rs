@@ -123,7 +123,7 @@ fn precopy_that_does_not_converge() {
     assert!(source.ends_with("allow more downtime (--max-downtime), or use --mode hybrid"));
     assert_eq!(
         destination,
-        format!("called off by the source: the source failed: {source}")
+        format!("cancelled at the source: the source failed: {source}")
     );
 
     let done = stalled(WhenStalled::GoOn).run();
@@ -131,7 +131,7 @@ fn precopy_that_does_not_converge() {
     assert_eq!(source, "cancelled");
     assert_eq!(
         destination,
-        "called off by the source: cancelled at the source"
+        "cancelled at the source: cancelled at the source"
     );
     let notices = done.notices.all();
     assert_eq!(notices.matches("does not converge").count(), 1, "{notices}");

@@ -281,7 +281,7 @@ fn a_guest_that_is_kept_though_the_destination_was_ready() {
         });
         let done = setup.run();
         let (_, destination) = done.at_source();
-        let expected = "called off by the source: the source keeps its guest";
+        let expected = "cancelled at the source: the source keeps its guest";
         assert_eq!(destination, expected);
         let record = done.destination_journal.last().unwrap();
         assert_eq!(record.stage, DestinationStage::Declined);

@@ -1,5 +1,4 @@
-//! How an arrival ends that does not come to *ready*: the guest stays at the
-//! source.
+//! How a migration ends that does not reach *ready*: the guest stays at the source.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +10,13 @@ use crate::destination::switchover::incoming::IncomingMigration;
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
 
-/// How long to listen for the reason when a link has failed: a busy host takes
-/// its time, and the end of the control link ends the wait.
+/// How long to wait for the reason after a link has failed: a busy host may be slow. The end of the
+/// control link ends the wait.
 pub(crate) const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl IncomingMigration<'_> {
-    /// Looks for what is behind a link's end: a source that calls it off says
-    /// why and closes its links, and a link's end may be seen first.
+    /// Waits for the reason behind a link's end: a source that cancels sends the reason and closes
+    /// its links, and the end of another link may be seen first.
     pub(crate) fn explain(&mut self, failure: DestinationFailure) -> DestinationFailure {
         match &failure {
             DestinationFailure::Link { doing, cause } if *doing != LISTENING && cause.is_end() => {}
@@ -29,7 +28,7 @@ impl IncomingMigration<'_> {
                 Some(Event::Message(ToDestination::Cancel { reason })) => {
                     return DestinationFailure::CalledOff(reason);
                 }
-                // Nothing more will be said.
+                // No further message will arrive.
                 Some(Event::Failed(DestinationFailure::Link { doing, .. }))
                     if doing == LISTENING =>
                 {
@@ -41,15 +40,15 @@ impl IncomingMigration<'_> {
         failure
     }
 
-    /// Lets go of the guest's memory, so that whatever waits for a page of it
-    /// goes on: the guest will never run here.
+    /// Unregisters the guest's memory, so that threads that wait for a page continue: the guest
+    /// will never run here.
     pub(crate) fn release_memory(&self) {
         if let Some(postcopy) = &self.postcopy {
             postcopy.release_memory();
         }
     }
 
-    /// Ends it, and gives the guest's process back what was taken from it.
+    /// Ends the migration, and gives back what was taken from the guest's process.
     pub(crate) fn withdraw(
         mut self,
         guest: &mut dyn DestinationGuest,
@@ -72,7 +71,7 @@ impl IncomingMigration<'_> {
     }
 }
 
-/// The last word to a source whose guest is not taken in.
+/// The last message to a source whose guest is not received.
 pub(crate) fn last_message(cause: &DestinationFailure) -> ToSource {
     match cause {
         DestinationFailure::Cancelled => ToSource::Cancel {

@@ -1,4 +1,4 @@
-//! A guest that nobody goes on with.
+//! Giving up a guest whose migration is not resumed.
 
 use std::sync::Arc;
 
@@ -11,16 +11,15 @@ use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationRecord, 
 
 /// Gives a migration up that another engine has begun and recorded.
 ///
-/// A guest that was never run here is declined: never will it run here, and the
-/// record stays, so that a source that is not lost after all can be told so
-/// ([`resume_receive`](crate::destination::resume_receive)); given up once more, it is forgotten. A
-/// guest that runs here and lacks pages is ended with its process: whoever calls
-/// this answers for it that they cannot be had any more. One that is wholly here
-/// runs on, and its source is not told so.
+/// A guest that was never run here is declined: it will never run here. The record stays, so that
+/// the source can still be notified if it comes back
+/// ([`resume_receive`](crate::destination::resume_receive)); giving up once more removes it. A
+/// guest that runs here and lacks pages is ended with its process: the caller guarantees that these
+/// pages cannot be had any more. A guest of which every page is here keeps running, and its source
+/// is not notified.
 ///
 /// # Errors
-/// When the decision cannot be recorded, or the process not be ended: it can be
-/// tried again.
+/// When the decision cannot be recorded, or the process cannot be ended. It can be tried again.
 pub fn give_up_receive(
     guest: &mut dyn DestinationGuest,
     record: DestinationRecord,
@@ -35,7 +34,7 @@ pub fn give_up_receive(
     let mut machine = RecordedDestination::new(record, Arc::clone(&watch.journal));
     let mut events = vec![DestinationEvent::GivenUp];
     if machine.stage() == DestinationStage::Ready {
-        // Nobody is there to hear it.
+        // No source is connected.
         events.push(DestinationEvent::LinkLost);
     }
     let mut closes = false;
@@ -45,7 +44,7 @@ pub fn give_up_receive(
             match action {
                 DestinationAction::KillGuest => guest.kill().map_err(|error| fail(error.into()))?,
                 DestinationAction::Close => closes = true,
-                // Dropped, or all of it is here: there is nothing more to hold.
+                // The guest was discarded, or every page is here: nothing needs to be held.
                 DestinationAction::DiscardGuest | DestinationAction::End => {
                     if let Err(error) = guest.release() {
                         watch.observer.notice(&error.to_string());

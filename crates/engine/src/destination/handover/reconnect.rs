@@ -1,4 +1,4 @@
-//! A source that is back: where both sides are, and what is missing.
+//! A source that has reconnected: both sides report their stage, and which pages are missing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::Cancel;
 
-/// How long the source may take to say where it is.
+/// How long the source may take to report its stage.
 const HERE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it may take to say what it owes: it looks for data in its RAM files.
+/// How long it may take to report what it owes: it searches its RAM files for data.
 const OWED_TIMEOUT: Duration = Duration::from_secs(120);
 
 const DOING: &str = "taking the migration up again";
 
-/// A control link on which the source has said where it is.
+/// A control link on which the source has reported its stage.
 #[derive(Debug)]
 pub(crate) struct ReconnectedSource {
     stream: Arc<Stream>,
@@ -34,7 +34,7 @@ pub(crate) struct ReconnectedSource {
 }
 
 impl HandoverDriver<'_> {
-    /// Hears where the source is.
+    /// Receives the source's stage.
     pub(crate) fn receive_resume_request(
         &self,
         link: Incoming,
@@ -61,19 +61,18 @@ impl HandoverDriver<'_> {
         Ok((source, stage.into()))
     }
 
-    /// Says that this is the stage, and what is missing; takes the source's
-    /// other links in, if anything is.
+    /// Sends `stage` and which pages are missing; accepts the source's other links, if any page is.
     pub(crate) fn answer_reconnected(
         &mut self,
         stage: DestinationStage,
     ) -> Result<(), DestinationFailure> {
-        // It is gone: it will come again.
+        // It has disconnected, and will connect again.
         let Some(mut source) = self.connection.reconnected.take() else {
             return Ok(());
         };
         self.capabilities = source.capabilities;
         let huge = self.ram.layout().blocks().any(|(b, _)| b.host_page > 4096);
-        // Memory was set aside for so many where there are huge pages.
+        // Buffers for huge pages were allocated for this number of links.
         let most = if huge {
             self.machine.record().links.clamp(1, MAX_LINKS)
         } else {
@@ -102,7 +101,7 @@ impl HandoverDriver<'_> {
         source.reader.set_stop(stop.clone());
         source.writer.set_patience(None);
         source.writer.set_stop(stop.clone());
-        // Only what brings no pages is still of interest.
+        // From now on, only the end of the migration interrupts these calls.
         let LinkState::Down(channel) = &mut self.links else {
             return Err(DestinationFailure::link(DOING)(LinkError::Closed));
         };
@@ -146,13 +145,13 @@ impl HandoverDriver<'_> {
             }
             Ok(())
         });
-        // Also on a failure: its threads are to be waited for.
+        // Also after a failure: its threads have to be joined.
         self.set_links(line);
         begun
     }
 
-    /// Says what is missing, and hears what of it is owed; gives the number of
-    /// background links to expect.
+    /// Sends what is missing, and receives what of it is owed; returns the number of background
+    /// links to expect.
     fn agree_on_missing(
         &mut self,
         source: &mut ReconnectedSource,

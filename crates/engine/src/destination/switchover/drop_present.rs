@@ -1,20 +1,20 @@
-//! What is in the RAM files: with post-copy that is what has been received.
+//! Dropping pages that are present although the source has not sent them.
 //!
-//! A page that is there is never asked for, whatever it holds. So before the
-//! guest may run here everything that is owed must be seen to be absent: a
-//! monitor that has read the guest's memory meanwhile (`pmemsave`, `xp`, a
-//! debugger) has filled holes with zeros.
+//! With post-copy, "present" means "received": a page that is present is never requested, whatever
+//! it contains. A monitor that reads the guest's memory meanwhile (`pmemsave`, `xp`, a debugger)
+//! fills holes with zeros. So before the guest may run here, every page that the source owes must
+//! be absent.
 
 use hikkoshi_memory::{MemoryError, RamWriter};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::postcopy::installer::Installer;
 
-/// Makes sure that nothing of what the source owes is there, and drops again
-/// what is. All of it must be registered, and nobody may bring pages meanwhile.
+/// Checks that every missing page is absent, and drops those that are present. All of the memory
+/// must be registered, and no page may be received meanwhile.
 ///
 /// # Errors
-/// [`MemoryError::Drop`] when something is there still.
+/// [`MemoryError::Drop`] when a page is still present.
 pub(crate) fn drop_owed(
     memory: &RamWriter,
     installer: &Installer,
@@ -25,7 +25,7 @@ pub(crate) fn drop_owed(
     let mut pages = 0;
     for range in installer.missing.ranges() {
         for extent in memory.ram().layout().locate_range(range) {
-            // One look for many small pages, and one for each huge page.
+            // One check for many small pages, and one for each huge page.
             let host_page = installer
                 .copier
                 .layout()

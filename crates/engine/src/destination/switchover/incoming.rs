@@ -1,8 +1,8 @@
-//! A guest on its way in: filling, and the way to *ready*. From there on it is
-//! `driver.rs`'s.
+//! An incoming migration up to *ready*: memory and device state are received. From *ready* on
+//! `handover/` drives it.
 //!
-//! The message sequence is drawn in `source/switchover/`. Whatever fails here,
-//! the source resumes its guest (`ending.rs`).
+//! The sequence of messages is drawn in `source/switchover/`. If anything fails here, the source
+//! resumes its guest (`handover/abort.rs`).
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -31,7 +31,7 @@ use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError};
 use hikkoshi_memory::RamFiles;
 
-/// Takes the offered guest in.
+/// Receives the offered guest.
 pub(crate) fn run(
     guest: &mut dyn DestinationGuest,
     offered: AcceptedOffer,
@@ -81,7 +81,7 @@ pub(crate) fn run(
     finish_handover(driver, guest, begun, DestinationEvent::DeviceStateLoaded)
 }
 
-/// Goes on with a guest that another engine took in.
+/// Resumes a migration that another engine began.
 pub(crate) fn resume(
     guest: &mut dyn DestinationGuest,
     record: DestinationRecord,
@@ -120,8 +120,8 @@ pub(crate) fn resume(
         driver.adopt_userfault(guest).map_err(fail)?;
     }
     if stage == DestinationStage::Complete {
-        // Nobody answers faults any more, and none is needed: what is not here
-        // holds zeros. The source may be long in coming, or never come.
+        // No fault needs an answer any more: pages that are absent hold zeros. The source may
+        // connect much later, or never.
         driver.release_guest(guest);
     }
     finish_handover(driver, guest, begun, DestinationEvent::Restarted)
@@ -162,8 +162,7 @@ fn finish_handover(
     })
 }
 
-/// What the source says when its guest is stopped and everything but the
-/// commit was sent.
+/// What the source sends when its guest is paused and everything but the *commit* has been sent.
 #[derive(Debug)]
 pub(crate) struct SwitchRequest {
     postcopy: bool,
@@ -175,7 +174,7 @@ pub(crate) struct SwitchRequest {
 pub(crate) struct IncomingMigration<'a> {
     pub(crate) watch: &'a ReceiveWatch,
     options: DestinationOptions,
-    /// What the source understands.
+    /// What the source supports.
     pub(crate) capabilities: Capabilities,
     pub(crate) session: Session,
     pub(crate) sink: Arc<PageSink>,
@@ -183,7 +182,7 @@ pub(crate) struct IncomingMigration<'a> {
     pub(crate) receivers: Vec<JoinHandle<()>>,
     /// What post-copy needs, until it begins.
     prepared: Option<PreparedPostcopy>,
-    /// What runs in post-copy.
+    /// What runs during post-copy.
     pub(crate) postcopy: Option<ActivePostcopy>,
     silence: SilenceTimer,
 }
@@ -286,8 +285,8 @@ impl<'a> IncomingMigration<'a> {
         Ok(switch)
     }
 
-    /// Receives memory and device state while the guest runs at the source,
-    /// until the source says that it is stopped.
+    /// Receives memory and device state while the guest runs at the source, until the source
+    /// reports that it is paused.
     fn fill(
         &mut self,
         guest: &dyn DestinationGuest,
@@ -315,7 +314,7 @@ impl<'a> IncomingMigration<'a> {
                         .send(&ToSource::Discarded, "dropping stale pages")?;
                 }
                 ToDestination::DeviceStateChunk { bytes } => {
-                    // Bounds the sum, too.
+                    // Also limits the total size.
                     digest.update(&bytes).map_err(device_state)?;
                     Counters::add(&self.sink.counters.device_state_bytes, bytes.len() as u64);
                     state.extend_from_slice(&bytes);
@@ -334,7 +333,7 @@ impl<'a> IncomingMigration<'a> {
                         .prepared
                         .as_ref()
                         .map_or(0, |p| p.installer.missing.count());
-                    // Without post-copy whatever is owed would never come.
+                    // Without post-copy, pages that are still owed would never arrive.
                     let possible = match &self.prepared {
                         Some(_) => postcopy || owed == 0,
                         None => !postcopy,
@@ -361,8 +360,8 @@ impl<'a> IncomingMigration<'a> {
         }
     }
 
-    /// Drops pages that the source has overwritten since it sent them; they
-    /// come again after the switch.
+    /// Drops pages that the guest has overwritten at the source since they were sent; they are sent
+    /// again after the switchover.
     fn discard(
         &mut self,
         guest: &dyn DestinationGuest,
@@ -378,8 +377,7 @@ impl<'a> IncomingMigration<'a> {
             .within(&limits)
             .map_err(|error| DestinationFailure::unexpected(doing, &error.to_string()))?;
         for &range in ranges {
-            // The source knows the host page sizes; a hole in half a huge
-            // page would drop nothing.
+            // The source knows the host page sizes; a hole in half a huge page would drop nothing.
             if ram.layout().round_out(range) != range {
                 return Err(DestinationFailure::unexpected(doing, &range));
             }
@@ -391,8 +389,8 @@ impl<'a> IncomingMigration<'a> {
         Ok(())
     }
 
-    /// Loads the device state. It touches memory, and waits for pages that
-    /// may never come if a link fails meanwhile: so this thread watches.
+    /// Loads the device state. Loading touches memory, and so waits for pages that never arrive if
+    /// a link fails meanwhile: this thread watches the links.
     fn load(
         &mut self,
         guest: &mut dyn DestinationGuest,
@@ -408,9 +406,8 @@ impl<'a> IncomingMigration<'a> {
                 if failure.is_none() {
                     failure = self.watch_load().err();
                     if failure.is_some() {
-                        // The guest will not run here. With its memory let go,
-                        // whatever waits for a page goes on, and the loader
-                        // comes back.
+                        // The guest will not run here. Releasing its memory lets every waiting
+                        // thread continue, the loading thread included.
                         self.release_memory();
                     }
                 } else {
@@ -427,7 +424,7 @@ impl<'a> IncomingMigration<'a> {
         })
     }
 
-    /// One look at what happens while the device state is loaded.
+    /// Handles one event while the device state is loaded.
     fn watch_load(&mut self) -> Result<(), DestinationFailure> {
         self.check()?;
         match self.session.next_within(Duration::from_millis(1)) {
@@ -454,8 +451,8 @@ impl<'a> IncomingMigration<'a> {
     }
 }
 
-/// When anything has last come from the source. Before *ready* a destination
-/// owes it nothing, and waits for it only so long.
+/// How long the source has been silent. Before *ready* the destination owes it nothing, and gives
+/// up after a time limit.
 #[derive(Debug)]
 struct SilenceTimer {
     patience: Duration,
@@ -476,7 +473,7 @@ impl SilenceTimer {
         self.at = Instant::now();
     }
 
-    /// Looks at what has come on the other links.
+    /// Also counts what has arrived on the other links.
     fn check(&mut self, sink: &PageSink, doing: &'static str) -> Result<(), DestinationFailure> {
         let received = sink.counters.received();
         if received != self.received {
@@ -494,7 +491,7 @@ fn device_state(error: impl std::fmt::Display) -> DestinationFailure {
     DestinationFailure::DeviceState(error.to_string())
 }
 
-/// Ends an migration that never began.
+/// Ends a migration that could not begin.
 fn give_back(guest: &mut dyn DestinationGuest, cause: DestinationFailure) -> ReceiveError {
     if let Err(error) = guest.release() {
         tracing::warn!(%error, "giving the machine back");

@@ -1,4 +1,4 @@
-//! The source's offer: what guest it has, and whether it fits here.
+//! The source's offer: which guest it has, and whether it fits here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use hikkoshi_memory::RamWriter;
 /// How long a source may take to make its offer.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An accepted guest, and the machine made ready for it.
+/// An accepted guest, and the machine prepared for it.
 #[derive(Debug)]
 pub(crate) struct AcceptedOffer {
     pub(crate) stream: Arc<Stream>,
@@ -27,22 +27,22 @@ pub(crate) struct AcceptedOffer {
     pub(crate) writer: LinkWriter,
     pub(crate) limits: Limits,
     pub(crate) stop: Cancel,
-    /// The migration's number.
+    /// The migration's id.
     pub(crate) id: MigrationId,
-    /// What both sides understand beyond the protocol's version.
+    /// What both sides support beyond the protocol's version.
     pub(crate) capabilities: Capabilities,
     pub(crate) mode: Mode,
     /// How many background links the source will open.
     pub(crate) background_links: u16,
     pub(crate) memory: RamWriter,
-    /// Where post-copy is possible: what is needed for it.
+    /// What post-copy needs, if it is possible.
     pub(crate) userfault: Option<(Arc<Userfault>, Vec<u64>)>,
 }
 
-/// Hears what the source offers, and readies the machine for it. Whatever
-/// speaks against it is told to the source, and given here.
+/// Receives the source's offer and prepares the machine for it. A reason to refuse it is sent to
+/// the source, and returned here.
 ///
-/// A refused source is told so after `over` was called, and may come again.
+/// `over` is called before a refused source is notified: it may connect again at once.
 pub(crate) fn hear(
     guest: &mut dyn DestinationGuest,
     link: Incoming,
@@ -61,13 +61,13 @@ pub(crate) fn hear(
         .map_err(text)?;
     let stream = Arc::new(link.stream);
     let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
-    // Until the commit, cancelling ends whatever is blocked on the link.
+    // Until the commit, cancelling ends calls that block on the link.
     reader.set_stop(watch.cancel.clone());
     writer.set_stop(watch.cancel.clone());
     reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
     writer.set_patience(Some(options.patience));
     let refuse = |reason: String| {
-        // Before the source hears of it: it may try again at once.
+        // Before the source receives it: it may connect again at once.
         over();
         let refusal = ToSource::Refuse {
             reason: reason.clone(),
@@ -101,7 +101,7 @@ pub(crate) fn hear(
         } => (description, mode, may_postcopy, background_links),
         ToDestination::ResumeRequest { .. } => {
             return refuse(
-                "it goes on with a migration that is not known here: start 'hikkoshi receive \
+                "it resumes a migration that is unknown here: start 'hikkoshi receive \
                  --resume' for it"
                     .into(),
             );
@@ -193,15 +193,15 @@ fn make_ready(
         None
     };
     let memory = RamWriter::open(guest.ram()).map_err(text)?;
-    // The first pre-copy round sends no holes, and what is not owed in
-    // post-copy holds zeros: nothing may be left here.
+    // The first pre-copy round sends no holes, and pages not owed in post-copy hold zeros: the
+    // memory must be empty.
     memory.drop_all().map_err(text)?;
     Ok((memory, userfault))
 }
 
-/// Whether huge pages can be put together here. They are assembled in ordinary
-/// memory beside the pool that they come from, as many as a source may send at
-/// once, and a machine that runs out of it in post-copy loses the guest.
+/// Whether there is memory to assemble huge pages. They are assembled in ordinary memory, not in
+/// the pool that they come from, as many as the source may send at once. A machine that runs out of
+/// memory in post-copy loses the guest.
 fn room_for(need: u64, available: Option<u64>) -> Result<(), String> {
     match available {
         Some(available) if need > available => Err(format!(
@@ -215,8 +215,8 @@ fn room_for(need: u64, available: Option<u64>) -> Result<(), String> {
     }
 }
 
-/// `MemAvailable` of `/proc/meminfo`, in bytes. It leaves out what is reserved
-/// for huge pages.
+/// `MemAvailable` of `/proc/meminfo`, in bytes. It does not include what is reserved for huge
+/// pages.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
@@ -224,7 +224,7 @@ fn available_memory() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Gives the machine back; what goes wrong is added to `reason`.
+/// Releases the machine; a failure is appended to `reason`.
 fn give_back(guest: &mut dyn DestinationGuest, reason: String) -> String {
     match guest.release() {
         Ok(()) => reason,

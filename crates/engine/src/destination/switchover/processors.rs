@@ -1,8 +1,8 @@
-//! Whether the guest would notice that its processors are others here.
+//! Whether the guest would notice that its processors differ here.
 
 use hikkoshi_wire::{MAX_TEXT, Processors, text};
 
-/// What a person can do about it.
+/// What the operator can do about it.
 const ADVICE: &str = "a guest notices such a change while it runs: a program that uses a feature \
                       which is missing is ended. Start the destination's QEMU with the source's \
                       -cpu and -smp options, on a host that can provide them (-cpu max and -cpu \
@@ -10,9 +10,8 @@ const ADVICE: &str = "a guest notices such a change while it runs: a program tha
                       named model gives the same). If you know that the guest can do with these, \
                       use 'hikkoshi migrate --allow-cpu-mismatch'";
 
-/// Compares what the source's guest was given, and whether something else is
-/// allowed, with what is here. Gives the differences if there are any and they
-/// are allowed.
+/// Compares the processors of the source's guest with those here. Returns the differences if there
+/// are any and the source allows them.
 ///
 /// # Errors
 /// The reason to refuse the guest.
@@ -40,8 +39,8 @@ pub(crate) fn compare(
     Err(refusal(&differences.to_string()))
 }
 
-/// The reason for a refusal. A longer one is cut at its end, where the advice is: so
-/// what differs is cut before.
+/// The reason for a refusal. A reason that is too long is cut at its end, where the advice is; so
+/// the differences are cut before.
 fn refusal(differences: &str) -> String {
     let reason = |differences: &str| format!("comparing the two guests: {differences}; {ADVICE}");
     let room = MAX_TEXT.saturating_sub(reason("").len());
@@ -58,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// A guest with many processors, in which everything is called or numbered `n`.
+    /// A guest with many processors, in which every name and number is `n`.
     fn large(n: u32) -> Processors {
         let name = format!("{n}").repeat(1000);
         let kind = ProcessorKind {

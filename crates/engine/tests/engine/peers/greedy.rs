@@ -118,7 +118,7 @@ fn absurd_sizes_and_pages_that_are_not_there() {
 fn messages_without_end() {
     let ranges = (0..256).map(|nth| PageRange::one(Page::new(nth * 2)));
     let ranges = PageRanges::batches(ranges).next().unwrap();
-    refused(true, "called off by the source: enough", move |source| {
+    refused(true, "cancelled at the source: enough", move |source| {
         let before = held();
         let discard = ToDestination::Discard { ranges };
         for _ in 0..2000 {

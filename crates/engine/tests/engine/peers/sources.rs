@@ -332,7 +332,7 @@ fn as_many_background_links_as_offered() {
     });
     assert_eq!(
         result.unwrap_err().to_string(),
-        "called off by the source: enough"
+        "cancelled at the source: enough"
     );
     let memory = machine.memory(Side::Destination);
     for index in 0..MAX_LINKS {
