@@ -12,7 +12,7 @@ use crate::machine::{Machine, Side, stamp};
 const PAGES: u64 = 7;
 
 #[derive(Debug)]
-pub struct DirectDevice {
+pub(crate) struct DirectDevice {
     machine: Arc<Machine>,
     /// Its first page, and how many there are.
     first: u64,
@@ -25,7 +25,7 @@ pub struct DirectDevice {
 impl DirectDevice {
     /// A device that reads into the last `pages` pages at the source, with
     /// requests for all of them under way.
-    pub fn new(machine: &Arc<Machine>, pages: u64) -> Self {
+    pub(crate) fn new(machine: &Arc<Machine>, pages: u64) -> Self {
         let all = machine.memory(Side::Source).layout().pages();
         let mut device = Self {
             machine: Arc::clone(machine),
@@ -39,7 +39,7 @@ impl DirectDevice {
     }
 
     /// A few requests more.
-    pub fn submit(&mut self) {
+    pub(crate) fn submit(&mut self) {
         let begin = self.generation * PAGES;
         self.pin(begin..begin + PAGES);
     }
@@ -54,7 +54,7 @@ impl DirectDevice {
     }
 
     /// Ends all requests.
-    pub fn land(&mut self) {
+    pub(crate) fn land(&mut self) {
         let memory = self.machine.memory(Side::Source);
         for page in self.pinned.drain(..) {
             self.generation += 1;

@@ -25,7 +25,7 @@ type Hook = Box<dyn FnMut() -> Result<(), GuestError> + Send>;
 
 /// What happens at which call, and which calls there were.
 #[derive(Default)]
-pub struct Script {
+pub(crate) struct Script {
     hooks: Mutex<HashMap<&'static str, Hook>>,
     calls: Mutex<Vec<&'static str>>,
 }
@@ -38,7 +38,7 @@ impl fmt::Debug for Script {
 
 impl Script {
     /// Makes the call `name` do `hook` first.
-    pub fn at(
+    pub(crate) fn at(
         &self,
         name: &'static str,
         hook: impl FnMut() -> Result<(), GuestError> + Send + 'static,
@@ -47,23 +47,23 @@ impl Script {
     }
 
     /// Makes the call `name` fail.
-    pub fn fail(&self, name: &'static str) {
+    pub(crate) fn fail(&self, name: &'static str) {
         self.at(name, move || {
             Err(GuestError::new(format!("{name} does not work")))
         });
     }
 
     /// The calls so far, in order.
-    pub fn calls(&self) -> Vec<&'static str> {
+    pub(crate) fn calls(&self) -> Vec<&'static str> {
         self.calls.lock().unwrap().clone()
     }
 
     /// How often `name` was called.
-    pub fn count(&self, name: &str) -> usize {
+    pub(crate) fn count(&self, name: &str) -> usize {
         self.calls().iter().filter(|call| **call == name).count()
     }
 
-    pub fn call(&self, name: &'static str) -> Result<(), GuestError> {
+    pub(crate) fn call(&self, name: &'static str) -> Result<(), GuestError> {
         self.calls.lock().unwrap().push(name);
         // Not under the lock: a hook may call itself or wait for long.
         let hook = self.hooks.lock().unwrap().remove(name);
@@ -75,7 +75,7 @@ impl Script {
 }
 
 /// The device state of the tests: bytes that depend on their place.
-pub fn device_state(bytes: usize) -> Vec<u8> {
+pub(crate) fn device_state(bytes: usize) -> Vec<u8> {
     let mut random = Random::new(bytes as u64 + 1);
     (0..bytes).map(|_| random.below(256) as u8).collect()
 }
@@ -93,7 +93,7 @@ fn description(memory: &crate::memory::Memory, running: bool) -> GuestDescriptio
 }
 
 #[derive(Debug)]
-pub struct TestSource {
+pub(crate) struct TestSource {
     pub description: GuestDescription,
     pub processors: Processors,
     pub script: Arc<Script>,
@@ -110,7 +110,7 @@ pub struct TestSource {
 }
 
 impl TestSource {
-    pub fn new(machine: &Arc<Machine>, running: bool, device_bytes: usize) -> Self {
+    pub(crate) fn new(machine: &Arc<Machine>, running: bool, device_bytes: usize) -> Self {
         let memory = machine.memory(Side::Source);
         Self {
             description: description(memory, running),
@@ -259,7 +259,7 @@ impl DirtyLog for ScriptedLog {
 }
 
 #[derive(Debug)]
-pub struct TestDestination {
+pub(crate) struct TestDestination {
     pub description: GuestDescription,
     pub processors: Processors,
     pub script: Arc<Script>,
@@ -280,7 +280,7 @@ pub struct TestDestination {
 }
 
 impl TestDestination {
-    pub fn new(machine: &Arc<Machine>, device_bytes: usize) -> Self {
+    pub(crate) fn new(machine: &Arc<Machine>, device_bytes: usize) -> Self {
         let memory = machine.memory(Side::Destination);
         Self {
             description: description(memory, false),

@@ -8,7 +8,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Bytes allocated and not freed, by all threads.
-pub fn held() -> usize {
+pub(crate) fn held() -> usize {
     let stats = ALLOCATOR.stats();
     stats
         .bytes_allocated

@@ -13,13 +13,13 @@ use crate::memory::{Content, Memory};
 
 /// Where a guest may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub(crate) enum Side {
     Source,
     Destination,
 }
 
 /// What a page holds after its `generation`th write; zeros in generation 0.
-pub fn stamp(page: u64, generation: u64) -> Content {
+pub(crate) fn stamp(page: u64, generation: u64) -> Content {
     let mut content = [0; PAGE_SIZE];
     if generation > 0 {
         let mut word = page
@@ -40,14 +40,14 @@ pub fn stamp(page: u64, generation: u64) -> Content {
 
 /// A random number generator that needs no crate.
 #[derive(Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -79,7 +79,7 @@ struct Inner {
     damage: Mutex<Vec<String>>,
 }
 
-pub struct Machine(Arc<Inner>, Vec<JoinHandle<()>>);
+pub(crate) struct Machine(Arc<Inner>, Vec<JoinHandle<()>>);
 
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -92,12 +92,12 @@ const CPUS: u64 = 2;
 impl Machine {
     /// A stopped machine whose memory at the source holds what a machine's
     /// does: content, zeros, and much that was never touched.
-    pub fn new(source: &Arc<Memory>, destination: &Arc<Memory>) -> Self {
+    pub(crate) fn new(source: &Arc<Memory>, destination: &Arc<Memory>) -> Self {
         Self::with_device_pages(source, destination, 0)
     }
 
     /// The same; processors leave so many pages at the end to devices.
-    pub fn with_device_pages(
+    pub(crate) fn with_device_pages(
         source: &Arc<Memory>,
         destination: &Arc<Memory>,
         device_pages: u64,
@@ -132,17 +132,17 @@ impl Machine {
         Self(inner, cpus)
     }
 
-    pub fn memory(&self, side: Side) -> &Arc<Memory> {
+    pub(crate) fn memory(&self, side: Side) -> &Arc<Memory> {
         self.0.memory(side)
     }
 
     /// A device has written `page` in this generation.
-    pub fn written_by_device(&self, page: u64, generation: u64) {
+    pub(crate) fn written_by_device(&self, page: u64, generation: u64) {
         self.0.generations[page as usize].store(generation, Ordering::Release);
     }
 
     /// Pages at `side` that are not what was written last.
-    pub fn wrong_pages(&self, side: Side) -> Vec<u64> {
+    pub(crate) fn wrong_pages(&self, side: Side) -> Vec<u64> {
         let memory = self.0.memory(side);
         let ram = memory.ram();
         let mut content = [0; PAGE_SIZE];
@@ -161,7 +161,7 @@ impl Machine {
     ///
     /// Panics if it runs at the other: that is the one thing that must never
     /// happen.
-    pub fn run(&self, side: Side) {
+    pub(crate) fn run(&self, side: Side) {
         let mut state = self.0.state.lock().unwrap();
         assert!(
             state.runs.is_none_or(|other| other == side),
@@ -178,7 +178,7 @@ impl Machine {
 
     /// Stops it at `side`, if it runs there; an instruction under way may take
     /// up to `patience` to end.
-    pub fn stop(&self, side: Side, patience: Duration) {
+    pub(crate) fn stop(&self, side: Side, patience: Duration) {
         let mut state = self.0.state.lock().unwrap();
         if state.runs == Some(side) {
             state.runs = None;
@@ -190,17 +190,17 @@ impl Machine {
             .unwrap();
     }
 
-    pub fn runs(&self) -> Option<Side> {
+    pub(crate) fn runs(&self) -> Option<Side> {
         self.0.state.lock().unwrap().runs
     }
 
     /// How often it was started at `side`.
-    pub fn starts(&self, side: Side) -> u32 {
+    pub(crate) fn starts(&self, side: Side) -> u32 {
         self.0.state.lock().unwrap().starts[side as usize]
     }
 
     /// Waits until the processors have done `more` instructions.
-    pub fn work(&self, more: u64) {
+    pub(crate) fn work(&self, more: u64) {
         let until = self.0.steps.load(Ordering::Relaxed) + more;
         while self.0.steps.load(Ordering::Relaxed) < until {
             assert!(self.runs().is_some(), "a stopped machine does not work");
@@ -209,7 +209,7 @@ impl Machine {
     }
 
     /// What the processors remember of `page`.
-    pub fn expected(&self, page: u64) -> Content {
+    pub(crate) fn expected(&self, page: u64) -> Content {
         stamp(
             page,
             self.0.generations[page as usize].load(Ordering::Acquire),
@@ -218,7 +218,7 @@ impl Machine {
 
     /// Stops it where it runs and compares all memory there with what the
     /// processors remember.
-    pub fn check(&self, side: Side) {
+    pub(crate) fn check(&self, side: Side) {
         self.stop(side, Duration::from_secs(20));
         let memory = self.0.memory(side);
         let ram = memory.ram();
@@ -237,7 +237,7 @@ impl Machine {
     }
 
     /// Fails if a processor has ever seen a page that was not what it left.
-    pub fn undamaged(&self) {
+    pub(crate) fn undamaged(&self) {
         let damage = self.0.damage.lock().unwrap();
         assert!(damage.is_empty(), "{}", damage.join("\n"));
     }

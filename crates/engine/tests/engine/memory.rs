@@ -10,15 +10,15 @@ use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-pub const MIB: u64 = 1 << 20;
-pub const SMALL: u64 = 4096;
-pub const HUGE: u64 = 2 * MIB;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const SMALL: u64 = 4096;
+pub(crate) const HUGE: u64 = 2 * MIB;
 
 /// One page's content.
-pub type Content = [u8; PAGE_SIZE];
+pub(crate) type Content = [u8; PAGE_SIZE];
 
 /// A layout of blocks of so many bytes and so large host pages.
-pub fn layout(blocks: &[(u64, u64)]) -> RamLayout {
+pub(crate) fn layout(blocks: &[(u64, u64)]) -> RamLayout {
     let blocks = blocks
         .iter()
         .enumerate()
@@ -33,7 +33,7 @@ pub fn layout(blocks: &[(u64, u64)]) -> RamLayout {
 
 /// Files with a mapping of each: what the guest's process has.
 #[derive(Debug)]
-pub struct Memory {
+pub(crate) struct Memory {
     layout: RamLayout,
     files: Vec<(File, u64)>,
     maps: Vec<MmapRegion>,
@@ -42,7 +42,7 @@ pub struct Memory {
 impl Memory {
     /// Fresh memory, nothing but holes. Every other block begins in the middle
     /// of its file.
-    pub fn new(layout: &RamLayout) -> Self {
+    pub(crate) fn new(layout: &RamLayout) -> Self {
         let mut files = Vec::new();
         let mut maps = Vec::new();
         for (number, (block, _)) in layout.blocks().enumerate() {
@@ -65,12 +65,12 @@ impl Memory {
         }
     }
 
-    pub fn layout(&self) -> &RamLayout {
+    pub(crate) fn layout(&self) -> &RamLayout {
         &self.layout
     }
 
     /// The files, as the engine wants them.
-    pub fn ram(&self) -> Arc<RamFiles> {
+    pub(crate) fn ram(&self) -> Arc<RamFiles> {
         let files = self
             .files
             .iter()
@@ -79,12 +79,12 @@ impl Memory {
     }
 
     /// Where the blocks are mapped.
-    pub fn hosts(&self) -> Vec<u64> {
+    pub(crate) fn hosts(&self) -> Vec<u64> {
         self.maps.iter().map(|map| map.as_ptr() as u64).collect()
     }
 
     /// Reads a page as the guest does: it may fault, and wait.
-    pub fn load(&self, page: u64) -> Content {
+    pub(crate) fn load(&self, page: u64) -> Content {
         let mut content = [0; PAGE_SIZE];
         let (map, offset) = self.place(page);
         map.as_volatile_slice()
@@ -94,7 +94,7 @@ impl Memory {
     }
 
     /// Writes a page as the guest does.
-    pub fn store(&self, page: u64, content: &Content) {
+    pub(crate) fn store(&self, page: u64, content: &Content) {
         let (map, offset) = self.place(page);
         map.as_volatile_slice()
             .write_slice(content, offset)
@@ -103,28 +103,28 @@ impl Memory {
 
     /// Pins a page for a device that will write to it: the kernel marks it
     /// written, and its content stays.
-    pub fn pin(&self, page: u64) {
+    pub(crate) fn pin(&self, page: u64) {
         let first = &self.load(page)[..1];
         let (map, offset) = self.place(page);
         map.as_volatile_slice().write_slice(first, offset).unwrap();
     }
 
     /// Writes a page as a device does that has it pinned: past the page tables.
-    pub fn write_behind(&self, page: u64, content: &Content) {
+    pub(crate) fn write_behind(&self, page: u64, content: &Content) {
         let (block, offset) = self.layout.locate(Page::new(page)).unwrap();
         let (file, start) = &self.files[block];
         file.write_all_at(content, start + offset).unwrap();
     }
 
     /// Looks at all of it, as a monitor does: what was a hole holds zeros then.
-    pub fn look_at_all(&self) {
+    pub(crate) fn look_at_all(&self) {
         for page in 0..self.layout.pages() {
             self.load(page);
         }
     }
 
     /// From now on no page can be dropped, and none written to the files.
-    pub fn seal(&self) {
+    pub(crate) fn seal(&self) {
         for (file, _) in &self.files {
             rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE).unwrap();
         }
@@ -167,7 +167,7 @@ fn what_is_skipped_is_said_although_the_test_passes() {
 
 /// Huge pages of 2 MiB in the system's pool, taken back at the end.
 #[derive(Debug)]
-pub struct HugePages(u64, #[allow(dead_code)] MutexGuard<'static, ()>);
+pub(crate) struct HugePages(u64, #[allow(dead_code)] MutexGuard<'static, ()>);
 
 /// One test at a time counts on the pool.
 static POOL_USE: Mutex<()> = Mutex::new(());
@@ -177,7 +177,7 @@ const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 impl HugePages {
     /// Makes sure that `pages` more are free; without them a test says so and
     /// is skipped.
-    pub fn reserve(pages: u64) -> Option<Self> {
+    pub(crate) fn reserve(pages: u64) -> Option<Self> {
         let guard = POOL_USE.lock().unwrap_or_else(PoisonError::into_inner);
         let before = Self::total();
         let _ = std::fs::write(format!("{POOL}/nr_hugepages"), (before + pages).to_string());
@@ -190,7 +190,7 @@ impl HugePages {
     }
 
     /// Takes what is free of the pool, until the file is dropped.
-    pub fn use_up(&self) -> File {
+    pub(crate) fn use_up(&self) -> File {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         let file = File::from(memfd_create("others", flags).unwrap());
         let none = FallocateFlags::empty();

@@ -17,14 +17,14 @@ use hikkoshi_wire::{
 
 /// Which way a message travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Towards {
+pub(crate) enum Towards {
     Destination,
     Source,
 }
 
 /// A message on its way.
 #[derive(Debug)]
-pub struct Passing {
+pub(crate) struct Passing {
     pub role: Role,
     pub towards: Towards,
     pub frame: Frame,
@@ -36,7 +36,7 @@ pub struct Passing {
 
 /// What becomes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     Pass,
     /// All links break before it.
     CutBefore,
@@ -50,11 +50,11 @@ pub enum Fate {
     Swallow,
 }
 
-pub type Policy = dyn Fn(&Passing) -> Fate + Send + Sync;
+pub(crate) type Policy = dyn Fn(&Passing) -> Fate + Send + Sync;
 
 /// Listens in front of a destination and passes everything on, as long as the
 /// policy lets it.
-pub struct Relay {
+pub(crate) struct Relay {
     path: PathBuf,
     shared: Arc<Shared>,
 }
@@ -97,7 +97,7 @@ impl Link {
 }
 
 impl Relay {
-    pub fn new(
+    pub(crate) fn new(
         folder: &Path,
         to: &Address,
         limits: Limits,
@@ -125,11 +125,11 @@ impl Relay {
         Self { path, shared }
     }
 
-    pub fn address(&self) -> Address {
+    pub(crate) fn address(&self) -> Address {
         Address::Unix(self.path.clone())
     }
 
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.shared.stop().iter().for_each(|link| link.close());
     }
 }

@@ -34,9 +34,9 @@ const HANGS: Duration = Duration::from_secs(400);
 
 /// Ends the process if it is not dropped in time.
 #[derive(Debug)]
-pub struct Watchdog(#[allow(dead_code)] mpsc::Sender<()>);
+pub(crate) struct Watchdog(#[allow(dead_code)] mpsc::Sender<()>);
 
-pub fn watchdog() -> Watchdog {
+pub(crate) fn watchdog() -> Watchdog {
     let (sender, receiver) = mpsc::channel::<()>();
     let test = thread::current().name().unwrap_or("a test").to_owned();
     thread::spawn(move || {
@@ -51,10 +51,10 @@ pub fn watchdog() -> Watchdog {
 
 /// Remembers what an operator would read.
 #[derive(Debug, Default)]
-pub struct Notices(Mutex<Vec<String>>);
+pub(crate) struct Notices(Mutex<Vec<String>>);
 
 impl Notices {
-    pub fn all(&self) -> String {
+    pub(crate) fn all(&self) -> String {
         self.0.lock().unwrap().join("\n")
     }
 }
@@ -68,7 +68,7 @@ impl Observer for Notices {
 }
 
 /// What one side has told of its progress.
-pub type Told = Arc<Mutex<Vec<hikkoshi_engine::report::Progress>>>;
+pub(crate) type Told = Arc<Mutex<Vec<hikkoshi_engine::report::Progress>>>;
 
 /// An operator at one side.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Observer for Watching {
 }
 
 /// A migration about to happen.
-pub struct Setup {
+pub(crate) struct Setup {
     pub machine: Arc<Machine>,
     pub source: TestSource,
     pub destination: TestDestination,
@@ -109,7 +109,7 @@ pub struct Setup {
 }
 
 /// What an engine has recorded, for the next one.
-pub struct Records<R> {
+pub(crate) struct Records<R> {
     last: Mutex<Option<R>>,
     /// Done before each record.
     before: Mutex<Box<BeforeRecord<R>>>,
@@ -135,15 +135,15 @@ impl<R: fmt::Debug> fmt::Debug for Records<R> {
 }
 
 impl<R: Clone> Records<R> {
-    pub fn before(&self, hook: impl FnMut(&R) -> io::Result<()> + Send + 'static) {
+    pub(crate) fn before(&self, hook: impl FnMut(&R) -> io::Result<()> + Send + 'static) {
         *self.before.lock().unwrap() = Box::new(hook);
     }
 
-    pub fn last(&self) -> Option<R> {
+    pub(crate) fn last(&self) -> Option<R> {
         self.last.lock().unwrap().clone()
     }
 
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
 }
@@ -163,7 +163,7 @@ impl<R: Clone + fmt::Debug + Send> Journal<R> for Records<R> {
 
 /// What became of it.
 #[derive(Debug)]
-pub struct Done {
+pub(crate) struct Done {
     pub source: Result<Account, MigrateError>,
     pub destination: Result<Account, ReceiveError>,
     pub machine: Arc<Machine>,
@@ -181,18 +181,23 @@ pub struct Done {
 
 impl Setup {
     /// A running guest of 3 MiB in two blocks.
-    pub fn new(mode: Mode) -> Self {
+    pub(crate) fn new(mode: Mode) -> Self {
         let layout = layout(&[(MIB, SMALL), (2 * MIB, SMALL)]);
         Self::with(mode, &layout, &layout, true)
     }
 
-    pub fn with(mode: Mode, source: &RamLayout, destination: &RamLayout, running: bool) -> Self {
+    pub(crate) fn with(
+        mode: Mode,
+        source: &RamLayout,
+        destination: &RamLayout,
+        running: bool,
+    ) -> Self {
         Self::with_device(mode, [source, destination], running, 0)
     }
 
     /// A running guest with a device that writes by direct I/O into so many
     /// pages at the end of its memory.
-    pub fn with_direct_io(mode: Mode, layout: &RamLayout, pages: u64) -> Self {
+    pub(crate) fn with_direct_io(mode: Mode, layout: &RamLayout, pages: u64) -> Self {
         let mut setup = Self::with_device(mode, [layout; 2], true, pages);
         setup.source.device = Some(DirectDevice::new(&setup.machine, pages));
         setup
@@ -229,19 +234,19 @@ impl Setup {
     }
 
     /// Puts a relay between the two sides.
-    pub fn relay(&mut self, policy: impl Fn(&Passing) -> Fate + Send + Sync + 'static) {
+    pub(crate) fn relay(&mut self, policy: impl Fn(&Passing) -> Fate + Send + Sync + 'static) {
         self.policy = Some(Box::new(policy));
     }
 
     /// Runs both sides to their ends. A destination that goes on waiting for
     /// another source is told to stop.
-    pub fn run(self) -> Done {
+    pub(crate) fn run(self) -> Done {
         let (ended, _) = mpsc::sync_channel(0);
         self.run_until(ended)
     }
 
     /// The same; `ended` is dropped once the source has ended.
-    pub fn run_until(self, ended: mpsc::SyncSender<()>) -> Done {
+    pub(crate) fn run_until(self, ended: mpsc::SyncSender<()>) -> Done {
         let _watchdog = watchdog();
         let Self {
             machine,
@@ -336,7 +341,7 @@ impl Done {
     /// The guest runs at the destination (or is paused there, if its owner had
     /// paused it), and its memory is what it was.
     #[track_caller]
-    pub fn moved(self, running: bool) -> (Account, Account) {
+    pub(crate) fn moved(self, running: bool) -> (Account, Account) {
         let (source, destination) = match (self.source, self.destination) {
             (Ok(source), Ok(destination)) => (source, destination),
             (source, destination) => panic!(
@@ -362,7 +367,7 @@ impl Done {
     /// The guest runs on at the source, undamaged, and both sides say so.
     /// Gives both errors' texts.
     #[track_caller]
-    pub fn at_source(&self) -> (String, String) {
+    pub(crate) fn at_source(&self) -> (String, String) {
         let (source, destination) = self.errors();
         assert_eq!(
             (source.0, destination.0),
@@ -375,7 +380,7 @@ impl Done {
 
     /// The guest runs on at the source, whatever the destination knows.
     #[track_caller]
-    pub fn runs_on_at_source(&self) {
+    pub(crate) fn runs_on_at_source(&self) {
         assert_eq!(self.machine.runs(), Some(Side::Source));
         self.machine.work(200);
         self.machine.check(Side::Source);
@@ -388,7 +393,7 @@ impl Done {
     /// Both engines have left the guest as it is, and say so; nothing was given
     /// back. Gives both errors' texts.
     #[track_caller]
-    pub fn left(&self) -> (String, String) {
+    pub(crate) fn left(&self) -> (String, String) {
         let (source, destination) = self.errors();
         for outcome in [source.0, destination.0] {
             assert_ne!(outcome, Outcome::AtSource, "{source:?}\n{destination:?}");
@@ -405,7 +410,7 @@ impl Done {
     /// New engines at both sides: the source has its guest again, and both know.
     /// A destination that has nothing recorded is over.
     #[track_caller]
-    pub fn given_back(self) {
+    pub(crate) fn given_back(self) {
         let _watchdog = watchdog();
         let folder = tempfile::tempdir().unwrap();
         let address = format!("unix:{}", folder.path().join("again").display());
@@ -466,7 +471,7 @@ impl Done {
     }
 
     /// Somebody gives up at the destination. Gives what was done there.
-    pub fn give_up_destination(&self) -> Arc<Script> {
+    pub(crate) fn give_up_destination(&self) -> Arc<Script> {
         let mut guest = TestDestination::new(&self.machine, self.device_bytes);
         let record = self.destination_journal.last().unwrap();
         give_up_receive(&mut guest, record, &self.receive_watch()).unwrap();
@@ -475,12 +480,15 @@ impl Done {
 
     /// Somebody gives up at the source.
     #[track_caller]
-    pub fn give_up_source(&self) {
+    pub(crate) fn give_up_source(&self) {
         self.try_to_give_up_source(|_| ()).unwrap();
     }
 
     /// The same with a guest that is `prepared`.
-    pub fn try_to_give_up_source(&self, prepare: impl Fn(&Script)) -> Result<(), MigrateError> {
+    pub(crate) fn try_to_give_up_source(
+        &self,
+        prepare: impl Fn(&Script),
+    ) -> Result<(), MigrateError> {
         let mut guest = TestSource::new(&self.machine, true, self.device_bytes);
         prepare(&guest.script);
         let record = self.source_journal.last().unwrap();
@@ -489,7 +497,7 @@ impl Done {
 
     /// A new engine for the source, whose guest turns out to run.
     #[track_caller]
-    pub fn taken_up_though_it_runs(&self) -> MigrateError {
+    pub(crate) fn taken_up_though_it_runs(&self) -> MigrateError {
         let mut source = TestSource::new(&self.machine, true, self.device_bytes);
         source.script.fail("stands_still");
         let record = self.source_journal.last().unwrap();
@@ -511,7 +519,7 @@ impl Done {
     /// New engines go on from what the others have recorded, with adapters of
     /// their own: all of it gets there, and is undamaged.
     #[track_caller]
-    pub fn taken_up(self, what: &str) {
+    pub(crate) fn taken_up(self, what: &str) {
         let _watchdog = watchdog();
         let machine = &self.machine;
         let source_record = self.source_journal.last().unwrap();
@@ -579,7 +587,7 @@ impl Done {
     }
 
     #[track_caller]
-    pub fn errors(&self) -> ((Outcome, String), (Outcome, String)) {
+    pub(crate) fn errors(&self) -> ((Outcome, String), (Outcome, String)) {
         let (Err(source), Err(destination)) = (&self.source, &self.destination) else {
             panic!("it should have failed: {:?}", self);
         };
@@ -591,7 +599,7 @@ impl Done {
 }
 
 /// Connects to `remote` and says `hello`, however long that takes.
-pub fn open(remote: &Remote, hello: &Hello) -> Result<Stream, HandshakeError> {
+pub(crate) fn open(remote: &Remote, hello: &Hello) -> Result<Stream, HandshakeError> {
     let opened = hikkoshi_link::open(remote, hello, &Cancel::new());
     opened.map(|(stream, _)| stream)
 }

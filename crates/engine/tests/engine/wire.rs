@@ -15,7 +15,7 @@ use crate::machine::stamp;
 
 /// What happens to the byte with a chosen number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Harm {
+pub(crate) enum Harm {
     /// All connections end before it, in both directions, as if both sides
     /// wanted that.
     Cut,
@@ -25,7 +25,7 @@ pub enum Harm {
 
 /// Carries bytes, counts them, and does harm once.
 #[derive(Debug)]
-pub struct Wire {
+pub(crate) struct Wire {
     harm: Harm,
     at: u64,
     carried: AtomicU64,
@@ -37,7 +37,7 @@ pub struct Wire {
 
 impl Wire {
     /// Harms byte number `at`, of all connections and both directions.
-    pub fn new(harm: Harm, at: u64) -> Arc<Self> {
+    pub(crate) fn new(harm: Harm, at: u64) -> Arc<Self> {
         Arc::new(Self {
             harm,
             at,
@@ -49,16 +49,16 @@ impl Wire {
     }
 
     /// Bytes carried so far.
-    pub fn carried(&self) -> u64 {
+    pub(crate) fn carried(&self) -> u64 {
         self.carried.load(Ordering::Acquire)
     }
 
-    pub fn harmed(&self) -> bool {
+    pub(crate) fn harmed(&self) -> bool {
         self.harmed.load(Ordering::Acquire)
     }
 
     /// How often a page of a guest with so many pages could be read in it.
-    pub fn readable(&self, pages: u64) -> usize {
+    pub(crate) fn readable(&self, pages: u64) -> usize {
         let seen = self.seen.lock().unwrap();
         let word = |at: &[u8]| u64::from_le_bytes(at.try_into().unwrap());
         let is_stamp = |part: &&[u8]| {
@@ -69,7 +69,7 @@ impl Wire {
     }
 
     /// Where to connect to instead of `to`.
-    pub fn before(self: &Arc<Self>, to: &Address, folder: &Path) -> Address {
+    pub(crate) fn before(self: &Arc<Self>, to: &Address, folder: &Path) -> Address {
         let Address::Unix(to) = to.clone() else {
             panic!("unix sockets only")
         };

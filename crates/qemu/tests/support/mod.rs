@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The installed QEMUs (`make setup`): label and program. Fails if there is none.
-pub fn versions() -> Vec<(String, PathBuf)> {
+pub(crate) fn versions() -> Vec<(String, PathBuf)> {
     let found: Vec<_> = QemuVersion::ALL
         .into_iter()
         .filter_map(|version| match version.runner() {
@@ -32,14 +32,14 @@ pub fn versions() -> Vec<(String, PathBuf)> {
 
 /// Prints a line even if the test passes. The test harness captures the output of the
 /// printing macros and shows it only if the test fails.
-pub fn print_always(text: &str) {
+pub(crate) fn print_always(text: &str) {
     let test = std::thread::current();
     let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Runs a test once for each QEMU version, and prints the accelerator.
-pub fn with_each(test: impl Fn(&Program)) {
+pub(crate) fn with_each(test: impl Fn(&Program)) {
     for (label, run) in versions() {
         print_always(&format!("QEMU {label}, accelerator {}", accelerator()));
         test(&Program { label, run });
@@ -48,13 +48,13 @@ pub fn with_each(test: impl Fn(&Program)) {
 
 /// A QEMU version.
 #[derive(Debug, Clone)]
-pub struct Program {
+pub(crate) struct Program {
     pub label: String,
     pub run: PathBuf,
 }
 
 impl Program {
-    pub fn is_old(&self) -> bool {
+    pub(crate) fn is_old(&self) -> bool {
         self.label == "7.2"
     }
 }
@@ -63,20 +63,20 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// A file on tmpfs, removed when dropped.
 #[derive(Debug)]
-pub struct RamPath(pub PathBuf);
+pub(crate) struct RamPath(pub PathBuf);
 
 impl RamPath {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::in_folder(Path::new("/dev/shm"))
     }
 
-    pub fn in_folder(folder: &Path) -> Self {
+    pub(crate) fn in_folder(folder: &Path) -> Self {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("hikkoshi-qemu-test-{}-{number}", std::process::id());
         Self(folder.join(name))
     }
 
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         self.0.to_str().unwrap()
     }
 }
@@ -89,7 +89,7 @@ impl Drop for RamPath {
 
 /// A running QEMU.
 #[derive(Debug)]
-pub struct Qemu {
+pub(crate) struct Qemu {
     child: Child,
     pid: u32,
     folder: TempDir,
@@ -99,7 +99,7 @@ pub struct Qemu {
 
 /// The accelerator: `kvm` if it is available, unless `HIKKOSHI_TEST_ACCEL` names another.
 /// QEMU does not choose, so that the test's result is clear.
-pub fn accelerator() -> String {
+pub(crate) fn accelerator() -> String {
     std::env::var("HIKKOSHI_TEST_ACCEL").unwrap_or_else(|_| {
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
         if kvm.is_ok() { "kvm" } else { "tcg" }.to_owned()
@@ -112,7 +112,7 @@ fn socket(folder: &TempDir, name: &str) -> String {
 }
 
 /// Options for the usual guest: one backend `ram` of `mib` MiB in `ram`.
-pub fn usual(mib: u32, ram: &RamPath) -> Vec<String> {
+pub(crate) fn usual(mib: u32, ram: &RamPath) -> Vec<String> {
     options(&format!(
         "-m {mib} -object memory-backend-file,id=ram,size={mib}M,mem-path={},share=on \
          -machine q35,memory-backend=ram",
@@ -121,13 +121,13 @@ pub fn usual(mib: u32, ram: &RamPath) -> Vec<String> {
 }
 
 /// Splits a line of options at blanks.
-pub fn options(line: &str) -> Vec<String> {
+pub(crate) fn options(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
 impl Qemu {
     /// Starts the usual guest with 32 MiB, and more options.
-    pub fn usual(program: &Program, more: &str) -> Self {
+    pub(crate) fn usual(program: &Program, more: &str) -> Self {
         let ram = RamPath::new();
         let mut all = usual(32, &ram);
         all.extend(options(more));
@@ -135,7 +135,7 @@ impl Qemu {
     }
 
     /// The same with this accelerator. `None` if this machine does not have it.
-    pub fn usual_under(program: &Program, accelerator: &str, more: &str) -> Option<Self> {
+    pub(crate) fn usual_under(program: &Program, accelerator: &str, more: &str) -> Option<Self> {
         if accelerator == "kvm" && File::options().write(true).open("/dev/kvm").is_err() {
             return None;
         }
@@ -146,7 +146,7 @@ impl Qemu {
     }
 
     /// Starts QEMU with just these options (and a QMP socket).
-    pub fn start(program: &Program, ram: RamPath, options: &[String]) -> Self {
+    pub(crate) fn start(program: &Program, ram: RamPath, options: &[String]) -> Self {
         Self::start_under(program, &accelerator(), ram, options)
     }
 
@@ -197,38 +197,38 @@ impl Qemu {
     }
 
     /// Keeps a path until QEMU has ended.
-    pub fn keep(&mut self, path: RamPath) {
+    pub(crate) fn keep(&mut self, path: RamPath) {
         self.paths.push(path);
     }
 
-    pub fn qmp(&self) -> PathBuf {
+    pub(crate) fn qmp(&self) -> PathBuf {
         self.folder.path().join("qmp")
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    pub fn errors(&self) -> String {
+    pub(crate) fn errors(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default()
     }
 
     /// The owner's QMP socket. The migration uses the other one.
-    pub fn owners(&self) -> PathBuf {
+    pub(crate) fn owners(&self) -> PathBuf {
         self.folder.path().join("owner")
     }
 
     /// A QMP session of the owner. Only one at a time is possible.
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::connect(&self.owners(), Duration::from_secs(20)).unwrap()
     }
 
-    pub fn execute(&self, command: &str, arguments: Value) -> Value {
+    pub(crate) fn execute(&self, command: &str, arguments: Value) -> Value {
         self.client().execute(command, arguments).unwrap()
     }
 
     /// QEMU's name for the guest's state.
-    pub fn state(&self) -> String {
+    pub(crate) fn state(&self) -> String {
         self.execute("query-status", json!({}))["status"]
             .as_str()
             .unwrap()
@@ -237,7 +237,7 @@ impl Qemu {
 
     /// Like [`Self::state`], after QEMU's own migration has ended completely: QEMU reports that it
     /// completed or failed shortly before it changes to the next state and closes its stream.
-    pub fn state_at_rest(&self) -> String {
+    pub(crate) fn state_at_rest(&self) -> String {
         let mut state = String::new();
         eventually("the end of QEMU's migration", || {
             state = self.state();
@@ -247,7 +247,7 @@ impl Qemu {
     }
 
     /// Everything in QEMU that a migration changes and must restore.
-    pub fn traces(&self) -> Traces {
+    pub(crate) fn traces(&self) -> Traces {
         self.state_at_rest();
         let mut client = self.client();
         Traces {
@@ -264,7 +264,7 @@ impl Qemu {
     }
 
     /// The number of QEMU's descriptors whose target's name contains this.
-    pub fn descriptors(&self, what: &str) -> usize {
+    pub(crate) fn descriptors(&self, what: &str) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .unwrap()
             .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
@@ -272,12 +272,12 @@ impl Qemu {
             .count()
     }
 
-    pub fn is_running(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
     /// How QEMU ended, once it has.
-    pub fn wait(&mut self) -> (Option<i32>, Option<i32>) {
+    pub(crate) fn wait(&mut self) -> (Option<i32>, Option<i32>) {
         let status = self.child.wait().unwrap();
         (status.code(), status.signal())
     }
@@ -292,7 +292,7 @@ impl Drop for Qemu {
 
 /// See [`Qemu::traces`].
 #[derive(Debug, PartialEq)]
-pub struct Traces {
+pub(crate) struct Traces {
     capabilities: Value,
     parameters: Value,
     userfaults: usize,
@@ -306,7 +306,7 @@ impl Traces {
 }
 
 /// Waits until a condition is true, for at most 30 s.
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !is_so() {
         assert!(Instant::now() < deadline, "never came: {what}");
@@ -316,11 +316,11 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// A file system mounted for one test; needs root.
 #[derive(Debug)]
-pub struct Mounted(TempDir);
+pub(crate) struct Mounted(TempDir);
 
 impl Mounted {
     /// Mounts a file system of this kind, with these options.
-    pub fn new(kind: &str, options: &str) -> Self {
+    pub(crate) fn new(kind: &str, options: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let status = Command::new("mount")
             .args(["-t", kind, "-o", options, "hikkoshi-test"])
@@ -331,7 +331,7 @@ impl Mounted {
         Self(folder)
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 }
