@@ -13,4 +13,5 @@ mod print_result;
 pub mod receive;
 mod resume_command;
 mod signals;
+mod unfinished;
 mod wait_for_source;

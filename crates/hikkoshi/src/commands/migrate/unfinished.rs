@@ -2,47 +2,40 @@
 //! state.
 
 use std::error::Error;
-use std::io;
 use std::path::Path;
 
 use hikkoshi_engine::Observer;
 use hikkoshi_handover::SourceStage;
 
-use crate::commands::find_journal::{may_exist, may_listen};
 use crate::commands::guard;
 use crate::commands::resume_command::resume_command;
-use crate::journal::{self, JournalFile, SourceEntry};
+use crate::commands::unfinished;
+use crate::journal::{JournalFile, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 
 /// Looks for unfinished migrations of the guest behind `qmp`. Undoes one that was interrupted
 /// before the handover, and refuses others.
 pub fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Result<(), Exit> {
-    if journal::is_hidden(folder) {
-        // A user without the right to read it cannot attach to QEMU either, which is reported then.
-        return Ok(());
-    }
-    for (path, entry) in journal::find::<SourceEntry>(folder, Some(qmp)).map_err(unreadable)? {
-        if !may_exist(&entry.qemu.identity).map_err(|error| cannot_tell(&error, &path))?
-            || !may_listen(qmp, &entry.qemu.identity)
-        {
-            continue;
-        }
+    let unreadable = unfinished::unreadable("of this guest");
+    let check = |path: &Path, _: &SourceEntry| {
         // Another process may be working on it, and end soon.
-        let file = JournalFile::lock(&path).map_err(|error| {
+        let file = JournalFile::lock(path).map_err(|error| {
             Exit::new(Status::Paused, Reason::Unfinished, error)
                 .with("this command has changed nothing")
         })?;
-        if let Some(entry) = file.read::<SourceEntry>().map_err(unreadable)? {
-            undo_interrupted(&file, &entry, observer)?;
+        match file.read::<SourceEntry>().map_err(&unreadable)? {
+            Some(entry) => undo_interrupted(&file, &entry, observer),
+            None => Ok(()),
         }
-    }
-    Ok(())
-}
-
-fn unreadable(error: io::Error) -> Exit {
-    let what = format!("looking for an earlier migration of this guest: {error}");
-    Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
+    };
+    unfinished::check_folder(
+        folder,
+        qmp,
+        &unreadable,
+        |error, path| cannot_tell(error, path),
+        check,
+    )
 }
 
 /// Undoes a migration whose engine and guard were both killed before the handover.
@@ -84,15 +77,10 @@ pub fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
         let what = "an earlier migration of this guest was interrupted before the handover, and \
                     the guest does not run";
         let next = format!("let it run again, then repeat this command: {again}");
-        return Exit::new(Status::Paused, Reason::Unfinished, what)
-            .with(next)
-            .held_by(Holder::Source)
-            .resumed_by(again);
+        return unfinished::refuse(what, next, again).held_by(Holder::Source);
     }
     let what = "this guest was handed over by an earlier migration, which is not finished";
-    Exit::new(Status::Paused, Reason::Unfinished, what)
-        .with(format!("resume that migration: {again}"))
-        .resumed_by(again)
+    unfinished::refuse(what, format!("resume that migration: {again}"), again)
 }
 
 /// hikkoshi cannot find out whether the journal at `path` is about this guest.
