@@ -29,7 +29,7 @@ pub struct Common {
     /// unfinished one. Address, credentials and options are read from the journal; options given
     /// here replace those. If the other side's hikkoshi has ended too, run it with --resume as
     /// well.
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "JOURNAL",
         num_args = 0..=1,
@@ -45,7 +45,7 @@ pub struct Common {
     /// migration can do harm. At the source, the guest continues from the moment when it was
     /// stopped. If it has run at the destination since, that damages its disks unless they are
     /// restored to the same moment. At the destination, the guest ends.
-    #[arg(long, requires = "resume", help_heading = RECOVERY)]
+    #[arg(verbatim_doc_comment, long, requires = "resume", help_heading = RECOVERY)]
     pub give_up: bool,
 
     /// Confirm --give-up: the other side does not run the guest and never will
@@ -55,7 +55,7 @@ pub struct Common {
     /// Directory for the journal that --resume reads
     ///
     /// [default: /run/hikkoshi; for users other than root, $XDG_RUNTIME_DIR/hikkoshi]
-    #[arg(long, value_name = "DIR", help_heading = RECOVERY)]
+    #[arg(verbatim_doc_comment, long, value_name = "DIR", help_heading = RECOVERY)]
     pub journal: Option<PathBuf>,
 
     /// Progress output format
@@ -72,7 +72,7 @@ pub struct Common {
     ///
     /// On success it is the statistics of the migration, otherwise {"error": ...} with the
     /// reason. With "-" it is written to standard output, and an invitation to standard error.
-    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
 
     /// Print a histogram of page request latency at the end

@@ -105,9 +105,12 @@ fn short_help_is_one_line_an_option() {
             assert!(help.len() <= 90, "{name} {}: {help}", arg.get_id());
             assert!(!help.ends_with('.'), "{help}");
         }
-        let text = command.clone().render_help().to_string();
-        for line in text.lines() {
-            assert!(line.chars().count() <= 130, "{line}");
+        let short = command.clone().render_help().to_string();
+        let long = command.clone().render_long_help().to_string();
+        for (text, columns) in [(short, 130), (long, 104)] {
+            for line in text.lines() {
+                assert!(line.chars().count() <= columns, "{line}");
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct Migrate {
     /// Address of `hikkoshi receive`: HOST:PORT or unix:PATH
     ///
     /// With --resume, the default is the address in the journal.
-    #[arg(
+    #[arg(verbatim_doc_comment,
         value_name = "ADDR",
         value_parser = DestinationAddress,
         required_unless_present_any = ["to", "resume"]
@@ -38,7 +38,7 @@ pub struct Migrate {
     ///
     /// An invitation is a secret, and other users of this machine can see the command line: prefer
     /// "-".
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "INVITATION",
         conflicts_with_all = ["address", "plaintext", "tls_ca", "resume"],
@@ -61,7 +61,7 @@ pub struct MigrateOptions {
     /// precopy copies memory while the guest runs at the source, and switches when the rest fits
     /// into --max-downtime. postcopy switches first; pages follow while the guest runs at the
     /// destination. hybrid copies memory once (--rounds) and sends the rest after the switch.
-    #[arg(long, value_name = "MODE", value_parser = mode::parse, help_heading = MIGRATION)]
+    #[arg(verbatim_doc_comment, long, value_name = "MODE", value_parser = mode::parse, help_heading = MIGRATION)]
     pub mode: Option<Mode>,
 
     /// Longest pause of the guest in pre-copy, in milliseconds [default: 300]
@@ -78,7 +78,7 @@ pub struct MigrateOptions {
     /// Pages that the guest waits for are not limited. Units: K, M, G, T or KB, MB, ... (powers of
     /// 1000), Ki or KiB, ... (powers of 1024), Kbit, ... (bits). B is a byte; "50Mb" is refused
     /// because it is ambiguous.
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "BYTES_PER_S",
         value_parser = bytes::parse,
@@ -95,7 +95,7 @@ pub struct MigrateOptions {
     /// Differences are reported instead of refused. A program in the guest that uses a missing
     /// feature is killed. Another accelerator (KVM, TCG), number of processors or APIC ID is still
     /// refused.
-    #[arg(long, help_heading = MIGRATION)]
+    #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
 
     #[command(flatten)]
@@ -104,7 +104,7 @@ pub struct MigrateOptions {
     /// Background connections, each with a thread on both sides
     ///
     /// [default: half of this machine's processors, between 1 and 8]
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "N",
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_LINKS)),
@@ -134,7 +134,7 @@ pub struct MigrateOptions {
     ///
     /// In post-copy. A number (at most 256) is the count on either side. adaptive starts with 8 on
     /// either side; sequential access raises it and random access lowers it.
-    #[arg(long, value_name = "N", value_parser = parse_read_ahead, help_heading = TUNING)]
+    #[arg(verbatim_doc_comment, long, value_name = "N", value_parser = parse_read_ahead, help_heading = TUNING)]
     pub read_ahead: Option<ReadAhead>,
 
     /// Post-copy: do not send frequently written pages first

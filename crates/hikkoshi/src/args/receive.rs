@@ -18,7 +18,7 @@ pub struct Receive {
     /// Address to listen on: HOST:PORT or unix:PATH
     ///
     /// With --resume, the default is the address in the journal.
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "ADDR",
         required_unless_present = "resume",
@@ -39,7 +39,7 @@ pub struct Receive {
     ///
     /// The exit status is 1 then. By default, wait until a source connects. If the invitation was
     /// written to a pipe, waiting also ends when no process reads from the pipe any more.
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "DURATION",
         value_parser = durations::parse,
@@ -56,7 +56,7 @@ pub struct Receive {
     /// The invitation is one line on standard output (on standard error with --json -). Without
     /// this option it is printed when listening beyond this machine, unless --plaintext or
     /// --tls-ca is given.
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         conflicts_with_all = ["plaintext", "tls_ca", "resume"],
         help_heading = SECURITY
@@ -76,7 +76,7 @@ pub struct ReceiveOptions {
     /// Threads that handle the guest's page faults
     ///
     /// [default: depends on the processors of the guest and of this machine]
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "N",
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_FAULT_THREADS)),
@@ -87,7 +87,7 @@ pub struct ReceiveOptions {
     /// Rebuild transparent huge pages after the migration, at most this fast
     ///
     /// In bytes a second, with the units of --bandwidth; 1G if left out.
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "BYTES_PER_S",
         num_args = 0..=1,

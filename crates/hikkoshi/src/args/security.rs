@@ -14,7 +14,7 @@ pub struct Security {
     /// Do not encrypt, even beyond this machine
     ///
     /// Anyone on the network path can read and change the guest's memory. Give it on both sides.
-    #[arg(long, help_heading = SECURITY)]
+    #[arg(verbatim_doc_comment, long, help_heading = SECURITY)]
     pub plaintext: bool,
 
     /// Encrypt; trust certificates issued by the authorities in FILE (PEM)

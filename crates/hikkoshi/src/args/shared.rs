@@ -17,15 +17,15 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct SharedOptions {
     /// Allow a device, network backend or block driver that hikkoshi does not know
     ///
-    /// Such a guest is refused without this option. If the device writes to the guest's memory
-    /// without QEMU's page tables, those writes are lost. Can be given several times.
-    #[arg(long, value_name = "TYPE", help_heading = MIGRATION)]
+    /// A guest with such a device is refused otherwise. Writes of the device to the guest's memory
+    /// that bypass QEMU's page tables are lost. Can be given several times.
+    #[arg(verbatim_doc_comment, long, value_name = "TYPE", help_heading = MIGRATION)]
     pub allow_device: Vec<String>,
 
     /// How long a link may stall before it counts as lost [default: 20s]
     ///
     /// Between 1s and 1h.
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "DURATION",
         value_parser = durations::parse_stall,
@@ -35,10 +35,10 @@ pub struct SharedOptions {
 
     /// How long to reconnect after the handover if links are lost
     ///
-    /// Such as 0, 90s, 15m or 2h. Only time without links counts; time with links restores as
-    /// much of it. When it is over, the command ends, and --resume continues the migration.
+    /// Such as 0, 90s, 15m or 2h. Time without links uses it up; time with links restores the same
+    /// amount. When it is used up, the command ends, and --resume continues the migration.
     /// [default: 15m if the migration ends in post-copy, otherwise 0]
-    #[arg(
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "DURATION",
         value_parser = durations::parse,

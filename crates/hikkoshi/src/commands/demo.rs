@@ -1,5 +1,5 @@
-//! `hikkoshi demo`: a test guest moves between two QEMU processes, with the
-//! commands that one would type.
+//! `hikkoshi demo`: moves a test guest between two QEMU processes, with the commands that a user
+//! would type.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,15 +16,14 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
-/// How long the guest works before and after the move, so that there is
-/// something to see.
+/// How long the guest runs its workload before and after the move.
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(2);
 
 /// How long the guest may take to check all of its memory.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// Why there was nothing to see.
+/// Why the demo failed.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     /// The guests.
@@ -49,7 +48,10 @@ pub fn run(args: &Demo) -> Result<Status, Exit> {
             Exit::new(
                 Status::Usage,
                 Reason::Usage,
-                format!("QEMU {} was not set up; there are 7.2 and 10.0", args.qemu),
+                format!(
+                    "QEMU {} is not installed by the set-up; versions are 7.2 and 10.0",
+                    args.qemu
+                ),
             )
         })?;
     require_dirty_log(args.mode)?;
@@ -84,7 +86,7 @@ fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
         args.memory, ready.uptime
     ));
     thread::sleep(BEFORE);
-    told(&source, 0, "its slowest access took");
+    report(&source, 0, "its slowest access took");
 
     headline("It moves");
     let moved_at = source.console().len();
@@ -96,7 +98,7 @@ fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
 
     headline("It works on at the destination");
     thread::sleep(AFTER);
-    told(
+    report(
         &destination,
         moved_at,
         "its slowest access since the move began took",
@@ -146,7 +148,7 @@ fn move_guest(
     Ok((status, receive.0.wait().map_err(failed("waiting for"))?))
 }
 
-/// A child that does not outlive the demo.
+/// A child process that ends with the demo.
 struct Running(Child);
 
 impl Running {
@@ -157,7 +159,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Not a kill: whatever it has to give back, it gives back.
+        // Not SIGKILL: it restores what it has changed.
         if let Some(pid) = rustix::process::Pid::from_raw(self.0.id().cast_signed())
             && matches!(self.0.try_wait(), Ok(None))
         {
@@ -174,7 +176,7 @@ fn hikkoshi(qmp: &Path, subcommand: &str) -> Command {
         .arg(subcommand)
         .arg("--qmp")
         .arg(qmp)
-        // Beside the machine's socket: it goes with the laboratory.
+        // Beside the machine's socket: removed together with it.
         .arg("--journal")
         .arg(qmp.with_file_name("journal"))
         .stdin(Stdio::null());
@@ -185,8 +187,8 @@ fn failed(doing: &'static str) -> impl FnOnce(std::io::Error) -> DemoError {
     move |cause| DemoError::Program { doing, cause }
 }
 
-/// Reads where `receive` listens from its first notice. A thread goes on
-/// reading, so that it never waits for a reader.
+/// Reads the address that `receive` listens on from its first notice. A thread continues to read,
+/// so that `receive` never blocks on a full pipe.
 fn listening_at(receive: &mut Child) -> Result<String, DemoError> {
     const BEFORE_ADDRESS: &str = "waiting for a guest at ";
     let mut output = receive.stderr.take().map(BufReader::new);
@@ -218,7 +220,7 @@ fn listening_at(receive: &mut Child) -> Result<String, DemoError> {
 
 /// Shows what the guest says of itself on `vm`: its last line, and the slowest
 /// access in all its lines since line `first` of the console.
-fn told(vm: &Vm, first: usize, slowest: &str) {
+fn report(vm: &Vm, first: usize, slowest: &str) {
     let lines = vm.console().since(first);
     let reports = || {
         lines.iter().filter_map(|line| match &line.report {
