@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| hikkoshi_fuzz::wire::control::<hikkoshi_wire::ToDestination>(bytes));
+fuzz_target!(|bytes: &[u8]| hikkoshi_fuzz::wire::to_destination(bytes));
