@@ -15,7 +15,7 @@
 //! megabytes.
 
 /// Parses a number of bytes, at least one.
-pub fn parse(text: &str) -> Result<u64, String> {
+pub(super) fn parse(text: &str) -> Result<u64, String> {
     read(text).map_err(|why| {
         format!(
             "'{text}' {why}; write a number of bytes, such as 50000000, 50M, 50MB, 1.5G, 48MiB or \

@@ -9,7 +9,7 @@ use super::security::Security;
 
 /// Options of both sides.
 #[derive(Debug, Clone, Args)]
-pub struct Common {
+pub(crate) struct Common {
     /// QMP socket of the QEMU process
     #[arg(
         long,
@@ -82,7 +82,7 @@ pub struct Common {
 
 /// What is written to standard error during a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ProgressFormat {
+pub(crate) enum ProgressFormat {
     /// A progress bar on a terminal, otherwise a line every two seconds
     Auto,
     /// One JSON object a line; the last one is the result

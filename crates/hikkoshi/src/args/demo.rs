@@ -6,7 +6,7 @@ use hikkoshi_engine::Mode;
 use super::mode;
 
 #[derive(Debug, Args)]
-pub struct Demo {
+pub(crate) struct Demo {
     /// When memory is copied: precopy, postcopy or hybrid
     #[arg(long, value_name = "MODE", default_value_t = Mode::Hybrid, value_parser = mode::parse)]
     pub mode: Mode,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Parses a number with the unit s, m or h; without a unit, seconds.
-pub fn parse(text: &str) -> Result<Duration, String> {
+pub(super) fn parse(text: &str) -> Result<Duration, String> {
     let (digits, seconds) = match text.char_indices().last() {
         Some((at, 's')) => (&text[..at], 1),
         Some((at, 'm')) => (&text[..at], 60),
@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses the time after which a link counts as lost.
-pub fn parse_stall(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_stall(text: &str) -> Result<Duration, String> {
     let hour = Duration::from_secs(3600);
     let time = parse(text)?;
     if time.is_zero() || time > hour {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 #[derive(Debug, Args)]
-pub struct Guard {
+pub(crate) struct Guard {
     /// The journal of the migration
     #[arg(long, value_name = "FILE")]
     pub journal: PathBuf,

@@ -1,8 +1,8 @@
 //! The headings of `--help`.
 
-pub const CONNECTION: &str = "Connection";
-pub const MIGRATION: &str = "Migration";
-pub const TUNING: &str = "Tuning";
-pub const SECURITY: &str = "Security";
-pub const RECOVERY: &str = "Recovery";
-pub const OUTPUT: &str = "Output";
+pub(super) const CONNECTION: &str = "Connection";
+pub(super) const MIGRATION: &str = "Migration";
+pub(super) const TUNING: &str = "Tuning";
+pub(super) const SECURITY: &str = "Security";
+pub(super) const RECOVERY: &str = "Recovery";
+pub(super) const OUTPUT: &str = "Output";

@@ -17,13 +17,13 @@ use super::shared::SharedOptions;
 use super::{bytes, mode};
 
 /// The longest `--max-downtime`, in milliseconds.
-pub const MAX_DOWNTIME_MS: u64 = 600_000;
+pub(crate) const MAX_DOWNTIME_MS: u64 = 600_000;
 
 /// The largest number of pages that `--read-ahead` takes.
-pub const MAX_READ_AHEAD: u32 = 256;
+pub(crate) const MAX_READ_AHEAD: u32 = 256;
 
 #[derive(Debug, Clone, Args)]
-pub struct Migrate {
+pub(crate) struct Migrate {
     /// Address of `hikkoshi receive`: HOST:PORT or unix:PATH
     ///
     /// With --resume, the default is the address in the journal.
@@ -55,7 +55,7 @@ pub struct Migrate {
 
 /// Options of `migrate` that are kept in the journal; `None`: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
-pub struct MigrateOptions {
+pub(crate) struct MigrateOptions {
     /// When memory is copied: precopy, postcopy or hybrid [default: hybrid]
     ///
     /// precopy copies memory while the guest runs at the source, and switches when the rest fits
@@ -195,19 +195,19 @@ impl From<WhenStalled> for hikkoshi_engine::WhenStalled {
 impl Migrate {
     /// The same command with the options that were given `earlier`, where they are not given now.
     #[must_use]
-    pub fn resumed(mut self, earlier: MigrateOptions, plaintext: bool) -> Self {
+    pub(crate) fn resumed(mut self, earlier: MigrateOptions, plaintext: bool) -> Self {
         self.options = self.options.or(earlier);
         self.common.security.plaintext |= plaintext;
         self
     }
 
     /// How the guest is moved.
-    pub fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> Mode {
         self.options.mode.unwrap_or(SourceOptions::default().mode)
     }
 
     /// The engine's options.
-    pub fn engine_options(&self) -> SourceOptions {
+    pub(crate) fn engine_options(&self) -> SourceOptions {
         let options = &self.options;
         let default = SourceOptions::default();
         SourceOptions {
@@ -245,7 +245,7 @@ impl Migrate {
 impl MigrateOptions {
     /// These options, and where one was not given, that of `earlier`.
     #[must_use]
-    pub fn or(self, earlier: Self) -> Self {
+    pub(crate) fn or(self, earlier: Self) -> Self {
         Self {
             mode: self.mode.or(earlier.mode),
             max_downtime: self.max_downtime.or(earlier.max_downtime),

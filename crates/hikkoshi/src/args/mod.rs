@@ -17,7 +17,7 @@ mod help_tests;
 mod migrate;
 mod mode;
 mod receive;
-pub mod requested_output;
+pub(crate) mod requested_output;
 mod security;
 mod shared;
 
@@ -25,13 +25,13 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
-pub use common::{Common, ProgressFormat};
-pub use demo::Demo;
-pub use guard::Guard;
-pub use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
-pub use receive::{Receive, ReceiveOptions};
-pub use security::{InvitationArg, Security};
-pub use shared::SharedOptions;
+pub(crate) use common::{Common, ProgressFormat};
+pub(crate) use demo::Demo;
+pub(crate) use guard::Guard;
+pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
+pub(crate) use receive::{Receive, ReceiveOptions};
+pub(crate) use security::{InvitationArg, Security};
+pub(crate) use shared::SharedOptions;
 
 /// What the exit status says, and what is set in the environment.
 const AFTER_HELP: &str = "\
@@ -50,13 +50,13 @@ Environment:
 /// Move a running virtual machine to another host
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100, after_help = AFTER_HELP)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     pub command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Wait at the destination for a guest
     Receive(Box<Receive>),
     /// Move a running guest to a destination
@@ -78,12 +78,12 @@ impl Command {
     }
 
     /// Whether this is one side of a migration.
-    pub fn is_migration(&self) -> bool {
+    pub(crate) fn is_migration(&self) -> bool {
         self.common().is_some()
     }
 
     /// Whether standard error is for a program to read.
-    pub fn writes_json(&self) -> bool {
+    pub(crate) fn writes_json(&self) -> bool {
         match self {
             Self::Guard(guard) => guard.json,
             _ => self
@@ -93,7 +93,7 @@ impl Command {
     }
 
     /// The file given with `--json`.
-    pub fn json_file(&self) -> Option<&Path> {
+    pub(crate) fn json_file(&self) -> Option<&Path> {
         self.common()?.json.as_deref()
     }
 }

@@ -3,6 +3,6 @@
 use hikkoshi_engine::Mode;
 
 /// Reads a mode by its name.
-pub fn parse(text: &str) -> Result<Mode, String> {
+pub(super) fn parse(text: &str) -> Result<Mode, String> {
     text.parse()
 }

@@ -14,7 +14,7 @@ use super::shared::SharedOptions;
 use super::{bytes, durations};
 
 #[derive(Debug, Clone, Args)]
-pub struct Receive {
+pub(crate) struct Receive {
     /// Address to listen on: HOST:PORT or unix:PATH
     ///
     /// With --resume, the default is the address in the journal.
@@ -69,7 +69,7 @@ pub struct Receive {
 
 /// Options of `receive` that are kept in the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
-pub struct ReceiveOptions {
+pub(crate) struct ReceiveOptions {
     #[command(flatten)]
     pub shared: SharedOptions,
 
@@ -110,14 +110,14 @@ pub struct ReceiveOptions {
 impl Receive {
     /// The same command with the options that were given `earlier`, where they are not given now.
     #[must_use]
-    pub fn resumed(mut self, earlier: ReceiveOptions, plaintext: bool) -> Self {
+    pub(crate) fn resumed(mut self, earlier: ReceiveOptions, plaintext: bool) -> Self {
         self.options = self.options.or(earlier);
         self.common.security.plaintext |= plaintext;
         self
     }
 
     /// The engine's options.
-    pub fn engine_options(&self) -> DestinationOptions {
+    pub(crate) fn engine_options(&self) -> DestinationOptions {
         let options = &self.options;
         DestinationOptions {
             fault_threads: options.fault_threads.and_then(NonZeroU16::new),
@@ -138,7 +138,7 @@ impl Receive {
 impl ReceiveOptions {
     /// These options, and where one was not given, that of `earlier`.
     #[must_use]
-    pub fn or(self, earlier: Self) -> Self {
+    pub(crate) fn or(self, earlier: Self) -> Self {
         Self {
             shared: self.shared.or(earlier.shared),
             fault_threads: self.fault_threads.or(earlier.fault_threads),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// The output that a command line asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct RequestedOutput {
+pub(crate) struct RequestedOutput {
     /// `--progress json`.
     pub json_progress: bool,
     /// `--json FILE`.
@@ -17,7 +17,7 @@ pub struct RequestedOutput {
 
 impl RequestedOutput {
     /// Looks for the two options in `words`.
-    pub fn find(words: impl IntoIterator<Item = OsString>) -> Self {
+    pub(crate) fn find(words: impl IntoIterator<Item = OsString>) -> Self {
         let mut found = Self::default();
         let mut words = words.into_iter();
         while let Some(word) = words.next() {

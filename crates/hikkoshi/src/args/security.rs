@@ -10,7 +10,7 @@ use super::headings::SECURITY;
 
 /// Protection of the links; options of both sides.
 #[derive(Debug, Clone, Args)]
-pub struct Security {
+pub(crate) struct Security {
     /// Do not encrypt, even beyond this machine
     ///
     /// Anyone on the network path can read and change the guest's memory. Give it on both sides.
@@ -39,11 +39,11 @@ pub struct Security {
 /// An invitation, or `-` for one on standard input. It is parsed when it is used, by code whose
 /// errors do not repeat it: it holds a secret.
 #[derive(Clone)]
-pub struct InvitationArg(String);
+pub(crate) struct InvitationArg(String);
 
 impl InvitationArg {
     /// The invitation; `None` if it is on standard input.
-    pub fn text(&self) -> Option<&str> {
+    pub(crate) fn text(&self) -> Option<&str> {
         Some(self.0.as_str()).filter(|text| *text != "-")
     }
 }

@@ -14,7 +14,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Options of both sides that are kept in the journal; `None` and empty: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
-pub struct SharedOptions {
+pub(crate) struct SharedOptions {
     /// Allow a device, network backend or block driver that hikkoshi does not know
     ///
     /// A guest with such a device is refused otherwise. Writes of the device to the guest's memory
@@ -50,7 +50,7 @@ pub struct SharedOptions {
 impl SharedOptions {
     /// These options, and where one was not given, that of `earlier`.
     #[must_use]
-    pub fn or(mut self, earlier: Self) -> Self {
+    pub(crate) fn or(mut self, earlier: Self) -> Self {
         let mut allow_device = earlier.allow_device;
         self.allow_device
             .retain(|device| !allow_device.contains(device));
@@ -63,12 +63,12 @@ impl SharedOptions {
     }
 
     /// The types of devices that the user allows.
-    pub fn allowed(&self) -> AllowedTypes {
+    pub(crate) fn allowed(&self) -> AllowedTypes {
         AllowedTypes::new(self.allow_device.iter().cloned())
     }
 
     /// Reports what `--allow-device` means.
-    pub fn warn_of_devices(&self, observer: &dyn Observer) {
+    pub(crate) fn warn_of_devices(&self, observer: &dyn Observer) {
         for device in &self.allow_device {
             observer.notice(&format!(
                 "--allow-device {device}: hikkoshi does not check whether this device writes to \

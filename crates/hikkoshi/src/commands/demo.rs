@@ -40,7 +40,7 @@ enum DemoError {
     NotListening(String),
 }
 
-pub fn run(args: &Demo) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Demo) -> Result<Status, Exit> {
     let version = QemuVersion::ALL
         .into_iter()
         .find(|version| version.label() == args.qemu)

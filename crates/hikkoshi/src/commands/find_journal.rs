@@ -13,7 +13,7 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
 /// The QMP socket.
-pub fn qmp(common: &Common) -> Result<&Path, Exit> {
+pub(super) fn qmp(common: &Common) -> Result<&Path, Exit> {
     common.qmp.as_deref().ok_or_else(|| {
         // The command line requires it.
         Exit::new(Status::Usage, Reason::Usage, "--qmp PATH is missing")
@@ -24,7 +24,7 @@ pub fn qmp(common: &Common) -> Result<&Path, Exit> {
 ///
 /// `--plaintext` in a journal holds for that host only: the path to another host may lead through
 /// networks that the user does not trust. Another port of the same host has the same path.
-pub fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool {
+pub(super) fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool {
     given.is_none_or(|given| {
         journal::absolute_address(given) == *recorded
             || (recorded.host().is_some() && recorded.host() == given.host())
@@ -32,7 +32,10 @@ pub fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool {
 }
 
 /// Locks and reads the journal in `file`, or the one that `--qmp` and `--journal` lead to.
-pub fn find<E: Entry>(common: &Common, file: Option<&Path>) -> Result<(JournalFile, E), Exit> {
+pub(super) fn find<E: Entry>(
+    common: &Common,
+    file: Option<&Path>,
+) -> Result<(JournalFile, E), Exit> {
     let cannot = |error: std::io::Error| {
         let what = format!("reading the journal: {error}");
         Exit::new(Status::Usage, Reason::Journal, what)
@@ -101,7 +104,7 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
 
 /// Whether the QEMU process in a journal may be the one behind the socket `qmp`: it listens there
 /// now, or no process does.
-pub fn may_listen(qmp: &Path, identity: &QemuIdentity) -> bool {
+pub(super) fn may_listen(qmp: &Path, identity: &QemuIdentity) -> bool {
     let listener = match QmpListener::at(qmp) {
         Ok(listener) => listener,
         Err(error) => {
@@ -121,7 +124,7 @@ pub fn may_listen(qmp: &Path, identity: &QemuIdentity) -> bool {
 ///
 /// # Errors
 /// When that cannot be found out, such as from another namespace.
-pub fn may_exist(identity: &QemuIdentity) -> Result<bool, FindProcessError> {
+pub(super) fn may_exist(identity: &QemuIdentity) -> Result<bool, FindProcessError> {
     match identity.process() {
         Ok(process) => Ok(process.is_some()),
         Err(FindProcessError::AnotherBoot { .. }) => Ok(false),

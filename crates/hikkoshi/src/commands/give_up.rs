@@ -30,7 +30,7 @@ const DISKS: &str = "its disks are newer than this memory, which would damage th
                      (a snapshot). Otherwise end this QEMU, and reboot the guest from its disks";
 
 /// Abandons the migration at the source.
-pub fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
     let (file, entry) = find::<SourceEntry>(&args.common, file)?;
     let stage = entry.engine.stage;
     let again = resume_command::<SourceEntry>(file.path());
@@ -88,7 +88,11 @@ fn source_consequence(stage: SourceStage) -> Option<String> {
 }
 
 /// Abandons the migration at the destination.
-pub fn destination(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+pub(super) fn destination(
+    args: &Receive,
+    file: Option<&Path>,
+    cancel: Cancel,
+) -> Result<Status, Exit> {
     let (file, entry) = find::<DestinationEntry>(&args.common, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
     require_confirmation(&args.common, destination_consequence(stage))?;

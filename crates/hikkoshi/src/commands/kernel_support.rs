@@ -7,7 +7,7 @@ use crate::output::reason::Reason;
 
 /// Refuses a mode that this machine's kernel does not support, before the destination is
 /// contacted.
-pub fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
+pub(super) fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
     if mode == Mode::Postcopy {
         return Ok(());
     }

@@ -21,7 +21,7 @@ const TOO_LATE: &str = "too late to cancel: the destination was asked to run the
 /// Watches the cancel flag from *commit* until the destination's answer. The engine reports nothing
 /// in that time.
 #[derive(Debug)]
-pub struct LateCancelNotice {
+pub(super) struct LateCancelNotice {
     cancel: Cancel,
     observer: Arc<dyn Observer>,
     /// The destination has answered, or the migration is over.
@@ -30,7 +30,7 @@ pub struct LateCancelNotice {
 
 impl LateCancelNotice {
     /// For a migration that `cancel` cancels and whose reports go to `observer`.
-    pub fn new(cancel: Cancel, observer: Arc<dyn Observer>) -> Self {
+    pub(super) fn new(cancel: Cancel, observer: Arc<dyn Observer>) -> Self {
         Self {
             cancel,
             observer,
@@ -39,7 +39,7 @@ impl LateCancelNotice {
     }
 
     /// The observer for the engine. A report of the engine shows that the destination has answered.
-    pub fn observer(&self) -> Arc<dyn Observer> {
+    pub(super) fn observer(&self) -> Arc<dyn Observer> {
         Arc::new(AnswerObserver {
             observer: Arc::clone(&self.observer),
             ended: Arc::clone(&self.ended),
@@ -47,12 +47,12 @@ impl LateCancelNotice {
     }
 
     /// Ends the watch.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
     /// Starts the watch: *commit* is about to be sent.
-    pub fn begin(&self) {
+    pub(super) fn begin(&self) {
         // Earlier reports are not about the answer.
         self.ended.store(false, Ordering::Release);
         let (cancel, ended) = (self.cancel.clone(), Arc::clone(&self.ended));
@@ -107,7 +107,7 @@ impl Observer for AnswerObserver {
 
 /// The source's journal; starts the watch when *commit* is recorded.
 #[derive(Debug)]
-pub struct CommitJournal {
+pub(super) struct CommitJournal {
     pub journal: Arc<SourceJournal>,
     pub late_cancel: Arc<LateCancelNotice>,
 }

@@ -1,16 +1,16 @@
 //! The commands: a file or folder each, and what several of them need.
 
-pub mod demo;
+pub(crate) mod demo;
 mod find_journal;
 mod give_up;
-pub mod guard;
+pub(crate) mod guard;
 mod kernel_support;
 mod late_cancel;
-pub mod migrate;
+pub(crate) mod migrate;
 mod no_journal;
 mod own_executable;
 mod print_result;
-pub mod receive;
+pub(crate) mod receive;
 mod resume_command;
 mod signals;
 mod unfinished;

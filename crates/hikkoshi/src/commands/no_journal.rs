@@ -9,7 +9,7 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 
 /// There is nothing to resume, because of `what`.
-pub fn no_journal<E: Entry>(qmp: Option<&Path>, what: &str) -> Exit {
+pub(super) fn no_journal<E: Entry>(qmp: Option<&Path>, what: &str) -> Exit {
     let state = match qmp {
         Some(qmp) => GuestState::query(qmp),
         None => Err("name the QEMU process with --qmp".to_owned()),

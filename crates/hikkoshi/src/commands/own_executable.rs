@@ -8,7 +8,7 @@ use std::process::Command;
 const SELF: &str = "/proc/self/exe";
 
 /// A command that runs this program.
-pub fn command() -> Command {
+pub(super) fn command() -> Command {
     let mut command = Command::new(SELF);
     command.arg0("hikkoshi");
     command

@@ -8,7 +8,7 @@ use crate::output::reason::Reason;
 use crate::output::{report, streams};
 
 /// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done.
-pub fn print_result(
+pub(super) fn print_result(
     account: &Account,
     common: &Common,
     what: &str,

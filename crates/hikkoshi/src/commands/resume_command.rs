@@ -8,16 +8,16 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
 /// What can be done if the other side never comes back.
-pub const GIVE_UP_HINT: &str = "(If the other side is permanently lost, add --give-up to the \
+pub(super) const GIVE_UP_HINT: &str = "(If the other side is permanently lost, add --give-up to the \
                                 command below: it explains the consequences first.)";
 
 /// The command that resumes the migration in `journal`. All that it needs is stored there.
-pub fn resume_command<E: Entry>(journal: &Path) -> String {
+pub(super) fn resume_command<E: Entry>(journal: &Path) -> String {
     format!("hikkoshi {} --resume={}", E::COMMAND, quoted(journal))
 }
 
 /// A migration that cannot be resumed now.
-pub fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal: &Path) -> Exit {
+pub(super) fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal: &Path) -> Exit {
     let again = resume_command::<E>(journal);
     let next = format!(
         "nothing was changed, and the journal is unchanged. When the cause is removed: {again}"
@@ -28,7 +28,7 @@ pub fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal: &Path
 }
 
 /// A path as a shell takes it.
-pub fn quoted(path: &Path) -> String {
+pub(super) fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@".contains(c);
     if text.chars().all(plain) {

@@ -8,7 +8,7 @@ use crate::output::reason::Reason;
 
 /// A flag that the first signal sets. Later signals change nothing: the engine decides whether the
 /// migration can still be cancelled.
-pub fn cancel_on_signals() -> Result<Cancel, Exit> {
+pub(super) fn cancel_on_signals() -> Result<Cancel, Exit> {
     let cancel = Cancel::new();
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, cancel.flag()).map_err(|error| {

@@ -14,7 +14,7 @@ use crate::output::reason::Reason;
 /// behind `qmp`, until one fails.
 ///
 /// `cannot_tell` makes the error for a journal whose QEMU may exist or not.
-pub fn check_folder<E: Entry>(
+pub(super) fn check_folder<E: Entry>(
     folder: &Path,
     qmp: &Path,
     unreadable: impl Fn(io::Error) -> Exit,
@@ -35,7 +35,7 @@ pub fn check_folder<E: Entry>(
 }
 
 /// The folder with the journals cannot be searched. `subject`: what was to be migrated.
-pub fn unreadable(subject: &str) -> impl Fn(io::Error) -> Exit {
+pub(super) fn unreadable(subject: &str) -> impl Fn(io::Error) -> Exit {
     move |error| {
         let what = format!("looking for an earlier migration {subject}: {error}");
         Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
@@ -43,7 +43,7 @@ pub fn unreadable(subject: &str) -> impl Fn(io::Error) -> Exit {
 }
 
 /// Refuses a migration because of an unfinished one, which the command `again` resumes.
-pub fn refuse(what: &str, next: String, again: String) -> Exit {
+pub(super) fn refuse(what: &str, next: String, again: String) -> Exit {
     Exit::new(Status::Paused, Reason::Unfinished, what)
         .with(next)
         .resumed_by(again)

@@ -10,7 +10,7 @@ use rustix::fs::FileType;
 /// Waits until `wait_for` has passed, if it is given. If an `invitation` was printed to a pipe, waits
 /// only while another process can read it: if the program that was to pass it on has failed, no
 /// source will come.
-pub fn wait_for_source(wait_for: Option<Duration>, invitation: bool) -> WaitLimit {
+pub(super) fn wait_for_source(wait_for: Option<Duration>, invitation: bool) -> WaitLimit {
     let begun = Instant::now();
     let stdout = io::stdout();
     let reader = invitation && is_pipe(&stdout);

@@ -15,7 +15,7 @@ use crate::args::ReceiveOptions;
 
 /// Writes the journal when the engine reports a change.
 #[derive(Debug)]
-pub struct DestinationJournal {
+pub(crate) struct DestinationJournal {
     file: JournalFile,
     address: Address,
     plaintext: bool,
@@ -26,7 +26,7 @@ pub struct DestinationJournal {
 
 impl DestinationJournal {
     /// For a destination that listens on `address`.
-    pub fn new(
+    pub(crate) fn new(
         file: JournalFile,
         address: &Address,
         plaintext: bool,
@@ -44,7 +44,7 @@ impl DestinationJournal {
         }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.file.path()
     }
 }

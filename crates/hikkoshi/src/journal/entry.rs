@@ -12,7 +12,7 @@ use crate::args::{MigrateOptions, ReceiveOptions};
 
 /// A source's journal.
 #[derive(Debug)]
-pub struct SourceEntry {
+pub(crate) struct SourceEntry {
     /// The destination's address.
     pub address: Address,
     /// Whether `--plaintext` was given for that address.
@@ -27,7 +27,7 @@ pub struct SourceEntry {
 
 /// A destination's journal.
 #[derive(Debug)]
-pub struct DestinationEntry {
+pub(crate) struct DestinationEntry {
     /// The address it listened on.
     pub address: Address,
     /// Whether `--plaintext` was given for that address.
@@ -41,7 +41,7 @@ pub struct DestinationEntry {
 }
 
 /// A journal of either side.
-pub trait Entry: fmt::Debug + Send + Sized {
+pub(crate) trait Entry: fmt::Debug + Send + Sized {
     /// The side, for file names.
     const SIDE: &'static str;
     /// The command that resumes this side.

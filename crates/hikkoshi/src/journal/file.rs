@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// A journal file that no other process works with. It need not exist.
 #[derive(Debug)]
-pub struct JournalFile {
+pub(crate) struct JournalFile {
     path: PathBuf,
     lock: JournalLock,
 }
@@ -28,7 +28,7 @@ impl JournalFile {
     ///
     /// # Errors
     /// When the folder cannot be used, or another process holds the lock.
-    pub fn for_qemu<E: Entry>(folder: &Path, identity: &QemuIdentity) -> io::Result<Self> {
+    pub(crate) fn for_qemu<E: Entry>(folder: &Path, identity: &QemuIdentity) -> io::Result<Self> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -42,7 +42,7 @@ impl JournalFile {
     ///
     /// # Errors
     /// When others may write to its folder, or another process holds the lock (`WouldBlock`).
-    pub fn lock(path: &Path) -> io::Result<Self> {
+    pub(crate) fn lock(path: &Path) -> io::Result<Self> {
         let path = absolute(path);
         if let Some(folder) = path.parent() {
             permissions::check_folder(folder)?;
@@ -54,18 +54,18 @@ impl JournalFile {
     }
 
     /// The same, without waiting; `None` while another process holds the lock.
-    pub fn try_lock(path: &Path) -> io::Result<Option<Self>> {
+    pub(crate) fn try_lock(path: &Path) -> io::Result<Option<Self>> {
         let path = absolute(path);
         let lock = JournalLock::try_acquire(&path)?;
         Ok(lock.map(|lock| Self { path, lock }))
     }
 
     /// Tells waiting processes who holds the lock.
-    pub fn mark(&self, holder: LockHolder) {
+    pub(crate) fn mark(&self, holder: LockHolder) {
         self.lock.mark(holder);
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -73,7 +73,7 @@ impl JournalFile {
     ///
     /// # Errors
     /// When it cannot be read or decoded.
-    pub fn read<E: Entry>(&self) -> io::Result<Option<E>> {
+    pub(crate) fn read<E: Entry>(&self) -> io::Result<Option<E>> {
         read(&self.path)
     }
 
@@ -81,7 +81,7 @@ impl JournalFile {
     ///
     /// # Errors
     /// When it cannot be encoded or written.
-    pub fn write<E: Entry>(&self, entry: &E) -> io::Result<()> {
+    pub(crate) fn write<E: Entry>(&self, entry: &E) -> io::Result<()> {
         let before = match std::fs::read(&self.path) {
             Ok(before) => Some(before),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -138,7 +138,7 @@ impl JournalFile {
     }
 
     /// Removes the file: the migration is over.
-    pub fn remove(&self) {
+    pub(crate) fn remove(&self) {
         // A process that was killed while writing leaves an incomplete new file.
         for path in [
             self.path.clone(),
@@ -169,7 +169,7 @@ impl Drop for JournalFile {
 ///
 /// # Errors
 /// When it cannot be read or decoded.
-pub fn read<E: Entry>(path: &Path) -> io::Result<Option<E>> {
+pub(super) fn read<E: Entry>(path: &Path) -> io::Result<Option<E>> {
     let text = match permissions::open(path) {
         Ok(file) => permissions::read(file, MAX_BYTES),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -181,7 +181,7 @@ pub fn read<E: Entry>(path: &Path) -> io::Result<Option<E>> {
 }
 
 /// Adds the path to an error.
-pub fn about(path: &Path, error: &io::Error) -> io::Error {
+pub(super) fn about(path: &Path, error: &io::Error) -> io::Error {
     let error_text = error_chain::text(error);
     io::Error::new(error.kind(), format!("{}: {error_text}", path.display()))
 }

@@ -10,7 +10,7 @@ use super::permissions;
 
 /// The folder: the given one, else `/run/hikkoshi`, or for users other than root
 /// `$XDG_RUNTIME_DIR/hikkoshi`.
-pub fn folder(given: Option<&Path>) -> PathBuf {
+pub(crate) fn folder(given: Option<&Path>) -> PathBuf {
     if let Some(given) = given {
         return given.to_owned();
     }
@@ -22,7 +22,7 @@ pub fn folder(given: Option<&Path>) -> PathBuf {
 }
 
 /// Whether this user has no right to read `folder`.
-pub fn is_hidden(folder: &Path) -> bool {
+pub(crate) fn is_hidden(folder: &Path) -> bool {
     let files = std::fs::read_dir(absolute(folder));
     files.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
@@ -32,7 +32,7 @@ pub fn is_hidden(folder: &Path) -> bool {
 ///
 /// # Errors
 /// When the folder cannot be read, or others may write to it.
-pub fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Vec<(PathBuf, E)>> {
+pub(crate) fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Vec<(PathBuf, E)>> {
     let folder = absolute(folder);
     let files = match std::fs::read_dir(&folder) {
         Ok(files) => files,

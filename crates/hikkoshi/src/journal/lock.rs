@@ -26,7 +26,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The process that holds a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LockHolder {
+pub(crate) enum LockHolder {
     /// One that moves the guest: that can take long.
     Engine,
     /// A guard, which restores the guest and ends.
@@ -35,7 +35,7 @@ pub enum LockHolder {
 
 /// A lock that this process holds.
 #[derive(Debug)]
-pub struct JournalLock {
+pub(super) struct JournalLock {
     file: File,
     path: PathBuf,
 }
@@ -45,7 +45,7 @@ impl JournalLock {
     ///
     /// # Errors
     /// `WouldBlock` when another process still holds it after a short while.
-    pub fn acquire(journal: &Path) -> io::Result<Self> {
+    pub(super) fn acquire(journal: &Path) -> io::Result<Self> {
         let begun = Instant::now();
         loop {
             match Self::try_acquire(journal)? {
@@ -64,7 +64,7 @@ impl JournalLock {
     }
 
     /// `None` while another process holds it.
-    pub fn try_acquire(journal: &Path) -> io::Result<Option<Self>> {
+    pub(super) fn try_acquire(journal: &Path) -> io::Result<Option<Self>> {
         let path = path_of(journal);
         let file = OpenOptions::new()
             .create(true)
@@ -84,7 +84,7 @@ impl JournalLock {
     }
 
     /// Tells waiting processes who holds the lock.
-    pub fn mark(&self, holder: LockHolder) {
+    pub(super) fn mark(&self, holder: LockHolder) {
         let text = match holder {
             LockHolder::Engine => "",
             LockHolder::Guard => GUARD,
@@ -97,7 +97,7 @@ impl JournalLock {
     }
 
     /// Removes the file while the lock is held, unless another process has replaced it.
-    pub fn remove(&self) -> io::Result<()> {
+    pub(super) fn remove(&self) -> io::Result<()> {
         if self.is_in_place()? {
             std::fs::remove_file(&self.path)?;
         }

@@ -11,13 +11,13 @@ use super::file::JournalFile;
 
 /// A journal whose content, except for the engine's record, stays as it was read.
 #[derive(Debug)]
-pub struct OfflineJournal<E> {
+pub(crate) struct OfflineJournal<E> {
     file: JournalFile,
     entry: Mutex<E>,
 }
 
 impl<E: Entry> OfflineJournal<E> {
-    pub fn new(file: JournalFile, entry: E) -> Self {
+    pub(crate) fn new(file: JournalFile, entry: E) -> Self {
         let entry = Mutex::new(entry);
         Self { file, entry }
     }

@@ -15,7 +15,7 @@ const OTHERS_WRITE: u32 = 0o022;
 ///
 /// # Errors
 /// When it is not a folder, or others can.
-pub fn check_folder(folder: &Path) -> io::Result<()> {
+pub(super) fn check_folder(folder: &Path) -> io::Result<()> {
     let metadata = std::fs::metadata(folder).map_err(|error| about(folder, &error))?;
     if !metadata.is_dir() {
         return Err(about(folder, &io::ErrorKind::NotADirectory.into()));
@@ -27,7 +27,7 @@ pub fn check_folder(folder: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// When it cannot be opened, is not a regular file, or others may write to it.
-pub fn open(path: &Path) -> io::Result<File> {
+pub(super) fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
         // Opening a pipe must not block.
@@ -45,7 +45,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// When it cannot be read or is longer.
-pub fn read(file: File, longest: u64) -> io::Result<Vec<u8>> {
+pub(super) fn read(file: File, longest: u64) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(longest + 1).read_to_end(&mut content)?;
     match u64::try_from(content.len()) {

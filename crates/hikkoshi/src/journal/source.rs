@@ -16,7 +16,7 @@ use crate::args::MigrateOptions;
 
 /// Writes the journal when the engine or the QEMU adapter reports a change.
 #[derive(Debug)]
-pub struct SourceJournal {
+pub(crate) struct SourceJournal {
     file: JournalFile,
     remote: Remote,
     plaintext: bool,
@@ -34,7 +34,7 @@ struct SourceState {
 
 impl SourceJournal {
     /// For a guest on its way to `remote`; `engine` is what the file holds already.
-    pub fn new(
+    pub(crate) fn new(
         file: JournalFile,
         remote: Remote,
         plaintext: bool,
@@ -55,7 +55,7 @@ impl SourceJournal {
         }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.file.path()
     }
 
@@ -63,7 +63,7 @@ impl SourceJournal {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn set_undo(&self, undo: &UndoRecord) -> io::Result<()> {
+    pub(crate) fn set_undo(&self, undo: &UndoRecord) -> io::Result<()> {
         let mut state = self.state();
         let before = std::mem::replace(&mut state.qemu.undo, undo.clone());
         let written = self.write(&state);

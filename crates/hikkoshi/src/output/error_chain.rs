@@ -6,7 +6,7 @@ use std::error::Error;
 ///
 /// A message does not repeat its source. Where one does, such as an `io::Error` that was made of
 /// text, the source is not printed a second time.
-pub fn text(error: &dyn Error) -> String {
+pub(crate) fn text(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

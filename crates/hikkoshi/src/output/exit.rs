@@ -83,7 +83,7 @@ impl From<Status> for ExitCode {
 
 /// An end without success.
 #[derive(Debug)]
-pub struct Exit {
+pub(crate) struct Exit {
     status: Status,
     reason: Reason,
     holder: Holder,
@@ -95,7 +95,7 @@ pub struct Exit {
 impl Exit {
     /// Ends with `status` for `reason`; `why` is for people. Who has the guest follows from the
     /// status, unless [`held_by`](Self::held_by) replaces it.
-    pub fn new(status: Status, reason: Reason, why: impl fmt::Display) -> Self {
+    pub(crate) fn new(status: Status, reason: Reason, why: impl fmt::Display) -> Self {
         Self {
             status,
             reason,
@@ -107,45 +107,45 @@ impl Exit {
     }
 
     /// The same because of an error, with the messages of its sources.
-    pub fn caused(status: Status, reason: Reason, error: &dyn Error) -> Self {
+    pub(crate) fn caused(status: Status, reason: Reason, error: &dyn Error) -> Self {
         Self::new(status, reason, error_chain::text(error))
     }
 
     /// Adds where the guest is and what to do.
     #[must_use]
-    pub fn with(mut self, next: impl Into<String>) -> Self {
+    pub(crate) fn with(mut self, next: impl Into<String>) -> Self {
         self.next = Some(next.into());
         self
     }
 
     /// Adds who has the guest.
     #[must_use]
-    pub fn held_by(mut self, holder: Holder) -> Self {
+    pub(crate) fn held_by(mut self, holder: Holder) -> Self {
         self.holder = holder;
         self
     }
 
     /// Adds the command that resumes or completes the migration on this side.
     #[must_use]
-    pub fn resumed_by(mut self, command: impl Into<String>) -> Self {
+    pub(crate) fn resumed_by(mut self, command: impl Into<String>) -> Self {
         self.resume = Some(command.into());
         self
     }
 
     /// Where the guest is.
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         self.status
     }
 
     /// Why the program ends.
-    pub fn reason(&self) -> Reason {
+    pub(crate) fn reason(&self) -> Reason {
         self.reason
     }
 }
 
 /// The end of a run, for programs.
 #[derive(Debug, Serialize)]
-pub struct End<'a> {
+pub(crate) struct End<'a> {
     /// The exit status of the program.
     exit_status: u8,
     reason: Reason,
@@ -161,7 +161,7 @@ pub struct End<'a> {
 
 impl End<'_> {
     /// The guest was moved.
-    pub const MOVED: End<'static> = End {
+    pub(crate) const MOVED: End<'static> = End {
         exit_status: Status::Moved.code(),
         reason: Reason::Moved,
         guest: Status::Moved.holder(),
@@ -171,7 +171,7 @@ impl End<'_> {
     };
 
     /// The guest was handed over, and has shut down since.
-    pub const SHUT_DOWN: End<'static> = End {
+    pub(crate) const SHUT_DOWN: End<'static> = End {
         exit_status: Status::ShutDown.code(),
         reason: Reason::ShutDown,
         guest: Status::ShutDown.holder(),

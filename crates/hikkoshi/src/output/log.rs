@@ -24,7 +24,7 @@ const DEFAULT: &str = "warn";
 const CRATES: &str = "hikkoshi";
 
 /// Starts logging, including panics.
-pub fn start() -> Result<(), Exit> {
+pub(crate) fn start() -> Result<(), Exit> {
     let filter = filter(std::env::var_os(VARIABLE).as_deref())?;
     tracing_subscriber::registry()
         .with(Lines.with_filter(filter))

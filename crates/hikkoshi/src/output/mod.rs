@@ -1,9 +1,9 @@
 //! What the program writes, and how it ends.
 
-pub mod error_chain;
-pub mod exit;
-pub mod log;
-pub mod progress;
-pub mod reason;
-pub mod report;
-pub mod streams;
+pub(crate) mod error_chain;
+pub(crate) mod exit;
+pub(crate) mod log;
+pub(crate) mod progress;
+pub(crate) mod reason;
+pub(crate) mod report;
+pub(crate) mod streams;

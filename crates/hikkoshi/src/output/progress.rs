@@ -16,7 +16,7 @@ use crate::output::streams;
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
 /// An observer that reports in this format.
-pub fn observer(kind: ProgressFormat) -> Arc<dyn Observer> {
+pub(crate) fn observer(kind: ProgressFormat) -> Arc<dyn Observer> {
     match kind {
         ProgressFormat::None => Arc::new(Silent),
         ProgressFormat::Json => Arc::new(Json),

@@ -92,7 +92,7 @@ impl Serialize for Reason {
 /// Who has the guest: the side that runs it, or may let it run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Holder {
+pub(crate) enum Holder {
     /// The source. It runs there, or `next` says why not.
     Source,
     /// The destination. With status 3, pages may be missing there.

@@ -18,7 +18,7 @@ use crate::output::streams;
 const FAULTING_SHOWN: usize = 8;
 
 /// The result as text; `verbose`: with a histogram of page request latency.
-pub fn readable(account: &Account, verbose: bool) -> String {
+pub(crate) fn readable(account: &Account, verbose: bool) -> String {
     let mut text = String::new();
     let pages = &account.pages;
     let bytes = &account.bytes;
@@ -173,22 +173,22 @@ fn micros(us: f64) -> String {
 
 /// Bytes in MiB.
 #[allow(clippy::cast_precision_loss)]
-pub fn mib(bytes: u64) -> String {
+pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 /// A duration to a tenth of a second.
-pub fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
 /// Writes the result of a successful migration to `path`.
-pub fn write_json(account: &Account, path: &Path) -> io::Result<()> {
+pub(crate) fn write_json(account: &Account, path: &Path) -> io::Result<()> {
     write_object(account, path)
 }
 
 /// Writes `{"error":{…}}` to `path`, so that there is an object after every run.
-pub fn write_failure(exit: &Exit, path: &Path) {
+pub(crate) fn write_failure(exit: &Exit, path: &Path) {
     // That file could not be written.
     if exit.reason() == Reason::AccountNotWritten {
         return;

@@ -21,17 +21,17 @@ use crate::output::exit::{End, Exit};
 static JSON: AtomicBool = AtomicBool::new(false);
 
 /// Makes standard error one JSON object a line.
-pub fn use_json() {
+pub(crate) fn use_json() {
     JSON.store(true, Ordering::Relaxed);
 }
 
 /// Whether standard error is one JSON object a line.
-pub fn is_json() -> bool {
+pub(crate) fn is_json() -> bool {
     JSON.load(Ordering::Relaxed)
 }
 
 /// Reports something to the user.
-pub fn notice(text: &str) {
+pub(crate) fn notice(text: &str) {
     if is_json() {
         object("notice", &text);
     } else {
@@ -40,12 +40,12 @@ pub fn notice(text: &str) {
 }
 
 /// Reports how the run ended, as JSON. Nothing is written after it.
-pub fn end(end: &End<'_>) {
+pub(crate) fn end(end: &End<'_>) {
     object("end", end);
 }
 
 /// Reports why the run ended.
-pub fn failure(exit: &Exit) {
+pub(crate) fn failure(exit: &Exit) {
     let written = End::from(exit);
     if is_json() {
         return end(&written);
@@ -57,7 +57,7 @@ pub fn failure(exit: &Exit) {
 }
 
 /// Writes an invitation to standard error, on a line of its own.
-pub fn invitation(invitation: &str) {
+pub(crate) fn invitation(invitation: &str) {
     if is_json() {
         object("invitation", &invitation);
     } else {
@@ -66,19 +66,19 @@ pub fn invitation(invitation: &str) {
 }
 
 /// Writes `{"NAME":VALUE}` to standard error.
-pub fn object(name: &str, value: &impl Serialize) {
+pub(crate) fn object(name: &str, value: &impl Serialize) {
     line(&serde_json::json!({ name: value }).to_string());
 }
 
 /// Writes a line to standard error.
-pub fn line(line: &str) {
+pub(crate) fn line(line: &str) {
     // With one call: several threads and the guard process write there.
     let line = format!("{}\n", text::one_line(line));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Writes text to standard output.
-pub fn to_stdout(text: &str) {
+pub(crate) fn to_stdout(text: &str) {
     let mut stdout = std::io::stdout();
     let _ = stdout.write_all(text::lines(text).as_bytes());
     let _ = stdout.flush();

@@ -16,7 +16,7 @@ use crate::output::reason::Reason;
 use crate::output::streams;
 
 /// How `hikkoshi receive` protects its links. It is decided before QEMU is accessed.
-pub enum Acceptor {
+pub(crate) enum Acceptor {
     /// No encryption.
     Plaintext {
         /// Whether `--plaintext` was given, which allows it beyond this machine.
@@ -32,7 +32,7 @@ pub enum Acceptor {
 
 impl Acceptor {
     /// For a new migration.
-    pub fn new(args: &Receive, listen: &Address) -> Result<Self, Exit> {
+    pub(crate) fn new(args: &Receive, listen: &Address) -> Result<Self, Exit> {
         let security = &args.common.security;
         if let Some(certificates) = certificates::read(security)? {
             return TlsServer::certified(certificates)
@@ -51,7 +51,7 @@ impl Acceptor {
     }
 
     /// For a migration that is resumed; `recorded` is the protection of its links in the journal.
-    pub fn resumed(
+    pub(crate) fn resumed(
         args: &Receive,
         listen: &Address,
         recorded: Option<DestinationCredentials>,
@@ -72,7 +72,7 @@ impl Acceptor {
     }
 
     /// What protects the links.
-    pub fn tls(&self) -> Option<&TlsServer> {
+    pub(crate) fn tls(&self) -> Option<&TlsServer> {
         match self {
             Self::Plaintext { .. } => None,
             Self::Invitation(server, _) | Self::Authority(server) | Self::Known(server) => {
@@ -82,12 +82,12 @@ impl Acceptor {
     }
 
     /// Whether an invitation will be printed on standard output.
-    pub fn prints_invitation(&self, args: &Receive) -> bool {
+    pub(crate) fn prints_invitation(&self, args: &Receive) -> bool {
         matches!(self, Self::Invitation(..)) && !stdout_is_for_json(args)
     }
 
     /// Starts to listen.
-    pub fn bind(&self, listen: &Address) -> Result<Listener, Exit> {
+    pub(crate) fn bind(&self, listen: &Address) -> Result<Listener, Exit> {
         let listener = Listener::bind(listen).map_err(|error| {
             let what = format!("listening at {listen}: {error}");
             Exit::new(Status::Usage, Reason::CannotListen, what)
@@ -111,7 +111,7 @@ impl Acceptor {
     }
 
     /// Reports the address, and prints the invitation if there is one.
-    pub fn announce(
+    pub(crate) fn announce(
         self,
         args: &Receive,
         listener: &Listener,

@@ -11,7 +11,7 @@ use crate::journal;
 use crate::output::exit::Exit;
 
 /// Reads the certificates; `None` if none are given.
-pub fn read(security: &Security) -> Result<Option<Certificates>, Exit> {
+pub(super) fn read(security: &Security) -> Result<Option<Certificates>, Exit> {
     match (&security.tls_ca, &security.tls_cert, &security.tls_key) {
         (Some(ca), Some(cert), Some(key)) => {
             // The journal names them, and --resume may run in another working directory.
@@ -25,7 +25,7 @@ pub fn read(security: &Security) -> Result<Option<Certificates>, Exit> {
 }
 
 /// Warns if users other than its owner can read the private key.
-pub fn warn_of_readable_key(security: &Security, observer: &dyn Observer) {
+pub(crate) fn warn_of_readable_key(security: &Security, observer: &dyn Observer) {
     if let Some(key) = &security.tls_key
         // An error is reported where the key is read.
         && let Ok(metadata) = std::fs::metadata(key)

@@ -20,7 +20,7 @@ const NO_INVITATION: &str = "--to -: there is no invitation on standard input: i
                              first line is empty";
 
 /// The destination of a new migration.
-pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
+pub(crate) fn remote(args: &Migrate) -> Result<Remote, Exit> {
     if let Some(argument) = &args.to {
         let invitation = invitation(argument)?;
         return Ok(Remote {
@@ -55,7 +55,7 @@ pub fn remote(args: &Migrate) -> Result<Remote, Exit> {
 
 /// The destination of a migration that is resumed. `address` and `recorded`, the protection of its
 /// links, are from the journal.
-pub fn resumed_remote(
+pub(crate) fn resumed_remote(
     args: &Migrate,
     address: &Address,
     recorded: Option<SourceCredentials>,

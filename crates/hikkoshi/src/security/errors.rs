@@ -8,22 +8,22 @@ use crate::args::Security;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
-pub fn usage(why: impl fmt::Display) -> Exit {
+pub(super) fn usage(why: impl fmt::Display) -> Exit {
     Exit::new(Status::Usage, Reason::Usage, why)
 }
 
 /// An invitation, certificate or key that cannot be used.
-pub fn credentials(why: impl fmt::Display) -> Exit {
+pub(super) fn credentials(why: impl fmt::Display) -> Exit {
     Exit::new(Status::Usage, Reason::Credentials, why)
 }
 
 /// An address beyond this machine, without encryption.
-pub fn unencrypted(why: impl fmt::Display) -> Exit {
+pub(super) fn unencrypted(why: impl fmt::Display) -> Exit {
     Exit::new(Status::Usage, Reason::EncryptionNeeded, why)
 }
 
 /// Why links to or at `address` need encryption.
-pub fn beyond_this_machine(address: &Address) -> String {
+pub(super) fn beyond_this_machine(address: &Address) -> String {
     format!(
         "{address} is beyond this machine: without encryption anyone on the network path could \
          read and change the guest's memory"
@@ -32,7 +32,7 @@ pub fn beyond_this_machine(address: &Address) -> String {
 
 /// Checks the options for resuming a migration that began without encryption: the other side does
 /// not encrypt.
-pub fn check_still_plaintext(security: &Security, address: &Address) -> Result<(), Exit> {
+pub(super) fn check_still_plaintext(security: &Security, address: &Address) -> Result<(), Exit> {
     if security.tls_ca.is_some() {
         return Err(usage("this migration began without encryption").with("leave --tls-ca out"));
     }
@@ -48,7 +48,7 @@ pub fn check_still_plaintext(security: &Security, address: &Address) -> Result<(
 
 /// Checks the options for resuming a migration that began with encryption: the other side expects
 /// it.
-pub fn check_still_encrypted(security: &Security) -> Result<(), Exit> {
+pub(super) fn check_still_encrypted(security: &Security) -> Result<(), Exit> {
     if security.plaintext {
         return Err(usage("this migration began with encryption").with("leave --plaintext out"));
     }

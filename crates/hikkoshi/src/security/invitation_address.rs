@@ -9,7 +9,7 @@ use crate::output::reason::Reason;
 
 /// The address that an invitation names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum InvitationAddress {
+pub(crate) enum InvitationAddress {
     /// The address of `--advertise`.
     Advertised(Address),
     /// The address of the listener.
@@ -31,7 +31,7 @@ impl InvitationAddress {
     ///
     /// A listener on all addresses gets the address of the default route. A host name would not do:
     /// the source may not know it, or may know another machine by it.
-    pub fn new(advertise: Option<&Address>, listen: &Address) -> Result<Self, Exit> {
+    pub(crate) fn new(advertise: Option<&Address>, listen: &Address) -> Result<Self, Exit> {
         Self::choose(advertise, listen, own_address)
     }
 
@@ -71,7 +71,7 @@ impl InvitationAddress {
     }
 
     /// The address, once the listener is bound to `bound`.
-    pub fn resolve(&self, bound: &Address) -> Result<Address, Exit> {
+    pub(crate) fn resolve(&self, bound: &Address) -> Result<Address, Exit> {
         let own = match self {
             Self::Advertised(address) => return Ok(address.clone()),
             Self::Bound => return Ok(bound.clone()),
@@ -85,7 +85,7 @@ impl InvitationAddress {
     }
 
     /// What the user has to know about it.
-    pub fn notice(&self) -> Option<String> {
+    pub(crate) fn notice(&self) -> Option<String> {
         match self {
             Self::Chosen(own) => Some(format!(
                 "the invitation names {own}, this machine's address on its default route; if the \

@@ -6,6 +6,6 @@ mod connector;
 mod errors;
 mod invitation_address;
 
-pub use acceptor::Acceptor;
-pub use certificates::warn_of_readable_key;
-pub use connector::{remote, resumed_remote};
+pub(crate) use acceptor::Acceptor;
+pub(crate) use certificates::warn_of_readable_key;
+pub(crate) use connector::{remote, resumed_remote};

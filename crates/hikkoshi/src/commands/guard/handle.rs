@@ -22,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A guard process; dropping it ends the process.
 #[derive(Debug)]
-pub struct GuardProcess {
+pub(crate) struct GuardProcess {
     child: Child,
     /// The guard waits for the end of it.
     pipe: Option<ChildStdin>,
@@ -36,7 +36,7 @@ impl GuardProcess {
     ///
     /// # Errors
     /// When it cannot be started or does not answer.
-    pub fn start(journal: &Path) -> io::Result<Self> {
+    pub(crate) fn start(journal: &Path) -> io::Result<Self> {
         let mut command = own_executable::command();
         command.arg("guard").arg("--journal").arg(journal);
         if streams::is_json() {

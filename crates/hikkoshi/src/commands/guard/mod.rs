@@ -32,15 +32,15 @@ use crate::output::reason::{Holder, Reason};
 
 use messages::{MAX_MESSAGE, OVER, READY};
 
-pub use handle::GuardProcess;
-pub use restore::{is_complete, restore};
+pub(crate) use handle::GuardProcess;
+pub(crate) use restore::{is_complete, restore};
 
 const INTERRUPTED: &str = "'hikkoshi migrate' was interrupted";
 
 const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
 
 /// The guard process.
-pub fn run(args: &Args) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
     // If the parent does not read this it has ended, and the next read shows that.
     let _ = writeln!(io::stdout(), "{READY}");
     let journal = &args.journal;

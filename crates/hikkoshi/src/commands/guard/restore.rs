@@ -9,7 +9,7 @@ use crate::journal::{JournalFile, SourceEntry};
 ///
 /// # Errors
 /// See [`UndoError`]; the journal stays.
-pub fn restore(file: &JournalFile, entry: &SourceEntry) -> Result<UndoOutcome, UndoError> {
+pub(crate) fn restore(file: &JournalFile, entry: &SourceEntry) -> Result<UndoOutcome, UndoError> {
     let outcome = hikkoshi_qemu::undo(&entry.qemu.identity, &entry.qemu.undo)?;
     if is_complete(entry, &outcome) {
         file.remove();
@@ -19,7 +19,7 @@ pub fn restore(file: &JournalFile, entry: &SourceEntry) -> Result<UndoOutcome, U
 
 /// Whether nothing is left to do: the guest was not stopped by the migration, or runs again, or
 /// has ended.
-pub fn is_complete(entry: &SourceEntry, outcome: &UndoOutcome) -> bool {
+pub(crate) fn is_complete(entry: &SourceEntry, outcome: &UndoOutcome) -> bool {
     entry.qemu.undo.stopped != Some(true)
         || match outcome {
             UndoOutcome::QemuExited => true,

@@ -27,7 +27,7 @@ use crate::security;
 
 const UNCHANGED: &str = "the guest still runs at the source; nothing was changed";
 
-pub fn run(args: &Migrate) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
     match &args.common.resume {
         None => start(args, &security::remote(args)?, cancel),

@@ -14,7 +14,7 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 
 /// What to report about a guest that ended with its QEMU.
-pub const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
+pub(super) const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
 
 const LOST: &str = "the guest is lost: it ran at the destination, and its QEMU there has ended. \
                     Unless the guest was shut down there, the changes to its memory since the \
@@ -24,7 +24,7 @@ const LOST: &str = "the guest is lost: it ran at the destination, and its QEMU t
 
 /// Reports the outcome. `qemu_pid` is the source's QEMU, if it still exists. `special` knows in
 /// some cases who has the guest and what to report.
-pub fn report(
+pub(super) fn report(
     args: &Migrate,
     result: Result<Account, MigrateError>,
     journal: &Path,

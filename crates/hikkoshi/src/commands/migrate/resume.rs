@@ -20,7 +20,7 @@ use crate::output::{progress, streams};
 use crate::security;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
-pub fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
     let (file, mut entry) = find::<SourceEntry>(&args.common, file)?;
     if entry.engine.stage == SourceStage::Done || destination_is_complete(&file, &entry) {
         return complete(args, &file, &entry);

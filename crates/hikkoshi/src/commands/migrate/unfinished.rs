@@ -16,7 +16,7 @@ use crate::output::reason::{Holder, Reason};
 
 /// Looks for unfinished migrations of the guest behind `qmp`. Undoes one that was interrupted
 /// before the handover, and refuses others.
-pub fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Result<(), Exit> {
+pub(super) fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Result<(), Exit> {
     let unreadable = unfinished::unreadable("of this guest");
     let check = |path: &Path, _: &SourceEntry| {
         // Another process may be working on it, and end soon.
@@ -71,7 +71,7 @@ fn undo_interrupted(
 }
 
 /// Refuses to migrate the guest of an unfinished migration.
-pub fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
+pub(super) fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
     let again = resume_command::<SourceEntry>(path);
     if entry.engine.stage == SourceStage::Owned {
         let what = "an earlier migration of this guest was interrupted before the handover, and \
@@ -84,7 +84,7 @@ pub fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
 }
 
 /// hikkoshi cannot find out whether the journal at `path` is about this guest.
-pub fn cannot_tell(error: &dyn Error, path: &Path) -> Exit {
+pub(super) fn cannot_tell(error: &dyn Error, path: &Path) -> Exit {
     let next = format!(
         "according to {} this guest may have been handed over already, so nothing was changed. \
          Remove that file only if you know that the guest was not handed over",

@@ -22,7 +22,7 @@ use crate::output::progress;
 use crate::output::reason::Reason;
 use crate::security::{self, Acceptor};
 
-pub fn run(args: &Receive) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
     match &args.common.resume {
         None => start(args, cancel),

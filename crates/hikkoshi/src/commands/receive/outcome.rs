@@ -17,7 +17,8 @@ use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
 
 /// What to report if the guest was not received, and QEMU cannot receive another one.
-pub const AT_SOURCE: &str = "the guest stays at the source; restart this QEMU before the next try";
+pub(super) const AT_SOURCE: &str =
+    "the guest stays at the source; restart this QEMU before the next try";
 
 const LOST: &str = "the guest is lost: it ran in that QEMU. Unless it was shut down, the changes to \
                     its memory since the handover are lost. The source's QEMU, which is paused \
@@ -33,7 +34,7 @@ const MAY_BE_LOST: &str = "the guest was started in that QEMU, and may have run.
 
 /// Reports the outcome. `qemu_has_ended` is about the destination's QEMU; `is_unused`: nothing was
 /// loaded into it.
-pub fn report(
+pub(super) fn report(
     args: &Receive,
     result: Result<Account, ReceiveError>,
     journal: &Path,
@@ -122,7 +123,7 @@ fn at_source(cause: &DestinationFailure, is_unused: bool) -> String {
 
 /// Where the guest is if the destination's QEMU ended before the source knew that all pages had
 /// arrived.
-pub fn qemu_ended(record: &DestinationRecord, what: String, left: &str) -> Exit {
+pub(super) fn qemu_ended(record: &DestinationRecord, what: String, left: &str) -> Exit {
     let (status, reason, holder, next) = if record.started {
         (Status::Lost, Reason::GuestLost, Holder::Nobody, LOST)
     } else {

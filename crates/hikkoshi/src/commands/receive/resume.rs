@@ -18,7 +18,7 @@ use crate::output::reason::Reason;
 use crate::security::{self, Acceptor};
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
-pub fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
     let (file, mut entry) = find::<DestinationEntry>(&args.common, file)?;
     let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);

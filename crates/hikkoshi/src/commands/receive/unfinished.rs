@@ -14,7 +14,7 @@ use crate::output::exit::Exit;
 use crate::output::reason::Holder;
 
 /// Looks for unfinished migrations into the QEMU behind `qmp`, and refuses them.
-pub fn check_folder(folder: &Path, qmp: &Path) -> Result<(), Exit> {
+pub(super) fn check_folder(folder: &Path, qmp: &Path) -> Result<(), Exit> {
     let unreadable = unfinished::unreadable("into this QEMU");
     let cannot_tell = |error: &FindProcessError, journal: &Path| {
         let (error, journal) = (error_chain::text(error), journal.display());
@@ -32,7 +32,7 @@ pub fn check_folder(folder: &Path, qmp: &Path) -> Result<(), Exit> {
 }
 
 /// Refuses a QEMU that has a guest of an unfinished migration, or may get one.
-pub fn refuse(journal: &Path, stage: DestinationStage) -> Exit {
+pub(super) fn refuse(journal: &Path, stage: DestinationStage) -> Exit {
     let again = resume_command::<DestinationEntry>(journal);
     let (what, next) = match stage {
         DestinationStage::Complete => (

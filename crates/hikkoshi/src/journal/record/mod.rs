@@ -27,7 +27,7 @@ mod version3;
 
 use serde::Deserialize;
 
-pub use error::RecordError;
+pub(super) use error::RecordError;
 
 use super::entry::{DestinationEntry, SourceEntry};
 
@@ -54,7 +54,7 @@ fn version(text: &[u8]) -> Result<u32, RecordError> {
 ///
 /// # Errors
 /// See [`RecordError`].
-pub fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError> {
+pub(super) fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError> {
     version3::encode_source(entry)
 }
 
@@ -62,7 +62,7 @@ pub fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError> {
 ///
 /// # Errors
 /// See [`RecordError`].
-pub fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, RecordError> {
+pub(super) fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, RecordError> {
     version3::encode_destination(entry)
 }
 
@@ -70,7 +70,7 @@ pub fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, RecordErr
 ///
 /// # Errors
 /// See [`RecordError`].
-pub fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
+pub(super) fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
     match version(text)? {
         2 => version2::decode_source(text),
         VERSION => version3::decode_source(text),
@@ -82,7 +82,7 @@ pub fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
 ///
 /// # Errors
 /// See [`RecordError`].
-pub fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
+pub(super) fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
     match version(text)? {
         2 => version2::decode_destination(text),
         VERSION => version3::decode_destination(text),

@@ -16,7 +16,7 @@ use crate::args::{
 /// [`MigrateOptions`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MigrateOptionsRecord {
+pub(crate) struct MigrateOptionsRecord {
     shared: SharedOptionsRecord,
     mode: Option<ModeTag>,
     max_downtime_ms: Option<u64>,
@@ -39,7 +39,7 @@ pub struct MigrateOptionsRecord {
 /// [`ReceiveOptions`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ReceiveOptionsRecord {
+pub(crate) struct ReceiveOptionsRecord {
     shared: SharedOptionsRecord,
     fault_threads: Option<u16>,
     collapse_bytes_per_s: Option<u64>,

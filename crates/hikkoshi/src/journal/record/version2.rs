@@ -44,7 +44,7 @@ struct Words<O: Args> {
     plaintext: bool,
 }
 
-pub fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
+pub(super) fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
     let file: SourceFile = serde_json::from_slice(text)?;
     let words: Words<MigrateOptions> = parse(&file.options)?;
     Ok(SourceEntry {
@@ -57,7 +57,7 @@ pub fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
     })
 }
 
-pub fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
+pub(super) fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
     let file: DestinationFile = serde_json::from_slice(text)?;
     let words: Words<ReceiveOptions> = parse(&file.options)?;
     Ok(DestinationEntry {

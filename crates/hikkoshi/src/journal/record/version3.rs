@@ -50,7 +50,7 @@ struct DestinationFile<C> {
     qemu: DestinationQemuRecord,
 }
 
-pub fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError> {
+pub(super) fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError> {
     let file = SourceFile {
         version: VERSION,
         side: SideTag::Source,
@@ -64,7 +64,7 @@ pub fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError> {
     Ok(serde_json::to_vec_pretty(&file)?)
 }
 
-pub fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, RecordError> {
+pub(super) fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, RecordError> {
     let file = DestinationFile {
         version: VERSION,
         side: SideTag::Destination,
@@ -78,7 +78,7 @@ pub fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, RecordErr
     Ok(serde_json::to_vec_pretty(&file)?)
 }
 
-pub fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
+pub(super) fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
     check_side(text, SideTag::Source)?;
     let file: SourceFile<SourceCredentials> = serde_json::from_slice(text)?;
     Ok(SourceEntry {
@@ -91,7 +91,7 @@ pub fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
     })
 }
 
-pub fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
+pub(super) fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
     check_side(text, SideTag::Destination)?;
     let file: DestinationFile<DestinationCredentials> = serde_json::from_slice(text)?;
     Ok(DestinationEntry {
