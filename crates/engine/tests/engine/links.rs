@@ -202,7 +202,7 @@ fn from_the_commit_on_another_engine_goes_on() {
             ("GuestResumed", Fate::CutAfter, LACKS_PAGES, LACKS_PAGES),
         ] {
             let done = break_at(mode, name, fate);
-            // *Resumed* may have slipped through before the cut.
+            // *GuestResumed* may have slipped through before the cut.
             let heard = done.source.as_ref().map_err(|e| e.outcome);
             let source = match heard {
                 Err(Outcome::AtDestination) if (name, fate) == ("Commit", Fate::CutAfter) => {

@@ -14,7 +14,7 @@
 //!                           ◀───────────   Ready
 //!   records that            ───────────
 //!   Commit                  ───────────▶     records that, resumes the guest
-//!                           ◀───────────   Resumed
+//!                           ◀───────────   GuestResumed
 //! ```
 //!
 //! Whatever fails before `Commit` is sent resumes the source's guest. From

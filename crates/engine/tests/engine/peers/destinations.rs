@@ -257,7 +257,7 @@ fn answers_out_of_place() {
         control.1.control(&ToSource::Ready).unwrap();
     });
     let resumed = "waiting for the destination to get ready: the peer broke the protocol: \
-                   unexpected message Resumed";
+                   unexpected message GuestResumed";
     rejected(Mode::Postcopy, resumed, |destination| {
         let (mut control, _background, _urgent) = destination.accept();
         hear_until(&mut control, "DiscardEnd");
