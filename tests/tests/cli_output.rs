@@ -152,7 +152,7 @@ fn an_unknown_log_filter_is_refused() {
         let mut command = Command::new(hikkoshi());
         command.args(["receive", "--qmp", "/nowhere", "--listen", "unix:/nowhere"]);
         command.env("HIKKOSHI_LOG", filter);
-        let allowed = ["HIKKOSHI_LOG", "debug or trace", "hikkoshi_qemu=debug"];
+        let allowed = ["HIKKOSHI_LOG", "debug and trace", "hikkoshi_qemu=debug"];
         assert_command_refused(command, 2, &allowed);
     }
 }
