@@ -1,27 +1,20 @@
 //! The destination's state machine.
 
-use serde::{Deserialize, Serialize};
-
 use super::SourceStage;
 
 /// How far the destination is in taking the guest over. Recorded from
 /// [`Ready`](Self::Ready) on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DestinationStage {
     /// Memory and device state arrive. *Ready* has not been sent.
-    // The serde names are those in journals of released versions.
-    #[serde(rename = "arriving")]
     Receiving,
     /// The guest could run here. *Ready* may have been sent, so the source may
     /// have handed the guest over.
     Ready,
     /// The destination owns the guest. Pages may be missing.
-    #[serde(rename = "runs")]
     Running,
     /// The destination owns the guest and needs nothing more from the source:
     /// every page is here, or the guest shut itself down here.
-    #[serde(rename = "whole")]
     Complete,
     /// The guest never ran here and never will.
     Declined,

@@ -4,7 +4,6 @@ use std::fmt;
 use std::io;
 
 use hikkoshi_wire::{MigrationId, Mode};
-use serde::{Deserialize, Serialize};
 
 use super::{DestinationStage, SourceStage};
 
@@ -12,10 +11,9 @@ use super::{DestinationStage, SourceStage};
 ///
 /// It contains the migration's secret number: store it where only its owner can
 /// read it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceRecord {
     /// The migration's number.
-    #[serde(with = "hex")]
     pub id: MigrationId,
     /// How far the source is.
     pub stage: SourceStage,
@@ -29,10 +27,9 @@ pub struct SourceRecord {
 ///
 /// It contains the migration's secret number: store it where only its owner can
 /// read it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DestinationRecord {
     /// The migration's number.
-    #[serde(with = "hex")]
     pub id: MigrationId,
     /// How far the destination is.
     pub stage: DestinationStage,
@@ -106,67 +103,5 @@ pub struct Unrecorded;
 impl<R> Journal<R> for Unrecorded {
     fn record(&self, _: &R) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// The number as 32 hexadecimal digits.
-mod hex {
-    use hikkoshi_wire::MigrationId;
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(
-        id: &MigrationId,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        let number = u128::from_be_bytes(id.to_bytes());
-        serializer.serialize_str(&format!("{number:032x}"))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<MigrationId, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
-        let number = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
-        number
-            .map(|number| MigrationId::from_bytes(number.to_be_bytes()))
-            .ok_or_else(|| D::Error::custom("a migration's number has 32 hexadecimal digits"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_is_read_as_it_was_written() {
-        let record = SourceRecord {
-            id: MigrationId::from_bytes([0xa7; 16]),
-            stage: SourceStage::Committed,
-            mode: Mode::Hybrid,
-        };
-        let text = serde_json::to_string(&record).unwrap();
-        assert_eq!(
-            text,
-            format!(
-                r#"{{"id":"{}","stage":"committed","mode":"hybrid"}}"#,
-                "a7".repeat(16)
-            )
-        );
-        assert_eq!(serde_json::from_str::<SourceRecord>(&text).unwrap(), record);
-        for bad in ["", "a7", "+7a7a7a7a7a7a7a7a7a7a7a7a7a7a7a7"] {
-            let text = text.replace(&"a7".repeat(16), bad);
-            assert!(serde_json::from_str::<SourceRecord>(&text).is_err());
-        }
-    }
-
-    #[test]
-    fn stages_keep_the_names_in_older_journals() {
-        let source = SourceStage::ALL.map(|stage| serde_json::to_value(stage).unwrap());
-        assert_eq!(source, ["keeps", "committed", "gone", "done"]);
-        let destination = DestinationStage::ALL.map(|stage| serde_json::to_value(stage).unwrap());
-        let names = ["arriving", "ready", "runs", "whole", "declined"];
-        assert_eq!(destination, names);
     }
 }

@@ -1,21 +1,15 @@
 //! The source's state machine.
 
-use serde::{Deserialize, Serialize};
-
 use super::DestinationStage;
 
 /// How far the source is in handing the guest over. Recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceStage {
     /// The source owns the guest.
-    // The serde names are those in journals of released versions.
-    #[serde(rename = "keeps")]
     Owned,
     /// *Commit* may have been sent: the destination decides who owns the guest.
     Committed,
     /// The destination runs the guest. Pages may be missing there.
-    #[serde(rename = "gone")]
     HandedOver,
     /// The destination has every page.
     Done,
