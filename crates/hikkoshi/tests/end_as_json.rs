@@ -1,4 +1,4 @@
-//! Every end is JSON for a program that asked for it.
+//! With `--progress json`, the last line on standard error is the result.
 
 // Helpers outside the test function: their failure is the message too.
 #![allow(clippy::unwrap_used)]

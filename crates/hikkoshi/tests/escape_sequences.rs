@@ -1,15 +1,15 @@
-//! What others say reaches a terminal as text only.
+//! Text from QEMU and of file names reaches a terminal without escape sequences.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
-/// A title for the terminal, a cleared screen, a colour by a C1 control, a line that is made up.
+/// Sets the terminal's title, clears the screen, sets a colour by a C1 control, and forges a line.
 const WORDS: &str =
     r"no \u001b]0;mine\u0007\u001b[2J\u009b31m\nhikkoshi: the guest was moved\u202e";
 
-/// A QMP socket that says such things in whatever it says.
+/// A QMP socket with such text in every message.
 fn speak(listener: &UnixListener) {
     let (mut stream, _) = listener.accept().unwrap();
     let lines = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -34,7 +34,7 @@ fn speak(listener: &UnixListener) {
 fn a_qemu_that_sends_escape_sequences_is_shown_as_text() {
     let folder = tempfile::tempdir().unwrap();
     for progress in ["auto", "json"] {
-        // In a name, too.
+        // In the name of the socket as well.
         let qmp = folder.path().join(format!("\u{1b}[2J{progress}\u{9b}1m"));
         let listener = UnixListener::bind(&qmp).unwrap();
         std::thread::scope(|scope| {
