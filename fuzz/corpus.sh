@@ -29,8 +29,10 @@ add() {
     folder=$(mktemp -d)
     # shellcheck disable=SC2064 # $folder is expanded now: it is local.
     trap "rm -r '$folder'" EXIT
-    # A new fuzz target has no archive yet.
-    [[ ! -e $corpora/$target.tar ]] || unpack "$target" "$folder"
+    # Only a new fuzz target has no archive yet.
+    if [[ -e $corpora/$target.tar ]] || grep -qF "  $target.tar" "$corpora/SHA256SUMS"; then
+        unpack "$target" "$folder"
+    fi
     for file; do
         name=$(basename "$file")
         # libFuzzer names an input after its content.
