@@ -14,13 +14,13 @@ macro_rules! reasons {
     ($($name:ident $code:literal $meaning:literal,)*) => {
         /// Why a run ended.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Reason {
+        pub(crate) enum Reason {
             $(#[doc = $meaning] $name,)*
         }
 
         impl Reason {
             /// The code, as in `docs/json.md`.
-            pub const fn code(self) -> &'static str {
+            pub(crate) const fn code(self) -> &'static str {
                 match self {
                     $(Self::$name => $code,)*
                 }
