@@ -11,7 +11,7 @@ use hikkoshi_handover::{
     SourceEvent, SourceStage,
 };
 
-/// A source's host: what is recorded, and what its engine does about it.
+/// A source's host: the recorded stage, and what its engine does.
 #[derive(Debug)]
 struct SourceHost {
     recorded: SourceStage,
@@ -19,11 +19,11 @@ struct SourceHost {
     runs: bool,
     /// *Commit* was sent, and not declined since.
     given_away: bool,
-    /// This engine has heard, after *commit*, that it runs there.
+    /// After *commit*, the destination has reported to this engine that the guest runs there.
     resumed: bool,
 }
 
-/// What one side says to the other.
+/// A message from one side to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Word {
     ToDestination(DestinationEvent),
@@ -47,10 +47,10 @@ impl SourceHost {
         self.hear(SourceEvent::Restarted, true, says);
     }
 
-    /// Does what the machine says; `records` says whether records can be
-    /// written.
+    /// Passes `event` to the machine and performs its actions. With `records` false, records
+    /// cannot be written.
     fn hear(&mut self, event: SourceEvent, records: bool, says: &mut Vec<Word>) {
-        // *Ready* while the guest runs is what it should not say.
+        // *Ready* while the guest runs is an error of the peer; the engine closes the link.
         let event = match event {
             SourceEvent::Ready if self.runs => SourceEvent::LinkLost,
             other => other,
@@ -67,7 +67,7 @@ impl SourceHost {
         }
         let committed = self.recorded == SourceStage::Committed;
         self.resumed |= committed && event == SourceEvent::GuestResumed;
-        // Whoever gives up answers for it that it does not run there.
+        // The operator who gives up is responsible for the guest not running there.
         if event == SourceEvent::GivenUp {
             self.given_away = false;
         }
@@ -87,7 +87,7 @@ impl SourceHost {
                         self.recorded
                     );
                     self.recorded = stage;
-                    // Of this hand-over: another one begins anew.
+                    // Valid for this handover only.
                     self.resumed &= stage == SourceStage::HandedOver;
                 }
                 SourceAction::SendCommit => {
@@ -115,7 +115,7 @@ impl SourceHost {
                     ),
                     "{event:?}"
                 ),
-                // Nobody is forgotten, or leaves, who may still be needed.
+                // The engine neither deletes its record nor exits while it may still be needed.
                 SourceAction::Close => assert!(
                     (self.recorded == SourceStage::Owned && self.runs)
                         || self.recorded == SourceStage::Done,
@@ -165,9 +165,8 @@ impl DestinationHost {
 
     fn hear(&mut self, event: DestinationEvent, records: bool, says: &mut Vec<Word>) {
         use DestinationStage::{Complete, Declined, Ready, Receiving, Running};
-        // A dropped guest is not loaded again, and what was forgotten is not taken
-        // up; that it never ran is said of none that did, nor that it has shut itself
-        // down of one that did not.
+        // These events are impossible: loading a discarded guest, any event after the record was
+        // deleted, "never ran" for a guest that ran, "shut down" for a guest that never ran.
         let never = match event {
             DestinationEvent::GuestNeverRan => self.ran,
             DestinationEvent::ShutDown => !self.ran,
@@ -239,8 +238,8 @@ impl DestinationHost {
                 }
                 DestinationAction::DiscardGuest => {
                     assert!(!self.ran, "{event:?}: it has run here");
-                    // Once promised, nothing is dropped that the source might
-                    // have given away: it must be told, whenever it asks.
+                    // After *ready*, the source may have handed the guest over: the guest is
+                    // discarded only if *declined* is recorded, so that the source can ask.
                     assert!(!self.promised || self.recorded == Declined, "{event:?}");
                     self.dropped = true;
                 }
@@ -250,8 +249,8 @@ impl DestinationHost {
                     self.dropped = true;
                 }
                 DestinationAction::Wait => assert_ne!(self.recorded, Receiving, "{event:?}"),
-                // A source that could still be waiting for a word is not left
-                // without one, but by those who answer for it.
+                // While the source may still wait for an answer, the record is deleted only after
+                // the final message, or when the operator gives up.
                 DestinationAction::Close => {
                     let word = match event {
                         DestinationEvent::CancelledBySource
@@ -275,15 +274,14 @@ impl DestinationHost {
     }
 }
 
-/// The guest's process is gone: nothing is left to wait with.
+/// The guest's process has exited, so waiting makes no sense.
 const BROKEN: DestinationEvent = DestinationEvent::GuestFailed;
 
 fn pick<T: Copy>(all: &[T], byte: u8) -> T {
     all[usize::from(byte) % all.len()]
 }
 
-/// A source whose destination says anything at any time: it keeps its own
-/// promises.
+/// A source whose destination sends any message at any time. The source keeps its own rules.
 pub(crate) fn source(bytes: &[u8]) {
     let mut host = SourceHost::new();
     let mut says = Vec::new();
@@ -298,7 +296,7 @@ pub(crate) fn source(bytes: &[u8]) {
     }
 }
 
-/// A destination whose source says anything at any time.
+/// A destination whose source sends any message at any time.
 pub(crate) fn destination(bytes: &[u8]) {
     let mut host = DestinationHost::new();
     let mut says = Vec::new();
@@ -313,9 +311,8 @@ pub(crate) fn destination(bytes: &[u8]) {
     }
 }
 
-/// Two honest sides, and somebody between them who keeps every word that was
-/// ever said and lets it be heard again, whenever and as often as he likes:
-/// the guest never runs on both sides.
+/// Two honest sides, and an attacker between them who replays any old message, at any time and any
+/// number of times. The guest never runs on both sides.
 pub(crate) fn replayed(bytes: &[u8]) {
     let (mut source, mut destination) = (SourceHost::new(), DestinationHost::new());
     let mut said: Vec<Word> = Vec::new();
@@ -348,7 +345,7 @@ pub(crate) fn replayed(bytes: &[u8]) {
             },
         }
         said.extend(new);
-        // Enough to choose from, and the oldest stay.
+        // Enough to choose from. The oldest are kept.
         said.truncate(256);
         assert!(
             !(source.runs && destination.runs),

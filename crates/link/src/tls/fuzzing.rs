@@ -20,10 +20,10 @@ use super::{Invitation, InvitationError, Opener, SecureError, TimeLimits, TlsCli
 use crate::Address;
 use hikkoshi_linux::Cancel;
 
-/// A socket that has all that the peer will ever send.
+/// A socket that holds everything that the peer sends.
 struct Sent<'a> {
     bytes: &'a [u8],
-    /// As much is there at once.
+    /// How many bytes one read returns at most.
     piece: usize,
 }
 
@@ -66,8 +66,8 @@ static SIDES: LazyLock<(TlsClient, TlsServer)> = LazyLock::new(|| {
     sides().unwrap_or_else(|error| panic!("two sides: {error}"))
 });
 
-/// The handshake, to either side: the first byte says how it comes in. Nobody
-/// gets through who has no key.
+/// The handshake, on either side. The first byte is the size of the pieces in which the others
+/// arrive. A peer without a key is refused.
 pub fn tls_handshake(bytes: &[u8]) {
     let (&piece, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     let (client, server) = &*SIDES;
@@ -76,7 +76,7 @@ pub fn tls_handshake(bytes: &[u8]) {
         deadline: Instant::now() + Duration::from_secs(60),
         stop: &stop,
     };
-    // Whole records, too: so that what is in them is looked at.
+    // In complete records, too, so that their contents are parsed.
     for framed in [bytes.to_vec(), framed(bytes)] {
         let mut socket = Sent::new(&framed, piece);
         refused(accept(server, &mut socket, patience));
@@ -107,7 +107,7 @@ fn framed(bytes: &[u8]) -> Vec<u8> {
     records
 }
 
-/// Keys that come from a number: the peer and this side have the same.
+/// Keys that are derived from a number: both sides have the same.
 struct Numbered(u8);
 
 impl Renew for Numbered {
@@ -131,14 +131,14 @@ fn key(number: u8) -> Key {
     Key::new(secrets(number)).unwrap_or_else(|error| panic!("a key: {error}"))
 }
 
-/// A peer that has the keys, and makes what it likes of them.
+/// A peer that has the keys, and seals any records with them.
 struct Peer {
     key: Key,
     number: u8,
     sent: Vec<u8>,
-    /// What has to be read of it.
+    /// The plaintext that must be read.
     plain: Vec<u8>,
-    /// What has to end it, if anything does before it ends by itself.
+    /// How reading must end, if it must end before the last record.
     end: Option<End>,
     /// Records without content in a row.
     empty: u32,
@@ -152,7 +152,7 @@ enum End {
 }
 
 impl Peer {
-    /// Sends a proper record of what it likes.
+    /// Seals `inner` in a correct record and sends it.
     fn record(&mut self, inner: &[u8]) {
         let len = inner.len() + TAG;
         let [.., high, low] = len.to_be_bytes();
@@ -169,13 +169,13 @@ impl Peer {
         }
     }
 
-    /// What such a record means: RFC 8446, sections 4.6.3, 5.1, 5.4 and 6.
+    /// How such a record ends reading, if it does: RFC 8446, sections 4.6.3, 5.1, 5.4 and 6.
     fn meant(&mut self, inner: &[u8]) -> Option<End> {
         let padding = inner.iter().rev().take_while(|&&byte| byte == 0).count();
         let Some((&kind, content)) = inner[..inner.len() - padding].split_last() else {
             return Some(End::Malformed);
         };
-        // The longest record there may be, and the longest content.
+        // The limits of a record and of its content.
         if inner.len() + TAG > LONGEST || content.len() > PLAIN {
             return Some(End::Malformed);
         }
@@ -201,9 +201,8 @@ impl Peer {
     }
 }
 
-/// Records, as a peer with the right keys makes them and damages them: what is
-/// read is what was meant, up to the first thing that is wrong, however it
-/// comes in.
+/// Records that a peer with the right keys seals, and damages. The plaintext up to the first error is
+/// read, for any size of the pieces in which they arrive.
 pub fn tls_records(bytes: &[u8]) {
     let mut peer = Peer {
         key: key(0),
@@ -218,11 +217,11 @@ pub fn tls_records(bytes: &[u8]) {
         let (content, after) = more.split_at(more.len().min(usize::from(*amount)));
         rest = after;
         match what % 8 {
-            // Whatever is in it.
+            // Any content.
             0 => peer.record(content),
             1 => peer.record(&[content, &[DATA]].concat()),
             2 => peer.record(&[content, &[DATA], &[0; 40]].concat()),
-            // As long as can be, and a little longer.
+            // The longest content, and a little longer.
             3 => {
                 let mut inner = content.repeat(1 + (PLAIN + 8) / content.len().max(1));
                 inner.truncate(PLAIN - 8 + usize::from(*amount % 16));
@@ -230,7 +229,7 @@ pub fn tls_records(bytes: &[u8]) {
             }
             4 => peer.record(&[24, 0, 0, 1, *amount % 3, HANDSHAKE]),
             5 => peer.record(&[2, *amount, ALERT]),
-            // No record, unless by chance it is the beginning of one.
+            // Raw bytes: usually not a record.
             6 => {
                 peer.sent.extend_from_slice(content);
                 if !content.is_empty() {
@@ -238,7 +237,7 @@ pub fn tls_records(bytes: &[u8]) {
                     break;
                 }
             }
-            // A changed byte of the last record, or somewhere.
+            // One changed byte, anywhere.
             _ => {
                 let at = usize::from(*amount) * 257 % peer.sent.len().max(1);
                 if peer.end.is_none()
@@ -256,19 +255,19 @@ pub fn tls_records(bytes: &[u8]) {
     assert_eq!(read(&peer.sent, 1 << 16), (plain, end), "in other pieces");
 }
 
-/// Something that is not sealed was sent last: it is noticed or, as long as it
-/// may become a record, waited for.
+/// The last bytes are not sealed. They are an error, or the reader waits for the rest, if they can be
+/// the start of a record.
 fn raw(peer: &mut Peer) {
     let (_, end) = read(&peer.sent, 1 << 16);
     assert_ne!((peer.end, end), (None, End::Alert));
     peer.end.get_or_insert(end);
 }
 
-/// One byte was changed: what is read of it is the beginning of what was meant.
+/// One byte was changed. The plaintext that is read is a prefix of the original.
 fn changed(peer: &Peer, piece: u8) {
     let (plain, end) = read(&peer.sent, usize::from(piece));
     assert!(peer.plain.starts_with(&plain), "{plain:?}");
-    // A longer record than there is: the rest of it is waited for.
+    // The changed byte may make the record longer: then the reader waits for the rest.
     assert!(end == End::Malformed || end == End::Closed, "{end:?}");
 }
 
@@ -297,17 +296,17 @@ fn read(sent: &[u8], piece: usize) -> (Vec<u8>, End) {
     }
 }
 
-/// A certificate, as it is shown by somebody of whom nothing is known yet.
+/// A certificate that an unknown peer presents.
 pub fn certificate(bytes: &[u8]) {
     let shown = CertificateDer::from(bytes);
     if let Ok(key) = fingerprint(&shown) {
-        // Whose key it is depends on nothing else.
+        // The fingerprint depends only on the certificate.
         assert_eq!(fingerprint(&shown).ok(), Some(key));
     }
 }
 
-/// An invitation's text: what is taken for one means the same when it is shown
-/// again, and what is not is not repeated.
+/// An invitation's text. An accepted text is displayed and parsed to the same invitation. An error
+/// does not repeat the text.
 pub fn invitation(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match text.parse::<Invitation>() {
@@ -316,7 +315,7 @@ pub fn invitation(bytes: &[u8]) {
             let again = shown.parse::<Invitation>().map(|again| again.to_string());
             assert!(again.is_ok_and(|again| again == shown), "{shown}");
         }
-        // It repeats what comes behind the secret, and nothing else.
+        // This error repeats only the address, which follows the secret.
         Err(InvitationError::Address(error)) => {
             let address = text.trim().split_once('@').map(|(_, address)| address);
             let alone = address.map(str::parse::<Address>);
@@ -354,7 +353,7 @@ mod tests {
         SIDES.1.invitation(address).unwrap().to_string()
     }
 
-    /// What a real source says first.
+    /// The first message of a real source.
     fn greeting() -> Vec<u8> {
         struct Kept(Vec<u8>);
         impl Read for Kept {
