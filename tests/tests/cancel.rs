@@ -116,7 +116,7 @@ fn not_cancelled_after_commit() {
         .start_migration(&MigrationPlan::new("precopy").hold_at(Breakpoint::before(GuestResumed)));
     migration.wait_held();
     migration.migrate.interrupt();
-    let word = migration.migrate.wait_stderr("not stopping before");
+    let word = migration.migrate.wait_stderr("not stopping until");
     assert!(word.contains("was asked to run the guest"), "{word}");
     migration.relay().release();
     let (exits, finished) = migration.wait();

@@ -386,7 +386,7 @@ fn a_wish_that_was_answered_is_over() {
     let notices = done.notices.all();
     done.moved(true);
     assert!(
-        notices.contains("not stopping before it has them"),
+        notices.contains("not stopping until they are sent"),
         "{notices}"
     );
     assert!(
