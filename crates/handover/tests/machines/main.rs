@@ -6,8 +6,11 @@
 //! wrong: links lost, engines killed, records and guests that fail.
 
 mod arbitrary_messages;
+mod destination_host;
 mod docs;
 mod fuzzing;
+mod possible_steps;
+mod source_host;
 mod steps;
 mod world;
 
@@ -34,7 +37,7 @@ impl Model for Migration {
     }
 
     fn actions(&self, world: &World, steps: &mut Vec<Step>) {
-        steps::possible(world, steps);
+        possible_steps::possible(world, steps);
     }
 
     fn next_state(&self, world: &World, step: Step) -> Option<World> {
@@ -51,7 +54,7 @@ impl Model for Migration {
             Property::always("never a page lost", |_, world: &World| world.is_sound()),
             Property::always(
                 "never zero guests without a way back",
-                |_, world: &World| world.has_a_way_back(),
+                |_, world: &World| world.is_recoverable(),
             ),
             // That the check gets anywhere.
             Property::sometimes("it moves", |_, world: &World| {

@@ -7,7 +7,7 @@ use hikkoshi_handover::{
     SourceEvent, SourceStage,
 };
 
-use super::steps;
+use super::{possible_steps, steps};
 
 /// Pages of the guest.
 pub(crate) const PAGES: usize = 2;
@@ -93,7 +93,7 @@ pub(crate) struct Link {
     pub source_holds: bool,
     pub destination_holds: bool,
     /// The destination has turned to it, and let the others go.
-    pub met: bool,
+    pub accepted: bool,
     pub to_destination: VecDeque<ToDestination>,
     pub to_source: VecDeque<ToSource>,
     /// The background link: pages with their content.
@@ -102,11 +102,11 @@ pub(crate) struct Link {
 
 impl Link {
     /// A new one.
-    pub(crate) fn new(met: bool) -> Self {
+    pub(crate) fn new(accepted: bool) -> Self {
         Self {
             source_holds: true,
             destination_holds: true,
-            met,
+            accepted,
             to_destination: VecDeque::new(),
             to_source: VecDeque::new(),
             pages: VecDeque::new(),
@@ -118,7 +118,7 @@ impl Link {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct SourceEngine {
     pub machine: Source,
-    pub todo: VecDeque<SourceAction>,
+    pub pending: VecDeque<SourceAction>,
     /// Written since it was sent, or never sent.
     pub dirty: [bool; PAGES],
     /// The guest was stopped and everything but the commit was sent.
@@ -147,7 +147,7 @@ pub(crate) struct SourceHost {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct DestinationEngine {
     pub machine: Destination,
-    pub todo: VecDeque<DestinationAction>,
+    pub pending: VecDeque<DestinationAction>,
     /// *Commit* came on the connection that is there now.
     pub committed_here: bool,
     /// The guest was made to run.
@@ -187,7 +187,7 @@ pub(crate) struct World {
     /// Whether somebody has wanted it stopped, or given it up.
     pub cancelled: bool,
     /// Somebody at the destination has given it up.
-    pub given_up_there: bool,
+    pub given_up_at_destination: bool,
 }
 
 impl World {
@@ -221,7 +221,7 @@ impl World {
             truth: [0; PAGES],
             taken_back: false,
             cancelled: false,
-            given_up_there: false,
+            given_up_at_destination: false,
         }
     }
 
@@ -232,16 +232,16 @@ impl World {
 
     /// The connection that the destination has turned to.
     pub(crate) fn destination_link(&mut self) -> Option<&mut Link> {
-        let held = |link: &&mut Link| link.met && link.destination_holds;
+        let held = |link: &&mut Link| link.accepted && link.destination_holds;
         self.links.iter_mut().find(held)
     }
 
     /// The guest cannot run at the destination, and nobody there will tell the
     /// source that it never did.
-    pub(crate) fn is_lost_there(&self) -> bool {
+    pub(crate) fn is_lost_at_destination(&self) -> bool {
         let destination = &self.destination;
         match destination.stage {
-            DestinationStage::Declined => destination.closed && self.given_up_there,
+            DestinationStage::Declined => destination.closed && self.given_up_at_destination,
             // Of one that has shut itself down somebody there will tell.
             DestinationStage::Running => destination.ended && !destination.shut_down,
             _ => false,
@@ -276,11 +276,11 @@ impl World {
     /// Whether one guest runs with all of its pages once both engines are
     /// started again, connected, and left in peace; where the destination has
     /// lost it, once the source has given up.
-    pub(crate) fn has_a_way_back(&self) -> bool {
+    pub(crate) fn is_recoverable(&self) -> bool {
         let mut world = self.clone();
         world.faults = 0;
         for _ in 0..200 {
-            let Some(step) = steps::peaceful(&world) else {
+            let Some(step) = possible_steps::peaceful(&world) else {
                 break;
             };
             steps::take(&mut world, step);
@@ -288,7 +288,7 @@ impl World {
         if world.destination.shut_down && world.destination.stage == DestinationStage::Complete {
             // It has ended as it wanted, and its source has heard that, unless
             // somebody gave that up.
-            let told = world.source.stage == SourceStage::Done || world.given_up_there;
+            let told = world.source.stage == SourceStage::Done || world.given_up_at_destination;
             return told && world.source.guest != Guest::Running;
         }
         match (world.source.guest, world.destination.guest) {
@@ -302,7 +302,7 @@ impl World {
     }
 
     /// Tells the source's machine.
-    pub(crate) fn tell_source(&mut self, event: SourceEvent) {
+    pub(crate) fn source_event(&mut self, event: SourceEvent) {
         let flaw = self.flaw;
         let Some(engine) = &mut self.source.engine else {
             return;
@@ -312,7 +312,7 @@ impl World {
             && event == SourceEvent::LinkLost
             && stage == SourceStage::Committed
         {
-            engine.todo.push_back(SourceAction::ResumeGuest);
+            engine.pending.push_back(SourceAction::ResumeGuest);
             return;
         }
         let declined = matches!(
@@ -320,14 +320,14 @@ impl World {
             SourceEvent::Declined | SourceEvent::Connected(DestinationStage::Declined)
         );
         if flaw == Some(Flaw::DeafWhenGone) && declined && stage == SourceStage::HandedOver {
-            engine.todo.push_back(SourceAction::Wait);
+            engine.pending.push_back(SourceAction::Wait);
             return;
         }
-        engine.todo.extend(engine.machine.on(event));
+        engine.pending.extend(engine.machine.on(event));
     }
 
     /// Tells the destination's machine.
-    pub(crate) fn tell_destination(&mut self, event: DestinationEvent) {
+    pub(crate) fn destination_event(&mut self, event: DestinationEvent) {
         let flaw = self.flaw;
         let Some(engine) = &mut self.destination.engine else {
             return;
@@ -335,25 +335,25 @@ impl World {
         let lost_when_ready = event == DestinationEvent::LinkLost
             && engine.machine.stage() == DestinationStage::Ready;
         if flaw == Some(Flaw::ForgetWhenReady) && lost_when_ready {
-            engine.todo.push_back(DestinationAction::DiscardGuest);
-            engine.todo.push_back(DestinationAction::Close);
-            engine.todo.push_back(DestinationAction::End);
+            engine.pending.push_back(DestinationAction::DiscardGuest);
+            engine.pending.push_back(DestinationAction::Close);
+            engine.pending.push_back(DestinationAction::End);
             return;
         }
         let actions = engine.machine.on(event);
         // A source that comes while the guest is made to run is answered first.
-        if engine.todo.front() == Some(&DestinationAction::ResumeGuest) {
+        if engine.pending.front() == Some(&DestinationAction::ResumeGuest) {
             for &action in actions.iter().rev() {
-                engine.todo.push_front(action);
+                engine.pending.push_front(action);
             }
         } else {
-            engine.todo.extend(actions);
+            engine.pending.extend(actions);
         }
         if flaw == Some(Flaw::ForgetDeclined)
-            && engine.todo.contains(&DestinationAction::SendDeclined)
+            && engine.pending.contains(&DestinationAction::SendDeclined)
         {
             engine
-                .todo
+                .pending
                 .extend([DestinationAction::Close, DestinationAction::End]);
         }
     }
@@ -364,7 +364,7 @@ impl SourceEngine {
     pub(crate) fn new(stage: SourceStage) -> Self {
         Self {
             machine: Source::new(stage),
-            todo: VecDeque::new(),
+            pending: VecDeque::new(),
             dirty: [false; PAGES],
             switched: true,
             owed: [false; PAGES],
@@ -379,7 +379,7 @@ impl DestinationEngine {
     pub(crate) fn new(stage: DestinationStage) -> Self {
         Self {
             machine: Destination::new(stage),
-            todo: VecDeque::new(),
+            pending: VecDeque::new(),
             committed_here: false,
             settled: false,
             loaded: stage == DestinationStage::Receiving,
