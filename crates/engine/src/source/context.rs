@@ -12,17 +12,18 @@ use crate::report::{Counters, Observer, Tracker};
 use crate::source::error::SourceFailure;
 use crate::source::options::SourceOptions;
 
-/// Who watches over a migration from outside.
+/// How the caller controls and observes a migration.
 #[derive(Clone)]
 pub struct Watch {
-    /// Asks it to stop.
+    /// Cancels the migration.
     pub cancel: Cancel,
-    /// Is told how it goes.
+    /// Receives progress and notices.
     pub observer: Arc<dyn Observer>,
-    /// Where it is written down how far it is. *Commit* is sent when
-    /// [`SourceStage::Committed`] is recorded: from then on nobody may resume
-    /// the guest at the source but by the rules of `docs/protocol.md`. When that
-    /// cannot be recorded, nothing is committed.
+    /// Stores the record. *Commit* is sent only after
+    /// [`SourceStage::Committed`](hikkoshi_handover::SourceStage::Committed) is
+    /// recorded. From then on the guest may be resumed at the source only by the
+    /// rules of `docs/protocol.md`. If the stage cannot be recorded, the source
+    /// does not commit.
     pub journal: Arc<dyn Journal<SourceRecord>>,
 }
 
@@ -41,12 +42,12 @@ pub(crate) struct MigrationContext {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) cancel: Cancel,
     pub(crate) options: SourceOptions,
-    /// Told by the thread that answers requests, heeded by the background links.
+    /// Set by the thread that answers requests. The background links yield to it.
     pub(crate) urgency: UrgentActivity,
 }
 
 impl MigrationContext {
-    /// Fails once somebody has cancelled.
+    /// Fails after the migration was cancelled.
     pub(crate) fn check(&self) -> Result<(), SourceFailure> {
         if self.cancel.is_cancelled() {
             Err(SourceFailure::Cancelled)

@@ -1,4 +1,4 @@
-//! How moving a guest away can fail, and where the guest is then.
+//! How a migration can fail at the source, and where the guest is then.
 
 use std::fmt;
 use std::io;
@@ -11,14 +11,14 @@ use thiserror::Error;
 use crate::guest::GuestError;
 use hikkoshi_link::{HandshakeError, LinkError};
 
-/// Why a guest was not moved.
+/// A failed migration: its cause, and where the guest is.
 #[derive(Debug)]
 pub struct MigrateError {
-    /// What went wrong.
+    /// The cause.
     pub cause: SourceFailure,
-    /// What became of the guest.
+    /// Where the guest is.
     pub outcome: Outcome,
-    /// What else went wrong while the guest was brought back, if it did.
+    /// Failures while the guest was resumed or released.
     pub aftermath: Vec<GuestError>,
 }
 
@@ -70,10 +70,10 @@ impl std::error::Error for MigrateError {
     }
 }
 
-/// What can go wrong at the source.
+/// A failure at the source.
 #[derive(Debug, Error)]
 pub enum SourceFailure {
-    /// No link to the destination.
+    /// A link could not be opened.
     #[error("connecting to the destination at {address}: {cause}")]
     Connect {
         /// The address as given.
@@ -81,7 +81,7 @@ pub enum SourceFailure {
         /// What went wrong.
         cause: HandshakeError,
     },
-    /// The destination will not have this guest.
+    /// The destination refused the guest.
     #[error("the destination refuses the guest: {0}")]
     Refused(String),
     /// The destination cannot compare processors.
@@ -98,18 +98,18 @@ pub enum SourceFailure {
         /// What went wrong.
         cause: LinkError,
     },
-    /// The links failed, and could not be made again in the time that there was.
+    /// The links failed, and reconnecting timed out.
     #[error("{lost}; reconnecting failed: {since}")]
     LostForGood {
-        /// What ended them.
+        /// Why the links failed.
         lost: Box<SourceFailure>,
-        /// Why the last attempt came to nothing.
+        /// Why the last attempt to reconnect failed.
         since: Box<SourceFailure>,
     },
     /// The guest's adapter failed.
     #[error("{0}")]
     Guest(#[from] GuestError),
-    /// The guest was paused for as long as it may be, and its device state was
+    /// The guest was paused for the longest allowed time, and its device state was
     /// not saved.
     #[error(
         "the guest was paused for {} s, and could not be handed over in that time: {why}",
@@ -118,7 +118,7 @@ pub enum SourceFailure {
     PausedTooLong {
         /// How long it may be paused.
         limit: Duration,
-        /// What was waited for.
+        /// The operation that timed out.
         why: GuestError,
     },
     /// Guest memory could not be read.
@@ -127,7 +127,7 @@ pub enum SourceFailure {
     /// The dirty log failed.
     #[error("{0}")]
     DirtyLog(#[from] DirtyError),
-    /// The destination failed before it took the guest over.
+    /// The destination failed before the handover.
     #[error("the destination failed: {0}")]
     Destination(String),
     /// Cancelled here.
@@ -136,7 +136,7 @@ pub enum SourceFailure {
     /// Cancelled there.
     #[error("cancelled at the destination: {0}")]
     CancelledThere(String),
-    /// Pre-copy did not converge, and was told to stop then.
+    /// Pre-copy did not converge, and the options say to stop then.
     #[error(
         "pre-copy does not converge: after {rounds} rounds {dirty_mib} MiB are still dirty, and \
          at {mib_per_second} MiB/s they need longer than the downtime allowed; \
@@ -145,34 +145,34 @@ pub enum SourceFailure {
     NotConverging {
         /// Rounds done.
         rounds: u32,
-        /// What is left, in MiB.
+        /// Dirty memory, in MiB.
         dirty_mib: u64,
-        /// The rate seen, in MiB/s.
+        /// The measured rate, in MiB/s.
         mib_per_second: u64,
     },
-    /// The destination has given the guest back, and says so for good.
+    /// The destination declined: it never ran the guest and never will.
     #[error("the destination never ran the guest and never will: {0}")]
     Declined(String),
-    /// The guest has ended at the destination, with what it had of its memory.
+    /// The guest's process has ended at the destination before every page was
+    /// there.
     #[error("the guest has ended at the destination: {0}")]
     GuestLost(String),
-    /// Another engine was killed before it had handed the guest over.
+    /// Another engine was killed before it handed the guest over.
     #[error("the migration was interrupted before the guest was handed over")]
     Interrupted,
-    /// How far things are could not be written down.
+    /// The record could not be stored.
     #[error("recording the migration's progress: {0}")]
     Journal(io::Error),
-    /// The system has no room for another thread.
+    /// A thread could not be started.
     #[error("starting a thread: {0}")]
     Thread(io::Error),
-    /// A thread panicked, and said so itself.
+    /// A thread panicked; the panic hook has reported it.
     #[error("a thread that sends pages panicked; its message is above")]
     ThreadDied,
 }
 
 impl SourceFailure {
-    /// Adds to a link's failure what was being done; being stopped is a
-    /// cancellation.
+    /// Adds the operation to a link's failure. A stopped link is a cancellation.
     pub(crate) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
         move |cause| match cause {
             LinkError::Stopped => Self::Cancelled,

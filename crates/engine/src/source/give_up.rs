@@ -1,4 +1,4 @@
-//! Ends a migration that another engine has begun and recorded, without its destination.
+//! Gives up a migration that another engine recorded, without its destination.
 
 use std::sync::Arc;
 
@@ -10,16 +10,17 @@ use crate::guest::SourceGuest;
 use crate::source::context::Watch;
 use crate::source::error::{MigrateError, SourceFailure};
 
-/// Gives a migration up that another engine has begun and recorded: the guest
-/// runs on here, as it was when it was stopped.
+/// Gives up a migration that another engine recorded: resumes the guest here, in
+/// the state in which it was paused.
 ///
-/// Nobody is asked. Whoever calls this answers for it that the destination has
-/// never run the guest and never will, or that its guest has ended: otherwise
-/// there are two. If the destination ever ran it, what it did there is lost.
+/// This does not contact the destination. The caller guarantees that the
+/// destination never ran the guest and never will, or that its guest has ended;
+/// otherwise two guests run. If the guest ever ran at the destination, everything
+/// that it did there is lost.
 ///
 /// # Errors
-/// As [`migrate`]; with [`Outcome::Stopped`] the guest does not run, and this can
-/// be tried again.
+/// As [`migrate`](crate::migrate). With [`Outcome::Stopped`] the guest does not
+/// run, and the call can be repeated.
 pub fn give_up_migrate(
     guest: &mut dyn SourceGuest,
     record: SourceRecord,

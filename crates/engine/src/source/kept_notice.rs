@@ -1,9 +1,9 @@
-//! Tells a destination that may have been *ready* that the guest stays here.
+//! Notifies a destination that may have sent *Ready* that the guest stays here.
 //!
-//! A source that calls a migration off says so on its links. Where these have failed, or end with
-//! the call, the destination may not hear it. If it has said *ready*, it keeps the guest and waits
-//! for its source (`docs/protocol.md`). So the source connects once more and says *here: keeps*. The
-//! destination declines and ends.
+//! A source that cancels a migration sends *Cancel* on its links. If the links have failed, the
+//! destination may not receive it. If it has sent *Ready*, it keeps the guest and waits for its
+//! source (`docs/protocol.md`). So the source connects once more and sends *ResumeRequest* with the
+//! stage *Owned*. The destination declines and ends.
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
@@ -17,18 +17,18 @@ use hikkoshi_handover::SourceStage;
 use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
 use hikkoshi_linux::Cancel;
 
-/// For how long to try. The guest runs meanwhile.
+/// How long to try. The guest runs meanwhile.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Between two attempts.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long the destination may take to end after it has heard it.
+/// How long the destination may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 const DOING: &str = "notifying the destination that the guest stays here";
 
-/// Whether a migration that ends by `cause` may end unheard by the destination.
+/// Whether a migration that ends by `cause` may not have delivered its *Cancel*.
 pub(crate) fn may_be_undelivered(cause: &SourceFailure) -> bool {
     matches!(
         cause,
@@ -36,8 +36,8 @@ pub(crate) fn may_be_undelivered(cause: &SourceFailure) -> bool {
     )
 }
 
-/// Tells the destination at `remote` that the guest of migration `id` stays here. Returns when it has
-/// ended, when nobody listens there, or after [`LIMIT`] with a notice to `observer`.
+/// Notifies the destination at `remote` that the guest of migration `id` stays here. Returns when it
+/// has ended, when no process listens there, or after [`LIMIT`] with a notice to `observer`.
 pub(crate) fn send(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
     let timed_out = Cancel::new();
     let Ok(_deadline) = Deadline::start(&[], timed_out.clone(), LIMIT) else {
@@ -47,7 +47,7 @@ pub(crate) fn send(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
     loop {
         let failure = match attempt(remote, id, &timed_out) {
             Ok(()) => return,
-            Err(HandshakeError::Connect(error)) if nobody_listens(&error) => return,
+            Err(HandshakeError::Connect(error)) if connection_refused(&error) => return,
             Err(failure) => failure,
         };
         tracing::debug!(%failure, DOING);
@@ -65,22 +65,22 @@ fn report_failure(observer: &dyn Observer, why: &dyn std::fmt::Display) {
     ));
 }
 
-/// An engine that waits for its source listens.
-fn nobody_listens(error: &io::Error) -> bool {
+/// Whether no process listens: an engine that waits for its source would.
+fn connection_refused(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::ConnectionRefused | ErrorKind::NotFound
     )
 }
 
-/// One connection. `Ok` when the destination needs no other one.
+/// Makes one connection. `Ok` if the destination needs no other one.
 fn attempt(remote: &Remote, id: MigrationId, timed_out: &Cancel) -> Result<(), HandshakeError> {
     let (stream, agreed) = open(remote, &hello(Role::Control, id), timed_out)?;
     if !agreed.capabilities.contains(Capabilities::RECOVERY) {
-        // It does not wait for its source.
+        // A version that does not wait for its source.
         return Ok(());
     }
-    // Nothing but control messages is said here.
+    // Only control messages are sent here.
     let limits = Limits { pages: 0 };
     let stream = std::sync::Arc::new(stream);
     let (mut reader, mut writer) = split(&stream, limits, timed_out)?;
@@ -91,7 +91,7 @@ fn attempt(remote: &Remote, id: MigrationId, timed_out: &Cancel) -> Result<(), H
     let answer = said.and_then(|()| reader.control::<ToSource>());
     stream.shutdown();
     match answer {
-        // It may have ended for this, or without it: the next attempt tells.
+        // It may have received the message and ended, or not: the next attempt shows.
         Err(error) => Err(io_of(error)),
         Ok(ToSource::Refuse { reason }) => Err(io::Error::other(reason).into()),
         Ok(_) => Ok(()),

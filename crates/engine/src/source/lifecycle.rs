@@ -1,5 +1,5 @@
-//! What every migration does in the end: it releases the guest, or keeps it
-//! attached for another engine, and gives its account.
+//! The start and end of every migration: the shared context; then the guest is
+//! released or kept for another engine, and the account is made.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,8 @@ use crate::source::error::MigrateError;
 use crate::source::handover::HandoverResult;
 use crate::source::options::SourceOptions;
 
-/// Makes up what all of a migration shares, and the account in the end.
+/// Runs `body` with a new context. Then releases the guest, or keeps it as it is
+/// for another engine, and returns the account.
 pub(crate) fn with_context(
     guest: &mut dyn SourceGuest,
     options: &SourceOptions,
@@ -48,16 +49,16 @@ pub(crate) fn with_context(
         ),
     };
     let released = if keep_attached {
-        // It may come back yet, or its pages are needed: its process is to go on
-        // doing nothing that would change them.
+        // The guest may be resumed here later, or its pages are still needed: its
+        // process must not change them.
         guest.leave();
         Ok(())
     } else {
         guest.release()
     };
-    // What the machine calls `Close`, or a guest that is nowhere any more. One that
-    // is the source's, but does not run, may still be brought back by what is
-    // written there; so may what was changed in its process.
+    // The machine's `Close`, or a lost guest. A guest that the source owns but that
+    // does not run may still be resumed with the record, and changes in its process
+    // may still be undone with it.
     let over = match outcome {
         None | Some(Outcome::Lost) => true,
         Some(Outcome::AtSource) => released.is_ok() || guest.has_ended(),

@@ -1,4 +1,4 @@
-//! A migration from its beginning.
+//! A migration from its start.
 
 use std::io;
 use std::sync::Arc;
@@ -23,15 +23,15 @@ use crate::source::session::Session;
 use crate::source::switchover::{self, LastPages, ReadySwitchover};
 use crate::source::unsent::UnsentPages;
 
-/// Moves `guest` to the destination that `remote` names.
+/// Moves `guest` to the destination at `remote`.
 ///
-/// Returns when the guest runs there and every page is there.
+/// Returns when the guest runs there and every page has arrived.
 ///
 /// # Errors
-/// [`MigrateError`] says what went wrong and where the guest is now. With
-/// [`Outcome::AtSource`] everything taken from the guest's process was given
-/// back. With the others the migration can be taken up again, see
-/// [`resume_migrate`], if it was recorded.
+/// [`MigrateError`] contains the cause and where the guest is now. With
+/// [`Outcome::AtSource`] the guest's process has been released. With the other
+/// outcomes the migration can be resumed if it was recorded, see
+/// [`resume_migrate`](crate::resume_migrate).
 pub fn migrate(
     guest: &mut dyn SourceGuest,
     remote: &Remote,
@@ -117,7 +117,7 @@ fn run(
     })
 }
 
-/// Everything before the guest is stopped.
+/// Everything before the guest is paused.
 fn before_pause(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
@@ -147,8 +147,8 @@ fn before_pause(
     Ok(rest)
 }
 
-/// Ends a migration that has not come to *ready*: the guest first, then the
-/// destination.
+/// Cancels a migration before *Commit*: resumes the guest first, then informs
+/// the destination.
 fn cancel(
     guest: &mut dyn SourceGuest,
     session: &mut Session,

@@ -1,4 +1,4 @@
-//! What the caller may choose.
+//! The options of a migration at the source.
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -13,15 +13,15 @@ use hikkoshi_linux::Priority;
 /// What to do when pre-copy does not converge within its rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenStalled {
-    /// Say so and go on.
+    /// Report it and continue.
     GoOn,
-    /// Switch; the rest follows in post-copy.
+    /// Switch over; the other pages follow in post-copy.
     Switch,
-    /// Give up; the guest runs on at the source.
+    /// Fail; the guest keeps running at the source.
     Stop,
 }
 
-/// What is sent ahead of a page request's neighbours, in post-copy.
+/// Which pages around a page request are sent ahead, in post-copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadAhead {
     /// Nothing.
@@ -29,32 +29,32 @@ pub enum ReadAhead {
     /// So many pages on either side of every request (at most 256); nothing
     /// around huge pages.
     Fixed(u32),
-    /// 8 pages on either side to begin with; more of it where the guest reads
-    /// on, less where it jumps about.
+    /// 8 pages on either side at first; more where the guest reads sequentially,
+    /// fewer where it accesses memory at random.
     Adaptive,
 }
 
-/// More links than this are had by asking for them: beyond it, what fills the
-/// network is not processors.
+/// The most background links by default. Beyond that, processors do not limit the
+/// throughput.
 const MOST_BY_DEFAULT: u16 = 8;
 
 /// How to move a guest.
 #[derive(Debug, Clone)]
 pub struct SourceOptions {
-    /// Which of the three modes.
+    /// The mode.
     pub mode: Mode,
-    /// How long the guest may be stopped, where pre-copy has the choice.
+    /// How long the guest may be paused, if pre-copy can control it.
     pub max_downtime: Duration,
-    /// Ceiling on background traffic, in bytes a second.
+    /// Limit on background traffic, in bytes a second.
     pub bandwidth: Option<u64>,
     /// Rounds before the switch in hybrid mode.
     pub precopy_rounds: u32,
     /// Rounds after which pre-copy counts as not converging.
     pub max_rounds: u32,
-    /// What to do then.
+    /// What to do if pre-copy does not converge.
     pub when_stalled: WhenStalled,
-    /// Whether the guest may be moved to processors that it can tell from those
-    /// that it has.
+    /// Whether the guest may be moved to processors that it can distinguish from
+    /// its present ones.
     pub allow_cpu_mismatch: bool,
     /// Background links, in pre-copy and in post-copy: 1 to
     /// [`MAX_LINKS`](crate::MAX_LINKS). Each has a
@@ -64,35 +64,34 @@ pub struct SourceOptions {
     /// a guest that needs it. Off only for tests and for measuring what it costs:
     /// without it, memory that disks write is lost.
     pub drain: bool,
-    /// In post-copy, how long after the switch pages that nobody asked for are
-    /// held back, those that are read ahead excepted. For measuring.
+    /// In post-copy, how long after the switchover background pages are held back,
+    /// except those that are read ahead. For measurements.
     pub background_delay: Duration,
-    /// In post-copy, what is sent ahead of a page request's neighbours.
+    /// In post-copy, which pages around a page request are sent ahead.
     pub read_ahead: ReadAhead,
-    /// In post-copy after pre-copy: pages that were written often go before
-    /// the others.
+    /// In post-copy after pre-copy: whether pages that were written often are sent
+    /// first.
     pub hot_first: bool,
-    /// In post-copy: pages that nobody asked for are sent outwards from the
-    /// last one that somebody did ask for.
+    /// In post-copy: whether background pages are sent outwards from the last
+    /// requested page.
     pub follow: bool,
-    /// In post-copy: what is in flight unasked is bounded, and stands back while
-    /// somebody waits for a page. Off only for measuring what that costs.
+    /// In post-copy: whether background bytes in flight are bounded, and less are
+    /// sent while a request is unanswered. Off only to measure what that costs.
     pub bound: bool,
-    /// In post-copy: the thread that reads page requests spins instead of
-    /// sleeping. Costs a processor.
+    /// In post-copy: whether the thread that reads page requests spins instead of
+    /// sleeping. That occupies a processor.
     pub poll: bool,
-    /// Whether threads that the guest waits for go before the others.
+    /// Whether threads that the guest waits for have priority over the others.
     pub priority: Priority,
-    /// From the commit on: for how long to try to reach a destination again
-    /// whose links were lost; time with links makes up for as much without.
-    /// Nothing is lost when that is over: another engine can take the migration
-    /// up.
+    /// After *Commit*: how long to try to reconnect to the destination. Time with
+    /// links up restores as much of this budget. When it is used up, nothing is
+    /// lost: another engine can resume the migration.
     pub retry_for: RetryFor,
     /// How long a link may stall before it counts as lost.
     pub stall_timeout: Duration,
-    /// Until *commit*: how long the destination may take nothing, or
-    /// acknowledge nothing; and how much longer than `max_downtime` it may let
-    /// the stopped guest wait until it is ready. Then the guest runs on here.
+    /// Before *Commit*: how long the destination may accept or acknowledge nothing,
+    /// and how much longer than `max_downtime` it may take until it is ready while
+    /// the guest is paused. Then the guest is resumed here.
     pub patience: Duration,
 }
 
@@ -123,18 +122,17 @@ impl Default for SourceOptions {
 }
 
 impl SourceOptions {
-    /// How long to be patient with a destination, unless told otherwise.
+    /// The default of `patience`.
     pub const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// As many background links as this machine keeps busy: half of its
-    /// processors (the other half applies the pages, or runs the guest), at
-    /// least 1, and at most 8.
+    /// The default number of background links: half of the processors (the other
+    /// half applies the pages, or runs the guest), at least 1 and at most 8.
     pub fn default_links() -> u16 {
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         u16::try_from(processors / 2).map_or(MOST_BY_DEFAULT, |n| n.clamp(1, MOST_BY_DEFAULT))
     }
 
-    /// Whether the switch may come before all memory has arrived.
+    /// Whether the switchover may come before all memory has arrived.
     pub fn may_postcopy(&self) -> bool {
         self.mode != Mode::Precopy || self.when_stalled == WhenStalled::Switch
     }

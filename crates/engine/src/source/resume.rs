@@ -1,4 +1,4 @@
-//! A migration that another engine has begun and recorded.
+//! Resumes a migration that another engine recorded.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,15 +17,16 @@ use crate::source::lifecycle::{MigrationResult, with_context};
 use crate::source::options::SourceOptions;
 use crate::source::unsent::UnsentPages;
 
-/// Goes on with a migration that another engine has begun and recorded, to the
-/// destination that is at `remote` now.
+/// Resumes a migration that another engine recorded, to the destination that is
+/// at `remote` now.
 ///
-/// A guest that was not handed over yet is made to run here: that is the error
-/// [`SourceFailure::Interrupted`]. In post-copy the pages come from `guest`'s
-/// RAM files, and nothing else of it is needed.
+/// A guest that was not handed over yet is resumed here, and the error is
+/// [`SourceFailure::Interrupted`](crate::source::SourceFailure::Interrupted). In
+/// post-copy the pages are read from `guest`'s RAM files; nothing else of the
+/// guest is used.
 ///
 /// # Errors
-/// As [`migrate`].
+/// As [`migrate`](crate::migrate).
 pub fn resume_migrate(
     guest: &mut dyn SourceGuest,
     record: SourceRecord,

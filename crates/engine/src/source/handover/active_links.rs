@@ -10,15 +10,15 @@ use crate::source::postcopy::pusher::Pushers;
 use crate::source::postcopy::urgent::UrgentThread;
 use crate::source::session::Session;
 
-/// Connections to a destination, and the threads that work on them.
+/// The links to a destination, and the threads that work on them.
 #[derive(Debug)]
 pub(crate) struct ActiveLinks {
     pub(crate) session: Session,
     urgent: Option<UrgentThread>,
-    /// What the rest is pushed on, before it is.
+    /// The background links, before the pushers are started.
     pub(crate) idle: Option<(Vec<BackgroundSender>, Arc<PushPolicy>)>,
     pub(crate) pushers: Option<Pushers>,
-    /// What it is to bring was counted before its first page.
+    /// The progress of post-copy was started before the first page was sent.
     pub(crate) progress_begun: bool,
 }
 
@@ -41,7 +41,7 @@ impl ActiveLinks {
         }
     }
 
-    /// Ends the links, and waits for the threads.
+    /// Closes the links and joins the threads.
     pub(crate) fn end(mut self) {
         self.session.close();
         if let Some(pushers) = self.pushers {

@@ -18,9 +18,9 @@ impl HandoverDriver<'_> {
             return Err(self.resume_at_source(cause));
         }
         if let Some(mut active) = self.active.take() {
-            // Both sides say goodbye before either closes: a closing socket can
-            // overtake the last message on it. That the destination has
-            // everything is known already, so a failure here costs nothing.
+            // Both sides send a last message before either closes: a reset of a
+            // closed socket can overtake the last message on it. The destination is
+            // known to have every page, so a failure here has no effect.
             let goodbye = active
                 .session
                 .send(&ToDestination::Goodbye, "ending the migration");
@@ -32,7 +32,7 @@ impl HandoverDriver<'_> {
         Ok(std::mem::take(result))
     }
 
-    /// Ends a hand-over that cannot go on in this engine.
+    /// Ends a handover that cannot continue in this engine.
     pub(crate) fn give_up(&mut self, cause: SourceFailure) -> MigrateError {
         if self.machine.stage() == SourceStage::Owned {
             return self.resume_at_source(cause);
@@ -43,7 +43,7 @@ impl HandoverDriver<'_> {
         self.interrupted(cause)
     }
 
-    /// The guest has ended where it ran: there is nothing to go on with.
+    /// Ends a handover whose guest was lost at the destination.
     pub(crate) fn guest_lost(&mut self, reason: String) -> MigrateError {
         if let Some(active) = self.active.take() {
             active.end();
@@ -51,7 +51,7 @@ impl HandoverDriver<'_> {
         MigrateError::new(SourceFailure::GuestLost(reason), Outcome::Lost)
     }
 
-    /// The guest is the source's still, or again: it runs on.
+    /// Resumes the guest, which the source owns, and cancels the migration.
     fn resume_at_source(&mut self, cause: SourceFailure) -> MigrateError {
         let resumed = self.guest.resume();
         if let Some(mut active) = self.active.take() {
@@ -60,7 +60,7 @@ impl HandoverDriver<'_> {
                 .cancel(cause.cancel_reason(self.guest.has_ended()));
             active.end();
         } else {
-            // Another engine has called it off, or the guard has.
+            // Another engine or the guard resumed the guest, without a link.
             kept_notice::send(
                 self.remote,
                 self.machine.record().id,
@@ -70,7 +70,7 @@ impl HandoverDriver<'_> {
         MigrateError::after_resume(cause, resumed, self.guest.has_ended())
     }
 
-    /// Leaves everything as it is, to be taken up again.
+    /// Keeps all state for another engine. Returns the error.
     pub(crate) fn interrupted(&self, cause: SourceFailure) -> MigrateError {
         let outcome = match self.machine.stage() {
             SourceStage::Owned => Outcome::AtSource,

@@ -1,10 +1,9 @@
-//! From the destination's *ready* to the last page: what the source does about
-//! the guest that it gives away, and about links that are lost meanwhile.
+//! The source from the destination's *Ready* to the last page.
 //!
-//! What happens is told to the machine (`custody`), and what it says is done
-//! here. The urgent thread answers requests (`urgent.rs`), a thread for each
-//! background link pushes what nobody has asked for (`pusher.rs`); the main
-//! thread listens.
+//! The driver feeds events to the machine of `hikkoshi-handover` and performs
+//! its actions. The main thread waits for events (`next_event.rs`). The urgent
+//! thread answers page requests (`postcopy/urgent.rs`), and a thread for each
+//! background link pushes all other pages (`postcopy/pusher.rs`).
 
 mod active_links;
 mod end;
@@ -28,7 +27,7 @@ use crate::source::unsent::UnsentPages;
 pub(crate) use active_links::ActiveLinks;
 use occurrence::{DOING, Occurrence};
 
-/// What becomes of a guest from *ready* on.
+/// Performs the actions of the source's machine, from *Ready* on.
 pub(crate) struct HandoverDriver<'a> {
     pub(crate) shared: &'a MigrationContext,
     pub(crate) guest: &'a mut dyn SourceGuest,
@@ -37,17 +36,17 @@ pub(crate) struct HandoverDriver<'a> {
     pub(crate) unsent: Arc<UnsentPages>,
     pub(crate) active: Option<ActiveLinks>,
     pub(crate) retry_budget: RetryBudget,
-    /// When the guest was stopped, if this engine did that.
+    /// When the guest was paused, if this engine paused it.
     pub(crate) paused: Option<Instant>,
 }
 
-/// What the destination has told about a guest that it has wholly.
+/// What the destination reported about a completed migration.
 #[derive(Debug, Default)]
 pub(crate) struct HandoverResult {
-    /// For how long nobody ran.
+    /// How long the guest did not run.
     pub(crate) downtime: Duration,
     pub(crate) requests: Requests,
-    /// The guest has shut itself down there.
+    /// The guest shut itself down there.
     pub(crate) shut_down: bool,
 }
 
@@ -59,8 +58,8 @@ enum Step {
 }
 
 impl HandoverDriver<'_> {
-    /// Goes on from `first` until the destination has everything, or the guest
-    /// is back, or nothing more can be done now.
+    /// Handles events, starting with `first`, until the destination has every
+    /// page, the guest is resumed here, or this engine cannot continue.
     pub(crate) fn run(mut self, first: SourceEvent) -> Result<HandoverResult, MigrateError> {
         let mut result = HandoverResult::default();
         let mut cancel_reported = false;
@@ -97,7 +96,7 @@ impl HandoverDriver<'_> {
         result: &mut HandoverResult,
     ) -> Option<Step> {
         match action {
-            // Done before.
+            // `RecordedSource` has recorded it.
             SourceAction::Record(_) => None,
             SourceAction::SendCommit => {
                 let active = self.active.as_mut()?;
@@ -126,13 +125,13 @@ impl HandoverDriver<'_> {
                 Ok(event) => Some(Step::Next(event.into())),
                 Err(error) => Some(Step::Finished(Box::new(Err(error)))),
             },
-            // What these come to is told by `End`.
+            // `End` does these.
             SourceAction::ResumeGuest | SourceAction::SendCancel | SourceAction::Close => None,
             SourceAction::End => Some(Step::Finished(Box::new(self.end(cause.take(), result)))),
         }
     }
 
-    /// Begins to send what the destination lacks.
+    /// Starts to send the missing pages.
     fn send_pages(&mut self) -> Result<(), SourceFailure> {
         let shared = self.shared;
         if self
@@ -154,7 +153,8 @@ impl HandoverDriver<'_> {
     }
 
     fn downtime(&self) -> Duration {
-        // As of the pause: its owner may have stopped it meanwhile.
+        // `running` is the state at the pause: the guest's owner may have paused it
+        // since.
         match self.paused {
             Some(paused) if self.guest.describe().running => paused.elapsed(),
             _ => Duration::ZERO,
@@ -162,7 +162,7 @@ impl HandoverDriver<'_> {
     }
 }
 
-/// The machine does not act on every *declined*.
+/// A *Declined* that the machine does not act on becomes a protocol error.
 fn contradicted_decline(cause: SourceFailure) -> SourceFailure {
     match cause {
         SourceFailure::Declined(reason) => SourceFailure::Link {

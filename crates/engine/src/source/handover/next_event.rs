@@ -8,7 +8,7 @@ use crate::source::handover::occurrence::{DOING, Occurrence};
 use crate::source::handover::{HandoverDriver, HandoverResult};
 
 impl HandoverDriver<'_> {
-    /// Waits for something that the machine should know.
+    /// Waits for the next event for the machine.
     pub(crate) fn next_event(
         &mut self,
         result: &mut HandoverResult,
@@ -17,7 +17,8 @@ impl HandoverDriver<'_> {
         loop {
             let handed_over = self.machine.stage() == SourceStage::HandedOver;
             if handed_over && self.shared.cancel.take() {
-                // Answered: who means it though the links are lost says so again.
+                // `take` resets the flag: cancelling a second time, after the links are
+                // lost, ends the attempts to reconnect.
                 self.shared.observer.notice(
                     "the guest already runs at the destination and needs the pages that are still \
                      here: not stopping until they are sent",
@@ -42,7 +43,7 @@ impl HandoverDriver<'_> {
                     return Ok(Occurrence::with_cause(SourceEvent::Failed, failed));
                 }
                 Err(failure @ SourceFailure::Link { .. }) => {
-                    // The last word may come after the end of another link.
+                    // The final message may arrive after another link has ended.
                     match active.session.final_message(&failure) {
                         Some(last) => {
                             active.session.defer(failure);
@@ -51,8 +52,7 @@ impl HandoverDriver<'_> {
                         None => return Ok(Occurrence::with_cause(SourceEvent::LinkLost, failure)),
                     }
                 }
-                // Nothing of it is the destination's doing, and trying again
-                // would not help.
+                // A local failure: reconnecting would not help.
                 Err(failure) => return Err(self.give_up(failure)),
             };
             match message {
@@ -68,7 +68,8 @@ impl HandoverDriver<'_> {
                 ToSource::GuestLost { reason } if handed_over => {
                     return Err(self.guest_lost(reason));
                 }
-                // It was never said to run there: all of it is still here.
+                // The destination never reported that the guest runs there: every page
+                // is still here.
                 ToSource::GuestLost { reason } => {
                     let failed = SourceFailure::Destination(reason);
                     return Ok(Occurrence::with_cause(SourceEvent::Failed, failed));
@@ -79,7 +80,7 @@ impl HandoverDriver<'_> {
                 }
                 ToSource::Measured { faults } => self.measured(result, faults),
                 ToSource::Complete { requests } => return Ok(self.complete(result, requests)),
-                // It crossed the commit, which the destination will obey.
+                // Sent before the destination received *Commit*, which it will obey.
                 ToSource::Cancel { .. } => {}
                 other => {
                     let violation = SourceFailure::unexpected(DOING, &other);

@@ -7,7 +7,7 @@ use crate::source::error::SourceFailure;
 /// What the source does after the handover, in errors.
 pub(crate) const DOING: &str = "sending pages to the running guest";
 
-/// What has happened, and why if it is nothing good.
+/// An event, and its cause if it is a failure.
 #[derive(Debug)]
 pub(crate) struct Occurrence {
     pub(crate) event: SourceEvent,

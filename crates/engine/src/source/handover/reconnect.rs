@@ -15,7 +15,8 @@ use crate::source::postcopy::PreparedPostcopy;
 use crate::source::session::Session;
 
 impl HandoverDriver<'_> {
-    /// Waits for a new connection, as long as it was last_notice to.
+    /// Closes the links and tries to connect again, for as long as the retry
+    /// budget allows.
     pub(crate) fn reconnect(
         &mut self,
         cause: Option<SourceFailure>,
@@ -64,7 +65,7 @@ impl HandoverDriver<'_> {
                     }
                 }));
             }
-            // Not only in the end: it may be something to be seen to.
+            // Reported at once: it may be something that the operator can fix.
             let text = failure.to_string();
             if text != last_notice {
                 self.shared
@@ -75,7 +76,7 @@ impl HandoverDriver<'_> {
         }
     }
 
-    /// Before another attempt.
+    /// Pauses before another attempt.
     fn pause(&mut self) {
         let pause = self.retry_budget.pause();
         let until = Instant::now() + pause;
@@ -84,7 +85,7 @@ impl HandoverDriver<'_> {
         }
     }
 
-    /// One attempt at it.
+    /// Makes one attempt to connect.
     fn connect(&mut self) -> Result<SourceEvent, SourceFailure> {
         let stage = self.machine.stage();
         let id = self.machine.record().id;
@@ -92,7 +93,7 @@ impl HandoverDriver<'_> {
             Session::resume(self.shared, self.remote, id, stage, &self.unsent)?;
         let progress_begun = session.urgent.is_some();
         if progress_begun {
-            // Before a page leaves: the destination counts what is missing now.
+            // Before a page is sent: this is the number of missing pages.
             self.shared
                 .progress
                 .begin(Phase::Postcopy, 0, self.unsent.count());
