@@ -1,4 +1,4 @@
-//! What an operator may choose at the destination.
+//! The operator's options at the destination.
 
 use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
@@ -7,38 +7,36 @@ use crate::Priority;
 use crate::RetryFor;
 use hikkoshi_link::PEER_TIMEOUT;
 
-/// Most threads that read faults, however many processors a guest has: each
-/// costs a stack, and 64 of them outrun what one userfaultfd hands out.
+/// The most threads that read faults, however many processors a guest has: each needs a stack, and
+/// 64 of them are faster than one userfaultfd.
 pub const MAX_FAULT_THREADS: u16 = 64;
 
-/// Virtual processors that one fault thread serves, unless told otherwise. A
-/// fault takes a thread some 10 µs and a guest's thread at least 50, so that
-/// four processors that do nothing but fault keep one thread busy.
+/// Virtual processors that one fault thread serves by default. A fault takes a fault thread some 10
+/// µs and a guest's thread at least 50, so four processors that do nothing but fault keep one
+/// thread busy.
 const VCPUS_A_THREAD: u32 = 4;
 
-/// How the destination goes about it.
+/// The destination's options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DestinationOptions {
-    /// How many threads read the guest's faults: up to [`MAX_FAULT_THREADS`];
-    /// by default as many as suit the guest's processors and this machine's.
+    /// How many threads read the guest's faults: up to [`MAX_FAULT_THREADS`]; by default a number
+    /// that suits the guest's processors and this machine's.
     pub fault_threads: Option<NonZeroU16>,
-    /// Whether the threads on the way from a fault to the installed page spin
-    /// instead of sleeping. Each of them takes a whole core until every page
-    /// is here.
+    /// Whether the threads between a fault and the installed page poll instead of sleeping. Each of
+    /// them uses a whole core until every page is here.
     pub poll: bool,
-    /// Whether these threads come before those that receive background pages.
+    /// Whether these threads have priority over those that receive background pages.
     pub priority: Priority,
-    /// Rebuild transparent huge pages once every page is here, at most so many
-    /// bytes a second.
+    /// Rebuild transparent huge pages once every page is here, at most this many bytes a second.
     pub collapse: Option<NonZeroU64>,
-    /// Once the guest may run here: for how long to wait for a source whose
-    /// links were lost; time with links makes up for as much without. Nothing
-    /// is lost when that is over: another engine can take the migration up.
+    /// How long to wait for a source whose links were lost, once the guest may run here; time with
+    /// links makes up for as much time without. Nothing is lost when the time is over: another
+    /// engine can resume the migration.
     pub retry_for: RetryFor,
     /// How long a link may stall before it counts as lost.
     pub stall_timeout: Duration,
-    /// Until the guest could run here: how long the source may send nothing of
-    /// it before it is given up. Its guest runs on there.
+    /// How long the source may be silent, before the guest could run here. Then the migration is
+    /// cancelled, and the guest keeps running at the source.
     pub patience: Duration,
 }
 
@@ -57,8 +55,8 @@ impl Default for DestinationOptions {
 }
 
 impl DestinationOptions {
-    /// The [`patience`](Self::patience) that any honest source needs less of,
-    /// one whose guest takes its minutes to stop included.
+    /// A [`patience`](Self::patience) that is enough for any honest source, also for one whose
+    /// guest takes minutes to pause.
     pub const PATIENCE: Duration = Duration::from_secs(300);
 
     /// The number of fault threads for a guest of `vcpus` processors.
@@ -68,8 +66,8 @@ impl DestinationOptions {
             Some(threads) => usize::from(threads.get()),
             None => usize::try_from(vcpus.div_ceil(VCPUS_A_THREAD))
                 .unwrap_or(usize::MAX)
-                // More than half the cores would only take turns with those
-                // who receive the pages.
+                // More than half the cores would only compete with the threads that receive the
+                // pages.
                 .min(cores.div_ceil(2)),
         };
         threads.clamp(1, usize::from(MAX_FAULT_THREADS))

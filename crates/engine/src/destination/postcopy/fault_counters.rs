@@ -1,4 +1,4 @@
-//! Whose faults they are.
+//! How often each thread of the guest's process has faulted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::guest::{DestinationGuest, ThreadName};
 use crate::report::ThreadFaults;
 
-/// Threads that are told apart.
+/// Threads that are counted separately.
 const THREADS: usize = 1024;
 
-/// Places that a thread may be counted in.
+/// Entries in which a thread may be counted.
 const PROBES: usize = 32;
 
-/// Counts faults by thread. Fixed in size, without a lock.
+/// Counts faults by thread. Of fixed size, without a lock.
 #[derive(Debug)]
 pub(crate) struct FaultCounters {
     counts: Box<[Count]>,
-    /// Faults of threads that found no room, or that the kernel did not name.
+    /// Faults of threads without an entry, or whose number the kernel did not report.
     others: AtomicU64,
 }
 
@@ -42,8 +42,8 @@ impl FaultCounters {
         }
     }
 
-    /// One more fault of `thread`. The numbers only ever grow and nothing hangs
-    /// on them: `Relaxed` will do.
+    /// Counts a fault of `thread`. The numbers only grow and no other memory depends on them, so
+    /// `Relaxed` is enough.
     pub(crate) fn faulted(&self, thread: Option<u32>) {
         let count = thread.and_then(|thread| self.place(thread));
         let count = count.map_or(&self.others, |count| &count.faults);
@@ -82,8 +82,8 @@ impl FaultCounters {
     }
 }
 
-/// What the threads are called. Asked for while they live: some are gone when
-/// the account is made up.
+/// The threads' names. Looked up while the threads live: some have ended when the account is
+/// written.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadNames(HashMap<u32, Option<ThreadName>>);
 
@@ -134,7 +134,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    // Some share a place.
+                    // Some threads share an entry.
                     for round in 0..30_000u32 {
                         who.faulted(Some(5 + round % 3 * 1024));
                         who.faulted(None);

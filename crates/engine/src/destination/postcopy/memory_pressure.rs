@@ -1,10 +1,9 @@
-//! Memory for a page, where the host has none just now.
+//! Waiting for memory when the host has none for a page.
 //!
-//! The file system or the pool of huge pages may be used up by others between
-//! two pages, although there was room for the guest when it was offered.
-//! Before the guest may run here that ends the move: the source has
-//! everything. Afterwards pages are waited with instead, as long as it takes:
-//! whoever needs one waits, and nothing is lost.
+//! Other users may fill the file system or the pool of huge pages after the check at the offer.
+//! Before the guest may run here, a lack of memory ends the migration: the source has everything.
+//! Afterwards receivers wait until there is memory, as long as it takes. The guest waits where it
+//! needs such a page, and nothing is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +11,7 @@ use hikkoshi_linux::Stop;
 use hikkoshi_userfault::CopyError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Between two tries. Nobody says when there is room.
+/// Between two tries. The kernel does not report when memory is free again.
 const PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
@@ -28,7 +27,8 @@ pub(crate) struct MemoryPressure {
 }
 
 impl MemoryPressure {
-    /// Waits for nothing yet; never longer than until `stop`.
+    /// Does not wait until [`wait_for_memory`](Self::wait_for_memory) is called. `stop` ends every
+    /// wait.
     pub(crate) fn new(stop: Stop) -> Self {
         Self {
             stop,
@@ -38,7 +38,7 @@ impl MemoryPressure {
         }
     }
 
-    /// From here on a page is waited with rather than given up.
+    /// From now on the lack of memory is waited for.
     pub(crate) fn wait_for_memory(&self) {
         self.waits.store(true, Ordering::Release);
     }
@@ -47,13 +47,13 @@ impl MemoryPressure {
         self.waits.load(Ordering::Acquire)
     }
 
-    /// Nobody waits while this is on: the links that pages come from have
-    /// ended, and their threads are to end, too.
+    /// While this is on, no thread waits: the links that pages come from have ended, and their
+    /// threads have to end, too.
     pub(crate) fn interrupt(&self, on: bool) {
         self.interrupted.store(on, Ordering::Release);
     }
 
-    /// Calls `install` until it does not fail for want of memory, as long as waiting is worth it.
+    /// Calls `install` again as long as it fails for lack of memory and waiting makes sense.
     pub(crate) fn retry(
         &self,
         mut install: impl FnMut() -> Result<(), CopyError>,
@@ -70,7 +70,7 @@ impl MemoryPressure {
         }
     }
 
-    /// There was no room. Waits a little; `true` when it is worth another try.
+    /// There was no memory. Waits for [`PAUSE`]; `true` when another try makes sense.
     #[cold]
     pub(crate) fn wait(&self) -> bool {
         let interrupted = || self.interrupted.load(Ordering::Acquire);
@@ -84,12 +84,12 @@ impl MemoryPressure {
                  needs them, and nothing is lost; make room and it goes on by itself"
             );
         }
-        // Ends early when stopped.
+        // `stop` ends the wait early.
         let _ = poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&PAUSE));
         !self.stop.is_stopped() && !interrupted()
     }
 
-    /// There is room again.
+    /// There is memory again.
     pub(crate) fn found(&self) {
         if self.short.load(Ordering::Relaxed) && self.short.swap(false, Ordering::Relaxed) {
             tracing::warn!("there is memory for the guest's pages again");

@@ -1,4 +1,4 @@
-//! What answers the guest's faults, as long as pages are missing.
+//! Post-copy at the destination: faults are handled as long as pages are missing.
 
 pub(crate) mod fault_counters;
 pub(crate) mod fault_requests;
@@ -35,7 +35,7 @@ pub(crate) struct PreparedPostcopy {
     pub(crate) fault_threads: usize,
 }
 
-/// Faults are being answered.
+/// Faults are being handled.
 #[derive(Debug)]
 pub(crate) struct ActivePostcopy {
     installer: Arc<Installer>,
@@ -43,15 +43,15 @@ pub(crate) struct ActivePostcopy {
     threads: Vec<JoinHandle<()>>,
     fault_counters: Arc<FaultCounters>,
     names: ThreadNames,
-    /// FaultCounters had faulted when the device state was loaded.
+    /// The counts when the device state was loaded.
     before_running: Option<FaultCounts>,
 }
 
 impl ActivePostcopy {
-    /// From here on an access to a missing page faults, and is asked for, at
-    /// `urgent` or once there is somebody to [ask](Self::ask).
+    /// From now on an access to a missing page faults, and is requested on the link `urgent`, or on
+    /// the one that [`set_request_link`](Self::set_request_link) sets later.
     ///
-    /// What was begun is in `slot` even on a failure, to be ended from there.
+    /// After a failure `slot` holds what was started, for the caller to stop it.
     pub(crate) fn start(
         slot: &mut Option<Self>,
         (installer, fault_threads): (Installer, usize),
@@ -63,7 +63,7 @@ impl ActivePostcopy {
         let installer = Arc::new(installer);
         sink.tracker
             .begin(Phase::Postcopy, 0, installer.missing.count());
-        // Set once, here: receivers install from now on instead of writing.
+        // Set once, here: receivers install pages from now on instead of writing them.
         let _ = sink.installer.set(Arc::clone(&installer));
         let postcopy = slot.insert(Self {
             installer: Arc::clone(&installer),
@@ -73,12 +73,12 @@ impl ActivePostcopy {
             names: ThreadNames::default(),
             before_running: None,
         });
-        // Before the first fault: what is asked for without a link is dropped.
+        // Before the first fault: requests without a link are dropped.
         postcopy.request_sender.attach(urgent);
         installer.copier.register()?;
         if let Some(memory) = &sink.memory {
-            // From here on nobody in the guest's process can fill a page
-            // unnoticed. What was filled before is dropped again.
+            // From now on no thread of the guest's process can fill a page unnoticed. Pages that
+            // were filled before are dropped.
             drop_present::drop_owed(memory, &installer)?;
         }
         let threads = &mut postcopy.threads;
@@ -96,7 +96,7 @@ impl ActivePostcopy {
         Ok(())
     }
 
-    /// From now on pages are asked for there; nowhere: faults wait.
+    /// Requests are sent on this link from now on; without a link, faults wait.
     pub(crate) fn set_request_link(&self, urgent: Option<LinkWriter>) {
         self.request_sender.attach(urgent);
     }
@@ -105,12 +105,12 @@ impl ActivePostcopy {
         &self.installer
     }
 
-    /// The device state is loaded: what faults from here on may be the guest.
+    /// The device state is loaded: faults from now on may be the guest's.
     pub(crate) fn set_device_state_loaded(&mut self) {
         self.before_running = Some(self.fault_counters.faulted_so_far());
     }
 
-    /// Asks what the threads that fault are called, while they live.
+    /// Looks up the names of threads that fault, while they live.
     pub(crate) fn name_threads(&mut self, guest: &dyn DestinationGuest) {
         self.names.update(&self.fault_counters, guest);
     }
@@ -131,13 +131,13 @@ impl ActivePostcopy {
         }
     }
 
-    /// Faults are no longer answered. They go on waiting.
+    /// Stops handling faults. Threads that fault keep waiting.
     pub(crate) fn stop(&self) {
         self.installer.stop().stop();
     }
 
-    /// Lets go of the guest's memory: when nothing is missing, or when the
-    /// guest will never run here.
+    /// Stops, and unregisters the guest's memory: when no page is missing, or when the guest will
+    /// never run here.
     pub(crate) fn release_memory(&self) {
         self.stop();
         if let Err(error) = self.installer.copier.unregister() {
@@ -145,8 +145,7 @@ impl ActivePostcopy {
         }
     }
 
-    /// Waits for the threads, which must have been stopped, and their links
-    /// closed.
+    /// Waits for the threads. They must have been stopped, and their links closed.
     pub(crate) fn join(&mut self) {
         for thread in self.threads.drain(..) {
             // A panic was reported by the panic hook; there is nothing to add.

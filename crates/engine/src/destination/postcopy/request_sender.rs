@@ -1,9 +1,9 @@
-//! The way out for page requests, shared by all fault threads.
+//! Sends page requests, for all fault threads.
 //!
-//! A request is written by the thread that read the fault, at once. The lock
-//! keeps frames whole; it is held over a `send` that never waits. What a full
-//! socket does not take is put behind, and whoever waits for faults next also
-//! waits for room: no thread is ever blocked behind another one's request.
+//! The thread that read a fault sends the request itself, at once. A lock keeps frames whole; it is
+//! held over a `send` that never blocks. What a full socket does not accept is queued, and a thread
+//! that waits for faults then also waits for the socket: no thread blocks behind another thread's
+//! request.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,39 +18,36 @@ use rustix::net::{SendFlags, send};
 use hikkoshi_link::tls::Sealer;
 use hikkoshi_link::{LinkError, LinkWriter, Stream, TICK};
 
-/// With so many bytes unsent no more faults are read: they wait in the kernel
-/// as well as here.
+/// With this many bytes queued no more faults are read: they wait in the kernel as well as here.
 const MANY: usize = 1024 * HEADER_LEN;
 
-/// The urgent link's sending end, while there is an urgent link. What is asked
-/// for without one is dropped: with the next one everything is asked for anew.
+/// The sending end of the urgent link, while there is one. Requests without a link are dropped:
+/// everything is requested again on the next link.
 #[derive(Debug)]
 pub(crate) struct RequestSender {
     way: Mutex<RequestLink>,
-    /// Whether something waits for room in the socket.
+    /// Whether requests are queued.
     full: AtomicBool,
 }
 
 #[derive(Debug)]
 struct RequestLink {
     link: Option<Link>,
-    /// What the socket has not taken yet.
+    /// What the socket has not accepted yet.
     unsent: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Link {
     stream: Arc<Stream>,
-    /// On a link with TLS: what makes records. They have to be sent in the
-    /// order in which they are made.
+    /// With TLS: encrypts records. Records have to be sent in the order in which they are made.
     sealer: Option<Sealer>,
 }
 
 impl RequestSender {
-    /// Allocates for `threads` threads that each add up to `batch` bytes. There
-    /// is no link yet.
+    /// Allocates for `threads` threads that each add up to `batch` bytes. There is no link yet.
     pub(crate) fn new(threads: usize, batch: usize) -> Self {
-        // With TLS a single request may be a record of its own.
+        // With TLS a single request may be a separate record.
         let times = Sealer::sealed_len(0) / HEADER_LEN + 2;
         let room = (MANY + threads * batch) * times;
         Self {
@@ -62,7 +59,7 @@ impl RequestSender {
         }
     }
 
-    /// From now on requests go to `link`; to none: they are dropped.
+    /// Requests are sent on `link` from now on; without one they are dropped.
     pub(crate) fn attach(&self, link: Option<LinkWriter>) {
         if let Ok(mut way) = self.way.lock() {
             way.link = link.map(|link| {
@@ -74,9 +71,9 @@ impl RequestSender {
         }
     }
 
-    /// Sends whole frames, or keeps what the socket does not take. Never waits.
+    /// Sends whole frames, or queues what the socket does not accept. Never blocks.
     pub(crate) fn send(&self, frames: &[u8]) {
-        // Otherwise a thread died while it held the lock, and reported it.
+        // Fails if a thread panicked while it held the lock, which it reported.
         let Ok(mut way) = self.way.lock() else { return };
         if let Err(error) = way.send(frames) {
             way.lose(&error);
@@ -84,7 +81,7 @@ impl RequestSender {
         self.full.store(!way.unsent.is_empty(), Ordering::Release);
     }
 
-    /// Sends of what was kept as much as there is room for.
+    /// Sends as much of the queue as the socket accepts.
     pub(crate) fn flush(&self) {
         if !self.full.load(Ordering::Acquire) {
             return;
@@ -96,7 +93,7 @@ impl RequestSender {
         self.full.store(!way.unsent.is_empty(), Ordering::Release);
     }
 
-    /// The socket, if something waits for room in it.
+    /// The socket, if requests are queued.
     pub(crate) fn waits_for(&self) -> Option<Arc<Stream>> {
         if !self.full.load(Ordering::Acquire) {
             return None;
@@ -105,13 +102,13 @@ impl RequestSender {
         way.link.as_ref().map(|link| Arc::clone(&link.stream))
     }
 
-    /// Whether so much is unsent that no more faults should be read.
+    /// Whether too much is queued to read more faults.
     pub(crate) fn is_overfull(&self) -> bool {
         self.full.load(Ordering::Acquire)
             && self.way.lock().map_or(true, |way| way.unsent.len() >= MANY)
     }
 
-    /// Waits until there is room, `stop` is stopped, or for a moment.
+    /// Waits until the socket accepts more, `stop` is stopped, or [`TICK`] has passed.
     pub(crate) fn wait(&self, stop: &Stop) {
         let tick = Timespec::try_from(TICK).ok();
         let stream = self.waits_for();
@@ -152,8 +149,7 @@ impl RequestLink {
         Ok(())
     }
 
-    /// The link is of no use any more. Whoever reads from it finds out, and
-    /// says so.
+    /// Closes a link that has failed. The thread that reads from it reports the failure.
     #[cold]
     fn lose(&mut self, error: &LinkError) {
         tracing::debug!(%error, "asking for a page");
@@ -192,8 +188,8 @@ mod tests {
     const THREADS: u64 = 4;
     const EACH: u64 = 20_000;
 
-    /// More than any socket buffers, from several threads, and nobody reads at
-    /// first: every request arrives whole, once, and nobody waits.
+    /// More requests than any socket buffers, from several threads, while the peer does not read:
+    /// every request arrives whole, once, and no thread blocks.
     #[test]
     fn requests_stay_whole_behind_a_full_socket() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -237,7 +233,7 @@ mod tests {
         assert!(seen.iter().all(|&times| times == 1));
         drop(theirs);
         let range = PageRange::one(Page::new(0));
-        // A link that is gone takes requests with it, and nobody waits.
+        // Requests on a closed link are dropped, and no thread blocks.
         for _ in 0..2 {
             asking.send(&Frame::Request { range }.encode());
         }

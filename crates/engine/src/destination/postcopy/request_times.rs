@@ -1,24 +1,23 @@
-//! When the requests that are under way were made.
+//! When the outstanding requests were made.
 //!
-//! A fixed table: what finds no room is counted and goes unmeasured. Nothing
-//! here decides which pages are asked for; it only remembers times.
+//! A table of fixed size: requests that find no entry are counted and not measured. Nothing here
+//! decides which pages are requested.
 //!
-//! Two threads meet here, the one that asks for a page and the one that
-//! installs it, and the page may come unasked at any moment. The one that asks
-//! notes the times first and then looks whether the page is still missing; the
-//! one that installs clears the page's bit first and then looks for the times.
-//! With a fence between the two steps at either side at least one of them sees
-//! the other, so that no entry is left behind.
+//! Two threads use an entry, the one that requests a page and the one that installs it, and a page
+//! may arrive without a request at any moment. The requesting thread records the times first and
+//! then checks whether the page is still missing. The installing thread clears the page's bit first
+//! and then looks for the times. With a fence between the two steps on each side at least one of
+//! them sees the other, so that no entry is left behind.
 
 use hikkoshi_pages::{Page, PageBitmap};
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Entries that a page may be in.
+/// Entries that a page may use.
 const WAYS: usize = 8;
 
-/// Places for [`WAYS`] entries each: room for some thousand requests, a few
-/// for each of more virtual processors than a machine has.
+/// Sets of [`WAYS`] entries each: enough for some thousand requests, a few for each virtual
+/// processor of a large machine.
 #[cfg(not(loom))]
 const SETS: usize = 512;
 #[cfg(loom)]
@@ -26,14 +25,14 @@ const SETS: usize = 1;
 
 /// No page.
 const FREE: u64 = 0;
-/// Being filled.
+/// Being written.
 const TAKEN: u64 = u64::MAX;
 
 /// The times of outstanding requests.
 #[derive(Debug)]
 pub(crate) struct RequestTimes {
     entries: Box<[Entry]>,
-    /// Requests that found no room.
+    /// Requests that found no entry.
     unmeasured: AtomicU64,
 }
 
@@ -45,7 +44,8 @@ struct Entry {
     request_sent: AtomicU64,
 }
 
-/// When a request was made, in nanoseconds of the installer's clock.
+/// When a request was made, in nanoseconds of
+/// [`FaultRequests::now`](super::fault_requests::FaultRequests::now).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestTime {
     pub(crate) fault_read: u64,
@@ -66,14 +66,13 @@ impl RequestTimes {
         }
     }
 
-    /// Requests that found no room.
+    /// Requests that found no entry.
     pub(crate) fn unmeasured(&self) -> u64 {
         self.unmeasured.load(Ordering::Relaxed)
     }
 
-    /// Notes that `page` is being asked for: once for a page, before the
-    /// request leaves. Says whether it is still missing, according to
-    /// `missing`; if it is not, nothing was noted.
+    /// Records `page`, once for each page, before its request is sent. Returns whether the page is
+    /// still missing according to `missing`; if not, nothing is recorded.
     pub(crate) fn note(&self, page: Page, made: RequestTime, missing: &PageBitmap) -> bool {
         let mine = self.set(page).iter().find(|entry| {
             entry
@@ -94,12 +93,12 @@ impl RequestTimes {
         if missing.get(page) {
             return true;
         }
-        // Whoever installed it may have looked too early, or takes it now.
+        // The thread that installed it may have looked too early, or takes the entry now.
         self.take(page);
         false
     }
 
-    /// Forgets all that was noted: those requests go unmeasured.
+    /// Removes all entries: those requests are not measured.
     pub(crate) fn forget(&self) {
         for entry in &self.entries {
             let page = entry.page.load(Ordering::Relaxed);
@@ -115,7 +114,7 @@ impl RequestTimes {
         }
     }
 
-    /// Takes out when `page` was asked for, if it was. The page's bit must have
+    /// Removes and returns the times of `page`, if they were recorded. The page's bit must have
     /// been cleared before.
     pub(crate) fn answered(&self, page: Page) -> Option<RequestTime> {
         fence(Ordering::SeqCst);
@@ -132,8 +131,7 @@ impl RequestTimes {
             fault_read: entry.fault_read.load(Ordering::Relaxed),
             request_sent: entry.request_sent.load(Ordering::Relaxed),
         };
-        // A page is noted once, so that what was read belongs to it if it is
-        // still there.
+        // A page is recorded once, so the times belong to it if the entry is still there.
         entry
             .page
             .compare_exchange(key, FREE, Ordering::AcqRel, Ordering::Relaxed)
@@ -142,7 +140,7 @@ impl RequestTimes {
     }
 
     fn set(&self, page: Page) -> &[Entry] {
-        // Fibonacci hashing: neighbours, and pages a huge page apart, spread.
+        // Fibonacci hashing: spreads neighbours, and pages that are a huge page apart.
         let hash = page.index().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let set = usize::try_from(hash).unwrap_or(0) % SETS;
         self.entries
@@ -182,7 +180,7 @@ mod tests {
         // What is not found was counted.
         assert_eq!(found + table.unmeasured(), 2000);
         assert!(found > 1900, "{found}");
-        // Not missing any more: nothing stays behind.
+        // Not missing any more: no entry is left behind.
         assert!(!table.note(Page::new(7), made(7), &missing));
         assert_eq!(table.answered(Page::new(7)), None);
         assert_eq!(table.answered(Page::new(9999)), None, "never asked for");
@@ -212,8 +210,7 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A page comes while it is being asked for: its times are taken by one
-    /// side, and nothing is left behind.
+    /// A page arrives while it is requested: one side takes its times, and no entry is left behind.
     #[test]
     fn loom_a_page_that_comes_while_it_is_asked_for() {
         loom::model(|| {
@@ -233,7 +230,7 @@ mod models {
             let answered = table.answered(page);
             assert!(answered.is_none_or(|times| times == made));
             let goes_on = asker.join().unwrap();
-            // Asked for without being measured: only if nobody could know.
+            // Requested without being measured: only if neither side could know.
             assert!(!goes_on || answered.is_some());
             assert_eq!(table.answered(page), None, "left behind");
             assert_eq!(table.unmeasured(), 0);

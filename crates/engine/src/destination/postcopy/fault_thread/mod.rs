@@ -1,10 +1,8 @@
-//! The fault threads: read userfaults, send page requests. Nothing else runs
-//! on this path.
+//! The fault threads: read userfaults, send page requests. Nothing else runs on this path.
 //!
-//! Several may read one userfaultfd; each message goes to one of them. What
-//! they share is the installer and the way out (`request_sender.rs`), neither of which
-//! makes one wait for another's system call. Nothing is allocated once they
-//! run.
+//! Several threads may read one userfaultfd; each message goes to one of them. They share the
+//! installer and the request sender (`request_sender.rs`), and neither makes one thread wait for
+//! another thread's system call. Nothing is allocated once they run.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -31,11 +29,11 @@ use hikkoshi_linux::Rank;
 /// Faults read with one system call.
 const BATCH: usize = 64;
 
-/// Bytes of requests that come of one.
+/// Bytes of requests that one batch leads to.
 pub(crate) const BATCH_BYTES: usize = BATCH * GAPS * HEADER_LEN;
 
-/// Between so many looks at the userfaultfd a spinning thread looks at
-/// everything else once: some 10 µs.
+/// A polling thread checks everything else once after this many reads of the userfaultfd: some 10
+/// µs.
 const SPINS: u32 = 64;
 
 /// What the fault threads share.
@@ -48,9 +46,8 @@ struct Shared {
     poll: bool,
 }
 
-/// Starts `threads` threads, one with each step of the iterator: those before
-/// one that cannot be started run. They end when `stop` is stopped, or with an
-/// event when something fails.
+/// Starts `threads` threads, one with each step of the iterator; if one cannot be started, the
+/// others run. They end when `stop` is stopped, or with an event when something fails.
 pub(crate) fn start(
     installer: &Arc<Installer>,
     request_sender: &Arc<RequestSender>,
@@ -78,7 +75,7 @@ pub(crate) fn start(
                 let _last_word = PanicNotifier::new(&events, died);
                 priority.take(Rank::Urgent);
                 if let Err(failure) = fault_thread.run() {
-                    // Nobody listens any more once the migration is over.
+                    // After the end of the migration nothing receives events any more.
                     let _ = events.send(Event::Failed(failure));
                 }
             })
@@ -92,9 +89,9 @@ struct FaultThread {
     shared: Arc<Shared>,
     watch: Watch<Stream>,
     buffer: EventBuffer,
-    /// Host pages to ask for, and when their faults were read.
+    /// Host pages to request, and when their faults were read.
     wanted: Vec<(PageRange, u64)>,
-    /// Host pages that nobody owes.
+    /// Host pages that the source does not owe.
     fills: Vec<PageRange>,
     frames: Vec<u8>,
 }
@@ -152,8 +149,7 @@ impl FaultThread {
         }
     }
 
-    /// Waits, or spins, until there is something to do; what was read is in
-    /// the buffer.
+    /// Waits, or polls, until there is something to do; the messages are in the buffer.
     fn next(&mut self) -> Result<Ready, DestinationFailure> {
         let Shared {
             installer,
@@ -192,8 +188,7 @@ impl FaultThread {
         }
     }
 
-    /// What is in the buffer: what to do for it is in `wanted` and `fills`
-    /// afterwards.
+    /// Decides about the messages in the buffer: the results are in `wanted` and `fills`.
     fn faults(&mut self) {
         let Shared {
             installer,
@@ -203,7 +198,7 @@ impl FaultThread {
         let read = installer.requests.now();
         while let Some(event) = self.buffer.take() {
             let hikkoshi_userfault::Event::Fault(fault) = event else {
-                // No other events were asked for.
+                // No other events were registered.
                 tracing::warn!(?event, "an event of the userfaultfd that was not asked for");
                 continue;
             };
@@ -216,8 +211,7 @@ impl FaultThread {
         }
     }
 
-    /// First the requests: their answers are a round trip away, and filling
-    /// takes its time.
+    /// Sends requests first: their answers take a round trip, and filling takes time.
     fn answer(&mut self) -> Result<(), DestinationFailure> {
         self.ask();
         let Shared {
@@ -227,8 +221,7 @@ impl FaultThread {
             loop {
                 match installer.copier.fill(range) {
                     Ok(()) => break,
-                    // The wait for memory was interrupted, by what only receivers
-                    // must heed.
+                    // The wait for memory was interrupted, which concerns only receivers.
                     Err(CopyError::OutOfMemory { .. })
                         if installer.copier.memory_pressure().waits_for_memory()
                             && !stop.is_stopped() =>
@@ -242,7 +235,7 @@ impl FaultThread {
         Ok(())
     }
 
-    /// Asks for all that is wanted, with one system call.
+    /// Sends all requests with one system call.
     fn ask(&mut self) {
         if self.wanted.is_empty() {
             return;

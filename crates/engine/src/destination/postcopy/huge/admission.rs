@@ -1,7 +1,7 @@
-//! How many huge pages are asked for at once.
+//! Limits how many huge pages are requested at once.
 //!
-//! A huge page that is asked for takes memory until it is whole. What is asked
-//! for is bounded, and further requests wait their turn, in order.
+//! A huge page that is requested takes memory until it is complete. So the number is limited, and
+//! further requests wait for admission, in order.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,15 +11,14 @@ use std::sync::{Arc, Mutex};
 use hikkoshi_pages::Page;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Huge pages that are asked for, and those that wait for it. Each is known by
-/// its first page.
+/// Huge pages that are requested, and those that wait. Each is identified by its first page.
 #[derive(Debug)]
 pub(crate) struct Admission {
     state: Mutex<State>,
     news: Arc<AdmissionEvent>,
 }
 
-/// Readable when somebody's turn has come.
+/// Readable when a page may have been admitted.
 #[derive(Debug)]
 pub(crate) struct AdmissionEvent(OwnedFd);
 
@@ -36,10 +35,10 @@ impl AdmissionEvent {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// No longer readable, until the next turn comes.
+    /// Not readable any more, until the next admission.
     pub(crate) fn heard(&self) {
         let mut counter = [0; 8];
-        // Nothing to read: another thread has heard.
+        // Nothing to read: another thread has read it.
         let _ = rustix::io::read(&self.0, &mut counter);
     }
 }
@@ -54,29 +53,30 @@ impl AsFd for AdmissionEvent {
 struct State {
     most: usize,
     asked: Vec<Page>,
-    /// And when their faults were read, on the caller's clock.
+    /// With the times at which their faults were read, on the caller's clock.
     waiting: VecDeque<(Page, u64)>,
 }
 
 impl Admission {
-    /// Up to `most` at once, at least one; `news` tells of the others' turns.
+    /// Admits up to `most` pages at once, at least one; `news` becomes readable when a waiting page
+    /// is admitted.
     pub(crate) fn new(most: usize, news: Arc<AdmissionEvent>) -> Self {
         let most = most.max(1);
         Self {
             state: Mutex::new(State {
                 most,
                 asked: Vec::with_capacity(most),
-                // Each waiting page is a thread of the guest that waits: more
-                // than this many are possible, but cost an allocation.
+                // Each waiting page is a waiting thread of the guest: more than this many are
+                // possible, but cost an allocation.
                 waiting: VecDeque::with_capacity(1024),
             }),
             news,
         }
     }
 
-    /// Whether `page`, whose fault was read at `read`, may be asked for now;
-    /// otherwise it waits. The caller must look afterwards whether the page has
-    /// come meanwhile, and say so.
+    /// Whether `page`, whose fault was read at `read`, is admitted now; otherwise it waits. The
+    /// caller must check afterwards whether the page has arrived meanwhile, and then call
+    /// [`end`](Self::end).
     pub(crate) fn begin(&self, page: Page, read: u64) -> bool {
         let Ok(mut state) = self.state.lock() else {
             return true;
@@ -90,7 +90,7 @@ impl Admission {
         now
     }
 
-    /// `page` has come, whether it was asked for or not.
+    /// `page` has arrived, whether it was requested or not.
     pub(crate) fn end(&self, page: Page) {
         let Ok(mut state) = self.state.lock() else {
             return;
@@ -107,7 +107,7 @@ impl Admission {
         }
     }
 
-    /// Nothing is asked for any more, and nobody waits.
+    /// Removes all pages, requested and waiting.
     pub(crate) fn start_over(&self) {
         if let Ok(mut state) = self.state.lock() {
             state.asked.clear();
@@ -115,8 +115,7 @@ impl Admission {
         }
     }
 
-    /// The next page whose turn has come, and when its fault was read; it
-    /// counts as asked for.
+    /// The next admitted page, and when its fault was read; it counts as requested.
     pub(crate) fn next(&self) -> Option<(Page, u64)> {
         let mut state = self.state.lock().ok()?;
         if state.asked.len() >= state.most {
@@ -154,11 +153,11 @@ mod tests {
         assert!(!readable(&turns));
         turns.end(page(20));
         assert!(readable(&turns));
-        // Somebody else is first, although there is room.
+        // Another page is first, although there is room.
         assert!(!turns.begin(page(60), 6));
         turns.news.heard();
         assert!(!readable(&turns));
-        // One that waited comes unasked.
+        // A waiting page arrives without a request.
         turns.end(page(40));
         assert_eq!(turns.next(), Some((page(30), 3)));
         assert_eq!(turns.next(), None);

@@ -1,9 +1,8 @@
-//! Huge pages, rebuilt once the guest is here.
+//! Rebuilds huge pages when the guest is complete.
 //!
-//! A guest in tmpfs arrives in pages of 4 KiB, which is what makes a fault
-//! cheap; afterwards they cost it address translation. With every page here and
-//! the memory let go, the kernel is asked to put them together, 2 MiB at a
-//! time, at a rate that leaves memory bandwidth to the guest.
+//! A guest in tmpfs arrives in pages of 4 KiB, which makes faults cheap but address translation
+//! expensive afterwards. When every page is here and the memory is unregistered, the kernel is
+//! asked to collapse them, 2 MiB at a time, at a rate that leaves memory bandwidth to the guest.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -23,8 +22,8 @@ use hikkoshi_memory::RamFiles;
 /// Pages in a huge page.
 const PAGES: u64 = COLLAPSE_BYTES / PAGE_BYTES;
 
-/// Rebuilds huge pages under `guest`'s memory, at most `rate` bytes a second,
-/// until it is done or told to stop.
+/// Rebuilds huge pages in `guest`'s memory, at most `rate` bytes a second, until it is done or
+/// cancelled.
 pub(crate) fn run(
     guest: &dyn DestinationGuest,
     rate: NonZeroU64,
@@ -85,13 +84,13 @@ struct Work<'a> {
     pace: Pace,
     watch: &'a ReceiveWatch,
     account: CollapseAccount,
-    /// Places whose pages were in use; they are tried once more at the end.
+    /// Ranges whose pages were in use; they are tried once more at the end.
     again: Vec<HostRange>,
     failures: Vec<(CollapseError, u64)>,
 }
 
 impl Work<'_> {
-    /// Every place; `false` when there is no point in going on.
+    /// Tries every range; `false` when continuing makes no sense.
     fn all(&mut self, hosts: &[u64]) -> bool {
         let ram = Arc::clone(&self.ram);
         for (((block, pages), &base), file) in ram.layout().blocks().zip(hosts).zip(ram.files()) {
@@ -99,7 +98,7 @@ impl Work<'_> {
             if block.host_page != PAGE_BYTES {
                 continue; // Huge already.
             }
-            // Only whole places that are aligned in the process.
+            // Only whole ranges that are aligned in the process.
             let skip = base.next_multiple_of(COLLAPSE_BYTES) - base;
             let mut offset = skip;
             while offset + COLLAPSE_BYTES <= block.bytes {
@@ -115,7 +114,7 @@ impl Work<'_> {
         true
     }
 
-    /// The places whose pages were in use, a second and last time.
+    /// The ranges whose pages were in use, a second and last time.
     fn once_more(&mut self) {
         while let Some(range) = self.again.pop() {
             if !self.keep_pace() {
@@ -132,11 +131,9 @@ impl Work<'_> {
         }
     }
 
-    /// One huge page, whose address is `aligned` as its place in the file is;
-    /// `false` when there is no point in going on.
+    /// Rebuilds one huge page; `aligned` is its address. `false` when continuing makes no sense.
     fn one(&mut self, place: PageRange, range: HostRange, aligned: bool) -> bool {
-        // A place that the guest has never written takes no memory, and shall
-        // not.
+        // A range that the guest has never written takes no memory, and must not start to.
         if matches!(self.ram.has_data(place), Ok(false)) {
             return true;
         }
@@ -157,7 +154,7 @@ impl Work<'_> {
         true
     }
 
-    /// Counts a failure; `false` when it will be so everywhere.
+    /// Counts a failure; `false` when every other range would fail as well.
     fn failed(&mut self, error: CollapseError) -> bool {
         self.count(error, 1);
         let everywhere = matches!(error, CollapseError::NotPermitted | CollapseError::Gone);
@@ -174,7 +171,7 @@ impl Work<'_> {
         }
     }
 
-    /// Waits until the next one may be done; `false`: told to stop.
+    /// Waits until the rate allows the next one; `false`: cancelled.
     fn keep_pace(&mut self) -> bool {
         while !self.watch.cancel.is_cancelled() {
             let now = Instant::now();
@@ -190,7 +187,7 @@ impl Work<'_> {
     }
 
     fn into_account(mut self) -> CollapseAccount {
-        // Those that did not get their second try.
+        // Those that were not tried a second time.
         let left = self.again.len() as u64;
         if left > 0 {
             self.count(CollapseError::Busy, left);

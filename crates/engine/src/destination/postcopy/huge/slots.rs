@@ -1,12 +1,11 @@
 //! Which thread writes which piece of which huge page, and which thread wrote the last piece.
 //!
-//! A lock is taken to find a huge page's slot, and to leave it. Pieces are
-//! claimed and counted without it, and while they are copied nothing is locked:
-//! each piece has exactly one writer, and the one that counts the last piece
-//! has seen everybody's writes (the counter's release and acquire).
+//! A lock is taken to find a huge page's slot, and to leave it. Pieces are claimed and counted
+//! without the lock, and no lock is held while they are copied: each piece has exactly one writer,
+//! and the thread that counts the last piece sees all writes (the counter's release and acquire).
 //!
-//! A slot is used for another huge page only when the one in it is done and
-//! every thread has left it.
+//! A slot is used for another huge page only when its huge page is done and every thread has left
+//! it.
 
 use hikkoshi_pages::{Page, PageBitmap, PageRange};
 use thiserror::Error;
@@ -32,7 +31,7 @@ struct Entry {
     state: State,
     /// Threads between [`SlotTable::enter`] and [`SlotTable::leave`].
     users: u32,
-    /// Nothing of it is missing any more.
+    /// No page of it is missing any more.
     done: bool,
 }
 
@@ -41,13 +40,13 @@ enum State {
     Free,
     /// Holds pieces of the huge page that begins there.
     Partial(Page),
-    /// Is made ready for the next one.
+    /// Is being cleared for the next one.
     Clearing,
 }
 
 #[derive(Debug)]
 struct Slot {
-    /// Pieces that nobody has claimed, by their place in the huge page.
+    /// Pieces that are not claimed, by their offset in the huge page.
     missing: PageBitmap,
     /// Pieces that have not been written.
     left: AtomicU64,
@@ -73,12 +72,11 @@ impl SlotTable {
         }
     }
 
-    /// The slot of the huge page that begins at `start`: the one that it has,
-    /// or a free one.
+    /// The slot of the huge page that begins at `start`: its own, or a free one.
     pub(crate) fn enter(&self, start: Page) -> Result<usize, TooManyPartial> {
         let full = TooManyPartial(self.slots.len());
         let Ok(mut entries) = self.entries.lock() else {
-            // A thread died while it held the lock, and reported it.
+            // A thread panicked while it held the lock, and reported it.
             return Err(full);
         };
         let holding = |state| entries.iter().position(|entry| entry.state == state);
@@ -113,28 +111,26 @@ impl SlotTable {
         starts.collect()
     }
 
-    /// Claims what is left of `piece` (places in the huge page) for writing, a
-    /// run at a time; `None` when all of it has been claimed.
+    /// Claims what is left of `piece` (offsets in the huge page) for writing, a run at a time;
+    /// `None` when all of it is claimed.
     pub(crate) fn claim(&self, slot: usize, piece: PageRange) -> Option<PageRange> {
         self.slots.get(slot)?.missing.claim_run(piece, piece.len())
     }
 
-    /// `pages` more that were claimed have been written; `true` for whoever
-    /// wrote the last.
+    /// `pages` more claimed pages have been written; `true` for the thread that wrote the last.
     pub(crate) fn written(&self, slot: usize, pages: u64) -> bool {
         self.slots
             .get(slot)
             .is_some_and(|slot| slot.left.fetch_sub(pages, Ordering::AcqRel) == pages)
     }
 
-    /// What nobody has claimed, by place in the huge page.
+    /// The pages that are not claimed, by their offset in the huge page.
     pub(crate) fn missing(&self, slot: usize) -> Option<&PageBitmap> {
         Some(&self.slots.get(slot)?.missing)
     }
 
-    /// Leaves a slot. `done`: nothing of its huge page is missing any more.
-    /// The last to leave a slot that is done makes it ready for another, with
-    /// `clear` for what belongs to it.
+    /// Leaves a slot. `done`: no page of its huge page is missing any more. The last thread to
+    /// leave a slot that is done clears it for another huge page, and calls `clear`.
     pub(crate) fn leave(&self, slot: usize, done: bool, clear: impl FnOnce()) {
         {
             let Ok(mut entries) = self.entries.lock() else {
@@ -150,11 +146,11 @@ impl SlotTable {
             }
             entry.state = State::Clearing;
         }
-        // Nobody finds it now; a gigabyte's worth of bits takes its time.
+        // No thread finds it now; clearing the bits of a gigabyte takes time.
         clear();
         if let Some(slot) = self.slots.get(slot) {
             slot.missing.set_range(slot.missing.all());
-            // Read by nobody, and written before the lock is taken.
+            // Read by no thread, and written before the lock is taken.
             slot.left.fetch_add(
                 self.pages - slot.left.load(Ordering::Relaxed),
                 Ordering::Relaxed,
@@ -184,8 +180,7 @@ mod models {
         content: [AtomicU64; PAGES as usize],
     }
 
-    /// Brings page `at` of the huge page at `start`; gives the content if it
-    /// was the last.
+    /// Writes page `at` of the huge page at `start`; returns the content if it was the last.
     fn bring(shared: &Shared, start: u64, at: u64) -> Option<[u64; 2]> {
         let start = Page::new(start);
         let slot = shared.book.enter(start).unwrap();
@@ -210,7 +205,7 @@ mod models {
         })
     }
 
-    /// Two threads bring a piece each: one of them sees both.
+    /// Two threads write a piece each: one of them sees both.
     #[test]
     fn loom_the_last_piece_sees_the_others() {
         loom::model(|| {
@@ -221,20 +216,20 @@ mod models {
             let theirs = thread.join().unwrap();
             assert!(mine.is_some() != theirs.is_some(), "whole once");
             assert_eq!(mine.or(theirs), Some([11, 12]));
-            // The slot is free again, for another one.
+            // The slot is free for another one.
             assert_eq!(bring(&shared, 20, 1), None);
             assert_eq!(bring(&shared, 20, 0), Some([21, 22]));
         });
     }
 
-    /// One piece comes twice while the other one comes.
+    /// One piece arrives twice while the other one arrives.
     #[test]
     fn loom_a_piece_that_comes_twice_counts_once() {
         loom::model(|| {
             let shared = shared();
             assert_eq!(bring(&shared, 10, 0), None);
             let other = Arc::clone(&shared);
-            // Stays in the slot while the huge page becomes whole.
+            // Stays in the slot while the huge page is completed.
             let slot = shared.book.enter(Page::new(10)).unwrap();
             let thread = thread::spawn(move || bring(&other, 10, 1));
             let again = PageRange::from_len(Page::new(0), 1);

@@ -1,16 +1,14 @@
-//! Huge pages in pieces.
+//! Assembles huge pages.
 //!
-//! The kernel installs a huge page whole or not at all, but it travels in
-//! 4 KiB pieces that urgent pages can overtake. The pieces meet here, in any
-//! order and from any link (`book.rs`), in buffers that are set aside when
-//! post-copy is made ready: they take memory when they are first used.
+//! The kernel installs a huge page whole or not at all, but it travels in 4 KiB pieces that urgent
+//! pages can overtake. The pieces are assembled here, in any order and from any link (`slots.rs`),
+//! in buffers that are mapped when post-copy is prepared and take memory when they are first used.
 //!
-//! **How many.** A source ends a huge page before it begins another on the same
-//! link (`hikkoshi_wire`'s essay), so that there are no more incomplete ones
-//! than links and unanswered requests. What is asked for is bounded here
-//! (`turns.rs`); what may be in flight on a link is allowed for, and one that is
-//! whole and being cleared. A peer that still finds no slot does not keep to
-//! this, and is refused.
+//! **How many.** A source completes a huge page before it begins another on the same link (see
+//! `hikkoshi_wire`), so there are at most as many incomplete ones as links and unanswered requests.
+//! Requests are limited here (`admission.rs`). Slots are also provided for what may be in flight on
+//! a link, and for one complete page that is being cleared. A peer that still finds no slot breaks
+//! this rule, and is refused.
 
 use hikkoshi_linux::Errno;
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamLayout};
@@ -18,34 +16,34 @@ use hikkoshi_userfault::PageBuffer;
 
 use crate::destination::postcopy::huge::slots::{SlotTable, TooManyPartial};
 
-/// Huge pages of one size that are asked for at once take at most so many
-/// bytes, but one is always possible.
+/// Huge pages of one size that are requested at once take at most this many bytes, but one is
+/// always possible.
 const ASKED_BYTES: u64 = 64 << 20;
 
-/// Most huge pages that are asked for at once.
+/// At most this many huge pages are requested at once.
 const ASKED: u64 = 32;
 
-/// A link may have pieces of so many bytes of huge pages in flight: with
-/// several links taking turns in one huge page, a late one may hold up some.
+/// A link may have pieces of this many bytes of huge pages in flight: with several links taking
+/// turns in one huge page, a slow link may delay some.
 const IN_FLIGHT_BYTES: u64 = 16 << 20;
 
-/// The most gaps of a huge page that are asked for one by one.
+/// The most gaps of a huge page that are requested separately.
 pub(crate) const GAPS: usize = 16;
 
-/// How much there is to set aside for huge pages of one size.
+/// How much to provide for huge pages of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Size {
     /// Bytes in a huge page.
     pub(crate) host_page: u64,
-    /// Huge pages that are asked for at once.
+    /// Huge pages that are requested at once.
     pub(crate) asked: u64,
-    /// Huge pages that may be incomplete at once, and one that is cleared.
+    /// Huge pages that may be incomplete at once, and one that is being cleared.
     pub(crate) slots: u64,
 }
 
 impl Size {
-    /// For each size of huge pages in `layout`, with a source that sends over
-    /// so many background links.
+    /// For each size of huge pages in `layout`, with a source that sends over `links` background
+    /// links.
     pub(crate) fn all(layout: &RamLayout, links: u16) -> Vec<Self> {
         let mut sizes: Vec<Self> = Vec::new();
         for (block, _) in layout.blocks() {
@@ -66,14 +64,14 @@ impl Size {
         for size in &mut sizes {
             let a_link = (IN_FLIGHT_BYTES / size.host_page).max(1);
             let most = u64::from(links) * a_link + size.asked + 1;
-            // No more than there are.
+            // Not more than exist.
             size.slots = size.slots.min(most);
             size.asked = size.asked.min(size.slots);
         }
         sizes
     }
 
-    /// Memory that putting huge pages together may take, in bytes.
+    /// Memory for assembling huge pages, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.host_page.saturating_mul(self.slots)
     }
@@ -84,12 +82,12 @@ impl Size {
 pub(crate) struct Staging {
     book: SlotTable,
     buffers: Box<[PageBuffer]>,
-    /// Whether a buffer is given back to the system after each use.
+    /// Whether a buffer is returned to the system after each use.
     lends: bool,
 }
 
-/// A huge page that is whole. Its buffer is free again when this is dropped:
-/// the page must be booked as received before.
+/// A complete huge page. Its buffer is free again when this is dropped: remove the page from the
+/// missing set before.
 #[derive(Debug)]
 pub(crate) struct Whole<'a> {
     staging: &'a Staging,
@@ -124,9 +122,9 @@ impl Staging {
         })
     }
 
-    /// Adds `piece` of the huge page `whole`; gives it when that made it
-    /// complete. A piece that arrives twice is taken once. `missing` says
-    /// whether the huge page has not been received yet.
+    /// Adds `piece` of the huge page `whole`; returns the page when that completed it. A piece that
+    /// arrives twice is taken once. `missing` returns whether the huge page has not been received
+    /// yet.
     pub(crate) fn add(
         &self,
         whole: PageRange,
@@ -135,7 +133,7 @@ impl Staging {
         missing: impl Fn() -> bool,
     ) -> Result<Option<Whole<'_>>, TooManyPartial> {
         let slot = self.book.enter(whole.start())?;
-        // It may have become whole since the caller looked, and left its slot.
+        // It may have been completed since the caller checked, and its slot left.
         if !missing() {
             self.leave(slot, true);
             return Ok(None);
@@ -157,8 +155,8 @@ impl Staging {
         Ok(None)
     }
 
-    /// Tells which parts of the huge page `whole` have not arrived: up to
-    /// [`GAPS`] ranges, the last of which may reach over some that have.
+    /// Calls `each` with the parts of the huge page `whole` that have not arrived: up to [`GAPS`]
+    /// ranges, the last of which may include some that have.
     pub(crate) fn gaps(&self, whole: PageRange, mut each: impl FnMut(PageRange)) {
         let Some(slot) = self.book.enter_existing(whole.start()) else {
             each(whole);
@@ -190,7 +188,7 @@ impl Staging {
         self.leave(slot, false);
     }
 
-    /// Forgets all pieces.
+    /// Drops all pieces.
     pub(crate) fn drop_all(&self) {
         for start in self.book.partial() {
             if let Some(slot) = self.book.enter_existing(start) {
