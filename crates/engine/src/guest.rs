@@ -19,10 +19,10 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use hikkoshi_linux::Cancel;
 use hikkoshi_memory::RamFiles;
 
-/// What went wrong inside a guest adapter, in the adapter's own words.
+/// An error of a guest adapter.
 ///
-/// The text says what was being done, to what, what went wrong and what to do
-/// next; the engine adds only what became of the guest.
+/// The text says what was being done, to what, what went wrong and what to do next; the engine adds
+/// only where the guest is.
 #[derive(Debug)]
 pub struct GuestError(Box<dyn Error + Send + Sync>);
 
@@ -47,12 +47,11 @@ impl Error for GuestError {
 
 /// A running guest that is to be moved away.
 ///
-/// The engine calls the methods in this order: [`start_dirty_log`] (not in
-/// post-copy without pre-copy rounds), [`drain`] any number of times, [`pause`],
-/// [`save_device_state`], then
-/// either [`resume`] (the migration failed) or nothing (it succeeded), and
-/// [`release`] last, or [`leave`] where the migration is to be taken up again.
-/// An adapter for that hears [`resume`] at most, and then one of these two.
+/// The engine calls the methods in this order: [`start_dirty_log`] (not in post-copy without
+/// pre-copy rounds), [`drain`] any number of times, [`pause`], [`save_device_state`], then
+/// [`resume`] if the migration failed, and [`release`] last. If another engine is to resume the
+/// migration, [`leave`] is called instead of [`release`]. An adapter for a resumed migration gets
+/// at most [`resume`], and then one of these two.
 ///
 /// [`start_dirty_log`]: SourceGuest::start_dirty_log
 /// [`drain`]: SourceGuest::drain
@@ -126,19 +125,18 @@ impl Error for GuestError {
 pub trait SourceGuest: Send {
     /// The machine as the destination must provide it.
     ///
-    /// `running` says whether the guest runs, as of [`pause`](Self::pause)
-    /// once that was called; a guest that its owner paused stays paused at the
-    /// destination.
+    /// `running` is whether the guest runs; from [`pause`](Self::pause) on, whether it ran at that
+    /// time. A guest that its owner has paused stays paused at the destination.
     fn describe(&self) -> &GuestDescription;
 
-    /// What the guest was given for processors. An adapter whose guests have
-    /// the same ones everywhere need not say.
+    /// The processors that the guest was given. The default is for adapters whose guests have the
+    /// same processors everywhere.
     fn processors(&self) -> Processors {
         Processors::default()
     }
 
-    /// What the guest's machine consists of. An adapter whose machines are all
-    /// alike, or that finds differences by itself, need not say.
+    /// The parts of the guest's machine. The default is for adapters whose machines are all alike,
+    /// or that find differences themselves.
     fn machine(&self) -> Machine {
         Machine::default()
     }
@@ -148,82 +146,76 @@ pub trait SourceGuest: Send {
 
     /// Starts to log writes to the guest's memory.
     ///
-    /// From the return of this call on, no write by a processor is missed. May
-    /// be called once; the log ends with [`release`](Self::release).
+    /// When this call has returned, no write by a processor is missed. It may be called once; the
+    /// log ends with [`release`](Self::release).
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError>;
 
-    /// Whether devices write to the guest's memory in a way that the dirty log
-    /// sees when a page is pinned, but not when the data lands. Asked once, after
-    /// [`start_dirty_log`](Self::start_dirty_log). If so, the engine calls
-    /// [`drain`](Self::drain) after it has taken the log of some pages and before
+    /// Whether devices write to guest memory in a way that the dirty log sees when a page is
+    /// pinned, but not when the data lands. Called once, after
+    /// [`start_dirty_log`](Self::start_dirty_log). If so, the engine calls [`drain`](Self::drain)
+    /// after it has taken the log of some pages and before it copies them. [`DirtyLog`] explains
+    /// why.
     /// it copies them. [`DirtyLog`] has the reason.
     fn needs_drain(&self) -> bool;
 
-    /// Waits until every device write that was under way when this was called
-    /// has landed. The processors run on, but may wait where they need the
-    /// monitor; new device requests wait until the drain is over. Ends early, with an error, once `cancel` is set.
+    /// Waits until every device write has landed that was in progress when this was called. The
+    /// processors keep running, but may wait where they need the monitor; new device requests wait
+    /// until the drain is over. Ends early, with an error, once `cancel` is set.
     ///
-    /// A paused guest has no device writes under way: [`pause`](Self::pause)
-    /// drains as well.
+    /// A paused guest has no device writes in progress: [`pause`](Self::pause) drains as well.
     fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError>;
 
-    /// Stops the guest, with everything for saving its device state set up
-    /// beforehand; gives the instant at which it stopped. Device writes under way
-    /// have landed when this returns.
+    /// Pauses the guest, after everything for saving its device state was set up; returns the time
+    /// at which it paused. Device writes that were in progress have landed when this returns.
     ///
-    /// On an error the guest runs on (or stays as its owner left it).
+    /// On an error the guest keeps running (or stays as its owner left it).
     fn pause(&mut self) -> Result<Instant, GuestError>;
 
     /// Saves the paused guest's device state into `sink`.
     ///
     /// May dirty guest memory: the last [`DirtyLog::take`] comes afterwards.
     ///
-    /// Ends soon, with an error, once `give_up` is set: the migration was
-    /// cancelled, or the guest has been paused for too long. It must be possible
-    /// to [`resume`](Self::resume) the guest then.
+    /// Ends soon, with an error, once `give_up` is set: the migration was cancelled, or the guest
+    /// has been paused for too long. [`resume`](Self::resume) must be possible then.
     fn save_device_state(
         &mut self,
         sink: &mut dyn Write,
         give_up: &Cancel,
     ) -> Result<(), GuestError>;
 
-    /// Lets a paused guest run again as if nothing had happened.
+    /// Resumes a paused guest, as if nothing had happened.
     ///
-    /// Must work at any point: when [`pause`](Self::pause) was never called,
-    /// and when `pause` or `save_device_state` failed half-way. A guest that
-    /// its owner had paused stays paused.
+    /// Must work at any point: when [`pause`](Self::pause) was never called, and when `pause` or
+    /// `save_device_state` failed half-way. A guest that its owner had paused stays paused.
     fn resume(&mut self) -> Result<(), GuestError>;
 
-    /// Fails if the guest runs, though it was handed over, or may have been: what
-    /// it does is no part of what the destination gets. Called before a migration
-    /// that another engine has begun is gone on with.
+    /// Fails if the guest runs although it was, or may have been, handed over: what it does now is
+    /// lost to the destination. Called before a migration of another engine is resumed.
     fn stands_still(&mut self) -> Result<(), GuestError> {
         Ok(())
     }
 
-    /// Leaves everything in the guest's process as it is: the guest was handed
-    /// over, and may come back, or the destination needs more of its memory.
-    /// Another engine will go on from there, with an adapter of its own. Called
-    /// instead of [`release`](Self::release).
+    /// Leaves everything in the guest's process as it is: the guest was handed over, and may come
+    /// back, or the destination needs more of its memory. Another engine will continue, with a new
+    /// adapter. Called instead of [`release`](Self::release).
     fn leave(&mut self) {}
 
     /// Gives back everything that was taken from the guest's process.
     /// Idempotent.
     fn release(&mut self) -> Result<(), GuestError>;
 
-    /// Whether the machine's process is gone, and the guest with it, if it was
-    /// here.
+    /// Whether the machine's process has ended, and the guest with it, if it was here.
     fn has_ended(&self) -> bool {
         false
     }
 }
 
-/// What a thread of a machine's process is.
+/// A thread of a machine's process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadName {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Which virtual processor it is, if it is one and only one.
+    /// The virtual processor that it runs, if it runs exactly one.
     pub vcpu: Option<u32>,
 }
 
@@ -307,7 +299,7 @@ pub struct ThreadName {
 /// }
 /// ```
 pub trait DestinationGuest: Send {
-    /// The machine as it is here, to be compared with the source's.
+    /// The machine here, to be compared with the source's.
     fn describe(&self) -> &GuestDescription;
 
     /// The processors that a guest would have here; see
@@ -316,67 +308,64 @@ pub trait DestinationGuest: Send {
         Processors::default()
     }
 
-    /// What the machine here consists of; see [`SourceGuest::machine`].
+    /// The parts of the machine here; see [`SourceGuest::machine`].
     fn machine(&self) -> Machine {
         Machine::default()
     }
 
-    /// The machine's memory, for filling.
+    /// The machine's memory, for writing.
     fn ram(&self) -> Arc<RamFiles>;
 
-    /// Readies the machine to be filled: from here on it never runs before
-    /// [`resume`](Self::resume) says so.
+    /// Prepares the machine to be filled: from now on it runs only after [`resume`](Self::resume).
     fn prepare(&mut self) -> Result<(), GuestError>;
 
-    /// A userfaultfd of the process that holds the machine's memory, and where
-    /// each RAM block begins in that process (bytes, one address a block, in
-    /// layout order). Nothing is registered yet; but of an adapter for a
-    /// migration that is taken up again it is the one that was left inside.
+    /// A userfaultfd of the process that holds the machine's memory, and the address of each RAM
+    /// block in that process (bytes, in layout order). Nothing is registered yet; for a resumed
+    /// migration it is the one that was left in the process.
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError>;
 
-    /// Loads the device state. Touches guest memory: with post-copy, faults
-    /// are answered while this runs.
+    /// Loads the device state. This accesses guest memory: with post-copy, faults are handled
+    /// meanwhile.
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError>;
 
-    /// Lets the guest run; gives the instant from which it does.
+    /// Resumes the guest; returns the time at which it was resumed.
     ///
-    /// With `running == false` the guest stays paused (its owner had paused
-    /// it at the source) and the call only settles the machine's state.
+    /// With `running == false` the guest stays paused (its owner had paused it at the source), and
+    /// the call only sets the machine's state.
     ///
-    /// May wait for pages, and ends early, with an error, once `give_up` is
-    /// set: the guest runs nevertheless when they come. May be called again,
-    /// by another engine with another adapter, for a guest that runs already.
+    /// May wait for pages, and ends early, with an error, once `give_up` is set: the guest still
+    /// runs when they arrive. May be called again, by another engine with another adapter, for a
+    /// guest that already runs.
     fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError>;
 
-    /// Whether it is sure, after a [`resume`](Self::resume) that has failed, that
-    /// the guest has never run here and will not by itself: the monitor refused,
-    /// and its state shows it. The source takes the guest back then.
+    /// Whether it is certain, after a [`resume`](Self::resume) that failed, that the guest has
+    /// never run here and will not by itself: the monitor refused, and its state shows it. The
+    /// source then takes the guest back.
     fn never_ran(&self) -> bool {
         false
     }
 
-    /// The guest runs here, and pages of it may be missing: from now on the machine
-    /// is listened to, for why it ends. Must not wait for the machine.
+    /// The guest runs here, and pages of it may be missing: watch the machine from now on for the
+    /// reason why it ends. Must not wait for the machine.
     fn attend(&mut self) {}
 
-    /// Whether a machine that [has ended](Self::has_ended) did so because the guest
-    /// has shut itself down, as far as that was heard since
-    /// [`attend`](Self::attend).
+    /// Whether a machine that [has ended](Self::has_ended) did so because the guest has shut itself
+    /// down, as far as that was seen since [`watch_for_end`](Self::watch_for_end).
     fn has_shut_down(&mut self) -> bool {
         false
     }
 
-    /// Ends the machine's process, and the guest with it, for good: its migration
-    /// was given up, and pages that it lacks will never come.
+    /// Ends the machine's process, and the guest with it: its migration was given up, and its
+    /// missing pages will never arrive.
     fn kill(&mut self) -> Result<(), GuestError>;
 
-    /// Whether the machine's process is gone, and the guest with it.
+    /// Whether the machine's process has ended, and the guest with it.
     fn has_ended(&self) -> bool {
         false
     }
 
-    /// What a thread of the machine's process is: one that faults. `None` if
-    /// there is no such thread (any more).
+    /// The thread `thread` of the machine's process, one that faults. `None` if there is no such
+    /// thread (any more).
     ///
     /// Called while pages are missing: must not wait for the machine.
     fn name_thread(&self, thread: u32) -> Option<ThreadName> {
@@ -384,16 +373,14 @@ pub trait DestinationGuest: Send {
         None
     }
 
-    /// The process that holds the machine's memory, and where each RAM block
-    /// begins in it (bytes, one address a block, in layout order), if the
-    /// adapter can tell: huge pages are rebuilt there on request.
+    /// The process that holds the machine's memory, and the address of each RAM block in it (bytes,
+    /// in layout order), if the adapter knows them: huge pages are rebuilt there on request.
     fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
         None
     }
 
-    /// Leaves the userfaultfd inside the guest's process, if there is one, so
-    /// that faults wait instead of reading zeros, and forgets it: for a
-    /// migration that is to be taken up again.
+    /// Leaves the userfaultfd in the guest's process, if there is one, so that faults wait instead
+    /// of reading zeros, and forgets it: for a migration that another engine is to resume.
     fn abandon_userfault(&mut self);
 
     /// Gives back everything that was taken from the machine's process. Only

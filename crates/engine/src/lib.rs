@@ -3,35 +3,31 @@
 //!
 //! # Model
 //!
-//! A migration has a **source** ([`migrate`]) and a **destination**
-//! ([`receive`]). Each holds its guest through a trait ([`SourceGuest`],
-//! [`DestinationGuest`]) and talks to the other over three kinds of links
-//! ([`link`]): control, urgent, background. Memory is a flat space of 4 KiB
+//! A migration has a **source** ([`migrate`]) and a **destination** ([`receive`]). Each accesses its
+//! guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over three
+//! kinds of links ([`hikkoshi_link`]): control, urgent, background. Memory is a flat space of 4 KiB
 //! pages (`hikkoshi-pages`), read and written through the RAM blocks' files
 //! ([`RamFiles`](hikkoshi_memory::RamFiles)).
 //!
-//! There are three modes ([`Mode`]): **pre-copy** sends rounds of dirty pages
-//! until the rest fits into the downtime; **post-copy** moves the guest first
-//! and lets its pages follow; **hybrid** does one round of pre-copy, then
-//! post-copy. All of them go through one switchover (drawn in
-//! `source/switchover/`), which keeps one promise: *at no instant can two
-//! guests run*, and what fails before *commit* leaves the guest running at the
-//! source. Who may run it is decided by two machines without any I/O
-//! ([`hikkoshi_handover`]); their stages are recorded ([`hikkoshi_handover::Journal`]), so that links
-//! and engines may be lost at any moment, and [`resume_migrate`] and
-//! [`resume_receive`] go on from there.
+//! There are three modes ([`Mode`]). **Pre-copy** sends rounds of dirty pages until the rest fits
+//! into the downtime. **Post-copy** moves the guest first; its pages follow. **Hybrid** does one
+//! round of pre-copy, then post-copy. All modes share one switchover (drawn in
+//! `source/switchover/`), which guarantees two things: *two guests never run at the same time*, and
+//! a failure before *commit* leaves the guest running at the source. Two state machines without I/O
+//! decide who may run it ([`hikkoshi_handover`]). Their stages are recorded
+//! ([`hikkoshi_handover::Journal`]), so links and engines may be lost at any time, and
+//! [`resume_migrate`] and [`resume_receive`] continue from there.
 //!
-//! In post-copy, whoever reads a page request sends the page; who may send a
-//! page is decided by claiming its bit in one atomic bitmap, and presence in
-//! the RAM file is the truth about what has been received. The rest is pushed
-//! on any number of background links, in an order that pays (`source/postcopy/push_policy/`):
-//! read-ahead, hot pages, then outwards from where the guest was last.
+//! In post-copy, the thread that reads a page request sends the page. The right to send a page is
+//! claimed by clearing its bit in one atomic bitmap. A page that is present in the destination's
+//! memory has been received. All other pages are pushed on any number of background links, in an
+//! order that reduces waiting (`source/postcopy/push_policy/`): read-ahead, hot pages, then outwards
+//! from the last page request.
 //!
-//! Links may be protected by TLS 1.3 ([`link::secure`]), by invitation or by an
-//! authority's certificates. A peer is not believed in either case: what it
-//! sends is bounded and checked, and the threads that read it all the time keep
-//! no privilege that they do not need (`confine.rs`); the first words of a
-//! connection are decoded by the main thread.
+//! Links may be protected by TLS 1.3 ([`hikkoshi_link::tls`]), by invitation or by an authority's
+//! certificates. A peer is not trusted in either case: what it sends is bounded and checked, and the
+//! threads that read from links give up all privileges that they do not need
+//! ([`hikkoshi_linux::sandbox_thread`]). The main thread decodes the first messages of a connection.
 //!
 //! # Example
 //!
@@ -65,8 +61,8 @@
 //!
 //! # What is missing
 //!
-//! - Only memory and device state are moved. That disks and networks can be
-//!   reached at the destination as they were is not looked at.
+//! - Only memory and device state are moved. The engine does not check that disks and networks can
+//!   be reached from the destination.
 
 mod control_link;
 pub mod destination;

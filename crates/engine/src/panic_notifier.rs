@@ -1,11 +1,11 @@
-//! A thread that panics is missed.
+//! Reports that a thread has panicked.
 
 use std::sync::mpsc::SyncSender;
 use std::thread;
 
-/// Sends a word when the thread that holds it panics: nobody joins a thread
-/// while the migration goes on, and what it had claimed would be waited for
-/// for ever.
+/// Sends an event when the thread that holds it panics. Threads are not joined during the
+/// migration, so without this event the main thread would wait for ever for what the thread had
+/// claimed.
 #[derive(Debug)]
 pub(crate) struct PanicNotifier<E> {
     events: SyncSender<E>,
@@ -13,7 +13,7 @@ pub(crate) struct PanicNotifier<E> {
 }
 
 impl<E> PanicNotifier<E> {
-    /// `word` goes to `events`, if it comes to that.
+    /// `word` is sent to `events` on a panic.
     pub(crate) fn new(events: &SyncSender<E>, word: E) -> Self {
         Self {
             events: events.clone(),
@@ -25,7 +25,7 @@ impl<E> PanicNotifier<E> {
 impl<E> Drop for PanicNotifier<E> {
     fn drop(&mut self) {
         if let Some(word) = self.word.take().filter(|_| thread::panicking()) {
-            // Nobody listens any more once the migration is over.
+            // After the end of the migration nothing receives events any more.
             let _ = self.events.send(word);
         }
     }

@@ -1,18 +1,17 @@
-//! For how long a side tries to get its links back.
+//! How long a side tries to get lost links back.
 
 use std::time::Duration;
 
-/// How long to retry after links were lost, once the guest may run at the
-/// destination.
+/// How long to retry after links were lost, once the guest may run at the destination.
 ///
-/// It depends on whether the guest runs there before all of its pages are there:
-/// in post-copy a lost link stops the guest at the first missing page, and only
-/// the two sides together can help it.
+/// It depends on whether the guest runs there before all of its pages have arrived: in post-copy a
+/// lost link stops the guest at the first missing page, and it can only continue when both sides
+/// are connected again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryFor {
     precopy: Duration,
     postcopy: Duration,
-    /// At a destination that is *ready*, at least.
+    /// The least for a destination that is *ready*.
     ready: Duration,
 }
 
@@ -20,16 +19,16 @@ impl RetryFor {
     /// A lost link ends this side's part at once. Another engine can resume.
     pub const NEVER: Self = Self::always(Duration::ZERO);
 
-    /// 15 minutes in a migration that ends in post-copy, and not at all in one that
-    /// does not: there, every page has arrived before anything can be retried. A destination that
-    /// is *ready* waits 15 s in any mode: its source may come to say that it keeps the guest.
+    /// 15 minutes in a migration that ends in post-copy, and none in one that does not: there,
+    /// every page has arrived before a retry could help. A destination that is *ready* waits 15 s
+    /// in any mode: its source may connect to report that it keeps the guest.
     pub const BY_MODE: Self = Self {
         precopy: Duration::ZERO,
         postcopy: Duration::from_secs(15 * 60),
         ready: Duration::from_secs(15),
     };
 
-    /// As long in every mode.
+    /// The same time in every mode.
     pub const fn always(time: Duration) -> Self {
         Self {
             precopy: time,
@@ -38,12 +37,12 @@ impl RetryFor {
         }
     }
 
-    /// For how long a destination that is *ready* waits for its source at least.
+    /// How long a destination that is *ready* waits for its source at least.
     pub(crate) const fn at_ready(self) -> Duration {
         self.ready
     }
 
-    /// For a migration that ends in post-copy, or does not.
+    /// The time for a migration that ends in post-copy, or does not.
     pub(crate) const fn of(self, postcopy: bool) -> Duration {
         if postcopy {
             self.postcopy

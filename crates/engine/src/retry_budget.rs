@@ -1,34 +1,33 @@
-//! For how long links that were lost are waited for.
+//! How long to wait for lost links.
 
 use std::time::{Duration, Instant};
 
-/// Between the first two attempts to make links again. The guest may be waiting
-/// for a page: what was mended soon is found soon.
+/// Between the first two attempts to connect. The guest may be waiting for a page, so a short
+/// outage is noticed soon.
 const SOON: Duration = Duration::from_millis(10);
 
-/// The longest between two attempts; each pause is twice the one before. Links
-/// that hold for as long begin with [`SOON`] again.
+/// The longest pause between two attempts; each pause is twice the one before. After links that
+/// lasted as long, the next pause is [`SOON`] again.
 const AGAIN: Duration = Duration::from_millis(640);
 
-/// The time without links, set against what is waited for in all.
+/// The time without links, compared with a limit.
 ///
-/// Time with links makes up for as much time without them. So a line that
-/// breaks now and then is borne without end, and one that can be made but is
-/// lost at once is not.
+/// Time with links makes up for as much time without them. So links that fail now and then are
+/// tolerated without a limit, and links that are lost again at once are not.
 #[derive(Debug)]
 pub(crate) struct RetryBudget {
     patience: Duration,
-    /// What of the patience is used up.
+    /// How much of the limit is used up.
     used: Duration,
-    /// Since when the links have been there, or not.
+    /// Since when the links have been up or down.
     since: Instant,
     up: bool,
-    /// Before the next attempt.
+    /// The pause before the next attempt.
     pause: Duration,
 }
 
 impl RetryBudget {
-    /// Waits `patience` for links that are there, or are waited for without end.
+    /// A budget of `patience`; links are up at `now`.
     pub(crate) fn new(patience: Duration, now: Instant) -> Self {
         Self {
             patience,
@@ -39,7 +38,7 @@ impl RetryBudget {
         }
     }
 
-    /// The links are lost: for how long to wait for others.
+    /// The links are lost: returns how long to wait for new ones.
     pub(crate) fn lost(&mut self, now: Instant) -> Duration {
         if self.up {
             let held = now.saturating_duration_since(self.since);
@@ -50,15 +49,15 @@ impl RetryBudget {
             (self.since, self.up) = (now, false);
         }
         let left = self.patience.saturating_sub(self.used);
-        // Even links that are lost at once are there for a moment, and so there is
-        // always a little left: no attempt fits into it.
+        // Even links that are lost at once exist for a moment, so a little time is always left, too
+        // little for an attempt.
         if left < self.pause {
             return Duration::ZERO;
         }
         left
     }
 
-    /// The links are there again.
+    /// The links are up again.
     pub(crate) fn back(&mut self, now: Instant) {
         if !self.up {
             let missed = now.saturating_duration_since(self.since);
@@ -67,8 +66,7 @@ impl RetryBudget {
         }
     }
 
-    /// How long to wait before the next attempt: not at all before the first
-    /// one.
+    /// How long to wait before the next attempt: zero before the first one.
     pub(crate) fn pause(&mut self) -> Duration {
         let pause = self.pause;
         self.pause = (pause * 2).clamp(SOON, AGAIN);
@@ -104,12 +102,12 @@ mod tests {
             attempts += 1;
             now += retry_budget.pause();
             retry_budget.back(now);
-            // For as long as a greeting takes.
+            // As long as a handshake takes.
             now += SECOND / 200;
         }
         // 10 ms, 20 ms, … 320 ms; then three in 1.92 s.
         assert!((15..30).contains(&attempts), "{attempts} attempts");
-        // Asked for again, it is not more.
+        // Calling it again does not return more.
         assert_eq!(retry_budget.lost(now), Duration::ZERO);
     }
 
@@ -120,7 +118,7 @@ mod tests {
         assert_eq!(retry_budget.lost(start), 10 * SECOND);
         retry_budget.back(start + 6 * SECOND);
         assert_eq!(retry_budget.lost(start + 7 * SECOND), 5 * SECOND);
-        // More than all of it cannot be used up, nor be made up for.
+        // No more than the whole budget can be used up or made up for.
         retry_budget.back(start + 1000 * SECOND);
         assert_eq!(retry_budget.lost(start + 1003 * SECOND), 3 * SECOND);
         retry_budget.back(start + 1004 * SECOND);

@@ -1,7 +1,6 @@
-//! What threads share is built on these: the standard ones, or loom's when the
-//! model tests run.
+//! Primitives for what threads share: the standard library's, or loom's in model tests.
 //!
-//! Only what a model test covers uses them.
+//! Only code that a model test covers uses them.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::Mutex;
@@ -18,8 +17,8 @@ pub(crate) use std::thread::{Thread, current};
 
 use std::time::Duration;
 
-/// Sleeps until somebody unparks the thread, but no longer than `time`; in a
-/// model time never passes, so that a wake-up that gets lost is found.
+/// Sleeps until another thread unparks this one, for at most `time`. In a model time never passes,
+/// so a lost wake-up is found.
 pub(crate) fn park(time: Duration) {
     #[cfg(not(loom))]
     std::thread::park_timeout(time);

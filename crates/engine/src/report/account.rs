@@ -1,22 +1,22 @@
-//! The account at the end.
+//! The account of a finished migration.
 
 use hikkoshi_wire::Mode;
 use serde::Serialize;
 
 use crate::report::{CollapseAccount, Requests};
 
-/// Pages by the way they went.
+/// Pages by the way they were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Pages {
     /// Sent with their content in pre-copy, repeats included.
     pub precopy: u64,
-    /// Sent as a mark, for they held only zeros, in any phase.
+    /// Sent as a mark because they held only zeros, in any phase.
     pub zero: u64,
-    /// Sent because the destination asked for them.
+    /// Sent because the destination requested them.
     pub urgent: u64,
-    /// Sent in post-copy before anybody asked.
+    /// Sent in post-copy without a request.
     pub background: u64,
-    /// In the guest's RAM in all.
+    /// In the guest's RAM in total.
     pub guest: u64,
 }
 
@@ -33,8 +33,8 @@ pub struct Bytes {
     pub device_state: u64,
 }
 
-/// How often the guest's devices were drained in pre-copy, and how long that
-/// took. Its disk requests wait meanwhile.
+/// How often the guest's devices were drained in pre-copy, and how long that took. Disk requests of
+/// the guest wait meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Drains {
     /// Number of drains.
@@ -45,7 +45,7 @@ pub struct Drains {
     pub max_ms: f64,
 }
 
-/// How a guest is where it was moved to.
+/// The guest's state at the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestState {
@@ -53,13 +53,13 @@ pub enum GuestState {
     Running,
     /// It is paused, as its owner had paused it at the source.
     Paused,
-    /// It has run there, and has shut itself down before all of its pages had
-    /// arrived: it needs none any more.
+    /// It has run there, and has shut itself down before all of its pages had arrived: no more
+    /// pages are needed.
     ShutDown,
 }
 
 impl GuestState {
-    /// Of a guest that was to run there, or not.
+    /// The state of a guest that was to run there, or to stay paused.
     pub(crate) fn new(running: bool, shut_down: bool) -> Self {
         match (shut_down, running) {
             (true, _) => Self::ShutDown,
@@ -72,20 +72,19 @@ impl GuestState {
 /// What a finished migration cost. The command line writes it as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct Account {
-    /// How the guest was moved, as asked for.
+    /// The mode that was requested.
     pub mode: Mode,
-    /// How it is there.
+    /// The guest's state at the destination.
     pub guest_state: GuestState,
     /// From the connection to the last page received, in milliseconds.
     pub total_ms: f64,
-    /// From the guest's stop at the source until the source heard that it
-    /// runs at the destination, in milliseconds; 0 for a guest that was
-    /// paused by its owner. At the destination: from the moment the source
-    /// said that its guest is stopped.
+    /// From the guest's pause at the source until the source learned that it runs at the
+    /// destination, in milliseconds; 0 for a guest that was paused by its owner. At the
+    /// destination: from the message that the guest is paused at the source.
     pub downtime_ms: f64,
-    /// Pre-copy rounds, the last one with the guest stopped included.
+    /// Pre-copy rounds, including the last one with the guest paused.
     pub rounds: u32,
-    /// Whether the guest switched before all of its memory was there.
+    /// Whether the switchover came before all of the guest's memory had arrived.
     pub postcopy: bool,
     /// Pages by kind.
     pub pages: Pages,
@@ -94,10 +93,10 @@ pub struct Account {
     /// Drains of the guest's devices, where it needed them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drains: Option<Drains>,
-    /// What was measured of the guest's faults.
+    /// Measurements of the guest's faults.
     #[serde(flatten)]
     pub requests: Requests,
-    /// How rebuilding huge pages went, where that was asked for.
+    /// The result of rebuilding huge pages, if that was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collapse: Option<CollapseAccount>,
 }

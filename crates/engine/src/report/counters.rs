@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use crate::report::{Bytes, Drains, Pages};
 
-/// Pages and bytes so far. Each field has one or more writers and is only
-/// ever added to; readers want no more than a recent value, so `Relaxed` is
-/// enough.
+/// Pages and bytes so far. Each field has one or more writers and only grows; readers need a recent
+/// value only, so `Relaxed` is enough.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// See [`Pages::precopy`].
@@ -37,8 +36,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Content of pages and marks that have come, each in its own unit: more
-    /// than before when anything has.
+    /// Received pages and marks, each in its own unit: grows whenever anything has arrived.
     pub fn received(&self) -> u64 {
         let all = [
             &self.zero,
@@ -66,7 +64,7 @@ impl Counters {
         }
     }
 
-    /// Adds a drain that took so long.
+    /// Adds a drain that took `time`.
     pub fn add_drain(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.drains.fetch_add(1, Relaxed);
@@ -86,7 +84,7 @@ impl Counters {
         })
     }
 
-    /// Requests that had nothing left to send.
+    /// Requests for which nothing was left to send.
     pub fn requests_under_way(&self) -> u64 {
         self.requests_under_way.load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What was measured of the guest's faults.
+//! Measurements of the guest's faults.
 
 use hikkoshi_wire::{FaultMeasures, MAX_FAULTING};
 use serde::Serialize;
@@ -8,40 +8,37 @@ use crate::report::{LatencySummary, Stages};
 /// How many faults one thread of the guest's process took in post-copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ThreadFaults {
-    /// What it is called.
+    /// The thread's name.
     pub thread: String,
-    /// Which virtual processor it is, if it is one.
+    /// The virtual processor that it runs, if any.
     pub vcpu: Option<u32>,
     /// Faults that it waited for.
     pub count: u64,
 }
 
-/// Everything that was measured of faults and page requests. Empty without
-/// post-copy.
+/// All measurements of faults and page requests. Empty without post-copy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Requests {
-    /// From reading a fault to the installed page, as the destination measured
-    /// it, in µs.
+    /// From reading a fault to the installed page, measured by the destination, in µs.
     pub request_latency_us: LatencySummary,
-    /// What that time went into.
+    /// The stages of that time.
     pub request_stages_us: Stages,
-    /// Requests that are in none of these, for want of room to note when they
-    /// were made.
+    /// Requests that were not measured, for lack of space to record when they were made.
     pub unmeasured_requests: u64,
-    /// Who faulted, most often first.
+    /// Faults by thread, most first.
     pub faults: Vec<ThreadFaults>,
-    /// Requests that came when all that they ask for had been sent unasked, or
-    /// was just being sent: background is their answer. Counted by the source.
+    /// Requests that arrived when all requested pages had been pushed, or were just being pushed:
+    /// the background link answers them. Counted by the source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_under_way: Option<u64>,
-    /// Who faulted while the device state was loaded, before the guest ran
-    /// here. Counted by the destination.
+    /// Faults by thread while the device state was loaded, before the guest ran here. Counted by
+    /// the destination.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub faults_before_running: Option<Vec<ThreadFaults>>,
 }
 
 impl Requests {
-    /// All but the latency in all, as it is told to the source.
+    /// All but the total latency, as it is sent to the source.
     pub fn measures(&self) -> FaultMeasures {
         FaultMeasures {
             stages: (&self.request_stages_us).into(),
@@ -59,7 +56,7 @@ impl Requests {
         }
     }
 
-    /// Takes in what the destination has told.
+    /// Adds what the destination has reported.
     pub fn add_measures(&mut self, told: FaultMeasures) {
         self.request_stages_us = told.stages.into();
         self.unmeasured_requests = told.unmeasured;
@@ -75,27 +72,27 @@ impl Requests {
     }
 }
 
-/// How rebuilding huge pages went.
+/// The result of rebuilding huge pages.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct CollapseAccount {
-    /// Places of 2 MiB that hold data of the guest, as far as it came.
+    /// Ranges of 2 MiB that hold data of the guest, as far as they were tried.
     pub tried: u64,
     /// Those that are huge pages now.
     pub rebuilt: u64,
     /// Those that are not, by reason, most frequent first.
     pub failed: Vec<CollapseFailures>,
-    /// Whether it ended early, and why.
+    /// Why it ended early, if it did.
     pub stopped: Option<String>,
     /// How long it took, in milliseconds.
     pub total_ms: f64,
 }
 
-/// Places that did not become huge pages, for one reason.
+/// Ranges that did not become huge pages, for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CollapseFailures {
     /// The reason.
     pub reason: String,
-    /// How many places.
+    /// Number of ranges.
     pub count: u64,
 }
 

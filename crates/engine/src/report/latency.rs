@@ -6,11 +6,11 @@ use hdrhistogram::Histogram;
 use hikkoshi_wire::RequestSummary;
 use serde::Serialize;
 
-/// The longest latency that is told apart: longer ones count as this.
+/// The longest latency that is recorded: longer ones count as this.
 const LONGEST_NS: u64 = 600_000_000_000;
 
-/// Latencies of page requests, to two significant digits. Takes 35 KiB, all of
-/// it at once: recording allocates nothing.
+/// Latencies of page requests, to two significant digits. Takes 35 KiB, all of it at once:
+/// recording allocates nothing.
 #[derive(Debug, Clone)]
 pub struct Latency(Histogram<u64>);
 
@@ -21,7 +21,7 @@ impl Default for Latency {
     }
 }
 
-/// The requests that took at most so long, and longer than the bucket before.
+/// The requests that took at most `le_us`, and longer than the bucket before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Bucket {
     /// Upper bound, in µs: a power of two.
@@ -33,13 +33,13 @@ pub struct Bucket {
 /// A distribution of latencies, in µs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct LatencySummary {
-    /// How many requests.
+    /// Number of requests.
     pub count: u64,
     /// Their mean.
     pub mean: f64,
     /// The median.
     pub p50: f64,
-    /// 99 of 100 were no slower.
+    /// The 99th percentile.
     pub p99: f64,
     /// The slowest.
     pub max: f64,
@@ -92,7 +92,7 @@ impl Latency {
 }
 
 impl From<&LatencySummary> for RequestSummary {
-    /// In nanoseconds, as the wire has it.
+    /// In nanoseconds, as on the wire.
     fn from(summary: &LatencySummary) -> Self {
         // Times are positive and far below 2^64 ns.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]

@@ -1,6 +1,5 @@
-//! What a migration did, in numbers: counted while it runs ([`Counters`],
-//! [`Latency`]), told while it runs ([`Progress`]), accounted for at the end
-//! ([`Account`]).
+//! What a migration does, in numbers: counters ([`Counters`], [`Latency`]), progress while it runs
+//! ([`Progress`]), and the account at the end ([`Account`]).
 
 mod account;
 mod counters;

@@ -1,44 +1,43 @@
-//! What is told while a migration runs.
+//! Progress reports while a migration runs.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Where a migration is.
+/// The phase that a migration is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Links are opened, machines compared.
+    /// Links are opened, machines are compared.
     Connecting,
-    /// Pages follow the running guest.
+    /// Pages are sent while the guest runs at the source.
     Precopy,
-    /// The guest is stopped.
+    /// The guest is paused.
     Switchover,
     /// The guest runs at the destination, pages follow.
     Postcopy,
 }
 
-/// A moment of a migration.
+/// The state of a migration at one moment.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Progress {
-    /// Where it is.
+    /// The phase.
     pub phase: Phase,
-    /// The pre-copy round under way, from 1 on.
+    /// The present pre-copy round, counted from 1.
     pub round: u32,
     /// Pages of this phase (of this round) that are done.
     pub done_pages: u64,
-    /// Pages of this phase (of this round) in all.
+    /// Pages of this phase (of this round) in total.
     pub total_pages: u64,
-    /// Bytes sent or received in all.
+    /// Bytes sent or received in total.
     pub bytes: u64,
-    /// Bytes a second, lately.
+    /// Bytes a second, recently.
     pub bytes_per_second: f64,
 }
 
 impl Progress {
-    /// How long the rest of this phase (of this round) takes at the present
-    /// rate, if that can be said.
+    /// How long the rest of this phase (of this round) takes at the present rate, if that is known.
     #[allow(clippy::cast_precision_loss)]
     pub fn time_left(&self) -> Option<Duration> {
         let left = self.total_pages.saturating_sub(self.done_pages) as f64 * 4096.0;
@@ -46,17 +45,16 @@ impl Progress {
     }
 }
 
-/// Somebody who wants to know how it goes. Called often and from several
-/// threads: must return at once.
+/// Receives progress reports. Called often and from several threads: must return at once.
 pub trait Observer: Send + Sync + Debug {
-    /// The state of things, a few times a second.
+    /// The present state, a few times a second.
     fn progress(&self, progress: &Progress);
 
-    /// Something that a person should read: one sentence.
+    /// A sentence for the operator.
     fn notice(&self, text: &str);
 }
 
-/// Nobody wants to know.
+/// Ignores all reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,4 +1,4 @@
-//! What the time of a page request went into.
+//! The stages of a page request's time.
 
 use hikkoshi_wire::StageSummary;
 use serde::Serialize;
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use crate::report::{Latency, LatencySummary};
 
-/// The moments of one page request, in nanoseconds of one clock.
+/// The times of one page request, in nanoseconds of one clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moments {
     /// The fault was read from the userfaultfd.
     pub fault_read: u64,
-    /// The request was ready: taken right before it is handed to the kernel.
+    /// The request was ready: recorded right before it is passed to the kernel.
     pub request_sent: u64,
-    /// The page had been read from a link; of a huge page: its last piece.
+    /// The page was read from a link; for a huge page: its last piece.
     pub page_received: u64,
     /// The page was installed.
     pub installed: u64,
 }
 
-/// Latencies of page requests: in all, and of each stage.
+/// Latencies of page requests: in total, and of each stage.
 #[derive(Debug, Clone, Default)]
 pub struct RequestLatencies {
     total: Latency,
@@ -73,11 +73,11 @@ impl RequestLatencies {
 /// The stages of page requests, one after another, in µs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Stages {
-    /// From reading the fault to handing the request to the kernel: the
-    /// destination's own work, and waiting for other faults read with it.
+    /// From reading the fault to passing the request to the kernel: the destination's own work, and
+    /// waiting for other faults of the same batch.
     pub fault_to_request: LatencySummary,
-    /// From there to having read the page: the network, the source, and
-    /// waiting for a processor at either side.
+    /// From there to having read the page: the network, the source, and waiting for a processor on
+    /// either side.
     pub request_to_page: LatencySummary,
     /// From there to having installed it.
     pub page_to_installed: LatencySummary,
@@ -116,7 +116,7 @@ mod tests {
             page_received: 54_000,
             installed: 64_000,
         });
-        // A page that came unasked, while the request was being sent.
+        // A page that was pushed while the request was being sent.
         latencies.record(&Moments {
             fault_read: 1_000,
             request_sent: 9_000,

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::report::{Observer, Phase, Progress};
 
-/// How often an observer is told.
+/// How often an observer receives a report.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// Keeps count of the present phase and tells an observer now and then.
+/// Counts the present phase and reports it to an observer several times a second.
 #[derive(Debug)]
 pub struct Tracker {
     done: AtomicU64,
@@ -43,7 +43,7 @@ impl Default for Tracker {
 }
 
 impl Tracker {
-    /// A new phase, or a new round of it, with `total` pages ahead.
+    /// Starts a phase, or a round of it, with `total` pages.
     pub fn begin(&self, phase: Phase, round: u32, total: u64) {
         if let Ok(mut state) = self.state.lock() {
             (state.phase, state.round, state.total) = (phase, round, total);
@@ -51,13 +51,13 @@ impl Tracker {
         }
     }
 
-    /// `pages` more of the phase are done.
+    /// `pages` more pages of the phase are done.
     pub fn done(&self, pages: u64) {
         self.done.fetch_add(pages, Relaxed);
     }
 
-    /// Tells `observer`, if it is time to; `bytes` is the total so far. Never
-    /// waits: with another thread at it, that one tells.
+    /// Reports to `observer`, if it is time; `bytes` is the total so far. Never waits: if another
+    /// thread is reporting, this one returns.
     pub fn tell(&self, observer: &dyn Observer, bytes: u64) {
         self.tell_at(Instant::now(), observer, bytes);
     }
@@ -125,7 +125,7 @@ mod tests {
         assert!(heard[0].time_left().is_some());
     }
 
-    /// By the clock, too.
+    /// Also by the real clock.
     #[test]
     fn tells_when_its_time_has_come() {
         let tracker = Tracker::default();
