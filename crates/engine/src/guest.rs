@@ -191,7 +191,7 @@ pub trait SourceGuest: Send {
 
     /// Fails if the guest runs although it was, or may have been, handed over: what it does now is
     /// lost to the destination. Called before a migration of another engine is resumed.
-    fn stands_still(&mut self) -> Result<(), GuestError> {
+    fn check_paused(&mut self) -> Result<(), GuestError> {
         Ok(())
     }
 
@@ -347,7 +347,7 @@ pub trait DestinationGuest: Send {
 
     /// The guest runs here, and pages of it may be missing: watch the machine from now on for the
     /// reason why it ends. Must not wait for the machine.
-    fn attend(&mut self) {}
+    fn watch_for_end(&mut self) {}
 
     /// Whether a machine that [has ended](Self::has_ended) did so because the guest has shut itself
     /// down, as far as that was seen since [`watch_for_end`](Self::watch_for_end).

@@ -749,13 +749,13 @@ fn a_handed_over_guest_that_runs_is_noticed() {
         drop(engine);
         let taken_up = || QemuSource::reattach(&notes).unwrap().unwrap();
         let mut again = taken_up();
-        again.stands_still().unwrap();
+        again.check_paused().unwrap();
         again.leave();
         drop(again);
         assert_eq!(qemu.state_at_rest(), "postmigrate");
         qemu.execute("cont", json!({}));
         let mut again = taken_up();
-        let error = again.stands_still().unwrap_err().to_string();
+        let error = again.check_paused().unwrap_err().to_string();
         assert!(
             error.contains("the guest runs at the source") && error.contains("--give-up"),
             "{error}"
@@ -788,7 +788,7 @@ fn a_paused_copy_at_the_source_ends_in_postmigrate() {
         };
         assert_eq!(qemu.state_at_rest(), left);
         let mut again = QemuSource::reattach(&notes).unwrap().unwrap();
-        again.stands_still().unwrap();
+        again.check_paused().unwrap();
         again.release().unwrap();
         drop(again);
         assert_eq!(qemu.state_at_rest(), "postmigrate");

@@ -47,7 +47,7 @@ pub fn resume_migrate(
         };
         if let Some(outcome) = outcome {
             guest
-                .stands_still()
+                .check_paused()
                 .map_err(|error| MigrateError::new(error.into(), outcome))?;
         }
         let handover = HandoverDriver {

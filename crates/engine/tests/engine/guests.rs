@@ -206,8 +206,8 @@ impl SourceGuest for TestSource {
         Ok(())
     }
 
-    fn stands_still(&mut self) -> Result<(), GuestError> {
-        self.script.call("stands_still")
+    fn check_paused(&mut self) -> Result<(), GuestError> {
+        self.script.call("check_paused")
     }
 
     fn leave(&mut self) {

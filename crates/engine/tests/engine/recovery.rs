@@ -411,7 +411,7 @@ fn a_guest_that_runs_where_it_was_handed_over() {
         done.left();
         let error = done.taken_up_though_it_runs();
         assert_eq!(error.outcome, outcome);
-        assert_eq!(error.to_string(), "stands_still does not work");
+        assert_eq!(error.to_string(), "check_paused does not work");
         done.taken_up("once it stands still");
     }
 }

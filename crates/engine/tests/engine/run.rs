@@ -499,7 +499,7 @@ impl Done {
     #[track_caller]
     pub(crate) fn taken_up_though_it_runs(&self) -> MigrateError {
         let mut source = TestSource::new(&self.machine, true, self.device_bytes);
-        source.script.fail("stands_still");
+        source.script.fail("check_paused");
         let record = self.source_journal.last().unwrap();
         // Nobody is asked.
         let nowhere: Address = "unix:/nowhere/at/all".parse().unwrap();
@@ -511,7 +511,7 @@ impl Done {
             &options,
             &self.watch(),
         );
-        assert_eq!(source.script.calls(), ["stands_still", "leave"]);
+        assert_eq!(source.script.calls(), ["check_paused", "leave"]);
         assert!(!self.source_journal.is_closed());
         result.unwrap_err()
     }
@@ -581,7 +581,7 @@ impl Done {
         machine.check(Side::Destination);
         assert_eq!(source.script.count("resume"), 0);
         let calls = source.script.calls();
-        assert_eq!(calls, ["stands_still", "release"], "{what}");
+        assert_eq!(calls, ["check_paused", "release"], "{what}");
         assert_eq!(destination.script.count("release"), 1, "{what}");
         assert!(self.source_journal.is_closed() && self.destination_journal.is_closed());
     }

@@ -52,7 +52,7 @@ impl DestinationGuest for QemuDestination {
         self.never_ran
     }
 
-    fn attend(&mut self) {
+    fn watch_for_end(&mut self) {
         if self.listener.is_some() {
             return;
         }

@@ -61,7 +61,7 @@ impl SourceGuest for QemuSource {
         self.resume_guest().map_err(GuestError::new)
     }
 
-    fn stands_still(&mut self) -> Result<(), GuestError> {
+    fn check_paused(&mut self) -> Result<(), GuestError> {
         if self.has_ended() {
             return Ok(());
         }

@@ -32,7 +32,7 @@ impl HandoverDriver<'_> {
         let complete = self.machine.stage() == DestinationStage::Complete;
         if self.machine.record().started || guest.has_ended() && complete {
             self.guest.resumed = true;
-            guest.attend();
+            guest.watch_for_end();
             return Ok(());
         }
         let running = self.machine.record().running;
@@ -64,7 +64,7 @@ impl HandoverDriver<'_> {
         match (resumed, failed) {
             (Ok(resumed), failed) => {
                 self.set_resumed(running, resumed);
-                guest.attend();
+                guest.watch_for_end();
                 failed.map_or(Ok(()), |failure| Err(NotResumed::MayRun(failure)))
             }
             (Err(_), Some(failure)) => Err(NotResumed::MayRun(failure)),

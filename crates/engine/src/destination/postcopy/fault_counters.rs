@@ -89,8 +89,8 @@ pub(crate) struct ThreadNames(HashMap<u32, Option<ThreadName>>);
 
 impl ThreadNames {
     /// Looks up the names of threads that have faulted since the last call.
-    pub(crate) fn update(&mut self, who: &FaultCounters, guest: &dyn DestinationGuest) {
-        for (thread, _) in who.threads() {
+    pub(crate) fn update(&mut self, counters: &FaultCounters, guest: &dyn DestinationGuest) {
+        for (thread, _) in counters.threads() {
             self.0
                 .entry(thread)
                 .or_insert_with(|| guest.name_thread(thread));
@@ -130,19 +130,19 @@ mod tests {
 
     #[test]
     fn no_fault_is_lost() {
-        let who = FaultCounters::new();
+        let counters = FaultCounters::new();
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     // Some threads share an entry.
                     for round in 0..30_000u32 {
-                        who.faulted(Some(5 + round % 3 * 1024));
-                        who.faulted(None);
+                        counters.faulted(Some(5 + round % 3 * 1024));
+                        counters.faulted(None);
                     }
                 });
             }
         });
-        let account = ThreadNames::default().account(&who.faulted_so_far());
+        let account = ThreadNames::default().account(&counters.faulted_so_far());
         let counts: Vec<_> = account
             .iter()
             .map(|faults| (faults.thread.as_str(), faults.count))

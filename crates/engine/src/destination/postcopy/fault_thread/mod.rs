@@ -134,7 +134,7 @@ impl FaultThread {
                 Ready::ProcessGone => return Err(DestinationFailure::ProcessGone(None)),
                 Ready::TimedOut => continue,
                 Ready::Also => {
-                    installer.requests.huge().event().heard();
+                    installer.requests.huge().event().clear();
                     while self.wanted.len() < BATCH
                         && let Some(turn) = installer
                             .requests

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 #[derive(Debug)]
 pub(crate) struct Admission {
     state: Mutex<State>,
-    news: Arc<AdmissionEvent>,
+    event: Arc<AdmissionEvent>,
 }
 
 /// Readable when a page may have been admitted.
@@ -30,13 +30,13 @@ impl AdmissionEvent {
         )?))
     }
 
-    fn tell(&self) {
+    fn signal(&self) {
         // Can only fail when the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Not readable any more, until the next admission.
-    pub(crate) fn heard(&self) {
+    pub(crate) fn clear(&self) {
         let mut counter = [0; 8];
         // Nothing to read: another thread has read it.
         let _ = rustix::io::read(&self.0, &mut counter);
@@ -58,9 +58,9 @@ struct State {
 }
 
 impl Admission {
-    /// Admits up to `most` pages at once, at least one; `news` becomes readable when a waiting page
+    /// Admits up to `most` pages at once, at least one; `event` becomes readable when a waiting page
     /// is admitted.
-    pub(crate) fn new(most: usize, news: Arc<AdmissionEvent>) -> Self {
+    pub(crate) fn new(most: usize, event: Arc<AdmissionEvent>) -> Self {
         let most = most.max(1);
         Self {
             state: Mutex::new(State {
@@ -70,7 +70,7 @@ impl Admission {
                 // possible, but cost an allocation.
                 waiting: VecDeque::with_capacity(1024),
             }),
-            news,
+            event,
         }
     }
 
@@ -103,7 +103,7 @@ impl Admission {
         let turn = state.asked.len() < state.most && !state.waiting.is_empty();
         drop(state);
         if turn {
-            self.news.tell();
+            self.event.signal();
         }
     }
 
@@ -132,8 +132,8 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    fn readable(turns: &Admission) -> bool {
-        let mut set = [PollFd::new(&*turns.news, PollFlags::IN)];
+    fn readable(admission: &Admission) -> bool {
+        let mut set = [PollFd::new(&*admission.event, PollFlags::IN)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -143,32 +143,32 @@ mod tests {
 
     #[test]
     fn in_order_and_no_more_than_allowed() {
-        let turns = Admission::new(2, Arc::new(AdmissionEvent::new().unwrap()));
+        let admission = Admission::new(2, Arc::new(AdmissionEvent::new().unwrap()));
         let page = Page::new;
-        assert!(turns.begin(page(10), 1) && turns.begin(page(20), 2));
+        assert!(admission.begin(page(10), 1) && admission.begin(page(20), 2));
         for (waiting, read) in [(30, 3), (40, 4), (50, 5)] {
-            assert!(!turns.begin(page(waiting), read));
+            assert!(!admission.begin(page(waiting), read));
         }
-        assert_eq!(turns.next(), None);
-        assert!(!readable(&turns));
-        turns.end(page(20));
-        assert!(readable(&turns));
+        assert_eq!(admission.next(), None);
+        assert!(!readable(&admission));
+        admission.end(page(20));
+        assert!(readable(&admission));
         // Another page is first, although there is room.
-        assert!(!turns.begin(page(60), 6));
-        turns.news.heard();
-        assert!(!readable(&turns));
+        assert!(!admission.begin(page(60), 6));
+        admission.event.clear();
+        assert!(!readable(&admission));
         // A waiting page arrives without a request.
-        turns.end(page(40));
-        assert_eq!(turns.next(), Some((page(30), 3)));
-        assert_eq!(turns.next(), None);
-        turns.end(page(99));
-        turns.end(page(10));
-        turns.end(page(30));
-        assert_eq!(turns.next(), Some((page(50), 5)));
-        assert_eq!(turns.next(), Some((page(60), 6)));
-        assert_eq!(turns.next(), None);
-        turns.end(page(50));
-        turns.end(page(60));
-        assert!(turns.begin(page(70), 7));
+        admission.end(page(40));
+        assert_eq!(admission.next(), Some((page(30), 3)));
+        assert_eq!(admission.next(), None);
+        admission.end(page(99));
+        admission.end(page(10));
+        admission.end(page(30));
+        assert_eq!(admission.next(), Some((page(50), 5)));
+        assert_eq!(admission.next(), Some((page(60), 6)));
+        assert_eq!(admission.next(), None);
+        admission.end(page(50));
+        admission.end(page(60));
+        assert!(admission.begin(page(70), 7));
     }
 }

@@ -175,7 +175,7 @@ mod models {
     const PAGES: u64 = 2;
 
     struct Shared {
-        book: SlotTable,
+        table: SlotTable,
         /// What was written where.
         content: [AtomicU64; PAGES as usize],
     }
@@ -183,24 +183,24 @@ mod models {
     /// Writes page `at` of the huge page at `start`; returns the content if it was the last.
     fn bring(shared: &Shared, start: u64, at: u64) -> Option<[u64; 2]> {
         let start = Page::new(start);
-        let slot = shared.book.enter(start).unwrap();
+        let slot = shared.table.enter(start).unwrap();
         let piece = PageRange::from_len(Page::new(at), 1);
         let mut won = 0;
-        while let Some(run) = shared.book.claim(slot, piece) {
+        while let Some(run) = shared.table.claim(slot, piece) {
             let place = usize::try_from(run.start().index()).unwrap();
             shared.content[place].store(start.index() + at + 1, Ordering::Relaxed);
             won += run.len();
         }
-        let last = won > 0 && shared.book.written(slot, won);
+        let last = won > 0 && shared.table.written(slot, won);
         let content =
             last.then(|| [0, 1].map(|place: usize| shared.content[place].load(Ordering::Relaxed)));
-        shared.book.leave(slot, last, || {});
+        shared.table.leave(slot, last, || {});
         content
     }
 
     fn shared() -> Arc<Shared> {
         Arc::new(Shared {
-            book: SlotTable::new(PAGES, 1),
+            table: SlotTable::new(PAGES, 1),
             content: [AtomicU64::new(0), AtomicU64::new(0)],
         })
     }
@@ -230,11 +230,11 @@ mod models {
             assert_eq!(bring(&shared, 10, 0), None);
             let other = Arc::clone(&shared);
             // Stays in the slot while the huge page is completed.
-            let slot = shared.book.enter(Page::new(10)).unwrap();
+            let slot = shared.table.enter(Page::new(10)).unwrap();
             let thread = thread::spawn(move || bring(&other, 10, 1));
             let again = PageRange::from_len(Page::new(0), 1);
-            assert_eq!(shared.book.claim(slot, again), None);
-            shared.book.leave(slot, false, || {});
+            assert_eq!(shared.table.claim(slot, again), None);
+            shared.table.leave(slot, false, || {});
             assert_eq!(thread.join().unwrap(), Some([11, 12]));
         });
     }

@@ -80,7 +80,7 @@ impl Size {
 /// Huge pages of one size that have arrived in part.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    book: SlotTable,
+    slots: SlotTable,
     buffers: Box<[PageBuffer]>,
     /// Whether a buffer is returned to the system after each use.
     lends: bool,
@@ -114,7 +114,7 @@ impl Staging {
         let bytes = usize::try_from(size.host_page).map_err(|_| Errno::NOMEM)?;
         let slots = usize::try_from(size.slots).map_err(|_| Errno::NOMEM)?;
         Ok(Self {
-            book: SlotTable::new(size.host_page / PAGE_BYTES, slots),
+            slots: SlotTable::new(size.host_page / PAGE_BYTES, slots),
             buffers: (0..slots)
                 .map(|_| PageBuffer::new(bytes))
                 .collect::<Result<_, _>>()?,
@@ -132,7 +132,7 @@ impl Staging {
         content: &[u8],
         missing: impl Fn() -> bool,
     ) -> Result<Option<Whole<'_>>, TooManyPartial> {
-        let slot = self.book.enter(whole.start())?;
+        let slot = self.slots.enter(whole.start())?;
         // It may have been completed since the caller checked, and its slot left.
         if !missing() {
             self.leave(slot, true);
@@ -141,11 +141,11 @@ impl Staging {
         let place = |page: Page| page.index() - whole.start().index();
         let piece = PageRange::from_len(Page::new(place(piece.start())), piece.len());
         let mut written = 0;
-        while let Some(run) = self.book.claim(slot, piece) {
+        while let Some(run) = self.slots.claim(slot, piece) {
             self.write(slot, run, piece, content);
             written += run.len();
         }
-        if written > 0 && self.book.written(slot, written) {
+        if written > 0 && self.slots.written(slot, written) {
             return Ok(Some(Whole {
                 staging: self,
                 slot,
@@ -158,11 +158,11 @@ impl Staging {
     /// Calls `each` with the parts of the huge page `whole` that have not arrived: up to [`GAPS`]
     /// ranges, the last of which may include some that have.
     pub(crate) fn gaps(&self, whole: PageRange, mut each: impl FnMut(PageRange)) {
-        let Some(slot) = self.book.enter_existing(whole.start()) else {
+        let Some(slot) = self.slots.enter_existing(whole.start()) else {
             each(whole);
             return;
         };
-        if let Some(missing) = self.book.missing(slot) {
+        if let Some(missing) = self.slots.missing(slot) {
             let there = |range: PageRange| {
                 PageRange::from_len(
                     whole.start().saturating_add(range.start().index()),
@@ -190,8 +190,8 @@ impl Staging {
 
     /// Drops all pieces.
     pub(crate) fn drop_all(&self) {
-        for start in self.book.partial() {
-            if let Some(slot) = self.book.enter_existing(start) {
+        for start in self.slots.partial() {
+            if let Some(slot) = self.slots.enter_existing(start) {
                 self.leave(slot, true);
             }
         }
@@ -213,7 +213,7 @@ impl Staging {
     }
 
     fn leave(&self, slot: usize, done: bool) {
-        self.book.leave(slot, done, || {
+        self.slots.leave(slot, done, || {
             if self.lends
                 && let Some(buffer) = self.buffers.get(slot)
             {
