@@ -116,7 +116,7 @@ fn not_cancelled_after_commit() {
         .start_migration(&MigrationPlan::new("precopy").hold_at(Breakpoint::before(GuestResumed)));
     migration.wait_held();
     migration.migrate.interrupt();
-    let word = migration.migrate.wait_stderr("not stopping until");
+    let word = migration.migrate.wait_stderr("too late to cancel");
     assert!(word.contains("was asked to run the guest"), "{word}");
     migration.relay().release();
     let (exits, finished) = migration.wait();
@@ -127,7 +127,7 @@ fn not_cancelled_after_commit() {
     migration.wait_held();
     migration.migrate.interrupt();
     migration.receive.interrupt();
-    let needs = "the guest runs at the destination already and needs";
+    let needs = "the guest already runs at the destination and needs";
     migration.migrate.wait_stderr(needs);
     migration.receive.wait_stderr("not stopping before");
     migration.relay().release();

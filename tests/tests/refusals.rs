@@ -394,7 +394,7 @@ fn a_kernel_that_cannot_track_writes() {
             KernelFeature::PagemapScan,
             [
                 "write tracking does not work on this kernel",
-                "PAGEMAP_SCAN came with Linux 6.7",
+                "PAGEMAP_SCAN requires Linux 6.7",
             ],
         ),
     ] {
