@@ -1,7 +1,7 @@
-//! Comparing what the source sends with what is in the RAM files.
+//! Comparing content that the source sends with guest memory.
 //!
-//! For a page that is there before it was installed: if the source sends zeros,
-//! nothing of what it sends is missing there, whatever was written since.
+//! For a page that is present before it was installed. If the source sends zeros, the page lacks
+//! nothing, whatever was written to it since.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,14 +12,13 @@ use crate::files::RamFiles;
 /// Bytes in a word.
 const WORD: usize = size_of::<u64>();
 
-/// The content of pages, from the first on.
+/// The content of consecutive pages.
 pub trait Content {
-    /// Whether page number `nth` of this is zeros, or just what `page` in the
-    /// RAM file holds.
+    /// Whether page number `nth` of this content is zeros, or equal to `page`.
     fn is_in_page(&self, nth: usize, page: &[u8; PAGE_SIZE]) -> bool;
 
-    /// Whether nothing of this is missing in `pages` of the RAM files. `false` as
-    /// well when they cannot be read.
+    /// Whether all of this content is in `pages` of the RAM files already. `false` also when they
+    /// cannot be read.
     fn is_in(&self, ram: &RamFiles, pages: PageRange) -> bool {
         let mut page = [0; PAGE_SIZE];
         pages.iter().enumerate().all(|(nth, number)| {

@@ -1,11 +1,9 @@
-//! The guest's memory as files: how the source reads it and what both sides
-//! know of it.
+//! Guest memory as files.
 //!
-//! Pages are read with `pread`, not through a mapping: reading a hole through
-//! a mapping would allocate it, a full file system would kill the engine with
-//! `SIGBUS`, and a second mapping costs a page fault a page (measured on
-//! tmpfs, 1 GiB: `pread` 0.47 s, filling through a mapping 0.9–1.7 s against
-//! 0.43 s with `pwrite`).
+//! Pages are read with `pread`, not through a mapping: reading a hole through a mapping would
+//! allocate it, a full file system would kill the engine with `SIGBUS`, and a second mapping costs
+//! one page fault for each page (measured on tmpfs, 1 GiB: `pread` 0.47 s; filling through a
+//! mapping 0.9–1.7 s, with `pwrite` 0.43 s).
 
 use std::fs::File;
 use std::io;
@@ -23,23 +21,23 @@ pub struct RamFile {
 }
 
 impl RamFile {
-    /// `file` holds the block from byte `offset` on. It must be open for
-    /// reading at the source and for reading and writing at the destination.
+    /// The block begins at byte `offset` of `file`. The file must be open for reading at the
+    /// source, and for reading and writing at the destination.
     pub fn new(file: File, offset: u64) -> Self {
         Self { file, offset }
     }
 
-    /// The file itself.
+    /// The file.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The file itself, for mapping.
+    /// The file, for mapping.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Where in the file the block begins, in bytes.
+    /// The offset of the block in the file, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -81,8 +79,7 @@ pub struct RamFiles {
 }
 
 impl RamFiles {
-    /// Joins a layout and its blocks' files, in layout order; `None` when
-    /// their numbers differ.
+    /// Combines a layout with its blocks' files, in layout order; `None` when their numbers differ.
     pub fn new(layout: RamLayout, files: Vec<RamFile>) -> Option<Self> {
         (layout.blocks().count() == files.len()).then_some(Self { layout, files })
     }
@@ -97,13 +94,12 @@ impl RamFiles {
         &self.files
     }
 
-    /// Reads the pages of `range` into `buffer`, which must be of just that
-    /// size. Holes read as zeros and stay holes.
+    /// Reads the pages of `range` into `buffer`, which must have exactly that size. Holes read as
+    /// zeros and stay holes.
     ///
     /// # Errors
-    /// What `pread` says; [`io::ErrorKind::UnexpectedEof`] when the file was
-    /// truncated; [`io::ErrorKind::InvalidInput`] when `buffer` has another
-    /// size than `range`.
+    /// As `pread`; [`io::ErrorKind::UnexpectedEof`] when the file was truncated;
+    /// [`io::ErrorKind::InvalidInput`] when the size of `buffer` is not that of `range`.
     pub fn read(&self, range: PageRange, buffer: &mut [u8]) -> io::Result<()> {
         if buffer.len() as u64 != range.bytes() {
             return Err(io::Error::new(
@@ -136,7 +132,7 @@ impl RamFiles {
     /// [`next_data`](Self::next_data).
     ///
     /// # Errors
-    /// What `lseek` says.
+    /// As `lseek`.
     pub fn has_data(&self, range: PageRange) -> io::Result<bool> {
         for extent in self.layout.locate_range(range) {
             let file = &self.files[extent.block];
@@ -154,19 +150,19 @@ impl RamFiles {
     /// The first run of pages in `range` that the files hold data for, or
     /// `None` when all of it is holes. A hole reads as zeros.
     ///
-    /// File systems that cannot tell (hugetlbfs) say that everything is data.
+    /// File systems that do not report holes (hugetlbfs) report everything as data.
     ///
     /// # Errors
-    /// What `lseek` says.
+    /// As `lseek`.
     pub fn next_data(&self, range: PageRange) -> io::Result<Option<PageRange>> {
         Ok(self.data_run(range)?.map(|run| run.intersect(range)))
     }
 
-    /// As [`next_data`](Self::next_data), but to the run's end, wherever in
-    /// its block that is.
+    /// As [`next_data`](Self::next_data), but up to the end of the run, even if that is after
+    /// `range`.
     ///
-    /// The kernel walks over every page of the run to find its end (10 ms for
-    /// 600 MiB): do not ask again for each part of one.
+    /// The kernel walks over every page of the run to find its end (10 ms for 600 MiB): do not call
+    /// it again for each part of a run.
     ///
     /// # Errors
     /// As [`next_data`](Self::next_data).
@@ -181,8 +177,8 @@ impl RamFiles {
                 Ok(_) | Err(rustix::io::Errno::NXIO) => continue,
                 Err(error) => return Err(error.into()),
             };
-            // A page that was data a moment ago may be a hole by now: taken for
-            // data it reads as zeros, and the run is not empty.
+            // A page that was data a moment ago may be a hole now. It is reported as data and reads
+            // as zeros, so that the run is not empty.
             let hole = rustix::fs::seek(&file.file, SeekFrom::Hole(data))?.max(data + 1);
             let page = |bytes| extent.pages.start().saturating_add(bytes);
             let run = PageRange::new(
@@ -202,7 +198,7 @@ mod tests {
     use super::*;
     use hikkoshi_pages::{Page, RamBlock};
 
-    /// Two blocks of 16 pages in files of their own, with data at these pages.
+    /// Two blocks of 16 pages in a file each, with data at these pages.
     fn files(data: &[u64]) -> RamFiles {
         let block = |id: &str| RamBlock {
             id: id.to_owned(),
@@ -213,7 +209,7 @@ mod tests {
         let layout = RamLayout::new(vec![block("a"), block("b")]).unwrap();
         let files = (0..2).map(|nth| {
             let file = tempfile::tempfile_in("/dev/shm").unwrap();
-            // Longer than the block, with data right behind it.
+            // Longer than the block, with data right after it.
             file.set_len(20 * PAGE_BYTES).unwrap();
             file.write_all_at(&[1], 16 * PAGE_BYTES).unwrap();
             for page in data.iter().filter(|&page| page / 16 == nth) {

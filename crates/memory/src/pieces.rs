@@ -1,4 +1,4 @@
-//! From page ranges to what is worth sending: content, or a mark for zeros.
+//! Splits page ranges into content and zero pages.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use hikkoshi_pages::{PAGE_SIZE, PageRange, is_zero};
 
 use crate::files::RamFiles;
 
-/// Adjacent pages of one kind, not more than a reader's chunk.
+/// Adjacent pages of one kind, at most as many as a reader's chunk.
 #[derive(Debug)]
 pub enum Piece<'a> {
     /// Pages with content.
@@ -34,7 +34,7 @@ impl PieceReader {
     /// The content is a snapshot taken by `pread`: a page that the guest
     /// writes meanwhile may be torn in it, and is then dirty again.
     ///
-    /// `E` is the caller's error; a failed read becomes one.
+    /// `E` is the caller's error; a failed read is converted into it.
     pub fn pieces<E: From<io::Error>>(
         &mut self,
         ram: &RamFiles,
@@ -146,7 +146,7 @@ mod tests {
         });
         assert_eq!(stopped.unwrap_err().to_string(), "enough");
         assert_eq!(calls, 1);
-        // The file was cut short.
+        // The file was truncated.
         ram.files()[1].file().set_len(PAGE_BYTES).unwrap();
         let cut = reader.pieces(&ram, all, |_| Ok::<_, io::Error>(()));
         assert_eq!(cut.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::files::RamFiles;
 
-/// It could not be found out which pages are there.
+/// It could not be found out which pages are present.
 #[derive(Debug, Error)]
 #[error("looking which pages of the guest's memory are here: {0}")]
 pub enum PresenceError {

@@ -1,11 +1,9 @@
-//! The guest's memory before the guest is here: filled by pre-copy, emptied
-//! again where it is stale.
+//! Guest memory before the guest runs here: filled by pre-copy, dropped where it is stale.
 //!
-//! tmpfs is filled with `pwrite`: of three ways the fastest by far (1 GiB:
-//! 0.43 s, against 0.9–1.7 s through a mapping), it leaves no second mapping
-//! that a dropped page would have to be unmapped from, and a full file system
-//! is an error instead of a `SIGBUS`. hugetlbfs cannot be written to and is
-//! mapped; the mapping reserves its pages, so touching them cannot fail.
+//! tmpfs is filled with `pwrite`. It is the fastest of three ways (1 GiB: 0.43 s, through a mapping
+//! 0.9–1.7 s), needs no second mapping from which a dropped page would have to be unmapped, and a
+//! full file system is an error instead of a `SIGBUS`. hugetlbfs cannot be written to and is
+//! mapped; the mapping reserves its pages, so accessing them cannot fail.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -43,8 +41,7 @@ pub enum MemoryError {
     Drop {
         /// Which pages.
         range: PageRange,
-        /// What went wrong; nothing, if the system call succeeded and the
-        /// pages are still there.
+        /// What went wrong; `None` if the system call succeeded and the pages are still present.
         cause: Option<io::Error>,
     },
 }
@@ -53,16 +50,15 @@ pub enum MemoryError {
 #[derive(Debug)]
 pub struct RamWriter {
     ram: Arc<RamFiles>,
-    /// For each block the mapping that it is written through, if it is one
-    /// that cannot be written to as a file.
+    /// For each block that cannot be written to as a file, the mapping that it is written through.
     mapped: Vec<Option<MmapRegion>>,
-    /// Pages that may hold something else than zeros. Of blocks that are not
-    /// mapped: those that take memory, if nobody else has touched any.
+    /// Pages that may hold something other than zeros. In blocks that are not mapped: the pages
+    /// that take memory, if no other program has touched any.
     written: PageBitmap,
 }
 
 impl RamWriter {
-    /// Takes hold of the RAM files; hugetlbfs is mapped.
+    /// Opens the RAM files for writing; hugetlbfs is mapped.
     pub fn open(ram: Arc<RamFiles>) -> Result<Self, MemoryError> {
         let mapped = ram
             .layout()
@@ -95,17 +91,17 @@ impl RamWriter {
         &self.ram
     }
 
-    /// Whether the files may hold pages that were not written here. One look
-    /// at each file, however many pages it has: tmpfs counts them exactly.
+    /// Whether the files may hold pages that were not written here. One call for each file, however
+    /// many pages it has: tmpfs counts its pages exactly.
     ///
-    /// `false` is certain, as long as nobody else has dropped pages.
+    /// `false` is certain, as long as no other program has dropped pages.
     pub fn may_hold_more(&self) -> Result<bool, MemoryError> {
         // Blocks may be parts of one file.
         let mut files = BTreeMap::new();
         for (number, (_, range)) in self.ram.layout().blocks().enumerate() {
             let fail = |cause| MemoryError::Write { range, cause };
             let metadata = self.ram.files()[number].file().metadata().map_err(fail)?;
-            // A huge page counts for more than what was written of it.
+            // A huge page counts for more than what was written to it.
             let written = match self.mapped[number] {
                 None => self.written.count_range(range),
                 Some(_) => 0,
@@ -170,9 +166,9 @@ impl RamWriter {
         Ok(())
     }
 
-    /// Drops `range`, so that the next access faults, and makes sure of it.
+    /// Drops `range`, so that the next access faults, and checks that it is absent.
     ///
-    /// `range` must be whole host pages.
+    /// `range` must consist of whole host pages.
     pub fn drop_stale(&self, range: PageRange) -> Result<(), MemoryError> {
         for extent in self.ram.layout().locate_range(range) {
             let range = extent.pages;
@@ -203,9 +199,8 @@ impl RamWriter {
         )?)
     }
 
-    /// Whether the file has a page there. A hole that was punched into a huge
-    /// page of tmpfs may have been filled with zeros instead, and no access
-    /// to it would fault.
+    /// Whether the file has a page there. When a hole is punched into a huge page of tmpfs, the
+    /// kernel may fill it with zeros instead, and an access to it would not fault.
     fn holds_data(&self, extent: &Extent) -> io::Result<bool> {
         let file = &self.ram.files()[extent.block];
         let begin = file.offset() + extent.offset;
@@ -224,8 +219,7 @@ mod tests {
 
     use crate::files::RamFile;
 
-    /// Two blocks of 16 pages; the second begins behind the first, in the same
-    /// file.
+    /// Two blocks of 16 pages; the second begins after the first, in the same file.
     fn memory() -> RamWriter {
         let block = |id: &str| RamBlock {
             id: id.to_owned(),
@@ -247,7 +241,7 @@ mod tests {
         PageRange::new(Page::new(from), Page::new(to))
     }
 
-    /// The pages that the files hold something for.
+    /// The pages that the files hold data for.
     fn present(memory: &RamWriter) -> Vec<u64> {
         let all = memory.ram.layout().all();
         all.iter()
@@ -289,7 +283,7 @@ mod tests {
         memory.zero(range(13, 14)).unwrap();
         memory.drop_stale(range(17, 19)).unwrap();
         assert!(!memory.may_hold_more().unwrap());
-        // Somebody reads a hole through a mapping.
+        // Another program reads a hole through a mapping.
         let file = memory.ram.files()[0].file().try_clone().unwrap();
         let map = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 32 * PAGE_SIZE).unwrap();
         let _: u8 = map.as_volatile_slice().read_obj(18 * PAGE_SIZE).unwrap();
@@ -309,8 +303,7 @@ mod tests {
         );
     }
 
-    /// On a file system that cannot drop pages it says so, instead of leaving
-    /// stale ones.
+    /// A file system that cannot drop pages is reported, instead of leaving stale pages.
     #[test]
     fn what_cannot_be_dropped_is_told() {
         let memory = memory();
