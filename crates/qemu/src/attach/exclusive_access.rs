@@ -159,8 +159,8 @@ mod tests {
                 .arg("true")
                 .output()
                 .unwrap();
-            let said = String::from_utf8_lossy(&other_user.stderr);
-            assert!(said.contains("Permission denied"), "{said}");
+            let message = String::from_utf8_lossy(&other_user.stderr);
+            assert!(message.contains("Permission denied"), "{message}");
         }
         child.kill().unwrap();
         child.wait().unwrap();
@@ -205,8 +205,8 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(said.map(Result::unwrap).any(|line| line == "MAPPED"));
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map(Result::unwrap).any(|line| line == "MAPPED"));
         let found = find_user().map(|(pid, _)| pid);
         assert_eq!(found, Some(child.id()));
         child.kill().unwrap();

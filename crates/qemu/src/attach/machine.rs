@@ -76,14 +76,14 @@ fn parse_tree(text: &str) -> Vec<Node> {
     let mut levels: Vec<(usize, Level)> = Vec::new();
     for line in text.lines() {
         let line = line.trim_end();
-        let said = line.trim_start_matches(' ');
-        let indent = line.len() - said.len();
+        let text = line.trim_start_matches(' ');
+        let indent = line.len() - text.len();
         while levels.last().is_some_and(|(above, _)| *above >= indent) {
             if let Some((_, Level::Device(number))) = levels.pop() {
                 set_address(&mut nodes, number);
             }
         }
-        if let Some(name) = said.strip_prefix("bus: ") {
+        if let Some(name) = text.strip_prefix("bus: ") {
             let above = match levels.last() {
                 Some((_, Level::Device(number))) => {
                     set_address(&mut nodes, *number);
@@ -93,7 +93,7 @@ fn parse_tree(text: &str) -> Vec<Node> {
             };
             let kind = String::new();
             levels.push((indent, Level::Bus { kind, above }));
-        } else if let Some(device) = said.strip_prefix("dev: ") {
+        } else if let Some(device) = text.strip_prefix("dev: ") {
             let (bus, above) = match levels.last() {
                 Some((_, Level::Bus { kind, above })) => (kind.clone(), above.clone()),
                 _ => (String::new(), String::new()),
@@ -110,13 +110,13 @@ fn parse_tree(text: &str) -> Vec<Node> {
         } else {
             match levels.last_mut() {
                 Some((_, Level::Bus { kind, .. })) => {
-                    if let Some(said) = said.strip_prefix("type ") {
-                        said.clone_into(kind);
+                    if let Some(name) = text.strip_prefix("type ") {
+                        name.clone_into(kind);
                     }
                 }
                 Some((_, Level::Device(number))) => {
                     if let Some(node) = nodes.get_mut(*number) {
-                        property(node, said);
+                        property(node, text);
                     }
                 }
                 None => {}
@@ -183,8 +183,8 @@ fn address_on(bus: &str) -> Option<&'static str> {
     })
 }
 
-fn property(node: &mut Node, said: &str) {
-    if let Some((name, value)) = said.split_once(" = ") {
+fn property(node: &mut Node, text: &str) {
+    if let Some((name, value)) = text.split_once(" = ") {
         // `unit = 0 (0x0)`.
         let value = value.split(' ').next().unwrap_or_default().to_owned();
         let scsi = ["channel", "scsi-id", "lun"];
@@ -196,16 +196,16 @@ fn property(node: &mut Node, said: &str) {
         {
             *part = Some(value);
         }
-    } else if said.starts_with("class ")
-        && let Some((_, after)) = said.split_once("pci id ")
+    } else if text.starts_with("class ")
+        && let Some((_, after)) = text.split_once("pci id ")
         && let Some((vendor, after)) = after.split_once(':')
     {
         let device = after.split(' ').next().unwrap_or_default();
         let number = |text| u32::from_str_radix(text, 16).unwrap_or(0) & 0xffff;
         node.pci = number(vendor) << 16 | number(device);
     } else if node.bus == "usb-bus"
-        && said.starts_with("addr ")
-        && let Some((_, after)) = said.split_once("port ")
+        && text.starts_with("addr ")
+        && let Some((_, after)) = text.split_once("port ")
     {
         node.address = after.split(',').next().map(str::to_owned);
     }

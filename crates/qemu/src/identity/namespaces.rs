@@ -130,22 +130,22 @@ mod tests {
             boot_id: "another".into(),
             ..here.clone()
         };
-        let said = other.check(7).unwrap_err().to_string();
+        let message = other.check(7).unwrap_err().to_string();
         assert!(
-            said.contains("process 7") && said.contains("on another machine"),
-            "{said}"
+            message.contains("process 7") && message.contains("on another machine"),
+            "{message}"
         );
         let other = NamespaceIdentity {
             pid_namespace: here.pid_namespace + 1,
             ..here.clone()
         };
-        let said = other.check(7).unwrap_err().to_string();
-        assert!(said.contains("another PID namespace"), "{said}");
+        let message = other.check(7).unwrap_err().to_string();
+        assert!(message.contains("another PID namespace"), "{message}");
         let other = NamespaceIdentity {
             time_namespace: Some(1),
             ..here
         };
-        let said = other.check(7).unwrap_err().to_string();
-        assert!(said.contains("another time namespace"), "{said}");
+        let message = other.check(7).unwrap_err().to_string();
+        assert!(message.contains("another time namespace"), "{message}");
     }
 }

@@ -105,8 +105,8 @@ impl Message {
         }
         if let Some(Value::Object(error)) = object.get("error") {
             let text = |key| {
-                let said = error.get(key).and_then(Value::as_str);
-                one_line(said.unwrap_or("(no description)")).into_owned()
+                let text = error.get(key).and_then(Value::as_str);
+                one_line(text.unwrap_or("(no description)")).into_owned()
             };
             return Ok(Self::Error {
                 id,

@@ -74,11 +74,11 @@ pub(crate) fn query(client: &mut Client) -> Result<MigrationInfo, QmpError> {
     let blocked = answer.get("blocked-reasons").and_then(Value::as_array);
     Ok(MigrationInfo {
         status: MigrationStatus::parse(text("status").unwrap_or("none")),
-        error: text("error-desc").map(|said| one_line(said).into_owned()),
+        error: text("error-desc").map(|text| one_line(text).into_owned()),
         blocked: blocked
             .into_iter()
             .flatten()
-            .filter_map(|reason| reason.as_str().map(|said| one_line(said).into_owned()))
+            .filter_map(|reason| reason.as_str().map(|text| one_line(text).into_owned()))
             .collect(),
     })
 }

@@ -174,12 +174,12 @@ mod tests {
                 { "major": 99, "minor": 0, "micro": 0 } }, "capabilities": [] } });
             writeln!(stream, "{greeting}").unwrap();
             for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                let said: Value = serde_json::from_str(&line.unwrap()).unwrap();
-                let human = said["arguments"]["command-line"].as_str();
-                let command = human.or(said["execute"].as_str()).unwrap();
+                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let human = request["arguments"]["command-line"].as_str();
+                let command = human.or(request["execute"].as_str()).unwrap();
                 let own = answers.iter().find(|(name, _)| name == command);
                 let answer = own.map_or_else(|| usual(command), |(_, answer)| answer.clone());
-                let answer = json!({ "return": answer, "id": said["id"] });
+                let answer = json!({ "return": answer, "id": request["id"] });
                 writeln!(stream, "{answer}").unwrap();
             }
         });

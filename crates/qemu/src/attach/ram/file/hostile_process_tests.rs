@@ -74,8 +74,8 @@ impl HostileProcess {
             command.env(READ_ONLY, "1");
         }
         let mut child = command.spawn().unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(said.map(Result::unwrap).any(|line| line == "MAPPED"));
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map(Result::unwrap).any(|line| line == "MAPPED"));
         let process = Process::open(child.id()).unwrap();
         Self { child, process }
     }
