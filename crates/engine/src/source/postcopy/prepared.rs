@@ -11,14 +11,14 @@ use crate::source::postcopy::urgent::UrgentThread;
 use crate::source::session::Session;
 use crate::source::unsent::UnsentPages;
 
-/// Post-copy as far as it goes before the guest runs.
+/// Post-copy before the guest runs: requests are answered, nothing is pushed.
 #[derive(Debug)]
 pub(crate) struct PreparedPostcopy {
     /// Answers page requests.
     pub(crate) urgent: UrgentThread,
-    /// What the rest is pushed on.
+    /// The background links, not used yet.
     pub(crate) links: Vec<BackgroundSender>,
-    /// In which order.
+    /// The order in which pages are pushed.
     pub(crate) policy: Arc<PushPolicy>,
 }
 

@@ -1,8 +1,8 @@
-//! The rest of memory, unasked: a thread for each background link.
+//! Pushes background pages: a thread for each background link.
 //!
 //! Pieces are short, so that an urgent page waits for one of them at most, on a
-//! processor as on the wire. What goes next is `order/`'s business, how much
-//! may be under way the link's.
+//! processor and on the network. `push_policy/` decides what is sent next; the link
+//! decides how much may be in flight.
 
 use std::io;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::RamFiles;
 use hikkoshi_memory::{Piece, PieceReader};
 
-/// Pages in one piece at most, 32 KiB: an urgent page never waits for more than
-/// that on a processor. On the wire the link makes do with less.
+/// The most pages in one piece, 32 KiB: an urgent page never waits for more than
+/// that on a processor. On the network the link's limit is lower.
 const PIECE: usize = 8;
 
 /// All pushing threads of a migration.
@@ -38,7 +38,7 @@ pub(crate) struct Pushers {
 }
 
 impl Pushers {
-    /// Begins to push on each of `links`. The guest runs at the destination.
+    /// Starts to push on each of `links`. The guest runs at the destination.
     pub(crate) fn start(
         shared: &MigrationContext,
         session: &Session,
@@ -57,7 +57,7 @@ impl Pushers {
             if options.bound {
                 link.yield_to_urgent(shared.urgency.clone(), number_of_links as u64);
             }
-            // Nobody can cancel any more.
+            // The migration cannot be cancelled any more.
             link.set_stop(&session.stop);
             let mut pusher = Pusher {
                 number,
@@ -97,11 +97,11 @@ impl Pushers {
         Ok(pushers)
     }
 
-    /// Waits for the threads, whose links must have been closed.
+    /// Joins the threads. Their links must have been closed.
     pub(crate) fn join(self) {
         self.policy.wake_all();
         for thread in self.threads {
-            // A panic was told at once (`PanicNotifier`).
+            // `PanicNotifier` has reported a panic.
             let _ = thread.join();
         }
     }
@@ -123,7 +123,7 @@ struct Pusher {
     number: usize,
     link: BackgroundSender,
     route: Route,
-    /// Until then only what is read ahead is pushed.
+    /// Until then only pages that are read ahead are pushed.
     background_from: Instant,
     policy: Arc<PushPolicy>,
     ram: Arc<RamFiles>,
@@ -134,11 +134,11 @@ struct Pusher {
 }
 
 impl Pusher {
-    /// Pushes until nothing is owed.
+    /// Pushes until every page has been sent.
     fn run(&mut self) -> Result<(), Failure> {
         loop {
-            // Room first, then the claim: a claimed page that waits for room
-            // would keep the guest waiting too.
+            // Space in the window first, then the claim: if a claimed page waited for
+            // space, the guest might wait for the page.
             let pages = self.link.piece_pages().min(PIECE as u64);
             self.link
                 .make_room(pages * (PAGE_SIZE + HEADER_LEN) as u64, &self.stop)
@@ -170,8 +170,8 @@ impl Pusher {
             }
             .map_err(Failure::Link)
         })?;
-        // All of the run at once: the pace is kept after it, never between
-        // pages that were claimed together.
+        // The whole run at once: pacing waits after it, never between pages that were
+        // claimed together.
         self.link.flush(&self.stop).map_err(Failure::Link)?;
         self.tracker.done(run.len());
         Counters::add(&self.counters.background_bytes, self.link.sent() - before);

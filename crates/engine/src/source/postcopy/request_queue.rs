@@ -1,26 +1,26 @@
-//! Requests that are being answered: large ones take turns.
+//! The requests that are being answered: large ones in turn.
 //!
-//! A request for a huge page takes as long as its pages need on the wire: up to
-//! 16 ms for 2 MiB at 1 Gbit/s, and half a thousand times that for 1 GiB. Another
-//! processor's request must not wait so long, so large requests are answered a
-//! piece each in turn. A fixed table: nothing is allocated for a request.
+//! A request for a huge page takes as long as its pages need on the network: up to
+//! 16 ms for 2 MiB at 1 Gbit/s, and 512 times that for 1 GiB. The request of another
+//! processor must not wait that long, so large requests are answered one piece each
+//! in turn. The table has a fixed size: nothing is allocated for a request.
 
 use hikkoshi_pages::PageRange;
 
-/// Large requests that are answered at once; more of them wait in the socket.
+/// The most large requests that are answered at a time. More wait in the socket.
 const MOST: usize = 64;
 
 /// A request that is being answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// What was asked for.
+    /// The requested pages.
     pub(crate) asked: PageRange,
-    /// What of it may still be owed.
+    /// The part that may still be unsent.
     pub(crate) rest: PageRange,
 }
 
 impl Request {
-    /// Nothing of it has been sent.
+    /// A request of which nothing has been sent.
     pub(crate) fn new(asked: PageRange) -> Self {
         Self { asked, rest: asked }
     }
@@ -31,7 +31,7 @@ impl Request {
     }
 }
 
-/// The requests that are being answered, in turns.
+/// The requests that are being answered, in turn.
 #[derive(Debug)]
 pub(crate) struct Requests {
     open: [Request; MOST],
@@ -64,8 +64,8 @@ impl Requests {
         }
     }
 
-    /// Gives the request whose turn it is to `step`, which answers a piece of
-    /// it; one without a rest is removed and returned.
+    /// Calls `step` with the next request, to answer a piece of it. A request without
+    /// a rest is removed and returned.
     pub(crate) fn next<E>(
         &mut self,
         step: impl FnOnce(&mut Request) -> Result<(), E>,
@@ -128,7 +128,7 @@ mod tests {
             turns.push(step(&mut requests));
         }
         for pair in turns[..8].windows(2) {
-            assert_ne!(pair[0].0, pair[1].0, "one waits for the other");
+            assert_ne!(pair[0].0, pair[1].0, "a request is answered twice in a row");
         }
         assert_eq!(turns.len(), 5 + 6);
         assert_eq!(turns.iter().filter(|(_, done)| *done).count(), 2);

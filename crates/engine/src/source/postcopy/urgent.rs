@@ -1,11 +1,12 @@
-//! Page requests: whoever reads one sends the pages, itself, at once.
+//! Answers page requests: the thread that reads a request sends the pages itself,
+//! at once.
 //!
-//! There is no request queue and no other thread to wait for. The thread owns
-//! both ends of the urgent link; all it shares is the claim bitmap, and the
-//! hints that it gives once a page has left (`order/`). Requests are pipelined:
-//! any number may be under way in the link, and large ones are answered in
-//! pieces that take turns (`requests.rs`), so that a request for one page waits
-//! for one piece at most. Nothing is allocated here after the thread's start
+//! It waits for no other thread. The thread owns both ends of the urgent link. It
+//! shares only the bitmap of unsent pages, and the hints that it publishes after a
+//! page was sent (`push_policy/`). Requests are pipelined: any number may be in
+//! flight on the link. Large ones are answered in pieces in turn
+//! (`request_queue.rs`), so that a request for one page waits for one piece at
+//! most. Nothing is allocated here after the thread has started
 //! (`tests/allocations.rs`).
 
 use std::io;
@@ -34,8 +35,8 @@ use hikkoshi_memory::{Piece, PieceReader};
 /// pieces of 32 KiB.
 const PIECE: usize = 8;
 
-/// How much of a huge page may wait in the socket: a request for something
-/// else is answered behind it.
+/// How many bytes of a huge page may wait in the socket. The answer to another
+/// request is sent after them.
 const UNSENT: u32 = 64 << 10;
 
 /// The thread that answers page requests.
@@ -43,7 +44,7 @@ const UNSENT: u32 = 64 << 10;
 pub(crate) struct UrgentThread(JoinHandle<()>);
 
 impl UrgentThread {
-    /// Begins to answer requests on the urgent link.
+    /// Starts to answer requests on the urgent link.
     pub(crate) fn start(
         shared: &MigrationContext,
         session: &Session,
@@ -77,16 +78,16 @@ impl UrgentThread {
                 let _notifier = PanicNotifier::new(&events, Event::ThreadDied);
                 priority.take(Rank::Urgent);
                 sandbox_thread();
-                // Nobody listens any more once the migration is over.
+                // The queue is closed after the migration has ended.
                 let _ = events.send(urgent.run());
             })
             .map(Self)
             .map_err(SourceFailure::Thread)
     }
 
-    /// Waits for the thread, whose link must have been closed.
+    /// Joins the thread. Its link must have been closed.
     pub(crate) fn join(self) {
-        // A panic was told at once (`PanicNotifier`).
+        // `PanicNotifier` has reported a panic.
         let _ = self.0.join();
     }
 }
@@ -127,7 +128,7 @@ impl Urgent {
         }
     }
 
-    /// Answers a small request as it comes, then a piece of a large one.
+    /// Answers a small request when it arrives, then a piece of a large one.
     fn step(&mut self) -> Result<(), Stop> {
         let idle = self.requests.is_empty();
         if idle || (!self.requests.is_full() && self.reader.is_ready(Duration::ZERO)?) {
@@ -160,7 +161,7 @@ impl Urgent {
 #[derive(Debug)]
 struct Answer {
     writer: LinkWriter,
-    /// Makes background links stand back.
+    /// Makes background links yield.
     urgency: UrgentActivity,
     unsent: Arc<UnsentPages>,
     policy: Arc<PushPolicy>,
@@ -174,8 +175,8 @@ struct Answer {
 }
 
 impl Answer {
-    /// Sends the first piece of a request's rest that is still owed. What is
-    /// not has been sent already, or is being sent by a background link.
+    /// Sends the first unsent piece of the rest of a request. The other pages have
+    /// been sent, or a background link is sending them.
     fn piece(&mut self, request: &mut Request) -> Result<(), Stop> {
         let _answering = self.urgency.begin();
         let Some(run) = self.unsent.claim(request.rest, PIECE as u64) else {
@@ -208,8 +209,8 @@ impl Answer {
         Ok(())
     }
 
-    /// A request has been answered: what does it tell about the next ones? Even
-    /// one for pages that were on their way already tells where the guest is.
+    /// Uses an answered request to predict the next ones. A request for pages that
+    /// were already in flight also shows where the guest is.
     fn advise_read_ahead(&mut self, asked: PageRange) {
         let host = self.destination.host_page_range(asked.start());
         let position = self.destination.locate(asked.start());

@@ -12,37 +12,37 @@ use crate::source::error::SourceFailure;
 #[derive(Debug)]
 pub(crate) struct Batch {
     work: Work,
-    /// Whether its round ends with it.
+    /// Whether it is the last one of its round.
     last: bool,
     /// The number of the next piece.
     cursor: AtomicU64,
     failed: AtomicBool,
-    /// What went wrong first; what follows from it does not count.
+    /// The first failure. Later ones follow from it.
     failure: OnceLock<SourceFailure>,
 }
 
-/// What there is to send.
+/// What a batch consists of.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// All of the guest's memory. Whoever sends a chunk takes its log.
+    /// All of the guest's memory. The worker that sends a chunk takes its log.
     Log {
         log: Arc<dyn DirtyLog>,
         /// The first round sends everything that is not a hole in the RAM
         /// files: the destination began with nothing but holes.
         first: bool,
     },
-    /// Pages of some chunks, whose log was taken, and then all device writes
-    /// under way have landed.
+    /// Pages of some chunks. Their log was taken, and then all device writes in
+    /// progress have landed.
     Drained(Vec<Vec<PageRange>>),
 }
 
 impl Batch {
-    /// A whole round.
+    /// A batch that is a whole round.
     pub(crate) fn round(log: Arc<dyn DirtyLog>, first: bool) -> Self {
         Self::new(Work::Log { log, first }, true)
     }
 
-    /// Part of a round; `last` if no other follows.
+    /// A part of a round; `last` if no other part follows.
     pub(crate) fn drained(chunks: Vec<Vec<PageRange>>, last: bool) -> Self {
         Self::new(Work::Drained(chunks), last)
     }
@@ -57,21 +57,21 @@ impl Batch {
         }
     }
 
-    /// What it consists of.
+    /// What the batch consists of.
     pub(crate) fn work(&self) -> &Work {
         &self.work
     }
 
-    /// Whether its round ends with it.
+    /// Whether it is the last one of its round.
     pub(crate) fn is_last(&self) -> bool {
         self.last
     }
 
-    /// The number of a piece that no other worker has; `None` once there is no
-    /// point in going on. May be beyond the last piece.
+    /// The number of a piece that no other worker has; `None` after a failure. May
+    /// be beyond the last piece.
     pub(crate) fn next(&self) -> Option<u64> {
-        // Only a number: what a worker does about its piece depends on nothing
-        // that another one has done.
+        // `Relaxed`: a worker's piece does not depend on what another worker has
+        // done.
         (!self.has_failed()).then(|| self.cursor.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -79,7 +79,7 @@ impl Batch {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Makes the workers leave what they have not begun.
+    /// Makes the workers skip the pieces that they have not begun.
     pub(crate) fn abandon(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Pre-copy on one link: what a chunk's dirty log says is sent.
+//! Pre-copy on one link: sends the dirty pages of chunks.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use hikkoshi_memory::{Piece, PieceReader};
 /// Pages sent in one frame, 1 MiB.
 const PIECE: usize = 256;
 
-/// Sends chunks on one link. Everything in it is its worker's own.
+/// Sends chunks on one link. It belongs to one worker.
 #[derive(Debug)]
 pub(crate) struct ChunkSender {
     shared: MigrationContext,
@@ -46,8 +46,8 @@ impl ChunkSender {
         self.link
     }
 
-    /// Sends chunks of `batch` until there are no more. If it is the round's
-    /// last batch, waits until all that this link carried has arrived.
+    /// Sends chunks of `batch` until there are no more. If it is the round's last
+    /// batch, waits until everything sent on this link has arrived.
     pub(crate) fn batch(&mut self, batch: &Batch) -> Result<(), SourceFailure> {
         self.collector.begin();
         while let Some(number) = batch.next() {
@@ -92,7 +92,7 @@ impl ChunkSender {
             ))
     }
 
-    /// Sends pages of `batch`, unless there is no point in it any more.
+    /// Sends pages of `batch` until the batch has failed.
     fn send(&mut self, runs: &[PageRange], batch: &Batch) -> Result<(), SourceFailure> {
         for part in runs.iter().flat_map(|run| run.chunks(PIECE as u64)) {
             if batch.has_failed() {

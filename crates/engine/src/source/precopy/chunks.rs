@@ -1,19 +1,19 @@
-//! How pre-copy cuts memory into work for its links.
+//! How pre-copy divides memory into chunks.
 
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 
 use crate::source::unsent::CHUNK;
 
-/// How many chunks there are; some may be empty.
+/// The number of chunks. Some may be empty.
 pub(crate) fn count(layout: &RamLayout) -> u64 {
     layout.all().len().div_ceil(CHUNK)
 }
 
 /// The `number`th chunk; `None` beyond the last one. May be empty.
 ///
-/// Chunks are cut where the guest's host pages are: the log of a huge page is
-/// cleared as a whole, and two threads that each took a part of it could hide
-/// it from each other for a round.
+/// Chunks end at the boundaries of the guest's host pages. The log of a huge page
+/// is cleared as a whole, so two threads that each took a part of it could hide it
+/// from each other for a round.
 pub(crate) fn chunk(layout: &RamLayout, number: u64) -> Option<PageRange> {
     let all = layout.all();
     let cut = |number: u64| {

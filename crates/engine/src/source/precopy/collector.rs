@@ -1,4 +1,4 @@
-//! Which pages of a chunk pre-copy has to send.
+//! Determines which pages of a chunk pre-copy sends.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use crate::source::unsent::UnsentPages;
 #[derive(Debug)]
 pub(crate) struct Collector {
     shared: MigrationContext,
-    /// Learns which pages are written often.
+    /// Counts how often pages are written.
     unsent: Arc<UnsentPages>,
-    /// The last run of data that was seen in the RAM files.
+    /// The last run of data that was found in the RAM files.
     data: PageRange,
 }
 
@@ -31,14 +31,13 @@ impl Collector {
 
     /// A new round begins.
     pub(crate) fn begin(&mut self) {
-        // Data found in a former round may be a hole by now (a balloon), and
-        // only the first round looks for data.
+        // Data found in an earlier round may be a hole now (a balloon), and only the
+        // first round looks for data.
         self.data = PageRange::EMPTY;
     }
 
-    /// Takes the log of `chunk` and adds to `runs` what has to be sent of it:
-    /// the dirty pages, or in the first round everything that the RAM files
-    /// have data for.
+    /// Takes the log of `chunk` and appends the pages to send to `runs`: the dirty
+    /// pages, or in the first round all pages that the RAM files hold data for.
     pub(crate) fn collect(
         &mut self,
         log: &dyn DirtyLog,
@@ -62,11 +61,11 @@ impl Collector {
         Ok(())
     }
 
-    /// Collects the parts of `chunk` that the RAM file has data for.
+    /// Appends the parts of `chunk` that the RAM files hold data for.
     ///
-    /// A hole that is written after this look is in the dirty log, which was
-    /// taken before. So holes are looked for anew in every chunk; what was
-    /// data once may be taken for data later.
+    /// The dirty log was taken before, so a hole that is written later is in the
+    /// log. Therefore holes are searched again in every chunk, but data found once
+    /// may be treated as data later.
     fn find_data(
         &mut self,
         chunk: PageRange,

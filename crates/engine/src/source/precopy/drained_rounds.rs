@@ -1,16 +1,15 @@
-//! Rounds of a guest whose devices write behind the dirty log.
+//! Rounds for a guest whose devices write memory without the dirty log seeing it.
 //!
 //! A direct disk read pins its pages when it is submitted. The log sees a write
 //! then, and nothing when the data lands. A page that is taken and copied in
 //! between arrives without the data, and no later take would report it. So here
 //! the order is **take, then drain, then copy**: what was pinned before the take
 //! has landed after the drain, and what is submitted after the take is marked
-//! anew. What was pinned before the log was started has landed before the first
-//! take: there is a drain at the beginning, which also tells how long one takes.
+//! again. What was pinned before the log was started has landed before the first
+//! take: there is a drain at the beginning, which also measures how long one takes.
 //!
-//! One thread takes the log of a *batch* of chunks and drains; the workers send
-//! the batch while the next one is prepared, so that the links do not wait for
-//! drains:
+//! One thread takes the log of a *batch* of chunks and drains. The workers send the
+//! batch while the next one is prepared, so the links do not wait for drains:
 //!
 //! ```text
 //! leader    take 1, drain │ take 2, drain │ (wait for 1) │ take 3, drain │ …
@@ -33,7 +32,7 @@ use crate::source::precopy::collector::Collector;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
 
-/// Does rounds with drains.
+/// Sends rounds with drains.
 #[derive(Debug)]
 pub(crate) struct DrainedRounds {
     shared: MigrationContext,
@@ -42,7 +41,7 @@ pub(crate) struct DrainedRounds {
     size: BatchSize,
 }
 
-/// A batch that the workers have.
+/// A batch that the workers send.
 #[derive(Debug)]
 struct Sending {
     batch: Arc<Batch>,
@@ -64,7 +63,7 @@ impl DrainedRounds {
         }
     }
 
-    /// How long a drain takes, as far as is known.
+    /// The expected duration of a drain.
     pub(crate) fn drain_time(&self) -> Duration {
         self.size.drain
     }
@@ -84,14 +83,15 @@ impl DrainedRounds {
         let mut sending = None;
         let done = self.batches(workers, guest, first, &mut sending);
         if let (Err(_), Some(Sending { batch, .. })) = (&done, sending) {
-            // Something is wrong already. The workers are only waited for.
+            // The round has failed. This only waits for the workers.
             batch.abandon();
             let _ = workers.finish(batch);
         }
         done
     }
 
-    /// As [`Self::round`]. On an error `sending` is what the workers still have.
+    /// As [`Self::round`]. On an error `sending` is the batch that the workers still
+    /// send.
     fn batches(
         &mut self,
         workers: &PrecopyWorkers,
@@ -116,7 +116,7 @@ impl DrainedRounds {
             };
             if let Some(before) = sending.replace(started) {
                 self.finish(workers, before)?;
-                // The workers begin with the next one only now.
+                // The workers begin the next one only now.
                 if let Some(sending) = sending {
                     sending.since = Instant::now();
                 }
@@ -130,9 +130,9 @@ impl DrainedRounds {
         }
     }
 
-    /// Takes the log of chunks from number `next` on, until there are enough
-    /// pages for a batch. Gives them, their number, and whether these were the
-    /// last ones.
+    /// Takes the log of chunks from number `next` on, until there are enough pages
+    /// for a batch. Returns the pages, their number, and whether this was the last
+    /// chunk.
     fn take(
         &mut self,
         first: bool,
@@ -157,11 +157,11 @@ impl DrainedRounds {
         Ok((batch, pages, *next >= end))
     }
 
-    /// Drains; gives how long that took.
+    /// Drains, and returns how long that took.
     fn drain(&self, guest: &mut dyn SourceGuest) -> Result<Duration, SourceFailure> {
         let begun = Instant::now();
         let drained = guest.drain(&self.shared.cancel);
-        // Then that is why the drain was given up.
+        // A cancellation is the reason why the drain was given up.
         self.shared.check()?;
         drained?;
         let took = begun.elapsed();
@@ -184,7 +184,7 @@ impl DrainedRounds {
 #[derive(Debug)]
 struct BatchSize {
     pages: u64,
-    /// How long a drain takes; half of it is the last one.
+    /// The duration of a drain, as a moving average with weight 1/2.
     drain: Duration,
 }
 
@@ -199,17 +199,17 @@ const LEAST: u64 = (8 << 20) / PAGE_BYTES;
 /// 1 GiB: beyond that, pages are stale for seconds.
 const MOST: u64 = (1 << 30) / PAGE_BYTES;
 
-/// The rate that is expected before any is measured, in pages a second: what a
-/// line of 10 Gbit/s carries. If the line is slower, the first batch is larger
-/// than it has to be, in a round that sends everything anyway.
+/// The rate before the first measurement, in pages a second: that of a 10 Gbit/s
+/// network. If the network is slower, the first batch is larger than necessary, in a
+/// round that sends everything anyway.
 const EXPECTED_RATE: f64 = 1.25e9 / 4096.0;
 
-/// A batch is at most so many times as large as the one before: one slow drain
-/// says little.
+/// A batch is at most so many times as large as the one before, because one slow
+/// drain is not significant.
 const GROWTH: u64 = 4;
 
 impl BatchSize {
-    /// Before the first batch; a drain has taken so long.
+    /// The size of the first batch, after a drain that took this long.
     fn new(drain: Duration) -> Self {
         Self {
             pages: Self::for_rate(EXPECTED_RATE, drain).clamp(LEAST, MOST),
@@ -217,7 +217,7 @@ impl BatchSize {
         }
     }
 
-    /// Pages of a batch that is sent at so many a second.
+    /// The number of pages in a batch at this rate.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Positive, and it saturates.
     fn for_rate(rate: f64, drain: Duration) -> u64 {
         (rate * drain.as_secs_f64() * SHARE) as u64
@@ -231,10 +231,10 @@ impl BatchSize {
         self.drain = (self.drain + took) / 2;
     }
 
-    /// So many pages were sent in such a time.
+    /// Adapts to a batch of `pages` that was sent in `took`.
     #[allow(clippy::cast_precision_loss)] // Page counts below 2^53.
     fn sent(&mut self, pages: u64, took: Duration) {
-        // A small batch says more about the round trip than about the rate.
+        // A small batch measures the round trip rather than the rate.
         if pages < LEAST / 2 || took.is_zero() {
             return;
         }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn small_batches_teach_nothing() {
+    fn small_batches_do_not_change_the_size() {
         let mut size = BatchSize::new(Duration::from_millis(1));
         let before = size.pages();
         size.drained(SECOND);

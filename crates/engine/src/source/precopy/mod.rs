@@ -1,9 +1,10 @@
-//! Pre-copy: memory follows the guest's writes while it runs.
+//! Pre-copy: rounds of dirty pages are sent while the guest runs.
 //!
-//! The rounds are led from here and done by a worker for each link (`workers.rs`,
-//! `chunk.rs`), the last one with the guest stopped as well. Where devices write
-//! behind the dirty log they are drained in between (`drained.rs`). Rates are those of
-//! all links together, up to the moment when all of a round has arrived.
+//! This file leads the rounds. A worker for each link sends the pages
+//! (`workers.rs`, `chunk_sender.rs`), also in the last round with the guest
+//! paused. Devices that write memory without the dirty log seeing it are drained
+//! within each round (`drained_rounds.rs`). Rates are those of all links together,
+//! measured until all pages of a round have arrived.
 
 mod batch;
 mod chunk_sender;
@@ -33,21 +34,21 @@ use hikkoshi_link::BackgroundSender;
 /// and loading the device state, resuming. 17 ms were measured for QEMU.
 const SWITCHOVER_COST: Duration = Duration::from_millis(20);
 
-/// What is left is worth another round, though it fits into the downtime, when
-/// it is no more than this part of what was left the round before, …
+/// Although the dirty pages fit into the downtime, another round is worthwhile if
+/// they are at most this fraction of those of the round before, …
 const SHRINKING: f64 = 0.5;
 
-/// … and sending it takes longer than this. So the guest stands still for a
-/// small part of what it may, and the rounds that buy it take at most twice
-/// the downtime allowed, together.
-const NEXT_TO_NOTHING: Duration = Duration::from_millis(10);
+/// … and sending them takes longer than this. So the guest is paused for a small
+/// part of the allowed downtime, and the additional rounds take at most twice that
+/// downtime in total.
+const NEGLIGIBLE_DOWNTIME: Duration = Duration::from_millis(10);
 
-/// What pre-copy came to.
+/// How pre-copy ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The rest fits into the downtime: send it with the guest stopped.
+    /// The dirty pages fit into the downtime: send them with the guest paused.
     Converged,
-    /// The rest is to follow after the switch.
+    /// The dirty pages follow after the switchover.
     SwitchNow,
 }
 
@@ -59,7 +60,7 @@ pub(crate) struct Precopy {
     workers: PrecopyWorkers,
     unsent: Arc<UnsentPages>,
     rounds: u32,
-    /// Bytes a second, over the last round that was large enough to tell.
+    /// Bytes a second, in the last round that was large enough to measure.
     rate: f64,
 }
 
@@ -80,8 +81,8 @@ impl Precopy {
         }
     }
 
-    /// Sends rounds until the rest fits the downtime or `options` says to
-    /// switch.
+    /// Sends rounds until the dirty pages fit into the downtime or `options`
+    /// require the switchover.
     pub(crate) fn run(
         &mut self,
         guest: &mut dyn SourceGuest,
@@ -135,7 +136,7 @@ impl Precopy {
         unreachable!("a u32 of rounds takes centuries");
     }
 
-    /// What does the rounds, if the guest's devices have to be drained in them.
+    /// Rounds with drains, if the guest's devices need them.
     fn drained_rounds(
         &self,
         guest: &dyn SourceGuest,
@@ -154,19 +155,19 @@ impl Precopy {
         Some(DrainedRounds::new(&self.shared, &self.log, &self.unsent))
     }
 
-    /// Rounds begun so far.
+    /// The number of rounds so far.
     pub(crate) fn rounds(&self) -> u32 {
         self.rounds
     }
 
-    /// Sends what the log holds, once, with the guest stopped: after it, the
-    /// destination has everything. Device writes have landed: pausing drains.
+    /// Sends the pages in the log with the guest paused. Afterwards the destination
+    /// has every page. Device writes have landed, because pausing drains.
     pub(crate) fn last_round(&self) -> Result<(), SourceFailure> {
         self.round(false)
     }
 
-    /// Ends pre-copy; gives the links back, which are empty: all that was
-    /// pre-copied has been written at the destination.
+    /// Ends pre-copy and returns the links. They are empty: every pre-copied page has
+    /// been written at the destination.
     pub(crate) fn into_links(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
         self.workers.into_links()
     }
@@ -176,14 +177,14 @@ impl Precopy {
         self.workers.run(Batch::round(Arc::clone(&self.log), first))
     }
 
-    /// Bytes sent so far, on all links.
+    /// Bytes sent so far on all links.
     fn sent(&self) -> u64 {
         self.shared.counters.bytes().precopy
     }
 
     #[allow(clippy::cast_precision_loss)]
     fn measure(&mut self, bytes: u64, time: Duration) {
-        // A short round says more about buffers than about the link.
+        // A short round measures buffers rather than the link.
         if bytes > 8 << 20 || self.rate == 0.0 {
             self.rate = bytes as f64 / time.as_secs_f64().max(1e-6);
         }
@@ -194,18 +195,18 @@ impl Precopy {
     #[allow(clippy::cast_precision_loss)]
     fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
         let budget = downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2);
-        // Storage that takes longer than that to drain cannot be waited for.
+        // There is no budget for storage that takes longer than that to drain.
         let budget = budget.saturating_sub(drain).max(downtime / 10);
         (dirty * hikkoshi_pages::PAGE_BYTES) as f64 <= self.rate * budget.as_secs_f64()
     }
 
-    /// Whether another round makes the downtime much shorter: the last one
-    /// found `before` dirty pages and has left `dirty`. One that is mostly its
-    /// `drain` does not.
+    /// Whether another round makes the downtime much shorter: the last one sent
+    /// `before` dirty pages, and `dirty` are dirty now. A round that consists mostly
+    /// of its `drain` does not.
     #[allow(clippy::cast_precision_loss)]
     fn worth_another_round(&self, dirty: u64, before: u64, drain: Duration) -> bool {
         let left = (dirty * hikkoshi_pages::PAGE_BYTES) as f64;
-        left > self.rate * NEXT_TO_NOTHING.max(drain).as_secs_f64()
+        left > self.rate * NEGLIGIBLE_DOWNTIME.max(drain).as_secs_f64()
             && dirty as f64 <= before as f64 * SHRINKING
     }
 

@@ -1,14 +1,13 @@
-//! The workers of pre-copy: one thread a background link, for as long as there
-//! are rounds.
+//! The workers of pre-copy: one thread for each background link.
 //!
-//! A round's work comes as one batch or several, and is cut into chunks that
-//! are handed out by an atomic cursor: a link that is slow takes fewer of them.
-//! Within a round a page lies in one chunk, so it travels on one link, once.
+//! A round is one batch or several (`batch.rs`). A batch is divided into chunks
+//! that an atomic cursor hands out, so a slow link takes fewer of them. Within a
+//! round a page lies in one chunk, so it is sent once, on one link.
 //!
-//! **A round ends when every link has been drained**: all that it sent has been
-//! applied at the destination. A page that is dirtied again may travel on
-//! another link in the next round, and nothing keeps two links in step: without
-//! the drain the older copy could arrive last, and stay.
+//! **A round ends when every link has been drained**: everything sent on it has
+//! been applied at the destination. A page that is dirtied again may be sent on
+//! another link in the next round, and links are not ordered among each other.
+//! Without the drain the older copy could arrive last and remain.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -30,14 +29,14 @@ pub(crate) struct PrecopyWorkers(Vec<Worker>);
 #[derive(Debug)]
 struct Worker {
     batches: SyncSender<Arc<Batch>>,
-    /// Hears of each order's end; what it came to is in the round.
+    /// A message for each finished batch; its result is in the batch.
     done: Receiver<()>,
     thread: JoinHandle<BackgroundSender>,
 }
 
 impl PrecopyWorkers {
-    /// A worker for each link. When one link ends, its worker ends all of
-    /// `streams`: the others may be blocked on a peer that is gone.
+    /// Starts a worker for each link. When one link ends, its worker ends all of
+    /// `streams`: the others may be blocked on a peer that does not exist any more.
     pub(crate) fn start(
         shared: &MigrationContext,
         links: Vec<BackgroundSender>,
@@ -64,8 +63,8 @@ impl PrecopyWorkers {
                                 streams.iter().for_each(|stream| stream.shutdown());
                             }
                         }
-                        // Before it is reported: whoever waits for the reports
-                        // has the batch, and the log in it, alone.
+                        // Before the report: after all reports, the main thread is the
+                        // only owner of the batch and the log in it.
                         drop(batch);
                         if finished.send(()).is_err() {
                             break;
@@ -87,22 +86,22 @@ impl PrecopyWorkers {
             .map(Self)
     }
 
-    /// Does a batch. If it is its round's last one, every link is empty when
-    /// this returns.
+    /// Sends a batch. If it is the round's last one, every link is empty when this
+    /// returns.
     pub(crate) fn run(&self, batch: Batch) -> Result<(), SourceFailure> {
         let batch = Arc::new(batch);
         self.begin(&batch)?;
         self.finish(batch)
     }
 
-    /// Hands a batch to all workers. While they work on it another one may be
-    /// handed out, but not a third: [`finish`](Self::finish) this one before.
+    /// Queues a batch for all workers. One more may be queued while they work on it;
+    /// [`finish`](Self::finish) this one before a third.
     pub(crate) fn begin(&self, batch: &Arc<Batch>) -> Result<(), SourceFailure> {
         let queued = self
             .0
             .iter()
             .map(|worker| worker.batches.send(Arc::clone(batch)).is_ok());
-        // All of them, before anybody is waited for.
+        // Queues it for all workers before waiting for any.
         if queued.fold(true, |all, one| all & one) {
             Ok(())
         } else {
@@ -110,8 +109,8 @@ impl PrecopyWorkers {
         }
     }
 
-    /// Waits until the workers are through with the oldest batch that was
-    /// begun and not waited for, which is this one.
+    /// Waits until the workers have finished `batch`, which must be the oldest queued
+    /// one.
     pub(crate) fn finish(&self, batch: Arc<Batch>) -> Result<(), SourceFailure> {
         let alive = self
             .0
@@ -124,7 +123,7 @@ impl PrecopyWorkers {
         }
     }
 
-    /// Ends the workers; gives their links back, which are empty.
+    /// Ends the workers and returns their links, which are empty.
     pub(crate) fn into_links(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
         let (batches, threads): (Vec<_>, Vec<_>) = self
             .0

@@ -10,8 +10,8 @@ use hikkoshi_wire::{Agreed, Limits, MigrationId, Role};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 
-/// How long the destination may take to accept the guest, or to drop what is
-/// stale: it empties its RAM files, at about 10 GiB/s.
+/// How long the destination may take to accept the guest or to drop stale pages:
+/// it punches holes into its RAM files, at about 10 GiB/s.
 pub(crate) const DISCARD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Opens the links of one migration.
@@ -62,7 +62,7 @@ impl Connector<'_> {
         let split = |stream: Stream| {
             stream.set_stall_timeout(options.stall_timeout)?;
             let stream = Arc::new(stream);
-            // Until the commit, cancelling ends whatever is blocked on a link.
+            // Until *Commit*, cancelling ends every blocking call on a link.
             let ends = split(&stream, limits, &self.shared.cancel)?;
             Ok((stream, ends))
         };
@@ -89,7 +89,7 @@ impl Connector<'_> {
     }
 }
 
-/// `layout` with other host page sizes; `None` if they do not fit it.
+/// `layout` with these host page sizes; `None` if they do not match its blocks.
 pub(crate) fn with_host_pages(layout: &RamLayout, host_pages: &[u64]) -> Option<RamLayout> {
     if layout.blocks().len() != host_pages.len() {
         return None;

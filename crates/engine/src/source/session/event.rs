@@ -9,12 +9,12 @@ use hikkoshi_wire::ToSource;
 /// The name of the control link, for events.
 pub(crate) const CONTROL: &str = "the control link";
 
-/// What the main thread waits for.
+/// An event for the main thread.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The destination said something.
+    /// The destination sent a control message.
     Message(ToSource),
-    /// A link's thread ended.
+    /// A link ended.
     LinkEnded(&'static str, LinkError),
     /// Guest memory could not be read.
     RamFailed(io::Error),
@@ -22,11 +22,11 @@ pub(crate) enum Event {
     ThreadDied,
 }
 
-/// Whether a migration can still be called off.
+/// Whether a migration can still be cancelled.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CommitState<'a> {
-    /// By either side; here, by this flag.
+    /// It can, by either side; here, with this flag.
     BeforeCommit(&'a Cancel),
-    /// By nobody.
+    /// It cannot.
     AfterCommit,
 }

@@ -34,15 +34,15 @@ pub(crate) struct Session {
     pub(crate) streams: Vec<Arc<Stream>>,
     /// Ends every thread that works on a link.
     pub(crate) stop: Cancel,
-    /// Nothing more will be heard on the control link.
+    /// The control link has ended.
     control_ended: bool,
-    /// *Commit* may be on its way.
+    /// *Commit* may have been sent.
     committed: bool,
-    /// The destination was told to switch over, and may have said *ready*.
+    /// *Switch* may have been sent, so the destination may have sent *Ready*.
     pub(crate) may_be_ready: bool,
-    /// A link whose end has not been dealt with yet.
+    /// The error of an ended link that has not been reported yet.
     deferred_error: Option<LinkError>,
-    /// The background links: to end them all when one has failed.
+    /// The background links, to end all of them when one has failed.
     pub(crate) background: Arc<[Arc<Stream>]>,
     /// The urgent link's two ends, where post-copy is possible.
     pub(crate) urgent: Option<(LinkReader, LinkWriter)>,
@@ -170,8 +170,8 @@ impl Session {
             .map_err(SourceFailure::link(doing))
     }
 
-    /// Tells the destination to run the guest. From the call on this side can
-    /// call nothing off: not even a cancellation interrupts the sending.
+    /// Sends *Commit*. From the call on, this side cannot cancel; a cancellation
+    /// does not interrupt the sending either.
     pub(crate) fn commit(&mut self, doing: &'static str) -> Result<(), SourceFailure> {
         self.committed = true;
         self.control.set_stop(self.stop.clone());
@@ -179,10 +179,10 @@ impl Session {
         self.send(&ToDestination::Commit, doing)
     }
 
-    /// Tells the destination that nothing comes of it, and ends all links.
+    /// Sends *Cancel*, and ends all links.
     pub(crate) fn cancel(&mut self, reason: String) {
-        // The links' end tells the destination as much, only less clearly: not
-        // worth waiting for a peer that does not read.
+        // Does not wait for a peer that does not read: the end of the links tells the
+        // destination the same, without the reason.
         self.control.set_stop(Cancel::at_once());
         if let Err(error) = self.send(&ToDestination::Cancel { reason }, "cancelling") {
             tracing::debug!(%error, "the cancellation was not sent");
@@ -190,8 +190,8 @@ impl Session {
         self.close();
     }
 
-    /// Ends all links. The threads that work on them can be joined then:
-    /// nothing that they report waits for somebody to hear it.
+    /// Ends all links. The threads that work on them can be joined then: the event
+    /// queue is closed, so that none of them blocks on it.
     pub(crate) fn close(&mut self) {
         self.events = sync_channel(0).1;
         self.stop.cancel();

@@ -32,7 +32,7 @@ impl Session {
             }
             Ok(Event::Message(ToSource::Cancel { reason })) => match stage {
                 CommitState::BeforeCommit(_) => Err(SourceFailure::CancelledThere(reason)),
-                // It crossed the commit, which the destination will obey.
+                // Sent before the destination received *Commit*, which it will obey.
                 CommitState::AfterCommit => Ok(None),
             },
             Ok(Event::Message(message)) => Ok(Some(message)),
@@ -51,18 +51,18 @@ impl Session {
         }
     }
 
-    /// Waits for a message that `wanted` accepts, no longer than `patience`; any
-    /// other breaks the protocol.
+    /// Waits for a message that `wanted` accepts, for at most `timeout`. Any other
+    /// message is a protocol error.
     pub(crate) fn expect(
         &mut self,
         doing: &'static str,
         stage: CommitState<'_>,
-        patience: Duration,
+        timeout: Duration,
         wanted: impl Fn(&ToSource) -> bool,
     ) -> Result<(), SourceFailure> {
         let begun = Instant::now();
         loop {
-            if begun.elapsed() > patience {
+            if begun.elapsed() > timeout {
                 let cause = LinkError::TooSlow;
                 return Err(SourceFailure::Link { doing, cause });
             }
@@ -80,15 +80,16 @@ impl Session {
         }
     }
 
-    /// A link's end that is to be told once more.
+    /// Keeps a link's error, which [`receive_after_commit`](Self::receive_after_commit)
+    /// reports next.
     pub(crate) fn defer(&mut self, failure: SourceFailure) {
         if let SourceFailure::Link { cause, .. } = failure {
             self.deferred_error.get_or_insert(cause);
         }
     }
 
-    /// As [`hear`](Self::hear), after the commit; a link's end that was put
-    /// aside comes first.
+    /// As [`hear`](Self::hear), after *Commit*. A deferred link error comes
+    /// first.
     pub(crate) fn receive_after_commit(
         &mut self,
         doing: &'static str,
@@ -99,8 +100,8 @@ impl Session {
         }
     }
 
-    /// Looks for what is behind a link's end: a destination that gives up says
-    /// why and closes its links, and a link's end may be seen first.
+    /// Finds the reason behind a link's end. A destination that gives up sends its
+    /// reason and closes its links; the end of a link may be seen first.
     pub(crate) fn explain(&mut self, failure: SourceFailure) -> SourceFailure {
         match self.final_message(&failure) {
             Some(ToSource::Failed { reason } | ToSource::Declined { reason }) => {
@@ -111,8 +112,8 @@ impl Session {
         }
     }
 
-    /// What the destination had to say last, if `failure` is another link's
-    /// end than the control link's.
+    /// The destination's final message, if `failure` is the end of a link other
+    /// than the control link.
     pub(crate) fn final_message(&mut self, failure: &SourceFailure) -> Option<ToSource> {
         if self.control_ended
             || !matches!(failure, SourceFailure::Link { cause, .. } if cause.is_end())

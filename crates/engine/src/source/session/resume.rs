@@ -74,7 +74,8 @@ pub(crate) fn resume(
     Ok((connected, there))
 }
 
-/// Hears what the destination lacks: what of it is data is owed.
+/// Receives the list of missing pages. Afterwards `unsent` is those that hold
+/// data; on an error it is unchanged.
 fn take_missing(
     shared: &MigrationContext,
     reader: &mut LinkReader,
@@ -92,7 +93,8 @@ fn take_missing(
 
 const MISSING: &str = "receiving the list of missing pages";
 
-/// Hears what is missing and adds it to what is owed; takes it out of `unsent`.
+/// Receives the list of missing pages, adds those with data to `unsent`, and
+/// removes them from `earlier`.
 fn receive_missing(
     shared: &MigrationContext,
     reader: &mut LinkReader,

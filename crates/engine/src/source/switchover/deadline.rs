@@ -1,11 +1,11 @@
-//! For how long the guest is paused at most.
+//! Limits how long the guest is paused.
 //!
-//! Between the pause and *ready* this side waits for the destination in many
-//! places: for room in a socket, for acknowledgements, for an answer. A peer
-//! that does everything, but a byte at a time, passes each of them. It waits for
-//! the guest's monitor, too, which saves the device state. So one deadline is
-//! over all of it: when it has passed, all links are ended, and the save is told
-//! to give up.
+//! Between the pause and *Ready* this side waits for the destination in many
+//! places: for space in a socket, for acknowledgements, for an answer. A peer
+//! that does everything, but one byte at a time, meets the timeout of each. This
+//! side also waits for the guest's monitor, which saves the device state. So one
+//! deadline limits all of it: when it passes, all links are ended and the save is
+//! cancelled.
 
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -19,17 +19,17 @@ use hikkoshi_linux::Cancel;
 /// A deadline that ends links and sets a flag, unless it is met.
 #[derive(Debug)]
 pub(crate) struct Deadline {
-    /// Whether it was met: who says so first is right.
+    /// Whether it was met. The first thread that sets it decides.
     met: Arc<OnceLock<bool>>,
-    /// Its end ends the thread.
+    /// Dropping it ends the thread.
     _waits: SyncSender<()>,
 }
 
 impl Deadline {
-    /// Begins to wait for `limit`; sets `passes` when it has passed.
+    /// Starts the deadline; sets `passes` after `limit`.
     ///
     /// # Errors
-    /// When there is no room for a thread.
+    /// When the thread cannot be started.
     pub(crate) fn start(
         streams: &[Arc<Stream>],
         passes: Cancel,
@@ -51,8 +51,8 @@ impl Deadline {
         Ok(Self { met, _waits: waits })
     }
 
-    /// Ends the wait: whether it ends before the deadline. If it does not, the
-    /// links have been ended, or are just about to be.
+    /// Ends the deadline, and returns whether it was met. If not, the links have
+    /// been ended or are about to be.
     pub(crate) fn met(self) -> bool {
         self.met.set(true).is_ok()
     }
@@ -65,7 +65,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn it_ends_the_links_or_nothing() {
+    fn a_passed_deadline_ends_the_links_and_a_met_one_does_not() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let streams = [Arc::new(Stream::Unix(ours))];
         let day = Duration::from_secs(86_400);

@@ -23,7 +23,7 @@ pub(crate) fn send_device_state(
     };
     let saved = guest.save_device_state(&mut sink, give_up);
     let saved = saved.map_err(SourceFailure::Guest);
-    // Of a state that is not whole the rest is of no use.
+    // The rest of an incomplete state is not sent.
     let sent = saved.and_then(|()| sink.flush().map_err(SourceFailure::Ram));
     if let Some(failure) = sink.failure {
         return Err(failure);
@@ -32,12 +32,12 @@ pub(crate) fn send_device_state(
     Ok(sink.digest)
 }
 
-/// Cuts device state into messages.
+/// Splits the device state into messages.
 struct StateSink<'a> {
     session: &'a mut Session,
     digest: DeviceStateDigest,
     chunk: Vec<u8>,
-    /// The link's own failure, which an [`io::Error`] cannot carry whole.
+    /// The link's failure, which an [`io::Error`] cannot contain.
     failure: Option<SourceFailure>,
 }
 

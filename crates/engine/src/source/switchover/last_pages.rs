@@ -10,11 +10,11 @@ use crate::source::precopy::Precopy;
 /// How the last pages get to the destination.
 #[derive(Debug)]
 pub(crate) enum LastPages {
-    /// With the guest stopped.
+    /// In a last round, with the guest paused.
     Precopy(Box<Precopy>),
-    /// After the switch; what the log holds is owed. The links are empty.
+    /// After the switchover: the pages in the dirty log. The links are empty.
     Hybrid(Arc<dyn DirtyLog>, Vec<BackgroundSender>),
-    /// After the switch; everything is owed.
+    /// After the switchover: all pages.
     Postcopy(Vec<BackgroundSender>),
 }
 

@@ -1,5 +1,5 @@
-//! The switchover: from the running source to the running destination, with
-//! at no instant two guests that can run.
+//! The switchover: from the running source to the running destination. At no
+//! instant can two guests run.
 //!
 //! ```text
 //! source                                   destination
@@ -17,8 +17,7 @@
 //!                           ◀───────────   GuestResumed
 //! ```
 //!
-//! Whatever fails before `Commit` is sent resumes the source's guest. From
-//! *ready* on `handover/` leads, by the rules of `docs/protocol.md`.
+//! A failure before `Commit` is sent resumes the source's guest. From *Ready* on `handover/` leads, by the rules of `docs/protocol.md`.
 
 mod deadline;
 mod device_state;
@@ -45,16 +44,16 @@ pub(crate) use last_pages::LastPages;
 use stale_pages::discard_newly_dirty;
 pub(crate) use stale_pages::discard_stale_pages;
 
-/// A switchover up to *ready*.
+/// A switchover up to *Ready*.
 #[derive(Debug)]
 pub(crate) struct ReadySwitchover {
-    /// When the guest was stopped.
+    /// When the guest was paused.
     pub(crate) paused: Instant,
-    /// How far post-copy has got, if there is one.
+    /// Post-copy, if the mode needs it.
     pub(crate) postcopy: Option<PreparedPostcopy>,
 }
 
-/// Stops the guest, and hears that it could run at the destination.
+/// Pauses the guest, and returns when the destination is ready to run it.
 ///
 /// On an error the caller resumes the guest.
 pub(crate) fn switch(
@@ -71,7 +70,7 @@ pub(crate) fn switch(
     let deadline = deadline.map_err(SourceFailure::Thread)?;
     let prepared = prepare(shared, guest, session, rest, unsent, &give_up);
     if !deadline.met() {
-        // What failed then failed for this.
+        // The deadline caused the failure, if there was one.
         return Err(match prepared {
             Err(SourceFailure::Guest(why)) => SourceFailure::PausedTooLong { limit, why },
             _ => SourceFailure::Link {
@@ -86,12 +85,12 @@ pub(crate) fn switch(
         }
         prepared => prepared?,
     };
-    // The last moment to call it off.
+    // The last chance to cancel.
     shared.check()?;
     Ok(switched)
 }
 
-/// From the pause to the destination's *ready*.
+/// From the pause to the destination's *Ready*.
 fn prepare(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
@@ -105,8 +104,8 @@ fn prepare(
     let paused = guest.pause()?;
     let since_pause = |step| tracing::debug!(step, at = ?paused.elapsed(), "switchover");
     since_pause("paused");
-    // Stale pages are dropped while the device state is saved; what saving it
-    // dirties comes after it.
+    // Stale pages are dropped while the device state is saved. Pages that the save
+    // dirties are sent or dropped after it.
     discard_newly_dirty(shared, session, &rest, unsent)?;
     let digest = send_device_state(guest, session, give_up)?;
     since_pause("device state sent");
@@ -118,8 +117,8 @@ fn prepare(
         discard_newly_dirty(shared, session, &rest, unsent)?;
     }
     since_pause("dirty log taken");
-    // Loading the device state touches memory: requests are answered from
-    // before it begins.
+    // Loading the device state touches memory, so requests are answered before it
+    // begins.
     let answering = match (rest, session.urgent.take()) {
         (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => Some(
             PreparedPostcopy::start(shared, session, ends, links, unsent)?,
@@ -141,7 +140,7 @@ fn prepare(
     session.expect(
         "waiting for the destination to get ready",
         CommitState::BeforeCommit(&shared.cancel),
-        // The deadline is over all of it.
+        // `Deadline` limits the whole switchover.
         Duration::MAX,
         |m| matches!(m, ToSource::Ready),
     )?;

@@ -9,18 +9,17 @@ use crate::source::session::{CommitState, DISCARD_TIMEOUT, Session};
 use crate::source::switchover::last_pages::LastPages;
 use crate::source::unsent::UnsentPages;
 
-/// How often the log is taken before the pause, at most: each pass drops what
-/// the guest has dirtied while the one before was dropped, so that little is
-/// left to drop while it is stopped.
+/// How often the log is taken before the pause, at most. Each pass drops the pages
+/// that were dirtied during the pass before it, so that few pages have to be
+/// dropped during the pause.
 const DISCARD_PASSES: u32 = 4;
 
-/// Few enough to be dropped while the guest is stopped: about 2 ms of hole
-/// punching at the destination (2.4–3.5 µs each, measured on tmpfs).
+/// So many runs of pages may be dropped during the pause. The destination needs
+/// 2.4 to 3.5 µs for each (measured on tmpfs).
 const FEW_DISCARDS: usize = 1000;
 
-/// Everything before the pause that makes the pause shorter: in post-copy the
-/// destination hears what is owed, as far as it is known, and drops what it
-/// holds of it.
+/// Before the pause, if post-copy follows: sends the destination the known set of
+/// stale pages, and waits until it has dropped them.
 pub(crate) fn discard_stale_pages(
     shared: &MigrationContext,
     session: &mut Session,
@@ -35,8 +34,8 @@ pub(crate) fn discard_stale_pages(
             discard(session, &new)?;
         }
         LastPages::Hybrid(log, _) => {
-            // The links are empty: a page still on its way would be written
-            // after the hole was punched, and be taken for its content.
+            // The links are empty: a page still in flight would be written after
+            // its hole was punched, and would count as received.
             for _ in 0..DISCARD_PASSES {
                 shared.check()?;
                 let new = unsent.add_dirty(&**log, &destination)?;
@@ -52,7 +51,7 @@ pub(crate) fn discard_stale_pages(
     wait_for_discards(shared, session)
 }
 
-/// Waits until the destination has dropped what it was told to.
+/// Waits until the destination has dropped the stale pages.
 fn wait_for_discards(
     shared: &MigrationContext,
     session: &mut Session,
@@ -60,12 +59,12 @@ fn wait_for_discards(
     let doing = "waiting for the destination to drop stale pages";
     session.send(&ToDestination::DiscardEnd, doing)?;
     let stage = CommitState::BeforeCommit(&shared.cancel);
-    // Both sides are at work here, and nobody else waits.
+    // Both sides work on this; the guest still runs.
     let limit = DISCARD_TIMEOUT.min(2 * shared.options.patience);
     session.expect(doing, stage, limit, |m| matches!(m, ToSource::Discarded))
 }
 
-/// Tells the destination what has come to be owed since it was last told.
+/// Sends the destination the pages that have become stale since the last list.
 pub(crate) fn discard_newly_dirty(
     shared: &MigrationContext,
     session: &mut Session,
@@ -80,8 +79,7 @@ pub(crate) fn discard_newly_dirty(
     discard(session, &new)
 }
 
-/// Tells the destination to drop what it holds of `ranges`, and that it will
-/// get them in post-copy.
+/// Tells the destination to drop `ranges`, which follow in post-copy.
 fn discard(session: &mut Session, ranges: &[PageRange]) -> Result<(), SourceFailure> {
     for ranges in PageRanges::batches(ranges.iter().copied()) {
         session.send(

@@ -1,4 +1,4 @@
-//! Looking for pages a word of a bitmap at a time.
+//! Searches a page bitmap one word at a time.
 
 use hikkoshi_pages::{Page, PageRange};
 
@@ -24,8 +24,8 @@ pub(crate) fn words(range: PageRange) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// The first run of set bits in `range`, as far as it goes in one word. `word`
-/// gives the bitmap's words.
+/// The first run of set bits in `range`, up to the end of its word. `word` returns the
+/// bitmap's words.
 pub(crate) fn first_run(range: PageRange, word: impl Fn(usize) -> u64) -> Option<PageRange> {
     words(range).find_map(|(number, mask)| {
         let bits = word(number) & mask;

@@ -1,4 +1,4 @@
-//! The pages that the destination still has to get in post-copy.
+//! The pages that have not been sent yet in post-copy.
 
 mod bit_scan;
 mod write_counts;
@@ -14,22 +14,22 @@ use hikkoshi_memory::RamFiles;
 pub(crate) use write_counts::HOTTEST;
 use write_counts::WriteCounts;
 
-/// Pages whose log is taken at once, 2 MiB: what one page-table page maps, and
-/// small enough for a scan not to matter.
+/// Pages whose log is taken at a time, 2 MiB: what one page-table page maps, and
+/// small enough that a scan takes little time.
 pub(crate) const CHUNK: u64 = 512;
 
-/// Which pages are owed, and by whom they are sent: whoever claims one sends
-/// it. Shared by all threads that send pages in post-copy, without a lock.
+/// The set of unsent pages. A thread claims a page before it sends it, so each page is
+/// sent once. Shared by all threads that send pages in post-copy, without a lock.
 #[derive(Debug)]
 pub(crate) struct UnsentPages {
     pages: PageBitmap,
-    /// How often they were written, where that decides what goes first.
+    /// How often each page was written, if that decides which are sent first.
     write_counts: Option<WriteCounts>,
 }
 
 impl UnsentPages {
-    /// Nothing owed yet, of a guest of so many pages; `heat` if it is to be
-    /// counted how often they are written.
+    /// An empty set, for a guest of `pages` pages. `write_counts` says whether writes
+    /// are counted.
     pub(crate) fn empty(pages: u64, write_counts: bool) -> Self {
         Self {
             pages: PageBitmap::empty(pages),
@@ -37,28 +37,28 @@ impl UnsentPages {
         }
     }
 
-    /// The dirty log has reported these pages.
+    /// Counts a write to each of these pages, which the dirty log has reported.
     pub(crate) fn count_write(&self, pages: PageRange) {
         if let Some(write_counts) = &self.write_counts {
             write_counts.count(pages);
         }
     }
 
-    /// Whether it was counted how often pages were written.
+    /// Whether writes are counted.
     pub(crate) fn counts_writes(&self) -> bool {
         self.write_counts.is_some()
     }
 
-    /// `range` without what is before its first owed page; `None` if nothing
-    /// in it is owed. Claims nothing.
+    /// The part of `range` from its first unsent page on; `None` if there is none.
+    /// Claims nothing.
     pub(crate) fn first(&self, range: PageRange) -> Option<PageRange> {
         let range = range.intersect(self.pages.all());
         let run = first_run(range, |number| self.pages.load_word(number))?;
         Some(PageRange::new(run.start(), range.end()))
     }
 
-    /// The first owed pages in `range` that were written at least `times`.
-    /// Claims nothing.
+    /// The first unsent pages in `range` that were written at least `times`. Claims
+    /// nothing.
     pub(crate) fn first_hot(&self, times: usize, range: PageRange) -> Option<PageRange> {
         let range = range.intersect(self.pages.all());
         let unsent = |number| self.pages.load_word(number);
@@ -69,7 +69,7 @@ impl UnsentPages {
         self.pages.count()
     }
 
-    /// Nothing is owed any more; gives what was. Nobody else may claim
+    /// Empties the set, and returns what it contained. No other thread may claim pages
     /// meanwhile.
     pub(crate) fn take(&self) -> PageBitmap {
         let all = PageBitmap::empty(self.pages.pages());
@@ -80,28 +80,28 @@ impl UnsentPages {
         all
     }
 
-    /// Owes all of it again.
+    /// Adds `pages` again.
     pub(crate) fn put_back(&self, pages: &PageBitmap) {
         for run in pages.runs(pages.all()) {
             self.pages.set_range(run);
         }
     }
 
-    /// All that is owed, in order.
+    /// All unsent pages, in order.
     pub(crate) fn runs(&self) -> impl Iterator<Item = PageRange> + '_ {
         self.pages.runs(self.pages.all())
     }
 
-    /// Claims up to `max` adjacent owed pages, the first there are in `within`.
+    /// Claims up to `max` adjacent unsent pages, the first ones in `within`.
     pub(crate) fn claim(&self, within: PageRange, max: u64) -> Option<PageRange> {
         self.pages.claim_run(within, max)
     }
 
-    /// Takes the whole dirty log into the owed set; gives the runs that are
-    /// new to it, rounded to the destination's host pages.
+    /// Takes the whole dirty log and adds its pages, rounded to the destination's host
+    /// pages. Returns the runs that were not in the set.
     ///
-    /// `destination` is the layout with the destination's host page sizes: it
-    /// can only drop a whole host page, and must get all of it again.
+    /// `destination` is the layout with the destination's host page sizes. The
+    /// destination can only drop a whole host page, and needs all of it again.
     pub(crate) fn add_dirty(
         &self,
         log: &dyn DirtyLog,
@@ -117,8 +117,8 @@ impl UnsentPages {
         Ok(new)
     }
 
-    /// Adds everything that the RAM files hold data for in `range`; gives the
-    /// runs that are new.
+    /// Adds the pages in `range` that the RAM files hold data for. Returns the runs that
+    /// were not in the set.
     pub(crate) fn add_data(
         &self,
         ram: &RamFiles,
@@ -134,7 +134,7 @@ impl UnsentPages {
         Ok(new)
     }
 
-    /// Adds what has become data in the gaps between owed pages.
+    /// Adds the pages between the unsent ones that the RAM files hold data for now.
     pub(crate) fn add_data_in_gaps(
         &self,
         ram: &RamFiles,
@@ -152,9 +152,9 @@ impl UnsentPages {
         Ok(new)
     }
 
-    /// Adds what the RAM files hold data for of `range`, which the destination
-    /// lacks: whole host pages of its. `known` is a run of data that was found
-    /// before: there may be many ranges in one, and finding its end takes long
+    /// Adds the pages in `range`, which the destination reported as missing, that the
+    /// RAM files hold data for, rounded to its host pages. `known` is the run of data
+    /// that was found last: it may contain many ranges, and finding its end takes long
     /// (see [`RamFiles::data_run`]).
     pub(crate) fn add_missing(
         &self,
@@ -179,14 +179,14 @@ impl UnsentPages {
         Ok(())
     }
 
-    /// Owes `range` without further ado.
+    /// Adds `range`.
     #[cfg(test)]
     pub(crate) fn insert(&self, range: PageRange) {
         self.pages.set_range(range);
     }
 
-    /// Adds `run`; appends it to `new`, joined to the last one where they
-    /// touch, unless all of it was owed already.
+    /// Adds `run`. Appends it to `new`, joined to the last run if they touch, unless all
+    /// of it was in the set.
     fn add(&self, run: PageRange, new: &mut Vec<PageRange>) {
         if self.pages.set_range(run) == 0 {
             return;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn dirty_pages_are_owed_in_whole_host_pages_of_the_destination() {
+    fn dirty_pages_are_added_in_whole_host_pages_of_the_destination() {
         let unsent = UnsentPages::empty(1027, false);
         let layout = layout(512 * PAGE_BYTES);
         let log = Log(Mutex::new(vec![
@@ -269,7 +269,7 @@ mod tests {
         // Joined where rounding makes them touch; the last huge page is clean.
         assert_eq!(new, [range(1, 2), range(3, 515)]);
         assert_eq!(unsent.count(), 513);
-        // What is owed already is not news, even if only a part of it is told.
+        // Pages that are in the set are not returned again, even if only a part is dirty.
         assert_eq!(unsent.add_dirty(&log, &layout).unwrap(), []);
         *log.0.lock().unwrap() = vec![range(0, 3), range(514, 516)];
         let new = unsent.add_dirty(&log, &layout).unwrap();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_missing_the_data_is_owed() {
+    fn missing_pages_with_data_are_added() {
         for (host_page, expected) in [
             (
                 PAGE_BYTES,
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hot_is_what_is_owed_and_was_written_often() {
+    fn hot_pages_are_unsent_and_were_written_often() {
         let unsent = UnsentPages::empty(100, true);
         unsent.count_write(range(10, 20));
         unsent.count_write(range(15, 30));

@@ -1,36 +1,34 @@
-//! Hot pages: those that the guest has written again and again.
+//! Counts writes, to find hot pages: those that the guest writes often.
 //!
-//! How often a page was found dirty counts from 0 to [`HOTTEST`] and stays
-//! there. Three bits a page, as bitmaps of "at least once", "at least twice",
-//! …: a whole word of pages is counted by a few operations, and those of one
-//! heat are found a word at a time.
+//! A page's count goes from 0 to [`HOTTEST`] and stays there. It is three bits, in
+//! bitmaps of "at least once", "at least twice", …: a few operations count a whole
+//! word of pages, and a search examines one word at a time.
 
 use hikkoshi_pages::{PageBitmap, PageRange};
 
 use crate::source::unsent::bit_scan::{first_run, words};
 
-/// Where counting ends.
+/// The highest count.
 pub(crate) const HOTTEST: usize = 3;
 
 /// How often each page was found dirty.
 #[derive(Debug)]
 pub(crate) struct WriteCounts {
-    /// The pages counted more than once for each index below that: `[0]` at
-    /// least once, …
+    /// The pages that were dirty at least once (`[0]`), twice (`[1]`), …
     at_least: [PageBitmap; HOTTEST],
 }
 
 impl WriteCounts {
-    /// Nothing was dirty yet.
+    /// All counts are 0.
     pub(crate) fn new(pages: u64) -> Self {
         Self {
             at_least: std::array::from_fn(|_| PageBitmap::empty(pages)),
         }
     }
 
-    /// The pages of `range` were found dirty once more.
+    /// Counts a write to each page of `range`.
     ///
-    /// Two threads that count the same page at once may count it as one.
+    /// If two threads count the same page at the same time, it may count once.
     pub(crate) fn count(&self, range: PageRange) {
         for (number, mask) in words(range) {
             let mut rest = mask;
@@ -44,8 +42,8 @@ impl WriteCounts {
     }
 
     /// The first run in `range` of pages that were dirty at least `times` (1
-    /// to [`HOTTEST`]) and are set in the bitmap whose words `word` gives; as
-    /// far as it goes in one word.
+    /// to [`HOTTEST`]) and are set in the bitmap whose words `word` returns; up to the
+    /// end of its word.
     pub(crate) fn first(
         &self,
         times: usize,

@@ -49,7 +49,7 @@ fn advice(onwards: PageRange, before: PageRange) -> Advice {
     }
 }
 
-/// What the urgent thread does with a request: claims, sends, and tells.
+/// What the urgent thread does with a request: claims, sends, publishes hints.
 fn answer(unsent: &UnsentPages, policy: &PushPolicy, page: u64, advice: &Advice) -> Vec<PageRange> {
     let sent = unsent.claim(range(page, page + 1), 1);
     policy.urgent_upto(Page::new(page + 1));
@@ -57,7 +57,7 @@ fn answer(unsent: &UnsentPages, policy: &PushPolicy, page: u64, advice: &Advice)
     sent.into_iter().collect()
 }
 
-/// Pushes until nothing is owed.
+/// Pushes until every page has been claimed.
 fn push(route: &mut Route, max: u64) -> Vec<PageRange> {
     std::iter::from_fn(|| match route.next(max, true) {
         Next::Piece(piece) => Some(piece),
@@ -112,11 +112,10 @@ fn two_links_and_a_request_share_the_pages() {
     });
 }
 
-/// Background is held back: the pusher sleeps until it is told what to read
-/// ahead. In the model no time-out ever wakes it, so a ring that it missed
-/// would be a deadlock.
+/// Background pages are held back: the pusher sleeps until there are pages to read
+/// ahead. In the model no timeout wakes it, so a missed wake-up is a deadlock.
 #[test]
-fn a_sleeping_pusher_hears_of_what_to_read_ahead() {
+fn a_sleeping_pusher_is_woken_to_read_ahead() {
     loom::model(|| {
         let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(range(6, 7)));
         let pushing = {
@@ -142,7 +141,7 @@ fn a_sleeping_pusher_hears_of_what_to_read_ahead() {
 #[test]
 fn windows_that_come_one_after_the_other_are_all_taken() {
     let mut model = loom::model::Builder::new();
-    // Each look at the table is many steps.
+    // Each search of the table is many steps.
     model.preemption_bound = Some(2);
     model.check(|| {
         let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(range(5, 7)));

@@ -1,18 +1,19 @@
-//! The right pages first: in what order background links push what is owed.
+//! The order in which background links push unsent pages.
 //!
-//! 1. **Read-ahead** (`streams.rs`): what the guest is likely to ask for next.
-//! 2. **Hot first** (`heat.rs`): what it wrote often in pre-copy.
-//! 3. **Follow** (`walk.rs`): outwards from the last urgent page, onwards
-//!    first, then what is before it.
+//! 1. **Read-ahead** (`access_streams/`): pages that the guest will probably request
+//!    next.
+//! 2. **Hot first** (`unsent/write_counts.rs`): pages that were written often in
+//!    pre-copy.
+//! 3. **Follow** (`walk.rs`): outwards from the last urgent page, first the pages
+//!    after it, then those before it.
 //!
-//! The urgent thread says what it has learnt *after* its page has left, in a
-//! table of atomics (`ahead.rs`), and rings for a pusher only if all that could
-//! help are asleep (`wakeup.rs`). It never waits for a pusher, and nothing here
-//! decides who sends a page: that is the claim's business alone, so whatever
-//! order these things are seen in, no page is lost or sent twice.
+//! The urgent thread publishes its hints *after* it has sent its page, in a table of
+//! atomics (`read_ahead.rs`), and wakes a pusher that sleeps (`wakeup.rs`). It never
+//! waits for a pusher. Nothing here decides which thread sends a page; only the claim
+//! does. So in whatever order threads see the hints, no page is lost or sent twice.
 //!
-//! Each link finds its way by itself (`route.rs`), with a cursor of its own,
-//! and stays out of the others' stretches.
+//! Each link chooses its pages itself (`route/`), with a separate cursor, and avoids
+//! the positions of the other links.
 
 mod access_streams;
 mod loom_models;
@@ -33,16 +34,16 @@ use access_streams::Advice;
 use read_ahead::ReadAheadTable;
 use wakeup::Wakeup;
 
-/// What the threads of post-copy tell each other about the order.
+/// The hints that the threads of post-copy share.
 #[derive(Debug)]
 pub(crate) struct PushPolicy {
     read_ahead: ReadAheadTable,
     wakeup: Wakeup,
-    /// Where each link is. Read by the others to stay out of its way.
+    /// The position of each link, which the other links avoid.
     positions: Box<[AtomicU64]>,
 }
 
-/// A link that has not begun.
+/// The position of a link that has not begun.
 const NOWHERE: u64 = u64::MAX;
 
 impl PushPolicy {
@@ -54,27 +55,26 @@ impl PushPolicy {
         }
     }
 
-    /// The guest has just been sent what is before `next`: where it is likely
-    /// to go on. For the urgent thread.
+    /// Publishes that the guest has just been sent the pages before `next`, where it
+    /// will probably continue. For the urgent thread.
     pub(crate) fn urgent_upto(&self, next: Page) {
         self.read_ahead.urgent_upto(next);
     }
 
-    /// Publishes what to read ahead, and wakes a pusher if one sleeps. For the
-    /// urgent thread, after its page has left; never waits.
+    /// Publishes pages to read ahead, and wakes a pusher if one sleeps. For the
+    /// urgent thread, after it has sent its page. Never waits.
     pub(crate) fn read_ahead(&self, advice: &Advice) {
         if self.read_ahead.publish(advice) {
             self.wakeup.wake_one();
         }
     }
 
-    /// Pusher `link` has nothing to do: sleeps until there is something to
-    /// read ahead, or for `time`.
+    /// Sleeps until there are pages to read ahead, or for `time`. For pusher `link`.
     pub(crate) fn sleep(&self, link: usize, time: Duration) {
         self.wakeup.sleep(link, time, || self.read_ahead.is_empty());
     }
 
-    /// Wakes everybody, because it is over.
+    /// Wakes all pushers, because the migration has ended.
     pub(crate) fn wake_all(&self) {
         self.wakeup.wake_all();
     }
@@ -85,7 +85,7 @@ impl PushPolicy {
         }
     }
 
-    /// Whether another link than `link` is in the `pages` from `from` on.
+    /// Whether a link other than `link` is in the `pages` from `from` on.
     fn is_taken(&self, link: usize, from: Page, pages: u64) -> bool {
         self.positions.iter().enumerate().any(|(other, position)| {
             let at = position.load(Ordering::Relaxed);

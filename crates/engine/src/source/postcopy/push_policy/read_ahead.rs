@@ -1,18 +1,18 @@
-//! What the urgent thread tells the pushers: a small fixed table of atomics.
+//! The hints of the urgent thread for the pushers: a small fixed table of atomics.
 //!
-//! One writer, any number of takers, no lock. Each entry is one word, so a
-//! taker sees a whole one or none; a newer one replaces an older one of the
-//! same stream. All of it are hints. What matters for correctness is the claim,
-//! so `Relaxed` will do everywhere; that a sleeper does not miss a hint is the
-//! bell's business (`wakeup.rs`).
+//! It has one writer, any number of readers, and no lock. Each entry is one word, so
+//! a reader sees it whole or not at all. A newer entry replaces an older one of the
+//! same stream. These are only hints: correctness depends on the claim, so `Relaxed`
+//! is enough everywhere. `wakeup.rs` ensures that a sleeping pusher does not miss a
+//! hint.
 
 use hikkoshi_pages::{Page, PageRange};
 
 use crate::source::postcopy::push_policy::access_streams::{Advice, STREAMS};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Pages to push, packed into a word: the first page's number in the upper 40
-/// bits (a layout has at most 2^34), how many in the lower 24; 0 for none.
+/// A range of pages, packed into a word: the first page's number in the upper 40
+/// bits (a layout has at most 2^34), the length in the lower 24; 0 for none.
 fn pack(range: PageRange) -> u64 {
     let length = range.len().min((1 << LENGTH) - 1);
     if length == 0 || range.start().index() >> (64 - LENGTH) != 0 {
@@ -33,13 +33,13 @@ const NOWHERE: u64 = u64::MAX;
 /// The windows of one stream.
 #[derive(Debug)]
 struct Windows {
-    /// Taken from its beginning.
+    /// Pages after the request, taken from the beginning.
     onwards: AtomicU64,
-    /// Taken from its end: the nearest pages first.
+    /// Pages before the request, taken from the end: the nearest pages first.
     before: AtomicU64,
 }
 
-/// What is to be read ahead, and where the last urgent page was.
+/// The pages to read ahead, and the position of the last urgent page.
 #[derive(Debug)]
 pub(crate) struct ReadAheadTable {
     streams: [Windows; STREAMS],
@@ -57,8 +57,7 @@ impl ReadAheadTable {
         }
     }
 
-    /// Replaces what a stream's windows were; `true` if there is something in
-    /// them.
+    /// Replaces a stream's windows; returns whether they contain pages.
     pub(crate) fn publish(&self, advice: &Advice) -> bool {
         let Some(windows) = self.streams.get(advice.stream) else {
             return false;
@@ -75,8 +74,8 @@ impl ReadAheadTable {
         })
     }
 
-    /// Takes up to `max` pages of one stream that `wanted` agrees to; the next
-    /// call begins at the stream after it.
+    /// Takes up to `max` pages of one stream that `wanted` accepts. The next call
+    /// begins at the stream after it.
     pub(crate) fn take(
         &self,
         turn: &mut usize,
@@ -112,9 +111,9 @@ impl ReadAheadTable {
         self.urgent.store(next.index(), Ordering::Relaxed);
     }
 
-    /// Where the last urgent page was, if nobody has gone there yet.
+    /// Takes the position of the last urgent page, if no pusher has taken it yet.
     pub(crate) fn take_urgent(&self) -> Option<Page> {
-        // Looking first spares the urgent thread's cache line a write.
+        // The load avoids a write to the urgent thread's cache line.
         if self.urgent.load(Ordering::Relaxed) == NOWHERE {
             return None;
         }
@@ -123,7 +122,7 @@ impl ReadAheadTable {
     }
 }
 
-/// Takes the piece that `split` gives, and leaves the rest, which it gives
+/// Takes the piece that `split` returns first, and leaves the rest, which it returns
 /// second.
 fn take_from(
     word: &AtomicU64,
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_stays_and_what_is_new_replaces_it() {
+    fn unwanted_pages_remain_until_a_new_window_replaces_them() {
         let table = ReadAheadTable::new();
         let mut turn = 0;
         table.publish(&advice(0, range(10, 20), PageRange::EMPTY));

@@ -1,20 +1,18 @@
-//! Wakes a pusher that sleeps, and costs the one who rings next to nothing when
-//! none does.
+//! Wakes a sleeping pusher. Costs the waking thread almost nothing if none sleeps.
 //!
-//! A sleeper says that it sleeps, then looks once more whether there is work;
-//! whoever has work publishes it, then looks whether somebody sleeps. With a
-//! full fence between the two steps on both sides, one of them sees the other:
-//! no wake-up is lost.
+//! A sleeper sets its bit, then checks once more whether there is work. The urgent
+//! thread publishes work, then checks whether a bit is set. With a full fence between
+//! the two steps on both sides, one of them sees the other: no wake-up is lost.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::sync::{AtomicU64, Ordering, Thread, current, fence, park};
 
-/// The bell of up to 64 sleepers.
+/// Wake-ups for up to 64 threads.
 #[derive(Debug)]
 pub(crate) struct Wakeup {
-    /// A bit for each that sleeps, or is about to.
+    /// A bit for each thread that sleeps or is about to.
     asleep: AtomicU64,
     threads: Box<[OnceLock<Thread>]>,
 }
@@ -27,8 +25,8 @@ impl Wakeup {
         }
     }
 
-    /// Sleeps until the bell rings, but no longer than `time`, and not at all
-    /// if there is work: if `idle` says no.
+    /// Sleeps until woken, but no longer than `time`, and not at all if there is work
+    /// (`idle` returns `false`).
     ///
     /// Always called by the same thread for the same `number`.
     pub(crate) fn sleep(&self, number: usize, time: Duration, idle: impl FnOnce() -> bool) {
@@ -37,7 +35,7 @@ impl Wakeup {
         };
         thread.get_or_init(current);
         let bit = 1 << number;
-        // Releases the handle above to whoever sees the bit.
+        // Releases the handle above to a thread that sees the bit.
         self.asleep.fetch_or(bit, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         if idle() {
@@ -46,7 +44,7 @@ impl Wakeup {
         self.asleep.fetch_and(!bit, Ordering::AcqRel);
     }
 
-    /// Wakes one sleeper, if there is one. Call it when the work is published.
+    /// Wakes one sleeper, if there is one. Call it after the work is published.
     pub(crate) fn wake_one(&self) {
         fence(Ordering::SeqCst);
         loop {

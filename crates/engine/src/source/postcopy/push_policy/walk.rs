@@ -1,22 +1,21 @@
-//! Outwards from a place: onwards to the end first, then what is before it.
+//! Outwards from a page: first all pages after it, then those before it.
 
 use hikkoshi_pages::{Page, PageRange};
 
-/// What is before a place is searched in stretches of this many pages, the
-/// nearest one first; within one, pages go in ascending order.
+/// The pages before the start are searched in stretches of this many pages, the
+/// nearest stretch first; within a stretch in ascending order.
 const STRETCH: u64 = 512;
 
-/// A link's way through all pages. It is told what was found, and knows where
-/// to look next.
+/// A link's cursor over all pages: the caller reports what it found, the cursor
+/// returns where to look next.
 #[derive(Debug)]
 pub(crate) struct Walk {
-    /// Outside of it nothing is owed any more. (Nothing comes to be owed in
-    /// post-copy.)
+    /// Every page outside of it has been sent. (No page becomes unsent in post-copy.)
     remaining: PageRange,
     onwards: Page,
-    /// What is before this, inside `left`, has not been searched yet.
+    /// The pages before this one, in `remaining`, have not been searched yet.
     before: Page,
-    /// Something owed was left to another link.
+    /// Unsent pages were left to another link.
     skipped: bool,
 }
 
@@ -32,20 +31,21 @@ impl Walk {
         walk
     }
 
-    /// Goes on from `page`.
+    /// Continues from `page`.
     pub(crate) fn move_to(&mut self, page: Page) {
         let page = page.clamp(self.remaining.start(), self.remaining.end());
         (self.onwards, self.before) = (page, page);
         self.skipped = false;
     }
 
-    /// Something owed was left to another link: the search is not complete.
+    /// Reports that unsent pages were left to another link: the search is not
+    /// complete.
     pub(crate) fn skip(&mut self) {
         self.skipped = true;
     }
 
-    /// Where to look for the first owed page; `None` when all was searched,
-    /// but for what was skipped.
+    /// Where to look for the first unsent page; `None` after everything was searched,
+    /// except skipped pages.
     pub(crate) fn look(&self) -> Option<PageRange> {
         let onwards = PageRange::new(self.onwards, self.remaining.end());
         if !onwards.is_empty() {
@@ -56,29 +56,30 @@ impl Walk {
         (!before.is_empty()).then_some(before)
     }
 
-    /// Something owed was found where [`look`](Self::look) said, and nothing
-    /// before `end` is owed there any more.
+    /// Reports that unsent pages were found in the result of [`look`](Self::look), and
+    /// that all pages before `end` there have been sent.
     pub(crate) fn found(&mut self, end: Page) {
         if !self.onwards_done() {
             self.onwards = end.clamp(self.onwards, self.remaining.end());
         }
     }
 
-    /// Nothing is owed in what [`look`](Self::look) gave, or it was skipped.
+    /// Reports that the result of [`look`](Self::look) contains no unsent pages, or
+    /// only skipped ones.
     pub(crate) fn found_nothing(&mut self, looked: PageRange) {
         if self.onwards_done() {
             self.before = looked.start();
         } else {
             self.onwards = self.remaining.end();
         }
-        // From `before` on, everything has been searched by now.
+        // Everything from `before` on has been searched now.
         if !self.skipped {
             self.remaining = PageRange::new(self.remaining.start(), self.before);
             self.onwards = self.remaining.end();
         }
     }
 
-    /// What was skipped is somewhere in here, if anything was.
+    /// The range that contains the skipped pages, if there are any.
     pub(crate) fn skipped(&self) -> Option<PageRange> {
         self.skipped.then_some(self.remaining)
     }

@@ -1,19 +1,18 @@
-//! Read-ahead: what the guest is likely to ask for next.
+//! Read-ahead: predicts which pages the guest will request next.
 //!
-//! Several processors (or several threads of the guest that take turns on one)
-//! each read a stretch of their own, and their faults arrive interleaved. So
-//! the last few places that were asked for are remembered as *streams*, and a
-//! request belongs to the stream that it goes on from:
+//! Several processors (or several threads of the guest on one) each read a different
+//! range, and their faults arrive interleaved. So the last few requested positions
+//! are kept as *streams*, and a request belongs to the stream that it continues:
 //!
-//! * It goes on from a window's end or from inside it: the stream is
-//!   sequential, onwards or backwards, and its window doubles.
-//! * It goes on a little further away: the stream skips, and its window halves.
-//! * It goes on from none: a new stream, with a window on either side as large
-//!   as has paid lately. A stream that is forgotten before anything went on from
-//!   it was a random access: the first window of the next ones halves, down to
-//!   nothing. One that turns out to be sequential brings it back.
+//! * It is inside a stream's window or right at its end: the stream is sequential,
+//!   forwards or backwards, and its window doubles.
+//! * It is a little further away: the stream skips, and its window halves.
+//! * It continues no stream: a new stream begins, with a window on either side. If a
+//!   stream is replaced before any request continued it, it was a random access, and
+//!   the first window of new streams halves, down to nothing. A stream that turns out
+//!   to be sequential restores it.
 //!
-//! A request for a page that is on its way already is as good a sign as any.
+//! A request for a page that is already in flight counts as well.
 //!
 //! Huge pages count as one: nothing is read ahead around a single request, one
 //! huge page on a sequential stream.
@@ -24,37 +23,37 @@ use hikkoshi_pages::{Page, PageRange};
 
 use crate::source::options::ReadAhead;
 
-/// AccessStreams that are told apart. (A model looks at every order in which two
-/// threads may go through them.)
+/// The number of streams. (A loom model explores every order in which two threads
+/// may access them.)
 pub(crate) const STREAMS: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// The first window on either side, in pages: as in the published design.
+/// The first window on either side, in pages, as in the published design.
 const FIRST: u64 = 8;
 
 /// The largest window, in pages: 1 MiB.
 const MOST: u64 = 256;
 
-/// How far from a window's end a request may go on from it, at least.
+/// How far from a window's end a request may be and still continue it, at least.
 const REACH: u64 = 8;
 
-/// Where a request is.
+/// The position of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPosition {
     /// The pages of a host page at the destination.
     pub(crate) unit: u64,
-    /// The RAM block: guests do not go on from one into the next.
+    /// The RAM block: a stream does not cross into the next one.
     pub(crate) block: PageRange,
 }
 
-/// What is worth sending after a request.
+/// What to send after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Advice {
-    /// Which stream it belongs to, below [`STREAMS`]. It replaces what was
-    /// advised for that one before.
+    /// The number of the stream, below [`STREAMS`]. This replaces the earlier advice
+    /// for that stream.
     pub(crate) stream: usize,
-    /// Behind the request; the nearest pages first.
+    /// The pages after the request; the nearest first.
     pub(crate) onwards: PageRange,
-    /// Before the request; the nearest pages first.
+    /// The pages before the request; the nearest first.
     pub(crate) before: PageRange,
 }
 
@@ -65,33 +64,33 @@ enum Heading {
     Back,
 }
 
-/// A place that the guest has asked for, and may go on from.
+/// A sequence of requests that the guest may continue.
 #[derive(Debug, Clone, Copy)]
 struct Stream {
     heading: Heading,
     /// The last request.
     asked: PageRange,
-    /// The last request with what was advised around it.
+    /// The last request and the pages advised around it.
     covered: PageRange,
     window: u64,
-    /// When it was last asked for something.
+    /// The number of its last request.
     used: u64,
 }
 
-/// How a request goes on from a stream.
+/// How a request continues a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// It is the same request once more: another processor waits, too.
+    /// The same request again: another processor waits for the page.
     Again,
-    /// From inside the window, or right at its end.
+    /// It is inside the window, or right at its end.
     Next(Heading),
-    /// From a little further away.
+    /// It is a little further away.
     Skip(Heading),
 }
 
 impl Stream {
-    /// How `range` goes on from this one, and from how far away; `None` if it
-    /// does not.
+    /// How `range` continues this stream, and from what distance; `None` if it does
+    /// not.
     fn step(&self, range: PageRange, unit: u64) -> Option<(Step, u64)> {
         let (start, end) = (range.start().index(), range.end().index());
         let (first, last) = (self.asked.start().index(), self.asked.end().index());
@@ -113,7 +112,7 @@ impl Stream {
         }
     }
 
-    /// Moves on to `range`; whether that settled where the stream is heading.
+    /// Advances to `range`. Returns whether that determined the stream's heading.
     fn advance(&mut self, step: Step, range: PageRange, unit: u64) -> bool {
         let was = self.heading;
         match step {
@@ -145,7 +144,7 @@ impl Stream {
         let mut before = PageRange::new(back(start, self.window), start);
         match sides {
             Heading::Unknown => {}
-            // What was advised and has not been asked for yet is still right.
+            // Advised pages that have not been requested yet are still advised.
             Heading::Onwards => {
                 onwards = PageRange::new(end, onwards.end().max(self.covered.end()));
                 before = PageRange::EMPTY;
@@ -176,7 +175,7 @@ fn back(page: Page, pages: u64) -> Page {
     Page::new(page.index().saturating_sub(pages))
 }
 
-/// As many pages as whole host pages have.
+/// `pages`, rounded down to whole host pages.
 fn whole(pages: u64, unit: u64) -> u64 {
     pages / unit * unit
 }
@@ -211,14 +210,14 @@ impl AccessStreams {
         }
     }
 
-    /// The guest has asked for `range`: whole host pages, not empty, inside
-    /// `place`. What to read ahead now, if it is anything new.
-    pub(crate) fn asked(&mut self, range: PageRange, place: RequestPosition) -> Option<Advice> {
+    /// Handles a request for `range`: whole host pages, not empty, inside `position`.
+    /// Returns what to read ahead now, if that is new.
+    pub(crate) fn asked(&mut self, range: PageRange, position: RequestPosition) -> Option<Advice> {
         if self.policy == ReadAhead::Off || range.is_empty() {
             return None;
         }
         self.now += 1;
-        let unit = place.unit.max(1);
+        let unit = position.unit.max(1);
         let nearest = self
             .streams
             .iter()
@@ -249,7 +248,7 @@ impl AccessStreams {
             }
             _ => stream.heading,
         };
-        let (onwards, before) = stream.advise(sides, place.block);
+        let (onwards, before) = stream.advise(sides, position.block);
         Some(Advice {
             stream: number,
             onwards,
@@ -257,16 +256,15 @@ impl AccessStreams {
         })
     }
 
-    /// A new stream at `range`, in place of the one that was asked for
-    /// something the longest time ago.
+    /// Starts a new stream at `range`. It replaces the least recently used one.
     fn begin(&mut self, range: PageRange, unit: u64) -> usize {
         let oldest = |stream: &Option<Stream>| stream.as_ref().map(|stream| stream.used);
         let number = (0..STREAMS)
             .min_by_key(|&number| self.streams.get(number).map(oldest))
             .unwrap_or(0);
-        if let Some(place) = self.streams.get_mut(number) {
+        if let Some(slot) = self.streams.get_mut(number) {
             let window = if unit == 1 { self.fresh } else { 0 };
-            let replaced = place.replace(Stream {
+            let replaced = slot.replace(Stream {
                 heading: Heading::Unknown,
                 asked: range,
                 covered: range,

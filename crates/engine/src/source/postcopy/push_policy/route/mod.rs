@@ -1,9 +1,9 @@
-//! One link's way through what is owed.
+//! One link's order through the unsent pages.
 //!
-//! A piece is claimed as it is found. A huge page of the destination is
-//! finished before the link begins another, and left to the link that began it
-//! as long as there is anything else: so no more huge pages are incomplete at
-//! the destination than there are links and requests. Only small pages are read
+//! A piece is claimed when it is found. A link finishes a huge page of the
+//! destination before it begins another one, and leaves a huge page to the link that
+//! began it while there are other pages. So at most as many huge pages are incomplete
+//! at the destination as there are links and requests. Only small pages are read
 //! ahead in between.
 
 use std::sync::Arc;
@@ -14,40 +14,40 @@ use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::push_policy::walk::Walk;
 use crate::source::unsent::{HOTTEST, UnsentPages};
 
-/// A link does not follow the guest where another is no more than so many
-/// pages onwards: what comes next is being pushed already.
+/// A link does not follow the guest to a page if another link is at most this many
+/// pages further: the next pages are already being pushed.
 const NEAR: u64 = 64;
 
-/// What a link should do.
+/// What a link does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Send these pages, which it has just claimed.
+    /// Send these pages, which were just claimed.
     Piece(PageRange),
-    /// Nothing to read ahead, and background pushing has not begun.
+    /// Nothing: there are no pages to read ahead, and background pages are held back.
     Nothing,
-    /// Nothing is owed any more.
+    /// Nothing any more: every page has been claimed.
     Done,
 }
 
-/// How far hot pages have been pushed.
+/// The progress of pushing hot pages.
 #[derive(Debug)]
 struct Hot {
-    /// Pages that were dirty at least so often.
+    /// Pages that were dirty at least this often.
     times: usize,
-    /// The rest of the way, and what comes after it.
+    /// The range that is being searched, and the one after it.
     parts: [PageRange; 2],
 }
 
-/// What a search has come upon.
+/// The result of a search.
 #[derive(Debug)]
 struct Found {
-    /// What it has claimed.
+    /// The claimed pages.
     piece: Option<PageRange>,
-    /// Whether it has left a huge page before that to another link.
+    /// Whether a huge page before that was left to another link.
     skipped: bool,
 }
 
-/// A link's cursors.
+/// The cursors of one link.
 #[derive(Debug)]
 pub(crate) struct Route {
     link: usize,
@@ -56,20 +56,21 @@ pub(crate) struct Route {
     /// The layout with the destination's host page sizes.
     destination: RamLayout,
     follow: bool,
-    /// Where the link begins.
+    /// The first page of this link.
     start: Page,
-    /// The stream whose turn it is to be read ahead.
+    /// The next stream to read ahead.
     turn: usize,
-    /// What is being read ahead.
+    /// The window that is being read ahead.
     reading: PageRange,
-    /// The huge page that was begun.
+    /// The huge page that this link has begun.
     under_way: PageRange,
     hot: Option<Hot>,
     walk: Walk,
 }
 
 impl Route {
-    /// The way of number `link` of `links`, which begin spread over memory.
+    /// The route of number `link` of `links`. Their first pages are spread over
+    /// memory.
     pub(crate) fn new(
         (link, links): (usize, usize),
         policy: &Arc<PushPolicy>,
@@ -100,8 +101,8 @@ impl Route {
         route
     }
 
-    /// Claims the next piece, up to `max` pages; without `background` only what
-    /// is to be read ahead, and the rest of a huge page that was begun.
+    /// Claims the next piece, up to `max` pages. Without `background` only pages to
+    /// read ahead, and the rest of a huge page that was begun.
     pub(crate) fn next(&mut self, max: u64, background: bool) -> Next {
         loop {
             if let Some(piece) = self.read_ahead(max) {
@@ -112,7 +113,7 @@ impl Route {
             }
             match self.unsent.claim(self.under_way, max) {
                 Some(piece) => return Next::Piece(piece),
-                // Whole; huge pages may be read ahead again.
+                // Complete: huge pages may be read ahead again.
                 None => self.under_way = PageRange::EMPTY,
             }
         }
@@ -126,7 +127,7 @@ impl Route {
 
     fn read_ahead(&mut self, max: u64) -> Option<PageRange> {
         loop {
-            // Not all of a window may be owed, nor in one piece.
+            // The unsent pages of a window may be only a part of it, in several pieces.
             if let Some(piece) = self
                 .search(self.reading, true, max, UnsentPages::first)
                 .piece
@@ -162,14 +163,14 @@ impl Route {
                     parts: [parts[1], PageRange::EMPTY],
                 })
             } else {
-                // Everything that is owed was dirty once.
+                // Every unsent page was dirty at least once.
                 (times > 2).then(|| self.hot_from(times - 1))
             };
         }
     }
 
-    /// All pages that were dirty at least `times`, from this link's beginning
-    /// around to it.
+    /// A search for pages that were dirty at least `times`: from this link's first page
+    /// to the end, then from the start of memory.
     fn hot_from(&self, times: usize) -> Hot {
         let (before, after) = self.destination.all().split_at(self.start);
         Hot {
@@ -189,7 +190,7 @@ impl Route {
         }
         while let Some(range) = self.walk.look() {
             let found = self.search(range, true, max, UnsentPages::first);
-            // Whether or not there is something behind it.
+            // Also if a piece was found after it.
             if found.skipped {
                 self.walk.skip();
             }
@@ -201,13 +202,13 @@ impl Route {
                 None => self.walk.found_nothing(range),
             }
         }
-        // Nothing else is left: help another link with its huge page.
+        // There are no other pages: help another link with its huge page.
         let left = self.walk.skipped()?;
         self.search(left, false, max, UnsentPages::first).piece
     }
 
-    /// Claims the first piece in `range` that `first` finds. Leaves huge pages
-    /// that another link has begun to it, if `polite`.
+    /// Claims the first piece in `range` that `first` finds. If `polite`, leaves a huge
+    /// page to the link that has begun it.
     fn search(
         &mut self,
         range: PageRange,
@@ -243,7 +244,7 @@ impl Route {
                     skipped,
                 };
             }
-            // Somebody was faster: what is owed after that?
+            // Another thread claimed it first: search after it.
             rest = PageRange::new(run.start(), rest.end());
         }
         Found {
