@@ -47,7 +47,7 @@ SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.gi
     -o -type f -size -64k -exec awk 'FNR == 1 && /^\#!.*sh/ { print FILENAME } { nextfile }' {} +)
 
 .PHONY: lint
-lint: setup ## formatting, clippy, rustdoc and shell scripts; warnings are errors
+lint: setup check-docs ## formatting, clippy, rustdoc, shell scripts and documents; warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	cd fuzz && cargo fmt --check
