@@ -1,6 +1,6 @@
 //! The source's side of a migration.
 //!
-//! One thread, the caller of [`migrate`], leads. It connects (`session/`), leads
+//! One thread, the caller of [`migrate()`], leads. It connects (`session/`), leads
 //! the pre-copy rounds (`precopy/`), the switchover (`switchover/`), and what
 //! follows (`handover/`), where the machine in `hikkoshi-handover` decides who
 //! may run the guest. In post-copy each link has a thread that sends pages

@@ -88,7 +88,7 @@ impl Session {
         }
     }
 
-    /// As [`hear`](Self::hear), after *Commit*. A deferred link error comes
+    /// As [`receive`](Self::receive), after *Commit*. A deferred link error comes
     /// first.
     pub(crate) fn receive_after_commit(
         &mut self,
