@@ -1,4 +1,4 @@
-//! Memory that devices write behind the dirty log arrives as well.
+//! Pages that devices write without the dirty log seeing it arrive as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -56,7 +56,7 @@ fn a_guest_without_such_devices_is_never_drained() {
     done.moved(true);
 }
 
-/// Or the tests above show nothing.
+/// Checks that the tests above detect the error.
 #[test]
 fn without_draining_pages_are_stale() {
     for mode in [Mode::Precopy, Mode::Hybrid] {
@@ -74,8 +74,8 @@ fn without_draining_pages_are_stale() {
     }
 }
 
-/// The first drain is at the start, the second one has no batch before it, at the
-/// third one the workers are sending.
+/// The first drain is at the start, the second one has no batch before it, and
+/// during the third one the workers are sending.
 #[test]
 fn a_drain_that_fails_leaves_the_guest_at_the_source() {
     for failing in [1, 2, 3] {

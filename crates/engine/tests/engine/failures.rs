@@ -61,7 +61,7 @@ fn before_the_commit_the_source_runs_on() {
     }
 }
 
-/// A monitor that stops in the middle of saving the device state.
+/// A monitor that stalls while it saves the device state.
 #[test]
 fn a_save_that_stalls_is_given_up_and_the_source_runs_on() {
     for (mode, cancel) in [
@@ -133,7 +133,7 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_not_committed() {
+fn the_source_does_not_commit_without_a_record() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
         let setup = Setup::new(mode);
         setup.source_journal.before(|record| match record.stage {
@@ -151,7 +151,7 @@ fn what_cannot_be_recorded_is_not_committed() {
             format!("cancelled at the source: the source failed: {source}")
         );
         assert_eq!(done.machine.starts(Side::Source), 2);
-        // It had loaded the guest, and got rid of it.
+        // It had loaded the guest, and dropped it.
         assert_eq!(done.destination_calls.count("load_device_state"), 1);
         assert_eq!(done.destination_calls.count("release"), 1);
         assert!(!done.abandoned);
@@ -181,8 +181,8 @@ fn a_guest_that_cannot_be_resumed_is_paused() {
     done.given_back();
 }
 
-/// With a machine that has ended there is nothing to bring back, and nothing to
-/// keep on record.
+/// If the guest's process has ended, there is nothing to resume and no record to
+/// keep.
 #[test]
 fn a_guest_that_has_ended_with_its_machine_is_not_waited_for() {
     let setup = Setup::new(Mode::Hybrid);
@@ -201,7 +201,7 @@ fn a_guest_that_has_ended_with_its_machine_is_not_waited_for() {
 }
 
 #[test]
-fn what_cannot_be_put_back_stays_on_record() {
+fn the_record_remains_if_the_guest_cannot_be_released() {
     let setup = Setup::new(Mode::Hybrid);
     setup.source.script.fail("save_device_state");
     setup.source.script.fail("release");
@@ -216,7 +216,7 @@ fn what_cannot_be_put_back_stays_on_record() {
 }
 
 #[test]
-fn what_cannot_be_given_back_is_told() {
+fn a_failed_release_is_reported() {
     let setup = Setup::new(Mode::Hybrid);
     setup.source.script.fail("release");
     setup.destination.script.fail("release");
@@ -245,7 +245,7 @@ fn a_destination_that_cannot_be_readied_refuses() {
             source,
             format!("the destination refuses the guest: {name} does not work")
         );
-        // It went on waiting, until the test told it to stop.
+        // It kept waiting, until the test stopped it.
         assert_eq!(destination, "cancelled");
         assert_eq!(done.destination_calls.count("release"), 1);
         assert_eq!(done.source_calls.count("pause"), 0);
@@ -287,7 +287,7 @@ fn a_device_state_that_cannot_be_loaded() {
     }
 }
 
-/// It was handed over, and its adapter cannot make it run: the next engine may.
+/// After the handover the adapter fails to resume the guest: another engine can.
 #[test]
 fn a_guest_that_does_not_run_after_the_commit_can_be_taken_up() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
@@ -300,14 +300,14 @@ fn a_guest_that_does_not_run_after_the_commit_can_be_taken_up() {
         assert_eq!(done.machine.runs(), None);
         assert_eq!(done.commits, 1);
         assert!(done.abandoned);
-        // Nothing is lost: the source still has it all.
+        // Nothing is lost: the source still has every page.
         done.machine.check(Side::Source);
         done.taken_up(&format!("{mode:?}"));
     }
 }
 
-/// It was handed over, and its monitor refuses to run it, once and for all: the
-/// source takes it back.
+/// After the handover the monitor refuses to run the guest, and it certainly never ran:
+/// the source resumes it.
 #[test]
 fn a_guest_that_never_ran_after_the_commit_is_taken_back() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {

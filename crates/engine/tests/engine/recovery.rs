@@ -1,5 +1,5 @@
-//! Links that are lost and made again, engines that go on where others were,
-//! machines that end at the wrong moment.
+//! Lost links and reconnecting, engines that resume a migration, and guest processes
+//! that end during the handover.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,8 +18,7 @@ use crate::run::Setup;
 
 const LONG: Duration = Duration::from_secs(40);
 
-/// Both engines make the links again, however often they break, wherever that
-/// is.
+/// Both engines reconnect, however often and wherever the links break.
 #[test]
 fn links_that_break_again_and_again() {
     for mode in [Mode::Postcopy, Mode::Hybrid] {
@@ -67,8 +66,8 @@ fn links_that_break_again_and_again() {
     }
 }
 
-/// Links that can be made again, and are lost before they have brought a page,
-/// are no links: both sides give up by themselves, and the guest can be taken up.
+/// Links that are lost before a page was sent on them use up the retry budget: both
+/// sides end, and the migration can be resumed.
 #[test]
 fn links_that_are_lost_at_once_are_given_up() {
     let mut setup = Setup::new(Mode::Postcopy);
@@ -90,8 +89,8 @@ fn links_that_are_lost_at_once_are_given_up() {
     done.taken_up("after links that were lost at once");
 }
 
-/// Whoever makes the guest run waits for a page when the links break: that is
-/// noticed, and the engine does not wait with it.
+/// The links break while the call that resumes the guest waits for a page: the engine
+/// notices it, and does not wait for that call.
 #[test]
 fn links_that_break_while_the_guest_is_made_to_run() {
     for patience in [Duration::ZERO, LONG] {
@@ -122,8 +121,8 @@ fn links_that_break_while_the_guest_is_made_to_run() {
     }
 }
 
-/// The destination's machine ends between *ready* and *commit*: it says that it
-/// never ran the guest, and the source takes it back.
+/// The destination's guest process ends between *Ready* and *Commit*: the destination
+/// declines, and the source resumes the guest.
 #[test]
 fn a_machine_that_ends_before_the_commit() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
@@ -145,8 +144,8 @@ fn a_machine_that_ends_before_the_commit() {
     }
 }
 
-/// What is missing is found out in huge pages, too, and pieces of some are
-/// asked for again.
+/// The missing pages are found in huge pages as well, and pieces of some are requested
+/// again.
 #[test]
 fn huge_pages_are_taken_up() {
     let Some(_pages) = HugePages::reserve(8) else {
@@ -189,8 +188,8 @@ fn huge_pages_are_taken_up() {
     }
 }
 
-/// A stage that cannot be recorded holds everything up that depends on it, and
-/// loses nothing.
+/// If a stage cannot be recorded, nothing that depends on it is done, and nothing is
+/// lost.
 #[test]
 fn stages_that_cannot_be_recorded() {
     for stage in [DestinationStage::Ready, DestinationStage::Running] {
@@ -218,8 +217,8 @@ fn stages_that_cannot_be_recorded() {
     }
 }
 
-/// The destination has declined, and its word is lost, in whatever form: the
-/// source hears it from the same engine later, or from another one.
+/// The destination has declined, and the message is lost: the source receives it later
+/// from the same engine, or from another one.
 #[test]
 fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
     for patience in [LONG, Duration::ZERO] {
@@ -258,8 +257,8 @@ fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
     }
 }
 
-/// *Ready* does not reach the source, which lets its guest run on: the destination hears
-/// that on another connection, and ends with nothing left behind.
+/// *Ready* does not reach the source, which resumes its guest: the destination is notified
+/// on another connection, and ends without leaving anything behind.
 #[test]
 fn a_guest_that_is_kept_though_the_destination_was_ready() {
     let patience = [LONG.into(), RetryFor::BY_MODE];
@@ -290,7 +289,7 @@ fn a_guest_that_is_kept_though_the_destination_was_ready() {
     }
 }
 
-/// After a connection was made again both sides count the pages that were missing then.
+/// After reconnecting, both sides count the pages that were missing then.
 #[test]
 fn both_sides_count_the_same_pages_after_links_were_lost() {
     let mut setup = Setup::new(Mode::Postcopy);
@@ -332,9 +331,9 @@ fn both_sides_count_the_same_pages_after_links_were_lost() {
     }
 }
 
-/// The last word never arrives, and no link breaks: a new connection tells.
+/// The final message never arrives, and no link breaks: a new connection resolves it.
 #[test]
-fn a_last_word_that_is_swallowed() {
+fn a_final_message_that_is_lost() {
     let mut setup = Setup::new(Mode::Hybrid);
     setup.options.retry_for = LONG.into();
     setup.receive_options.retry_for = LONG.into();
@@ -354,10 +353,9 @@ fn a_last_word_that_is_swallowed() {
     assert!(journals.0.is_closed() && journals.1.is_closed());
 }
 
-/// Who wants to stop is told that it is too late; that does not keep the engines
-/// from making links again.
+/// A cancellation after the handover is refused, and does not prevent reconnecting.
 #[test]
-fn a_wish_that_was_answered_is_over() {
+fn a_refused_cancellation_does_not_prevent_reconnecting() {
     let mut setup = Setup::new(Mode::Postcopy);
     setup.options.retry_for = LONG.into();
     setup.receive_options.retry_for = LONG.into();
@@ -395,7 +393,7 @@ fn a_wish_that_was_answered_is_over() {
     );
 }
 
-/// Somebody has let it run at the source meanwhile: nothing of that is sent.
+/// The guest was resumed at the source by its owner: the engine sends no pages.
 #[test]
 fn a_guest_that_runs_where_it_was_handed_over() {
     for (fate, outcome) in [
@@ -416,7 +414,7 @@ fn a_guest_that_runs_where_it_was_handed_over() {
     }
 }
 
-/// One side is given up, or both.
+/// The operator gives up on one side, or on both.
 #[test]
 fn what_is_given_up_is_over() {
     for (fate, stage) in [
@@ -455,7 +453,7 @@ fn what_is_given_up_is_over() {
     }
 }
 
-/// Where the guest cannot be brought back, nothing of it is forgotten.
+/// If the guest cannot be resumed, its record remains.
 #[test]
 fn giving_up_can_be_tried_again() {
     let mut setup = Setup::new(Mode::Hybrid);

@@ -1,4 +1,4 @@
-//! Wrong destinations for a real source.
+//! Destinations that break the protocol, with a real source.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use crate::run::{Notices, watchdog};
 
 use super::{listen, machine};
 
-/// A destination that says what a test tells it to.
+/// A destination that sends what a test scripts.
 pub(super) struct Destination<'a> {
     pub(super) machine: Arc<Machine>,
     listener: &'a Listener,
@@ -54,7 +54,7 @@ impl Destination<'_> {
         split(&stream, self.limits, &Cancel::new()).unwrap()
     }
 
-    /// Whether the source has ended a link.
+    /// Whether the source has closed a link.
     pub(super) fn is_left(&self) -> bool {
         let ended = |stream: &Arc<Stream>| {
             let mut poll = [PollFd::new(&**stream, PollFlags::RDHUP)];
@@ -64,15 +64,15 @@ impl Destination<'_> {
         self.streams.iter().any(ended)
     }
 
-    /// Ends all links of now.
-    fn hang_up(&mut self) {
+    /// Closes all links.
+    fn close_links(&mut self) {
         for stream in self.streams.drain(..) {
             stream.shutdown();
         }
     }
 
-    /// The control link of a source that comes again; none when it does not.
-    fn asked_again(&mut self) -> Option<Ends> {
+    /// The control link of a source that reconnects; `None` if it does not.
+    fn reconnected(&mut self) -> Option<Ends> {
         let link = self.incoming.recv().ok()?;
         assert_eq!(link.role, Role::Control);
         let stream = Arc::new(link.stream);
@@ -523,8 +523,8 @@ fn a_destination_that_declines_a_running_guest() {
     let answered = migrated_with(&asked, &never, |destination| {
         let mut ends = until_it_runs(destination);
         ends.0.1.control(&ToSource::GuestResumed).unwrap();
-        destination.hang_up();
-        while let Some(mut control) = destination.asked_again() {
+        destination.close_links();
+        while let Some(mut control) = destination.reconnected() {
             let _ = control.1.control(&place(DestinationStage::Declined));
             while control.0.control::<ToDestination>().is_ok() {}
         }
@@ -590,8 +590,8 @@ fn a_destination_that_claims_to_have_everything_when_it_is_asked_again() {
         let (result, machine, calls) = migrated_with(&options, &Cancel::new(), |destination| {
             let mut ends = until_it_runs(destination);
             ends.0.1.control(&ToSource::GuestResumed).unwrap();
-            destination.hang_up();
-            while let Some(mut control) = destination.asked_again() {
+            destination.close_links();
+            while let Some(mut control) = destination.reconnected() {
                 for word in words {
                     let _ = control.1.control(word);
                 }

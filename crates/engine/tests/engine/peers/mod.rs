@@ -1,7 +1,6 @@
 //! Peers that do not do what they should: the other side says what is wrong,
 //! within bounds, and its guest is none the worse for it.
 
-mod deaf;
 mod destinations;
 mod door;
 mod faults;
@@ -10,6 +9,7 @@ mod replay;
 mod sources;
 mod strangers;
 mod tls;
+mod unresponsive;
 
 use std::sync::Arc;
 use std::thread;

@@ -1,5 +1,5 @@
-//! Destinations that do not listen, or say too much, at a real source: it says
-//! so, in bounded memory, and its guest runs on.
+//! Destinations that do not read, or send too much, with a real source: the source
+//! reports it, in bounded memory, and resumes its guest.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::memory::SMALL;
 
 use super::destinations::{Came, Destination, Ends, apply, hear_until, migrated_with};
 
-/// What one migration may hold beyond what it held before.
+/// How much more memory one migration may use than before.
 const AFFORDABLE: usize = 16 << 20;
 
-/// Short, for nobody here deserves any.
+/// Short timeouts: every destination here is expected to time out.
 const PATIENCE: Duration = Duration::from_millis(400);
 
 fn impatient(mode: Mode) -> SourceOptions {
@@ -31,7 +31,7 @@ fn impatient(mode: Mode) -> SourceOptions {
     }
 }
 
-/// For what does not end for want of patience.
+/// Default timeouts, for migrations that do not end by a timeout.
 fn patient(mode: Mode) -> SourceOptions {
     SourceOptions {
         mode,
@@ -40,9 +40,9 @@ fn patient(mode: Mode) -> SourceOptions {
     }
 }
 
-/// Migrates to a destination that does as it should until the guest is paused.
-/// On a busy machine it may need more patience for that than it deserves
-/// afterwards: then it is tried again with more. `script` is told how much.
+/// Migrates to a destination that behaves correctly until the guest is paused. On a
+/// busy machine that may take longer than the timeout: then the migration is repeated
+/// with a longer one, which is passed to `script`.
 fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Sync) -> Came {
     let mut options = impatient(mode);
     loop {
@@ -57,7 +57,7 @@ fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Syn
     }
 }
 
-/// The guest runs on at the source as if nothing had been.
+/// Asserts that the guest runs at the source, in its earlier state.
 #[track_caller]
 fn runs_on((result, machine, calls): Came, error: &str, paused: bool) {
     let failed = result.unwrap_err();
@@ -76,7 +76,7 @@ fn accept_precopy(destination: &mut Destination<'_>) -> (Ends, Ends) {
     (control, destination.background())
 }
 
-/// Reads everything, and acknowledges as long as `acks` says so.
+/// Reads everything, and acknowledges it while `acknowledge` returns `true`.
 fn swallow((mut pages, mut acks): Ends, mut acknowledge: impl FnMut() -> bool) {
     let mut buffer = vec![0; 1 << 20];
     while let Ok(frame) = pages.frame() {
@@ -135,9 +135,9 @@ fn nothing_is_read() {
     runs_on(came, TOO_SLOW, false);
 }
 
-/// As long as the guest runs everything is as it should be.
+/// Until the pause the destination behaves correctly.
 #[test]
-fn nothing_is_acknowledged_once_the_guest_stands_still() {
+fn nothing_is_acknowledged_after_the_pause() {
     let came = once_paused(Mode::Precopy, |destination, _| {
         let (mut control, background) = accept_precopy(destination);
         let machine = Arc::clone(&destination.machine);
@@ -148,8 +148,7 @@ fn nothing_is_acknowledged_once_the_guest_stands_still() {
     runs_on(came, TOO_SLOW, true);
 }
 
-/// Always some progress, and never an end: the stopped guest does not wait for
-/// it.
+/// There is always some progress, but no end: the deadline resumes the guest.
 #[test]
 fn the_device_state_is_read_a_little_at_a_time() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
@@ -176,9 +175,9 @@ fn the_device_state_is_read_a_little_at_a_time() {
     }
 }
 
-/// The same acknowledgement for ever is none, and keeps nobody from anything.
+/// A repeated acknowledgement acknowledges nothing, and does not delay the timeout.
 #[test]
-fn the_same_is_acknowledged_for_ever() {
+fn a_repeated_acknowledgement_is_none() {
     let options = SourceOptions {
         patience: Duration::from_secs(3600),
         ..impatient(Mode::Precopy)
@@ -203,10 +202,10 @@ fn the_same_is_acknowledged_for_ever() {
     runs_on(came, "on a background link, ", false);
 }
 
-/// Requests without end, and none of the answers is read: they wait where the
-/// destination pays for them.
+/// Endless requests, whose answers are not read: the requests wait in the
+/// destination's memory.
 #[test]
-fn requests_without_end() {
+fn endless_requests() {
     let cancel = Cancel::new();
     let enough = cancel.clone();
     let sent = Arc::new(AtomicU64::new(0));
@@ -247,9 +246,9 @@ fn requests_without_end() {
     runs_on(came, "cancelled", true);
 }
 
-/// Messages without end that nobody waits for.
+/// Endless messages that the source does not expect.
 #[test]
-fn messages_without_end() {
+fn endless_messages() {
     let cancel = Cancel::new();
     let came = migrated_with(&patient(Mode::Postcopy), &cancel, |destination| {
         let (mut control, _background, _urgent) = destination.accept();
@@ -265,9 +264,9 @@ fn messages_without_end() {
     runs_on(came, error, false);
 }
 
-/// What it says is shown as text, and as nothing else.
+/// Control characters in the destination's messages are not printed.
 #[test]
-fn words_that_are_not_only_words() {
+fn a_reason_with_control_characters() {
     let came = migrated_with(&impatient(Mode::Hybrid), &Cancel::new(), |destination| {
         let mut control = destination.control();
         let reason = "no\x1b[2J\x1b]0;owned\x07\nthe guest has moved\u{9b}\u{202e}".into();

@@ -1,5 +1,5 @@
-//! The right pages first: each policy may be switched off, and whatever the
-//! order, everything arrives.
+//! The push policy: each part can be switched off, and every page arrives in any
+//! order.
 
 use std::sync::Arc;
 use std::thread;
@@ -42,7 +42,7 @@ fn each_policy_can_be_switched_off() {
 
 /// Moves a guest whose owner has paused it while four threads at the
 /// destination read its memory, a quarter each, from its start to its end.
-/// Nothing is pushed but what is read ahead.
+/// Only pages that are read ahead are pushed.
 fn scan(read_ahead: ReadAhead, links: u16) -> Account {
     const THREADS: u64 = 4;
     let layout = layout(&[(8 * MIB, SMALL)]);
