@@ -100,7 +100,7 @@ fn cancelled_by_any_signal_during_precopy() {
         migration.migrate.signal(signal);
         let (exits, finished) = migration.wait();
         exits.assert_source(1, &["cancelled", "runs at the source"]);
-        exits.assert_destination(1, &["called off", "stays at the source"]);
+        exits.assert_destination(1, &["cancelled at the source", "stays at the source"]);
         guest.assert_stayed(finished, &format!("precopy, {signal:?}"));
     }
     guest.migrate(&MigrationPlan::new("precopy"));
