@@ -533,10 +533,7 @@ fn a_destination_that_declines_a_running_guest() {
         let error = result.unwrap_err();
         assert_eq!(error.outcome, Outcome::AtDestination, "{error}");
         let text = error.to_string();
-        assert!(
-            text.contains("after it had said that it runs there"),
-            "{text}"
-        );
+        assert!(text.contains("after it reported that it runs it"), "{text}");
         assert!(!calls.contains(&"resume"));
         assert_eq!(machine.runs(), None);
         machine.check(Side::Source);
