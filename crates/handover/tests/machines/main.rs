@@ -1,9 +1,10 @@
-//! Who may run the guest: every order of messages, losses and crashes.
+//! The model check: every order of messages, losses and crashes.
 //!
-//! `world.rs` is the two hosts, the links between them and a guest of two
-//! pages, driven by the machines of `hikkoshi_handover`; `steps.rs` is
-//! all that can happen next. The check is exhaustive within a budget of what goes
-//! wrong: links lost, engines killed, records and guests that fail.
+//! `world.rs` is the state: two hosts, the links between them, and a guest of two
+//! pages, driven by the machines of `hikkoshi_handover`. `possible_steps.rs` lists the
+//! steps that are possible in a state, `steps.rs` takes one (`source_host.rs`,
+//! `destination_host.rs`). The check is exhaustive within a budget of faults: lost
+//! links, killed engines, records that cannot be written, guests that fail.
 
 mod arbitrary_messages;
 mod destination_host;
@@ -20,11 +21,11 @@ use hikkoshi_handover::{DestinationStage, SourceStage};
 use steps::Step;
 use world::{Flaw, Guest, World};
 
-/// All worlds that can come of one migration.
+/// All states that one migration can reach.
 struct Migration {
-    /// How often something goes wrong.
+    /// The number of faults.
     faults: u8,
-    /// What is wrong with the machines on purpose.
+    /// A deliberate error in the machines.
     flaw: Option<Flaw>,
 }
 
@@ -56,7 +57,7 @@ impl Model for Migration {
                 "never zero guests without a way back",
                 |_, world: &World| world.is_recoverable(),
             ),
-            // That the check gets anywhere.
+            // These show that the check reaches the interesting states.
             Property::sometimes("it moves", |_, world: &World| {
                 world.source.stage == SourceStage::Done
                     && world.destination.stage == DestinationStage::Complete
@@ -79,7 +80,7 @@ impl Model for Migration {
     }
 }
 
-/// What the check finds, by name, until it finds `what`.
+/// The names of the properties that the check decides, until it decides `what`.
 fn discoveries(faults: u8, flaw: Option<Flaw>, what: &'static str) -> Vec<&'static str> {
     let checker = Migration { faults, flaw }
         .checker()
@@ -92,7 +93,7 @@ fn discoveries(faults: u8, flaw: Option<Flaw>, what: &'static str) -> Vec<&'stat
     found
 }
 
-/// Checks all worlds with so many faults, and gives their number.
+/// Checks all states with this number of faults, and returns how many there are.
 fn explore(faults: u8) -> usize {
     let flaw = None;
     let checker = Migration { faults, flaw }
@@ -105,20 +106,20 @@ fn explore(faults: u8) -> usize {
 }
 
 #[test]
-fn one_guest_and_every_page_whatever_happens() {
-    // Fewer would mean that something that can happen was left out.
+fn one_guest_and_every_page_with_two_faults() {
+    // With fewer states, some possible step would be missing.
     let worlds = explore(2);
     assert!(worlds > 500_000, "{worlds}");
 }
 
 #[test]
 #[ignore = "takes minutes, and gigabytes of memory"]
-fn one_guest_and_every_page_whatever_else_happens() {
+fn one_guest_and_every_page_with_three_faults() {
     println!("{} worlds", explore(3));
 }
 
 #[test]
-fn the_check_finds_what_is_wrong() {
+fn the_check_finds_each_flaw() {
     for (flaw, what) in [
         (Flaw::ResumeWhenLost, "never two runnable guests"),
         (Flaw::CommitUnrecorded, "never two runnable guests"),

@@ -7,26 +7,26 @@ use hikkoshi_handover::{
 use super::world::{Flaw, Guest, PAGES, SourceEngine, ToSource, World};
 use super::{destination_host, source_host};
 
-/// One thing that happens.
+/// One step of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
-    /// The guest writes a page, wherever it runs.
+    /// The guest writes a page, on the host where it runs.
     Write(usize),
     /// The source sends a page, before or after the switch.
     SendPage(usize),
     /// A page arrives.
     PageArrives,
-    /// The source stops its guest and sends what is needed to run it.
+    /// The source pauses its guest and sends everything needed to run it.
     Switch,
-    /// The source does the next thing its machine said.
+    /// The source performs the next action of its machine.
     SourceActs,
-    /// The destination does the next thing its machine said.
+    /// The destination performs the next action of its machine.
     DestinationActs,
     /// A message arrives at the destination.
     DestinationReceives,
     /// A message arrives at the source.
     SourceReceives,
-    /// The destination turns to a new connection, and lets the old one go.
+    /// The destination accepts a new connection, and closes the old one.
     AcceptLink,
     /// The source notices, rightly or not, that the connection is gone.
     SourceLosesLink,
@@ -36,9 +36,9 @@ pub(crate) enum Step {
     KillSource,
     /// `kill -9` of the destination's engine.
     KillDestination,
-    /// The guard sees to what its engine has left.
+    /// The guard resumes the guest after its engine has ended, if the source owns it.
     GuardActs,
-    /// `kill -9` of the guard, before it came to that.
+    /// `kill -9` of the guard, before it acts.
     KillGuard,
     /// The source's engine is started again.
     RestartSource,
@@ -46,30 +46,29 @@ pub(crate) enum Step {
     RestartDestination,
     /// The source connects again.
     Connect,
-    /// What the source is about to record cannot be.
+    /// The source's next record cannot be written.
     SourceRecordFails,
-    /// What the destination is about to record cannot be.
+    /// The destination's next record cannot be written.
     DestinationRecordFails,
-    /// The source's guest cannot be made to run again.
+    /// The source's guest cannot be resumed.
     ResumeFails,
-    /// The destination's guest cannot be made to run, and did not run for sure.
+    /// The destination's guest cannot be resumed, and certainly never ran.
     GuestNeverRuns,
-    /// It may have run, or not; whether it does.
+    /// Resuming it fails, and it may have run; the value says whether it did.
     GuestMayRun(bool),
-    /// The destination's guest ends, with its memory.
+    /// The destination's guest process ends, with its memory.
     GuestEnds,
     /// The destination's guest, which runs, shuts itself down.
     GuestShutsDown,
-    /// The destination sees that.
+    /// The destination's engine notices the end of its guest.
     NoticesGuestEnd,
-    /// Somebody at the source wants it stopped.
+    /// The operator cancels at the source.
     CancelSource,
-    /// Somebody at the destination wants it stopped.
+    /// The operator cancels at the destination.
     CancelDestination,
-    /// Somebody at the source gives it up, rightly.
+    /// The operator gives up at the source.
     GiveUpSource,
-    /// Somebody at the destination gives it up: before the guest was run, or
-    /// with it.
+    /// The operator gives up at the destination, before the guest ran or after.
     GiveUpDestination,
 }
 

@@ -1,4 +1,4 @@
-//! Two hosts, what is between them, and what must be true of them.
+//! The state of the model: two hosts, the links between them, and the invariants.
 
 use std::collections::VecDeque;
 
@@ -12,14 +12,14 @@ use super::{possible_steps, steps};
 /// Pages of the guest.
 pub(crate) const PAGES: usize = 2;
 
-/// Connections that may be under way at once: one that the destination still
-/// takes for good, and newer ones.
+/// The most connections at a time: one that the destination still treats as alive, and
+/// newer ones.
 pub(crate) const LINKS: usize = 2;
 
-/// Something wrong on purpose: the check must find it.
+/// A deliberate error, which the check must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Flaw {
-    /// The source lets its guest run on when the link breaks after *commit*.
+    /// The source resumes its guest when the link breaks after *Commit*.
     ResumeWhenLost,
     /// The source does not record that it commits.
     CommitUnrecorded,
@@ -31,29 +31,28 @@ pub(crate) enum Flaw {
     ForgetWhenReady,
     /// The destination does not drop what the source has overwritten.
     KeepStalePages,
-    /// After a new connection the source sends what it believes to owe, not
-    /// what the destination lacks.
+    /// After a new connection the source sends its own set of unsent pages, not the
+    /// pages that the destination lists as missing.
     TrustOldOwed,
-    /// The destination forgets that it has declined once it has said so.
+    /// The destination removes its record after it has sent *Declined*.
     ForgetDeclined,
-    /// The source forgets a guest that it could not let run.
+    /// The source removes its record although it could not resume the guest.
     ForgetPaused,
-    /// The destination declines whenever the guest could not be made to run.
+    /// The destination declines whenever resuming the guest fails.
     DeclineWhenUnsure,
-    /// The source goes on recording nothing when it cannot, and commits.
+    /// The source commits although it could not record that.
     CommitAnyway,
     /// The source gives up although the destination may run the guest.
     GiveUpRashly,
-    /// The destination keeps to the old connection when the source has a new
-    /// one.
+    /// The destination keeps the old connection when the source has a new one.
     KeepOldLink,
-    /// A source that has heard that the guest runs takes no *declined* any more.
+    /// A source in `HandedOver` ignores *Declined*.
     DeafWhenGone,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Guest {
-    /// Nothing that could run.
+    /// There is no guest that could run.
     Absent,
     Paused,
     Running,
@@ -62,14 +61,14 @@ pub(crate) enum Guest {
 /// What goes from the source to the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ToDestination {
-    /// Drop these pages; then the device state, and everything that is needed.
+    /// The stale pages, the device state, and everything else that is needed.
     Switch {
         owed: [bool; PAGES],
     },
     Commit,
     CallOff,
     Goodbye,
-    /// The first word on a new connection of an old migration.
+    /// The first message on a new connection of a migration.
     ResumeRequest(SourceStage),
 }
 
@@ -86,13 +85,13 @@ pub(crate) enum ToSource {
     ResumeReply(DestinationStage, [bool; PAGES]),
 }
 
-/// A connection. Each side notices its end by itself; until then it hears what
-/// the other one had said.
+/// A connection. Each side notices its end separately; until then it receives the
+/// messages sent before.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Link {
     pub source_holds: bool,
     pub destination_holds: bool,
-    /// The destination has turned to it, and let the others go.
+    /// The destination has accepted it and closed the others.
     pub accepted: bool,
     pub to_destination: VecDeque<ToDestination>,
     pub to_source: VecDeque<ToSource>,
@@ -114,19 +113,19 @@ impl Link {
     }
 }
 
-/// What an engine at the source knows, and forgets when it ends.
+/// The state of the source's engine, which is lost when the engine ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct SourceEngine {
     pub machine: Source,
     pub pending: VecDeque<SourceAction>,
     /// Written since it was sent, or never sent.
     pub dirty: [bool; PAGES],
-    /// The guest was stopped and everything but the commit was sent.
+    /// The guest was paused, and everything but *Commit* was sent.
     pub switched: bool,
     /// To be sent to the running guest.
     pub owed: [bool; PAGES],
     pub serving: bool,
-    /// It has no connection, and makes one.
+    /// It has no connection and is connecting.
     pub waiting: bool,
 }
 
@@ -134,7 +133,7 @@ pub(crate) struct SourceEngine {
 pub(crate) struct SourceHost {
     /// As recorded.
     pub stage: SourceStage,
-    /// The record was removed: no other engine goes on.
+    /// The record was removed: no other engine can resume.
     pub closed: bool,
     pub guest: Guest,
     pub ram: [u8; PAGES],
@@ -143,16 +142,16 @@ pub(crate) struct SourceHost {
     pub guard: bool,
 }
 
-/// What an engine at the destination knows, and forgets when it ends.
+/// The state of the destination's engine, which is lost when the engine ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct DestinationEngine {
     pub machine: Destination,
     pub pending: VecDeque<DestinationAction>,
     /// *Commit* came on the connection that is there now.
     pub committed_here: bool,
-    /// The guest was made to run.
+    /// The call that resumes the guest has returned.
     pub settled: bool,
-    /// It has loaded the guest itself, and knows what became of it since.
+    /// This engine has loaded the guest itself, so it knows whether the guest ran.
     pub loaded: bool,
 }
 
@@ -160,12 +159,12 @@ pub(crate) struct DestinationEngine {
 pub(crate) struct DestinationHost {
     /// As recorded.
     pub stage: DestinationStage,
-    /// The record was removed: no other engine goes on.
+    /// The record was removed: no other engine can resume.
     pub closed: bool,
     pub guest: Guest,
     /// The guest's process has ended, and its memory with it.
     pub ended: bool,
-    /// It has ended because the guest, which ran there, wanted that.
+    /// The process has ended because the guest shut itself down.
     pub shut_down: bool,
     pub ram: [Option<u8>; PAGES],
     pub engine: Option<DestinationEngine>,
@@ -174,19 +173,19 @@ pub(crate) struct DestinationHost {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     pub flaw: Option<Flaw>,
-    /// What may still go wrong.
+    /// The remaining faults.
     pub faults: u8,
     pub source: SourceHost,
     pub destination: DestinationHost,
-    /// The oldest first. The source has none but the newest.
+    /// The oldest first. The source only has the newest one.
     pub links: VecDeque<Link>,
-    /// What the guest wrote last, wherever it ran.
+    /// What the guest wrote last, on either host.
     pub truth: [u8; PAGES],
     /// The destination has declined after the source had committed.
     pub taken_back: bool,
-    /// Whether somebody has wanted it stopped, or given it up.
+    /// Whether an operator has cancelled or given up.
     pub cancelled: bool,
-    /// Somebody at the destination has given it up.
+    /// The operator at the destination has given up.
     pub given_up_at_destination: bool,
 }
 
@@ -230,19 +229,19 @@ impl World {
         self.links.back_mut().filter(|link| link.source_holds)
     }
 
-    /// The connection that the destination has turned to.
+    /// The connection that the destination has accepted.
     pub(crate) fn destination_link(&mut self) -> Option<&mut Link> {
         let held = |link: &&mut Link| link.accepted && link.destination_holds;
         self.links.iter_mut().find(held)
     }
 
-    /// The guest cannot run at the destination, and nobody there will tell the
-    /// source that it never did.
+    /// Whether the guest cannot run at the destination, and no engine there will report
+    /// that it never did.
     pub(crate) fn is_lost_at_destination(&self) -> bool {
         let destination = &self.destination;
         match destination.stage {
             DestinationStage::Declined => destination.closed && self.given_up_at_destination,
-            // Of one that has shut itself down somebody there will tell.
+            // An engine there will report a guest that shut itself down.
             DestinationStage::Running => destination.ended && !destination.shut_down,
             _ => false,
         }
@@ -257,7 +256,7 @@ impl World {
             | (_, DestinationStage::Receiving | DestinationStage::Declined) => at_source,
             (_, DestinationStage::Ready) => at_source && self.is_complete_with_the_source(),
             (_, DestinationStage::Running | DestinationStage::Complete) => {
-                // With its process the guest's memory is gone: no fault of ours.
+                // The guest's memory ended with its process: not an error of the handover.
                 self.destination.ended || self.is_complete_with_the_source()
             }
         }
@@ -273,9 +272,9 @@ impl World {
         })
     }
 
-    /// Whether one guest runs with all of its pages once both engines are
-    /// started again, connected, and left in peace; where the destination has
-    /// lost it, once the source has given up.
+    /// Whether one guest runs with all of its pages after both engines are started again
+    /// and connected, without further faults; if the destination has lost it, after the
+    /// source has given up.
     pub(crate) fn is_recoverable(&self) -> bool {
         let mut world = self.clone();
         world.faults = 0;
@@ -286,8 +285,8 @@ impl World {
             steps::take(&mut world, step);
         }
         if world.destination.shut_down && world.destination.stage == DestinationStage::Complete {
-            // It has ended as it wanted, and its source has heard that, unless
-            // somebody gave that up.
+            // The guest shut itself down, and the source knows that, unless an operator
+            // gave up.
             let told = world.source.stage == SourceStage::Done || world.given_up_at_destination;
             return told && world.source.guest != Guest::Running;
         }
@@ -301,7 +300,7 @@ impl World {
         }
     }
 
-    /// Tells the source's machine.
+    /// Feeds `event` to the source's machine.
     pub(crate) fn source_event(&mut self, event: SourceEvent) {
         let flaw = self.flaw;
         let Some(engine) = &mut self.source.engine else {
@@ -326,7 +325,7 @@ impl World {
         engine.pending.extend(engine.machine.on(event));
     }
 
-    /// Tells the destination's machine.
+    /// Feeds `event` to the destination's machine.
     pub(crate) fn destination_event(&mut self, event: DestinationEvent) {
         let flaw = self.flaw;
         let Some(engine) = &mut self.destination.engine else {
@@ -341,7 +340,7 @@ impl World {
             return;
         }
         let actions = engine.machine.on(event);
-        // A source that comes while the guest is made to run is answered first.
+        // A source that connects while the guest is being resumed is answered first.
         if engine.pending.front() == Some(&DestinationAction::ResumeGuest) {
             for &action in actions.iter().rev() {
                 engine.pending.push_front(action);
@@ -360,7 +359,7 @@ impl World {
 }
 
 impl SourceEngine {
-    /// One that begins in `stage`, with no idea of anything else.
+    /// An engine that starts in `stage`, with no other state.
     pub(crate) fn new(stage: SourceStage) -> Self {
         Self {
             machine: Source::new(stage),
@@ -375,7 +374,7 @@ impl SourceEngine {
 }
 
 impl DestinationEngine {
-    /// One that begins in `stage`, with no idea of anything else.
+    /// An engine that starts in `stage`, with no other state.
     pub(crate) fn new(stage: DestinationStage) -> Self {
         Self {
             machine: Destination::new(stage),
