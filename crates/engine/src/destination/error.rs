@@ -5,7 +5,7 @@ use std::io;
 use hikkoshi_userfault::{CopyError, RangeError, ReadError};
 use thiserror::Error;
 
-use crate::destination::postcopy::installer::InstallError;
+use crate::destination::install_error::InstallError;
 
 use crate::guest::{DestinationGuest, GuestError};
 use hikkoshi_handover::Outcome;

@@ -15,6 +15,8 @@
 
 mod error;
 pub(crate) mod handover;
+mod install_error;
+mod last_message;
 mod options;
 pub(crate) mod postcopy;
 pub(crate) mod receiver;
@@ -30,9 +32,8 @@ use hikkoshi_wire::{MAX_LINKS, Role};
 
 pub use error::{DestinationFailure, ReceiveError};
 pub use handover::give_up::give_up_receive;
+pub use install_error::{InstallError, TooManyPartial};
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
-pub use postcopy::huge::slots::TooManyPartial;
-pub use postcopy::installer::InstallError;
 
 use crate::guest::DestinationGuest;
 use crate::report::{Account, Observer};

@@ -9,8 +9,8 @@ use hikkoshi_wire::{Role, ToDestination};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover::HandoverDriver;
-use crate::destination::handover::abort::REASON_TIMEOUT;
 use crate::destination::handover::links::LinkState;
+use crate::destination::last_message::REASON_TIMEOUT;
 use crate::destination::listener_failed;
 use crate::destination::session::{Event, LISTENING};
 use crate::guest::DestinationGuest;

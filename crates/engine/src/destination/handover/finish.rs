@@ -5,9 +5,9 @@ use hikkoshi_handover::{DestinationEvent, DestinationStage, Outcome};
 use hikkoshi_wire::{Capabilities, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover::abort::last_message;
 use crate::destination::handover::links::LinkState;
 use crate::destination::handover::{HandoverDriver, HandoverResult};
+use crate::destination::last_message::last_message;
 use crate::guest::DestinationGuest;
 
 impl HandoverDriver<'_> {

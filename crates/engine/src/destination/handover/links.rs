@@ -9,7 +9,7 @@ use hikkoshi_wire::Capabilities;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover::HandoverDriver;
-use crate::destination::handover::abort::last_message;
+use crate::destination::last_message::last_message;
 use crate::destination::session::{Channel, LISTENING, Session};
 
 /// The connections to the source.

@@ -5,7 +5,6 @@
 //! guest is left alone: it runs with the pages that are here, and threads that need another page
 //! wait. The source's next connection (`reconnect.rs`) starts with what is missing.
 
-pub(crate) mod abort;
 mod adopt;
 mod events;
 mod finish;

@@ -2,7 +2,7 @@
 //! `handover/` drives it.
 //!
 //! The sequence of messages is drawn in `source/switchover/`. If anything fails here, the source
-//! resumes its guest (`handover/abort.rs`).
+//! resumes its guest (`switchover/abort.rs`).
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover::abort::last_message;
 use crate::destination::handover::links::{ActiveLinks, LinkState};
 use crate::destination::handover::{HandoverDriver, HandoverStart};
+use crate::destination::last_message::last_message;
 use crate::destination::postcopy::huge::collapse;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};

@@ -8,14 +8,9 @@
 //! it.
 
 use hikkoshi_pages::{Page, PageBitmap, PageRange};
-use thiserror::Error;
 
+use crate::destination::install_error::TooManyPartial;
 use crate::sync::{AtomicU64, Mutex, Ordering};
-
-/// The peer began more huge pages than it finished.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("the source sends pieces of more than {0} huge pages at once")]
-pub struct TooManyPartial(pub usize);
 
 /// Slots for huge pages of one size.
 #[derive(Debug)]

@@ -6,36 +6,14 @@ use std::sync::{Arc, Mutex};
 use hikkoshi_linux::{HostAddr, Stop};
 use hikkoshi_memory::{Content, RamFiles};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageRange};
-use hikkoshi_userfault::{CopyError, RangeError, Userfault};
-use thiserror::Error;
+use hikkoshi_userfault::{RangeError, Userfault};
 
 use crate::destination::error::DestinationFailure;
+use crate::destination::install_error::InstallError;
 use crate::destination::postcopy::fault_requests::FaultRequests;
-use crate::destination::postcopy::huge::slots::TooManyPartial;
 use crate::destination::postcopy::missing_pages::MissingPages;
 use crate::destination::postcopy::page_copier::PageCopier;
 use crate::report::RequestLatencies;
-
-/// Why a page could not be installed.
-#[derive(Debug, Error)]
-pub enum InstallError {
-    /// The kernel did not take it.
-    #[error("{0}")]
-    Copy(#[from] CopyError),
-    /// The source sends huge pages in a way that no source does.
-    #[error("{0}")]
-    Staging(#[from] TooManyPartial),
-    /// Another process has put other content there.
-    #[error(
-        "{range} of the guest's memory, which the source was to send, holds something else already: \
-         another process than this QEMU has the RAM file mapped or open (a vhost-user backend, say, \
-         or a tool that reads it). With that content the guest would be corrupted"
-    )]
-    Filled {
-        /// Which pages.
-        range: PageRange,
-    },
-}
 
 /// What to do for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

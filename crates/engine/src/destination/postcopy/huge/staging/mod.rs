@@ -14,7 +14,8 @@ use hikkoshi_linux::Errno;
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_userfault::PageBuffer;
 
-use crate::destination::postcopy::huge::slots::{SlotTable, TooManyPartial};
+use crate::destination::install_error::TooManyPartial;
+use crate::destination::postcopy::huge::slots::SlotTable;
 
 /// Huge pages of one size that are requested at once take at most this many bytes, but one is
 /// always possible.

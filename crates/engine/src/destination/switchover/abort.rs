@@ -1,18 +1,15 @@
 //! How a migration ends that does not reach *ready*: the guest stays at the source.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use hikkoshi_wire::{ToDestination, ToSource};
+use hikkoshi_wire::ToDestination;
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::last_message::{REASON_TIMEOUT, last_message};
 use crate::destination::session::{Event, LISTENING};
 use crate::destination::switchover::incoming::IncomingMigration;
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
-
-/// How long to wait for the reason after a link has failed: a busy host may be slow. The end of the
-/// control link ends the wait.
-pub(crate) const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl IncomingMigration<'_> {
     /// Waits for the reason behind a link's end: a source that cancels sends the reason and closes
@@ -68,17 +65,5 @@ impl IncomingMigration<'_> {
             cause,
             outcome: Outcome::AtSource,
         }
-    }
-}
-
-/// The last message to a source whose guest is not received.
-pub(crate) fn last_message(cause: &DestinationFailure) -> ToSource {
-    match cause {
-        DestinationFailure::Cancelled => ToSource::Cancel {
-            reason: "cancelled by the operator".into(),
-        },
-        cause => ToSource::Failed {
-            reason: cause.to_string(),
-        },
     }
 }
