@@ -141,7 +141,7 @@ fn an_older_destination_is_refused() {
     });
     assert_eq!(error.outcome, Outcome::AtSource);
     assert!(
-        error.to_string().contains("hikkoshi there is older"),
+        error.to_string().contains("hikkoshi there is too old"),
         "{error}"
     );
 }
