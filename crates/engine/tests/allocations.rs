@@ -8,8 +8,8 @@
 // The other tests use the rest of these.
 #![allow(dead_code)]
 
-#[path = "engine/device.rs"]
-mod device;
+#[path = "engine/direct_io_device.rs"]
+mod direct_io_device;
 #[path = "engine/guests.rs"]
 mod guests;
 #[path = "engine/machine.rs"]

@@ -18,7 +18,7 @@ use hikkoshi_pages::PageRange;
 use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::{GuestDescription, Processors};
 
-use crate::device::DirectDevice;
+use crate::direct_io_device::DirectDevice;
 use crate::machine::{Machine, Random, Side};
 
 type Hook = Box<dyn FnMut() -> Result<(), GuestError> + Send>;

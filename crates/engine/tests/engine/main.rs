@@ -9,25 +9,25 @@
     clippy::cast_possible_truncation
 )]
 
-mod confined;
-mod destinations;
-mod device;
+mod adapter_failures;
+mod claim_race;
+mod destination_options;
 mod direct_io;
-mod failures;
+mod direct_io_device;
+mod external_access;
 mod guests;
-mod held;
-mod links;
+mod heap;
+mod interruption;
 mod machine;
 mod memory;
 mod modes;
+mod multiple_links;
 mod peers;
 mod processors;
 mod push_order;
 mod recovery;
 mod relay;
 mod run;
-mod secure;
-mod several_links;
-mod stress;
-mod touched;
-mod wire;
+mod sandbox;
+mod tampering;
+mod tls;

@@ -21,12 +21,12 @@ use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{Hello, Limits};
 use tempfile::TempDir;
 
-use crate::device::DirectDevice;
+use crate::direct_io_device::DirectDevice;
 use crate::guests::{Script, TestDestination, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, Memory, SMALL, layout};
 use crate::relay::{Fate, Passing, Policy, Relay};
-use crate::wire::Wire;
+use crate::tampering::Wire;
 
 /// A test that takes longer than this hangs, on however slow a machine: the
 /// process ends, with a word.

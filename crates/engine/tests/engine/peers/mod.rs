@@ -1,13 +1,13 @@
 //! Peers that do not do what they should: the other side says what is wrong,
 //! within bounds, and its guest is none the worse for it.
 
+mod connection_flood;
 mod destinations;
-mod door;
-mod faults;
-mod greedy;
+mod handshake;
+mod page_faults;
 mod replay;
+mod resource_limits;
 mod sources;
-mod strangers;
 mod tls;
 mod unresponsive;
 

@@ -12,7 +12,7 @@ use hikkoshi_handover::Outcome;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, ToSource};
 
-use crate::held::held;
+use crate::heap::held;
 use crate::machine::Side;
 use crate::memory::SMALL;
 

@@ -22,7 +22,7 @@ use hikkoshi_wire::{CHALLENGE_LEN, HELLO_LEN, MigrationId, Role};
 use socket2::{Domain, Socket, Type};
 
 use crate::guests::{TestDestination, TestSource};
-use crate::held::held;
+use crate::heap::held;
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
 use crate::run::{Notices, open, watchdog};

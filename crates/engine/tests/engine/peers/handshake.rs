@@ -50,7 +50,7 @@ fn the_door_is_not_blocked() {
             )
         });
         // Connections without a word: all are dropped at some time. (For more
-        // of them than there is room for see `strangers.rs`.)
+        // of them than there is room for see `connection_flood.rs`.)
         let silent: Vec<_> = (0..40)
             .map(|_| UnixStream::connect(path).unwrap())
             .collect();

@@ -16,7 +16,7 @@ use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits, PageRanges, ToDestination, ToSource};
 
 use crate::guests::TestDestination;
-use crate::held::held;
+use crate::heap::held;
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
 use crate::run::{Notices, watchdog};
