@@ -54,7 +54,7 @@ fn link(incoming: &Receiver<Incoming>, listener: &Listener, limits: Limits, role
     split(&Arc::new(link.stream), limits, &Cancel::new()).unwrap()
 }
 
-fn hear_until(control: &mut Ends, last: &str) {
+fn read_until(control: &mut Ends, last: &str) {
     loop {
         let message: ToDestination = control.0.control().unwrap();
         if format!("{message:?}").starts_with(last) {
@@ -154,14 +154,14 @@ fn counted(tls: bool) -> (usize, u64) {
         let asking = scope.spawn(|| {
             let incoming = incoming;
             let mut control = link(&incoming, &listener, limits, Role::Control);
-            hear_until(&mut control, "Begin");
+            read_until(&mut control, "Begin");
             let host_pages = vec![SMALL];
             control.1.control(&ToSource::Accept { host_pages }).unwrap();
             let _background = link(&incoming, &listener, limits, Role::Background { index: 0 });
             let mut urgent = link(&incoming, &listener, limits, Role::Urgent);
-            hear_until(&mut control, "DiscardEnd");
+            read_until(&mut control, "DiscardEnd");
             control.1.control(&ToSource::Discarded).unwrap();
-            hear_until(&mut control, "Switch");
+            read_until(&mut control, "Switch");
             // Requests are answered from here on, and nobody pushes yet: what
             // is asked for comes from the thread that reads the request.
             let counted = ask(&mut urgent);

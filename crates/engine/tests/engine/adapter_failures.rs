@@ -32,7 +32,7 @@ fn destination_fails(mode: Mode, name: &'static str) -> Done {
 }
 
 #[test]
-fn before_the_commit_the_source_runs_on() {
+fn a_failure_before_commit_leaves_the_guest_at_the_source() {
     for (mode, name, nth) in [
         (Mode::Precopy, "start_dirty_log", 1),
         (Mode::Hybrid, "start_dirty_log", 1),
@@ -63,7 +63,7 @@ fn before_the_commit_the_source_runs_on() {
 
 /// A monitor that stalls while it saves the device state.
 #[test]
-fn a_save_that_stalls_is_given_up_and_the_source_runs_on() {
+fn a_stalled_save_is_cancelled_and_the_guest_stays_at_the_source() {
     for (mode, cancel) in [
         (Mode::Precopy, true),
         (Mode::Precopy, false),
@@ -178,13 +178,13 @@ fn a_guest_that_cannot_be_resumed_is_paused() {
     assert_eq!(done.source_calls.count("release"), 0);
     assert_eq!(done.source_calls.count("leave"), 1);
     assert!(!done.source_journal.is_closed());
-    done.given_back();
+    done.returned_to_source();
 }
 
 /// If the guest's process has ended, there is nothing to resume and no record to
 /// keep.
 #[test]
-fn a_guest_that_has_ended_with_its_machine_is_not_waited_for() {
+fn a_guest_whose_process_has_exited_leaves_no_record() {
     let setup = Setup::new(Mode::Hybrid);
     let ended = Arc::clone(&setup.source.ended);
     setup.source.script.at("save_device_state", move || {
@@ -232,7 +232,7 @@ fn a_failed_release_is_reported() {
 }
 
 #[test]
-fn a_destination_that_cannot_be_readied_refuses() {
+fn a_destination_that_cannot_be_prepared_refuses() {
     for (mode, name) in [
         (Mode::Precopy, "prepare"),
         (Mode::Hybrid, "prepare"),
@@ -289,12 +289,12 @@ fn a_device_state_that_cannot_be_loaded() {
 
 /// After the handover the adapter fails to resume the guest: another engine can.
 #[test]
-fn a_guest_that_does_not_run_after_the_commit_can_be_taken_up() {
+fn a_guest_that_fails_to_run_after_commit_can_be_resumed() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
         let setup = Setup::new(mode);
         setup.destination.script.fail("resume");
         let done = setup.run();
-        let (source, destination) = done.left();
+        let (source, destination) = done.interrupted();
         assert_eq!(destination, "resume does not work");
         assert_eq!(source, "the destination failed: resume does not work");
         assert_eq!(done.machine.runs(), None);
@@ -302,14 +302,14 @@ fn a_guest_that_does_not_run_after_the_commit_can_be_taken_up() {
         assert!(done.abandoned);
         // Nothing is lost: the source still has every page.
         done.machine.check(Side::Source);
-        done.taken_up(&format!("{mode:?}"));
+        done.resumed(&format!("{mode:?}"));
     }
 }
 
 /// After the handover the monitor refuses to run the guest, and it certainly never ran:
 /// the source resumes it.
 #[test]
-fn a_guest_that_never_ran_after_the_commit_is_taken_back() {
+fn a_guest_that_never_ran_returns_to_the_source() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
         let mut setup = Setup::new(mode);
         setup.destination.never_ran = true;

@@ -8,7 +8,7 @@ use hikkoshi_engine::{DestinationOptions, Mode, Priority};
 use crate::memory::{HUGE, HugePages, SMALL, layout};
 use crate::run::Setup;
 
-fn choices() -> Vec<DestinationOptions> {
+fn option_sets() -> Vec<DestinationOptions> {
     let default = DestinationOptions::default();
     vec![
         DestinationOptions {
@@ -30,8 +30,8 @@ fn choices() -> Vec<DestinationOptions> {
 }
 
 #[test]
-fn every_choice_moves_a_busy_guest() {
-    for options in choices() {
+fn every_option_moves_a_busy_guest() {
+    for options in option_sets() {
         for mode in [Mode::Postcopy, Mode::Hybrid] {
             let mut setup = Setup::new(mode);
             setup.receive_options = options;
@@ -66,13 +66,13 @@ fn every_choice_moves_a_busy_guest() {
 }
 
 #[test]
-fn every_choice_moves_huge_pages() {
+fn every_option_moves_huge_pages() {
     let Some(_pages) = HugePages::reserve(4) else {
         return;
     };
     let source = layout(&[(3 * SMALL, SMALL), (4 * HUGE, SMALL)]);
     let destination = layout(&[(3 * SMALL, SMALL), (4 * HUGE, HUGE)]);
-    for options in choices() {
+    for options in option_sets() {
         let mut setup = Setup::with(Mode::Postcopy, &source, &destination, true);
         setup.receive_options = options;
         setup.run().moved(true);

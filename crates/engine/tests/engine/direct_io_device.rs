@@ -58,7 +58,7 @@ impl DirectDevice {
         let memory = self.machine.memory(Side::Source);
         for page in self.pinned.drain(..) {
             self.generation += 1;
-            memory.write_behind(page, &stamp(page, self.generation));
+            memory.write_through_file(page, &stamp(page, self.generation));
             self.machine.written_by_device(page, self.generation);
         }
     }

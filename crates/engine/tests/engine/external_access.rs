@@ -1,5 +1,5 @@
-//! Something else than the engine touches the guest's memory at the
-//! destination: monitors that look at it, other processes that write to it.
+//! Other programs access the guest's memory at the destination: monitors read it, other processes
+//! write to it.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn a_page(machine: &Machine) -> u64 {
     (64..128).find(has_content).unwrap()
 }
 
-/// Does `what` when `script` comes to the call `name`.
+/// Does `what` when `script` reaches the call `name`.
 fn at(
     script: &Script,
     name: &'static str,
@@ -34,31 +34,31 @@ fn at(
     });
 }
 
-fn looked_at(mode: Mode, layout: &RamLayout) {
+fn migrate_after_reading(mode: Mode, layout: &RamLayout) {
     let setup = Setup::with(mode, layout, layout, true);
-    // What is stale was dropped by then, and no fault is asked for yet.
+    // Stale pages are already dropped then, and no fault is requested yet.
     for call in ["pause", "save_device_state half-way"] {
         at(&setup.source.script, call, &setup.machine, |machine| {
-            machine.memory(Side::Destination).look_at_all();
+            machine.memory(Side::Destination).read_all();
         });
     }
     setup.run().moved(true);
 }
 
 #[test]
-fn pages_that_were_looked_at_before_the_switch_arrive() {
+fn pages_read_before_the_switch_arrive() {
     for mode in MODES {
-        looked_at(mode, &layout(&[(MIB, SMALL), (2 * MIB, SMALL)]));
+        migrate_after_reading(mode, &layout(&[(MIB, SMALL), (2 * MIB, SMALL)]));
     }
 }
 
 #[test]
-fn huge_pages_that_were_looked_at_before_the_switch_arrive() {
+fn huge_pages_read_before_the_switch_arrive() {
     let Some(_pages) = HugePages::reserve(8) else {
         return;
     };
     for mode in MODES {
-        looked_at(
+        migrate_after_reading(
             mode,
             &layout(&[(2 * HUGE, HUGE), (MIB, SMALL), (HUGE, HUGE)]),
         );
@@ -66,13 +66,13 @@ fn huge_pages_that_were_looked_at_before_the_switch_arrive() {
 }
 
 #[test]
-fn what_cannot_be_dropped_again_ends_the_move_before_ready() {
+fn a_page_that_cannot_be_dropped_ends_the_migration_before_ready() {
     let layout = layout(&[(3 * MIB, SMALL)]);
-    // A paused guest: nothing else is to be dropped after it was sealed.
+    // A paused guest: nothing else must be dropped after the memory is sealed.
     let setup = Setup::with(Mode::Postcopy, &layout, &layout, false);
     at(&setup.source.script, "pause", &setup.machine, |machine| {
         let memory = machine.memory(Side::Destination);
-        memory.look_at_all();
+        memory.read_all();
         memory.seal();
     });
     let done = setup.run();
@@ -89,13 +89,13 @@ fn what_cannot_be_dropped_again_ends_the_move_before_ready() {
 }
 
 #[test]
-fn a_page_that_somebody_else_has_filled_ends_the_guest() {
+fn a_page_filled_by_another_process_ends_the_guest() {
     let setup = Setup::new(Mode::Postcopy);
     let call = "load_device_state done";
     at(&setup.destination.script, call, &setup.machine, |machine| {
-        // As another process does: no fault tells of it.
+        // As another process does: this causes no fault.
         let memory = machine.memory(Side::Destination);
-        memory.write_behind(a_page(machine), &[7; PAGE_SIZE]);
+        memory.write_through_file(a_page(machine), &[7; PAGE_SIZE]);
     });
     let done = setup.run();
     let ((source, why), (destination, cause)) = done.errors();
@@ -105,10 +105,10 @@ fn a_page_that_somebody_else_has_filled_ends_the_guest() {
     assert_eq!(done.destination_calls.count("kill"), 1);
     assert_eq!(done.machine.runs(), None);
     assert!(done.notices.all().contains("corrupted"));
-    // Neither side lets it run again, or takes it for whole.
+    // Neither side lets the guest run again, or reports the migration as complete.
     let ends = [
         (Outcome::Lost, Outcome::AtDestination),
-        // It was found before it was known to run.
+        // The error was found before the source knew that the guest runs.
         (Outcome::Paused, Outcome::Paused),
     ];
     assert!(
@@ -120,14 +120,14 @@ fn a_page_that_somebody_else_has_filled_ends_the_guest() {
 }
 
 #[test]
-fn a_page_that_lacks_nothing_does_no_harm() {
+fn a_page_filled_with_the_right_content_does_no_harm() {
     let layout = layout(&[(3 * MIB, SMALL)]);
     let setup = Setup::with(Mode::Postcopy, &layout, &layout, false);
     let call = "load_device_state done";
     at(&setup.destination.script, call, &setup.machine, |machine| {
         let memory = machine.memory(Side::Destination);
         let page = a_page(machine);
-        memory.write_behind(page, &machine.expected(page));
+        memory.write_through_file(page, &machine.expected(page));
     });
     setup.run().moved(false);
 }

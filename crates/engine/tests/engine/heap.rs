@@ -1,4 +1,4 @@
-//! What this process holds, as its allocator counts.
+//! The heap use of this process, as its allocator counts it.
 
 use std::alloc::System;
 
@@ -8,7 +8,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Bytes allocated and not freed, by all threads.
-pub(crate) fn held() -> usize {
+pub(crate) fn allocated_bytes() -> usize {
     let stats = ALLOCATOR.stats();
     stats
         .bytes_allocated

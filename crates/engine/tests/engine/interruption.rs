@@ -123,7 +123,7 @@ fn judge(done: &Done, what: &str, source: Verdict, destination: Verdict) {
 }
 
 #[test]
-fn before_the_commit_the_source_goes_on() {
+fn a_link_lost_before_commit_leaves_the_guest_at_the_source() {
     for name in [
         "Begin",
         "Accept",
@@ -151,7 +151,7 @@ fn before_the_commit_the_source_goes_on() {
 }
 
 #[test]
-fn a_page_frame_that_breaks() {
+fn a_link_lost_inside_a_page_frame() {
     for fate in [Fate::CutBefore, Fate::CutAfter, Fate::Tear, Fate::CutLink] {
         for name in ["Pages", "Zeros", "Ack"] {
             let done = break_at(Mode::Precopy, name, fate);
@@ -168,7 +168,7 @@ fn a_page_frame_that_breaks() {
 
 /// The destination has said *ready* and hears nothing: it cannot tell.
 #[test]
-fn between_ready_and_commit_the_destination_stays_paused() {
+fn a_link_lost_between_ready_and_commit_keeps_the_destination_paused() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
         for fate in [Fate::CutBefore, Fate::Tear] {
             let mut setup = Setup::new(mode);
@@ -191,7 +191,7 @@ fn between_ready_and_commit_the_destination_stays_paused() {
 }
 
 #[test]
-fn from_the_commit_on_another_engine_goes_on() {
+fn a_migration_interrupted_after_commit_can_be_resumed() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
         for (name, fate, source, destination) in [
             ("Commit", Fate::CutBefore, PAUSED, PAUSED),
@@ -224,7 +224,7 @@ fn from_the_commit_on_another_engine_goes_on() {
                 assert_eq!(done.destination_calls.count("release"), 0);
             }
             if source != MOVED {
-                done.taken_up(&what);
+                done.resumed(&what);
             }
         }
     }
@@ -253,7 +253,7 @@ fn a_link_that_breaks_in_postcopy_leaves_the_guest_running() {
             continue;
         }
         judge(&done, &format!("{role}"), LACKS_PAGES, LACKS_PAGES);
-        let (source, destination) = done.left();
+        let (source, destination) = done.interrupted();
         let expected = match role {
             Role::Urgent => "receiving urgent pages: ",
             _ => "receiving background pages: ",
@@ -264,13 +264,13 @@ fn a_link_that_breaks_in_postcopy_leaves_the_guest_running() {
                 || source == format!("the destination failed: {destination}"),
             "{source}"
         );
-        done.taken_up(&format!("{role}"));
+        done.resumed(&format!("{role}"));
     }
 }
 
 /// When every page has arrived, nothing can be lost any more.
 #[test]
-fn at_the_very_end_the_guest_runs_whatever_breaks() {
+fn a_link_lost_after_the_last_page_leaves_the_guest_running() {
     for mode in [Mode::Precopy, Mode::Hybrid] {
         for (name, fate, source) in [
             ("Complete", Fate::CutBefore, LACKS_PAGES),
@@ -377,7 +377,7 @@ fn the_destination_can_cancel_until_it_is_ready() {
 
 /// A cancellation crosses the commit: it is too late, and says so.
 #[test]
-fn after_the_commit_nobody_can_cancel() {
+fn a_cancellation_after_commit_is_too_late() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
         for (side, name) in [
             (Side::Destination, "Ready"),

@@ -1,8 +1,7 @@
-//! Whole migrations inside one process, with guests, links and peers that fail
-//! on demand.
+//! Whole migrations in one process, with guests, links and peers that fail on demand.
 
 #![allow(missing_docs)]
-// A test that fails may panic, and says why on standard error.
+// A failing test may panic, and prints the reason on standard error.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,

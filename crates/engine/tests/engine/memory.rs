@@ -110,14 +110,14 @@ impl Memory {
     }
 
     /// Writes a page as a device does that has it pinned: past the page tables.
-    pub(crate) fn write_behind(&self, page: u64, content: &Content) {
+    pub(crate) fn write_through_file(&self, page: u64, content: &Content) {
         let (block, offset) = self.layout.locate(Page::new(page)).unwrap();
         let (file, start) = &self.files[block];
         file.write_all_at(content, start + offset).unwrap();
     }
 
     /// Looks at all of it, as a monitor does: what was a hole holds zeros then.
-    pub(crate) fn look_at_all(&self) {
+    pub(crate) fn read_all(&self) {
         for page in 0..self.layout.pages() {
             self.load(page);
         }
@@ -138,7 +138,7 @@ impl Memory {
 
 /// Says something although the test passes: the test harness keeps what the
 /// printing macros print, and shows it only of a test that fails.
-fn aloud(text: &str) {
+fn print_uncaptured(text: &str) {
     let test = std::thread::current();
     let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
     let _ = std::io::stderr().write_all(line.as_bytes());
@@ -147,22 +147,19 @@ fn aloud(text: &str) {
 /// Run by the test below, and by nobody else.
 #[test]
 #[ignore = "it says that it skips something, and nothing else"]
-fn skips_something() {
-    HugePages::not_to_be_had(3);
+fn prints_skipped() {
+    HugePages::print_skipped(3);
 }
 
 #[test]
-fn what_is_skipped_is_said_although_the_test_passes() {
+fn a_skipped_test_prints_a_message() {
     let ended = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "memory::skips_something"])
+        .args(["--ignored", "--exact", "memory::prints_skipped"])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(ended.status.success(), "{said}");
-    assert!(
-        said.contains("memory::skips_something: SKIPPED: "),
-        "{said}"
-    );
+    assert!(said.contains("memory::prints_skipped: SKIPPED: "), "{said}");
 }
 
 /// Huge pages of 2 MiB in the system's pool, taken back at the end.
@@ -185,7 +182,7 @@ impl HugePages {
         if reserved.0 == pages {
             return Some(reserved);
         }
-        Self::not_to_be_had(pages);
+        Self::print_skipped(pages);
         None
     }
 
@@ -206,8 +203,8 @@ impl HugePages {
         unreachable!("endless memory")
     }
 
-    fn not_to_be_had(pages: u64) {
-        aloud(&format!(
+    fn print_skipped(pages: u64) {
+        print_uncaptured(&format!(
             "SKIPPED: no {pages} huge pages of 2 MiB to be had (they need root, and free memory); \
              what they are for is NOT tested"
         ));

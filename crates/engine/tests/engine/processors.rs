@@ -73,7 +73,7 @@ fn a_destination_with_other_features_is_refused_in_both_directions() {
 }
 
 #[test]
-fn other_processors_that_are_allowed_are_named_on_both_sides() {
+fn allowed_processor_differences_are_reported_on_both_sides() {
     let mut setup = Setup::new(Mode::Hybrid);
     setup.source.processors = with_flags(AVX2);
     setup.destination.processors = with_flags(0);
@@ -91,7 +91,7 @@ fn other_processors_that_are_allowed_are_named_on_both_sides() {
 }
 
 #[test]
-fn what_cannot_be_loaded_is_never_allowed() {
+fn another_accelerator_is_always_refused() {
     let mut setup = Setup::new(Mode::Hybrid);
     setup.source.processors = with_flags(AVX2);
     setup.destination.processors = Processors {

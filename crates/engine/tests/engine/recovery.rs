@@ -69,7 +69,7 @@ fn links_that_break_again_and_again() {
 /// Links that are lost before a page was sent on them use up the retry budget: both
 /// sides end, and the migration can be resumed.
 #[test]
-fn links_that_are_lost_at_once_are_given_up() {
+fn reconnecting_stops_when_new_links_break_at_once() {
     let mut setup = Setup::new(Mode::Postcopy);
     setup.options.retry_for = Duration::from_secs(1).into();
     setup.receive_options.retry_for = Duration::from_secs(1).into();
@@ -85,14 +85,14 @@ fn links_that_are_lost_at_once_are_given_up() {
         Fate::Pass
     });
     let done = setup.run();
-    done.left();
-    done.taken_up("after links that were lost at once");
+    done.interrupted();
+    done.resumed("after links that were lost at once");
 }
 
 /// The links break while the call that resumes the guest waits for a page: the engine
 /// notices it, and does not wait for that call.
 #[test]
-fn links_that_break_while_the_guest_is_made_to_run() {
+fn links_that_break_while_the_guest_starts() {
     for patience in [Duration::ZERO, LONG] {
         let mut setup = Setup::new(Mode::Postcopy);
         setup.destination.looks = true;
@@ -111,20 +111,20 @@ fn links_that_break_while_the_guest_is_made_to_run() {
             done.moved(true);
             continue;
         }
-        let (_, destination) = done.left();
+        let (_, destination) = done.interrupted();
         assert!(destination.contains("connection"), "{destination}");
         assert_eq!(done.machine.starts(Side::Destination), 0);
         let record = done.destination_journal.last().unwrap();
         assert_eq!(record.stage, DestinationStage::Running);
         assert!(!record.started);
-        done.taken_up("with a page that is waited for");
+        done.resumed("with a page that is waited for");
     }
 }
 
 /// The destination's guest process ends between *Ready* and *Commit*: the destination
 /// declines, and the source resumes the guest.
 #[test]
-fn a_machine_that_ends_before_the_commit() {
+fn a_destination_that_exits_before_commit() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
         let mut setup = Setup::new(mode);
         let ended = Arc::clone(&setup.destination.ended);
@@ -147,7 +147,7 @@ fn a_machine_that_ends_before_the_commit() {
 /// The missing pages are found in huge pages as well, and pieces of some are requested
 /// again.
 #[test]
-fn huge_pages_are_taken_up() {
+fn a_migration_with_huge_pages_can_be_resumed() {
     let Some(_pages) = HugePages::reserve(8) else {
         return;
     };
@@ -183,7 +183,7 @@ fn huge_pages_are_taken_up() {
             }
             let ((outcome, _), _) = done.errors();
             assert_ne!(outcome, Outcome::AtSource);
-            done.taken_up(&format!("{mode:?} {nth}"));
+            done.resumed(&format!("{mode:?} {nth}"));
         }
     }
 }
@@ -211,16 +211,16 @@ fn stages_that_cannot_be_recorded() {
             assert_eq!(source, format!("the destination failed: {expected}"));
             continue;
         }
-        done.left();
+        done.interrupted();
         assert_eq!(done.machine.starts(Side::Destination), 0);
-        done.taken_up("unrecorded");
+        done.resumed("unrecorded");
     }
 }
 
 /// The destination has declined, and the message is lost: the source receives it later
 /// from the same engine, or from another one.
 #[test]
-fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
+fn a_declined_guest_stays_on_record_until_the_source_knows() {
     for patience in [LONG, Duration::ZERO] {
         let mut setup = Setup::new(Mode::Postcopy);
         setup.options.retry_for = patience.into();
@@ -253,14 +253,14 @@ fn a_declined_guest_is_not_forgotten_before_its_source_knows() {
         assert_eq!(source.0, Outcome::Paused, "{source:?}");
         assert_eq!(destination.0, Outcome::Declined, "{destination:?}");
         assert!(!done.source_journal.is_closed() && !done.destination_journal.is_closed());
-        done.given_back();
+        done.returned_to_source();
     }
 }
 
 /// *Ready* does not reach the source, which resumes its guest: the destination is notified
 /// on another connection, and ends without leaving anything behind.
 #[test]
-fn a_guest_that_is_kept_though_the_destination_was_ready() {
+fn a_lost_ready_message_leaves_the_guest_at_the_source() {
     let patience = [LONG.into(), RetryFor::BY_MODE];
     let fates = [Fate::CutBefore, Fate::Swallow];
     for (mode, patience, fate) in [
@@ -295,7 +295,7 @@ fn both_sides_count_the_same_pages_after_links_were_lost() {
     let mut setup = Setup::new(Mode::Postcopy);
     setup.options.retry_for = LONG.into();
     setup.receive_options.retry_for = LONG.into();
-    let told = setup.told.clone();
+    let told = setup.progress.clone();
     let (pages, owed) = (AtomicU32::new(0), Arc::new(AtomicU64::new(0)));
     let (missing, held) = (Arc::clone(&owed), AtomicBool::new(false));
     setup.relay(move |passing: &Passing| {
@@ -320,7 +320,7 @@ fn both_sides_count_the_same_pages_after_links_were_lost() {
         }
         Fate::Pass
     });
-    let told = setup.told.clone();
+    let told = setup.progress.clone();
     let done = setup.run();
     done.moved(true);
     let owed = owed.load(Ordering::Relaxed);
@@ -395,7 +395,7 @@ fn a_refused_cancellation_does_not_prevent_reconnecting() {
 
 /// The guest was resumed at the source by its owner: the engine sends no pages.
 #[test]
-fn a_guest_that_runs_where_it_was_handed_over() {
+fn a_source_guest_that_runs_after_the_handover_is_not_sent() {
     for (fate, outcome) in [
         (Fate::CutBefore, Outcome::Paused),
         (Fate::CutAfter, Outcome::AtDestination),
@@ -406,17 +406,17 @@ fn a_guest_that_runs_where_it_was_handed_over() {
             _ => Fate::Pass,
         });
         let done = setup.run();
-        done.left();
-        let error = done.taken_up_though_it_runs();
+        done.interrupted();
+        let error = done.resume_is_refused_while_it_runs();
         assert_eq!(error.outcome, outcome);
         assert_eq!(error.to_string(), "check_paused does not work");
-        done.taken_up("once it stands still");
+        done.resumed("once it stands still");
     }
 }
 
 /// The operator gives up on one side, or on both.
 #[test]
-fn what_is_given_up_is_over() {
+fn an_abandoned_migration_is_closed() {
     for (fate, stage) in [
         (Fate::CutBefore, DestinationStage::Ready),
         (Fate::CutAfter, DestinationStage::Running),
@@ -431,7 +431,7 @@ fn what_is_given_up_is_over() {
             Fate::Pass
         });
         let done = setup.run();
-        done.left();
+        done.interrupted();
         let record = done.destination_journal.last().unwrap();
         assert_eq!(record.stage, stage);
         let calls = done.give_up_destination();
@@ -455,14 +455,14 @@ fn what_is_given_up_is_over() {
 
 /// If the guest cannot be resumed, its record remains.
 #[test]
-fn giving_up_can_be_tried_again() {
+fn abandoning_can_be_retried() {
     let mut setup = Setup::new(Mode::Hybrid);
     setup.relay(|passing: &Passing| match passing.name.as_str() {
         "Commit" => Fate::CutBefore,
         _ => Fate::Pass,
     });
     let done = setup.run();
-    done.left();
+    done.interrupted();
     let error = done.try_to_give_up_source(|script| script.fail("resume"));
     assert_eq!(error.unwrap_err().outcome, Outcome::Stopped);
     assert!(!done.source_journal.is_closed());

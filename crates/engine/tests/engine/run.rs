@@ -26,11 +26,11 @@ use crate::guests::{Script, TestDestination, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, Memory, SMALL, layout};
 use crate::relay::{Fate, Passing, Policy, Relay};
-use crate::tampering::Wire;
+use crate::tampering::TamperingProxy;
 
 /// A test that takes longer than this hangs, on however slow a machine: the
 /// process ends, with a word.
-const HANGS: Duration = Duration::from_secs(400);
+const TEST_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// Ends the process if it is not dropped in time.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(crate) fn watchdog() -> Watchdog {
     let (sender, receiver) = mpsc::channel::<()>();
     let test = thread::current().name().unwrap_or("a test").to_owned();
     thread::spawn(move || {
-        if receiver.recv_timeout(HANGS) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if receiver.recv_timeout(TEST_TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout) {
             // Not by a macro: the test harness would keep it to itself.
             let _ = writeln!(io::stderr(), "{test} hangs: ending all tests");
             std::process::abort();
@@ -68,18 +68,18 @@ impl Observer for Notices {
 }
 
 /// What one side has told of its progress.
-pub(crate) type Told = Arc<Mutex<Vec<hikkoshi_engine::report::Progress>>>;
+pub(crate) type ProgressLog = Arc<Mutex<Vec<hikkoshi_engine::report::Progress>>>;
 
 /// An operator at one side.
 #[derive(Debug)]
-struct Watching {
+struct RecordingObserver {
     notices: Arc<Notices>,
-    told: Told,
+    progress: ProgressLog,
 }
 
-impl Observer for Watching {
+impl Observer for RecordingObserver {
     fn progress(&self, progress: &hikkoshi_engine::report::Progress) {
-        self.told.lock().unwrap().push(*progress);
+        self.progress.lock().unwrap().push(*progress);
     }
 
     fn notice(&self, text: &str) {
@@ -102,9 +102,9 @@ pub(crate) struct Setup {
     /// What both sides protect their links with.
     pub tls: Option<(TlsClient, TlsServer)>,
     /// What carries everything between them.
-    pub wire: Option<Arc<Wire>>,
+    pub proxy: Option<Arc<TamperingProxy>>,
     /// The progress of the source, and of the destination.
-    pub told: [Told; 2],
+    pub progress: [ProgressLog; 2],
     folder: TempDir,
 }
 
@@ -227,8 +227,8 @@ impl Setup {
             source_journal: Arc::default(),
             destination_journal: Arc::default(),
             tls: None,
-            wire: None,
-            told: Default::default(),
+            proxy: None,
+            progress: Default::default(),
             folder: tempfile::tempdir().unwrap(),
         }
     }
@@ -260,8 +260,8 @@ impl Setup {
             source_journal,
             destination_journal,
             tls,
-            wire,
-            told,
+            proxy,
+            progress,
             folder,
         } = self;
         let address = format!("unix:{}", folder.path().join("listen").display());
@@ -276,7 +276,9 @@ impl Setup {
         let address = relay
             .as_ref()
             .map_or_else(|| listener.address().clone(), Relay::address);
-        let address = wire.map_or(address.clone(), |wire| wire.before(&address, folder.path()));
+        let address = proxy.map_or(address.clone(), |proxy| {
+            proxy.before(&address, folder.path())
+        });
         let remote = Remote {
             only_here: false,
             address,
@@ -285,10 +287,10 @@ impl Setup {
         let notices = Arc::new(Notices::default());
         let (source_calls, destination_calls) =
             (Arc::clone(&source.script), Arc::clone(&destination.script));
-        let [here, there] = told.map(|told| {
-            Arc::new(Watching {
+        let [here, there] = progress.map(|progress| {
+            Arc::new(RecordingObserver {
                 notices: Arc::clone(&notices),
-                told,
+                progress,
             })
         });
         let receive_watch = ReceiveWatch {
@@ -374,13 +376,13 @@ impl Done {
             (Outcome::AtSource, Outcome::AtSource),
             "{source:?}\n{destination:?}"
         );
-        self.runs_on_at_source();
+        self.runs_at_source();
         (source.1, destination.1)
     }
 
     /// The guest runs on at the source, whatever the destination knows.
     #[track_caller]
-    pub(crate) fn runs_on_at_source(&self) {
+    pub(crate) fn runs_at_source(&self) {
         assert_eq!(self.machine.runs(), Some(Side::Source));
         self.machine.work(200);
         self.machine.check(Side::Source);
@@ -393,7 +395,7 @@ impl Done {
     /// Both engines have left the guest as it is, and say so; nothing was given
     /// back. Gives both errors' texts.
     #[track_caller]
-    pub(crate) fn left(&self) -> (String, String) {
+    pub(crate) fn interrupted(&self) -> (String, String) {
         let (source, destination) = self.errors();
         for outcome in [source.0, destination.0] {
             assert_ne!(outcome, Outcome::AtSource, "{source:?}\n{destination:?}");
@@ -410,7 +412,7 @@ impl Done {
     /// New engines at both sides: the source has its guest again, and both know.
     /// A destination that has nothing recorded is over.
     #[track_caller]
-    pub(crate) fn given_back(self) {
+    pub(crate) fn returned_to_source(self) {
         let _watchdog = watchdog();
         let folder = tempfile::tempdir().unwrap();
         let address = format!("unix:{}", folder.path().join("again").display());
@@ -419,7 +421,7 @@ impl Done {
             .destination_journal
             .last()
             .filter(|_| !self.destination_journal.is_closed());
-        let told = record.is_some();
+        let progress = record.is_some();
         let mut destination = TestDestination::new(&self.machine, self.device_bytes);
         destination.ended.store(true, Ordering::Relaxed);
         let mut source = TestSource::new(&self.machine, true, self.device_bytes);
@@ -448,7 +450,7 @@ impl Done {
         if let Some(here) = here {
             assert_eq!(here.unwrap_err().outcome, Outcome::AtSource);
         }
-        assert_eq!(self.destination_journal.is_closed(), told);
+        assert_eq!(self.destination_journal.is_closed(), progress);
         assert_eq!(self.machine.runs(), Some(Side::Source));
         self.machine.work(200);
         self.machine.check(Side::Source);
@@ -497,7 +499,7 @@ impl Done {
 
     /// A new engine for the source, whose guest turns out to run.
     #[track_caller]
-    pub(crate) fn taken_up_though_it_runs(&self) -> MigrateError {
+    pub(crate) fn resume_is_refused_while_it_runs(&self) -> MigrateError {
         let mut source = TestSource::new(&self.machine, true, self.device_bytes);
         source.script.fail("check_paused");
         let record = self.source_journal.last().unwrap();
@@ -519,7 +521,7 @@ impl Done {
     /// New engines go on from what the others have recorded, with adapters of
     /// their own: all of it gets there, and is undamaged.
     #[track_caller]
-    pub(crate) fn taken_up(self, what: &str) {
+    pub(crate) fn resumed(self, what: &str) {
         let _watchdog = watchdog();
         let machine = &self.machine;
         let source_record = self.source_journal.last().unwrap();

@@ -22,7 +22,7 @@ const LOOKS: usize = 2000;
 
 /// That there are threads whose names begin with each of `names`, and that all
 /// of these are confined.
-fn confined(names: &[&str]) -> Result<(), String> {
+fn all_sandboxed(names: &[&str]) -> Result<(), String> {
     // One that ends meanwhile is not of interest.
     let threads: Vec<String> = fs::read_dir("/proc/self/task")
         .unwrap()
@@ -44,14 +44,14 @@ fn confined(names: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-fn soon_confined(names: &[&str]) -> Result<(), String> {
-    let mut seen = confined(names);
+fn wait_until_sandboxed(names: &[&str]) -> Result<(), String> {
+    let mut seen = all_sandboxed(names);
     for _ in 0..LOOKS {
         if seen.is_ok() {
             break;
         }
         thread::sleep(Duration::from_millis(5));
-        seen = confined(names);
+        seen = all_sandboxed(names);
     }
     seen
 }
@@ -68,7 +68,7 @@ fn moved_by(names: &'static [&'static str], mode: Mode) {
             looked
                 .lock()
                 .unwrap()
-                .get_or_insert_with(|| soon_confined(names));
+                .get_or_insert_with(|| wait_until_sandboxed(names));
         }
         Fate::Pass
     });
@@ -77,13 +77,13 @@ fn moved_by(names: &'static [&'static str], mode: Mode) {
 }
 
 #[test]
-fn while_a_guest_is_copied() {
+fn threads_are_sandboxed_during_precopy() {
     let names = &["src-control", "src-precopy-", "dst-control", "dst-back-"];
     moved_by(names, Mode::Precopy);
 }
 
 #[test]
-fn while_pages_are_asked_for() {
+fn threads_are_sandboxed_during_postcopy() {
     let names = &[
         "src-control",
         "src-urgent",
@@ -101,7 +101,7 @@ fn at(path: &Path) -> Address {
 
 /// A source greets a destination that says nothing.
 #[test]
-fn while_a_destination_is_greeted() {
+fn the_handshake_thread_of_a_source_is_sandboxed() {
     let _watchdog = watchdog();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("silent");
@@ -111,7 +111,7 @@ fn while_a_destination_is_greeted() {
         let id = MigrationId::from_bytes([1; 16]);
         let greeting = scope.spawn(move || open(&remote, &hello(Role::Control, id)));
         let accepted = silent.accept().unwrap();
-        let seen = soon_confined(&["src-hello"]);
+        let seen = wait_until_sandboxed(&["src-hello"]);
         drop(accepted);
         greeting.join().unwrap().unwrap_err();
         seen
@@ -121,7 +121,7 @@ fn while_a_destination_is_greeted() {
 
 /// Somebody comes to a destination, and says nothing.
 #[test]
-fn while_a_stranger_is_listened_to() {
+fn the_handshake_threads_of_a_destination_are_sandboxed() {
     let _watchdog = watchdog();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("listen");
@@ -131,7 +131,7 @@ fn while_a_stranger_is_listened_to() {
     let seen = thread::scope(|scope| {
         scope.spawn(|| listener.serve(&sender, &stop));
         let stranger = UnixStream::connect(&path);
-        let seen = soon_confined(&["dst-hello"]);
+        let seen = wait_until_sandboxed(&["dst-hello"]);
         stop.cancel();
         drop(stranger);
         seen

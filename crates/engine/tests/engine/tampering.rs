@@ -15,7 +15,7 @@ use crate::machine::stamp;
 
 /// What happens to the byte with a chosen number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Harm {
+pub(crate) enum Tamper {
     /// All connections end before it, in both directions, as if both sides
     /// wanted that.
     Cut,
@@ -25,24 +25,24 @@ pub(crate) enum Harm {
 
 /// Carries bytes, counts them, and does harm once.
 #[derive(Debug)]
-pub(crate) struct Wire {
-    harm: Harm,
+pub(crate) struct TamperingProxy {
+    tamper: Tamper,
     at: u64,
     carried: AtomicU64,
-    harmed: AtomicBool,
+    tampered: AtomicBool,
     /// What was carried, for whoever looks for something in it.
     seen: Mutex<Vec<u8>>,
     streams: Mutex<Vec<UnixStream>>,
 }
 
-impl Wire {
+impl TamperingProxy {
     /// Harms byte number `at`, of all connections and both directions.
-    pub(crate) fn new(harm: Harm, at: u64) -> Arc<Self> {
+    pub(crate) fn new(tamper: Tamper, at: u64) -> Arc<Self> {
         Arc::new(Self {
-            harm,
+            tamper,
             at,
             carried: AtomicU64::new(0),
-            harmed: AtomicBool::new(false),
+            tampered: AtomicBool::new(false),
             seen: Mutex::default(),
             streams: Mutex::default(),
         })
@@ -53,8 +53,8 @@ impl Wire {
         self.carried.load(Ordering::Acquire)
     }
 
-    pub(crate) fn harmed(&self) -> bool {
-        self.harmed.load(Ordering::Acquire)
+    pub(crate) fn tampered(&self) -> bool {
+        self.tampered.load(Ordering::Acquire)
     }
 
     /// How often a page of a guest with so many pages could be read in it.
@@ -73,17 +73,17 @@ impl Wire {
         let Address::Unix(to) = to.clone() else {
             panic!("unix sockets only")
         };
-        let path = folder.join("wire");
+        let path = folder.join("proxy");
         let listener = UnixListener::bind(&path).unwrap();
-        let wire = Arc::clone(self);
+        let proxy = Arc::clone(self);
         // Ends with the test's process: nobody connects any more.
         thread::spawn(move || {
             for near in listener.incoming() {
                 let (Ok(near), Ok(far)) = (near, UnixStream::connect(&to)) else {
                     return;
                 };
-                wire.carry(&near, &far);
-                wire.carry(&far, &near);
+                proxy.carry(&near, &far);
+                proxy.carry(&far, &near);
             }
         });
         Address::Unix(path)
@@ -91,13 +91,13 @@ impl Wire {
 
     fn carry(self: &Arc<Self>, from: &UnixStream, to: &UnixStream) {
         let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-        let wire = Arc::clone(self);
-        wire.streams.lock().unwrap().push(to.try_clone().unwrap());
+        let proxy = Arc::clone(self);
+        proxy.streams.lock().unwrap().push(to.try_clone().unwrap());
         thread::spawn(move || {
             let mut buffer = vec![0; 16 << 10];
             while let Ok(n) = from.read(&mut buffer) {
                 let bytes = &mut buffer[..n];
-                if n == 0 || !wire.pass(bytes) || to.write_all(bytes).is_err() {
+                if n == 0 || !proxy.pass(bytes) || to.write_all(bytes).is_err() {
                     break;
                 }
             }
@@ -111,15 +111,15 @@ impl Wire {
         let before = self.carried.fetch_add(len, Ordering::AcqRel);
         self.seen.lock().unwrap().extend_from_slice(bytes);
         if !(before..before + len).contains(&self.at) {
-            return !self.harmed() || self.harm == Harm::Change;
+            return !self.tampered() || self.tamper == Tamper::Change;
         }
-        self.harmed.store(true, Ordering::Release);
-        match self.harm {
-            Harm::Change => {
+        self.tampered.store(true, Ordering::Release);
+        match self.tamper {
+            Tamper::Change => {
                 bytes[usize::try_from(self.at - before).unwrap()] ^= 0x10;
                 true
             }
-            Harm::Cut => {
+            Tamper::Cut => {
                 for stream in self.streams.lock().unwrap().iter() {
                     let _ = stream.shutdown(Shutdown::Both);
                 }

@@ -14,7 +14,7 @@ use hikkoshi_wire::{MigrationId, Role};
 
 use crate::machine::Side;
 use crate::run::{Done, Setup, open};
-use crate::tampering::{Harm, Wire};
+use crate::tampering::{Tamper, TamperingProxy};
 
 const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
@@ -53,11 +53,11 @@ fn spinning_threads_speak_tls_as_well() {
 
 /// A migration in which `harm` is done to byte `at`: the guest is whole,
 /// wherever it is.
-fn harmed(mode: Mode, harm: Harm, at: u64) -> (Done, bool) {
-    let wire = Wire::new(harm, at);
+fn migrate_tampered(mode: Mode, tamper: Tamper, at: u64) -> (Done, bool) {
+    let proxy = TamperingProxy::new(tamper, at);
     let mut setup = Setup::new(mode);
     setup.tls = Some(invited());
-    setup.wire = Some(wire.clone());
+    setup.proxy = Some(proxy.clone());
     // A destination that was never reached goes on waiting.
     let stop = setup.destination_cancel.clone();
     let done = thread::scope(|scope| {
@@ -68,7 +68,7 @@ fn harmed(mode: Mode, harm: Harm, at: u64) -> (Done, bool) {
         });
         setup.run_until(ended)
     });
-    (done, wire.harmed())
+    (done, proxy.tampered())
 }
 
 fn whole(done: Done, at: u64) {
@@ -79,7 +79,7 @@ fn whole(done: Done, at: u64) {
         .is_err_and(|error| error.outcome == Outcome::AtDestination);
     match done.machine.runs() {
         // It runs with what it has; the rest is where it was.
-        Some(Side::Destination) if lacks_pages => done.taken_up(&seen),
+        Some(Side::Destination) if lacks_pages => done.resumed(&seen),
         Some(side) => {
             // Nothing is missing where it runs.
             done.machine.work(300);
@@ -102,12 +102,12 @@ fn whole(done: Done, at: u64) {
 /// held up in its first round takes a line for slow, and may need many rounds.
 fn length(mode: Mode) -> u64 {
     let lengths = (0..3).map(|_| {
-        let wire = Wire::new(Harm::Cut, u64::MAX);
+        let proxy = TamperingProxy::new(Tamper::Cut, u64::MAX);
         let mut setup = Setup::new(mode);
         setup.tls = Some(invited());
-        setup.wire = Some(wire.clone());
+        setup.proxy = Some(proxy.clone());
         setup.run().moved(true);
-        wire.carried()
+        proxy.carried()
     });
     lengths.min().unwrap()
 }
@@ -122,7 +122,7 @@ fn in_every_mode(test: impl Fn(Mode) + Copy + Send) {
 }
 
 #[test]
-fn a_cut_is_not_taken_for_an_end() {
+fn a_cut_connection_is_not_an_orderly_end() {
     in_every_mode(|mode| {
         let length = length(mode);
         // The handshakes, and then all over it: few of these are between two
@@ -131,8 +131,8 @@ fn a_cut_is_not_taken_for_an_end() {
             .into_iter()
             .chain((1..12).map(|n| n * length / 12 + n))
         {
-            let (done, harmed) = harmed(mode, Harm::Cut, at);
-            assert!(harmed || done.source.is_ok(), "{done:?}");
+            let (done, migrate_tampered) = migrate_tampered(mode, Tamper::Cut, at);
+            assert!(migrate_tampered || done.source.is_ok(), "{done:?}");
             whole(done, at);
         }
     });
@@ -144,10 +144,13 @@ fn a_changed_byte_ends_the_link_and_changes_no_page() {
         let length = length(mode);
         let (mut changed, mut noticed) = (0, 0);
         for at in (0..10).map(|n| n * length / 10 + 900 * (n % 3) + n) {
-            let (done, harmed) = harmed(mode, Harm::Change, at);
+            let (done, migrate_tampered) = migrate_tampered(mode, Tamper::Change, at);
             // No migration takes exactly as many bytes as another one.
-            assert!(harmed || done.source.is_ok(), "byte {at}: {done:?}");
-            changed += u32::from(harmed);
+            assert!(
+                migrate_tampered || done.source.is_ok(),
+                "byte {at}: {done:?}"
+            );
+            changed += u32::from(migrate_tampered);
             noticed += u32::from(done.source.is_err() || done.destination.is_err());
             whole(done, at);
         }
@@ -161,21 +164,21 @@ fn a_changed_byte_ends_the_link_and_changes_no_page() {
 }
 
 #[test]
-fn nothing_of_the_guest_can_be_read_on_the_way() {
+fn page_content_is_encrypted() {
     for tls in [false, true] {
-        let wire = Wire::new(Harm::Cut, u64::MAX);
+        let proxy = TamperingProxy::new(Tamper::Cut, u64::MAX);
         let mut setup = Setup::new(Mode::Hybrid);
         setup.tls = tls.then(invited);
-        setup.wire = Some(wire.clone());
+        setup.proxy = Some(proxy.clone());
         let done = setup.run();
-        let read = wire.readable(done.machine.memory(Side::Destination).layout().pages());
+        let read = proxy.readable(done.machine.memory(Side::Destination).layout().pages());
         assert_eq!(read == 0, tls, "{read} pages");
         done.moved(true);
     }
 }
 
 #[test]
-fn who_was_not_invited_leaves_its_guest_where_it_is() {
+fn a_source_without_the_invitation_keeps_its_guest() {
     let mut setup = Setup::new(Mode::Hybrid);
     let (_, server) = invited();
     let (stranger, _) = invited();
@@ -200,13 +203,13 @@ fn who_was_not_invited_leaves_its_guest_where_it_is() {
 }
 
 /// A destination's door, in the hands of a test.
-struct Door {
+struct TestListener {
     listener: Listener,
     incoming: Receiver<Incoming>,
     _folder: tempfile::TempDir,
 }
 
-impl Door {
+impl TestListener {
     /// Serves `test` connections that are protected by `server`.
     fn with<T>(server: Option<TlsServer>, test: impl FnOnce(&Self) -> T) -> T {
         let folder = tempfile::tempdir().unwrap();
@@ -231,7 +234,7 @@ impl Door {
         })
     }
 
-    fn knock(&self, client: Option<&TlsClient>, role: Role) -> Result<Incoming, HandshakeError> {
+    fn connect(&self, client: Option<&TlsClient>, role: Role) -> Result<Incoming, HandshakeError> {
         let remote = Remote {
             only_here: false,
             address: self.listener.address().clone(),
@@ -243,10 +246,10 @@ impl Door {
 }
 
 #[test]
-fn sides_that_do_not_both_speak_tls_say_what_to_do() {
+fn tls_on_one_side_only_is_reported_with_advice() {
     let run = |client: Option<TlsClient>, server: Option<TlsServer>| {
-        Door::with(server, |door| {
-            let refused = door.knock(client.as_ref(), Role::Control);
+        TestListener::with(server, |door| {
+            let refused = door.connect(client.as_ref(), Role::Control);
             refused.unwrap_err().to_string()
         })
     };
@@ -263,24 +266,24 @@ fn sides_that_do_not_both_speak_tls_say_what_to_do() {
 /// One migration has many connections, some of them after a restart of either
 /// side; an invitation is good for one migration.
 #[test]
-fn an_invitation_is_for_all_links_of_one_migration() {
+fn an_invitation_is_valid_for_all_links_of_one_migration() {
     let (client, server) = invited();
     let other = TlsClient::invited(&invitation(&server)).unwrap();
     let used = |refused: Result<Incoming, HandshakeError>| {
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("has been used already"), "{text}");
     };
-    Door::with(Some(server.clone()), |door| {
-        let control = door.knock(Some(&client), Role::Control).unwrap();
+    TestListener::with(Some(server.clone()), |door| {
+        let control = door.connect(Some(&client), Role::Control).unwrap();
         door.listener.admit(&control);
-        door.knock(Some(&client), Role::Urgent).unwrap();
-        used(door.knock(Some(&other), Role::Control));
-        used(door.knock(Some(&other), Role::Urgent));
+        door.connect(Some(&client), Role::Urgent).unwrap();
+        used(door.connect(Some(&other), Role::Control));
+        used(door.connect(Some(&other), Role::Urgent));
         // It came to nothing: the next one may try.
         door.listener.expect(None);
-        let control = door.knock(Some(&other), Role::Control).unwrap();
+        let control = door.connect(Some(&other), Role::Control).unwrap();
         door.listener.admit(&control);
-        used(door.knock(Some(&client), Role::Control));
+        used(door.connect(Some(&client), Role::Control));
     });
     // Both were ended and have their records.
     let record = serde_json::to_vec(&other.credentials().unwrap()).unwrap();
@@ -288,8 +291,8 @@ fn an_invitation_is_for_all_links_of_one_migration() {
     let other = read.client().unwrap();
     let record = serde_json::to_vec(&server.credentials().unwrap()).unwrap();
     let read: DestinationCredentials = serde_json::from_slice(&record).unwrap();
-    Door::with(Some(read.server().unwrap()), |door| {
-        used(door.knock(Some(&client), Role::Control));
-        door.knock(Some(&other), Role::Control).unwrap();
+    TestListener::with(Some(read.server().unwrap()), |door| {
+        used(door.connect(Some(&client), Role::Control));
+        door.connect(Some(&other), Role::Control).unwrap();
     });
 }

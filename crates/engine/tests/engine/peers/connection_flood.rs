@@ -1,5 +1,5 @@
-//! Strangers at the listening door, more than it has room for, while a real
-//! source comes and goes.
+//! More connections of strangers than the listener handles at once, while a source connects and
+//! migrates.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -22,7 +22,7 @@ use hikkoshi_wire::{CHALLENGE_LEN, HELLO_LEN, MigrationId, Role};
 use socket2::{Domain, Socket, Type};
 
 use crate::guests::{TestDestination, TestSource};
-use crate::heap::held;
+use crate::heap::allocated_bytes;
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
 use crate::run::{Notices, open, watchdog};
@@ -30,25 +30,24 @@ use crate::run::{Notices, open, watchdog};
 use super::machine;
 use super::tls::{greeting, invited};
 
-/// What all connections of strangers together may cost.
-const AFFORDABLE: usize = 16 << 20;
+/// The most memory that all connections of strangers together may use.
+const MAX_BYTES: usize = 16 << 20;
 
-/// Threads that may be listening to strangers at once, and some that have just
-/// ended.
-const LISTENERS: usize = 128;
+/// The most threads for strangers: those that perform handshakes, and some that have just ended.
+const MAX_THREADS: usize = 128;
 
-/// Another address than the source's.
+/// An address other than the source's.
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
-/// Whoever has the address but no business here.
+/// Clients that know the address and have no part in a migration.
 struct Strangers {
     to: SocketAddr,
-    /// What each says, a piece at a time, before it listens for an answer.
+    /// What each sends, a piece at a time, before it waits for an answer.
     words: Vec<u8>,
     enough: AtomicBool,
     /// Connections made so far.
     came: AtomicUsize,
-    /// Threads that listened to them, and bytes held for them: the most seen.
+    /// The largest number of threads for them, and of bytes allocated for them.
     listening: AtomicUsize,
     held: AtomicUsize,
 }
@@ -65,7 +64,7 @@ impl Strangers {
         }
     }
 
-    /// Nothing once it was enough: nobody listens any more.
+    /// `None` once the test is over: nothing listens any more.
     fn connect(&self) -> Option<TcpStream> {
         let patience = Duration::from_millis(100);
         while !self.enough.load(Ordering::Relaxed) {
@@ -80,8 +79,8 @@ impl Strangers {
         None
     }
 
-    /// Keeps 250 connections for ever: each says a little of its greeting
-    /// whenever its turn comes, and one that was turned away comes back.
+    /// Keeps 250 connections open: each sends a piece of its greeting in turn, and one that is
+    /// closed connects again.
     fn knock(&self) {
         let words: Vec<_> = self.words.chunks(1 + self.words.len() / 40).collect();
         let mut held: Vec<(TcpStream, usize)> = Vec::new();
@@ -113,20 +112,20 @@ impl Strangers {
         }
     }
 
-    /// Looks at what they cost.
+    /// Measures their cost.
     fn watch(&self) {
-        let before = held();
+        let before = allocated_bytes();
         while !self.enough.load(Ordering::Relaxed) {
             self.listening
                 .fetch_max(threads("dst-hello"), Ordering::Relaxed);
             self.held
-                .fetch_max(held().saturating_sub(before), Ordering::Relaxed);
+                .fetch_max(allocated_bytes().saturating_sub(before), Ordering::Relaxed);
             thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// Threads of this process with that name.
+/// The number of this process's threads with that name.
 fn threads(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     tasks
@@ -135,11 +134,10 @@ fn threads(name: &str) -> usize {
         .count()
 }
 
-/// A thousand connections that never finish their greeting, from before a
-/// source comes until after it is gone: it is served all the same, and they
-/// cost next to nothing.
+/// A thousand connections that never finish their greeting, from before a source connects until
+/// after it is done: the source is served, and the connections use little memory.
 #[test]
-fn a_thousand_strangers() {
+fn a_source_is_served_among_a_thousand_connections() {
     // All but the last byte.
     let mut words = hello(Role::Control, MigrationId::from_bytes([9; 16]))
         .encode()
@@ -148,18 +146,18 @@ fn a_thousand_strangers() {
     serves_among_strangers(words, None);
 }
 
-/// The same with TLS, by strangers that begin the handshake, let this side do
-/// its part of the work, and leave it at that.
+/// The same with TLS, by strangers that start the handshake, let this side compute its part, and
+/// stop.
 #[test]
-fn a_thousand_strangers_at_a_door_with_tls() {
+fn a_source_is_served_among_a_thousand_tls_handshakes() {
     let (client, server) = invited();
     serves_among_strangers(greeting(&client), Some((client, server)));
 }
 
-/// Strangers with an address each come after a source that has not spoken yet.
-/// Whether it is heard all the same, at the door of a migration that was begun
-/// from its address, or of none.
-fn heard_among_addresses(begun: bool) -> bool {
+/// Strangers from one address each connect after a source that has sent nothing yet. Returns
+/// whether the source is admitted, at the listener of a migration that began from its address, or
+/// of none.
+fn admitted_among_addresses(begun: bool) -> bool {
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
     let Address::Tcp(to) = listener.address() else {
         panic!("TCP")
@@ -185,7 +183,7 @@ fn heard_among_addresses(begun: bool) -> bool {
                     socket.into()
                 })
                 .collect();
-            // All have come once so many of them were turned out.
+            // All have connected once this many of them were closed.
             for stranger in &mut strangers[..36] {
                 assert_eq!(stranger.read(&mut [0]).unwrap(), 0);
             }
@@ -203,20 +201,20 @@ fn heard_among_addresses(begun: bool) -> bool {
 }
 
 #[test]
-fn the_source_under_way_goes_before_any_number_of_addresses() {
+fn the_source_under_way_has_priority_over_any_number_of_addresses() {
     let _watchdog = watchdog();
-    assert!(heard_among_addresses(true));
-    // Nothing tells it from them before.
-    assert!(!heard_among_addresses(false));
+    assert!(admitted_among_addresses(true));
+    // Before a migration, nothing distinguishes it from them.
+    assert!(!admitted_among_addresses(false));
 }
 
-/// How often a source may find no time for a greeting at either side, or no
-/// room in the kernel for another connection, before it counts as kept out.
-const TRIES: usize = 6;
+/// How many attempts may end because the greeting timed out at either side, or because the kernel's
+/// queue was full, before the source counts as kept out.
+const MAX_ATTEMPTS: usize = 6;
 
-/// Whether the source ran out of time before it was let in, as it may on a busy
-/// host: whoever it is then tries again. One that was turned away did not.
-fn came_too_late(moved: &Result<Account, MigrateError>) -> bool {
+/// Whether the source timed out before it was admitted, which can happen on a busy host: the
+/// operator then tries again. A source that was rejected did not time out.
+fn timed_out(moved: &Result<Account, MigrateError>) -> bool {
     let Err(SourceFailure::Connect { cause, .. }) = moved.as_ref().map_err(|e| &e.cause) else {
         return false;
     };
@@ -246,7 +244,7 @@ fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
         panic!("TCP")
     };
     let strangers = Strangers::new(to.parse().unwrap(), words);
-    // Both sides, once the strangers are there.
+    // Runs both sides, once the strangers are connected.
     let attempt = || {
         let mut guest = TestDestination::new(&machine, 1000);
         let mut source = TestSource::new(&machine, true, 1000);
@@ -286,8 +284,8 @@ fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
         }
         scope.spawn(|| strangers.watch());
         let mut came = attempt();
-        for _ in 1..TRIES {
-            if !came_too_late(&came.0) {
+        for _ in 1..MAX_ATTEMPTS {
+            if !timed_out(&came.0) {
                 break;
             }
             came = attempt();
@@ -303,7 +301,10 @@ fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
     machine.work(100);
     machine.check(Side::Destination);
     let listening = strangers.listening.load(Ordering::Relaxed);
-    assert!(listening <= LISTENERS, "{listening} threads for strangers");
+    assert!(
+        listening <= MAX_THREADS,
+        "{listening} threads for strangers"
+    );
     let held = strangers.held.load(Ordering::Relaxed);
-    assert!(held < AFFORDABLE, "{held} bytes held meanwhile");
+    assert!(held < MAX_BYTES, "{held} bytes held meanwhile");
 }

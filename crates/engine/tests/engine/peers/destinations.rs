@@ -55,7 +55,7 @@ impl Destination<'_> {
     }
 
     /// Whether the source has closed a link.
-    pub(super) fn is_left(&self) -> bool {
+    pub(super) fn is_disconnected(&self) -> bool {
         let ended = |stream: &Arc<Stream>| {
             let mut poll = [PollFd::new(&**stream, PollFlags::RDHUP)];
             let now = Timespec::default();
@@ -112,7 +112,7 @@ impl Destination<'_> {
 }
 
 /// Hears what is said until `last`.
-pub(super) fn hear_until(control: &mut Ends, last: &str) {
+pub(super) fn read_until(control: &mut Ends, last: &str) {
     loop {
         let message: ToDestination = control.0.control().unwrap();
         if format!("{message:?}").starts_with(last) {
@@ -240,7 +240,7 @@ fn rejected(mode: Mode, expected: &str, script: impl FnOnce(&mut Destination<'_>
 }
 
 #[test]
-fn answers_out_of_place() {
+fn answers_out_of_order() {
     rejected(Mode::Hybrid, "unexpected message Ready", |destination| {
         destination.control().1.control(&ToSource::Ready).unwrap();
     });
@@ -260,9 +260,9 @@ fn answers_out_of_place() {
                    unexpected message GuestResumed";
     rejected(Mode::Postcopy, resumed, |destination| {
         let (mut control, _background, _urgent) = destination.accept();
-        hear_until(&mut control, "DiscardEnd");
+        read_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
-        hear_until(&mut control, "Switch");
+        read_until(&mut control, "Switch");
         control.1.control(&ToSource::GuestResumed).unwrap();
     });
     rejected(Mode::Hybrid, "the destination failed: no", |destination| {
@@ -277,7 +277,7 @@ fn answers_out_of_place() {
 }
 
 #[test]
-fn acknowledgements_of_what_was_not_sent() {
+fn acknowledgements_of_unsent_bytes() {
     let expected = "on a background link, ";
     rejected(Mode::Precopy, expected, |destination| {
         let mut control = destination.control();
@@ -295,7 +295,7 @@ fn acknowledgements_of_what_was_not_sent() {
 }
 
 #[test]
-fn wrong_things_on_the_urgent_link() {
+fn invalid_messages_on_the_urgent_link() {
     for (frame, expected) in [
         (
             Frame::Zeros {
@@ -312,16 +312,16 @@ fn wrong_things_on_the_urgent_link() {
     ] {
         rejected(Mode::Postcopy, expected, move |destination| {
             let (mut control, _background, mut urgent) = destination.accept();
-            hear_until(&mut control, "DiscardEnd");
+            read_until(&mut control, "DiscardEnd");
             control.1.control(&ToSource::Discarded).unwrap();
-            hear_until(&mut control, "Switch");
+            read_until(&mut control, "Switch");
             urgent.1.frame(frame).unwrap();
         });
     }
 }
 
 #[test]
-fn requests_for_pages_that_are_not_owed_cost_nothing() {
+fn requests_for_pages_not_owed_get_no_answer() {
     // A hole, then everything twice: each page comes once.
     let pages = Arc::new(Mutex::new(Vec::new()));
     let counted = Arc::clone(&pages);
@@ -329,9 +329,9 @@ fn requests_for_pages_that_are_not_owed_cost_nothing() {
     let enough = cancel.clone();
     let (result, machine, _) = migrated(Mode::Postcopy, &cancel, move |destination| {
         let (mut control, _background, mut urgent) = destination.accept();
-        hear_until(&mut control, "DiscardEnd");
+        read_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
-        hear_until(&mut control, "Switch");
+        read_until(&mut control, "Switch");
         for (from, len) in [(0, 64), (64, 128), (0, 256), (64, 1)] {
             let range = PageRange::from_len(Page::new(from), len);
             urgent.1.frame(Frame::Request { range }).unwrap();
@@ -365,15 +365,15 @@ fn requests_for_pages_that_are_not_owed_cost_nothing() {
 /// A large request does not keep the next one waiting for more than a piece of
 /// 16 pages, and more of them than are answered at once do no harm.
 #[test]
-fn large_requests_take_turns() {
+fn large_requests_are_interleaved() {
     for (number, pages) in [(1, 192), (3, 192), (100, 17)] {
         let cancel = Cancel::new();
         let enough = cancel.clone();
         let (result, _, _) = migrated(Mode::Postcopy, &cancel, move |destination| {
             let (mut control, _background, mut urgent) = destination.accept();
-            hear_until(&mut control, "DiscardEnd");
+            read_until(&mut control, "DiscardEnd");
             control.1.control(&ToSource::Discarded).unwrap();
-            hear_until(&mut control, "Switch");
+            read_until(&mut control, "Switch");
             // Page 100 is owed, and in none of the large requests. All of them
             // leave at once.
             let wanted = PageRange::one(Page::new(100));
@@ -449,7 +449,7 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     };
     let accepts = |destination: &mut Destination<'_>| {
         let (mut control, _background, _urgent) = destination.accept();
-        hear_until(&mut control, "DiscardEnd");
+        read_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
     };
     let (result, machine, calls) = migrated_from(&options, &cancel, while_it_saves, accepts);
@@ -465,18 +465,18 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
 /// Hears and says what comes before the guest runs there; gives the control link.
 fn until_it_runs(destination: &mut Destination<'_>) -> (Ends, Ends, Ends) {
     let (mut control, background, urgent) = destination.accept();
-    hear_until(&mut control, "DiscardEnd");
+    read_until(&mut control, "DiscardEnd");
     control.1.control(&ToSource::Discarded).unwrap();
-    hear_until(&mut control, "Switch");
+    read_until(&mut control, "Switch");
     control.1.control(&ToSource::Ready).unwrap();
-    hear_until(&mut control, "Commit");
+    read_until(&mut control, "Commit");
     (control, background, urgent)
 }
 
 /// Its machine has ended with the guest: that is no link to be made again, if
 /// the guest has run there.
 #[test]
-fn a_destination_in_which_the_guest_has_ended() {
+fn a_destination_that_reports_the_guest_lost() {
     for heard_to_run in [true, false] {
         let (result, machine, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
             let (mut control, _background, _urgent) = until_it_runs(destination);
@@ -549,7 +549,7 @@ fn place(stage: DestinationStage) -> ToSource {
 }
 
 #[test]
-fn a_destination_that_claims_to_have_everything() {
+fn a_destination_that_claims_to_have_every_page() {
     let (result, machine, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
         let (mut control, _background, _urgent) = until_it_runs(destination);
         control.1.control(&ToSource::GuestResumed).unwrap();
@@ -573,7 +573,7 @@ fn a_destination_that_claims_to_have_everything() {
 /// On a new connection it says that it lacks nothing, though what it lacks was
 /// never sent.
 #[test]
-fn a_destination_that_claims_to_have_everything_when_it_is_asked_again() {
+fn a_destination_that_claims_to_have_every_page_after_a_reconnect() {
     let nothing_missing = [
         place(DestinationStage::Running),
         ToSource::MissingEnd { pages: 0 },
@@ -609,7 +609,7 @@ fn a_destination_that_claims_to_have_everything_when_it_is_asked_again() {
 }
 
 /// Hears of the switch: how many pages are owed.
-fn hear_owed(control: &mut Ends) -> u64 {
+fn read_owed_pages(control: &mut Ends) -> u64 {
     loop {
         if let ToDestination::Switch { owed_pages, .. } = control.0.control().unwrap() {
             return owed_pages;
@@ -635,13 +635,13 @@ fn receive_urgent(urgent: &mut Ends, count: u64) {
 /// Small or large, a request that comes when its pages have left is counted;
 /// one that had anything left to send is not.
 #[test]
-fn requests_for_what_has_left_already_are_counted() {
+fn requests_for_pages_already_sent_are_counted() {
     let (result, _, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
         let (mut control, background, mut urgent) = destination.accept();
         apply(background);
-        hear_until(&mut control, "DiscardEnd");
+        read_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
-        let owed = hear_owed(&mut control);
+        let owed = read_owed_pages(&mut control);
         let mut ask = |from, len, answer| {
             let range = PageRange::from_len(Page::new(from), len);
             urgent.1.frame(Frame::Request { range }).unwrap();
@@ -653,11 +653,11 @@ fn requests_for_what_has_left_already_are_counted() {
         ask(80, 50, 0);
         ask(0, 2048, owed - 100);
         control.1.control(&ToSource::Ready).unwrap();
-        hear_until(&mut control, "Commit");
+        read_until(&mut control, "Commit");
         control.1.control(&ToSource::GuestResumed).unwrap();
         let requests = RequestSummary::default();
         control.1.control(&ToSource::Complete { requests }).unwrap();
-        hear_until(&mut control, "Goodbye");
+        read_until(&mut control, "Goodbye");
     });
     assert_eq!(result.unwrap().requests.requests_under_way, Some(2));
 }
@@ -665,19 +665,19 @@ fn requests_for_what_has_left_already_are_counted() {
 /// The guest has moved, and the destination does not stop talking: the source
 /// ends all the same.
 #[test]
-fn a_destination_that_never_stops_talking() {
+fn a_destination_that_sends_endlessly() {
     let (result, _, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
         let (mut control, background, mut urgent) = destination.accept();
         apply(background);
-        hear_until(&mut control, "DiscardEnd");
+        read_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
-        let owed = hear_owed(&mut control);
+        let owed = read_owed_pages(&mut control);
         // Everything is asked for before the commit, and nothing is pushed.
         let range = PageRange::from_len(Page::new(0), 2048);
         urgent.1.frame(Frame::Request { range }).unwrap();
         receive_urgent(&mut urgent, owed);
         control.1.control(&ToSource::Ready).unwrap();
-        hear_until(&mut control, "Commit");
+        read_until(&mut control, "Commit");
         control.1.control(&ToSource::GuestResumed).unwrap();
         let requests = RequestSummary::default();
         control.1.control(&ToSource::Complete { requests }).unwrap();

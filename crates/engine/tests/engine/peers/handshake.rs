@@ -1,4 +1,4 @@
-//! Who stands at the door, and who answers there.
+//! Connections that do not complete the handshake, on either side.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,9 +21,9 @@ use crate::run::{Notices, open, watchdog};
 
 use super::{listen, machine, moved_next};
 
-/// Nobody at the door keeps a real source out for long.
+/// Connections that never complete the handshake do not keep a source out for long.
 #[test]
-fn the_door_is_not_blocked() {
+fn slow_connections_do_not_keep_a_source_out() {
     let _watchdog = watchdog();
     let layout = layout(&[(MIB, SMALL)]);
     let machine = machine(&layout, &layout);
@@ -49,8 +49,8 @@ fn the_door_is_not_blocked() {
                 &watch,
             )
         });
-        // Connections without a word: all are dropped at some time. (For more
-        // of them than there is room for see `connection_flood.rs`.)
+        // Connections that send nothing: all are closed at some time. (`connection_flood.rs` has
+        // more of them than are handled at once.)
         let silent: Vec<_> = (0..40)
             .map(|_| UnixStream::connect(path).unwrap())
             .collect();
@@ -60,7 +60,7 @@ fn the_door_is_not_blocked() {
         let _ = web.write_all(&[b'G'; 100]);
         let mut end = [0];
         assert!(matches!(web.read(&mut end), Ok(0) | Err(_)));
-        // A proper greeting, and then an offer that takes a year.
+        // A correct greeting, then an offer that arrives extremely slowly.
         let slow = loop {
             let id = MigrationId::from_bytes([9; 16]);
             if let Ok(slow) = open(
@@ -79,7 +79,7 @@ fn the_door_is_not_blocked() {
         }
         assert!(matches!(dripping.read(&mut end), Ok(0) | Err(_)));
         assert_eq!(silence.join().unwrap(), 0, "turned away");
-        // And now the real one.
+        // Then the real source.
         let watch = Watch {
             cancel: Cancel::new(),
             observer: Arc::<Notices>::clone(&notices),
@@ -98,9 +98,9 @@ fn the_door_is_not_blocked() {
     );
 }
 
-/// Something else listens there.
+/// Another program listens at the address.
 #[test]
-fn no_greeting_and_a_wrong_one() {
+fn another_protocol_instead_of_a_greeting() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -1,5 +1,5 @@
-//! Peers that do not do what they should: the other side says what is wrong,
-//! within bounds, and its guest is none the worse for it.
+//! Peers that violate the protocol: the other side reports what is wrong, within bounds, and its
+//! guest is unharmed.
 
 mod connection_flood;
 mod destinations;

@@ -1,5 +1,5 @@
-//! Faults at a real destination, answered by a scripted source: in any order,
-//! in pieces, late, and over a link that is full.
+//! Faults at a real destination, answered by a scripted source: in any order, in pieces, late, and
+//! over a full link.
 
 use std::num::{NonZeroU16, NonZeroU64};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -21,17 +21,16 @@ use super::listen;
 use super::sources::Source;
 
 /// What a scripted source works with.
-struct Stage<'a> {
+struct PostcopySource<'a> {
     machine: &'a Machine,
     source: Source,
-    /// Told when the device state begins to be loaded: faults are answered
-    /// from then on.
+    /// Signalled when loading of the device state begins: faults are answered from then on.
     loading: Receiver<()>,
-    /// Lets the loading go on: it touches pages, from four threads each.
+    /// Lets the loading continue: it touches each of these pages from four threads.
     go_on: SyncSender<()>,
 }
 
-impl Stage<'_> {
+impl PostcopySource<'_> {
     fn content(&self, range: PageRange) -> Vec<u8> {
         range
             .iter()
@@ -56,7 +55,7 @@ impl Stage<'_> {
         self.source.background.1.pages(range, &content).unwrap();
     }
 
-    /// Waits until everything on the background link has been applied.
+    /// Waits until everything sent on the background link has been applied.
     fn applied(&mut self) {
         let sent = self.source.background.1.sent();
         loop {
@@ -76,13 +75,13 @@ impl Stage<'_> {
         }
     }
 
-    /// Hears *ready*, commits, and hears that the guest runs.
+    /// Receives *Ready*, sends *Commit*, and receives *GuestResumed*.
     fn commit(&mut self) {
         self.ready();
         self.hand_over();
     }
 
-    /// Hears *ready*: what was needed for loading is installed.
+    /// Receives *Ready*: the pages needed for loading are installed.
     fn ready(&mut self) {
         let ready: ToSource = self.source.control.0.control().unwrap();
         assert_eq!(ready, ToSource::Ready);
@@ -95,7 +94,7 @@ impl Stage<'_> {
         assert_eq!(resumed, ToSource::GuestResumed);
     }
 
-    /// Hears what was measured, and says goodbye.
+    /// Receives the measurements, and sends *Goodbye*.
     fn end(&mut self) -> (FaultMeasures, u64) {
         let measured: ToSource = self.source.control.0.control().unwrap();
         let ToSource::Measured { faults } = measured else {
@@ -110,21 +109,20 @@ impl Stage<'_> {
     }
 }
 
-/// Moves a stopped guest to `destination` in post-copy with everything owed;
-/// `script` answers from the moment that the switch was sent. The content is
-/// verified.
-fn arrived(
+/// Migrates a stopped guest to `destination` in post-copy with every page owed; `script` answers
+/// from the moment that the switch was sent. The content is verified.
+fn receive_postcopy(
     destination: &RamLayout,
     options: DestinationOptions,
     prepare: impl FnOnce(&mut TestDestination, &Arc<Machine>),
-    script: impl FnOnce(&mut Stage<'_>) + Send,
+    script: impl FnOnce(&mut PostcopySource<'_>) + Send,
 ) -> Account {
     let _watchdog = watchdog();
     let blocks = destination.blocks();
     let small = layout(&blocks.map(|(b, _)| (b.bytes, SMALL)).collect::<Vec<_>>());
     let machine = super::machine(&small, destination);
     machine.work(100);
-    // It stays as it is: what is sent is what was there.
+    // The guest stays stopped: its content at the source does not change.
     machine.stop(Side::Source, Duration::from_secs(20));
     let mut guest = TestDestination::new(&machine, 1000);
     let (loading, begins) = sync_channel(1);
@@ -150,7 +148,7 @@ fn arrived(
             let mut source = Source::connect(listener.address(), limits, &description, true);
             source.discard(0, limits.pages);
             source.switch(limits.pages, true);
-            script(&mut Stage {
+            script(&mut PostcopySource {
                 machine: &machine,
                 source,
                 loading: begins,
@@ -164,7 +162,7 @@ fn arrived(
     account
 }
 
-/// Everything of `range` in pieces of 1 to `most` pages, shuffled.
+/// All of `range` in pieces of 1 to `most` pages, in random order.
 fn shuffled(range: PageRange, most: u64, random: &mut Random) -> Vec<PageRange> {
     let mut pieces = Vec::new();
     let mut rest = range;
@@ -180,7 +178,7 @@ fn shuffled(range: PageRange, most: u64, random: &mut Random) -> Vec<PageRange> 
     pieces
 }
 
-fn end_check(account: &Account, told: &(FaultMeasures, u64)) {
+fn check_measures(account: &Account, told: &(FaultMeasures, u64)) {
     let (measures, count) = told;
     let requests = &account.requests;
     assert_eq!(requests.request_latency_us.count, *count);
@@ -199,17 +197,16 @@ fn end_check(account: &Account, told: &(FaultMeasures, u64)) {
     assert_eq!(told, kept);
 }
 
-/// Half of each huge page has come when it is touched, by four threads at once
-/// and while the device state is loaded: just the other half is asked for,
-/// once, and comes back in any order and over both links.
+/// Half of each huge page has arrived when four threads touch it, while the device state is loaded:
+/// only the other half is requested, once. It arrives in any order and over both links.
 #[test]
-fn a_huge_page_that_is_partly_here() {
+fn partly_received_huge_pages() {
     let Some(_pages) = HugePages::reserve(4) else {
         return;
     };
     let destination = layout(&[(3 * SMALL, SMALL), (4 * HUGE, HUGE)]);
     let told = Mutex::new(None);
-    let account = arrived(
+    let account = receive_postcopy(
         &destination,
         DestinationOptions::default(),
         |_, _| (),
@@ -248,7 +245,7 @@ fn a_huge_page_that_is_partly_here() {
                 }
                 gaps += 1;
                 asked.push(range);
-                // In pieces, once all of its gaps have been asked for.
+                // In pieces, once all of its gaps have been requested.
                 if gaps % 8 == 0 {
                     let mut pieces: Vec<_> = asked
                         .drain(..)
@@ -280,13 +277,13 @@ fn a_huge_page_that_is_partly_here() {
             *told.lock().unwrap() = Some(stage.end());
         },
     );
-    end_check(&account, &told.into_inner().unwrap().unwrap());
+    check_measures(&account, &told.into_inner().unwrap().unwrap());
 }
 
-/// Huge pages beyond the number that may be under way at once are asked for as
-/// soon as others are whole, in the order of the faults.
+/// Huge pages beyond the number that may be in progress at once are requested as soon as others are
+/// complete, in the order of the faults.
 #[test]
-fn huge_pages_wait_their_turn() {
+fn huge_pages_beyond_the_limit_wait() {
     const PAGES: u64 = 40;
     let Some(_pages) = HugePages::reserve(PAGES) else {
         return;
@@ -295,7 +292,7 @@ fn huge_pages_wait_their_turn() {
     let readers = Arc::new(Mutex::new(Vec::new()));
     let started = Arc::clone(&readers);
     let told = Mutex::new(None);
-    let account = arrived(
+    let account = receive_postcopy(
         &destination,
         DestinationOptions {
             fault_threads: NonZeroU16::new(2),
@@ -333,8 +330,7 @@ fn huge_pages_wait_their_turn() {
                 answered += 1;
             }
             stage.commit();
-            // As many as are allowed are asked for, and no more, before one
-            // of them is answered.
+            // The permitted number is requested, and no more, before one of them is answered.
             let mut pieces = Vec::new();
             for _ in 0..32 {
                 let range = stage.request();
@@ -364,19 +360,19 @@ fn huge_pages_wait_their_turn() {
     for reader in readers.lock().unwrap().drain(..) {
         reader.join().unwrap();
     }
-    end_check(&account, &told.into_inner().unwrap().unwrap());
+    check_measures(&account, &told.into_inner().unwrap().unwrap());
 }
 
-/// Others use up the pool of huge pages while the guest runs here already: it
-/// waits, and has every page in the end.
+/// Another process uses up the pool of huge pages while the guest already runs at the destination:
+/// the guest waits, and has every page in the end.
 #[test]
-fn huge_pages_that_there_is_no_room_for_are_waited_for() {
+fn an_exhausted_huge_page_pool_delays_the_guest() {
     const PAGES: u64 = 8;
     let Some(pool) = HugePages::reserve(PAGES) else {
         return;
     };
     let destination = layout(&[(PAGES * HUGE, HUGE)]);
-    arrived(
+    receive_postcopy(
         &destination,
         DestinationOptions::default(),
         |_, _| (),
@@ -385,20 +381,20 @@ fn huge_pages_that_there_is_no_room_for_are_waited_for() {
             stage.go_on.send(()).unwrap();
             let mut random = Random::new(5);
             let mut here = Vec::new();
-            // What is needed for loading.
+            // The pages needed for loading.
             while here.len() < 4 {
                 let range = stage.request();
                 stage.urgent_in_pieces(range);
                 here.push(range);
             }
-            // No sooner: as long as the source has everything, no room for one of
-            // these would end the move.
+            // Not earlier: while the source still has every page, a full pool would end the
+            // migration.
             stage.ready();
             let others = pool.use_up();
             stage.hand_over();
             thread::spawn(move || {
-                // Time to find that there is no room. Too little of it would
-                // make this a lesser test, but no failure.
+                // Time for the destination to find the pool empty. If it is too short, the test
+                // checks less, but does not fail.
                 thread::sleep(Duration::from_millis(300));
                 drop(others);
             });
@@ -420,9 +416,8 @@ fn huge_pages_that_there_is_no_room_for_are_waited_for() {
     );
 }
 
-/// More threads fault than the urgent link has room for requests, and nobody
-/// reads them: all arrive once somebody does, each once, with one fault thread
-/// and with several, sleeping and spinning.
+/// More threads fault than the urgent link can buffer requests, and the source reads none: all
+/// pages arrive once it does, each once. With one fault thread and several, sleeping and spinning.
 #[test]
 fn faults_while_the_link_is_full() {
     const READERS: u64 = 600;
@@ -431,7 +426,7 @@ fn faults_while_the_link_is_full() {
         let readers = Arc::new(Mutex::new(Vec::new()));
         let started = Arc::clone(&readers);
         let told = Mutex::new(None);
-        let account = arrived(
+        let account = receive_postcopy(
             &destination,
             DestinationOptions {
                 fault_threads: NonZeroU16::new(threads),
@@ -462,11 +457,11 @@ fn faults_while_the_link_is_full() {
                     stage.urgent(range);
                     asked.push(range);
                 }
-                // The link fills up meanwhile: these bytes are more than a
-                // socket holds of such small messages.
+                // The link fills up meanwhile: these bytes are more than a socket buffers of such
+                // small messages.
                 stage.commit();
                 thread::sleep(Duration::from_millis(100));
-                // The guest's own processors may have asked, too.
+                // The guest's own processors may also have requested pages.
                 let all = PageRange::from_len(Page::new(300), READERS);
                 let wanted = |asked: &[PageRange]| {
                     asked.iter().filter(|r| all.contains(r.start())).count() as u64
@@ -481,7 +476,7 @@ fn faults_while_the_link_is_full() {
                 for &range in asked.iter().rev() {
                     stage.urgent(range);
                 }
-                // The rest, asked for or not: what is here is left alone.
+                // The other pages, requested or not: pages that have arrived are not replaced.
                 for piece in PageRange::from_len(Page::new(0), 1024).chunks(32) {
                     stage.background(piece);
                 }
@@ -491,27 +486,26 @@ fn faults_while_the_link_is_full() {
         for reader in readers.lock().unwrap().drain(..) {
             reader.join().unwrap();
         }
-        end_check(&account, &told.into_inner().unwrap().unwrap());
+        check_measures(&account, &told.into_inner().unwrap().unwrap());
         let faults: u64 = account.requests.faults.iter().map(|f| f.count).sum();
         assert!(faults >= READERS, "{faults}");
     }
 }
 
-/// A page is under way on the background link when it is touched: it is asked
-/// for, nobody sends it again, and it is measured as what it is.
+/// A page is in flight on the background link when it is touched: it is requested, not sent again,
+/// and counted correctly.
 #[test]
-fn a_page_that_is_under_way() {
+fn a_fault_on_a_page_in_flight() {
     let destination = layout(&[(MIB, SMALL)]);
     let told = Mutex::new(None);
-    let account = arrived(
+    let account = receive_postcopy(
         &destination,
         DestinationOptions::default(),
         |_, _| (),
         |stage| {
             stage.loading.recv().unwrap();
             stage.go_on.send(()).unwrap();
-            // Everything is claimed for the background link; what is asked for
-            // comes that way, late.
+            // Every page is claimed for the background link; requested pages arrive that way, late.
             let mut asked = Vec::new();
             for _ in 0..3 {
                 asked.push(stage.request());
@@ -535,14 +529,14 @@ fn a_page_that_is_under_way() {
     );
     assert_eq!(account.pages.urgent, 0);
     assert!(account.requests.request_latency_us.count >= 4);
-    end_check(&account, &told.into_inner().unwrap().unwrap());
+    check_measures(&account, &told.into_inner().unwrap().unwrap());
 }
 
-/// Once everything is here huge pages are rebuilt, and the content stays.
+/// Once every page has arrived, huge pages are rebuilt, and the content is unchanged.
 #[test]
 fn huge_pages_are_rebuilt_afterwards() {
     let destination = layout(&[(8 * MIB, SMALL)]);
-    let account = arrived(
+    let account = receive_postcopy(
         &destination,
         DestinationOptions {
             collapse: NonZeroU64::new(1 << 30),
@@ -560,7 +554,7 @@ fn huge_pages_are_rebuilt_afterwards() {
         },
     );
     let collapse = account.collapse.unwrap();
-    // Memory of the tests is aligned only by chance.
+    // The tests' memory is aligned only by chance.
     assert!((3..=4).contains(&collapse.tried), "{collapse:?}");
     let failed: u64 = collapse.failed.iter().map(|failed| failed.count).sum();
     assert_eq!(collapse.rebuilt + failed, collapse.tried);

@@ -1,4 +1,4 @@
-//! An old session, played back at the door of a new one.
+//! A recorded session, replayed to another migration's destination.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -24,10 +24,10 @@ use crate::run::{Notices, watchdog};
 
 use super::{listen, machine};
 
-/// What a source has said, by connection.
+/// The bytes that a source has sent, by connection.
 type Session = Vec<Vec<u8>>;
 
-/// Stands between the two sides and writes down what the source says.
+/// Listens between the two sides and records what the source sends.
 fn eavesdrop(folder: &Path, to: &Path) -> (PathBuf, Arc<Mutex<Session>>) {
     let path = folder.join("tap");
     let tap = UnixListener::bind(&path).unwrap();
@@ -75,7 +75,7 @@ fn path(listener: &Listener) -> PathBuf {
     path.clone()
 }
 
-/// Moves a guest, to a destination that waits for it, by way of what `way` gives;
+/// Migrates a guest to a destination that waits for it, through the path that `way` returns;
 /// `prepare` gets the source's script.
 fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathBuf)) {
     let layout = layout(&[(MIB, SMALL), (2 * MIB, SMALL)]);
@@ -119,7 +119,7 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
     machine.check(Side::Destination);
 }
 
-/// What a source says while its guest moves.
+/// The bytes that a source sends during a migration.
 fn recorded() -> Session {
     let folder = tempfile::tempdir().unwrap();
     let heard = Mutex::new(Arc::default());
@@ -134,11 +134,10 @@ fn recorded() -> Session {
     heard.into_inner().unwrap().lock().unwrap().clone()
 }
 
-/// Every connection of an old session is said again, word for word, *commit*
-/// included, while another guest is on its way to the same door: none is
-/// answered, and the other guest arrives as it should.
+/// Every connection of an old session is replayed byte by byte, *Commit* included, while another
+/// guest migrates to the same listener: none is answered, and the other guest arrives intact.
 #[test]
-fn an_old_session() {
+fn a_replayed_session_during_a_migration() {
     let _watchdog = watchdog();
     let session = recorded();
     assert!(session.len() >= 3, "{} links", session.len());
@@ -151,7 +150,7 @@ fn an_old_session() {
             script.at(call, move || {
                 for link in &session {
                     let mut stream = UnixStream::connect(&door).unwrap();
-                    // It may be turned away before all of it was said.
+                    // The connection may be closed before all of it was sent.
                     let _ = stream.write_all(link);
                     let mut answer = Vec::new();
                     let _ = stream.read_to_end(&mut answer);
@@ -165,10 +164,10 @@ fn an_old_session() {
     assert_eq!(*replayed.lock().unwrap(), 3 * session.len());
 }
 
-/// The same to a destination that waits for a guest: it is not fooled, and
-/// takes one in afterwards.
+/// The same to a destination that waits for a guest: it rejects the session, and accepts a guest
+/// afterwards.
 #[test]
-fn an_old_session_while_nothing_is_under_way() {
+fn a_replayed_session_at_a_waiting_destination() {
     let _watchdog = watchdog();
     let session = recorded();
     moved(
@@ -178,7 +177,7 @@ fn an_old_session_while_nothing_is_under_way() {
                 let _ = stream.write_all(link);
                 let mut answer = Vec::new();
                 let _ = stream.read_to_end(&mut answer);
-                // A greeting, and not a word more: nothing was begun.
+                // Only a greeting: nothing has begun.
                 assert!(
                     answer.len() <= HELLO_LEN + CHALLENGE_LEN,
                     "{}",
@@ -191,10 +190,10 @@ fn an_old_session_while_nothing_is_under_way() {
     );
 }
 
-/// It was greeted before anything was under way, and answers when another
-/// source's guest is: it is none of that migration's, whatever it says.
+/// A source is greeted before a migration is under way, and answers the challenge while another
+/// source's migration is: it belongs to another migration, and is rejected.
 #[test]
-fn who_answers_late() {
+fn a_late_answer_to_a_challenge() {
     let _watchdog = watchdog();
     let waiting = Arc::new(Mutex::new(Vec::new()));
     let held = Arc::clone(&waiting);
@@ -222,7 +221,7 @@ fn who_answers_late() {
                     let body = encode_control(&ToDestination::ResumeRequest { stage }).unwrap();
                     let len = u32::try_from(body.len()).unwrap();
                     let here = [&Frame::Control { len }.encode()[..], &body].concat();
-                    // It may have been turned away.
+                    // The connection may already be closed.
                     let _ = stream.write_all(&[&challenge[..], &here].concat());
                     let mut answer = Vec::new();
                     let _ = stream.read_to_end(&mut answer);

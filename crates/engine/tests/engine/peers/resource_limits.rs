@@ -1,6 +1,5 @@
-//! Sources that send what they must not, too much of it or too little, at a
-//! real destination: it says so, in bounded memory, and nothing runs here that
-//! should not.
+//! Sources that send invalid data, too much or too little, to a real destination: it reports the
+//! error, its memory is bounded, and no guest runs at the destination that must not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +15,7 @@ use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits, PageRanges, ToDestination, ToSource};
 
 use crate::guests::TestDestination;
-use crate::heap::held;
+use crate::heap::allocated_bytes;
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
 use crate::run::{Notices, watchdog};
@@ -24,17 +23,16 @@ use crate::run::{Notices, watchdog};
 use super::sources::{Source, refused};
 use super::{listen, machine};
 
-/// What one migration may hold beyond what it held before: each link has a
-/// buffer for the largest frame, and a few messages of the largest kind may
-/// wait.
-const AFFORDABLE: usize = 48 << 20;
+/// How much more memory one migration may use than before: each link has a buffer for the largest
+/// frame, and a few messages of the largest kind may be queued.
+const MAX_BYTES: usize = 48 << 20;
 
 fn bounded(before: usize, what: &str) {
-    let more = held().saturating_sub(before);
-    assert!(more < AFFORDABLE, "{more} bytes held for {what}");
+    let more = allocated_bytes().saturating_sub(before);
+    assert!(more < MAX_BYTES, "{more} bytes held for {what}");
 }
 
-/// A frame header with a right checksum, whatever it says.
+/// A frame header with a correct checksum, whatever the fields hold.
 fn header(kind: u8, payload: u32, value: u64, count: u32) -> [u8; HEADER_LEN] {
     let mut header = [0; HEADER_LEN];
     header[..2].copy_from_slice(b"hk");
@@ -64,7 +62,7 @@ impl On {
 
 /// The guest has 512 pages.
 #[test]
-fn absurd_sizes_and_pages_that_are_not_there() {
+fn excessive_sizes_and_page_numbers_out_of_range() {
     let outside = "but the guest has only 512 pages";
     for (on, bytes, expected) in [
         (
@@ -104,22 +102,22 @@ fn absurd_sizes_and_pages_that_are_not_there() {
     ] {
         let bytes = bytes.to_vec();
         refused(true, expected, move |source| {
-            let before = held();
+            let before = allocated_bytes();
             let _ = on.of(source).frames(&bytes);
-            // Until it has had enough.
+            // Until the destination closes the link.
             while !source.control.0.is_ready(Duration::from_secs(1)).unwrap() {}
             bounded(before, expected);
         });
     }
 }
 
-/// Messages that are as large as can be, as fast as they can be sent.
+/// Messages of the largest size, as fast as they can be sent.
 #[test]
-fn messages_without_end() {
+fn endless_messages() {
     let ranges = (0..256).map(|nth| PageRange::one(Page::new(nth * 2)));
     let ranges = PageRanges::batches(ranges).next().unwrap();
     refused(true, "cancelled at the source: enough", move |source| {
-        let before = held();
+        let before = allocated_bytes();
         let discard = ToDestination::Discard { ranges };
         for _ in 0..2000 {
             source.say(&discard);
@@ -128,9 +126,9 @@ fn messages_without_end() {
         let reason = "enough".into();
         source.say(&ToDestination::Cancel { reason });
     });
-    // The largest that mean something to nobody.
+    // The largest messages that are not expected.
     refused(true, "unexpected message Begin", |source| {
-        let before = held();
+        let before = allocated_bytes();
         let begin = source.large_begin();
         for _ in 0..100 {
             source.say(&begin);
@@ -139,16 +137,16 @@ fn messages_without_end() {
     });
 }
 
-/// Short, for nobody here deserves any.
+/// A short timeout: every source here is expected to reach it.
 const PATIENCE: Duration = Duration::from_millis(800);
 
-/// More than enough, on whatever machine.
+/// More than a correct source needs, on any machine.
 const MOST_PATIENCE: Duration = Duration::from_secs(60);
 
 const TOO_SLOW: &str = "the peer takes too long to answer";
 
-/// A receiving side that goes on until it has had enough, after as much
-/// patience.
+/// Runs a scripted source against a destination with the timeout `patience`; the migration must
+/// fail, and the guest stays at the source.
 fn waiting(
     may_postcopy: bool,
     patience: Duration,
@@ -173,7 +171,7 @@ fn waiting(
             let mut source =
                 Source::connect(listener.address(), limits, &description, may_postcopy);
             script(&mut source);
-            source.last_word();
+            source.last_message();
         });
         let options = DestinationOptions {
             patience,
@@ -188,17 +186,16 @@ fn waiting(
     (error.outcome, error.to_string())
 }
 
-/// The largest frame, a byte now and then: it takes what one frame takes, and
-/// nobody waits for the rest.
+/// The largest frame, one byte at a time: it uses the memory of one frame, and times out.
 #[test]
-fn a_byte_at_a_time() {
+fn one_byte_at_a_time() {
     let (outcome, text) = waiting(true, PATIENCE, |source| {
-        let before = held();
+        let before = allocated_bytes();
         let range = PageRange::from_len(Page::new(0), 256);
         let mut header = Frame::Pages { range }.encode().to_vec();
         header.resize(header.len() + 4096, 7);
         for (number, byte) in header.into_iter().enumerate() {
-            // Until it has had enough.
+            // Until the destination closes the link.
             if source.background.1.frames(&[byte]).is_err() {
                 break;
             }
@@ -212,8 +209,8 @@ fn a_byte_at_a_time() {
     assert!(text.contains(TOO_SLOW), "{text}");
 }
 
-/// The guest's device state needs pages that never come: before the commit
-/// that costs nothing but patience.
+/// Loading the device state needs pages that never arrive: before *Commit* the only cost is the
+/// timeout.
 #[test]
 fn requests_are_never_answered() {
     let mut patience = PATIENCE;
@@ -233,17 +230,16 @@ fn requests_are_never_answered() {
         if asked.into_inner() {
             return;
         }
-        // On a busy machine a source that is as it should be may need more than
-        // that before anything is loaded.
+        // On a busy machine a correct source may need longer than this before anything is loaded.
         assert!(patience < MOST_PATIENCE, "nothing was asked for");
         patience *= 6;
     }
 }
 
-/// Every page again and again in post-copy, with something else in it: the
-/// guest has what came first, and everything is counted once.
+/// Every page is sent repeatedly in post-copy, with different content: the guest has the first
+/// copy, and each page is counted once.
 #[test]
-fn pages_twice() {
+fn pages_sent_twice() {
     let _watchdog = watchdog();
     let layout = layout(&[(2 * MIB, SMALL)]);
     let machine = machine(&layout, &layout);
@@ -271,7 +267,7 @@ fn pages_twice() {
             source.discard(0, 512);
             source.switch(512, true);
             go.recv().unwrap();
-            let before = held();
+            let before = allocated_bytes();
             let all = PageRange::from_len(Page::new(0), 512);
             let send = |writer: &mut LinkWriter, range: PageRange, round: u8| {
                 let content: Vec<u8> = match round {
@@ -283,7 +279,7 @@ fn pages_twice() {
                 };
                 writer.pages(range, &content).unwrap();
             };
-            // All but the last page, on both links by turns.
+            // All but the last page, alternately on both links.
             let most = PageRange::from_len(Page::new(0), 511);
             for round in 0..4 {
                 for (nth, range) in most.chunks(7).enumerate() {
@@ -291,7 +287,7 @@ fn pages_twice() {
                     let background = &mut source.background.1;
                     if round == 0 {
                         send(background, range, 0);
-                        // Installed before it comes again.
+                        // Installed before it is sent again.
                         while source.background.0.frame().unwrap()
                             != (Frame::Ack {
                                 bytes: background.sent(),
@@ -304,8 +300,8 @@ fn pages_twice() {
                     }
                 }
             }
-            // Zeros for everything: only what is missing is filled with them,
-            // and the last page holds something else at the source.
+            // Zeros for every page: only missing pages are filled with them, and the last page has
+            // other content at the source.
             let last = PageRange::one(Page::new(511));
             send(&mut source.background.1, last, 0);
             source

@@ -1,4 +1,4 @@
-//! Wrong sources at a real destination.
+//! Sources that violate the protocol, with a real destination.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -22,7 +22,7 @@ use crate::run::{Notices, open, watchdog};
 
 use super::{listen, machine};
 
-/// A source that says what a test tells it to.
+/// A source that sends what a test scripts.
 pub(super) struct Source {
     pub(super) control: (LinkReader, LinkWriter),
     pub(super) background: (LinkReader, LinkWriter),
@@ -44,7 +44,7 @@ fn begin(description: &GuestDescription, may_postcopy: bool) -> ToDestination {
     }
 }
 
-/// What comes before [`begin`].
+/// The message before [`begin`].
 fn processors() -> ToDestination {
     ToDestination::Processors {
         processors: Processors::default(),
@@ -87,7 +87,7 @@ impl Source {
     }
 
     pub(super) fn say(&mut self, message: &ToDestination) {
-        // The destination may have had enough before everything was said.
+        // The destination may close the link before everything was sent.
         let _ = self.control.1.control(message);
     }
 
@@ -98,7 +98,7 @@ impl Source {
         }
     }
 
-    /// Device state and the switch to it.
+    /// Sends device state and the switch.
     pub(super) fn switch(&mut self, owed_pages: u64, postcopy: bool) {
         let mut digest = DeviceStateDigest::new();
         for chunk in device_state(1000).chunks(400) {
@@ -115,7 +115,7 @@ impl Source {
         });
     }
 
-    /// The largest offer that can be made.
+    /// The largest possible offer.
     pub(super) fn large_begin(&self) -> ToDestination {
         let mut description = self.description.clone();
         let piece = GuestRangeDescription {
@@ -134,8 +134,8 @@ impl Source {
         begin(&description, true)
     }
 
-    /// What the destination says in the end.
-    pub(super) fn last_word(&mut self) -> Option<ToSource> {
+    /// The last message of the destination.
+    pub(super) fn last_message(&mut self) -> Option<ToSource> {
         let mut last = None;
         while let Ok(message) = self.control.0.control() {
             last = Some(message);
@@ -144,7 +144,7 @@ impl Source {
     }
 }
 
-/// Lets a scripted source loose on a real destination.
+/// Runs a scripted source against a real destination.
 fn received(
     destination: &RamLayout,
     may_postcopy: bool,
@@ -159,7 +159,7 @@ fn received(
     );
     let machine = machine(&small, destination);
     let mut guest = TestDestination::new(&machine, 1000);
-    // No scripted source sends what a guest would find there.
+    // No scripted source sends the content that a guest would check.
     guest.checks = false;
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
@@ -175,7 +175,7 @@ fn received(
             let mut source =
                 Source::connect(listener.address(), limits, &description, may_postcopy);
             script(&mut source, listener.address());
-            let last = source.last_word();
+            let last = source.last_message();
             assert!(
                 matches!(last, Some(ToSource::Failed { .. })),
                 "the source is not told why: {last:?}"
@@ -195,7 +195,7 @@ fn received(
     (outcome, cause.to_string(), guest)
 }
 
-/// As [`received`], for what must be noticed before the guest is loaded.
+/// As [`received`], for errors that must be found before the guest is loaded.
 #[track_caller]
 pub(super) fn refused(may_postcopy: bool, expected: &str, script: impl FnOnce(&mut Source) + Send) {
     let layout = layout(&[(MIB, SMALL), (MIB, SMALL)]);
@@ -207,7 +207,7 @@ pub(super) fn refused(may_postcopy: bool, expected: &str, script: impl FnOnce(&m
 }
 
 #[test]
-fn messages_out_of_place() {
+fn messages_out_of_order() {
     for (message, name) in [
         (ToDestination::Commit, "Commit"),
         (ToDestination::Goodbye, "Goodbye"),
@@ -226,7 +226,7 @@ fn messages_out_of_place() {
 }
 
 #[test]
-fn frames_out_of_place() {
+fn frames_on_the_wrong_link() {
     let range = PageRange::from_len(Page::new(3), 1);
     let on_control = "on the control link";
     refused(true, on_control, |source| {
@@ -245,10 +245,10 @@ fn frames_out_of_place() {
     });
 }
 
-/// Each background link has a receiver of its own; more than a machine can
-/// feed are refused with a reason.
+/// Each background link has its own receiver thread; more links than the limit are refused with a
+/// reason.
 #[test]
-fn as_many_background_links_as_offered() {
+fn the_number_of_background_links_is_limited() {
     let _watchdog = watchdog();
     let layout = layout(&[(MIB, SMALL)]);
     let machine = machine(&layout, &layout);
@@ -307,7 +307,7 @@ fn as_many_background_links_as_offered() {
         control.1.control(&offer(MAX_LINKS)).unwrap();
         let answer: ToSource = control.0.control().unwrap();
         assert!(matches!(answer, ToSource::Accept { .. }), "{answer:?}");
-        // In no order; each tells only of its own bytes.
+        // In any order; each acknowledges only its own bytes.
         let mut links: Vec<_> = (0..MAX_LINKS)
             .map(|index| (index * 7) % MAX_LINKS)
             .map(|index| (index, link(Role::Background { index }, id)))
@@ -342,7 +342,7 @@ fn as_many_background_links_as_offered() {
 }
 
 #[test]
-fn a_switch_with_wrong_sums() {
+fn a_switch_with_wrong_totals() {
     refused(false, "the device state arrived damaged: ", |source| {
         source.say(&ToDestination::DeviceStateChunk { bytes: vec![1; 10] });
         source.say(&ToDestination::Switch {
@@ -366,7 +366,7 @@ fn a_switch_with_wrong_sums() {
         source.discard(5, 2);
         source.switch(3, true);
     });
-    // What is owed would never come, and read as zeros.
+    // The owed pages would never arrive, and would read as zeros.
     refused(true, "2 pages owed (here: 2), post-copy: false", |source| {
         source.discard(5, 2);
         source.switch(2, false);
@@ -377,7 +377,7 @@ fn a_switch_with_wrong_sums() {
 }
 
 #[test]
-fn discards_that_cannot_be() {
+fn invalid_discards() {
     refused(false, "dropping stale pages: the peer broke", |source| {
         source.discard(0, 1);
     });
@@ -398,7 +398,7 @@ fn discards_that_cannot_be() {
 }
 
 #[test]
-fn a_device_state_without_end() {
+fn an_endless_device_state() {
     refused(false, "the device state arrived damaged: ", |source| {
         let bytes = vec![7; MAX_DEVICE_CHUNK];
         let chunk = ToDestination::DeviceStateChunk { bytes };
@@ -409,7 +409,7 @@ fn a_device_state_without_end() {
 }
 
 #[test]
-fn a_commit_that_comes_with_something_else() {
+fn an_invalid_message_before_commit() {
     let layout = layout(&[(MIB, SMALL)]);
     let (outcome, text, guest) = received(&layout, false, |source, _| {
         source.switch(0, false);
@@ -418,7 +418,7 @@ fn a_commit_that_comes_with_something_else() {
         source.discard(0, 1);
         source.say(&ToDestination::Commit);
     });
-    // Who says such a thing may have said *commit*, too.
+    // A source that sends this may have sent *Commit*, too.
     assert_eq!(outcome, Outcome::Paused);
     assert!(
         text.starts_with("waiting for the source: the peer broke"),
@@ -427,10 +427,10 @@ fn a_commit_that_comes_with_something_else() {
     assert_eq!(guest.script.count("release"), 0);
 }
 
-/// The main thread of the destination ends although the source never stops
-/// talking: nobody waits for a queue that nobody reads.
+/// The destination's main thread ends although the source keeps sending: no thread waits for a
+/// queue that no thread reads.
 #[test]
-fn a_source_that_never_stops_talking() {
+fn a_source_that_sends_endlessly() {
     let layout = layout(&[(MIB, SMALL)]);
     let (outcome, text, guest) = received(&layout, true, |source, _| {
         source.discard(0, 256);
@@ -450,7 +450,7 @@ fn a_source_that_never_stops_talking() {
     assert_eq!(guest.script.count("release"), 1);
 }
 
-/// Its messages are not answered for ever: who asks and never reads is left.
+/// A source that sends requests and never reads the answers cannot block the destination.
 #[test]
 fn a_destination_blocked_by_its_source_can_be_cancelled() {
     let _watchdog = watchdog();
@@ -474,8 +474,8 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
                 &description,
                 true,
             );
-            // Each wants an answer, and none is read; more than any socket
-            // buffers. This blocks once the destination does.
+            // Each requires an answer, and none is read; they are more than any socket buffers.
+            // This blocks once the destination does.
             let (done, finished) = sync_channel::<()>(0);
             scope.spawn(move || {
                 for _ in 0..100_000 {
@@ -483,7 +483,7 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
                 }
                 let _ = finished.recv();
             });
-            // Less than that needs would make a lesser test, but no failure.
+            // If this is too short, the test checks less, but does not fail.
             thread::sleep(Duration::from_millis(500));
             cancel.cancel();
             drop(done);
@@ -499,9 +499,9 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
     assert_eq!(guest.script.count("release"), 1);
 }
 
-/// Strangers at the door, before and during a migration.
+/// Connections of strangers, before and during a migration.
 #[test]
-fn only_links_that_belong_are_let_in() {
+fn only_links_of_the_migration_are_accepted() {
     let layout = layout(&[(MIB, SMALL)]);
     let (_, text, _) = received(&layout, true, |source, address| {
         let stranger = MigrationId::from_bytes([0; 16]);
@@ -513,8 +513,8 @@ fn only_links_that_belong_are_let_in() {
                  guest"
             );
         }
-        // A second link of a kind is let in, for it knows the number, and left
-        // alone: once all links have come. (Before, it would be a new beginning.)
+        // A second link of a kind is accepted, because it carries the right number, and not used:
+        // after all links are there. (Before that, it would count as a new attempt to connect.)
         source.say(&ToDestination::DiscardEnd);
         let answer: ToSource = source.control.0.control().unwrap();
         assert_eq!(answer, ToSource::Discarded);

@@ -1,4 +1,4 @@
-//! Peers that do not speak TLS, or not to its end, where it is wanted.
+//! Peers that do not speak TLS correctly, where it is required.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,17 +21,17 @@ use crate::run::{Notices, open, watchdog};
 
 use super::{machine, moved_next};
 
-/// A record of as many bytes as its header can say: TLS allows a quarter.
+/// A record of the largest length that its header can hold: TLS allows a quarter of it.
 const OVERSIZED: [u8; 5] = [23, 3, 3, 0xff, 0xff];
 
-/// A destination that invites, and whoever was invited.
+/// A destination that issues an invitation, and a client that was invited.
 pub(super) fn invited() -> (TlsClient, TlsServer) {
     let server = TlsServer::inviting().unwrap();
     let invitation = server.invitation("127.0.0.1:1".parse().unwrap()).unwrap();
     (TlsClient::invited(&invitation).unwrap(), server)
 }
 
-/// The first that a source with TLS says.
+/// The first TLS record that a source sends.
 pub(super) fn greeting(client: &TlsClient) -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let remote = Remote {
@@ -58,8 +58,8 @@ fn greeted(id: u8) -> hikkoshi_wire::Hello {
     hello(Role::Control, MigrationId::from_bytes([id; 16]))
 }
 
-/// What the other side says until it hangs up.
-fn heard(mut stream: impl Read) -> Vec<u8> {
+/// Reads until the other side closes the connection.
+fn read_all(mut stream: impl Read) -> Vec<u8> {
     let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         match stream.read(&mut buffer) {
@@ -71,9 +71,9 @@ fn heard(mut stream: impl Read) -> Vec<u8> {
     }
 }
 
-/// Some, each in its own way; then a real source, by the same invitation.
+/// Several violations, then a real source with the same invitation.
 #[test]
-fn who_does_not_speak_tls_at_a_door_that_wants_it() {
+fn peers_that_violate_tls_at_a_destination() {
     let _watchdog = watchdog();
     let layout = layout(&[(MIB, SMALL)]);
     let machine = machine(&layout, &layout);
@@ -93,10 +93,10 @@ fn who_does_not_speak_tls_at_a_door_that_wants_it() {
         observer: Arc::<Notices>::clone(&notices),
         journal: Arc::new(Unrecorded),
     };
-    let knock = |bytes: &[u8]| {
+    let send = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(remote.address.to_string()).unwrap();
         stream.write_all(bytes).unwrap();
-        heard(stream)
+        read_all(stream)
     };
     let whole = greeting(&client);
     thread::scope(|scope| {
@@ -104,28 +104,28 @@ fn who_does_not_speak_tls_at_a_door_that_wants_it() {
             let options = DestinationOptions::default();
             receive(&mut guest, &listener, &options, &watch)
         });
-        // In plain text: it hears that TLS is wanted, and no greeting.
-        let alert = knock(&greeted(9).encode());
+        // In plain text: the answer is an alert that TLS is required, and no greeting.
+        let alert = send(&greeted(9).encode());
         assert!(alert.starts_with(&[21, 3]), "{alert:?}");
         let plain = Remote::from(remote.address.clone());
         let error = open(&plain, &greeted(9)).unwrap_err().to_string();
         assert!(error.contains("wants TLS"), "{error}");
-        // Nothing beyond the first half of a handshake, and the first half of
-        // its first message: they have their time, and are left.
-        let first_half = scope.spawn(|| knock(&whole));
-        let half_of_that = scope.spawn(|| knock(&whole[..whole.len() / 2]));
-        // Too long a record, before the handshake and in it.
-        assert!(knock(&OVERSIZED).is_empty());
-        let answer = knock(&[&whole[..], &OVERSIZED].concat());
+        // Only the first half of a handshake, and half of its first message: they time out, and are
+        // closed.
+        let first_half = scope.spawn(|| send(&whole));
+        let half_of_that = scope.spawn(|| send(&whole[..whole.len() / 2]));
+        // A record that is too long, before the handshake and during it.
+        assert!(send(&OVERSIZED).is_empty());
+        let answer = send(&[&whole[..], &OVERSIZED].concat());
         assert!(answer.starts_with(&[22, 3]), "{answer:?}");
-        // And after it, by somebody who was invited: instead of its offer.
+        // After the handshake, by an invited client, instead of its offer.
         let invited = open(&remote, &greeted(9)).unwrap();
         (&invited).write_all(&OVERSIZED).unwrap();
-        heard(&invited);
+        read_all(&invited);
         // Half a record there.
         let invited = open(&remote, &greeted(9)).unwrap();
         (&invited).write_all(&[23, 3, 3, 1, 0, 7]).unwrap();
-        heard(&invited);
+        read_all(&invited);
         let answer = first_half.join().unwrap();
         assert!(answer.starts_with(&[22, 3]), "{answer:?}");
         assert!(!half_of_that.join().unwrap().starts_with(&[22]));
@@ -146,10 +146,10 @@ fn who_does_not_speak_tls_at_a_door_that_wants_it() {
     );
 }
 
-/// Whoever listens where an invitation points to, and does not do what it
-/// should: the guest stays, and the source says why.
+/// The listener at the invitation's address violates TLS: the guest stays at the source, which
+/// reports the reason.
 #[test]
-fn a_destination_that_does_not_speak_tls_to_its_end() {
+fn a_destination_that_violates_tls() {
     let _watchdog = watchdog();
     let (client, server) = invited();
     let attempt = |script: &(dyn Fn(TcpStream) + Sync)| {
@@ -179,7 +179,7 @@ fn a_destination_that_does_not_speak_tls_to_its_end() {
     let says = |bytes: &'static [u8]| {
         attempt(&move |mut peer: TcpStream| {
             let _ = peer.write_all(bytes);
-            heard(peer);
+            read_all(peer);
         })
     };
     // A greeting in plain text.
@@ -194,7 +194,7 @@ fn a_destination_that_does_not_speak_tls_to_its_end() {
     });
     let text = says(&OVERSIZED);
     assert!(text.contains("the TLS handshake failed"), "{text}");
-    // A proper handshake, the source is let in, and then nothing of use.
+    // A correct handshake, the source is admitted, and then only invalid data.
     let text = attempt(&|peer| {
         let folder = tempfile::tempdir().unwrap();
         let door = Address::Unix(folder.path().join("door"));
@@ -203,13 +203,14 @@ fn a_destination_that_does_not_speak_tls_to_its_end() {
         let stop = Cancel::new();
         thread::scope(|scope| {
             scope.spawn(|| listener.serve(&sender, &stop));
-            between(
+            relay(
                 &peer,
                 &Stream::connect(&door.clone().into(), &Cancel::new()).unwrap(),
                 || {
                     let control = incoming.recv().unwrap();
                     (&control.stream).write_all(&OVERSIZED).unwrap();
-                    // Until the source hangs up: after a shutdown it could fail to send instead.
+                    // Until the source closes the connection: after a shutdown its send could fail
+                    // instead.
                     let _ = io::copy(&mut &control.stream, &mut io::sink());
                     control.stream.shutdown();
                 },
@@ -220,8 +221,8 @@ fn a_destination_that_does_not_speak_tls_to_its_end() {
     assert!(text.contains("a record of an impossible length"), "{text}");
 }
 
-/// Carries bytes between the two while `work` goes on, and until one hangs up.
-fn between(near: &TcpStream, far: &Stream, work: impl FnOnce()) {
+/// Relays bytes between the two during `work`, and until one closes the connection.
+fn relay(near: &TcpStream, far: &Stream, work: impl FnOnce()) {
     let carry = |mut from: &mut dyn Read, to: &mut dyn Write| {
         let _ = io::copy(&mut from, to);
     };

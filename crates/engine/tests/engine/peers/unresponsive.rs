@@ -12,14 +12,14 @@ use hikkoshi_handover::Outcome;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, ToSource};
 
-use crate::heap::held;
+use crate::heap::allocated_bytes;
 use crate::machine::Side;
 use crate::memory::SMALL;
 
-use super::destinations::{Came, Destination, Ends, apply, hear_until, migrated_with};
+use super::destinations::{Came, Destination, Ends, apply, migrated_with, read_until};
 
 /// How much more memory one migration may use than before.
-const AFFORDABLE: usize = 16 << 20;
+const MAX_BYTES: usize = 16 << 20;
 
 /// Short timeouts: every destination here is expected to time out.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -107,7 +107,7 @@ fn stale_pages_are_never_dropped() {
         let (mut control, background) = accept_precopy(destination);
         apply(background);
         let _urgent = destination.link(hikkoshi_wire::Role::Urgent);
-        hear_until(&mut control, "DiscardEnd");
+        read_until(&mut control, "DiscardEnd");
         while control.0.control::<hikkoshi_wire::ToDestination>().is_ok() {}
     });
     runs_on(came, TOO_SLOW, false);
@@ -128,7 +128,7 @@ fn half_an_acknowledgement() {
 fn nothing_is_read() {
     let came = migrated_with(&impatient(Mode::Precopy), &Cancel::new(), |destination| {
         let _links = accept_precopy(destination);
-        while destination.machine.runs().is_some() && !destination.is_left() {
+        while destination.machine.runs().is_some() && !destination.is_disconnected() {
             thread::sleep(Duration::from_millis(10));
         }
     });
@@ -150,14 +150,14 @@ fn nothing_is_acknowledged_after_the_pause() {
 
 /// There is always some progress, but no end: the deadline resumes the guest.
 #[test]
-fn the_device_state_is_read_a_little_at_a_time() {
+fn the_device_state_is_read_slowly() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
         let came = once_paused(mode, |destination, patience| {
             let (mut control, background) = accept_precopy(destination);
             apply(background);
             if mode == Mode::Postcopy {
                 let _urgent = destination.link(hikkoshi_wire::Role::Urgent);
-                hear_until(&mut control, "DiscardEnd");
+                read_until(&mut control, "DiscardEnd");
                 // The source may have lost patience meanwhile.
                 let _ = control.1.control(&ToSource::Discarded);
             }
@@ -214,10 +214,10 @@ fn endless_requests() {
     let options = patient(Mode::Postcopy);
     let came = migrated_with(&options, &cancel, move |destination| {
         let (mut control, _background, (_answers, mut requests)) = destination.accept();
-        hear_until(&mut control, "DiscardEnd");
+        read_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
-        hear_until(&mut control, "Switch");
-        let before = held();
+        read_until(&mut control, "Switch");
+        let before = allocated_bytes();
         let total = Arc::clone(&counted);
         thread::spawn(move || {
             let all: Vec<u8> = (0..8)
@@ -232,14 +232,14 @@ fn endless_requests() {
         let mut last = 0;
         loop {
             let now = counted.load(Ordering::Relaxed);
-            if now == last && now > 64 || destination.is_left() {
+            if now == last && now > 64 || destination.is_disconnected() {
                 break;
             }
             last = now;
             thread::sleep(Duration::from_millis(100));
         }
-        let more = held().saturating_sub(before);
-        assert!(more < AFFORDABLE, "{more} bytes held for {last} requests");
+        let more = allocated_bytes().saturating_sub(before);
+        assert!(more < MAX_BYTES, "{more} bytes held for {last} requests");
         enough.cancel();
     });
     assert!(sent.load(Ordering::Relaxed) > 64);
@@ -252,12 +252,12 @@ fn endless_messages() {
     let cancel = Cancel::new();
     let came = migrated_with(&patient(Mode::Postcopy), &cancel, |destination| {
         let (mut control, _background, _urgent) = destination.accept();
-        let before = held();
+        let before = allocated_bytes();
         let reason = "x".repeat(4096);
         let refuse = ToSource::Refuse { reason };
         while control.1.control(&refuse).is_ok() {}
-        let more = held().saturating_sub(before);
-        assert!(more < AFFORDABLE, "{more} bytes held");
+        let more = allocated_bytes().saturating_sub(before);
+        assert!(more < MAX_BYTES, "{more} bytes held");
     });
     let error = "waiting for the destination to drop stale pages: the peer broke the protocol: \
                  unexpected message Refuse";
