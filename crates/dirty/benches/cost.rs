@@ -15,7 +15,7 @@ use common::{Target, map_shared, memory_file};
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, PageRange, RamBlock, RamLayout};
-use hikkoshi_userfault::{Features, ForeignUserfault};
+use hikkoshi_userfault::{Features, RemoteUserfault};
 
 const BYTES: u64 = 1 << 30;
 
@@ -62,7 +62,7 @@ fn main() {
         guest: Vec::new(),
     }])
     .unwrap();
-    let taken = ForeignUserfault::take(target.pid, Features::FOR_DIRTY_LOG).unwrap();
+    let taken = RemoteUserfault::create(target.pid, Features::FOR_DIRTY_LOG).unwrap();
     let start = Instant::now();
     let hosts = [HostAddr(shared.get(ADDRESS))];
     let log = PagemapLog::start(taken.userfault().clone(), &layout, &hosts).unwrap();
@@ -95,5 +95,5 @@ fn main() {
     let start = Instant::now();
     log.stop().unwrap();
     println!("stop {:?}", start.elapsed());
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
 }

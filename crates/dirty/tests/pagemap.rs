@@ -23,7 +23,7 @@ use hikkoshi_dirty::contract_tests::{self, Guest as _};
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog, StartError};
 use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
-use hikkoshi_userfault::{Features, ForeignUserfault, leftovers};
+use hikkoshi_userfault::{Features, RemoteUserfault, open_userfaults};
 use pinning_device::PinningDevice;
 
 const MIB: u64 = 1 << 20;
@@ -113,11 +113,11 @@ impl Process {
         }
     }
 
-    fn take_userfault(&self) -> ForeignUserfault {
-        ForeignUserfault::take(self.target.0.pid, Features::FOR_DIRTY_LOG).unwrap()
+    fn take_userfault(&self) -> RemoteUserfault {
+        RemoteUserfault::create(self.target.0.pid, Features::FOR_DIRTY_LOG).unwrap()
     }
 
-    fn start(&self, taken: &ForeignUserfault) -> PagemapLog {
+    fn start(&self, taken: &RemoteUserfault) -> PagemapLog {
         PagemapLog::start(taken.userfault().clone(), &self.layout, &self.hosts()).unwrap()
     }
 }
@@ -231,7 +231,7 @@ fn tmpfs_passes_the_contract_tests() {
     let taken = process.take_userfault();
     let log = process.start(&taken);
     contract_tests::check(&process, &log);
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn hugetlb_passes_the_contract_tests() {
     let taken = process.take_userfault();
     let log = process.start(&taken);
     contract_tests::check(&process, &log);
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
 }
 
 /// This is why pages are drained between take and copy. If this test fails because the data is
@@ -319,10 +319,10 @@ fn stop_restores_everything() {
         process.command(WRITE, Page::new(round), 1);
         assert_eq!(log.count(process.layout.all()).unwrap(), 1);
         drop(log);
-        taken.give_back().unwrap();
+        taken.close_remote().unwrap();
         drop(taken);
         let held = hikkoshi_linux::Process::open(process.target.0.pid).unwrap();
-        assert_eq!(leftovers(&held).unwrap(), []);
+        assert_eq!(open_userfaults(&held).unwrap(), []);
         let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", process.target.0.pid));
         // `uw`: a mapping that is registered for write protection.
         assert!(!smaps.unwrap().contains(" uw"), "still registered");
@@ -374,7 +374,7 @@ fn an_ended_process_is_an_error() {
         Err(DirtyError::ProcessGone { .. })
     ));
     log.stop().unwrap();
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
 }
 
 /// If memory is replaced during tracking, the log returns an error and reports what it may have

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use hikkoshi_engine::{Cancel, Priority, Rank};
+use hikkoshi_engine::{Cancel, Priority, PriorityClass};
 use hikkoshi_lab::{HostPair, Namespace, Shape};
 use hikkoshi_link::tls::{TimeLimits, TlsClient, TlsServer};
 use hikkoshi_link::{
@@ -195,7 +195,7 @@ fn push(
     urgency: UrgentActivity,
     stop: &Cancel,
 ) {
-    trial.priority.take(Rank::Background);
+    trial.priority.apply(PriorityClass::Background);
     let mut link = BackgroundSender::new(reader, writer, None);
     if trial.bound {
         link.yield_to_urgent(urgency, trial.links as u64);
@@ -226,7 +226,7 @@ fn push(
 
 /// Receives and acknowledges as the destination does.
 fn receive(trial: &Trial, mut reader: LinkReader, mut acks: LinkWriter, received: &AtomicU64) {
-    trial.priority.take(Rank::Background);
+    trial.priority.apply(PriorityClass::Background);
     let mut memory = vec![1; MEMORY * PAGE_SIZE];
     let mut buffer = vec![0; 256 * PAGE_SIZE];
     let mut acked = 0;
@@ -273,7 +273,7 @@ fn ask(
     let memory = Arc::clone(memory);
     let (t, urgency) = (trial.clone(), urgency.clone());
     let answering = thread::spawn(move || {
-        t.priority.take(Rank::Urgent);
+        t.priority.apply(PriorityClass::Urgent);
         requests.set_poll(t.poll);
         let mut page = vec![0; PAGE_SIZE];
         while let Ok(Frame::Request { range }) = requests.frame() {
@@ -287,7 +287,7 @@ fn ask(
     let (mut pages, mut requests) = split(&destination, LIMITS, stop).unwrap();
     let priority = trial.priority;
     let faults = thread::spawn(move || {
-        priority.take(Rank::Urgent);
+        priority.apply(PriorityClass::Urgent);
         let mut page = [0; 8];
         while fault_in.read_exact(&mut page).is_ok() {
             let range = PageRange::from_len(Page::new(u64::from_le_bytes(page)), 1);
@@ -296,7 +296,7 @@ fn ask(
     });
     let t = trial.clone();
     let installing = thread::spawn(move || {
-        t.priority.take(Rank::Urgent);
+        t.priority.apply(PriorityClass::Urgent);
         pages.set_poll(t.poll);
         let mut page = vec![0; PAGE_SIZE];
         while pages.frame().is_ok() {

@@ -78,7 +78,7 @@ pub use destination::{
     DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
 };
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
-pub use hikkoshi_linux::{Cancel, Priority, Rank};
+pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{

@@ -24,7 +24,7 @@ impl Cancel {
 
     /// A flag that is set already: whoever looks at it waits no longer than
     /// until the next look.
-    pub fn at_once() -> Self {
+    pub fn cancelled() -> Self {
         let cancel = Self::new();
         cancel.cancel();
         cancel

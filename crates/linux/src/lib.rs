@@ -37,7 +37,7 @@ pub use cancel::Cancel;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use errno::last_errno;
 pub use inject::InjectError;
-pub use priority::{Priority, Rank};
+pub use priority::{Priority, PriorityClass};
 pub use process::Process;
 pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;

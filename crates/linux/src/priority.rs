@@ -33,7 +33,7 @@ const URGENT_NICE: i32 = -10;
 
 /// What a thread does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rank {
+pub enum PriorityClass {
     /// The guest waits for it.
     Urgent,
     /// Nobody waits for it.
@@ -61,30 +61,30 @@ impl Priority {
     ///
     /// What the kernel does not grant is done without, and told at debug
     /// level: a thread without its rank is late at worst.
-    pub fn take(self, rank: Rank) {
+    pub fn apply(self, class: PriorityClass) {
         if !self.0 {
             return;
         }
-        match take(rank) {
-            Ok(got) => tracing::debug!(?rank, ?got, "thread ranked"),
-            Err(error) => tracing::debug!(?rank, %error, "thread not ranked"),
+        match apply(class) {
+            Ok(got) => tracing::debug!(?class, ?got, "thread ranked"),
+            Err(error) => tracing::debug!(?class, %error, "thread not ranked"),
         }
     }
 }
 
-fn take(rank: Rank) -> Result<Schedule, Errno> {
+fn apply(class: PriorityClass) -> Result<Schedule, Errno> {
     let before = Schedule::get()?;
     if before.policy != Policy::Other {
         return Ok(before);
     }
-    match rank {
-        Rank::Background => Schedule {
+    match class {
+        PriorityClass::Background => Schedule {
             policy: Policy::Batch,
             nice: before.nice,
             slice: Duration::ZERO,
         }
         .set()?,
-        Rank::Urgent => {
+        PriorityClass::Urgent => {
             let short = Schedule {
                 slice: URGENT_SLICE,
                 ..before
@@ -107,11 +107,11 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// What a new thread has before and after it took `rank`.
-    fn ranked(priority: Priority, rank: Rank) -> (Schedule, Schedule) {
+    /// What a new thread has before and after it took `class`.
+    fn schedules(priority: Priority, class: PriorityClass) -> (Schedule, Schedule) {
         thread::spawn(move || {
             let before = Schedule::get().unwrap();
-            priority.take(rank);
+            priority.apply(class);
             (before, Schedule::get().unwrap())
         })
         .join()
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn background_stands_back() {
-        let (before, after) = ranked(Priority::ON, Rank::Background);
+        let (before, after) = schedules(Priority::ON, PriorityClass::Background);
         if before.policy != Policy::Other {
             assert_eq!(after, before, "somebody's choice");
             return;
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn urgent_comes_first() {
-        let (before, after) = ranked(Priority::ON, Rank::Urgent);
+        let (before, after) = schedules(Priority::ON, PriorityClass::Urgent);
         if before.policy != Policy::Other {
             assert_eq!(after, before, "somebody's choice");
             return;
@@ -146,8 +146,8 @@ mod tests {
 
     #[test]
     fn off_changes_nothing() {
-        for rank in [Rank::Urgent, Rank::Background] {
-            let (before, after) = ranked(Priority::OFF, rank);
+        for class in [PriorityClass::Urgent, PriorityClass::Background] {
+            let (before, after) = schedules(Priority::OFF, class);
             assert_eq!(after, before);
         }
     }

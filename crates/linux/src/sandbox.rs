@@ -31,9 +31,9 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-/// What a thread gives up. The number is a bit in [`TOLD`].
+/// What a thread gives up. The number is a bit in [`WARNED`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum Restriction {
     Capabilities = 1,
     NewPrivileges = 2,
     Files = 4,
@@ -42,7 +42,7 @@ enum What {
 
 /// Of which parts it was said that this kernel cannot do them: once, not for
 /// each thread.
-static TOLD: AtomicU8 = AtomicU8::new(0);
+static WARNED: AtomicU8 = AtomicU8::new(0);
 
 /// Confines the calling thread for good, as far as this kernel can: what it
 /// cannot is told once, and done without. It is a second line: the first is that
@@ -53,22 +53,22 @@ pub fn sandbox_thread() {
         permitted: CapabilitySet::empty(),
         inheritable: CapabilitySet::empty(),
     };
-    tell(What::Capabilities, set_capabilities(None, nothing));
-    tell(What::NewPrivileges, set_no_new_privs(true));
-    tell(What::Files, no_files());
-    tell(What::SystemCalls, few_system_calls());
+    warn_if_failed(Restriction::Capabilities, set_capabilities(None, nothing));
+    warn_if_failed(Restriction::NewPrivileges, set_no_new_privs(true));
+    warn_if_failed(Restriction::Files, restrict_with_landlock());
+    warn_if_failed(Restriction::SystemCalls, restrict_system_calls());
 }
 
-fn tell(what: What, given_up: Result<(), impl Display>) {
+fn warn_if_failed(what: Restriction, given_up: Result<(), impl Display>) {
     let Err(why) = given_up else { return };
     let bit = what as u8;
-    if TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+    if WARNED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         tracing::warn!(?what, %why, "threads that listen to the network keep what they should not need");
     }
 }
 
 /// No file can be opened and no address bound or connected to from now on.
-fn no_files() -> Result<(), String> {
+fn restrict_with_landlock() -> Result<(), String> {
     let abi = ABI::V6;
     let restrict = || -> Result<_, RulesetError> {
         Ruleset::default()
@@ -80,11 +80,11 @@ fn no_files() -> Result<(), String> {
             .restrict_self()
     };
     let status = restrict().map_err(|error| error.to_string())?;
-    all_of(&status.ruleset, &status.landlock)
+    check_landlock(&status.ruleset, &status.landlock)
 }
 
 /// Whether all of it is enforced; otherwise what is not.
-fn all_of(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<(), String> {
+fn check_landlock(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<(), String> {
     let abi = match landlock {
         LandlockStatus::Available { effective_abi, .. } => *effective_abi,
         LandlockStatus::NotEnabled | LandlockStatus::NotImplemented => ABI::Unsupported,
@@ -94,14 +94,14 @@ fn all_of(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<(), Stri
         RulesetStatus::NotEnforced => Err("this kernel has no Landlock".to_owned()),
         RulesetStatus::PartiallyEnforced => Err(format!(
             "this kernel's Landlock does not restrict {}",
-            not_in(abi).join(", ")
+            unsupported_by(abi).join(", ")
         )),
     }
 }
 
 /// What a kernel with this version of Landlock lets pass, and which one does
 /// not ("Previous limitations" in `landlock.rst`).
-fn not_in(abi: ABI) -> Vec<&'static str> {
+fn unsupported_by(abi: ABI) -> Vec<&'static str> {
     let parts = [
         (ABI::V2, "moving files to other folders (Linux 5.19)"),
         (ABI::V3, "truncating files (6.2)"),
@@ -113,14 +113,14 @@ fn not_in(abi: ABI) -> Vec<&'static str> {
     missing.map(|(_, part)| part).collect()
 }
 
-fn few_system_calls() -> Result<(), String> {
+fn restrict_system_calls() -> Result<(), String> {
     let filter = FILTER.as_ref().map_err(Clone::clone)?;
     seccompiler::apply_filter(filter).map_err(|error| error.to_string())
 }
 
 /// Made once: it is the same for all threads.
 static FILTER: LazyLock<Result<BpfProgram, String>> =
-    LazyLock::new(|| filter().map_err(|error| error.to_string()));
+    LazyLock::new(|| build_filter().map_err(|error| error.to_string()));
 
 /// What the threads call, and what the allocator, the standard library's
 /// threads and a panic do.
@@ -181,7 +181,7 @@ const IOCTLS: [(u64, u64); 4] = [
     (0xffff, 0x541b),
 ];
 
-fn filter() -> Result<BpfProgram, seccompiler::Error> {
+fn build_filter() -> Result<BpfProgram, seccompiler::Error> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         ALLOWED.iter().map(|&call| (call, Vec::new())).collect();
     let ioctls = IOCTLS.iter().map(|&(mask, value)| {
@@ -251,7 +251,11 @@ mod tests {
         let mut heard = [0; 4];
         peer.read_exact(&mut heard).unwrap();
         assert_eq!(&heard, b"page");
-        assert_eq!(TOLD.load(Ordering::Relaxed), 0, "this kernel can do it all");
+        assert_eq!(
+            WARNED.load(Ordering::Relaxed),
+            0,
+            "this kernel can do it all"
+        );
         // The others are as free as before.
         File::open("/proc/self/status").unwrap();
         assert!(Command::new("true").status().unwrap().success());
@@ -260,7 +264,7 @@ mod tests {
     /// What the filter says to a call (`seccomp_data` in `seccomp(2)`): the
     /// instructions that there are, as the kernel runs them (`bpf(4)`'s classic).
     #[cfg(target_arch = "x86_64")]
-    fn judged(call: libc::c_long, arguments: [u64; 6]) -> u32 {
+    fn filter_verdict(call: libc::c_long, arguments: [u64; 6]) -> u32 {
         let program = FILTER.as_ref().unwrap();
         // AUDIT_ARCH_X86_64, from <linux/audit.h>
         let head = [u32::try_from(call).unwrap(), 0xc000_003e, 0, 0];
@@ -292,12 +296,12 @@ mod tests {
         // <linux/seccomp.h>
         let (allowed, refused) = (0x7fff_0000, 0x0005_0000 | libc::EPERM.unsigned_abs());
         let own = u64::from(std::process::id());
-        let signal = |to| judged(libc::SYS_tgkill, [to, 7, 6, 0, 0, 0]);
+        let signal = |to| filter_verdict(libc::SYS_tgkill, [to, 7, 6, 0, 0, 0]);
         assert_eq!(signal(own), allowed);
         for other in [own - 1, own + 1, 0, 1, u64::from(u32::MAX)] {
             assert_eq!(signal(other), refused, "{other}");
         }
-        let ioctl = |number| judged(libc::SYS_ioctl, [3, number, 0, 0, 0, 0]);
+        let ioctl = |number| filter_verdict(libc::SYS_ioctl, [3, number, 0, 0, 0, 0]);
         // UFFDIO_COPY and PAGEMAP_SCAN; TIOCSTI
         for (number, verdict) in [
             (0xc028_aa03, allowed),
@@ -306,7 +310,7 @@ mod tests {
         ] {
             assert_eq!(ioctl(number), verdict, "{number:#x}");
         }
-        let map = |protection| judged(libc::SYS_mmap, [0, 4096, protection, 0x22, 0, 0]);
+        let map = |protection| filter_verdict(libc::SYS_mmap, [0, 4096, protection, 0x22, 0, 0]);
         assert_eq!((map(3), map(7), map(4)), (allowed, refused, refused));
         for call in [
             libc::SYS_openat,
@@ -314,7 +318,11 @@ mod tests {
             libc::SYS_ptrace,
             libc::SYS_kill,
         ] {
-            assert_eq!(judged(call, [own, 0, 0, 0, 0, 0]), refused, "{call}");
+            assert_eq!(
+                filter_verdict(call, [own, 0, 0, 0, 0, 0]),
+                refused,
+                "{call}"
+            );
         }
     }
 
@@ -325,7 +333,7 @@ mod tests {
                 effective_abi,
                 kernel_abi: None,
             };
-            all_of(&ruleset, &landlock)
+            check_landlock(&ruleset, &landlock)
         };
         assert_eq!(told(RulesetStatus::FullyEnforced, ABI::V6), Ok(()));
         let partly = |abi| told(RulesetStatus::PartiallyEnforced, abi).unwrap_err();

@@ -470,12 +470,12 @@ fn a_dirty_log_of_a_killed_run_is_closed_only_at_the_source() {
         for incoming in [false, true] {
             let more = if incoming { "-incoming defer" } else { "" };
             let qemu = Qemu::usual(program, more);
-            let left = hikkoshi_userfault::ForeignUserfault::take(
+            let left = hikkoshi_userfault::RemoteUserfault::create(
                 qemu.pid(),
                 hikkoshi_userfault::Features::FOR_DIRTY_LOG,
             )
             .unwrap();
-            left.keep_inside();
+            left.leave_open_on_drop();
             drop(left);
             assert_eq!(qemu.descriptors("userfaultfd"), 1);
             if incoming {

@@ -498,7 +498,7 @@ fn missing_pages_fault_during_and_after_loading() {
                 let mut buffer = EventBuffer::with_capacity(16);
                 while let Ready::Events = userfault.wait(stop, None).unwrap() {
                     userfault.read(&mut buffer).unwrap();
-                    while let Some(event) = buffer.take() {
+                    while let Some(event) = buffer.pop() {
                         let Event::Fault(fault) = event else { continue };
                         let offset = (fault.addr.0 - addresses[0]) / PAGE_BYTES * PAGE_BYTES;
                         let page = ram.layout().page_at(0, offset).unwrap();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{HugePages, Target, map_shared, memory_file};
 use hikkoshi_linux::{HostAddr, HostRange};
-use hikkoshi_userfault::{Features, ForeignUserfault, RegisterMode, Userfault};
+use hikkoshi_userfault::{Features, RegisterMode, RemoteUserfault, Userfault};
 
 const ROUNDS: usize = 1000;
 
@@ -41,10 +41,10 @@ fn injection(what: &str, user: fn()) {
     let (mut taking, mut giving) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let start = Instant::now();
-        let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap();
+        let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
         taking.push(start.elapsed());
         let start = Instant::now();
-        taken.give_back().unwrap();
+        taken.close_remote().unwrap();
         giving.push(start.elapsed());
     }
     report(&format!("take from {what}"), taking);

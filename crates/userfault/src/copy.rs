@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::abi;
-use crate::buffer::PageBuffer;
+use crate::page_buffer::PageBuffer;
 use crate::userfault::{Userfault, pause_before_retry};
 use hikkoshi_linux::{HostAddr, HostRange, last_errno};
 

@@ -86,7 +86,7 @@ impl EventBuffer {
     }
 
     /// Takes the next message out, oldest first.
-    pub fn take(&mut self) -> Option<Event> {
+    pub fn pop(&mut self) -> Option<Event> {
         if self.next == self.filled {
             return None;
         }
@@ -99,7 +99,7 @@ impl EventBuffer {
 /// A message about a fork carries a descriptor; one that nobody took must not stay open.
 impl Drop for EventBuffer {
     fn drop(&mut self) {
-        while self.take().is_some() {}
+        while self.pop().is_some() {}
     }
 }
 
@@ -144,7 +144,7 @@ fn decode(message: abi::Message) -> Event {
     }
 }
 
-/// Why [`Userfault::wait`] or [`Watch::wait`](crate::Watch::wait) came back.
+/// Why [`Userfault::wait`] or [`FaultWaiter::wait`](crate::FaultWaiter::wait) came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
     /// There are messages to [`Userfault::read`] (another thread may be faster).
@@ -153,8 +153,8 @@ pub enum Ready {
     Stopped,
     /// The process has ended. Only told when the descriptor knows its process.
     ProcessGone,
-    /// What else was waited for, see [`Watch`](crate::Watch).
-    Also,
+    /// What else was waited for, see [`FaultWaiter`](crate::FaultWaiter).
+    Other,
     /// The time is over.
     TimedOut,
 }
@@ -218,7 +218,7 @@ impl Userfault {
 
     /// Waits until there is something to read, `stop` is stopped, the process ends, or `timeout`
     /// is over. A stop wins over the rest, and messages over the process's end. Of several threads
-    /// that wait like this each fault wakes all: see [`Self::watch`].
+    /// that wait like this each fault wakes all: see [`Self::waiter`].
     ///
     /// # Errors
     ///

@@ -11,10 +11,10 @@
 //! base of a dirty log.
 //!
 //! The guest's memory belongs to an unmodified QEMU, so the descriptor must be made **inside** it.
-//! [`ForeignUserfault::take`] does: it stops one thread by ptrace, makes it do the one system call,
+//! [`RemoteUserfault::create`] does: it stops one thread by ptrace, makes it do the one system call,
 //! puts it back where it was and copies the descriptor to us. What keeps the process from harm is
 //! told at the head of `linux/src/inject/mod.rs`. QEMU being an ordinary user's process, without the right to a
-//! userfaultfd, is provided for (`device.rs`).
+//! userfaultfd, is provided for (`dev_userfaultfd.rs`).
 //!
 //! A huge page that arrives in pieces is put together in a [`PageBuffer`] and installed whole
 //! ([`Userfault::copy_buffer_unless`]).
@@ -41,23 +41,23 @@ compile_error!(
 );
 
 mod abi;
-mod buffer;
 mod copy;
-mod device;
+mod dev_userfaultfd;
 mod event;
+mod fault_waiter;
 mod features;
-mod foreign;
-mod leftovers;
+mod open_userfaults;
+mod page_buffer;
 mod presence;
+mod remote_userfault;
 mod userfault;
-mod watch;
 
-pub use buffer::PageBuffer;
 pub use copy::{Copied, CopyError};
-pub use device::DeviceError;
+pub use dev_userfaultfd::DeviceError;
 pub use event::{Event, EventBuffer, Fault, ReadError, Ready};
+pub use fault_waiter::FaultWaiter;
 pub use features::Features;
-pub use foreign::{ForeignUserfault, GiveBackError, TakeError, close_remote};
-pub use leftovers::{Leftover, leftovers};
+pub use open_userfaults::{OpenUserfault, open_userfaults};
+pub use page_buffer::PageBuffer;
+pub use remote_userfault::{CloseRemoteError, RemoteUserfault, RemoteUserfaultError, close_remote};
 pub use userfault::{ApiError, CreateError, RangeError, RegisterMode, Registered, Userfault};
-pub use watch::Watch;

@@ -47,7 +47,7 @@ use hikkoshi_linux::{HostRange, last_errno};
 ///     let mut events = EventBuffer::with_capacity(8);
 ///     userfault.wait(&Stop::new()?, None)?;
 ///     userfault.read(&mut events)?;
-///     let Some(Event::Fault(fault)) = events.take() else {
+///     let Some(Event::Fault(fault)) = events.pop() else {
 ///         return Err("a fault was expected".into());
 ///     };
 ///     assert_eq!(fault.addr.0, range.addr.0 + (5 << 12));

@@ -18,20 +18,22 @@ use std::time::{Duration, Instant};
 
 use common::{Target, as_nobody, become_nobody};
 use hikkoshi_linux::{InjectError, Process};
-use hikkoshi_userfault::{Features, ForeignUserfault, TakeError, close_remote, leftovers};
+use hikkoshi_userfault::{
+    Features, RemoteUserfault, RemoteUserfaultError, close_remote, open_userfaults,
+};
 
-fn take(target: &Target) -> ForeignUserfault {
-    ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap()
+fn take(target: &Target) -> RemoteUserfault {
+    RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap()
 }
 
 fn take_and_give_back(target: &Target) {
-    take(target).give_back().unwrap();
+    take(target).close_remote().unwrap();
 }
 
 /// Whether the process has a userfaultfd open.
 fn has_userfault(target: &Target) -> bool {
     let process = Process::open(target.pid).unwrap();
-    !leftovers(&process).unwrap().is_empty()
+    !open_userfaults(&process).unwrap().is_empty()
 }
 
 /// A process in `number`, a call that lasts until `release`; it is interrupted ten times, released,
@@ -275,7 +277,7 @@ fn a_signal_that_ends_the_process_still_does() {
                 std::thread::sleep(Duration::from_micros(delay));
                 target.kill(libc::SIGTERM);
             });
-            let _ = ForeignUserfault::take(target.pid, Features::FOR_MISSING);
+            let _ = RemoteUserfault::create(target.pid, Features::FOR_MISSING);
         });
         assert_eq!(target.join(), -libc::SIGTERM);
     }
@@ -296,7 +298,7 @@ fn a_stopped_process_stays_stopped_and_goes_on_later() {
     for _ in 0..5 {
         let taken = take(&target);
         assert!(has_userfault(&target));
-        taken.give_back().unwrap();
+        taken.close_remote().unwrap();
         assert!(!has_userfault(&target));
         common::eventually("the stop to hold again", || target.state() == 'T');
     }
@@ -484,7 +486,7 @@ fn a_main_thread_that_cannot_stop_is_passed_over() {
     target.wait_in_syscall(target.pid, libc::SYS_clone);
     let taken = take(&target);
     assert!(has_userfault(&target));
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
     assert!(!has_userfault(&target));
     target.shared.set(1, 1);
     assert_eq!(target.join(), 0);
@@ -511,7 +513,7 @@ fn giving_back_works_when_the_first_thread_has_gone() {
     target.shared.set(1, 1);
     common::eventually("the main thread to end", || target.state() == 'Z');
     assert!(has_userfault(&target));
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
     assert!(!has_userfault(&target));
     // And taking a new one without a main thread.
     let again = take(&target);
@@ -547,13 +549,13 @@ fn a_process_that_dies_half_way_is_reported() {
                 std::thread::sleep(Duration::from_micros(delay * 5));
                 target.kill(libc::SIGKILL);
             });
-            let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING);
+            let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING);
             // To give back to a dead process is fine, at any moment of its dying.
-            taken.map(|taken| taken.give_back().unwrap())
+            taken.map(|taken| taken.close_remote().unwrap())
         });
         match result {
             Ok(()) => {}
-            Err(TakeError::Inject(
+            Err(RemoteUserfaultError::Inject(
                 InjectError::Died { .. } | InjectError::NoSuchProcess { .. },
             )) => died += 1,
             Err(error) => panic!("after {delay}: {error}"),
@@ -568,7 +570,7 @@ fn no_such_process() {
     let target = sleeper();
     target.kill(libc::SIGKILL);
     target.join();
-    let error = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap_err();
+    let error = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
@@ -590,8 +592,8 @@ fn another_tracer_is_named() {
         0
     });
     tracer.shared.wait(0, 1);
-    match ForeignUserfault::take(target.pid, Features::FOR_MISSING) {
-        Err(TakeError::Inject(InjectError::AlreadyTraced {
+    match RemoteUserfault::create(target.pid, Features::FOR_MISSING) {
+        Err(RemoteUserfaultError::Inject(InjectError::AlreadyTraced {
             pid, tracer: by, ..
         })) => {
             assert_eq!((pid, by), (target.pid, tracer.pid));
@@ -604,7 +606,7 @@ fn another_tracer_is_named() {
 
 #[test]
 fn we_cannot_trace_ourselves() {
-    let error = ForeignUserfault::take(std::process::id(), Features::FOR_MISSING).unwrap_err();
+    let error = RemoteUserfault::create(std::process::id(), Features::FOR_MISSING).unwrap_err();
     assert!(
         error.to_string().contains("no program can trace itself"),
         "{error}"
@@ -620,11 +622,11 @@ fn a_process_without_a_thread_that_stops_is_an_error() {
         0
     });
     target.wait_in_syscall(target.pid, libc::SYS_clone);
-    let error = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap_err();
+    let error = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap_err();
     assert!(
         matches!(
             &error,
-            TakeError::Inject(InjectError::NoThreadStops { threads: 1, .. })
+            RemoteUserfaultError::Inject(InjectError::NoThreadStops { threads: 1, .. })
         ),
         "{error}"
     );
@@ -637,7 +639,7 @@ fn a_process_without_a_thread_that_stops_is_an_error() {
 fn a_missing_privilege_is_named() {
     let target = sleeper();
     let text = as_nobody(|| {
-        ForeignUserfault::take(target.pid, Features::FOR_MISSING)
+        RemoteUserfault::create(target.pid, Features::FOR_MISSING)
             .unwrap_err()
             .to_string()
     });
@@ -673,7 +675,7 @@ fn an_unprivileged_process_gets_one_by_the_device() {
         let taken = take(&target);
         let now = target.descriptors();
         assert_eq!(now.len(), before.len() + 1, "{now:?}");
-        taken.give_back().unwrap();
+        taken.close_remote().unwrap();
         assert_eq!(target.descriptors(), before);
     }
     let laps = target.shared.get(1);
@@ -684,7 +686,7 @@ fn an_unprivileged_process_gets_one_by_the_device() {
 fn both_refusals_are_reported() {
     let target = unprivileged();
     let text = as_nobody(|| {
-        ForeignUserfault::take(target.pid, Features::FOR_MISSING)
+        RemoteUserfault::create(target.pid, Features::FOR_MISSING)
             .unwrap_err()
             .to_string()
     });
@@ -726,7 +728,7 @@ fn seccomp_does_not_kill_for_our_calls() {
 fn seccomp_without_the_right_to_suspend_it_is_refused() {
     let target = sandboxed(become_nobody);
     let text = as_nobody(|| {
-        ForeignUserfault::take(target.pid, Features::FOR_MISSING)
+        RemoteUserfault::create(target.pid, Features::FOR_MISSING)
             .unwrap_err()
             .to_string()
     });
@@ -741,7 +743,7 @@ fn seccomp_without_the_right_to_suspend_it_is_refused() {
 #[test]
 fn missing_features_leave_the_process_untouched() {
     let target = sleeper();
-    let error = ForeignUserfault::take(target.pid, Features(1 << 40)).unwrap_err();
+    let error = RemoteUserfault::create(target.pid, Features(1 << 40)).unwrap_err();
     assert!(
         error.to_string().contains("lacks feature bit 40"),
         "{error}"
@@ -750,30 +752,33 @@ fn missing_features_leave_the_process_untouched() {
 }
 
 #[test]
-fn leftovers_are_found_adopted_and_closed() {
+fn open_userfaults_are_found_adopted_and_closed() {
     let target = sleeper();
     let process = Arc::new(Process::open(target.pid).unwrap());
-    assert_eq!(leftovers(&process).unwrap(), []);
+    assert_eq!(open_userfaults(&process).unwrap(), []);
 
     let first = take(&target);
-    first.keep_inside();
+    first.leave_open_on_drop();
     let number = first.remote();
     drop(first);
-    let [found] = leftovers(&process).unwrap()[..] else {
+    let [found] = open_userfaults(&process).unwrap()[..] else {
         panic!("one leftover expected");
     };
     assert_eq!(found.number, number);
     assert_eq!(found.features, Features::FOR_MISSING);
     assert_eq!((found.unread, found.waiting), (0, 0));
 
-    let adopted = ForeignUserfault::adopt(&process, number).unwrap();
-    adopted.give_back().unwrap();
-    adopted.give_back().unwrap();
-    assert_eq!(leftovers(&process).unwrap(), []);
+    let adopted = RemoteUserfault::adopt(&process, number).unwrap();
+    adopted.close_remote().unwrap();
+    adopted.close_remote().unwrap();
+    assert_eq!(open_userfaults(&process).unwrap(), []);
     close_remote(&process, number).unwrap();
 
-    let error = ForeignUserfault::adopt(&process, 0).unwrap_err();
-    assert!(matches!(error, TakeError::NotUserfault { number: 0, .. }));
+    let error = RemoteUserfault::adopt(&process, 0).unwrap_err();
+    assert!(matches!(
+        error,
+        RemoteUserfaultError::NotUserfault { number: 0, .. }
+    ));
     let error = close_remote(&process, 0).unwrap_err();
     assert!(
         error.to_string().contains("is now something else"),

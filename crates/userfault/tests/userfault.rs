@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
 use hikkoshi_linux::{HostAddr, HostRange, Stop};
 use hikkoshi_userfault::{
-    Copied, CopyError, Event, EventBuffer, Features, ForeignUserfault, RangeError, Ready,
-    RegisterMode, Userfault,
+    Copied, CopyError, Event, EventBuffer, Features, RangeError, Ready, RegisterMode,
+    RemoteUserfault, Userfault,
 };
 
 const PAGE: usize = 4096;
@@ -31,7 +31,7 @@ const PAGES: usize = 64;
 /// A process with a mapping of a tmpfs file, and a userfaultfd that watches it.
 struct Guest {
     target: Target,
-    taken: ForeignUserfault,
+    taken: RemoteUserfault,
     /// The mapping, there.
     range: HostRange,
     /// The same file, here.
@@ -57,7 +57,7 @@ fn guest() -> Guest {
         0
     });
     target.shared.wait(0, 1);
-    let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap();
+    let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
     let range = HostRange::new(HostAddr(target.shared.get(0)), (PAGES * PAGE) as u64);
     let registered = taken
         .userfault()
@@ -89,7 +89,7 @@ impl Guest {
         let ready = self.userfault().wait(stop, None).unwrap();
         assert_eq!(ready, Ready::Events);
         assert_eq!(self.userfault().read(&mut buffer).unwrap(), 1);
-        buffer.take().unwrap()
+        buffer.pop().unwrap()
     }
 }
 
@@ -326,7 +326,7 @@ fn a_successor_gets_the_faults_again() {
     let stop = Stop::new().unwrap();
     guest.touch(9);
     assert!(matches!(guest.next(&stop), Event::Fault(_)));
-    guest.taken.keep_inside();
+    guest.taken.leave_open_on_drop();
     let number = guest.taken.remote();
     let Guest {
         target,
@@ -336,15 +336,15 @@ fn a_successor_gets_the_faults_again() {
     } = guest;
     let process = std::sync::Arc::clone(taken.process());
     drop(taken);
-    let found = hikkoshi_userfault::leftovers(&process).unwrap();
+    let found = hikkoshi_userfault::open_userfaults(&process).unwrap();
     assert_eq!((found[0].unread, found[0].waiting), (0, 1));
 
-    let taken = ForeignUserfault::adopt(&process, number).unwrap();
+    let taken = RemoteUserfault::adopt(&process, number).unwrap();
     taken.userfault().wake(range).unwrap();
     assert_eq!(taken.userfault().wait(&stop, None).unwrap(), Ready::Events);
     let mut buffer = EventBuffer::with_capacity(1);
     assert_eq!(taken.userfault().read(&mut buffer).unwrap(), 1);
-    let Some(Event::Fault(fault)) = buffer.take() else {
+    let Some(Event::Fault(fault)) = buffer.pop() else {
         panic!("a fault was expected");
     };
     assert_eq!(fault.addr.0, range.addr.0 + 9 * PAGE as u64 + 8);
@@ -352,7 +352,7 @@ fn a_successor_gets_the_faults_again() {
     taken.userfault().copy(page, &[1; PAGE]).unwrap();
     target.shared.wait(2, 1);
     taken.userfault().unregister(range).unwrap();
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn the_end_of_the_process_is_told_and_does_no_harm() {
     for _ in 0..2 {
         guest.userfault().unregister(guest.range).unwrap();
     }
-    guest.taken.give_back().unwrap();
+    guest.taken.close_remote().unwrap();
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn errors_say_what_and_how_far() {
         Ok(Copied::default())
     );
     // A second userfaultfd for the same memory.
-    let second = ForeignUserfault::take(guest.target.pid, Features::FOR_MISSING).unwrap();
+    let second = RemoteUserfault::create(guest.target.pid, Features::FOR_MISSING).unwrap();
     let error = second
         .userfault()
         .register(guest.range, RegisterMode::MISSING)
@@ -509,7 +509,7 @@ fn installing_waits_while_the_layout_changes() {
         let waits = !copier.is_finished();
         let mut buffer = EventBuffer::with_capacity(1);
         assert_eq!(own.read(&mut buffer).unwrap(), 1);
-        match buffer.take() {
+        match buffer.pop() {
             Some(Event::Remove(removed)) => {
                 assert_eq!(removed, HostRange::new(range.addr, PAGE as u64));
             }

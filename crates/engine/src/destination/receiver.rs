@@ -16,7 +16,7 @@ use crate::panic_notifier::PanicNotifier;
 use crate::report::{Counters, Observer, RequestLatencies, Tracker};
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
-use hikkoshi_linux::{Priority, Rank};
+use hikkoshi_linux::{Priority, PriorityClass};
 use hikkoshi_memory::RamWriter;
 
 /// The source receives an acknowledgement at least this often, so that a window of twice as many
@@ -117,16 +117,16 @@ fn start(
     name: String,
     priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
-    let rank = match receiver.kind {
-        Kind::Urgent => Rank::Urgent,
-        Kind::Background => Rank::Background,
+    let class = match receiver.kind {
+        Kind::Urgent => PriorityClass::Urgent,
+        Kind::Background => PriorityClass::Background,
     };
     thread::Builder::new()
         .name(name)
         .spawn(move || {
             let died = Event::Failed(DestinationFailure::ThreadDied);
             let _last_word = PanicNotifier::new(&receiver.events, died);
-            priority.take(rank);
+            priority.apply(class);
             sandbox_thread();
             let failure = receiver.run();
             // After the end of the migration nothing receives events any more.

@@ -234,7 +234,7 @@ impl Session {
     /// Sends the last message. Does not wait for a peer that does not read: the end of the links
     /// tells it the same.
     pub(crate) fn send_last(&mut self, message: &ToSource) {
-        self.control.set_stop(Cancel::at_once());
+        self.control.set_stop(Cancel::cancelled());
         if let Err(error) = self.send(message, "sending the last message") {
             tracing::debug!(%error, ?message, "the source does not hear why this side ends");
         }

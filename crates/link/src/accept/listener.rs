@@ -22,7 +22,7 @@ use crate::tls::{Fingerprint, TlsServer};
 use crate::{Address, Stream};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
-use hikkoshi_linux::{Priority, Rank};
+use hikkoshi_linux::{Priority, PriorityClass};
 
 /// A connection that has said a proper hello and was answered.
 #[derive(Debug)]
@@ -200,7 +200,7 @@ impl Listener {
             .spawn(move || {
                 let _place = place;
                 // Whoever it is, it is not the one that the guest waits for yet.
-                priority.take(Rank::Background);
+                priority.apply(PriorityClass::Background);
                 sandbox_thread();
                 let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
                     Ok(new) => Incoming { from, ..new },

@@ -431,7 +431,7 @@ mod tests {
             ..address.parse::<Address>().unwrap().into()
         };
         // Whoever tries to connect hears that it is to stop, or what the network says.
-        let error = Stream::connect(&here("192.0.2.1:9"), &Cancel::at_once()).unwrap_err();
+        let error = Stream::connect(&here("192.0.2.1:9"), &Cancel::cancelled()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "its name leads to 192.0.2.1:9 now, beyond this machine, and encryption was not asked \

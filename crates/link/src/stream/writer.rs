@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn a_blocked_write_ends_when_told_to_and_nothing_follows_it() {
         let (stream, mut peer) = pair();
-        let stop = Cancel::at_once();
+        let stop = Cancel::cancelled();
         let mut writer = LinkWriter::new(Arc::clone(&stream), stop).unwrap();
         let range = PageRange::from_len(Page::new(0), 256);
         let content = vec![1; 1 << 20];

@@ -256,7 +256,7 @@ fn another_destination_and_another_secret_are_told_apart() {
 fn whoever_says_nothing_or_something_else_is_not_waited_for() {
     let server = TlsServer::inviting().unwrap();
     let (_near, mut far) = pair();
-    let stop = Cancel::at_once();
+    let stop = Cancel::cancelled();
     let error = accept(&server, &mut far, patience(&stop)).unwrap_err();
     assert!(matches!(error, SecureError::Silent), "{error}");
     let (mut near, mut far) = pair();

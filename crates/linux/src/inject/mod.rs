@@ -11,7 +11,7 @@
 //! * Signals are held back while the registers are ours: they stay pending in the kernel and reach
 //!   the process when its own signal mask is back. `SIGSTOP`, which cannot be held back, is passed
 //!   on at once.
-//! * It all happens in a process made for it, which shares this one's memory and files (`apart.rs`).
+//! * It all happens in a process made for it, which shares this one's memory and files (`tracer_process.rs`).
 //!   The kernel lets go of everything a tracer held when it ends, so also of a thread that could not
 //!   be stopped in time. And if an injected call takes unreasonably long, the caller gets an error
 //!   while that process goes on waiting, to put the registers back whenever it ends: giving up would
@@ -22,13 +22,13 @@
 //! program is killed just then while another thread of it holds the allocator's lock that the
 //! tracing process needs.
 
-mod apart;
 mod error;
 mod remote;
 mod seize;
 #[cfg(test)]
 mod tests;
 mod tracee;
+mod tracer_process;
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -37,12 +37,12 @@ use std::time::Duration;
 pub use error::InjectError;
 pub use remote::{Remote, Scratch};
 
-use self::apart::ApartError;
+use self::tracer_process::TracerProcessError;
 use crate::process::Process;
 
 /// How long the caller waits for all of it. Normal is below a millisecond; a process that is being
 /// torn down, or that holds its memory layout locked, can keep an injected `close` for long.
-const LIMIT: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// Stops a thread of `process`, runs `work` on it, lets it go.
 ///
@@ -56,7 +56,7 @@ where
     T: Send + 'static,
     E: From<InjectError> + Send + 'static,
 {
-    inject_within(LIMIT, process, work, undo)
+    inject_within(TIME_LIMIT, process, work, undo)
 }
 
 fn inject_within<T, E>(
@@ -84,11 +84,13 @@ where
     std::thread::Builder::new()
         .name("hk-inject".to_owned())
         .spawn(move || {
-            let result = match apart::apart(|| on_this_thread(&process, work)) {
+            let result = match tracer_process::run(|| run_on_this_thread(&process, work)) {
                 Ok(result) => result,
-                Err(ApartError::Start(source)) => Err(InjectError::NoThread { pid, source }.into()),
-                Err(ApartError::Killed) => Err(InjectError::TracerKilled { pid }.into()),
-                Err(ApartError::Panicked(panic)) => std::panic::resume_unwind(panic),
+                Err(TracerProcessError::Start(source)) => {
+                    Err(InjectError::NoThread { pid, source }.into())
+                }
+                Err(TracerProcessError::Killed) => Err(InjectError::TracerKilled { pid }.into()),
+                Err(TracerProcessError::Panicked(panic)) => std::panic::resume_unwind(panic),
             };
             if let Err(returned) = sender.send(result)
                 && let Ok(late) = returned.0
@@ -111,11 +113,11 @@ where
 
 /// A C `int` as a system call's argument.
 #[must_use]
-pub fn word(value: i32) -> u64 {
+pub fn int_arg(value: i32) -> u64 {
     i64::from(value).cast_unsigned()
 }
 
-fn on_this_thread<T, E>(
+fn run_on_this_thread<T, E>(
     process: &Process,
     work: impl FnOnce(&mut Remote) -> Result<T, E>,
 ) -> Result<T, E>

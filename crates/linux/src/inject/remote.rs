@@ -21,9 +21,9 @@ const USER_CS: u64 = 0x33;
 const RED_ZONE: u64 = 128;
 
 /// A vDSO is two or three pages; anything much larger is not one.
-const MOST_VDSO: u64 = 1 << 20;
+const MAX_VDSO: u64 = 1 << 20;
 
-const PUTTING_BACK: &str = "putting its registers back";
+const RESTORING: &str = "putting its registers back";
 
 /// `orig_rax` when the thread is not in a system call: tells the kernel that there is nothing to
 /// restart.
@@ -40,9 +40,9 @@ pub struct Remote {
     saved: Registers,
     mask: SignalMask,
     /// Where the thread keeps its current restartable sequence, and which one it was in.
-    sequence: Option<(u64, [u8; 8])>,
+    rseq_cs: Option<(u64, [u8; 8])>,
     /// Whether the thread is halted at a system call that we made it do, rather than where it was.
-    moved: bool,
+    at_injected_syscall: bool,
     released: bool,
 }
 
@@ -94,7 +94,7 @@ impl Remote {
         ))?;
         // Leaving a restartable sequence by changing the instruction pointer makes the kernel forget
         // that the thread was in one, and it would not be aborted as it must be. So remember it.
-        let sequence = stopped.tracee.rseq().and_then(|rseq| {
+        let rseq_cs = stopped.tracee.rseq().and_then(|rseq| {
             // `rseq_cs` is the third field of `struct rseq`, after two 32-bit ones.
             let at = rseq.pointer.checked_add(8)?;
             let mut current = [0; 8];
@@ -108,8 +108,8 @@ impl Remote {
             syscall_at,
             saved,
             mask,
-            sequence,
-            moved: false,
+            rseq_cs,
+            at_injected_syscall: false,
             released: false,
         };
         // From here on nothing but SIGKILL and SIGSTOP reaches the thread; the rest stays pending.
@@ -148,11 +148,11 @@ impl Remote {
             .tracee
             .set_registers(&registers)
             .map_err(|source| ptrace_error(self.pid, "setting the registers of", step, source))?;
-        self.moved = true;
+        self.at_injected_syscall = true;
         self.run_to_syscall_stop(step)?;
         let entered = self.registers(step)?;
         if entered.orig_rax != number.cast_unsigned() {
-            return Err(self.unexpected(step, -1));
+            return Err(self.unexpected_stop(step, -1));
         }
         self.run_to_syscall_stop(step)?;
         let result = self.registers(step)?.rax.cast_signed();
@@ -173,7 +173,7 @@ impl Remote {
     }
 
     /// Puts back what was there.
-    pub fn give_back(&self, scratch: &Scratch) -> Result<(), InjectError> {
+    pub fn restore_scratch(&self, scratch: &Scratch) -> Result<(), InjectError> {
         self.write(scratch.at, &scratch.before)
     }
 
@@ -201,15 +201,15 @@ impl Remote {
 
     /// Puts everything back and lets the thread go.
     pub(super) fn release(mut self) -> Result<(), InjectError> {
-        self.put_back()
+        self.restore()
     }
 
-    fn put_back(&mut self) -> Result<(), InjectError> {
+    fn restore(&mut self) -> Result<(), InjectError> {
         if std::mem::replace(&mut self.released, true) {
             return Ok(());
         }
-        let back = if self.moved {
-            self.back_where_it_was()
+        let back = if self.at_injected_syscall {
+            self.restore_registers()
         } else {
             Ok(())
         };
@@ -218,16 +218,16 @@ impl Remote {
         let mask = tracee.set_signal_mask(self.mask);
         let left = tracee.detach();
         let pid = self.pid;
-        let failed = |doing| move |source| ptrace_error(pid, doing, PUTTING_BACK, source);
+        let failed = |doing| move |source| ptrace_error(pid, doing, RESTORING, source);
         back?;
         mask.map_err(failed("restoring the signal mask of"))?;
         left.map_err(failed("leaving"))
     }
 
     /// Takes a thread that is at the exit of our system call back to where we found it.
-    fn back_where_it_was(&mut self) -> Result<(), InjectError> {
+    fn restore_registers(&mut self) -> Result<(), InjectError> {
         let pid = self.pid;
-        let failed = |doing| move |source| ptrace_error(pid, doing, PUTTING_BACK, source);
+        let failed = |doing| move |source| ptrace_error(pid, doing, RESTORING, source);
         let tracee = &mut self.stopped.tracee;
         // What the kernel does to restart the interrupted system call, it does only on its way out
         // of a stop like the one we found the thread in, so the thread goes to another such stop
@@ -245,13 +245,13 @@ impl Remote {
                 Some(Halt::Ended) => {
                     return Err(InjectError::Died {
                         pid,
-                        step: PUTTING_BACK,
+                        step: RESTORING,
                     });
                 }
                 Some(Halt::Syscall | Halt::Other(_)) | None => 0,
             };
         }
-        match self.sequence {
+        match self.rseq_cs {
             Some((at, current)) => self.write(at, &current),
             None => Ok(()),
         }
@@ -278,7 +278,7 @@ impl Remote {
                         step,
                     });
                 }
-                Some(Halt::Other(status)) => return Err(self.unexpected(step, status)),
+                Some(Halt::Other(status)) => return Err(self.unexpected_stop(step, status)),
             };
         }
     }
@@ -290,7 +290,7 @@ impl Remote {
             .map_err(|source| ptrace_error(self.pid, "reading the registers of", step, source))
     }
 
-    fn unexpected(&self, step: &'static str, status: i32) -> InjectError {
+    fn unexpected_stop(&self, step: &'static str, status: i32) -> InjectError {
         InjectError::UnexpectedStop {
             pid: self.pid,
             tid: self.stopped.tracee.tid(),
@@ -302,7 +302,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        match self.put_back() {
+        match self.restore() {
             Ok(()) | Err(InjectError::Died { .. }) => {}
             Err(error) => tracing::error!(%error, "a traced thread could not be restored"),
         }
@@ -334,7 +334,7 @@ fn find_syscall(maps: File, memory: &File) -> io::Result<Option<u64>> {
         let Some((start, end)) = vdso_range(&line) else {
             continue;
         };
-        let Ok(length) = usize::try_from((end - start).min(MOST_VDSO)) else {
+        let Ok(length) = usize::try_from((end - start).min(MAX_VDSO)) else {
             continue;
         };
         let mut code = vec![0; length];

@@ -10,14 +10,14 @@ use crate::process::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process, have_capability, st
 
 /// How long one thread may take to stop before the next is tried. A thread that can be stopped is
 /// within microseconds, unless the machine is overloaded.
-const PATIENCE: Duration = Duration::from_millis(100);
+const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long those that were late are waited for in the end, together: on an overloaded machine a thread
 /// may have to wait for a processor.
-const MORE_PATIENCE: Duration = Duration::from_secs(1);
+const LATE_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// No more threads than this are tried: a process that has so many that do not stop is stuck.
-const MOST_THREADS: usize = 32;
+const MAX_THREADS: usize = 32;
 
 /// A stopped thread, and the others that were asked to stop and did not. Those stay seized for as
 /// long as this lives (there is no letting go of a running thread) and run all the same.
@@ -41,9 +41,9 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
     })?;
     let mut late = Vec::new();
     let mut refusal = None;
-    for tid in threads.into_iter().take(MOST_THREADS) {
-        match stop(process, tid) {
-            Ok(Attempt::Stopped(tracee)) if belongs(process, &tracee) => {
+    for tid in threads.into_iter().take(MAX_THREADS) {
+        match seize_and_stop(process, tid) {
+            Ok(Attempt::Stopped(tracee)) if is_thread_of(process, &tracee) => {
                 return Ok(Stopped {
                     tracee,
                     _late: late,
@@ -56,12 +56,12 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
         }
     }
     let threads = late.len();
-    let deadline = Instant::now() + MORE_PATIENCE;
+    let deadline = Instant::now() + LATE_STOP_TIMEOUT;
     while !late.is_empty() && Instant::now() < deadline {
         for tracee in std::mem::take(&mut late) {
-            let moment = Instant::now() + MORE_PATIENCE / 100;
-            match halt(pid, tracee, moment)? {
-                Attempt::Stopped(tracee) if belongs(process, &tracee) => {
+            let deadline = Instant::now() + LATE_STOP_TIMEOUT / 100;
+            match wait_for_stop(pid, tracee, deadline)? {
+                Attempt::Stopped(tracee) if is_thread_of(process, &tracee) => {
                     return Ok(Stopped {
                         tracee,
                         _late: late,
@@ -78,14 +78,14 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
     Err(refusal.unwrap_or(InjectError::NoThreadStops {
         pid,
         threads,
-        millis: PATIENCE.as_millis(),
+        millis: STOP_TIMEOUT.as_millis(),
     }))
 }
 
 /// Whether the thread is the process's. Its number was in the process's list, but may have been used
 /// again since; if the process is still the one that the pidfd means, a stopped thread in its list
 /// is its own.
-fn belongs(process: &Process, tracee: &Tracee) -> bool {
+fn is_thread_of(process: &Process, tracee: &Tracee) -> bool {
     let path = format!("/proc/{}/task/{}", process.pid(), tracee.tid());
     let listed = std::fs::exists(path);
     listed.unwrap_or(false) && process.is_alive()
@@ -97,17 +97,17 @@ enum Attempt {
     Gone,
 }
 
-fn stop(process: &Process, tid: u32) -> Result<Attempt, InjectError> {
+fn seize_and_stop(process: &Process, tid: u32) -> Result<Attempt, InjectError> {
     let pid = process.pid();
     let status = format!("/proc/{pid}/task/{tid}/status");
     let sandboxed = status_field(&status, "Seccomp").is_some_and(|mode| mode != "0");
     let tracee = match Tracee::seize(tid, sandboxed) {
         Ok(tracee) => tracee,
         Err(Errno::SRCH) => return Ok(Attempt::Gone),
-        Err(errno) => return refused(pid, &status, sandboxed, errno),
+        Err(errno) => return seize_error(pid, &status, sandboxed, errno),
     };
     match tracee.interrupt() {
-        Ok(()) => halt(pid, tracee, Instant::now() + PATIENCE),
+        Ok(()) => wait_for_stop(pid, tracee, Instant::now() + STOP_TIMEOUT),
         Err(Errno::SRCH) => Ok(Attempt::Gone),
         Err(source) => Err(InjectError::Ptrace {
             pid,
@@ -118,7 +118,7 @@ fn stop(process: &Process, tid: u32) -> Result<Attempt, InjectError> {
 }
 
 /// Waits for a thread that was interrupted to stop.
-fn halt(pid: u32, mut tracee: Tracee, deadline: Instant) -> Result<Attempt, InjectError> {
+fn wait_for_stop(pid: u32, mut tracee: Tracee, deadline: Instant) -> Result<Attempt, InjectError> {
     loop {
         let signal = match tracee.wait(Some(deadline)) {
             Some(Halt::Trap) => return Ok(Attempt::Stopped(tracee)),
@@ -144,7 +144,12 @@ fn halt(pid: u32, mut tracee: Tracee, deadline: Instant) -> Result<Attempt, Inje
 }
 
 /// Finds out what a refused seize was about; the kernel has one error number for all of it.
-fn refused(pid: u32, status: &str, sandboxed: bool, errno: Errno) -> Result<Attempt, InjectError> {
+fn seize_error(
+    pid: u32,
+    status: &str,
+    sandboxed: bool,
+    errno: Errno,
+) -> Result<Attempt, InjectError> {
     let state = status_field(status, "State").unwrap_or_default();
     if state.is_empty() || state.starts_with(['Z', 'X']) {
         return Ok(Attempt::Gone);
@@ -178,11 +183,11 @@ fn refused(pid: u32, status: &str, sandboxed: bool, errno: Errno) -> Result<Atte
     }
     Err(InjectError::NotPermitted {
         pid,
-        advice: advice(),
+        advice: permission_advice(),
     })
 }
 
-fn advice() -> String {
+fn permission_advice() -> String {
     if have_capability(CAP_SYS_PTRACE) {
         return "although this program has CAP_SYS_PTRACE; a security module forbids it, or the \
                 process lives in a user namespace where that capability does not count, or this \

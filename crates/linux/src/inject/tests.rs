@@ -56,7 +56,7 @@ fn several_calls_in_one_stop() {
             let bad = remote.syscall(
                 "closing nothing",
                 libc::SYS_close,
-                [word(-1), 0, 0, 0, 0, 0],
+                [int_arg(-1), 0, 0, 0, 0, 0],
             );
             Ok::<_, InjectError>((parents, bad?))
         },
@@ -139,7 +139,7 @@ fn borrowed_stack_is_given_back() {
             remote.read(scratch.at, &mut before)?;
             remote.write(scratch.at, &[0xa5; 512])?;
             getppid(remote)?;
-            remote.give_back(&scratch)?;
+            remote.restore_scratch(&scratch)?;
             remote.read(scratch.at, &mut after)?;
             assert_eq!(scratch.at % 16, 0);
             Ok::<_, InjectError>((before, after))
@@ -185,7 +185,7 @@ fn read_byte(remote: &mut Remote, from: u64) -> Result<Result<u64, Errno>, Injec
     let scratch = remote.scratch(16)?;
     let arguments = [from, scratch.at, 1, 0, 0, 0];
     let read = remote.syscall("reading", libc::SYS_read, arguments)?;
-    remote.give_back(&scratch)?;
+    remote.restore_scratch(&scratch)?;
     Ok(read)
 }
 

@@ -1,6 +1,6 @@
 //! The error of attaching.
 
-use hikkoshi_userfault::GiveBackError;
+use hikkoshi_userfault::CloseRemoteError;
 use thiserror::Error;
 
 use super::exclusive_access::ExclusiveAccessError;
@@ -52,7 +52,7 @@ pub enum AttachError {
         /// QEMU's process.
         pid: u32,
         /// Why not.
-        source: GiveBackError,
+        source: CloseRemoteError,
     },
     /// The kernel does not support post-copy.
     #[error("this host's kernel lacks features that a destination needs: {missing}")]

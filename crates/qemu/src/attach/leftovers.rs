@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_userfault::{Features, Leftover, close_remote};
+use hikkoshi_userfault::{Features, OpenUserfault, close_remote};
 
 use super::AttachError;
 use super::process;
 
 /// Whether a userfaultfd is a dirty log of hikkoshi. QEMU does not use asynchronous write
 /// protection, so a userfaultfd with it comes from another run of hikkoshi.
-pub(crate) fn is_dirty_log(leftover: &Leftover) -> bool {
+pub(crate) fn is_dirty_log(leftover: &OpenUserfault) -> bool {
     leftover.features.contains(Features::WP_ASYNC)
 }
 
@@ -50,7 +50,7 @@ pub(super) fn refuse_all(process: &Arc<Process>) -> Result<(), AttachError> {
     }
 }
 
-fn refuse(pid: u32, leftover: &Leftover, advice: &'static str) -> AttachError {
+fn refuse(pid: u32, leftover: &OpenUserfault, advice: &'static str) -> AttachError {
     AttachError::Userfault {
         pid,
         number: leftover.number,

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_userfault::Leftover;
+use hikkoshi_userfault::OpenUserfault;
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -123,8 +123,8 @@ pub(crate) fn check_right_to_trace(process: &Process) -> Result<(), ProcessError
 }
 
 /// The userfaultfds that are open in the process.
-pub(crate) fn userfaults(process: &Process) -> Result<Vec<Leftover>, ProcessError> {
-    hikkoshi_userfault::leftovers(process)
+pub(crate) fn userfaults(process: &Process) -> Result<Vec<OpenUserfault>, ProcessError> {
+    hikkoshi_userfault::open_userfaults(process)
         .map_err(|source| explain(process, "looking for userfaultfds", source))
 }
 

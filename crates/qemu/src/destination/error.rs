@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use hikkoshi_userfault::{GiveBackError, TakeError};
+use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use crate::qmp::monitor::MonitorError;
@@ -36,7 +36,7 @@ pub(crate) enum PrepareError {
 pub enum UserfaultError {
     /// Creating the userfaultfd failed.
     #[error(transparent)]
-    Take(#[from] TakeError),
+    Take(#[from] RemoteUserfaultError),
     /// The userfaultfd of the interrupted migration is gone.
     #[error(
         "taking over the userfaultfd of the interrupted migration in QEMU (process {pid}{}): it has \
@@ -170,7 +170,7 @@ pub(crate) struct KillError {
 pub(crate) enum ReleaseDestinationError {
     /// Closing the userfaultfd inside QEMU failed.
     #[error(transparent)]
-    Userfault(#[from] GiveBackError),
+    Userfault(#[from] CloseRemoteError),
     /// Restoring the settings failed.
     #[error("restoring QEMU's migration settings: {0}")]
     Settings(#[from] MonitorError),

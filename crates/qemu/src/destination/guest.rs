@@ -100,7 +100,7 @@ impl DestinationGuest for QemuDestination {
                 number = userfault.remote(),
                 "leaving the userfaultfd in QEMU, because pages may be missing"
             );
-            userfault.keep_inside();
+            userfault.leave_open_on_drop();
         }
     }
 

@@ -54,7 +54,7 @@ impl QemuDestination {
         if let Some(userfault) = &self.userfault {
             // From here on, threads may wait for pages. If we die or are dropped,
             // missing pages must not read as zeros.
-            userfault.keep_inside();
+            userfault.leave_open_on_drop();
         }
         self.loading = true;
         let cancel = self.cancel.clone();

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use hikkoshi_engine::Cancel;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFiles;
-use hikkoshi_userfault::ForeignUserfault;
+use hikkoshi_userfault::RemoteUserfault;
 use hikkoshi_wire::{Machine, Processors};
 
 pub use self::error::UserfaultError;
@@ -64,7 +64,7 @@ pub struct QemuDestination {
     settings: Settings,
     /// Our end of the socket for the device state. QEMU has the other.
     socket: Option<UnixStream>,
-    userfault: Option<ForeignUserfault>,
+    userfault: Option<RemoteUserfault>,
     /// Whether a guest has been sent here, even in part.
     prepared: bool,
     loading: bool,
@@ -150,12 +150,12 @@ impl QemuDestination {
                 // `userfault` needs it and fails if it does not exist.
                 let there = left.iter().any(|leftover| leftover.number == number);
                 there
-                    .then(|| ForeignUserfault::adopt(&process, number))
+                    .then(|| RemoteUserfault::adopt(&process, number))
                     .transpose()?
             }
         };
         if let Some(userfault) = &userfault {
-            userfault.keep_inside();
+            userfault.leave_open_on_drop();
         }
         Ok(Some(Self {
             client: None,

@@ -25,7 +25,7 @@ impl QemuDestination {
     pub(super) fn release_qemu(&mut self) -> Result<(), ReleaseDestinationError> {
         let mut first: Result<(), ReleaseDestinationError> = Ok(());
         if let Some(userfault) = &self.userfault {
-            match userfault.give_back() {
+            match userfault.close_remote() {
                 Ok(()) => self.userfault = None,
                 Err(error) => first = Err(error.into()),
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hikkoshi_pages::PAGE_BYTES;
-use hikkoshi_userfault::{Features, ForeignUserfault, Userfault};
+use hikkoshi_userfault::{Features, RemoteUserfault, Userfault};
 
 use super::huge_tmpfs;
 use super::{QemuDestination, UserfaultError};
@@ -30,7 +30,7 @@ impl QemuDestination {
         self.check_userfault()?;
         let taken = match self.userfault.take() {
             Some(taken) => taken,
-            None => ForeignUserfault::take_from(&self.process, Features::FOR_MISSING)?,
+            None => RemoteUserfault::create_in(&self.process, Features::FOR_MISSING)?,
         };
         let number = taken.remote();
         self.noted.change(|notes| notes.userfault = Some(number));

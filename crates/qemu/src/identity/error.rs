@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use hikkoshi_pages::LayoutError;
-use hikkoshi_userfault::TakeError;
+use hikkoshi_userfault::RemoteUserfaultError;
 use thiserror::Error;
 
 use super::namespaces::FindProcessError;
@@ -96,7 +96,7 @@ pub enum ReattachError {
     },
     /// The userfaultfd inside QEMU cannot be used.
     #[error("taking over the userfaultfd of the interrupted migration in QEMU: {0}")]
-    Userfault(#[from] TakeError),
+    Userfault(#[from] RemoteUserfaultError),
 }
 
 /// An operation needs QEMU, which has ended.

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use hikkoshi_dirty::{DirtyError, StartError, UnsupportedKernel};
-use hikkoshi_userfault::{GiveBackError, TakeError};
+use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use crate::attach::preflight::Refusal;
@@ -29,7 +29,7 @@ pub(crate) enum StartLogError {
     Kernel(#[from] UnsupportedKernel),
     /// Creating the userfaultfd failed.
     #[error("starting the dirty log: {0}")]
-    Take(#[from] TakeError),
+    Take(#[from] RemoteUserfaultError),
     /// Starting the tracker failed.
     #[error("starting the dirty log: {0}")]
     Start(#[from] StartError),
@@ -146,7 +146,7 @@ pub(crate) enum ReleaseSourceError {
     Log(#[from] DirtyError),
     /// Closing the userfaultfd inside QEMU failed.
     #[error(transparent)]
-    Userfault(#[from] GiveBackError),
+    Userfault(#[from] CloseRemoteError),
     /// Restoring the settings failed.
     #[error("restoring QEMU's migration settings: {0}")]
     Settings(#[from] MonitorError),

@@ -25,7 +25,7 @@ use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_engine::{Cancel, Mode};
 use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_memory::RamFiles;
-use hikkoshi_userfault::{Features, ForeignUserfault, close_remote};
+use hikkoshi_userfault::{Features, RemoteUserfault, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,7 @@ pub struct QemuSource {
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory without the dirty log's knowledge.
     needs_drain: bool,
-    userfault: Option<ForeignUserfault>,
+    userfault: Option<RemoteUserfault>,
     identity: QemuIdentity,
     undo: UndoRecord,
     undo_recorder: UndoRecorder,
@@ -282,7 +282,7 @@ impl QemuSource {
         }
         hikkoshi_dirty::support()?;
         self.needs_drain = preflight::needs_drain(connected(&mut self.client)?)?;
-        let userfault = ForeignUserfault::take_from(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
+        let userfault = RemoteUserfault::create_in(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
         let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
         // On an error, dropping the userfaultfd closes it.
         let log = PagemapLog::start(

@@ -32,7 +32,7 @@ impl QemuSource {
             }
         }
         if let Some(userfault) = &self.userfault {
-            match userfault.give_back() {
+            match userfault.close_remote() {
                 Ok(()) => self.userfault = None,
                 Err(error) => note(Err(error.into())),
             }

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use hikkoshi_engine::Cancel;
-use hikkoshi_userfault::{GiveBackError, close_remote};
+use hikkoshi_userfault::{CloseRemoteError, close_remote};
 use thiserror::Error;
 
 use super::ResumeError;
@@ -74,7 +74,7 @@ pub enum UndoError {
     Resume(#[from] ResumeError),
     /// Closing the userfaultfd failed.
     #[error("undoing an interrupted migration: {0}")]
-    Userfault(#[from] GiveBackError),
+    Userfault(#[from] CloseRemoteError),
     /// Restoring the settings failed.
     #[error("undoing an interrupted migration: restoring QEMU's migration settings: {0}")]
     Settings(QmpError),

@@ -21,7 +21,7 @@ use crate::source::session::{Event, Session};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
 use hikkoshi_linux::Cancel;
-use hikkoshi_linux::Rank;
+use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::RamFiles;
 use hikkoshi_memory::{Piece, PieceReader};
@@ -82,7 +82,7 @@ impl Pushers {
                 .name(format!("src-push-{number}"))
                 .spawn(move || {
                     let _notifier = PanicNotifier::new(&events, Event::ThreadDied);
-                    priority.take(Rank::Background);
+                    priority.apply(PriorityClass::Background);
                     sandbox_thread();
                     let event = match pusher.run() {
                         Ok(()) | Err(Failure::Link(LinkError::Stopped)) => return,

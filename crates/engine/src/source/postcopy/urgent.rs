@@ -26,7 +26,7 @@ use crate::source::postcopy::request_queue::{Request, Requests};
 use crate::source::session::{Event, Session};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
-use hikkoshi_linux::Rank;
+use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::RamFiles;
 use hikkoshi_memory::{Piece, PieceReader};
@@ -76,7 +76,7 @@ impl UrgentThread {
             .name("src-urgent".into())
             .spawn(move || {
                 let _notifier = PanicNotifier::new(&events, Event::ThreadDied);
-                priority.take(Rank::Urgent);
+                priority.apply(PriorityClass::Urgent);
                 sandbox_thread();
                 // The queue is closed after the migration has ended.
                 let _ = events.send(urgent.run());

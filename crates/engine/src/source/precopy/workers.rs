@@ -19,7 +19,7 @@ use crate::source::precopy::batch::Batch;
 use crate::source::precopy::chunk_sender::ChunkSender;
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, Stream};
-use hikkoshi_linux::Rank;
+use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
 
 /// All workers of one migration.
@@ -52,7 +52,7 @@ impl PrecopyWorkers {
             let thread = thread::Builder::new()
                 .name(format!("src-precopy-{number}"))
                 .spawn(move || {
-                    priority.take(Rank::Background);
+                    priority.apply(PriorityClass::Background);
                     sandbox_thread();
                     while let Ok(batch) = queued.recv() {
                         if let Err(failure) = sender.batch(&batch) {

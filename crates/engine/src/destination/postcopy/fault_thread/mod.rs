@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hikkoshi_linux::Stop;
 use hikkoshi_pages::PageRange;
-use hikkoshi_userfault::{CopyError, EventBuffer, ReadError, Ready, Watch};
+use hikkoshi_userfault::{CopyError, EventBuffer, FaultWaiter, ReadError, Ready};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 use std::os::fd::AsFd;
 
@@ -24,7 +24,7 @@ use crate::destination::postcopy::request_sender::RequestSender;
 use crate::destination::session::Event;
 use crate::panic_notifier::PanicNotifier;
 use hikkoshi_link::Stream;
-use hikkoshi_linux::Rank;
+use hikkoshi_linux::PriorityClass;
 
 /// Faults read with one system call.
 const BATCH: usize = 64;
@@ -73,7 +73,7 @@ pub(crate) fn start(
             .spawn(move || {
                 let died = Event::Failed(DestinationFailure::ThreadDied);
                 let _last_word = PanicNotifier::new(&events, died);
-                priority.take(Rank::Urgent);
+                priority.apply(PriorityClass::Urgent);
                 if let Err(failure) = fault_thread.run() {
                     // After the end of the migration nothing receives events any more.
                     let _ = events.send(Event::Failed(failure));
@@ -87,7 +87,7 @@ pub(crate) fn start(
 #[derive(Debug)]
 struct FaultThread {
     shared: Arc<Shared>,
-    watch: Watch<Stream>,
+    watch: FaultWaiter<Stream>,
     buffer: EventBuffer,
     /// Host pages to request, and when their faults were read.
     wanted: Vec<(PageRange, u64)>,
@@ -103,7 +103,7 @@ impl FaultThread {
             watch: installer
                 .copier
                 .userfault()
-                .watch(&shared.stop, installer.requests.huge().event().as_fd())?,
+                .waiter(&shared.stop, installer.requests.huge().event().as_fd())?,
             shared,
             buffer: EventBuffer::with_capacity(BATCH),
             wanted: Vec::with_capacity(BATCH),
@@ -133,7 +133,7 @@ impl FaultThread {
                 Ready::Stopped => return Ok(()),
                 Ready::ProcessGone => return Err(DestinationFailure::ProcessGone(None)),
                 Ready::TimedOut => continue,
-                Ready::Also => {
+                Ready::Other => {
                     installer.requests.huge().event().clear();
                     while self.wanted.len() < BATCH
                         && let Some(turn) = installer
@@ -196,7 +196,7 @@ impl FaultThread {
             ..
         } = &*self.shared;
         let read = installer.requests.now();
-        while let Some(event) = self.buffer.take() {
+        while let Some(event) = self.buffer.pop() {
             let hikkoshi_userfault::Event::Fault(fault) = event else {
                 // No other events were registered.
                 tracing::warn!(?event, "an event of the userfaultfd that was not asked for");

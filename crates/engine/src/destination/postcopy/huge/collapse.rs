@@ -16,7 +16,7 @@ use crate::destination::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::report::{CollapseAccount, CollapseFailures};
 use hikkoshi_link::{Pace, TICK};
-use hikkoshi_linux::{Priority, Rank};
+use hikkoshi_linux::{Priority, PriorityClass};
 use hikkoshi_memory::RamFiles;
 
 /// Pages in a huge page.
@@ -53,7 +53,7 @@ pub(crate) fn run(
     let account = thread::scope(|scope| {
         let worker = thread::Builder::new().name("dst-collapse".into());
         let worker = worker.spawn_scoped(scope, || {
-            priority.take(Rank::Background);
+            priority.apply(PriorityClass::Background);
             if work.all(&hosts) {
                 work.once_more();
             }

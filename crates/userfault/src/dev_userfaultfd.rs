@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_linux::inject::{InjectError, Remote, word};
+use hikkoshi_linux::inject::{InjectError, Remote, int_arg};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use thiserror::Error;
@@ -76,7 +76,7 @@ pub(crate) fn create(
 ) -> Result<Result<i32, DeviceError>, InjectError> {
     let scratch = remote.scratch(SCRATCH)?;
     let result = with_sockets(remote, process, device.as_fd(), scratch.at);
-    remote.give_back(&scratch)?;
+    remote.restore_scratch(&scratch)?;
     result
 }
 
@@ -91,7 +91,7 @@ fn with_sockets(
         remote,
         "making a socket pair",
         libc::SYS_socketpair,
-        [word(libc::AF_UNIX), word(kind), 0, at + SOCKETS, 0, 0],
+        [int_arg(libc::AF_UNIX), int_arg(kind), 0, at + SOCKETS, 0, 0],
     )?;
     if let Err(error) = made {
         return Ok(Err(error));
@@ -118,9 +118,9 @@ fn with_sockets(
         "making a userfaultfd out of the device",
         libc::SYS_ioctl,
         [
-            word(device),
+            int_arg(device),
             abi::USERFAULTFD_IOC_NEW,
-            word(abi::CREATE_FLAGS),
+            int_arg(abi::CREATE_FLAGS),
             0,
             0,
             0,
@@ -171,7 +171,7 @@ fn receive(
         remote,
         "receiving the open device",
         libc::SYS_recvmsg,
-        [word(socket), at + HEADER, word(flags), 0, 0, 0],
+        [int_arg(socket), at + HEADER, int_arg(flags), 0, 0, 0],
     )?;
     if let Err(error) = received {
         return Ok(Err(error));
@@ -200,7 +200,7 @@ pub(crate) fn close(remote: &mut Remote, number: i32) -> Result<(), InjectError>
         .syscall(
             "closing a descriptor inside it",
             libc::SYS_close,
-            [word(number), 0, 0, 0, 0, 0],
+            [int_arg(number), 0, 0, 0, 0, 0],
         )
         .map(drop)
 }

@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use common::{Target, gettid, map_shared, memory_file};
 use hikkoshi_linux::{HostAddr, HostRange, Stop};
-use hikkoshi_userfault::{EventBuffer, Features, ForeignUserfault, Ready, RegisterMode};
+use hikkoshi_userfault::{EventBuffer, Features, Ready, RegisterMode, RemoteUserfault};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
 
 /// A process whose threads each read a page when told to: word 1 says how many.
-fn guest() -> (Target, ForeignUserfault, HostRange) {
+fn guest() -> (Target, RemoteUserfault, HostRange) {
     let file = memory_file((PAGES * PAGE) as u64, false);
     let raw = file.as_raw_fd();
     let target = Target::spawn(move |shared| {
@@ -41,7 +41,7 @@ fn guest() -> (Target, ForeignUserfault, HostRange) {
         0
     });
     target.shared.wait(0, 1);
-    let taken = ForeignUserfault::take(target.pid, Features::FOR_MISSING).unwrap();
+    let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
     let range = HostRange::new(HostAddr(target.shared.get(0)), (PAGES * PAGE) as u64);
     taken
         .userfault()
@@ -79,12 +79,12 @@ fn a_fault_wakes_one() {
         for id in &ids {
             let (taken, stop, quiet, woken) = (&taken, &stop, &quiet, &woken);
             scope.spawn(move || {
-                let watch = taken
+                let waiter = taken
                     .userfault()
-                    .watch::<UnixStream>(stop, quiet.as_fd())
+                    .waiter::<UnixStream>(stop, quiet.as_fd())
                     .unwrap();
                 id.store(gettid().into(), Ordering::SeqCst);
-                assert_eq!(watch.wait(None).unwrap(), Ready::Events);
+                assert_eq!(waiter.wait(None).unwrap(), Ready::Events);
                 woken.fetch_add(1, Ordering::SeqCst);
                 // Keeps the message where it is: whoever was woken for nothing
                 // would see it, too.
@@ -112,7 +112,7 @@ fn a_fault_wakes_one() {
     taken.userfault().unregister(range).unwrap();
     target.shared.set(1, PAGES as u64);
     target.join();
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
 }
 
 #[test]
@@ -125,61 +125,61 @@ fn what_else_is_waited_for() {
         (Arc::new(socket), peer)
     };
     let (socket, _peer) = pair();
-    let mut watch = taken
+    let mut waiter = taken
         .userfault()
-        .watch::<UnixStream>(&stop, news.as_fd())
+        .waiter::<UnixStream>(&stop, news.as_fd())
         .unwrap();
     let now = Some(Duration::ZERO);
-    assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
+    assert_eq!(waiter.wait(now).unwrap(), Ready::TimedOut);
     // There is room in the socket, but nobody asked for it.
-    watch.set_writing(None).unwrap();
-    assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
+    waiter.set_writing(None).unwrap();
+    assert_eq!(waiter.wait(now).unwrap(), Ready::TimedOut);
     for _ in 0..2 {
-        watch.set_writing(Some(Arc::clone(&socket))).unwrap();
-        assert_eq!(watch.wait(None).unwrap(), Ready::Also);
-        watch.set_writing(None).unwrap();
-        assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
+        waiter.set_writing(Some(Arc::clone(&socket))).unwrap();
+        assert_eq!(waiter.wait(None).unwrap(), Ready::Other);
+        waiter.set_writing(None).unwrap();
+        assert_eq!(waiter.wait(now).unwrap(), Ready::TimedOut);
     }
     // Another socket takes the place of one that is closed everywhere else.
-    watch.set_writing(Some(socket)).unwrap();
+    waiter.set_writing(Some(socket)).unwrap();
     let (full, peer) = pair();
     full.set_nonblocking(true).unwrap();
     while (&*full).write(&[0; 4096]).is_ok() {}
-    watch.set_writing(Some(Arc::clone(&full))).unwrap();
-    assert_eq!(watch.wait(now).unwrap(), Ready::TimedOut);
+    waiter.set_writing(Some(Arc::clone(&full))).unwrap();
+    assert_eq!(waiter.wait(now).unwrap(), Ready::TimedOut);
     drop(full);
     drop(peer);
-    assert_eq!(watch.wait(None).unwrap(), Ready::Also);
-    watch.set_writing(None).unwrap();
+    assert_eq!(waiter.wait(None).unwrap(), Ready::Other);
+    waiter.set_writing(None).unwrap();
     teller.write_all(b"news").unwrap();
-    assert_eq!(watch.wait(None).unwrap(), Ready::Also);
+    assert_eq!(waiter.wait(None).unwrap(), Ready::Other);
     // A message comes before anything else, and a stop before that.
     target.shared.set(1, 1);
-    while watch.wait(None).unwrap() != Ready::Events {}
+    while waiter.wait(None).unwrap() != Ready::Events {}
     stop.stop();
-    assert_eq!(watch.wait(None).unwrap(), Ready::Stopped);
+    assert_eq!(waiter.wait(None).unwrap(), Ready::Stopped);
 
     // The process's end, after the messages.
     let stop = Stop::new().unwrap();
     let (news, _teller) = UnixStream::pair().unwrap();
-    let watch = taken
+    let waiter = taken
         .userfault()
-        .watch::<UnixStream>(&stop, news.as_fd())
+        .waiter::<UnixStream>(&stop, news.as_fd())
         .unwrap();
     target.kill(libc::SIGKILL);
     let mut buffer = EventBuffer::with_capacity(1);
     loop {
-        match watch.wait(None).unwrap() {
+        match waiter.wait(None).unwrap() {
             Ready::ProcessGone => break,
             // Its fault, until it is gone itself.
             Ready::Events => {
                 taken.userfault().read(&mut buffer).unwrap();
-                buffer.take();
+                buffer.pop();
             }
             other => panic!("{other:?}"),
         }
     }
     target.join();
     taken.userfault().unregister(range).unwrap();
-    taken.give_back().unwrap();
+    taken.close_remote().unwrap();
 }

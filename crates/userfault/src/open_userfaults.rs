@@ -9,7 +9,7 @@ use hikkoshi_linux::Process;
 /// A userfaultfd inside a process: left by a migration program that was killed, or the process's
 /// own (QEMU's, with `postcopy-ram` or background snapshots).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leftover {
+pub struct OpenUserfault {
     /// Its descriptor number there.
     pub number: i32,
     /// What was negotiated.
@@ -25,7 +25,7 @@ pub struct Leftover {
 /// # Errors
 ///
 /// When `/proc` does not tell: the process has ended, or belongs to somebody else.
-pub fn leftovers(process: &Process) -> io::Result<Vec<Leftover>> {
+pub fn open_userfaults(process: &Process) -> io::Result<Vec<OpenUserfault>> {
     let mut found = Vec::new();
     for number in process.descriptors()? {
         match process.describe_descriptor(number) {
@@ -45,7 +45,7 @@ pub(crate) fn is_userfault(link: &Path) -> bool {
 
 /// `fdinfo` of a userfaultfd: "pending:\t1\ntotal:\t2\nAPI:\taa:9000:…" (userfaultfd_show_fdinfo
 /// in fs/userfaultfd.c).
-fn parse(number: i32, info: &str) -> Leftover {
+fn parse(number: i32, info: &str) -> OpenUserfault {
     let field = |name: &str| {
         info.lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
@@ -61,7 +61,7 @@ fn parse(number: i32, info: &str) -> Leftover {
         .and_then(|features| u64::from_str_radix(features, 16).ok())
         // The topmost bit is the kernel's own note that the handshake was made.
         .map_or(0, |features| features & !(1 << 31));
-    Leftover {
+    OpenUserfault {
         number,
         features: Features(features),
         unread: count("pending"),

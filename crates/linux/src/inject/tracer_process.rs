@@ -26,7 +26,7 @@ const GUARD: usize = 64 << 10;
 
 /// Why nothing came of it.
 #[derive(Debug)]
-pub(super) enum ApartError {
+pub(super) enum TracerProcessError {
     /// There is no memory, or no process, for it.
     Start(io::Error),
     /// It was killed itself.
@@ -35,27 +35,27 @@ pub(super) enum ApartError {
     Panicked(Box<dyn Any + Send>),
 }
 
-struct Order<F, T> {
+struct Job<F, T> {
     work: Option<F>,
-    done: Option<Result<T, Box<dyn Any + Send>>>,
+    result: Option<Result<T, Box<dyn Any + Send>>>,
 }
 
 /// Does `work` in a process of its own, and waits for it. If this program is killed meanwhile,
 /// `work` goes on to its end.
-pub(super) fn apart<T, F: FnOnce() -> T>(work: F) -> Result<T, ApartError> {
-    let stack = Stack::new().map_err(ApartError::Start)?;
-    let mut order = Order {
+pub(super) fn run<T, F: FnOnce() -> T>(work: F) -> Result<T, TracerProcessError> {
+    let stack = Stack::new().map_err(TracerProcessError::Start)?;
+    let mut job = Job {
         work: Some(work),
-        done: None,
+        result: None,
     };
-    let signals = Blocked::all();
-    // SAFETY: `run` is given what it expects, on a stack that nobody else uses. It runs on this
+    let signals = BlockedSignals::all();
+    // SAFETY: `entry` is given what it expects, on a stack that nobody else uses. It runs on this
     // thread's thread-local memory, which is safe because this thread stands still in the kernel
     // until the process has ended (CLONE_VFORK), or never goes on because it was killed. No handler
     // of a signal runs in it: it starts with all signals blocked, as this thread has them now.
-    let pid = unsafe { libc::clone(run::<T, F>, stack.top(), FLAGS, (&raw mut order).cast()) };
+    let pid = unsafe { libc::clone(entry::<T, F>, stack.top(), FLAGS, (&raw mut job).cast()) };
     let started = match pid {
-        -1 => Err(ApartError::Start(io::Error::last_os_error())),
+        -1 => Err(TracerProcessError::Start(io::Error::last_os_error())),
         pid => {
             reap(pid);
             Ok(())
@@ -63,22 +63,22 @@ pub(super) fn apart<T, F: FnOnce() -> T>(work: F) -> Result<T, ApartError> {
     };
     drop(signals);
     started?;
-    match order.done {
+    match job.result {
         Some(Ok(done)) => Ok(done),
-        Some(Err(panic)) => Err(ApartError::Panicked(panic)),
-        None => Err(ApartError::Killed),
+        Some(Err(panic)) => Err(TracerProcessError::Panicked(panic)),
+        None => Err(TracerProcessError::Killed),
     }
 }
 
-extern "C" fn run<T, F: FnOnce() -> T>(order: *mut c_void) -> c_int {
+extern "C" fn entry<T, F: FnOnce() -> T>(job: *mut c_void) -> c_int {
     // What is sent to this program's whole group is not for this process.
     // SAFETY: concerns this process only.
     unsafe { libc::setpgid(0, 0) };
-    // SAFETY: it is the `Order` of `apart`, whose thread stands still, or was killed, which leaves
+    // SAFETY: it is the `Job` of `run`, whose thread stands still, or was killed, which leaves
     // its stack where it is.
-    let order = unsafe { &mut *order.cast::<Order<F, T>>() };
-    if let Some(work) = order.work.take() {
-        order.done = Some(catch_unwind(AssertUnwindSafe(work)));
+    let job = unsafe { &mut *job.cast::<Job<F, T>>() };
+    if let Some(work) = job.work.take() {
+        job.result = Some(catch_unwind(AssertUnwindSafe(work)));
     }
     0
 }
@@ -124,9 +124,9 @@ impl Drop for Stack {
 }
 
 /// All of this thread's signals are blocked as long as this lives.
-struct Blocked(libc::sigset_t);
+struct BlockedSignals(libc::sigset_t);
 
-impl Blocked {
+impl BlockedSignals {
     fn all() -> Self {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::zeroed());
         // SAFETY: `sigfillset` fills the set in before it is read; the old set is all zeros, a
@@ -139,7 +139,7 @@ impl Blocked {
     }
 }
 
-impl Drop for Blocked {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
         // SAFETY: the set that was in force before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn it_is_another_process_with_the_same_memory_and_files() {
         let text = "from here".to_owned();
-        let (file, id, length) = apart(|| {
+        let (file, id, length) = run(|| {
             let file = tempfile::tempfile().unwrap();
             (file, std::process::id(), text.len())
         })
@@ -165,8 +165,8 @@ mod tests {
 
     #[test]
     fn a_panic_is_brought_back() {
-        let result = apart(|| panic!("meant to"));
-        let Err(ApartError::Panicked(panic)) = result else {
+        let result = run(|| panic!("meant to"));
+        let Err(TracerProcessError::Panicked(panic)) = result else {
             panic!("{result:?}");
         };
         assert_eq!(panic.downcast_ref(), Some(&"meant to"));
@@ -174,10 +174,13 @@ mod tests {
 
     #[test]
     fn its_own_death_is_told() {
-        let result = apart(|| {
+        let result = run(|| {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
                 .unwrap();
         });
-        assert!(matches!(result, Err(ApartError::Killed)), "{result:?}");
+        assert!(
+            matches!(result, Err(TracerProcessError::Killed)),
+            "{result:?}"
+        );
     }
 }

@@ -7,36 +7,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hikkoshi_linux::Process;
-use hikkoshi_linux::inject::{InjectError, Remote, inject, word};
+use hikkoshi_linux::inject::{InjectError, Remote, inject, int_arg};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::device::{self, DeviceError};
+use crate::dev_userfaultfd::{self, DeviceError};
 use crate::features::Features;
-use crate::leftovers::is_userfault;
+use crate::open_userfaults::is_userfault;
 use crate::userfault::{ApiError, DEVICE, Userfault};
 
 /// A userfaultfd that another process made for us, without knowing.
 ///
 /// There are two copies of the descriptor, ours and the one inside the process. The one inside keeps
 /// blocked threads blocked if we die, and a successor can [`adopt`](Self::adopt) it; in the end it
-/// must be closed again, [`give_back`](Self::give_back).
+/// must be closed again, [`close_remote`](Self::close_remote).
 ///
 /// Dropping this gives back too, with only a warning when that fails. During post-copy that would be
 /// fatal to the guest, whose missing pages would read as zero: say
-/// [`keep_inside`](Self::keep_inside) before the first page is awaited.
+/// [`leave_open_on_drop`](Self::leave_open_on_drop) before the first page is awaited.
 #[derive(Debug)]
-pub struct ForeignUserfault {
+pub struct RemoteUserfault {
     process: Arc<Process>,
     userfault: Arc<Userfault>,
     remote: i32,
-    given_back: AtomicBool,
-    keep_inside: AtomicBool,
+    closed: AtomicBool,
+    leave_open_on_drop: AtomicBool,
 }
 
 /// No userfaultfd could be had from the process; it is as it was before.
 #[derive(Debug, Error)]
-pub enum TakeError {
+pub enum RemoteUserfaultError {
     /// The system call could not be made.
     #[error("taking a userfaultfd: {0}")]
     Inject(#[from] InjectError),
@@ -84,7 +84,7 @@ pub enum TakeError {
 
 /// The copy inside the process could not be closed.
 #[derive(Debug, Error)]
-pub enum GiveBackError {
+pub enum CloseRemoteError {
     /// The system call could not be made.
     #[error("closing the userfaultfd (descriptor {number}) inside the process: {source}")]
     Inject {
@@ -118,7 +118,7 @@ pub enum GiveBackError {
     },
 }
 
-impl ForeignUserfault {
+impl RemoteUserfault {
     /// Makes process `pid` make a userfaultfd, takes a copy of it, and does the handshake for
     /// `features`.
     ///
@@ -127,31 +127,34 @@ impl ForeignUserfault {
     /// When the kernel lacks a feature (then the process has not been touched), when we may not
     /// trace the process or it may not make a userfaultfd, when it ends meanwhile. Nothing is left
     /// behind in it.
-    pub fn take(pid: u32, features: Features) -> Result<Self, TakeError> {
-        Self::take_from(&open(pid)?, features)
+    pub fn create(pid: u32, features: Features) -> Result<Self, RemoteUserfaultError> {
+        Self::create_in(&open(pid)?, features)
     }
 
-    /// As [`Self::take`], of a process held already.
+    /// As [`Self::create`], of a process held already.
     ///
     /// # Errors
     ///
-    /// See [`Self::take`].
-    pub fn take_from(process: &Arc<Process>, features: Features) -> Result<Self, TakeError> {
-        Self::take_by_device(process, features, DEVICE)
+    /// See [`Self::create`].
+    pub fn create_in(
+        process: &Arc<Process>,
+        features: Features,
+    ) -> Result<Self, RemoteUserfaultError> {
+        Self::create_with_device(process, features, DEVICE)
     }
 
-    pub(crate) fn take_by_device(
+    pub(crate) fn create_with_device(
         process: &Arc<Process>,
         features: Features,
         device: &'static str,
-    ) -> Result<Self, TakeError> {
+    ) -> Result<Self, RemoteUserfaultError> {
         let pid = process.pid();
         // Ask first what this kernel can do. If we may not make one ourselves, we will see later.
         if let Ok(offered) = Features::supported() {
             let missing = features.without(offered);
             if !missing.is_empty() {
                 let source = ApiError::Missing { missing };
-                return Err(TakeError::Api { pid, source });
+                return Err(RemoteUserfaultError::Api { pid, source });
             }
         }
         let holder = Arc::clone(process);
@@ -163,13 +166,13 @@ impl ForeignUserfault {
                 match Self::copied(&holder, number, Some(features)) {
                     Ok(taken) => Ok(taken),
                     Err(error) => {
-                        device::close(remote, number)?;
+                        dev_userfaultfd::close(remote, number)?;
                         Err(error)
                     }
                 }
             },
             move |late| {
-                late.given_back.store(true, Ordering::Relaxed);
+                late.closed.store(true, Ordering::Relaxed);
                 if let Err(error) = close_remote(&undoer, late.remote) {
                     tracing::warn!(%error, "a userfaultfd is left in the process");
                 }
@@ -178,7 +181,7 @@ impl ForeignUserfault {
     }
 
     /// Takes over descriptor `number` of the process, a userfaultfd that an earlier program had
-    /// put there and set up (see [`leftovers`](crate::leftovers())).
+    /// put there and set up (see [`open_userfaults`](crate::open_userfaults())).
     ///
     /// Faults that the earlier program had read but not answered are raised again after
     /// [`Userfault::wake`] on all that is registered.
@@ -187,7 +190,7 @@ impl ForeignUserfault {
     ///
     /// When the process has no such descriptor, or it is no userfaultfd, or we may not trace the
     /// process.
-    pub fn adopt(process: &Arc<Process>, number: i32) -> Result<Self, TakeError> {
+    pub fn adopt(process: &Arc<Process>, number: i32) -> Result<Self, RemoteUserfaultError> {
         Self::copied(process, number, None)
     }
 
@@ -195,11 +198,11 @@ impl ForeignUserfault {
         process: &Arc<Process>,
         number: i32,
         handshake: Option<Features>,
-    ) -> Result<Self, TakeError> {
+    ) -> Result<Self, RemoteUserfaultError> {
         let pid = process.pid();
         let fd = process
             .descriptor(number)
-            .map_err(|source| TakeError::Copy {
+            .map_err(|source| RemoteUserfaultError::Copy {
                 pid,
                 number,
                 source,
@@ -207,20 +210,20 @@ impl ForeignUserfault {
         // Our copy, which the process cannot exchange any more.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         if !link.is_ok_and(|link| is_userfault(&link)) {
-            return Err(TakeError::NotUserfault { pid, number });
+            return Err(RemoteUserfaultError::NotUserfault { pid, number });
         }
         let userfault = Userfault::from_fd(fd).of_process(Arc::clone(process));
         if let Some(features) = handshake {
             userfault
                 .api(features)
-                .map_err(|source| TakeError::Api { pid, source })?;
+                .map_err(|source| RemoteUserfaultError::Api { pid, source })?;
         }
         Ok(Self {
             process: Arc::clone(process),
             userfault: Arc::new(userfault),
             remote: number,
-            given_back: AtomicBool::new(false),
-            keep_inside: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            leave_open_on_drop: AtomicBool::new(false),
         })
     }
 
@@ -243,9 +246,9 @@ impl ForeignUserfault {
     }
 
     /// From now on dropping this leaves the copy inside the process, for a successor to adopt. Only
-    /// [`Self::give_back`] closes it then.
-    pub fn keep_inside(&self) {
-        self.keep_inside.store(true, Ordering::Release);
+    /// [`Self::close_remote`] closes it then.
+    pub fn leave_open_on_drop(&self) {
+        self.leave_open_on_drop.store(true, Ordering::Release);
     }
 
     /// Closes the copy inside the process. It can be called again, after success (then it does
@@ -256,19 +259,19 @@ impl ForeignUserfault {
     ///
     /// # Errors
     ///
-    /// See [`GiveBackError`].
-    pub fn give_back(&self) -> Result<(), GiveBackError> {
-        if self.given_back.load(Ordering::Acquire) {
+    /// See [`CloseRemoteError`].
+    pub fn close_remote(&self) -> Result<(), CloseRemoteError> {
+        if self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
         if self.process.is_alive() && !self.is_still_ours() {
-            return Err(GiveBackError::NotOurs {
+            return Err(CloseRemoteError::NotOurs {
                 pid: self.process.pid(),
                 number: self.remote,
             });
         }
         close_remote(&self.process, self.remote)?;
-        self.given_back.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -294,12 +297,12 @@ impl ForeignUserfault {
     }
 }
 
-impl Drop for ForeignUserfault {
+impl Drop for RemoteUserfault {
     fn drop(&mut self) {
-        if self.keep_inside.load(Ordering::Acquire) {
+        if self.leave_open_on_drop.load(Ordering::Acquire) {
             return;
         }
-        if let Err(error) = self.give_back() {
+        if let Err(error) = self.close_remote() {
             tracing::warn!(%error, "a userfaultfd is left in the process");
         }
     }
@@ -310,26 +313,30 @@ impl Drop for ForeignUserfault {
 ///
 /// # Errors
 ///
-/// See [`GiveBackError`].
-pub fn close_remote(process: &Arc<Process>, number: i32) -> Result<(), GiveBackError> {
+/// See [`CloseRemoteError`].
+pub fn close_remote(process: &Arc<Process>, number: i32) -> Result<(), CloseRemoteError> {
     let pid = process.pid();
     match process.describe_descriptor(number) {
         Ok((link, _)) if is_userfault(&link) => {}
-        Ok(_) => return Err(GiveBackError::NotOurs { pid, number }),
+        Ok(_) => return Err(CloseRemoteError::NotOurs { pid, number }),
         Err(_) if !process.is_alive() => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(source) => {
-            return Err(GiveBackError::Look {
+            return Err(CloseRemoteError::Look {
                 pid,
                 number,
                 source,
             });
         }
     }
-    let closed = inject(process, move |remote| device::close(remote, number), drop);
+    let closed = inject(
+        process,
+        move |remote| dev_userfaultfd::close(remote, number),
+        drop,
+    );
     match closed {
         Ok(()) | Err(InjectError::NoSuchProcess { .. } | InjectError::Died { .. }) => Ok(()),
-        Err(source) => Err(GiveBackError::Inject { number, source }),
+        Err(source) => Err(CloseRemoteError::Inject { number, source }),
     }
 }
 
@@ -352,8 +359,8 @@ fn create(
     remote: &mut Remote,
     process: &Arc<Process>,
     device: &'static str,
-) -> Result<i32, TakeError> {
-    let flags = word(crate::abi::CREATE_FLAGS);
+) -> Result<i32, RemoteUserfaultError> {
+    let flags = int_arg(crate::abi::CREATE_FLAGS);
     let made = remote.syscall(
         "making a userfaultfd inside it",
         libc::SYS_userfaultfd,
@@ -366,13 +373,13 @@ fn create(
     };
     let opened = File::options().read(true).write(true).open(device);
     let by_device = match opened {
-        Ok(opened) => device::create(remote, process, &opened)?,
+        Ok(opened) => dev_userfaultfd::create(remote, process, &opened)?,
         Err(source) => Err(DeviceError::Open {
             path: device.to_owned(),
             source,
         }),
     };
-    by_device.map_err(|device| TakeError::Refused {
+    by_device.map_err(|device| RemoteUserfaultError::Refused {
         pid: process.pid(),
         call,
         device,

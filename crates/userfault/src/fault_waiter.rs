@@ -20,7 +20,7 @@ use hikkoshi_linux::Stop;
 const STOP: u64 = 0;
 const EVENTS: u64 = 1;
 const GONE: u64 = 2;
-const ALSO: u64 = 3;
+const OTHER: u64 = 3;
 
 /// What can be ready at once: the four above, and what can be written to.
 const MOST: usize = 5;
@@ -30,7 +30,7 @@ const MOST: usize = 5;
 /// Of the descriptors it holds only the socket, while it waits for that: the others must be open
 /// as long as it is used.
 #[derive(Debug)]
-pub struct Watch<S> {
+pub struct FaultWaiter<S> {
     epoll: OwnedFd,
     stop: Stop,
     writing: Option<Arc<S>>,
@@ -50,7 +50,11 @@ impl Userfault {
     /// # Errors
     ///
     /// When there are no descriptors or memory left for it.
-    pub fn watch<S>(&self, stop: &Stop, also: BorrowedFd<'_>) -> Result<Watch<S>, ReadError> {
+    pub fn waiter<S>(
+        &self,
+        stop: &Stop,
+        also: BorrowedFd<'_>,
+    ) -> Result<FaultWaiter<S>, ReadError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
         let add = |fd: BorrowedFd<'_>, what, flags| {
             epoll::add(&epoll, fd, EventData::new_u64(what), flags).map_err(failed)
@@ -61,8 +65,8 @@ impl Userfault {
         if let Some(process) = self.process() {
             add(process.as_fd(), GONE, EventFlags::IN)?;
         }
-        add(also, ALSO, EventFlags::IN)?;
-        Ok(Watch {
+        add(also, OTHER, EventFlags::IN)?;
+        Ok(FaultWaiter {
             epoll,
             stop: stop.clone(),
             writing: None,
@@ -70,7 +74,7 @@ impl Userfault {
     }
 }
 
-impl<S: AsFd> Watch<S> {
+impl<S: AsFd> FaultWaiter<S> {
     /// From now on waits for `socket` becoming writable too, and for no other; for none, no longer.
     /// Holds on to it meanwhile: a closed one would leave the epoll unasked, and another one with
     /// its number would be taken for it.
@@ -88,14 +92,14 @@ impl<S: AsFd> Watch<S> {
             epoll::delete(&self.epoll, &*old).map_err(failed)?;
         }
         if let Some(new) = socket {
-            let what = EventData::new_u64(ALSO);
+            let what = EventData::new_u64(OTHER);
             epoll::add(&self.epoll, &*new, what, EventFlags::OUT).map_err(failed)?;
             self.writing = Some(new);
         }
         Ok(())
     }
 
-    /// Waits as [`Userfault::wait`] does, and comes back with [`Ready::Also`] when something else
+    /// Waits as [`Userfault::wait`] does, and comes back with [`Ready::Other`] when something else
     /// is ready and there is no message.
     ///
     /// # Errors
@@ -146,7 +150,7 @@ impl<S: AsFd> Watch<S> {
             if flags(GONE).is_some() {
                 return Ok(Ready::ProcessGone);
             }
-            return Ok(Ready::Also);
+            return Ok(Ready::Other);
         }
     }
 }
