@@ -218,7 +218,7 @@ fn wrong_invitations_are_refused_with_a_reason() {
     );
     // Without an invitation.
     let plain = waiting.address.clone();
-    waiting.assert_refuses(&[&plain], 1, &["wants TLS", "--to"]);
+    waiting.assert_refuses(&[&plain], 1, &["requires TLS", "--to"]);
     // A truncated invitation is not tried, and not printed.
     let cut = &good[..good.len() / 2];
     let ended = waiting.assert_refuses(&["--to", cut], 2, &["the invitation is damaged"]);
@@ -236,7 +236,7 @@ fn wrong_invitations_are_refused_with_a_reason() {
     }
     let said = waiting.receive.stderr();
     assert!(
-        said.contains("turned away") && !said.contains(secret),
+        said.contains("connection rejected") && !said.contains(secret),
         "{said}"
     );
     guest.assert_healthy();

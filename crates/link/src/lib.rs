@@ -1,11 +1,43 @@
-//! The connections of one migration and how they share a network.
+//! The network links of one migration: how they are set up, protected and paced.
 //!
-//! A migration has one **control** link (messages), one **urgent** link (page
-//! requests one way, the pages they ask for the other way, nothing else) and
-//! **background** links (pages nobody asked for). Each is a stream socket of
-//! its own, so that none can stand in another's way; each begins with a
-//! [`Hello`](hikkoshi_wire::Hello) that binds it to its migration by an
-//! unguessable id.
+//! # Model
+//!
+//! The destination listens ([`Listener`]); the source connects ([`open`]). A migration has these
+//! links, each with a socket of its own, so that data on one link never delays another:
+//!
+//! * one **control** link, for messages;
+//! * one **urgent** link, for page requests in one direction and the requested pages in the other,
+//!   nothing else;
+//! * **background** links, for pages that the destination has not requested.
+//!
+//! Each link starts with a [`Hello`](hikkoshi_wire::Hello) from each side. It carries the
+//! migration's random id, which binds the link to the migration.
+//!
+//! * `accept/`: the destination's listener: limits the number of pending handshakes, the log output
+//!   and the time to wait for a source;
+//! * `connect/`: addresses, connecting, and the hello of both sides;
+//! * `tls/`: TLS 1.3 with both sides authenticated, by invitation or by certificates;
+//! * `stream/`: a connected socket, and the reader and the writer of frames on it;
+//! * `flow/`: flow control of background links, so that an urgent page does not wait behind
+//!   background pages in a queue.
+//!
+//! # Vocabulary
+//!
+//! * *Hello*: the first message of each side on a link: protocol versions, capabilities, role,
+//!   migration id.
+//! * *Invitation*: the text that a destination prints for the source's operator: fingerprint,
+//!   secret, address.
+//! * *Pending handshake*: an accepted connection that has not completed TLS and the hello.
+//! * *Window*: how many background bytes may be in flight.
+//! * *Pace*: a limit in bytes a second.
+//!
+//! # What is missing
+//!
+//! * Without a migration under way, a flood of connections from many addresses can keep the source
+//!   out: the listener cannot distinguish them before the hello (`accept/pending.rs`).
+//! * Unix sockets provide no TCP_INFO. Their window in post-copy is a constant (`flow/window.rs`).
+//! * A connection attempt tries the addresses of a host one after the other, not in parallel (RFC
+//!   8305).
 
 mod accept;
 mod connect;

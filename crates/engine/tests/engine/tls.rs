@@ -256,7 +256,7 @@ fn tls_on_one_side_only_is_reported_with_advice() {
     let (client, server) = invited();
     let text = run(None, Some(server));
     assert!(
-        text.contains("--to") && text.contains("wants TLS"),
+        text.contains("--to") && text.contains("requires TLS"),
         "{text}"
     );
     let text = run(Some(client), None);

@@ -1,5 +1,4 @@
-//! The destination's door: accepts connections and lets in those that say a
-//! proper hello.
+//! The destination's listener: accepts connections, completes their handshake and passes them on.
 
 use std::io;
 use std::net::{IpAddr, TcpListener};
@@ -24,22 +23,22 @@ use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, PriorityClass};
 
-/// A connection that has said a proper hello and was answered.
+/// A connection whose handshake is complete.
 #[derive(Debug)]
 pub struct Incoming {
-    /// What it is for.
+    /// The link's role.
     pub role: Role,
-    /// Which migration it belongs to.
+    /// The migration that it belongs to.
     pub id: MigrationId,
-    /// What both sides understand beyond the protocol's version.
+    /// The capabilities that both sides support, beyond the protocol's version.
     pub capabilities: Capabilities,
     /// The connection.
     pub stream: Stream,
-    /// Where it comes from, for messages.
+    /// The peer's address, for messages.
     pub peer: String,
-    /// The address that it comes from; none on a unix socket.
+    /// The peer's IP address; `None` on a unix socket.
     pub from: Option<IpAddr>,
-    /// The source's key, where it was let in for that.
+    /// The fingerprint of the source's key, if it was authenticated by invitation.
     pub source: Option<Fingerprint>,
 }
 
@@ -49,18 +48,18 @@ enum Socket {
     Unix(UnixListener, PathBuf),
 }
 
-/// A bound listener. Its unix socket's file is removed with it.
+/// A bound listener. Dropping it removes its unix socket's file.
 #[derive(Debug)]
 pub struct Listener {
     socket: Socket,
     address: Address,
-    /// The migration under way; only links that know its id are let in.
+    /// The migration under way; only links with its id are accepted.
     current: Arc<Mutex<Option<MigrationId>>>,
-    /// Those who have not said hello yet.
+    /// Connections whose handshake is not complete.
     pending: PendingHandshakes,
-    /// How connections are protected, if they are.
+    /// How connections are protected; `None`: not at all.
     tls: Option<TlsServer>,
-    /// Whether those who listen to strangers stand back.
+    /// How to lower the priority of the handshake threads.
     priority: Priority,
     /// When to stop waiting for a source.
     waiting: WaitLimit,
@@ -69,8 +68,8 @@ pub struct Listener {
 impl Listener {
     /// Binds `address`.
     ///
-    /// # Errors
-    /// What `bind` says; a unix socket's path that exists is in use, unless it
+    /// The error of `bind`. A unix socket's path that exists counts as in use, unless it is a
+    /// socket that a killed process left.
     /// is a socket that a killed program left.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let socket = match address {
@@ -92,7 +91,7 @@ impl Listener {
                 Socket::Unix(listener, path.clone())
             }
         };
-        // The address as bound: port 0 has become a number.
+        // The bound address: port 0 is replaced by the real port.
         let address = match &socket {
             Socket::Tcp(listener) => Address::Tcp(listener.local_addr()?.to_string()),
             Socket::Unix(..) => address.clone(),
@@ -108,21 +107,22 @@ impl Listener {
         })
     }
 
-    /// From now on connections must speak TLS, as `server` demands.
+    /// Requires TLS on all later connections, as `server` is configured.
     #[must_use]
     pub fn with_tls(mut self, server: TlsServer) -> Self {
         self.tls = Some(server);
         self
     }
 
-    /// Whether the threads that listen to strangers stand back behind all others.
+    /// Sets how the handshake threads lower their priority. They handle peers that are not
+    /// authenticated yet.
     #[must_use]
     pub fn with_priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// When to stop waiting for a source that has not come yet.
+    /// Sets when to stop waiting for the first source.
     #[must_use]
     pub fn with_waiting(mut self, waiting: WaitLimit) -> Self {
         self.waiting = waiting;
@@ -134,14 +134,14 @@ impl Listener {
         self.waiting.over()
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// From now on only links of the migration that `control` has begun are let
-    /// in; where sources are invited, only from the same source. Its address comes
-    /// first when there are too many connections.
+    /// Accepts from now on only links of the migration that `control` began. With invitations, it
+    /// accepts only the same source. If there are too many connections, the source's address is
+    /// preferred.
     pub fn admit(&self, control: &Incoming) {
         if let (Some(server), Some(source)) = (&self.tls, control.source) {
             server.bind(Some(source));
@@ -150,8 +150,8 @@ impl Listener {
         self.pending.prefer(control.from);
     }
 
-    /// From now on only links of migration `id` are let in; `None`: a control
-    /// link with any id, of whoever was invited.
+    /// Accepts from now on only links of migration `id`; `None`: a control link with any id, from
+    /// any invited source.
     pub fn expect(&self, id: Option<MigrationId>) {
         if let (Some(server), None) = (&self.tls, id) {
             server.bind(None);
@@ -162,10 +162,10 @@ impl Listener {
         self.pending.prefer(None);
     }
 
-    /// Accepts connections and hands them to `incoming` until `stop` is set. What
-    /// finds it full is turned away: it should hold all links of a migration.
+    /// Accepts connections and sends them to `incoming` until `stop` is set. When that channel is
+    /// full, a connection is rejected: the channel should hold all links of a migration.
     ///
-    /// # Errors
+    /// When `poll` fails.
     /// When accepting fails for good.
     pub fn serve(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
         let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
@@ -177,8 +177,8 @@ impl Listener {
                 Err(error) => return Err(error.into()),
             }
             if let Err(error) = self.welcome(incoming, stop) {
-                // A connection that was gone before it was accepted, or no
-                // descriptors left: neither ends the listening.
+                // The connection was closed before it was accepted, or no file descriptors are
+                // left. Neither ends the listener.
                 tracing::warn!(%error, "accepting a connection");
                 thread::sleep(TICK);
             }
@@ -186,7 +186,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Accepts a connection and begins to listen to it.
+    /// Accepts a connection and starts a thread for its handshake.
     fn welcome(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
         let (stream, peer, from) = self.accept()?;
         let Some(place) = self.pending.enter(&stream, from, stop)? else {
@@ -199,7 +199,7 @@ impl Listener {
             .name("dst-hello".into())
             .spawn(move || {
                 let _place = place;
-                // Whoever it is, it is not the one that the guest waits for yet.
+                // The guest does not wait for an unknown peer.
                 priority.apply(PriorityClass::Background);
                 sandbox_thread();
                 let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
@@ -209,22 +209,22 @@ impl Listener {
                         return;
                     }
                 };
-                // What is under way may have begun while this one was heard.
+                // A migration may have begun during this handshake.
                 let current = current.lock().map_or(None, |current| *current);
                 match current {
-                    // It belongs, wherever it was before: an engine that was
-                    // started again, say, learns its source's address here.
+                    // The source of the migration under way, possibly from another address: an
+                    // engine that was restarted gets the source's address here.
                     Some(id) if id == new.id => pending.prefer(new.from),
                     None => {}
                     Some(_) => {
-                        pending.turned_away(&new.peer, &"another was faster");
+                        pending.turned_away(&new.peer, &"another migration has begun");
                         return;
                     }
                 }
-                // Nobody waits here: more links than a migration has are no
-                // migration's.
+                // This thread does not wait: a migration does not have more links than the channel
+                // holds.
                 if let Err(TrySendError::Full(more)) = incoming.try_send(new) {
-                    pending.turned_away(&more.peer, &"too many links");
+                    pending.turned_away(&more.peer, &"the migration has too many links");
                 }
             })
             .map(drop)
@@ -245,7 +245,7 @@ impl Listener {
     }
 }
 
-/// Whether there is a socket at `path` that nobody listens at any more.
+/// Whether `path` is a socket without a listener.
 fn is_dead(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
     let connected = is_socket.then(|| UnixStream::connect(path));
@@ -264,7 +264,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Socket::Unix(_, path) = &self.socket {
-            // Somebody may have removed it already.
+            // It may be removed already.
             let _ = std::fs::remove_file(path);
         }
     }

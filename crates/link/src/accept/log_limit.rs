@@ -1,50 +1,51 @@
-//! How often strangers are mentioned.
+//! A rate limit for log messages about rejected connections.
 //!
-//! Anybody can come to the door, as often as they like: the log must not grow as
-//! fast. So many are mentioned at once, later ones with a pause between them;
-//! the rest is counted.
+//! Any host can connect, as often as it likes; the log must not grow as fast. A burst of messages
+//! is logged at once, later ones at most at an interval. The others are counted.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Mentioned one after the other.
+/// The size of a burst.
 const AT_ONCE: u32 = 16;
 
-/// After so long one more may be.
+/// The interval after which one more message may be logged.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// What is said about those who were turned away.
+/// Logs rejected connections, within a rate limit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LogRateLimit(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of [`AT_ONCE`], how many were used, and since when none was given back.
+    /// How many messages of the [`BURST`] are used up, and the time up to which intervals were
+    /// credited.
     used: u32,
     since: Option<Instant>,
-    /// Since the last one that was mentioned.
+    /// Messages suppressed since the last one that was logged.
     unmentioned: u64,
 }
 
 impl LogRateLimit {
-    /// Writes to the log that a connection was turned away and why, if that is
-    /// not too much.
+    /// Logs that a connection was rejected and why, if the rate limit allows it.
     pub(crate) fn turned_away(&self, peer: &dyn fmt::Display, error: &dyn fmt::Display) {
         let state = self.0.lock();
         let may = state
             .unwrap_or_else(PoisonError::into_inner)
             .take(Instant::now());
         match may {
-            Some(0) => tracing::warn!(%peer, %error, "turned away"),
-            Some(others) => tracing::warn!(%peer, %error, others, "turned away, after others"),
-            None => tracing::debug!(%peer, %error, "turned away"),
+            Some(0) => tracing::warn!(%peer, %error, "connection rejected"),
+            Some(suppressed) => {
+                tracing::warn!(%peer, %error, suppressed, "connection rejected, after others");
+            }
+            None => tracing::debug!(%peer, %error, "connection rejected"),
         }
     }
 }
 
 impl State {
-    /// Whether one more may be mentioned, and how many were not before it.
+    /// Whether one more message may be logged, and how many were suppressed before it.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let since = *self.since.get_or_insert(now);
         let pauses = now.saturating_duration_since(since).as_secs() / PAUSE.as_secs();
@@ -79,7 +80,7 @@ mod tests {
         now += PAUSE;
         assert_eq!(state.take(now), Some(1000));
         assert_eq!(state.take(now), None);
-        // After a long silence as many as at first, and no more.
+        // After a long time without messages the burst is as large as at first, not larger.
         now += 1000 * PAUSE;
         assert_eq!(state.take(now), Some(1));
         for _ in 1..AT_ONCE {

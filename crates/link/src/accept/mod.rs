@@ -1,5 +1,5 @@
-//! The destination's end of new connections: a listener that gives each peer a bounded time and
-//! number of tries.
+//! The destination's side of new connections: a listener with limits on the number and the duration
+//! of handshakes, and on the log messages about them.
 
 mod listener;
 mod log_limit;

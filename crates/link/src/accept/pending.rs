@@ -1,19 +1,15 @@
-//! Connections that have not said a proper hello yet: a bounded number, each
-//! with a thread that listens to it.
+//! Pending handshakes: a bounded number of accepted connections, each with a thread.
 //!
-//! Whoever comes is listened to. When there is no room left, somebody has to
-//! go: the connection that has been waiting longest, of the address that has
-//! most of them. So a stranger with a thousand connections from one address
-//! turns its own out, and a source, which says its hello at once, is not kept
-//! out by them.
+//! Every new connection gets a slot. When there are too many, one is evicted: the oldest connection
+//! of the address that has most of them. So a host with a thousand connections from one address
+//! evicts its own connections. It does not keep out a source, which sends its hello at once.
 //!
-//! It is by strangers with an address each, as many as there is room for in the
-//! time that its hello takes: nothing tells it from them before it has spoken.
-//! Once a migration is under way its source's address does, and half of the room
-//! is kept for it: a connection from there is turned out only by
-//! others from there. So for coming back a source needs nobody's mercy, as long
-//! as it comes from where it was; and whoever shares its address (by NAT, say)
-//! cannot keep everybody else out.
+//! Many hosts with an address each can evict the source, if they open as many connections as there
+//! are slots in the time that the hello takes: before the hello, the listener cannot distinguish
+//! them. Once a migration is under way, the listener knows the source's address and reserves half
+//! of the slots for it: only other connections from that address can evict a connection from there.
+//! So a source can always reconnect from its previous address, and hosts that share this address
+//! (by NAT, for example) cannot keep all others out.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -29,17 +25,17 @@ use crate::Stream;
 use crate::TICK;
 use hikkoshi_linux::Cancel;
 
-/// Connections that are listened to at once.
+/// The number of pending handshakes.
 const ROOM: usize = 64;
 
-/// Threads of connections that were turned out and have not noticed yet: no
-/// more are let in until one of them has.
+/// Threads of evicted connections that have not ended yet. When there are so many, the listener
+/// waits until one of them ends.
 const LEAVING: usize = 8;
 
-/// How many from the source's address are preferred to all others.
+/// Slots that are reserved for the source's address.
 const KEPT: usize = ROOM / 2;
 
-/// The connections that are being listened to.
+/// The pending handshakes of one listener.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PendingHandshakes(Arc<Shared>);
 
@@ -53,12 +49,12 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// In the order in which they came.
+    /// Oldest first.
     waiting: VecDeque<Waiting>,
     next: u64,
-    /// Threads, those that were turned out included.
+    /// Threads, including those of evicted connections.
     threads: usize,
-    /// Where the source of the migration under way is.
+    /// The address of the source of the migration under way.
     source: Option<Peer>,
 }
 
@@ -66,12 +62,12 @@ struct State {
 struct Waiting {
     number: u64,
     from: Peer,
-    /// Another descriptor of its socket, to end it by.
+    /// A duplicate of the socket's descriptor, to shut it down.
     socket: OwnedFd,
 }
 
-/// Who counts as one and the same: an IPv4 address, an IPv6 network of 64 bits
-/// (which is what one host is given), or whoever may use the unix socket.
+/// What counts as one peer: an IPv4 address, an IPv6 /64 network (which one host usually gets), or
+/// all users of the unix socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Peer(Option<IpAddr>);
 
@@ -96,7 +92,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A connection's place, until it is dropped by the thread that listens.
+/// A connection's slot. The handshake thread frees it by dropping it.
 #[derive(Debug)]
 pub(crate) struct PendingSlot {
     pending: PendingHandshakes,
@@ -104,18 +100,18 @@ pub(crate) struct PendingSlot {
 }
 
 impl PendingHandshakes {
-    /// The source of the migration under way is at `address`, if that is known.
+    /// Sets the address of the source of the migration under way, if it is known.
     pub(crate) fn prefer(&self, address: Option<IpAddr>) {
         self.lock().source = address.map(|address| Peer::of(Some(address)));
     }
 
-    /// Tells that a connection was turned away.
+    /// Logs that a connection was rejected.
     pub(crate) fn turned_away(&self, peer: &str, error: &dyn fmt::Display) {
         self.0.log_limit.turned_away(&peer, error);
     }
 
-    /// Makes room for a connection from `address`; nothing when `stop` is set
-    /// before there is any.
+    /// Adds a connection from `address`, and evicts another one if there are too many. Returns
+    /// `None` if `stop` is set while it waits for threads to end.
     ///
     /// # Errors
     /// When its descriptor cannot be duplicated.
@@ -146,9 +142,9 @@ impl PendingHandshakes {
         let out = state.one_too_many();
         drop(state);
         if let Some(out) = out {
-            let why = "it has not said hello, and others wait";
+            let why = "it has not sent a greeting, and other connections wait";
             self.0.log_limit.turned_away(&out.from, &why);
-            // Its thread wakes, and leaves.
+            // Its thread's read ends, and the thread exits.
             let _ = rustix::net::shutdown(&out.socket, Shutdown::Both);
         }
         Ok(Some(PendingSlot {
@@ -158,13 +154,13 @@ impl PendingHandshakes {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // Nothing in here is ever half done.
+        // The state is consistent even after a panic.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Takes out who has to go, if there are too many.
+    /// Removes the connection to evict, if there are too many.
     fn one_too_many(&mut self) -> Option<Waiting> {
         if self.waiting.len() <= ROOM {
             return None;
@@ -176,7 +172,7 @@ impl State {
         if let Some(source) = &self.source
             && counts.get(source).is_some_and(|&count| count <= KEPT)
         {
-            // The others are more than there is room for.
+            // The other addresses have more connections than slots remain.
             counts.remove(source);
         }
         let most = counts.values().copied().max()?;
@@ -231,7 +227,7 @@ mod tests {
             all.push((stream, peer, place));
         };
         come("10.0.0.1");
-        // One host, whatever the lower half of its address says.
+        // One host: an IPv6 address counts by its upper half.
         for number in 0..ROOM - 1 {
             come(&format!("fd00::{number:x}"));
         }
@@ -240,14 +236,14 @@ mod tests {
         let out: Vec<_> = all.iter().map(|(_, peer, _)| is_out(peer)).collect();
         let expected: Vec<_> = (0..all.len()).map(|at| at == 1 || at == 2).collect();
         assert_eq!(out, expected);
-        // Whoever has left makes room.
+        // A connection that has ended frees its slot.
         drop(all.drain(10..20));
         let (stream, peer) = pair();
         let _place = pending.enter(&stream, None, &stop).unwrap().unwrap();
         assert!(!is_out(&peer) && !is_out(&all[3].1));
     }
 
-    /// Comes from there, says nothing, and stays.
+    /// Opens a connection that sends nothing.
     fn stay(pending: &PendingHandshakes, from: &str) -> (Stream, UnixStream, PendingSlot) {
         let (stream, peer) = pair();
         let entered = pending.enter(&stream, address(from), &Cancel::new());
@@ -263,7 +259,7 @@ mod tests {
             let mut strangers = Vec::new();
             for number in 0..3 * ROOM {
                 strangers.push(stay(&pending, &format!("fd00:0:0:{number:x}::1")));
-                // Whoever is out leaves.
+                // Evicted connections end.
                 strangers.retain(|(_, peer, _)| !is_out(peer));
             }
             assert_eq!(is_out(&source.1), !known);
@@ -276,7 +272,7 @@ mod tests {
         let pending = PendingHandshakes::default();
         pending.prefer(address("10.0.0.1"));
         let near: Vec<_> = (0..ROOM).map(|_| stay(&pending, "10.0.0.1")).collect();
-        // The source, from another address than before: theirs is one too many.
+        // The source, from another address than before: its old address has one too many.
         let elsewhere = stay(&pending, "10.0.0.2");
         assert!(!is_out(&elsewhere.1) && is_out(&near[0].1) && !is_out(&near[1].1));
         pending.prefer(None);
@@ -293,7 +289,7 @@ mod tests {
             let place = pending.enter(&stream, None, &stop).unwrap().unwrap();
             all.push((stream, peer, place));
         }
-        // Nobody has noticed that it was turned out.
+        // No thread has noticed its eviction.
         stop.cancel();
         let (stream, _peer) = pair();
         assert!(pending.enter(&stream, None, &stop).unwrap().is_none());
@@ -305,7 +301,7 @@ mod tests {
         assert!(waiting.join().unwrap().is_some());
     }
 
-    /// Many come and go at once: the books balance.
+    /// Many threads add and drop connections at once; the counters are zero afterwards.
     #[test]
     fn stress() {
         let (pending, stop) = (PendingHandshakes::default(), Cancel::new());

@@ -1,34 +1,34 @@
-//! When a listener stops waiting for a source that has not come.
+//! When a listener stops waiting for the first source.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why a source is not waited for any longer.
+/// Why the listener stops waiting for a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WaitEnded {
-    /// It took too long.
-    #[error("no source has come within {} s", .0.as_secs())]
+    /// The time limit has passed.
+    #[error("no source has connected within {} s", .0.as_secs())]
     Late(Duration),
-    /// Nobody can come: the invitation's reader is gone.
+    /// The process that reads the invitation has closed the pipe, so no source can connect.
     #[error(
-        "whoever read the invitation on standard output is gone, and no source has come: keep the \
-         pipe open until it has"
+        "the process that reads the invitation from standard output has closed the pipe, and no \
+         source has connected: keep the pipe open until the source connects"
     )]
     NobodyInvited,
 }
 
-/// Asked again and again while no source has come: whether to stop, and why.
+/// A condition for the end of waiting. It is checked regularly until a source connects.
 #[derive(Clone)]
 pub struct WaitLimit(Arc<dyn Fn() -> Option<WaitEnded> + Send + Sync>);
 
 impl WaitLimit {
-    /// Stops when `over` says so. It must not block.
+    /// Stops when `ended` returns a reason. It must not block.
     pub fn until(over: impl Fn() -> Option<WaitEnded> + Send + Sync + 'static) -> Self {
         Self(Arc::new(over))
     }
 
-    /// Whether it is over.
+    /// The reason to stop, if there is one.
     pub(crate) fn over(&self) -> Option<WaitEnded> {
         (self.0)()
     }

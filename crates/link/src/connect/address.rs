@@ -1,4 +1,4 @@
-//! Where a peer is: `HOST:PORT` or `unix:PATH`.
+//! A peer's address: `HOST:PORT` or `unix:PATH`.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -16,12 +16,12 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// Why a text is not an address.
+/// A text that is not an address.
 #[derive(Debug, Error)]
 #[error("'{0}' is not an address; write HOST:PORT, [IPV6]:PORT or unix:PATH")]
 pub struct AddressError(String);
 
-/// Why a host's name could not be turned into an address.
+/// A host name that cannot be resolved.
 #[derive(Debug, Error)]
 #[error(
     "cannot look up the host '{host}': {cause}; is the name right, and does this machine's name \
@@ -64,7 +64,7 @@ impl Address {
     /// The socket addresses behind a TCP address; none for a unix socket.
     ///
     /// # Errors
-    /// When the name cannot be looked up or means no address.
+    /// When the name cannot be resolved, or has no address.
     pub fn resolve(&self) -> Result<Vec<SocketAddr>, ResolveError> {
         let Self::Tcp(text) = self else {
             return Ok(Vec::new());
@@ -80,7 +80,7 @@ impl Address {
         Ok(found)
     }
 
-    /// The host's name or address, without brackets; none for a unix socket.
+    /// The host name or IP address, without brackets; `None` for a unix socket.
     pub fn host(&self) -> Option<&str> {
         match self {
             Self::Tcp(text) => text
@@ -90,10 +90,10 @@ impl Address {
         }
     }
 
-    /// Whether everything sent there stays on this machine.
+    /// Whether all data sent to it stays on this machine.
     ///
     /// # Errors
-    /// When the name cannot be looked up.
+    /// When the name cannot be resolved.
     pub fn is_local(&self) -> Result<bool, ResolveError> {
         Ok(self.resolve()?.iter().all(|a| a.ip().is_loopback()))
     }
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_host_that_cannot_be_looked_up_is_named() {
-        // Too long for a name: nobody on a network is asked.
+        // Too long for a host name: the resolver sends no query.
         let host = format!("{}.invalid", "a".repeat(64));
         let address: Address = format!("{host}:7000").parse().unwrap();
         let error = address.resolve().unwrap_err().to_string();

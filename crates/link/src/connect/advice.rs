@@ -1,9 +1,9 @@
-//! What to look at when nobody answers at an address.
+//! What to check when a connection attempt fails.
 
 use std::io::{self, ErrorKind};
 
-/// What a person should check after a connection attempt failed with `error`:
-/// empty, if the error says enough, or begins with "; ".
+/// What the operator should check after a connection attempt failed with `error`: empty if the
+/// error is enough, or a text that begins with "; ".
 pub(crate) fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::ConnectionRefused => {
@@ -11,15 +11,15 @@ pub(crate) fn advice(error: &io::Error) -> &'static str {
              connections, too"
         }
         ErrorKind::TimedOut => {
-            "; does 'hikkoshi receive' run there, or does a firewall drop what is sent to this port?"
+            "; does 'hikkoshi receive' run there, or does a firewall drop packets to this port?"
         }
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
             "; is the address right, is there a route to it, and does a firewall reject it?"
         }
         ErrorKind::NotFound => "; there is no such socket: does 'hikkoshi receive' run there?",
         ErrorKind::PermissionDenied => {
-            "; this user may not connect to it: run as the user who runs 'hikkoshi receive', or as \
-             root, and see whether a firewall prohibits it"
+            "; this user is not allowed to connect: run as the user who runs 'hikkoshi receive', \
+             or as root; a firewall can also be the cause"
         }
         _ => "",
     }

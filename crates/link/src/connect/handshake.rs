@@ -1,4 +1,4 @@
-//! The hello on both sides of a new link.
+//! The handshake of a new link, on both sides: TLS, then the hello.
 
 use std::io::{self, Read, Write};
 use std::sync::Mutex;
@@ -17,43 +17,47 @@ use crate::{Incoming, Remote, Stream, TrafficClass};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
 
-/// How long a peer may take to say hello, with all that comes before it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a handshake may take: TLS, authentication and hello.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there is no link.
+/// Why a handshake failed.
 #[derive(Debug, Error)]
 pub enum HandshakeError {
-    /// The connection failed.
+    /// The connection could not be made.
     #[error("{0}{advice}", advice = advice::advice(.0))]
     Connect(io::Error),
-    /// The connection failed after it was made.
+    /// The connection failed later.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The peer closed the connection instead of saying hello.
+    /// The peer closed the connection before its hello.
     #[error("the peer closed the connection without a greeting; it may be busy with another guest")]
     Closed,
-    /// The peer says nothing.
-    #[error("the peer has said nothing for {} s; is it 'hikkoshi receive' that listens there?", PATIENCE.as_secs())]
+    /// The peer did not send its hello in time.
+    #[error(
+        "the peer sent no greeting within {} s; check that 'hikkoshi receive' listens at this \
+         address",
+        HANDSHAKE_TIMEOUT.as_secs()
+    )]
     Silent,
-    /// The connection could not be protected.
+    /// The TLS handshake or the authentication failed.
     #[error("{0}")]
     Secure(#[from] SecureError),
     /// The peer answered with a TLS alert.
     #[error(
-        "the destination wants TLS: give its invitation with --to (or --tls-ca, --tls-cert and \
+        "the destination requires TLS: pass its invitation with --to (or --tls-ca, --tls-cert and \
          --tls-key), or start 'hikkoshi receive' with --plaintext"
     )]
     WantsTls,
-    /// The peer begins a TLS handshake.
-    #[error("the source speaks TLS, and this side was started without it or with --plaintext")]
+    /// The peer started a TLS handshake.
+    #[error("the source uses TLS, but this side was started without TLS or with --plaintext")]
     SpeaksTls,
-    /// What the peer said is no hello.
+    /// The peer sent a malformed hello.
     #[error("{0}")]
     Hello(#[from] HelloError),
-    /// What the peer said was meant for another connection.
-    #[error("what it says was said to another connection before: it plays an old session back")]
+    /// The peer did not return the challenge of this connection.
+    #[error("the peer did not return this connection's challenge: it replays an earlier session")]
     Replayed,
-    /// The two sides cannot work together.
+    /// The two sides are incompatible.
     #[error("{0}")]
     Negotiation(#[from] NegotiationError),
 }
@@ -68,7 +72,7 @@ impl HandshakeError {
     }
 }
 
-/// A hello of this program.
+/// The hello of this program.
 pub fn hello(role: Role, id: MigrationId) -> Hello {
     Hello {
         versions: Versions::SUPPORTED,
@@ -78,11 +82,11 @@ pub fn hello(role: Role, id: MigrationId) -> Hello {
     }
 }
 
-/// Connects to `remote` and says `ours`; the peer must answer in kind. Gives the
-/// connection, and what both sides understand.
+/// Connects to `remote` and exchanges hellos; `ours` is this side's. Returns the connection and
+/// what both sides support.
 ///
 /// # Errors
-/// See [`HandshakeError`]. One of them soon after `stop` was set.
+/// See [`HandshakeError`]. Once `stop` is set, it fails soon.
 pub fn open(
     remote: &Remote,
     ours: &Hello,
@@ -99,11 +103,11 @@ pub fn open(
             .spawn_scoped(scope, greet)?;
         greeting
             .join()
-            .unwrap_or_else(|_| Err(io::Error::other("greeting it panicked").into()))
+            .unwrap_or_else(|_| Err(io::Error::other("the handshake thread panicked").into()))
     })
 }
 
-/// Says `ours` to a destination, and hears what it says.
+/// Sends `ours` to a destination, and reads the destination's hello.
 fn greet(
     mut stream: Stream,
     tls: Option<&TlsClient>,
@@ -116,7 +120,7 @@ fn greet(
     }
     let mut speech = Speech::over(&stream)?;
     match speech.write(&ours.encode(), patience) {
-        // A peer that spoke first and hung up: what it said tells more than that it is gone.
+        // The peer closed the connection first: what it sent before explains more than this error.
         Err(error) if error.is_end() => {}
         said => said?,
     }
@@ -131,13 +135,13 @@ fn greet(
 
 fn patience(stop: &Cancel) -> TimeLimits<'_> {
     TimeLimits {
-        deadline: Instant::now() + PATIENCE,
+        deadline: Instant::now() + HANDSHAKE_TIMEOUT,
         stop,
     }
 }
 
-/// Reads the hello of an accepted connection and answers it, if the link
-/// belongs to the migration under way or begins one.
+/// Reads the hello of an accepted connection and answers it, if the link belongs to the migration
+/// under way or begins one.
 pub(crate) fn answer(
     mut stream: Stream,
     peer: String,
@@ -157,8 +161,8 @@ pub(crate) fn answer(
         let mut speech = Speech::over(&stream)?;
         let theirs = speech.hear(patience)?;
         let expected = current.lock().ok().and_then(|current| *current);
-        // Before a migration is under way only a control link makes sense;
-        // afterwards only links that know its id.
+        // Before a migration is under way only a control link is accepted, afterwards only links
+        // with its id.
         let ours = match (expected, theirs.role) {
             (None, Role::Control) => theirs.id,
             (None, _) => return Err(NegotiationError::OtherMigration.into()),
@@ -191,7 +195,7 @@ pub(crate) fn answer(
     }
 }
 
-/// The greeting on one connection, with or without TLS.
+/// The exchange of hellos on one connection, with or without TLS.
 struct Speech<'a> {
     stream: &'a Stream,
     ends: Option<(Opener, Sealer)>,
@@ -204,7 +208,7 @@ impl<'a> Speech<'a> {
         Ok(Self { stream, ends })
     }
 
-    /// Others may use the connection from now on.
+    /// Returns the keys, so that the link's reader and writer can take them.
     fn end(self) {
         if let Some((opener, sealer)) = self.ends {
             self.stream.put_back(opener, sealer);
@@ -220,7 +224,7 @@ impl<'a> Speech<'a> {
         Ok(())
     }
 
-    /// Fills `bytes`, one by one if need be, but not for ever.
+    /// Fills `bytes`, with as many reads as that takes, within the time limit.
     fn read(&mut self, bytes: &mut [u8], patience: TimeLimits<'_>) -> Result<(), HandshakeError> {
         let Some((opener, _)) = &mut self.ends else {
             return self.fill(bytes, patience);
@@ -253,7 +257,7 @@ impl<'a> Speech<'a> {
                     return Err(HandshakeError::Silent);
                 }
                 Err(error) if !hung_up(&error) => return Err(error.into()),
-                // It says why before it hangs up, if it speaks TLS.
+                // A TLS peer sends an alert before it closes the connection.
                 _ if is_alert(&bytes[..filled]) => return Err(HandshakeError::WantsTls),
                 _ => return Err(HandshakeError::Closed),
             }

@@ -1,4 +1,4 @@
-//! The source's end of new connections: addresses, connecting, and the first message of a link.
+//! The source's side of new connections: addresses, connecting, and the hello of both sides.
 
 mod address;
 mod advice;

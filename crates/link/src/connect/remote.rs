@@ -1,4 +1,4 @@
-//! Where a source finds its destination.
+//! A source's destination: the address, and how to protect the links.
 
 use crate::Address;
 use crate::tls::TlsClient;
@@ -6,17 +6,16 @@ use crate::tls::TlsClient;
 /// A destination's address, and how the links to it are protected.
 #[derive(Debug, Clone)]
 pub struct Remote {
-    /// Where it listens.
+    /// Where the destination listens.
     pub address: Address,
-    /// `None`: they are not.
+    /// `None`: the links are not protected.
     pub tls: Option<TlsClient>,
-    /// Whether what is said must not leave this machine, wherever the address
-    /// may lead when it is looked up.
+    /// Whether to connect to loopback addresses only, whatever the name resolves to later.
     pub only_here: bool,
 }
 
 impl From<Address> for Remote {
-    /// Without protection.
+    /// Without TLS.
     fn from(address: Address) -> Self {
         Self {
             address,

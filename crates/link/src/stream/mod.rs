@@ -77,8 +77,8 @@ impl Stream {
                     if *only_here && !socket_address.ip().is_loopback() {
                         // It was this machine when it was looked up first.
                         last = io::Error::other(format!(
-                            "its name leads to {socket_address} now, beyond this machine, and \
-                             encryption was not asked for"
+                            "the name now resolves to {socket_address}, which is not on this \
+                             machine, and the link is not encrypted"
                         ));
                         continue;
                     }
@@ -252,7 +252,7 @@ impl Stream {
         if let Self::Tcp(s) = self.socket()
             && let Err(error) = set_pace(s, pace)
         {
-            tracing::debug!(%error, pace, "no pace");
+            tracing::debug!(%error, pace, "cannot set the pace");
         }
     }
 
@@ -292,7 +292,7 @@ impl Stream {
             // Last: setting the field also sets a priority.
             .and_then(|()| socket.set_priority(mark.priority()));
         if let Err(error) = marked {
-            tracing::debug!(%error, ?mark, "not marked");
+            tracing::debug!(%error, ?mark, "cannot set the traffic class");
         }
     }
 
@@ -303,14 +303,14 @@ impl Stream {
         if let Self::Tcp(stream) = self.socket()
             && let Err(error) = SockRef::from(stream).set_tcp_notsent_lowat(bytes)
         {
-            tracing::debug!(%error, "unsent bytes not bounded");
+            tracing::debug!(%error, "cannot limit the unsent bytes");
         }
     }
 }
 
 fn take<T>(end: &Mutex<Option<T>>) -> io::Result<Option<T>> {
     let taken = end.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let twice = || io::Error::other("one end of a link was taken twice");
+    let twice = || io::Error::other("the TLS keys of a link were taken twice");
     taken.ok_or_else(twice).map(Some)
 }
 
@@ -376,7 +376,7 @@ fn await_answer(socket: &Socket, stop: &Cancel) -> io::Result<()> {
     let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
     while Instant::now() < deadline {
         if stop.is_cancelled() {
-            return Err(io::Error::other("stopped before there was an answer"));
+            return Err(io::Error::other("stopped before the peer answered"));
         }
         match poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&tick)) {
             Ok(0) | Err(Errno::INTR) => {}
@@ -386,7 +386,7 @@ fn await_answer(socket: &Socket, stop: &Cancel) -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::TimedOut,
-        format!("no answer for {} s", CONNECT_TIMEOUT.as_secs()),
+        format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()),
     ))
 }
 
@@ -434,8 +434,8 @@ mod tests {
         let error = Stream::connect(&here("192.0.2.1:9"), &Cancel::cancelled()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "its name leads to 192.0.2.1:9 now, beyond this machine, and encryption was not asked \
-             for"
+            "the name now resolves to 192.0.2.1:9, which is not on this machine, and the link is \
+             not encrypted"
         );
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

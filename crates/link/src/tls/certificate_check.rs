@@ -39,8 +39,8 @@ pub enum CertificateProblem {
     /// An old form.
     #[error(
         "{}: this is an X.509 version 1 certificate, and TLS needs version 3, with the host's name \
-         as subjectAltName. 'openssl x509 -req' makes version 1 unless it is given extensions \
-         (-extfile FILE, where FILE says subjectAltName=DNS:HOST)",
+         as subjectAltName. 'openssl x509 -req' creates version 1 unless it is given extensions \
+         (-extfile FILE, where FILE contains subjectAltName=DNS:HOST)",
         path.display()
     )]
     Version1 {
@@ -48,7 +48,7 @@ pub enum CertificateProblem {
         path: PathBuf,
     },
     /// It cannot be read at all.
-    #[error("{}: this is not a certificate that can be used: {error}", path.display())]
+    #[error("{}: this certificate cannot be used: {error}", path.display())]
     Form {
         /// The certificate's file.
         path: PathBuf,
@@ -57,7 +57,7 @@ pub enum CertificateProblem {
     },
     /// It is for something else.
     #[error(
-        "{}: its extended key usages do not allow it: they have to contain {usage} for {whom}",
+        "{}: its extended key usages must contain {usage} for {whom}",
         path.display()
     )]
     Purpose {

@@ -35,7 +35,7 @@ pub enum CertificatesError {
         source: pem::Error,
     },
     /// A PEM file without what is needed.
-    #[error("there is no {what} in {}; it must be a PEM file that holds one", path.display())]
+    #[error("there is no {what} in {}; it must be a PEM file that contains one", path.display())]
     Empty {
         /// What it should hold.
         what: &'static str,

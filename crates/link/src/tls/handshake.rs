@@ -32,8 +32,8 @@ const CHUNK: usize = 16 << 10;
 pub enum SecureError {
     /// The connection failed or ended.
     #[error(
-        "the connection failed during the TLS handshake: {0}; is it 'hikkoshi receive' that \
-         listens there, and not with --plaintext? Both sides must use TLS, or both --plaintext"
+        "the connection failed during the TLS handshake: {0}; check that 'hikkoshi receive' \
+         listens there, without --plaintext. Both sides must use TLS, or both --plaintext"
     )]
     Io(#[from] io::Error),
     /// The peer speaks something else.
@@ -44,24 +44,26 @@ pub enum SecureError {
     NotTls,
     /// Not the key that the invitation names.
     #[error(
-        "the destination does not have the key of the invitation: this is another 'hikkoshi \
-         receive' than the one that showed it, or somebody in between; ask for a new invitation"
+        "the destination does not have the key of the invitation: either another 'hikkoshi \
+         receive' has printed it, or another host intercepts the connection; get a new invitation"
     )]
     WrongKey,
     /// The peer's certificate is not good enough.
     #[error(
         "the peer's certificate is not accepted: {}; it must be signed by an authority in the \
-         file given with --tls-ca, be valid now, and name the host that is connected to; if it has \
-         extended key usages, a source's needs clientAuth, a destination's serverAuth",
+         file given with --tls-ca, be valid now, and, for a destination, name the host in its \
+         address; if it has extended key usages, a source's needs clientAuth, a destination's \
+         serverAuth",
         readable(.0)
     )]
     Certificate(Box<rustls::Error>),
     /// The peer does not accept this side.
     #[error(
-        "the peer does not accept this side ({0:?}; this host's clock says {clock}): where an authority vouches for both, this \
-         side's certificate must be signed by the one that the peer was given with --tls-ca, and \
+        "the peer does not accept this side ({0:?}; this host's clock says {clock}): with \
+         certificates, this side's must be signed by an authority in the peer's --tls-ca file, and \
          be valid now; if it has extended key usages, a source's needs clientAuth, a destination's \
-         serverAuth; a destination that invites must be connected to with --to", clock = Utc(now())
+         serverAuth; a destination that prints an invitation needs --to at the source",
+        clock = Utc(now())
     )]
     Refused(rustls::AlertDescription),
     /// The handshake failed otherwise.
@@ -69,40 +71,40 @@ pub enum SecureError {
     Tls(Box<rustls::Error>),
     /// The source does not know the secret.
     #[error(
-        "the source does not know the secret of the invitation that is shown here: it was given \
-         another invitation, or a damaged copy of this one; or it is a stranger"
+        "the source does not know the secret of the invitation that is shown here: it has another \
+         invitation or a damaged copy of this one, or it was not invited"
     )]
     NotInvited,
     /// The source knows another destination's key.
     #[error(
-        "the source was given the invitation of another 'hikkoshi receive' (an earlier one, \
-         perhaps): give it the one that is shown here"
+        "the source has the invitation of another 'hikkoshi receive' (perhaps an earlier one): use \
+         the invitation that is shown here"
     )]
     InvitedElsewhere,
     /// The source knows the secret of an invitation that another one has used.
     #[error(
-        "another source has used this invitation already, and it is good for one migration: if it \
-         is not the one that was meant, end this 'hikkoshi receive', start it again, and hand out \
-         the new invitation"
+        "another source has already used this invitation, which is valid for one migration: if it \
+         is not the intended source, stop this 'hikkoshi receive', start it again and use the new \
+         invitation"
     )]
     Used,
     /// The destination says that this source was not invited.
     #[error(
-        "the destination does not know the secret in the invitation: was it copied whole? Ask for \
-         a new one"
+        "the destination does not know the secret in the invitation: check that the invitation was \
+         copied completely, or get a new one"
     )]
     WrongSecret,
     /// The destination says that another source has used the invitation.
     #[error(
-        "the invitation has been used already, by another 'hikkoshi migrate': it is good for one \
-         migration; start 'hikkoshi receive' anew and ask for a new one"
+        "the invitation has been used already, by another 'hikkoshi migrate': it is valid for one \
+         migration; start 'hikkoshi receive' again and use its new invitation"
     )]
     UsedThere,
     /// The destination says what nobody understands.
-    #[error("the destination does not say whether this source is let in")]
+    #[error("the destination's answer to this source's proof is malformed")]
     NoVerdict,
     /// It takes too long, or somebody wants it stopped.
-    #[error("the peer does not finish the TLS handshake in time")]
+    #[error("the peer did not finish the TLS handshake in time")]
     Silent,
 }
 
@@ -462,7 +464,7 @@ impl Incoming {
                 return Ok(());
             }
             if self.raw.len() >= MOST {
-                let text = "the peer sends too much in the handshake";
+                let text = "the peer sent too much data in the handshake";
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
             }
             let filled = self.raw.len();

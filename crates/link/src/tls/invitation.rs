@@ -150,15 +150,15 @@ impl fmt::Debug for Invitation {
 pub enum InvitationError {
     /// It begins with something else.
     #[error(
-        "this is no invitation: one begins with '{SCHEME}'; copy the whole line that 'hikkoshi \
-         receive' has shown"
+        "this is not an invitation: an invitation begins with '{SCHEME}'; copy the complete line \
+         that 'hikkoshi receive' printed"
     )]
     Scheme,
     /// It has the right beginning, and was cut or mistyped.
     #[error(
-        "the invitation is damaged: after '{SCHEME}' come {FINGERPRINT} and {SECRET} bytes in \
-         base64, joined by a dot, then '@' and the address; copy the whole line that 'hikkoshi \
-         receive' has shown"
+        "the invitation is damaged: '{SCHEME}' must be followed by {FINGERPRINT} and {SECRET} \
+         bytes in base64 with a dot between them, then '@' and the address; copy the complete line \
+         that 'hikkoshi receive' printed"
     )]
     Damaged,
     /// The address in it is none.

@@ -68,7 +68,7 @@ impl Common {
         let mut renew = self
             .renew
             .lock()
-            .map_err(|_| io::Error::other("a thread died while it renewed the keys"))?;
+            .map_err(|_| io::Error::other("a thread panicked while it renewed the keys"))?;
         Key::new(which(&mut **renew).map_err(io::Error::other)?)
     }
 }
@@ -139,7 +139,7 @@ impl Key {
         let nonce = self.nonce()?;
         self.aead
             .seal_in_place_separate_tag(nonce, aead::Aad::from(header), content)
-            .map_err(|_| io::Error::other("a record could not be encrypted"))
+            .map_err(|_| io::Error::other("a TLS record could not be encrypted"))
     }
 
     /// Decrypts `sealed` (with its tag) in place; gives the content.
@@ -152,7 +152,7 @@ impl Key {
         self.aead
             .open_in_place(nonce, aead::Aad::from(header), sealed)
             .map_err(|_| {
-                let text = "a record was changed on the way, or forged";
+                let text = "a TLS record was changed in transit, or forged";
                 io::Error::new(io::ErrorKind::InvalidData, text)
             })
     }

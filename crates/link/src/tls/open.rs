@@ -113,12 +113,12 @@ impl Opener {
             return if begun[..len] == known[..len] {
                 Ok(None)
             } else {
-                Err(malformed("something that is no record"))
+                Err(malformed("data that is not a TLS record"))
             };
         };
         let len = usize::from(u16::from_be_bytes([*high, *low]));
         if !(1 + TAG..=LONGEST).contains(&len) {
-            return Err(malformed("a record of an impossible length"));
+            return Err(malformed("a TLS record of an invalid length"));
         }
         Ok((content.len() >= len).then_some(len))
     }
@@ -133,11 +133,11 @@ impl Opener {
         let inner = self.key.open([DATA, 3, 3, high, low], sealed)?;
         // The content's type comes last, before any padding.
         let Some(end) = inner.iter().rposition(|&byte| byte != 0) else {
-            return Err(malformed("a record without a type"));
+            return Err(malformed("a TLS record without a type"));
         };
         let (content, kind) = (&inner[..end], inner[end]);
         if content.len() > PLAIN {
-            return Err(malformed("a record that is too long"));
+            return Err(malformed("a TLS record that is too long"));
         }
         let busy = match kind {
             DATA => {
@@ -149,11 +149,11 @@ impl Opener {
                 true
             }
             ALERT => return last(content),
-            _ => return Err(malformed("a record of an unknown type")),
+            _ => return Err(malformed("a TLS record of an unknown type")),
         };
         self.empty = if busy { self.empty + 1 } else { 0 };
         if self.empty > EMPTY {
-            return Err(malformed("records without content"));
+            return Err(malformed("too many TLS records without content"));
         }
         Ok(true)
     }
@@ -183,7 +183,7 @@ fn last(alert: &[u8]) -> io::Result<bool> {
             io::ErrorKind::ConnectionAborted,
             Alert(rustls::AlertDescription::from(why)),
         )),
-        _ => Err(malformed("an alert of an impossible length")),
+        _ => Err(malformed("a TLS alert of an invalid length")),
     }
 }
 

@@ -457,12 +457,12 @@ fn unsuitable_certificates_are_not_used() {
     // For something else.
     let told = here(ours.issue_for("a.example", &[ServerAuth]));
     assert!(
-        told.contains("have to contain clientAuth for a source"),
+        told.contains("must contain clientAuth for a source"),
         "{told}"
     );
     let told = there(ours.issue_for("a.example", &[ClientAuth]));
     assert!(
-        told.contains("have to contain serverAuth for a destination"),
+        told.contains("must contain serverAuth for a destination"),
         "{told}"
     );
     // What 'openssl x509 -req' makes.

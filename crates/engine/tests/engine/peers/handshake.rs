@@ -139,7 +139,7 @@ fn another_protocol_instead_of_a_greeting() {
     );
     assert_eq!(
         attempt(b"hikko"),
-        "connecting to the destination at the address: the peer has said nothing for 10 s; is it \
-         'hikkoshi receive' that listens there?"
+        "connecting to the destination at the address: the peer sent no greeting within 10 s; check \
+         that 'hikkoshi receive' listens at this address"
     );
 }

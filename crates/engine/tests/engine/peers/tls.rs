@@ -109,7 +109,7 @@ fn peers_that_violate_tls_at_a_destination() {
         assert!(alert.starts_with(&[21, 3]), "{alert:?}");
         let plain = Remote::from(remote.address.clone());
         let error = open(&plain, &greeted(9)).unwrap_err().to_string();
-        assert!(error.contains("wants TLS"), "{error}");
+        assert!(error.contains("requires TLS"), "{error}");
         // Only the first half of a handshake, and half of its first message: they time out, and are
         // closed.
         let first_half = scope.spawn(|| send(&whole));
