@@ -34,10 +34,10 @@ pub enum DestinationFailure {
         cause: LinkError,
     },
     /// The guest's adapter failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Guest(#[from] GuestError),
     /// The guest's memory could not be written or dropped.
-    #[error("{0}")]
+    #[error(transparent)]
     Memory(#[from] MemoryError),
     /// No memory to assemble huge pages in.
     #[error(
@@ -53,16 +53,16 @@ pub enum DestinationFailure {
         cause: io::Error,
     },
     /// A page could not be installed.
-    #[error("{0}")]
+    #[error(transparent)]
     Install(#[from] InstallError),
     /// It is unknown which pages are missing.
-    #[error("{0}")]
+    #[error(transparent)]
     Presence(#[from] PresenceError),
     /// Faults could not be read.
-    #[error("{0}")]
+    #[error(transparent)]
     Faults(#[from] ReadError),
     /// Memory could not be registered for faults.
-    #[error("{0}")]
+    #[error(transparent)]
     Register(#[from] RangeError),
     /// The machine's process ended; its number, if known.
     #[error(

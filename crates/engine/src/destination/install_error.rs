@@ -8,10 +8,10 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum InstallError {
     /// The kernel did not take it.
-    #[error("{0}")]
+    #[error(transparent)]
     Copy(#[from] CopyError),
     /// The source sends huge pages in a way that no source does.
-    #[error("{0}")]
+    #[error(transparent)]
     Staging(#[from] TooManyPartial),
     /// Another process has put other content there.
     #[error(

@@ -107,7 +107,7 @@ pub enum SourceFailure {
         since: Box<SourceFailure>,
     },
     /// The guest's adapter failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Guest(#[from] GuestError),
     /// The guest was paused for the longest allowed time, and its device state was
     /// not saved.
@@ -125,7 +125,7 @@ pub enum SourceFailure {
     #[error("reading the guest's memory: {0}")]
     Ram(#[from] io::Error),
     /// The dirty log failed.
-    #[error("{0}")]
+    #[error(transparent)]
     DirtyLog(#[from] DirtyError),
     /// The destination failed before the handover.
     #[error("the destination failed: {0}")]

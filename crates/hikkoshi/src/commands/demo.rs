@@ -27,7 +27,7 @@ const SWEEP: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     /// The guests.
-    #[error("{0}")]
+    #[error(transparent)]
     Lab(#[from] LabError),
     /// This program as a child.
     #[error("{doing} hikkoshi: {cause}")]

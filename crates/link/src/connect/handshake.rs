@@ -27,7 +27,7 @@ pub enum HandshakeError {
     #[error("{0}{advice}", advice = advice::advice(.0))]
     Connect(io::Error),
     /// The connection failed later.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// The peer closed the connection before its hello.
     #[error("the peer closed the connection without a greeting; it may be busy with another guest")]
@@ -40,7 +40,7 @@ pub enum HandshakeError {
     )]
     Silent,
     /// The TLS handshake or the authentication failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Secure(#[from] SecureError),
     /// The peer answered with a TLS alert.
     #[error(
@@ -52,13 +52,13 @@ pub enum HandshakeError {
     #[error("the source uses TLS, but this side was started without TLS or with --plaintext")]
     SpeaksTls,
     /// The peer sent a malformed hello.
-    #[error("{0}")]
+    #[error(transparent)]
     Hello(#[from] HelloError),
     /// The peer did not return the challenge of this connection.
     #[error("the peer did not return this connection's challenge: it replays an earlier session")]
     Replayed,
     /// The two sides are incompatible.
-    #[error("{0}")]
+    #[error(transparent)]
     Negotiation(#[from] NegotiationError),
 }
 
