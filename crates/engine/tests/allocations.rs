@@ -1,11 +1,11 @@
-//! Answering a page request allocates nothing at the source: the allocator
-//! could make it wait, for a lock or for the kernel.
+//! Answering a page request allocates no memory at the source: an allocation could wait, for a lock
+//! or for the kernel.
 //!
-//! A process of its own, whose allocator counts.
+//! A separate process, whose allocator counts.
 
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
-// The other tests use the rest of these.
+// The other tests use the other items of these.
 #![allow(dead_code)]
 
 #[path = "engine/direct_io_device.rs"]
@@ -63,7 +63,7 @@ fn read_until(control: &mut Ends, last: &str) {
     }
 }
 
-/// Reads answers until `pages` pages have come.
+/// Reads answers until `pages` pages have arrived.
 fn receive(urgent: &mut LinkReader, mut pages: u64, buffer: &mut [u8]) {
     while pages > 0 {
         let frame = urgent.frame().unwrap();
@@ -75,13 +75,12 @@ fn receive(urgent: &mut LinkReader, mut pages: u64, buffer: &mut [u8]) {
     }
 }
 
-/// Asks for pages one by one, many at once, and for many in one; gives how
-/// often anybody in this process allocated meanwhile, and for how many
-/// requests.
+/// Requests pages one by one, many at once, and many in one request; returns the number of
+/// allocations in this process meanwhile, and the number of requests.
 fn ask(urgent: &mut Ends) -> (usize, u64) {
     let mut buffer = vec![0; MIB as usize];
     let mut batch = Vec::with_capacity(BATCH * HEADER_LEN);
-    // Every page from 64 on, up to 256, is owed; and so on every 256.
+    // Every page from 64 up to 256 is owed, and so on every 256 pages.
     let mut pages = (0..).flat_map(|block| block * 256 + 64..block * 256 + 256);
     let mut page = || PageRange::one(Page::new(pages.next().unwrap()));
     let mut one = |urgent: &mut Ends, buffer: &mut [u8]| {
@@ -117,7 +116,7 @@ fn ask(urgent: &mut Ends) -> (usize, u64) {
 fn answering_a_request_allocates_nothing() {
     for tls in [false, true] {
         let (allocations, requests) = counted(tls);
-        // The threads that wait meanwhile may need something now and then.
+        // The waiting threads may allocate now and then.
         assert!(
             (allocations as u64) < requests / 50,
             "{allocations} allocations for {requests} requests, TLS: {tls}"
@@ -125,7 +124,7 @@ fn answering_a_request_allocates_nothing() {
     }
 }
 
-/// How often anybody allocated, and for how many requests.
+/// The number of allocations, and of requests.
 fn counted(tls: bool) -> (usize, u64) {
     let layout = layout(&[(32 * MIB, SMALL)]);
     let memories = [&layout, &layout].map(|layout| Arc::new(Memory::new(layout)));
@@ -162,8 +161,8 @@ fn counted(tls: bool) -> (usize, u64) {
             read_until(&mut control, "DiscardEnd");
             control.1.control(&ToSource::Discarded).unwrap();
             read_until(&mut control, "Switch");
-            // Requests are answered from here on, and nobody pushes yet: what
-            // is asked for comes from the thread that reads the request.
+            // Requests are answered from here on, and nothing is pushed yet: requested pages are
+            // sent by the thread that reads the request.
             let counted = ask(&mut urgent);
             cancel.cancel();
             counted

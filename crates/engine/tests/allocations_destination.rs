@@ -1,8 +1,7 @@
-//! From the fault to the request, and from the received page to the installed
-//! one, the destination allocates nothing: the allocator could make it wait,
-//! for a lock or for the kernel.
+//! From the fault to the request, and from the received page to the installed one, the destination
+//! allocates no memory: an allocation could wait, for a lock or for the kernel.
 //!
-//! A process of its own, whose allocator counts.
+//! A separate process, whose allocator counts.
 
 #![allow(missing_docs)]
 #![allow(
@@ -10,7 +9,7 @@
     clippy::cast_possible_truncation,
     clippy::print_stderr
 )]
-// The other tests use the rest of these.
+// The other tests use the other items of these.
 #![allow(dead_code)]
 
 #[path = "engine/direct_io_device.rs"]
@@ -52,8 +51,8 @@ const DEVICE_BYTES: usize = 1000;
 
 type Ends = (LinkReader, LinkWriter);
 
-/// Answers `requests` requests with pages of threes, in pieces of `piece`
-/// pages, the later pieces first, every second one on the background link.
+/// Answers `requests` requests with pages full of threes, in pieces of `piece` pages, the later
+/// pieces first, every second one on the background link.
 fn answer(urgent: &mut Ends, background: &mut Ends, requests: u64, piece: u64, content: &[u8]) {
     for _ in 0..requests {
         let Frame::Request { range } = urgent.0.frame().unwrap() else {
@@ -74,16 +73,14 @@ fn answer(urgent: &mut Ends, background: &mut Ends, requests: u64, piece: u64, c
     }
 }
 
-/// In how many looks, 10 ms apart, a thread must have been found asleep to count
-/// as one that waits for something to do.
+/// In how many checks, 10 ms apart, a thread must be found asleep before it counts as idle.
 const LOOKS: u32 = 20;
 
-/// Looks after which a machine cannot be that busy.
+/// More checks than a busy machine needs.
 const MOST_LOOKS: u32 = 30_000;
 
-/// Waits until every other thread of this process waits; those that spin, if any
-/// do, have done their work before. One that has not got as far for want of a
-/// processor is not asleep.
+/// Waits until every other thread of this process waits; spinning threads, if any, have done their
+/// work before. A thread that has not reached its wait for lack of a processor is not asleep.
 fn await_waiting(spinning: bool) {
     let own = std::fs::read_link("/proc/thread-self").unwrap();
     let mut asleep: HashMap<OsString, u32> = HashMap::new();
@@ -91,7 +88,7 @@ fn await_waiting(spinning: bool) {
         let mut all = true;
         for task in std::fs::read_dir("/proc/self/task").unwrap() {
             let task = task.unwrap();
-            // One that ends meanwhile is not of interest.
+            // A thread that ends meanwhile is ignored.
             let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else {
                 continue;
             };
@@ -114,9 +111,8 @@ fn await_waiting(spinning: bool) {
     }
 }
 
-/// Takes a guest of `source`'s memory in; a thread touches all of it while the
-/// device state is loaded. Gives how often anybody in this process allocated
-/// for all but the first host pages.
+/// Receives a guest with `source`'s memory; a thread touches all of it while the device state is
+/// loaded. Returns the number of allocations in this process for all but the first host pages.
 fn allocations(
     source: &RamLayout,
     destination: &RamLayout,
@@ -150,8 +146,8 @@ fn allocations(
         for number in 0..first {
             assert!(memory.load(number * step) == [3; PAGE_SIZE]);
         }
-        // Every thread has waited once by then, the main one as well: a
-        // channel's first wait allocates.
+        // Every thread has waited once by then, the main thread as well: a channel's first wait
+        // allocates.
         await_waiting(options.poll);
         let region = Region::new(ALLOCATOR);
         for number in first..touched {
@@ -214,15 +210,15 @@ fn allocations(
             control.1.control(&switch).unwrap();
             let content = vec![3; 8 * PAGE_SIZE];
             answer(&mut urgent, &mut background, touched, 8, &content);
-            // Called off any sooner, its memory would be let go while the last
-            // page is still being looked at.
+            // Not cancelled earlier: its memory would be released while the last page is still
+            // being read.
             while counted.load(Ordering::SeqCst) == usize::MAX {
                 thread::sleep(Duration::from_millis(10));
             }
             let reason = "enough".into();
             let cancel = ToDestination::Cancel { reason };
             control.1.control(&cancel).unwrap();
-            // Kept open until the other side has had enough.
+            // Kept open until the other side has ended.
             while control.0.control::<ToSource>().is_ok() {}
         });
         let result = receive(&mut guest, &listener, &options, &watch);
@@ -237,7 +233,7 @@ fn limits_all(limits: Limits) -> PageRange {
     PageRange::from_len(Page::new(0), limits.pages)
 }
 
-/// One test: what another one allocates would be counted, too.
+/// One test: allocations of another test would be counted, too.
 #[test]
 fn a_fault_is_answered_without_allocating() {
     let small = layout(&[(8 * MIB, SMALL)]);
@@ -247,7 +243,7 @@ fn a_fault_is_answered_without_allocating() {
     assert_eq!(count(options, true), 0, "small pages, TLS");
     let spinning = DestinationOptions {
         poll: true,
-        // Of several one might still be starting, and that allocates.
+        // If there are several, one may still be starting, which allocates.
         fault_threads: std::num::NonZeroU16::new(1),
         ..options
     };

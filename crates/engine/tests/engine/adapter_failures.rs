@@ -11,8 +11,7 @@ use hikkoshi_handover::{DestinationStage, SourceStage};
 use crate::machine::Side;
 use crate::run::{Done, Setup};
 
-/// Runs a migration in which the source's call `name` fails for the `nth` time
-/// that it is made.
+/// Runs a migration in which the `nth` call of the source's `name` fails.
 fn source_fails(mode: Mode, name: &'static str, nth: u32) -> Done {
     let setup = Setup::new(mode);
     let calls = AtomicU32::new(0);
@@ -48,8 +47,8 @@ fn a_failure_before_commit_leaves_the_guest_at_the_source() {
         let (source, destination) = done.at_source();
         assert_eq!(source, format!("{name} does not work"));
         let told = format!("cancelled at the source: the source failed: {name} does not work");
-        // Behind device state that nobody reads just now there may be no room for
-        // a word; that does not keep the source waiting.
+        // After device state that is not being read there may be no room for a message; the source
+        // does not wait for it.
         let cut_short = name.ends_with("half-way") && destination.contains("the connection");
         assert!(destination == told || cut_short, "{destination}");
         // Once in `Setup`; again only if it had been stopped.
@@ -87,7 +86,7 @@ fn a_stalled_save_is_cancelled_and_the_guest_stays_at_the_source() {
         let done = setup.run();
         let (source, _) = done.at_source();
         let why = "the guest was paused for 1.02 s, and could not be handed over in that time: \
-                   save_device_state was given up";
+                   save_device_state was cancelled";
         assert_eq!(source, if cancel { "cancelled" } else { why });
         assert_eq!(done.machine.starts(Side::Source), 2);
         assert_eq!(done.source_calls.count("resume"), 1);
@@ -97,8 +96,8 @@ fn a_stalled_save_is_cancelled_and_the_guest_stays_at_the_source() {
 
 #[test]
 fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
-    // 3 MiB are two chunks a pass: the first round, then the passes before
-    // the pause, then those with the guest stopped.
+    // 3 MiB are two chunks a pass: the first round, then the passes before the pause, then those
+    // with the guest paused.
     for (mode, name, nth) in [
         (Mode::Precopy, "take", 1),
         (Mode::Precopy, "take", 2),
@@ -117,7 +116,7 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
             format!("cancelled at the source: the source failed: {source}")
         );
     }
-    // The last takes: with the guest stopped.
+    // The last takes: with the guest paused.
     for mode in [Mode::Precopy, Mode::Hybrid] {
         let setup = Setup::new(mode);
         let script = Arc::clone(&setup.source.script);
@@ -170,11 +169,11 @@ fn a_guest_that_cannot_be_resumed_is_paused() {
         source.1,
         "save_device_state does not work; then: resume does not work"
     );
-    // As far as it can tell.
+    // As far as this side knows.
     assert_eq!(destination.0, Outcome::AtSource);
     assert_eq!(done.machine.runs(), None);
     assert_eq!(done.commits, 0);
-    // What is needed to bring it back stays, in the process and on record.
+    // What is needed to resume the guest remains, in the process and in the journal.
     assert_eq!(done.source_calls.count("release"), 0);
     assert_eq!(done.source_calls.count("leave"), 1);
     assert!(!done.source_journal.is_closed());

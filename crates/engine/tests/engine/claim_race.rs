@@ -1,5 +1,5 @@
-//! Many requests race with the background: who sends a page is settled by
-//! claiming it, and each owed page arrives exactly once.
+//! Many requests race with the background workers: the claim decides which thread sends a page, and
+//! each owed page arrives exactly once.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +18,11 @@ use crate::run::Setup;
 
 const READERS: u64 = 8;
 
-/// Pages that they have read together before the guest may run.
+/// Pages that the readers have read together before the guest may run.
 const READ_BEFORE: u64 = 240;
 
-/// Moves a guest while threads at the destination read all over its memory,
-/// and counts the pages that arrive after the switch. Gives the pages by link:
-/// urgent, background.
+/// Moves a guest while threads at the destination read all over its memory, and counts the pages
+/// that arrive after the switch. Returns the pages by link: urgent, background.
 fn race(mode: Mode, source: &RamLayout, destination: &RamLayout) -> (u64, u64) {
     race_with(mode, source, destination, |_| {})
 }
@@ -64,7 +63,7 @@ fn race_with(
         }
         Fate::Pass
     });
-    // Something is owed and can be asked for, however fast the copying was.
+    // Some page is owed and can be requested, however fast the copying was.
     let machine = Arc::clone(&setup.machine);
     setup.source.script.at("pause", move || {
         machine.work(1500);
@@ -73,8 +72,8 @@ fn race_with(
     let machine = Arc::clone(&setup.machine);
     let readers = Arc::new(Mutex::new(Vec::new()));
     let started = Arc::clone(&readers);
-    // Some read before the guest runs, when the background still waits; some
-    // go on while it pushes.
+    // Some threads read before the guest runs, when the background is not pushed yet; some continue
+    // while it is pushed.
     setup.destination.script.at("load_device_state", move || {
         let read = Arc::new(AtomicU64::new(0));
         let threads = (0..READERS).map(|reader| {
@@ -109,7 +108,7 @@ fn race_with(
     );
     assert!(
         account.requests.request_latency_us.count > 0,
-        "nobody asked"
+        "no page was requested"
     );
     let [urgent, background] = &*by_link;
     (
@@ -138,7 +137,7 @@ fn each_owed_page_arrives_once_in_huge_pages() {
     }
 }
 
-/// Requests, read-ahead and background of four links at the same pages.
+/// Requests, read-ahead and the background of four links for the same pages.
 #[test]
 fn each_owed_page_arrives_once_on_four_links() {
     let layout = layout(&[(8 * MIB, SMALL), (9 * SMALL, SMALL), (8 * MIB, SMALL)]);

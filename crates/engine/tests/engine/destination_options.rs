@@ -1,5 +1,4 @@
-//! What an operator may choose at the destination changes nothing about what
-//! arrives.
+//! The options of the destination do not change what arrives.
 
 use std::num::{NonZeroU16, NonZeroU64};
 
@@ -42,7 +41,7 @@ fn every_option_moves_a_busy_guest() {
             let requests = here.request_latency_us.count;
             let stages = &here.request_stages_us;
             assert_eq!(stages.page_to_installed.count, requests);
-            // Loading touches pages: somebody faulted, and has a name.
+            // Loading accesses pages: there were faults, and the thread has a name.
             let faults: u64 = here.faults.iter().map(|faults| faults.count).sum();
             assert!(faults >= requests, "{faults} faults, {requests} requests");
             assert!(
@@ -50,8 +49,8 @@ fn every_option_moves_a_busy_guest() {
                 "{:?}",
                 here.faults
             );
-            // So they did before the guest ran, but for pages of the round
-            // before, and no vCPU is among them.
+            // There were faults before the guest ran, except for pages of the previous round, and
+            // none was caused by a vCPU.
             let before = here.faults_before_running.as_ref().unwrap();
             assert!(before.iter().all(|faults| faults.vcpu.is_none()));
             let loading: u64 = before.iter().map(|faults| faults.count).sum();

@@ -34,9 +34,9 @@ fn a_page_is_copied_after_its_device_write_has_landed() {
         // One at the start, one at least for a round, and not one for each chunk
         // of 2 MiB.
         assert!((2..27).contains(&drains), "{mode:?}: {drains} drains");
-        let told = source.drains.unwrap();
-        assert_eq!(told.count, drains as u64);
-        assert!(told.max_ms > 0.0 && told.total_ms >= told.max_ms);
+        let reported = source.drains.unwrap();
+        assert_eq!(reported.count, drains as u64);
+        assert!(reported.max_ms > 0.0 && reported.total_ms >= reported.max_ms);
         assert_eq!(destination.drains, None);
     }
 }
@@ -62,7 +62,7 @@ fn without_draining_pages_are_stale() {
     for mode in [Mode::Precopy, Mode::Hybrid] {
         let mut setup = Setup::with_direct_io(mode, &large(), DEVICE_PAGES);
         setup.options.drain = false;
-        // It would notice.
+        // The guest itself would detect the error.
         setup.destination.checks = false;
         let done = setup.run();
         assert!(done.source.is_ok() && done.destination.is_ok());

@@ -1,8 +1,8 @@
 //! A device that writes by direct I/O: its pages are marked in the dirty log
 //! when a request is submitted, and not when the data lands.
 //!
-//! Its requests are as slow as they can be: they end only when somebody drains
-//! the device. So a page that is copied without a drain is always stale.
+//! Its requests are as slow as possible: they end only when the device is drained. So a page that
+//! is copied without a drain is always stale.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ const PAGES: u64 = 7;
 #[derive(Debug)]
 pub(crate) struct DirectDevice {
     machine: Arc<Machine>,
-    /// Its first page, and how many there are.
+    /// Its first page, and the number of pages.
     first: u64,
     pages: u64,
     /// Pinned, and not written yet.
@@ -23,8 +23,8 @@ pub(crate) struct DirectDevice {
 }
 
 impl DirectDevice {
-    /// A device that reads into the last `pages` pages at the source, with
-    /// requests for all of them under way.
+    /// A device that reads into the last `pages` pages at the source, with requests for all of them
+    /// in flight.
     pub(crate) fn new(machine: &Arc<Machine>, pages: u64) -> Self {
         let all = machine.memory(Side::Source).layout().pages();
         let mut device = Self {
@@ -38,7 +38,7 @@ impl DirectDevice {
         device
     }
 
-    /// A few requests more.
+    /// Submits a few more requests.
     pub(crate) fn submit(&mut self) {
         let begin = self.generation * PAGES;
         self.pin(begin..begin + PAGES);
@@ -53,7 +53,7 @@ impl DirectDevice {
         }
     }
 
-    /// Ends all requests.
+    /// Completes all requests.
     pub(crate) fn land(&mut self) {
         let memory = self.machine.memory(Side::Source);
         for page in self.pinned.drain(..) {

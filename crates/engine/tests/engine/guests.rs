@@ -1,7 +1,7 @@
-//! The two sides of a guest, which fail where a test wants them to.
+//! The adapters of both sides, which fail where a test wants them to.
 //!
-//! Memory, faults and dirty log are real. What a hypervisor would do with its
-//! machine (stop, save, load, run) is scripted.
+//! Memory, faults and dirty log are real. The hypervisor's calls (pause, save, load, resume) are
+//! scripted.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,7 +23,7 @@ use crate::machine::{Machine, Random, Side};
 
 type Hook = Box<dyn FnMut() -> Result<(), GuestError> + Send>;
 
-/// What happens at which call, and which calls there were.
+/// What happens at each call, and the calls so far.
 #[derive(Default)]
 pub(crate) struct Script {
     hooks: Mutex<HashMap<&'static str, Hook>>,
@@ -37,7 +37,7 @@ impl fmt::Debug for Script {
 }
 
 impl Script {
-    /// Makes the call `name` do `hook` first.
+    /// Runs `hook` at the start of the call `name`.
     pub(crate) fn at(
         &self,
         name: &'static str,
@@ -65,7 +65,7 @@ impl Script {
 
     pub(crate) fn call(&self, name: &'static str) -> Result<(), GuestError> {
         self.calls.lock().unwrap().push(name);
-        // Not under the lock: a hook may call itself or wait for long.
+        // Without the lock: a hook may make calls itself, or wait for long.
         let hook = self.hooks.lock().unwrap().remove(name);
         let Some(mut hook) = hook else { return Ok(()) };
         let result = hook();
@@ -74,7 +74,7 @@ impl Script {
     }
 }
 
-/// The device state of the tests: bytes that depend on their place.
+/// The device state of the tests: bytes that depend on their position.
 pub(crate) fn device_state(bytes: usize) -> Vec<u8> {
     let mut random = Random::new(bytes as u64 + 1);
     (0..bytes).map(|_| random.below(256) as u8).collect()
@@ -101,10 +101,9 @@ pub(crate) struct TestSource {
     ram: Arc<RamFiles>,
     pub device_bytes: usize,
     pub ended: Arc<AtomicBool>,
-    /// What writes to its memory behind the dirty log.
+    /// A device that writes to its memory without the dirty log seeing it.
     pub device: Option<DirectDevice>,
-    /// Saving the device state goes half-way, and then waits to be told to give
-    /// up.
+    /// Saving the device state stops half-way, and waits until it is cancelled.
     pub save_stalls: bool,
     log: Option<Arc<dyn DirtyLog>>,
 }
@@ -193,7 +192,7 @@ impl SourceGuest for TestSource {
             while !give_up.is_cancelled() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            return Err(GuestError::new("save_device_state was given up"));
+            return Err(GuestError::new("save_device_state was cancelled"));
         }
         sink.write_all(rest).map_err(GuestError::new)
     }
@@ -227,7 +226,7 @@ impl SourceGuest for TestSource {
     }
 }
 
-/// A real log whose reading can be made to fail.
+/// A real dirty log whose calls can be made to fail.
 #[derive(Debug)]
 struct ScriptedLog {
     log: PagemapLog,
@@ -266,15 +265,15 @@ pub(crate) struct TestDestination {
     machine: Arc<Machine>,
     ram: Arc<RamFiles>,
     device_bytes: usize,
-    /// The copy inside the process.
+    /// The userfaultfd inside the process.
     pub userfault: Option<Arc<Userfault>>,
-    /// Whether whoever makes the guest run looks at a page first.
+    /// Whether the call that resumes the guest reads a page first.
     pub looks: bool,
-    /// Whether the monitor can tell that a guest that it has not run never ran.
+    /// Whether the monitor can report that the guest never ran.
     pub never_ran: bool,
-    /// Whether the process is gone.
+    /// Whether the process has exited.
     pub ended: Arc<AtomicBool>,
-    /// Whether loading checks the pages that it looks at.
+    /// Whether loading checks the pages that it reads.
     pub checks: bool,
     pub abandoned: bool,
 }
@@ -298,7 +297,7 @@ impl TestDestination {
         }
     }
 
-    /// Loading looks at memory: several threads at the same few pages.
+    /// Loading accesses memory: several threads read the same few pages.
     fn touch(&self) -> Result<(), GuestError> {
         let memory = self.machine.memory(Side::Destination);
         let pages = memory.layout().pages();
@@ -313,7 +312,9 @@ impl TestDestination {
                 .into_iter()
                 .find_map(|thread| thread.join().unwrap())
                 .map_or(Ok(()), |page| {
-                    Err(GuestError::new(format!("loading found page {page} wrong")))
+                    Err(GuestError::new(format!(
+                        "loading found wrong content in page {page}"
+                    )))
                 })
         })
     }
@@ -340,7 +341,7 @@ impl DestinationGuest for TestDestination {
         self.script.call("take_userfault")?;
         let hosts = self.machine.memory(Side::Destination).hosts();
         if let Some(left) = &self.userfault {
-            // Left in the process by an engine before.
+            // An earlier engine left it in the process.
             return Ok((Arc::clone(left), hosts));
         }
         let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
@@ -364,7 +365,7 @@ impl DestinationGuest for TestDestination {
             let looking = std::thread::spawn(move || memory.load(last));
             while !looking.is_finished() {
                 if give_up.is_cancelled() {
-                    return Err(GuestError::new("gave up waiting for a page"));
+                    return Err(GuestError::new("cancelled while waiting for a page"));
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -14,7 +14,7 @@ use crate::machine::Side;
 use crate::relay::{Fate, Passing, Towards};
 use crate::run::{Done, Setup};
 
-/// What a side says in the end: where the guest is, or that it has moved.
+/// The result of one side: where the guest is, or that it has moved.
 type Verdict = Result<(), Outcome>;
 
 const MOVED: Verdict = Ok(());
@@ -22,10 +22,9 @@ const AT_SOURCE: Verdict = Err(Outcome::AtSource);
 const PAUSED: Verdict = Err(Outcome::Paused);
 const LACKS_PAGES: Verdict = Err(Outcome::AtDestination);
 
-/// Breaks all links at the first message of that name.
+/// Breaks all links at the first message with that name.
 fn break_at(mode: Mode, name: &'static str, fate: Fate) -> Done {
-    // On a busy machine the guest may not have written anything that would
-    // have to be discarded.
+    // On a busy machine the guest may not have written any page that must be discarded.
     for _ in 0..20 {
         let broken = Arc::new(AtomicBool::new(false));
         let ended = try_to_break_at(mode, name, fate, &broken);
@@ -33,7 +32,7 @@ fn break_at(mode: Mode, name: &'static str, fate: Fate) -> Done {
             return ended;
         }
     }
-    panic!("{mode:?}: nothing called {name} was sent")
+    panic!("{mode:?}: no message {name} was sent")
 }
 
 fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<AtomicBool>) -> Done {
@@ -42,13 +41,13 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
     let done = Arc::clone(done);
     let after_commit = matches!(name, "Commit" | "GuestResumed");
     if (name, fate) == ("Switch", Fate::CutAfter) {
-        // Loading takes longer than both sides take to notice the cut.
+        // Loading takes longer than both sides take to detect the cut.
         let source = Arc::clone(&setup.source.script);
         setup.destination.script.at("load_device_state", move || {
             while source.count("resume") == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
-            // Not one long sleep: the whole machine may stand still for a while.
+            // Not one long sleep: the whole machine may be paused for a while.
             (0..300).for_each(|_| thread::sleep(Duration::from_millis(1)));
             Ok(())
         });
@@ -60,7 +59,7 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
         }
         let background = matches!(passing.role, Role::Background { .. });
         if after_commit && background && switched.load(Ordering::Relaxed) {
-            // Or everything might be there before the cut.
+            // Otherwise every page might have arrived before the cut.
             while !done.load(Ordering::Relaxed) {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -69,8 +68,7 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
             return Fate::Pass;
         }
         if name == "Begin" {
-            // It never hears of this source, or cannot answer it, and would
-            // wait for another.
+            // It gets no offer from this source, or cannot answer it, and would wait for another.
             cancel.cancel();
         }
         fate
@@ -78,7 +76,7 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
     setup.run()
 }
 
-/// Whatever was said: what runs, runs at one side only, and it is undamaged.
+/// Asserts the results, that the guest runs at no more than one side, and that it is undamaged.
 #[track_caller]
 fn judge(done: &Done, what: &str, source: Verdict, destination: Verdict) {
     let verdicts = (
@@ -91,7 +89,7 @@ fn judge(done: &Done, what: &str, source: Verdict, destination: Verdict) {
     );
     assert_eq!(verdicts, (source, destination), "{what}: {texts:?}");
     let runs = match verdicts {
-        // What it lacks it waits for.
+        // It waits for missing pages.
         (_, Ok(()) | Err(Outcome::AtDestination)) => Some(Side::Destination),
         (Err(Outcome::AtSource), _) => Some(Side::Source),
         _ => None,
@@ -104,11 +102,11 @@ fn judge(done: &Done, what: &str, source: Verdict, destination: Verdict) {
         }
         _ => done.machine.undamaged(),
     }
-    // The source knows best whether it was committed.
+    // Only the source knows whether it committed.
     if done.commits == 0 {
         assert_eq!(source, AT_SOURCE, "{what}");
     }
-    // It may come back, or has pages that are needed.
+    // The guest may return, or this side has pages that are needed.
     let left = verdicts.0 == PAUSED || verdicts.0 == LACKS_PAGES;
     assert_eq!(
         done.source_calls.count("release"),
@@ -136,7 +134,7 @@ fn a_link_lost_before_commit_leaves_the_guest_at_the_source() {
         for fate in [Fate::CutBefore, Fate::CutAfter, Fate::Tear] {
             let done = break_at(Mode::Hybrid, name, fate);
             judge(&done, &format!("{fate:?} {name}"), AT_SOURCE, AT_SOURCE);
-            // Whatever was prepared was given back.
+            // Everything that was prepared was released.
             assert_eq!(
                 done.destination_calls.count("release"),
                 done.destination_calls.count("prepare")
@@ -166,7 +164,8 @@ fn a_link_lost_inside_a_page_frame() {
     }
 }
 
-/// The destination has said *ready* and hears nothing: it cannot tell.
+/// The destination has sent *Ready* and receives nothing: it cannot know whether the source
+/// committed.
 #[test]
 fn a_link_lost_between_ready_and_commit_keeps_the_destination_paused() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
@@ -174,7 +173,7 @@ fn a_link_lost_between_ready_and_commit_keeps_the_destination_paused() {
             let mut setup = Setup::new(mode);
             setup.relay(move |passing: &Passing| match passing.name.as_str() {
                 "Ready" => fate,
-                // Nor does it hear that the source keeps the guest.
+                // It is not notified, either, that the source keeps the guest.
                 "ResumeRequest" => Fate::CutBefore,
                 _ => Fate::Pass,
             });
@@ -202,7 +201,7 @@ fn a_migration_interrupted_after_commit_can_be_resumed() {
             ("GuestResumed", Fate::CutAfter, LACKS_PAGES, LACKS_PAGES),
         ] {
             let done = break_at(mode, name, fate);
-            // *GuestResumed* may have slipped through before the cut.
+            // *GuestResumed* may have passed before the cut.
             let heard = done.source.as_ref().map_err(|e| e.outcome);
             let source = match heard {
                 Err(Outcome::AtDestination) if (name, fate) == ("Commit", Fate::CutAfter) => {
@@ -211,7 +210,7 @@ fn a_migration_interrupted_after_commit_can_be_resumed() {
                 Ok(_) => MOVED,
                 _ => source,
             };
-            // With every page here the guest needs the source no more.
+            // With every page received the guest no longer needs the source.
             let destination = match destination {
                 LACKS_PAGES if done.destination.is_ok() => MOVED,
                 _ => destination,
@@ -230,7 +229,7 @@ fn a_migration_interrupted_after_commit_can_be_resumed() {
     }
 }
 
-/// In post-copy one link is enough to lose.
+/// In post-copy the loss of one link interrupts the migration.
 #[test]
 fn a_link_that_breaks_in_postcopy_leaves_the_guest_running() {
     for role in [Role::Urgent, Role::Background { index: 0 }] {
@@ -247,7 +246,7 @@ fn a_link_that_breaks_in_postcopy_leaves_the_guest_running() {
             Fate::Pass
         });
         let done = setup.run();
-        // Nobody may have asked for a page while it ran: then all went well.
+        // Possibly no page was requested while it ran: then nothing failed.
         if role == Role::Urgent && done.source.is_ok() {
             judge(&done, "no request", MOVED, MOVED);
             continue;
@@ -292,8 +291,7 @@ fn texts(done: &Done) -> (String, String) {
     (source.1, destination.1)
 }
 
-/// Runs a migration that `side` cancels when the first message of that name
-/// passes.
+/// Runs a migration that `side` cancels when the first message with that name passes.
 fn cancel_at(mode: Mode, side: Side, name: &'static str) -> Done {
     let mut setup = Setup::new(mode);
     let cancel = match side {
@@ -333,12 +331,12 @@ fn the_source_can_cancel_until_it_commits() {
         assert_eq!(source, "cancelled");
         assert!(
             destination == "cancelled at the source: cancelled at the source"
-                // It may hear that on the next connection first.
+                // It may be notified on the next connection first.
                 || matches!(name, "Switch" | "Request" | "Ready")
                     && destination == "cancelled at the source: the source keeps its guest"
-                // Before its other links are open nobody listens to it.
+                // Before its other links are open no thread reads from it.
                 || name == "Accept"
-                // Stopped in the middle of a chunk, nothing more can be said.
+                // Stopped in the middle of a chunk, nothing more can be sent.
                 || name == "DeviceStateChunk" && destination.ends_with("closed the connection"),
             "{mode:?} {name}: {destination}"
         );
@@ -364,7 +362,7 @@ fn the_destination_can_cancel_until_it_is_ready() {
         assert_eq!(destination, "cancelled", "{name}");
         assert!(
             source == "cancelled at the destination: cancelled by the operator"
-                // It was not let in for long enough to hear it.
+                // It was not connected for long enough to be notified.
                 || name == "Begin",
             "{mode:?} {name}: {source}"
         );
@@ -375,7 +373,7 @@ fn the_destination_can_cancel_until_it_is_ready() {
     }
 }
 
-/// A cancellation crosses the commit: it is too late, and says so.
+/// A cancellation crosses *Commit*: the answer is that it is too late.
 #[test]
 fn a_cancellation_after_commit_is_too_late() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
@@ -393,8 +391,7 @@ fn a_cancellation_after_commit_is_too_late() {
     }
 }
 
-/// Both operators cancel between *ready* and *commit*, right after the last
-/// moment.
+/// Both operators cancel between *Ready* and *Commit*, just too late.
 #[test]
 fn a_cancellation_that_crosses_the_commit_is_too_late() {
     let mut setup = Setup::new(Mode::Hybrid);
@@ -409,7 +406,7 @@ fn a_cancellation_that_crosses_the_commit_is_too_late() {
         }
         Fate::Pass
     });
-    // The last step before the commit takes until the cancellation is there.
+    // The last step before *Commit* takes until the cancellation has arrived.
     setup.source_journal.before(move |record| {
         if record.stage == SourceStage::Committed {
             while !heard.load(Ordering::Relaxed) {
@@ -420,7 +417,7 @@ fn a_cancellation_that_crosses_the_commit_is_too_late() {
         Ok(())
     });
     let done = setup.run();
-    // The commit is sent all the same, and the destination, which has asked
-    // for the cancellation, obeys.
+    // *Commit* is sent nevertheless, and the destination, which has requested the cancellation,
+    // obeys it.
     judge(&done, "crossing", MOVED, MOVED);
 }

@@ -1,5 +1,5 @@
-//! A machine that lives in threads: its processors stamp pages and notice a
-//! page that is not what they left, on whichever side they run.
+//! A machine whose virtual processors are threads: they stamp pages, and detect a page that does
+//! not hold what they wrote last, on either side.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use hikkoshi_pages::PAGE_SIZE;
 
 use crate::memory::{Content, Memory};
 
-/// Where a guest may run.
+/// The host on which a guest runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Source,
     Destination,
 }
 
-/// What a page holds after its `generation`th write; zeros in generation 0.
+/// The content of a page after its `generation`th write; zeros in generation 0.
 pub(crate) fn stamp(page: u64, generation: u64) -> Content {
     let mut content = [0; PAGE_SIZE];
     if generation > 0 {
@@ -38,7 +38,7 @@ pub(crate) fn stamp(page: u64, generation: u64) -> Content {
     content
 }
 
-/// A random number generator that needs no crate.
+/// A random number generator without a dependency.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
@@ -70,8 +70,7 @@ struct Inner {
     destination: Arc<Memory>,
     state: Mutex<State>,
     changed: Condvar,
-    /// What the processors remember: each page's generation. Page `p` belongs
-    /// to processor `p % CPUS`.
+    /// The processors' record of each page's generation. Page `p` belongs to processor `p % CPUS`.
     generations: Vec<AtomicU64>,
     /// Pages at the end that processors leave to devices.
     device_pages: u64,
@@ -90,13 +89,13 @@ impl fmt::Debug for Machine {
 const CPUS: u64 = 2;
 
 impl Machine {
-    /// A stopped machine whose memory at the source holds what a machine's
-    /// does: content, zeros, and much that was never touched.
+    /// A stopped machine whose memory at the source is like a real machine's: content, zeros, and
+    /// many pages that were never touched.
     pub(crate) fn new(source: &Arc<Memory>, destination: &Arc<Memory>) -> Self {
         Self::with_device_pages(source, destination, 0)
     }
 
-    /// The same; processors leave so many pages at the end to devices.
+    /// The same; processors leave this many pages at the end to devices.
     pub(crate) fn with_device_pages(
         source: &Arc<Memory>,
         destination: &Arc<Memory>,
@@ -114,7 +113,7 @@ impl Machine {
             damage: Mutex::default(),
         });
         for page in 0..pages {
-            // Stretches of 64 pages are left untouched, others are written.
+            // Ranges of 64 pages are left untouched, others are written.
             match (page / 64 % 4, page % 16) {
                 (0, _) => continue,
                 (_, 5) => source.store(page, &stamp(page, 0)),
@@ -136,12 +135,12 @@ impl Machine {
         self.0.memory(side)
     }
 
-    /// A device has written `page` in this generation.
+    /// Records that a device has written `page` in this generation.
     pub(crate) fn written_by_device(&self, page: u64, generation: u64) {
         self.0.generations[page as usize].store(generation, Ordering::Release);
     }
 
-    /// Pages at `side` that are not what was written last.
+    /// Pages at `side` that do not hold what was written last.
     pub(crate) fn wrong_pages(&self, side: Side) -> Vec<u64> {
         let memory = self.0.memory(side);
         let ram = memory.ram();
@@ -157,15 +156,14 @@ impl Machine {
             .collect()
     }
 
-    /// Lets it run at `side`.
+    /// Starts the machine at `side`.
     ///
-    /// Panics if it runs at the other: that is the one thing that must never
-    /// happen.
+    /// Panics if it runs at the other side: that must never happen.
     pub(crate) fn run(&self, side: Side) {
         let mut state = self.0.state.lock().unwrap();
         assert!(
             state.runs.is_none_or(|other| other == side),
-            "two guests: started at {side:?} while one runs at {:?}",
+            "the guest runs twice: started at {side:?} while it runs at {:?}",
             state.runs
         );
         if state.runs.is_none() {
@@ -176,8 +174,8 @@ impl Machine {
         self.0.changed.notify_all();
     }
 
-    /// Stops it at `side`, if it runs there; an instruction under way may take
-    /// up to `patience` to end.
+    /// Stops the machine at `side`, if it runs there; an instruction in progress may take up to
+    /// `patience` to end.
     pub(crate) fn stop(&self, side: Side, patience: Duration) {
         let mut state = self.0.state.lock().unwrap();
         if state.runs == Some(side) {
@@ -199,7 +197,7 @@ impl Machine {
         self.0.state.lock().unwrap().starts[side as usize]
     }
 
-    /// Waits until the processors have done `more` instructions.
+    /// Waits until the processors have executed `more` instructions.
     pub(crate) fn work(&self, more: u64) {
         let until = self.0.steps.load(Ordering::Relaxed) + more;
         while self.0.steps.load(Ordering::Relaxed) < until {
@@ -208,7 +206,7 @@ impl Machine {
         }
     }
 
-    /// What the processors remember of `page`.
+    /// The content that `page` must have.
     pub(crate) fn expected(&self, page: u64) -> Content {
         stamp(
             page,
@@ -216,8 +214,7 @@ impl Machine {
         )
     }
 
-    /// Stops it where it runs and compares all memory there with what the
-    /// processors remember.
+    /// Stops the machine where it runs, and compares all memory there with the expected content.
     pub(crate) fn check(&self, side: Side) {
         self.stop(side, Duration::from_secs(20));
         let memory = self.0.memory(side);
@@ -228,7 +225,7 @@ impl Machine {
                 .unwrap();
             assert!(
                 content == self.expected(page.index()),
-                "{side:?}: {page:?} holds {}, and should hold {}",
+                "{side:?}: {page:?} holds {}, expected {}",
                 describe(&content),
                 describe(&self.expected(page.index()))
             );
@@ -236,14 +233,14 @@ impl Machine {
         self.undamaged();
     }
 
-    /// Fails if a processor has ever seen a page that was not what it left.
+    /// Fails if a processor has ever read a page with wrong content.
     pub(crate) fn undamaged(&self) {
         let damage = self.0.damage.lock().unwrap();
         assert!(damage.is_empty(), "{}", damage.join("\n"));
     }
 }
 
-/// Ends the processors, though it does not wait for one that waits for a page.
+/// Stops the processors, without waiting for one that waits for a page.
 impl Drop for Machine {
     fn drop(&mut self) {
         let idle = self.0.state.lock().is_ok_and(|mut state| {
@@ -252,8 +249,7 @@ impl Drop for Machine {
         });
         self.0.changed.notify_all();
         if idle {
-            // They have a share in its memory, and the next machine may need the
-            // huge pages.
+            // They hold a reference to its memory, and the next machine may need the huge pages.
             for cpu in self.1.drain(..) {
                 let _ = cpu.join();
             }
@@ -294,10 +290,10 @@ impl Inner {
         }
     }
 
-    /// One instruction: looks at a page, and perhaps writes it anew.
+    /// One instruction: reads a page, and writes it in some cases.
     fn step(&self, cpu: u64, side: Side, random: &mut Random) {
         let pages = self.generations.len() as u64 - self.device_pages;
-        // Half of them where many others were: some pages are hotter.
+        // Half of the accesses go to a small range: some pages are hotter.
         let bound = if random.below(2) == 0 {
             pages
         } else {
@@ -307,13 +303,13 @@ impl Inner {
         let memory = self.memory(side);
         let content = memory.load(page);
         if self.state.lock().unwrap().runs != Some(side) {
-            // Stopped in the middle of the instruction, perhaps for good.
+            // Stopped in the middle of the instruction, perhaps permanently.
             return;
         }
         let generation = self.generations[page as usize].load(Ordering::Acquire);
         if content != stamp(page, generation) {
             self.damage.lock().unwrap().push(format!(
-                "cpu{cpu} at {side:?}: page {page} holds {}, and should be in generation {generation}",
+                "cpu{cpu} at {side:?}: page {page} holds {}, expected generation {generation}",
                 describe(&content)
             ));
         }

@@ -1,4 +1,4 @@
-//! A guest's memory for the tests: real files, really mapped.
+//! A guest's memory for the tests: real files in real mappings.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,7 +17,7 @@ pub(crate) const HUGE: u64 = 2 * MIB;
 /// One page's content.
 pub(crate) type Content = [u8; PAGE_SIZE];
 
-/// A layout of blocks of so many bytes and so large host pages.
+/// A layout of blocks with these sizes and host page sizes, in bytes.
 pub(crate) fn layout(blocks: &[(u64, u64)]) -> RamLayout {
     let blocks = blocks
         .iter()
@@ -31,7 +31,7 @@ pub(crate) fn layout(blocks: &[(u64, u64)]) -> RamLayout {
     RamLayout::new(blocks.collect()).unwrap()
 }
 
-/// Files with a mapping of each: what the guest's process has.
+/// Files and a mapping of each, as in the guest's process.
 #[derive(Debug)]
 pub(crate) struct Memory {
     layout: RamLayout,
@@ -40,8 +40,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Fresh memory, nothing but holes. Every other block begins in the middle
-    /// of its file.
+    /// New memory, all holes. Every other block begins in the middle of its file.
     pub(crate) fn new(layout: &RamLayout) -> Self {
         let mut files = Vec::new();
         let mut maps = Vec::new();
@@ -69,7 +68,7 @@ impl Memory {
         &self.layout
     }
 
-    /// The files, as the engine wants them.
+    /// The files, in the form that the engine takes.
     pub(crate) fn ram(&self) -> Arc<RamFiles> {
         let files = self
             .files
@@ -78,12 +77,12 @@ impl Memory {
         Arc::new(RamFiles::new(self.layout.clone(), files.collect()).unwrap())
     }
 
-    /// Where the blocks are mapped.
+    /// The addresses at which the blocks are mapped.
     pub(crate) fn hosts(&self) -> Vec<u64> {
         self.maps.iter().map(|map| map.as_ptr() as u64).collect()
     }
 
-    /// Reads a page as the guest does: it may fault, and wait.
+    /// Reads a page as the guest does: the read may fault, and wait.
     pub(crate) fn load(&self, page: u64) -> Content {
         let mut content = [0; PAGE_SIZE];
         let (map, offset) = self.place(page);
@@ -101,22 +100,22 @@ impl Memory {
             .unwrap();
     }
 
-    /// Pins a page for a device that will write to it: the kernel marks it
-    /// written, and its content stays.
+    /// Pins a page for a device that will write to it: the dirty log marks it, and its content does
+    /// not change.
     pub(crate) fn pin(&self, page: u64) {
         let first = &self.load(page)[..1];
         let (map, offset) = self.place(page);
         map.as_volatile_slice().write_slice(first, offset).unwrap();
     }
 
-    /// Writes a page as a device does that has it pinned: past the page tables.
+    /// Writes a page as a device does that has it pinned: not through the page tables.
     pub(crate) fn write_through_file(&self, page: u64, content: &Content) {
         let (block, offset) = self.layout.locate(Page::new(page)).unwrap();
         let (file, start) = &self.files[block];
         file.write_all_at(content, start + offset).unwrap();
     }
 
-    /// Looks at all of it, as a monitor does: what was a hole holds zeros then.
+    /// Reads all pages, as a monitor may: holes then hold zero pages.
     pub(crate) fn read_all(&self) {
         for page in 0..self.layout.pages() {
             self.load(page);
@@ -136,17 +135,17 @@ impl Memory {
     }
 }
 
-/// Says something although the test passes: the test harness keeps what the
-/// printing macros print, and shows it only of a test that fails.
+/// Prints a message even if the test passes: the test harness captures the output of the printing
+/// macros, and shows it only for a failed test.
 fn print_uncaptured(text: &str) {
     let test = std::thread::current();
     let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Run by the test below, and by nobody else.
+/// Only run by the test below.
 #[test]
-#[ignore = "it says that it skips something, and nothing else"]
+#[ignore = "it only prints the message about a skipped test"]
 fn prints_skipped() {
     HugePages::print_skipped(3);
 }
@@ -162,18 +161,17 @@ fn a_skipped_test_prints_a_message() {
     assert!(said.contains("memory::prints_skipped: SKIPPED: "), "{said}");
 }
 
-/// Huge pages of 2 MiB in the system's pool, taken back at the end.
+/// Huge pages of 2 MiB in the system's pool, removed at the end.
 #[derive(Debug)]
 pub(crate) struct HugePages(u64, #[allow(dead_code)] MutexGuard<'static, ()>);
 
-/// One test at a time counts on the pool.
+/// Only one test at a time uses the pool.
 static POOL_USE: Mutex<()> = Mutex::new(());
 
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 impl HugePages {
-    /// Makes sure that `pages` more are free; without them a test says so and
-    /// is skipped.
+    /// Adds `pages` free huge pages to the pool; if that fails, the test prints so and is skipped.
     pub(crate) fn reserve(pages: u64) -> Option<Self> {
         let guard = POOL_USE.lock().unwrap_or_else(PoisonError::into_inner);
         let before = Self::total();
@@ -186,7 +184,7 @@ impl HugePages {
         None
     }
 
-    /// Takes what is free of the pool, until the file is dropped.
+    /// Allocates all free pages of the pool, until the file is dropped.
     pub(crate) fn use_up(&self) -> File {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         let file = File::from(memfd_create("others", flags).unwrap());
@@ -195,7 +193,7 @@ impl HugePages {
             match rustix::fs::fallocate(&file, none, page * HUGE, HUGE) {
                 Ok(()) => {}
                 Err(error) => {
-                    assert!(page > 0, "nothing was free: {error}");
+                    assert!(page > 0, "no page was free: {error}");
                     return file;
                 }
             }
@@ -205,8 +203,8 @@ impl HugePages {
 
     fn print_skipped(pages: u64) {
         print_uncaptured(&format!(
-            "SKIPPED: no {pages} huge pages of 2 MiB to be had (they need root, and free memory); \
-             what they are for is NOT tested"
+            "SKIPPED: {pages} huge pages of 2 MiB are not available (they need root and memory); \
+             what needs them is NOT tested"
         ));
     }
 

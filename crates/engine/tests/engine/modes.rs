@@ -1,4 +1,4 @@
-//! Each mode moves a busy guest, whatever its memory looks like.
+//! Each mode moves a busy guest, with several memory layouts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,15 +33,15 @@ fn a_busy_guest_in_several_blocks() {
         assert_eq!(source.rounds > 0, mode != Mode::Postcopy);
         assert_eq!(source.bytes.device_state, 1_200_000);
         assert_eq!(source.pages.guest, layout.pages());
-        // What one side has sent the other has got.
+        // Both sides count the same bytes.
         assert_eq!(source.pages.urgent, destination.pages.urgent, "{mode:?}");
         assert_eq!(source.pages.background, destination.pages.background);
         assert_eq!(source.bytes.urgent, destination.bytes.urgent);
         assert_eq!(source.bytes.background, destination.bytes.background);
         assert_eq!(source.pages.precopy, destination.pages.precopy);
         assert_eq!(source.bytes.precopy, destination.bytes.precopy);
-        // Loading touches pages with content: somebody asked for them, unless
-        // the background was faster.
+        // Loading accesses pages with content: they were requested, unless the background links
+        // were faster.
         assert_eq!(
             source.requests.request_latency_us.count,
             destination.requests.request_latency_us.count
@@ -95,9 +95,9 @@ fn precopy_that_does_not_converge() {
         setup.options.max_downtime = Duration::ZERO;
         setup.options.max_rounds = 3;
         setup.options.when_stalled = when_stalled;
-        // However fast a round was, something is dirty at its end.
+        // However fast a round was, some page is dirty at its end.
         let machine = Arc::clone(&setup.machine);
-        // If it goes on, the operator has had enough after some rounds more.
+        // If the migration continues, the operator cancels it some rounds later.
         let cancel = setup.source_cancel.clone();
         let rounds = AtomicU32::new(0);
         setup.source.script.at("count", move || {

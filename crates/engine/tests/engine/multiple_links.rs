@@ -1,5 +1,5 @@
-//! Background pages on several links at once: what arrives is what was sent,
-//! whichever link it took.
+//! Background pages on several links at once: every page arrives with the last content, whichever
+//! link carried it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,7 +36,7 @@ fn huge_pages_on_several_links() {
     let Some(_pages) = HugePages::reserve(14) else {
         return;
     };
-    // A huge page begins in the middle of what would be a worker's chunk.
+    // A huge page begins in the middle of a worker's chunk.
     let huge = layout(&[(3 * SMALL, SMALL), (6 * HUGE, HUGE), (MIB, SMALL)]);
     let small = layout(&[(3 * SMALL, SMALL), (6 * HUGE, SMALL), (MIB, SMALL)]);
     for mode in MODES {
@@ -48,8 +48,8 @@ fn huge_pages_on_several_links() {
     }
 }
 
-/// The guest writes while workers send, for many rounds: a page's copies of
-/// several rounds travel on several links, and the last one must win.
+/// The guest writes while workers send, for many rounds: copies of a page from several rounds
+/// travel on several links, and the last one must be kept.
 #[test]
 fn many_rounds_on_four_links_while_the_guest_writes() {
     let layout = layout(&[(12 * MIB, SMALL)]);
@@ -59,7 +59,7 @@ fn many_rounds_on_four_links_while_the_guest_writes() {
         setup.options.max_downtime = std::time::Duration::ZERO;
         setup.options.max_rounds = 25;
         setup.options.when_stalled = hikkoshi_engine::WhenStalled::Switch;
-        // However fast a round was, something is dirty at its end.
+        // However fast a round was, some page is dirty at its end.
         let machine = Arc::clone(&setup.machine);
         setup.source.script.at("count", move || {
             machine.work(50);

@@ -1,4 +1,4 @@
-//! Guests whose processors would be others at the destination.
+//! Guests whose processors would differ at the destination.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -66,7 +66,7 @@ fn a_destination_with_other_features_is_refused_in_both_directions() {
             format!("the destination refuses the guest: comparing the two guests: {what}");
         assert!(said.starts_with(&expected), "{said}");
         assert!(said.contains("--allow-cpu-mismatch"), "{said}");
-        // Nothing was touched on either side.
+        // Neither guest was touched.
         assert_eq!(done.destination_calls.count("prepare"), 0);
         assert_eq!(done.source_calls.count("start_dirty_log"), 0);
     }
@@ -108,7 +108,7 @@ fn another_accelerator_is_always_refused() {
     assert_eq!(done.destination_calls.count("prepare"), 0);
 }
 
-/// Version 1 did not say what processors a guest has.
+/// Version 1 did not describe a guest's processors.
 #[test]
 fn an_older_destination_is_refused() {
     let _watchdog = watchdog();
@@ -128,7 +128,7 @@ fn an_older_destination_is_refused() {
             socket.write_all(&theirs.encode()).unwrap();
             socket.write_all(&[7; CHALLENGE_LEN]).unwrap();
             socket.read_exact(&mut [0; CHALLENGE_LEN]).unwrap();
-            // Not a word more.
+            // Nothing else is sent.
             assert_eq!(socket.read(&mut [0]).unwrap(), 0);
         });
         let watch = Watch {

@@ -40,9 +40,8 @@ fn each_policy_can_be_switched_off() {
     }
 }
 
-/// Moves a guest whose owner has paused it while four threads at the
-/// destination read its memory, a quarter each, from its start to its end.
-/// Only pages that are read ahead are pushed.
+/// Moves a guest whose owner has paused it while four threads at the destination read its memory, a
+/// quarter each, from its start to its end. Only pages that are read ahead are pushed.
 fn scan(read_ahead: ReadAhead, links: u16) -> Account {
     const THREADS: u64 = 4;
     let layout = layout(&[(8 * MIB, SMALL)]);
@@ -60,11 +59,11 @@ fn scan(read_ahead: ReadAhead, links: u16) -> Account {
                 let part = memory.layout().pages() / THREADS;
                 for page in part * thread..part * (thread + 1) {
                     memory.load(page);
-                    // What is read ahead gets its time, however busy the
-                    // machine is; that it comes at all is what counts here.
+                    // Read-ahead gets enough time, however busy the machine is; this test checks
+                    // that it happens, not how fast.
                     let next = PageRange::one(Page::new(page + 1));
                     let there = || ram.next_data(next).unwrap().is_some();
-                    // (A machine leaves every fourth stretch untouched.)
+                    // (A machine leaves every fourth range untouched.)
                     if read_ahead != ReadAhead::Off && (page + 1) / 64 % 4 != 0 {
                         let _ = (0..40).any(|_| {
                             thread::sleep(Duration::from_millis(1));

@@ -25,8 +25,8 @@ fn links_that_break_again_and_again() {
         let mut setup = Setup::new(mode);
         setup.options.retry_for = LONG.into();
         setup.receive_options.retry_for = LONG.into();
-        // On a busy machine it may not have written anything since it was copied,
-        // and then next to nothing comes after the commit.
+        // On a busy machine the guest may not have written anything since it was copied, and then
+        // almost nothing is sent after *Commit*.
         let machine = Arc::clone(&setup.machine);
         setup.source.script.at("pause", move || {
             machine.work(200);
@@ -38,7 +38,7 @@ fn links_that_break_again_and_again() {
             if passing.name == "Commit" {
                 frames.store(1, Ordering::Relaxed);
             }
-            // From the commit on, at every eleventh frame, in each way in turn.
+            // After *Commit*, at every eleventh frame, alternately in each direction.
             let count = frames.load(Ordering::Relaxed);
             // (Two links may break at once.)
             if count == 0 || breaks.load(Ordering::Relaxed) >= 6 {
@@ -295,7 +295,7 @@ fn both_sides_count_the_same_pages_after_links_were_lost() {
     let mut setup = Setup::new(Mode::Postcopy);
     setup.options.retry_for = LONG.into();
     setup.receive_options.retry_for = LONG.into();
-    let told = setup.progress.clone();
+    let reported = setup.progress.clone();
     let (pages, owed) = (AtomicU32::new(0), Arc::new(AtomicU64::new(0)));
     let (missing, held) = (Arc::clone(&owed), AtomicBool::new(false));
     setup.relay(move |passing: &Passing| {
@@ -305,28 +305,31 @@ fn both_sides_count_the_same_pages_after_links_were_lost() {
         if !matches!(passing.role, Role::Background { .. }) || passing.name != "Pages" {
             return Fate::Pass;
         }
-        // Nothing goes unasked before the source knows that the guest runs there.
+        // Background pages are sent only after the source knows that the guest runs there.
         let committed = pages.fetch_add(1, Ordering::Relaxed);
         if committed == 20 {
             return Fate::CutAfter;
         }
         if missing.load(Ordering::Relaxed) > 0 && !held.swap(true, Ordering::Relaxed) {
-            // Until both sides have told twice from here on: once may have been before.
-            let heard = told.clone().map(|told| told.lock().unwrap().len() + 2);
-            while (told.iter().zip(&heard)).any(|(told, heard)| told.lock().unwrap().len() < *heard)
+            // Until both sides have reported twice from here on: one report may have been before.
+            let target = reported
+                .clone()
+                .map(|reported| reported.lock().unwrap().len() + 2);
+            while (reported.iter().zip(&target))
+                .any(|(reported, target)| reported.lock().unwrap().len() < *target)
             {
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
         Fate::Pass
     });
-    let told = setup.progress.clone();
+    let reported = setup.progress.clone();
     let done = setup.run();
     done.moved(true);
     let owed = owed.load(Ordering::Relaxed);
     assert!(owed > 0);
-    for told in told {
-        let last = *told.lock().unwrap().last().unwrap();
+    for reported in reported {
+        let last = *reported.lock().unwrap().last().unwrap();
         assert_eq!((last.phase, last.total_pages), (Phase::Postcopy, owed));
     }
 }
@@ -365,7 +368,7 @@ fn a_refused_cancellation_does_not_prevent_reconnecting() {
     ];
     let pages = AtomicU32::new(0);
     setup.relay(move |passing: &Passing| {
-        // Nothing goes unasked before the source knows that the guest runs there.
+        // Background pages are sent only after the source knows that the guest runs there.
         let unasked = matches!(passing.role, Role::Background { .. }) && passing.name == "Pages";
         match unasked.then(|| pages.fetch_add(1, Ordering::Relaxed)) {
             Some(0) => cancels.iter().for_each(hikkoshi_engine::Cancel::cancel),
@@ -410,7 +413,7 @@ fn a_source_guest_that_runs_after_the_handover_is_not_sent() {
         let error = done.resume_is_refused_while_it_runs();
         assert_eq!(error.outcome, outcome);
         assert_eq!(error.to_string(), "check_paused does not work");
-        done.resumed("once it stands still");
+        done.resumed("after the source paused its guest");
     }
 }
 
@@ -422,7 +425,7 @@ fn an_abandoned_migration_is_closed() {
         (Fate::CutAfter, DestinationStage::Running),
     ] {
         let mut setup = Setup::new(Mode::Postcopy);
-        // It can be made to run as soon as its source is there again.
+        // It can be resumed as soon as its source is back.
         setup.destination.looks = true;
         setup.relay(move |passing: &Passing| {
             if passing.name == "Commit" {
@@ -439,7 +442,7 @@ fn an_abandoned_migration_is_closed() {
         assert_eq!(calls.count("kill"), usize::from(runs));
         assert_eq!(done.destination_journal.is_closed(), runs);
         if !runs {
-            // Its source may come back after all.
+            // Its source may still come back.
             let record = done.destination_journal.last().unwrap();
             assert_eq!(record.stage, DestinationStage::Declined);
         }

@@ -1,4 +1,5 @@
-//! A network between the two sides that can break at any message.
+//! A relay between the two sides that understands the protocol, and can break the links at any
+//! message.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -15,45 +16,44 @@ use hikkoshi_wire::{
     decode_control,
 };
 
-/// Which way a message travels.
+/// The direction of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Towards {
     Destination,
     Source,
 }
 
-/// A message on its way.
+/// A message in the relay.
 #[derive(Debug)]
 pub(crate) struct Passing {
     pub role: Role,
     pub towards: Towards,
     pub frame: Frame,
-    /// The name of the frame, or of the control message that it holds.
+    /// The name of the frame, or of the control message in it.
     pub name: String,
-    /// The source's control message.
+    /// The control message, if the source sent it.
     pub said: Option<ToDestination>,
 }
 
-/// What becomes of it.
+/// What the relay does with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Pass,
     /// All links break before it.
     CutBefore,
-    /// All links break after it: nothing that it leads to passes any more.
+    /// All links break after it: no answer to it passes.
     CutAfter,
     /// Half of it arrives, then all links break, as after `CutAfter`.
     Tear,
-    /// The link it is on breaks before it.
+    /// Its own link breaks before it.
     CutLink,
-    /// It never arrives, and nobody is told.
+    /// It never arrives, and no link breaks.
     Swallow,
 }
 
 pub(crate) type Policy = dyn Fn(&Passing) -> Fate + Send + Sync;
 
-/// Listens in front of a destination and passes everything on, as long as the
-/// policy lets it.
+/// Listens in front of a destination and relays everything, as the policy decides.
 pub(crate) struct Relay {
     path: PathBuf,
     shared: Arc<Shared>,
@@ -81,7 +81,7 @@ struct Link {
 }
 
 impl Link {
-    /// The ends to read from and to write to.
+    /// The stream to read from and the stream to write to.
     fn ends(&self, towards: Towards) -> (&UnixStream, &UnixStream) {
         match towards {
             Towards::Destination => (&self.near, &self.far),
@@ -137,13 +137,13 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.cut();
-        // Wakes the listening thread, which finds nobody to connect to.
+        // Wakes the listening thread, which then fails to connect.
         let _ = UnixStream::connect(&self.path);
     }
 }
 
 impl Shared {
-    /// Lets nothing pass on the links of now, and gives them.
+    /// Stops relaying on the present links, and returns them.
     fn stop(&self) -> Vec<Arc<Link>> {
         let links = std::mem::take(&mut *self.links.lock().unwrap());
         for link in &links {
@@ -175,7 +175,7 @@ impl Shared {
         });
     }
 
-    /// Carries what comes one way, first `greeting`, until the link ends.
+    /// Relays one direction, first `greeting`, until the link ends.
     fn carry(&self, link: &Link, towards: Towards, greeting: &mut [u8]) {
         let (mut from, mut to) = link.ends(towards);
         if from.read_exact(greeting).is_ok() && to.write_all(greeting).is_ok() {

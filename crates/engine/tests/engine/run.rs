@@ -1,4 +1,4 @@
-//! Both sides of a migration in one process.
+//! Runs both sides of a migration in one process.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -28,8 +28,8 @@ use crate::memory::{MIB, Memory, SMALL, layout};
 use crate::relay::{Fate, Passing, Policy, Relay};
 use crate::tampering::TamperingProxy;
 
-/// A test that takes longer than this hangs, on however slow a machine: the
-/// process ends, with a word.
+/// A test that takes longer than this hangs, even on a slow machine: the process prints a message
+/// and aborts.
 const TEST_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// Ends the process if it is not dropped in time.
@@ -41,15 +41,15 @@ pub(crate) fn watchdog() -> Watchdog {
     let test = thread::current().name().unwrap_or("a test").to_owned();
     thread::spawn(move || {
         if receiver.recv_timeout(TEST_TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout) {
-            // Not by a macro: the test harness would keep it to itself.
-            let _ = writeln!(io::stderr(), "{test} hangs: ending all tests");
+            // Not with a macro: the test harness would capture the output.
+            let _ = writeln!(io::stderr(), "{test} hangs: aborting all tests");
             std::process::abort();
         }
     });
     Watchdog(sender)
 }
 
-/// Remembers what an operator would read.
+/// Records the messages for the operator.
 #[derive(Debug, Default)]
 pub(crate) struct Notices(Mutex<Vec<String>>);
 
@@ -67,10 +67,10 @@ impl Observer for Notices {
     }
 }
 
-/// What one side has told of its progress.
+/// The progress reports of one side.
 pub(crate) type ProgressLog = Arc<Mutex<Vec<hikkoshi_engine::report::Progress>>>;
 
-/// An operator at one side.
+/// The observer of one side: records its messages and its progress.
 #[derive(Debug)]
 struct RecordingObserver {
     notices: Arc<Notices>,
@@ -87,7 +87,7 @@ impl Observer for RecordingObserver {
     }
 }
 
-/// A migration about to happen.
+/// A migration that is about to start.
 pub(crate) struct Setup {
     pub machine: Arc<Machine>,
     pub source: TestSource,
@@ -101,17 +101,17 @@ pub(crate) struct Setup {
     pub destination_journal: Arc<Records<DestinationRecord>>,
     /// What both sides protect their links with.
     pub tls: Option<(TlsClient, TlsServer)>,
-    /// What carries everything between them.
+    /// Carries every byte between the two sides, if set.
     pub proxy: Option<Arc<TamperingProxy>>,
-    /// The progress of the source, and of the destination.
+    /// The progress reports of the source, and of the destination.
     pub progress: [ProgressLog; 2],
     folder: TempDir,
 }
 
-/// What an engine has recorded, for the next one.
+/// The journal of an engine, kept in memory for the next engine.
 pub(crate) struct Records<R> {
     last: Mutex<Option<R>>,
-    /// Done before each record.
+    /// Called before each record.
     before: Mutex<Box<BeforeRecord<R>>>,
     closed: AtomicBool,
 }
@@ -150,7 +150,10 @@ impl<R: Clone> Records<R> {
 
 impl<R: Clone + fmt::Debug + Send> Journal<R> for Records<R> {
     fn record(&self, record: &R) -> io::Result<()> {
-        assert!(!self.is_closed(), "{record:?} after the end");
+        assert!(
+            !self.is_closed(),
+            "{record:?} recorded after the journal was closed"
+        );
         (self.before.lock().unwrap())(record)?;
         *self.last.lock().unwrap() = Some(record.clone());
         Ok(())
@@ -161,7 +164,7 @@ impl<R: Clone + fmt::Debug + Send> Journal<R> for Records<R> {
     }
 }
 
-/// What became of it.
+/// The result of a migration.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub source: Result<Account, MigrateError>,
@@ -195,8 +198,8 @@ impl Setup {
         Self::with_device(mode, [source, destination], running, 0)
     }
 
-    /// A running guest with a device that writes by direct I/O into so many
-    /// pages at the end of its memory.
+    /// A running guest with a device that writes by direct I/O into this many pages at the end of
+    /// its memory.
     pub(crate) fn with_direct_io(mode: Mode, layout: &RamLayout, pages: u64) -> Self {
         let mut setup = Self::with_device(mode, [layout; 2], true, pages);
         setup.source.device = Some(DirectDevice::new(&setup.machine, pages));
@@ -238,8 +241,8 @@ impl Setup {
         self.policy = Some(Box::new(policy));
     }
 
-    /// Runs both sides to their ends. A destination that goes on waiting for
-    /// another source is told to stop.
+    /// Runs both sides until they end. A destination that keeps waiting for another source is
+    /// cancelled.
     pub(crate) fn run(self) -> Done {
         let (ended, _) = mpsc::sync_channel(0);
         self.run_until(ended)
@@ -301,7 +304,7 @@ impl Setup {
         let result = thread::scope(|scope| {
             let (destination, options_there) = (&mut destination, &receive_options);
             let (listener, receive_watch) = (listener, &receive_watch);
-            // Nobody listens once it has ended, as with a program.
+            // Nothing listens once it has ended, as with a program.
             let receiving =
                 scope.spawn(move || receive(destination, &listener, options_there, receive_watch));
             let watch = Watch {
@@ -340,8 +343,8 @@ impl Setup {
 }
 
 impl Done {
-    /// The guest runs at the destination (or is paused there, if its owner had
-    /// paused it), and its memory is what it was.
+    /// Asserts that the guest runs at the destination (or is paused there, if its owner had paused
+    /// it), and that its memory is unchanged.
     #[track_caller]
     pub(crate) fn moved(self, running: bool) -> (Account, Account) {
         let (source, destination) = match (self.source, self.destination) {
@@ -354,7 +357,7 @@ impl Done {
         };
         assert_eq!(self.machine.runs(), running.then_some(Side::Destination));
         if running {
-            // It goes on without anything missing.
+            // It continues with no page missing.
             self.machine.work(500);
         }
         self.machine.check(Side::Destination);
@@ -366,8 +369,8 @@ impl Done {
         (source, destination)
     }
 
-    /// The guest runs on at the source, undamaged, and both sides say so.
-    /// Gives both errors' texts.
+    /// Asserts that the guest runs at the source, undamaged, and that both sides report this.
+    /// Returns both errors' texts.
     #[track_caller]
     pub(crate) fn at_source(&self) -> (String, String) {
         let (source, destination) = self.errors();
@@ -380,7 +383,7 @@ impl Done {
         (source.1, destination.1)
     }
 
-    /// The guest runs on at the source, whatever the destination knows.
+    /// Asserts that the guest runs at the source, whatever the destination reports.
     #[track_caller]
     pub(crate) fn runs_at_source(&self) {
         assert_eq!(self.machine.runs(), Some(Side::Source));
@@ -392,8 +395,8 @@ impl Done {
         assert_eq!(self.destination_calls.count("resume"), 0);
     }
 
-    /// Both engines have left the guest as it is, and say so; nothing was given
-    /// back. Gives both errors' texts.
+    /// Asserts that both engines left the guest as it is, and report this; nothing was released.
+    /// Returns both errors' texts.
     #[track_caller]
     pub(crate) fn interrupted(&self) -> (String, String) {
         let (source, destination) = self.errors();
@@ -402,15 +405,15 @@ impl Done {
         }
         assert_ne!(self.machine.runs(), Some(Side::Source));
         assert_eq!(self.source_calls.count("resume"), 0);
-        // Pages may be missing: letting go would turn them into zeros.
+        // Pages may be missing: after a release they would read as zeros.
         assert_eq!(self.destination_calls.count("release"), 0);
         assert!(!self.source_journal.is_closed() && !self.destination_journal.is_closed());
         self.machine.undamaged();
         (source.1, destination.1)
     }
 
-    /// New engines at both sides: the source has its guest again, and both know.
-    /// A destination that has nothing recorded is over.
+    /// Starts new engines at both sides: the source resumes its guest, and both sides report it. A
+    /// destination without a record has ended.
     #[track_caller]
     pub(crate) fn returned_to_source(self) {
         let _watchdog = watchdog();
@@ -472,7 +475,7 @@ impl Done {
         }
     }
 
-    /// Somebody gives up at the destination. Gives what was done there.
+    /// Abandons the migration at the destination. Returns the calls to its adapter.
     pub(crate) fn give_up_destination(&self) -> Arc<Script> {
         let mut guest = TestDestination::new(&self.machine, self.device_bytes);
         let record = self.destination_journal.last().unwrap();
@@ -480,13 +483,13 @@ impl Done {
         guest.script
     }
 
-    /// Somebody gives up at the source.
+    /// Abandons the migration at the source.
     #[track_caller]
     pub(crate) fn give_up_source(&self) {
         self.try_to_give_up_source(|_| ()).unwrap();
     }
 
-    /// The same with a guest that is `prepared`.
+    /// The same with a guest that `prepare` has changed.
     pub(crate) fn try_to_give_up_source(
         &self,
         prepare: impl Fn(&Script),
@@ -497,13 +500,13 @@ impl Done {
         give_up_migrate(&mut guest, record, &self.watch())
     }
 
-    /// A new engine for the source, whose guest turns out to run.
+    /// Resumes the migration at a source whose guest runs.
     #[track_caller]
     pub(crate) fn resume_is_refused_while_it_runs(&self) -> MigrateError {
         let mut source = TestSource::new(&self.machine, true, self.device_bytes);
         source.script.fail("check_paused");
         let record = self.source_journal.last().unwrap();
-        // Nobody is asked.
+        // No connection is made.
         let nowhere: Address = "unix:/nowhere/at/all".parse().unwrap();
         let options = SourceOptions::default();
         let result = resume_migrate(
@@ -518,8 +521,8 @@ impl Done {
         result.unwrap_err()
     }
 
-    /// New engines go on from what the others have recorded, with adapters of
-    /// their own: all of it gets there, and is undamaged.
+    /// New engines resume the migration from the records of the earlier ones, with new adapters:
+    /// every page arrives, undamaged.
     #[track_caller]
     pub(crate) fn resumed(self, what: &str) {
         let _watchdog = watchdog();
@@ -527,7 +530,7 @@ impl Done {
         let source_record = self.source_journal.last().unwrap();
         let record = self.destination_journal.last().unwrap();
         let running = record.running;
-        // It was looked at there, and stopped for that.
+        // The guest was paused at the destination to check its memory.
         let looked_at = self.destination.is_ok();
         if looked_at {
             machine.run(Side::Destination);
@@ -560,7 +563,7 @@ impl Done {
                 )
             });
             let options = SourceOptions {
-                // Others than before.
+                // A different number than before.
                 links: 3,
                 ..SourceOptions::default()
             };
@@ -591,7 +594,7 @@ impl Done {
     #[track_caller]
     pub(crate) fn errors(&self) -> ((Outcome, String), (Outcome, String)) {
         let (Err(source), Err(destination)) = (&self.source, &self.destination) else {
-            panic!("it should have failed: {:?}", self);
+            panic!("both sides should have failed: {:?}", self);
         };
         (
             (source.outcome, source.to_string()),
@@ -600,7 +603,7 @@ impl Done {
     }
 }
 
-/// Connects to `remote` and says `hello`, however long that takes.
+/// Connects to `remote` and sends `hello`; there is no time limit.
 pub(crate) fn open(remote: &Remote, hello: &Hello) -> Result<Stream, HandshakeError> {
     let opened = hikkoshi_link::open(remote, hello, &Cancel::new());
     opened.map(|(stream, _)| stream)

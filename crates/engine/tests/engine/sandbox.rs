@@ -1,5 +1,5 @@
-//! Every thread that listens to the other side has given up what it does not
-//! need: looked at from outside of it, in the middle of its work.
+//! Every thread that reads from the peer has dropped the privileges that it does not need: checked
+//! from another thread, during a migration.
 
 use std::fs;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,14 +16,14 @@ use hikkoshi_wire::{MigrationId, Role};
 use crate::relay::{Fate, Passing};
 use crate::run::{Setup, open, watchdog};
 
-/// How often is looked, 5 ms apart, before a thread counts as free: one that
-/// has just begun has its name first.
+/// How many checks, 5 ms apart, before a thread counts as not sandboxed: a new thread has its name
+/// before its sandbox.
 const LOOKS: usize = 2000;
 
-/// That there are threads whose names begin with each of `names`, and that all
-/// of these are confined.
+/// Checks that there are threads whose names begin with each of `names`, and that all of these are
+/// sandboxed.
 fn all_sandboxed(names: &[&str]) -> Result<(), String> {
-    // One that ends meanwhile is not of interest.
+    // A thread that ends meanwhile is ignored.
     let threads: Vec<String> = fs::read_dir("/proc/self/task")
         .unwrap()
         .filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok())
@@ -56,7 +56,7 @@ fn wait_until_sandboxed(names: &[&str]) -> Result<(), String> {
     seen
 }
 
-/// Holds the first background page until `names` are seen confined.
+/// Holds the first background page until `names` are seen sandboxed.
 fn moved_by(names: &'static [&'static str], mode: Mode) {
     let mut setup = Setup::new(mode);
     setup.options.links = 2;
@@ -99,7 +99,7 @@ fn at(path: &Path) -> Address {
     format!("unix:{}", path.display()).parse().unwrap()
 }
 
-/// A source greets a destination that says nothing.
+/// A source connects to a destination that sends nothing.
 #[test]
 fn the_handshake_thread_of_a_source_is_sandboxed() {
     let _watchdog = watchdog();
@@ -119,7 +119,7 @@ fn the_handshake_thread_of_a_source_is_sandboxed() {
     assert_eq!(seen, Ok(()));
 }
 
-/// Somebody comes to a destination, and says nothing.
+/// A client connects to a destination and sends nothing.
 #[test]
 fn the_handshake_threads_of_a_destination_are_sandboxed() {
     let _watchdog = watchdog();

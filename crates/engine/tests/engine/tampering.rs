@@ -1,5 +1,5 @@
-//! A network between the two sides that understands nothing of what it
-//! carries, and does harm to it.
+//! A proxy between the two sides that does not interpret the bytes, and cuts the connections or
+//! changes a byte.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -16,27 +16,26 @@ use crate::machine::stamp;
 /// What happens to the byte with a chosen number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tamper {
-    /// All connections end before it, in both directions, as if both sides
-    /// wanted that.
+    /// All connections close before it, in both directions, as if both sides had closed them.
     Cut,
-    /// It arrives as another one.
+    /// It arrives with another value.
     Change,
 }
 
-/// Carries bytes, counts them, and does harm once.
+/// Carries bytes, counts them, and tampers once.
 #[derive(Debug)]
 pub(crate) struct TamperingProxy {
     tamper: Tamper,
     at: u64,
     carried: AtomicU64,
     tampered: AtomicBool,
-    /// What was carried, for whoever looks for something in it.
+    /// The bytes carried, for tests that search them.
     seen: Mutex<Vec<u8>>,
     streams: Mutex<Vec<UnixStream>>,
 }
 
 impl TamperingProxy {
-    /// Harms byte number `at`, of all connections and both directions.
+    /// Tampers with byte number `at`, counted over all connections and both directions.
     pub(crate) fn new(tamper: Tamper, at: u64) -> Arc<Self> {
         Arc::new(Self {
             tamper,
@@ -57,7 +56,7 @@ impl TamperingProxy {
         self.tampered.load(Ordering::Acquire)
     }
 
-    /// How often a page of a guest with so many pages could be read in it.
+    /// How many page contents of a guest with this many pages are readable in the bytes.
     pub(crate) fn readable(&self, pages: u64) -> usize {
         let seen = self.seen.lock().unwrap();
         let word = |at: &[u8]| u64::from_le_bytes(at.try_into().unwrap());
@@ -68,7 +67,7 @@ impl TamperingProxy {
         seen.windows(64).filter(is_stamp).count()
     }
 
-    /// Where to connect to instead of `to`.
+    /// The address to connect to instead of `to`.
     pub(crate) fn before(self: &Arc<Self>, to: &Address, folder: &Path) -> Address {
         let Address::Unix(to) = to.clone() else {
             panic!("unix sockets only")
@@ -76,7 +75,7 @@ impl TamperingProxy {
         let path = folder.join("proxy");
         let listener = UnixListener::bind(&path).unwrap();
         let proxy = Arc::clone(self);
-        // Ends with the test's process: nobody connects any more.
+        // Ends with the test's process: no further connection is made.
         thread::spawn(move || {
             for near in listener.incoming() {
                 let (Ok(near), Ok(far)) = (near, UnixStream::connect(&to)) else {

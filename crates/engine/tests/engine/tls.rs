@@ -1,5 +1,4 @@
-//! The same migrations with TLS on every link, and links that are tampered
-//! with.
+//! The same migrations with TLS on every link, and links that are tampered with.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
@@ -24,7 +23,7 @@ fn invitation(server: &TlsServer) -> Invitation {
     shown.parse().unwrap()
 }
 
-/// A destination that invites, and whoever was invited.
+/// A destination that issues an invitation, and a client that was invited.
 fn invited() -> (TlsClient, TlsServer) {
     let server = TlsServer::inviting().unwrap();
     (TlsClient::invited(&invitation(&server)).unwrap(), server)
@@ -51,14 +50,13 @@ fn spinning_threads_speak_tls_as_well() {
     setup.run().moved(true);
 }
 
-/// A migration in which `harm` is done to byte `at`: the guest is whole,
-/// wherever it is.
+/// A migration in which byte `at` is tampered with: the guest is intact, wherever it is.
 fn migrate_tampered(mode: Mode, tamper: Tamper, at: u64) -> (Done, bool) {
     let proxy = TamperingProxy::new(tamper, at);
     let mut setup = Setup::new(mode);
     setup.tls = Some(invited());
     setup.proxy = Some(proxy.clone());
-    // A destination that was never reached goes on waiting.
+    // A destination that was never reached keeps waiting.
     let stop = setup.destination_cancel.clone();
     let done = thread::scope(|scope| {
         let (ended, end) = sync_channel::<()>(0);
@@ -78,10 +76,10 @@ fn whole(done: Done, at: u64) {
         .as_ref()
         .is_err_and(|error| error.outcome == Outcome::AtDestination);
     match done.machine.runs() {
-        // It runs with what it has; the rest is where it was.
+        // It runs with the pages it has; the others are at the source.
         Some(Side::Destination) if lacks_pages => done.resumed(&seen),
         Some(side) => {
-            // Nothing is missing where it runs.
+            // No page is missing where it runs.
             done.machine.work(300);
             done.machine.check(side);
             let told = done.source.as_ref().map_err(|error| error.outcome);
@@ -98,8 +96,9 @@ fn whole(done: Done, at: u64) {
     }
 }
 
-/// Bytes that a migration takes on all links: the least of some, for one that is
-/// held up in its first round takes a line for slow, and may need many rounds.
+/// Bytes that a migration sends on all links: the smallest of several measurements, because a
+/// migration that is delayed in its first round estimates a low bandwidth, and may need many
+/// rounds.
 fn length(mode: Mode) -> u64 {
     let lengths = (0..3).map(|_| {
         let proxy = TamperingProxy::new(Tamper::Cut, u64::MAX);
@@ -112,7 +111,7 @@ fn length(mode: Mode) -> u64 {
     lengths.min().unwrap()
 }
 
-/// At once: most of it is waiting for a peer that does not come to its end.
+/// All modes at once: most of the time they wait for a peer's timeout.
 fn in_every_mode(test: impl Fn(Mode) + Copy + Send) {
     thread::scope(|scope| {
         for mode in MODES {
@@ -125,14 +124,14 @@ fn in_every_mode(test: impl Fn(Mode) + Copy + Send) {
 fn a_cut_connection_is_not_an_orderly_end() {
     in_every_mode(|mode| {
         let length = length(mode);
-        // The handshakes, and then all over it: few of these are between two
-        // records.
+        // In the handshakes, and then all over the migration: few of these positions are between
+        // two records.
         for at in [0, 3, 700, 1500]
             .into_iter()
             .chain((1..12).map(|n| n * length / 12 + n))
         {
-            let (done, migrate_tampered) = migrate_tampered(mode, Tamper::Cut, at);
-            assert!(migrate_tampered || done.source.is_ok(), "{done:?}");
+            let (done, tampered) = migrate_tampered(mode, Tamper::Cut, at);
+            assert!(tampered || done.source.is_ok(), "{done:?}");
             whole(done, at);
         }
     });
@@ -144,18 +143,14 @@ fn a_changed_byte_ends_the_link_and_changes_no_page() {
         let length = length(mode);
         let (mut changed, mut noticed) = (0, 0);
         for at in (0..10).map(|n| n * length / 10 + 900 * (n % 3) + n) {
-            let (done, migrate_tampered) = migrate_tampered(mode, Tamper::Change, at);
-            // No migration takes exactly as many bytes as another one.
-            assert!(
-                migrate_tampered || done.source.is_ok(),
-                "byte {at}: {done:?}"
-            );
-            changed += u32::from(migrate_tampered);
+            let (done, tampered) = migrate_tampered(mode, Tamper::Change, at);
+            // No two migrations send exactly the same number of bytes.
+            assert!(tampered || done.source.is_ok(), "byte {at}: {done:?}");
+            changed += u32::from(tampered);
             noticed += u32::from(done.source.is_err() || done.destination.is_err());
             whole(done, at);
         }
-        // Some end without whoever reads them: acknowledgements behind the last
-        // page of their link.
+        // Some changed bytes are never read: acknowledgements after the last page of their link.
         assert!(
             changed >= 6 && noticed >= 4,
             "{mode:?}: {changed}, {noticed}"
@@ -183,7 +178,7 @@ fn a_source_without_the_invitation_keeps_its_guest() {
     let (_, server) = invited();
     let (stranger, _) = invited();
     setup.tls = Some((stranger, server));
-    // The destination goes on waiting.
+    // The destination keeps waiting.
     let stop = setup.destination_cancel.clone();
     let done = thread::scope(|scope| {
         let (ended, end) = sync_channel::<()>(0);
@@ -202,7 +197,7 @@ fn a_source_without_the_invitation_keeps_its_guest() {
     );
 }
 
-/// A destination's door, in the hands of a test.
+/// A destination's listener, controlled by a test.
 struct TestListener {
     listener: Listener,
     incoming: Receiver<Incoming>,
@@ -210,7 +205,7 @@ struct TestListener {
 }
 
 impl TestListener {
-    /// Serves `test` connections that are protected by `server`.
+    /// Accepts connections for `test`, protected by `server`.
     fn with<T>(server: Option<TlsServer>, test: impl FnOnce(&Self) -> T) -> T {
         let folder = tempfile::tempdir().unwrap();
         let address = format!("unix:{}", folder.path().join("listen").display());
@@ -263,8 +258,8 @@ fn tls_on_one_side_only_is_reported_with_advice() {
     assert!(text.contains("Both sides must use TLS"), "{text}");
 }
 
-/// One migration has many connections, some of them after a restart of either
-/// side; an invitation is good for one migration.
+/// One migration has many connections, some of them after a restart of either side; an invitation
+/// is valid for one migration.
 #[test]
 fn an_invitation_is_valid_for_all_links_of_one_migration() {
     let (client, server) = invited();
@@ -279,13 +274,13 @@ fn an_invitation_is_valid_for_all_links_of_one_migration() {
         door.connect(Some(&client), Role::Urgent).unwrap();
         used(door.connect(Some(&other), Role::Control));
         used(door.connect(Some(&other), Role::Urgent));
-        // It came to nothing: the next one may try.
+        // That attempt failed: the next source can try.
         door.listener.expect(None);
         let control = door.connect(Some(&other), Role::Control).unwrap();
         door.listener.admit(&control);
         used(door.connect(Some(&client), Role::Control));
     });
-    // Both were ended and have their records.
+    // Both sides have ended, and kept their records.
     let record = serde_json::to_vec(&other.credentials().unwrap()).unwrap();
     let read: SourceCredentials = serde_json::from_slice(&record).unwrap();
     let other = read.client().unwrap();

@@ -306,5 +306,5 @@ fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
         "{listening} threads for strangers"
     );
     let held = strangers.held.load(Ordering::Relaxed);
-    assert!(held < MAX_BYTES, "{held} bytes held meanwhile");
+    assert!(held < MAX_BYTES, "{held} bytes allocated meanwhile");
 }

@@ -89,7 +89,7 @@ impl Destination<'_> {
         self.link(Role::Background { index: 0 })
     }
 
-    /// The control link, with the offer heard.
+    /// The control link, after the offer was received.
     pub(super) fn control(&mut self) -> Ends {
         let mut control = self.link(Role::Control);
         let first: ToDestination = control.0.control().unwrap();
@@ -111,7 +111,7 @@ impl Destination<'_> {
     }
 }
 
-/// Hears what is said until `last`.
+/// Receives messages until `last`.
 pub(super) fn read_until(control: &mut Ends, last: &str) {
     loop {
         let message: ToDestination = control.0.control().unwrap();
@@ -139,7 +139,7 @@ pub(super) fn apply(mut background: Ends) {
     });
 }
 
-/// What came of a migration: the result, the machine, the calls to it.
+/// The result of a migration: the result, the machine, the calls to it.
 pub(super) type Came = (
     Result<Account, MigrateError>,
     Arc<Machine>,
@@ -227,7 +227,7 @@ fn migrated_from(
     (result, machine, calls)
 }
 
-/// As [`migrated`], for what must leave the guest at the source.
+/// As [`migrated`], for migrations that must leave the guest at the source.
 #[track_caller]
 fn rejected(mode: Mode, expected: &str, script: impl FnOnce(&mut Destination<'_>) + Send) {
     let (result, machine, _) = migrated(mode, &Cancel::new(), script);
@@ -286,7 +286,7 @@ fn acknowledgements_of_unsent_bytes() {
         let mut background = destination.background();
         let bytes = 1 << 40;
         background.1.frame(Frame::Ack { bytes }).unwrap();
-        // Reads what comes, so that the source gets to look at it.
+        // Reads the messages, so that the source processes the acknowledgement.
         let mut buffer = vec![0; 1 << 20];
         while let Ok(frame) = background.0.frame() {
             let _ = background.0.payload(&mut buffer[..frame.payload_len()]);
@@ -322,7 +322,7 @@ fn invalid_messages_on_the_urgent_link() {
 
 #[test]
 fn requests_for_pages_not_owed_get_no_answer() {
-    // A hole, then everything twice: each page comes once.
+    // A hole, then everything twice: each page arrives once.
     let pages = Arc::new(Mutex::new(Vec::new()));
     let counted = Arc::clone(&pages);
     let cancel = Cancel::new();
@@ -358,12 +358,12 @@ fn requests_for_pages_not_owed_get_no_answer() {
     assert!(pages.len() <= 192);
     let len = pages.len();
     pages.dedup();
-    assert_eq!(pages.len(), len, "a page came twice");
+    assert_eq!(pages.len(), len, "a page arrived twice");
     assert_eq!(machine.runs(), Some(Side::Source));
 }
 
-/// A large request does not keep the next one waiting for more than a piece of
-/// 16 pages, and more of them than are answered at once do no harm.
+/// A large request delays the next one by no more than a piece of 16 pages, and more of them than
+/// are answered at once cause no error.
 #[test]
 fn large_requests_are_interleaved() {
     for (number, pages) in [(1, 192), (3, 192), (100, 17)] {
@@ -374,8 +374,7 @@ fn large_requests_are_interleaved() {
             read_until(&mut control, "DiscardEnd");
             control.1.control(&ToSource::Discarded).unwrap();
             read_until(&mut control, "Switch");
-            // Page 100 is owed, and in none of the large requests. All of them
-            // leave at once.
+            // Page 100 is owed, and in none of the large requests. All of them are sent at once.
             let wanted = PageRange::one(Page::new(100));
             let large = |nth| PageRange::from_len(Page::new(128 + nth * pages), pages);
             let requests: Vec<_> = (0..number)
@@ -398,20 +397,20 @@ fn large_requests_are_interleaved() {
                     other => panic!("{other:?}"),
                 }
             }
-            assert!(before > 0, "the first was asked for before");
-            assert!(before <= 16 * number, "{before} pages came first");
+            assert!(before > 0, "the first was requested before");
+            assert!(before <= 16 * number, "{before} pages arrived first");
             enough.cancel();
         });
         assert_eq!(result.unwrap_err().to_string(), "cancelled");
     }
 }
 
-/// For a source to fill the buffers in front of it. Less than it needs would
-/// make a lesser test, but no failure.
+/// Time for a source to fill the buffers in front of it. If it is too short, the test checks less,
+/// but does not fail.
 const TIME_TO_BLOCK: Duration = Duration::from_millis(300);
 
-/// The guest is stopped and the destination does not read: whoever cancels
-/// gets it back.
+/// The guest is paused and the destination does not read: after a cancellation the guest resumes at
+/// the source.
 #[test]
 fn a_source_blocked_by_its_destination_can_be_cancelled() {
     // On the background link, with the guest running.
@@ -429,8 +428,8 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     assert!(!calls.contains(&"pause"));
     assert_eq!(machine.runs(), Some(Side::Source));
 
-    // On the control link, with the guest stopped: the device state does not
-    // fit into the socket's buffers.
+    // On the control link, with the guest paused: the device state does not fit into the socket's
+    // buffers.
     let cancel = Cancel::new();
     let asked = cancel.clone();
     let options = SourceOptions {
@@ -462,7 +461,7 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     machine.check(Side::Source);
 }
 
-/// Hears and says what comes before the guest runs there; gives the control link.
+/// Exchanges the messages up to *GuestResumed*; returns the links.
 fn until_it_runs(destination: &mut Destination<'_>) -> (Ends, Ends, Ends) {
     let (mut control, background, urgent) = destination.accept();
     read_until(&mut control, "DiscardEnd");
@@ -473,8 +472,8 @@ fn until_it_runs(destination: &mut Destination<'_>) -> (Ends, Ends, Ends) {
     (control, background, urgent)
 }
 
-/// Its machine has ended with the guest: that is no link to be made again, if
-/// the guest has run there.
+/// The guest's process at the destination has ended: if the guest has run there, the source does
+/// not reconnect.
 #[test]
 fn a_destination_that_reports_the_guest_lost() {
     for heard_to_run in [true, false] {
@@ -495,12 +494,12 @@ fn a_destination_that_reports_the_guest_lost() {
             assert_eq!(error.outcome, Outcome::Paused);
             assert_eq!(text, "the destination failed: a power cut");
         }
-        // Nobody decides for its owner to run what is left of it.
+        // The source does not resume its stale copy of the guest: only its owner may decide that.
         assert_eq!(machine.runs(), None);
     }
 }
 
-/// It has said that it runs the guest, and then that it never will.
+/// It reports that it runs the guest, and then that it never will.
 #[test]
 fn a_destination_that_declines_a_running_guest() {
     let declined = || ToSource::Declined {
@@ -515,7 +514,7 @@ fn a_destination_that_declines_a_running_guest() {
         ..options.clone()
     };
     let never = Cancel::new();
-    let told = migrated_with(&options, &never, |destination| {
+    let reported = migrated_with(&options, &never, |destination| {
         let (mut control, _background, _urgent) = until_it_runs(destination);
         control.1.control(&ToSource::GuestResumed).unwrap();
         control.1.control(&declined()).unwrap();
@@ -529,7 +528,7 @@ fn a_destination_that_declines_a_running_guest() {
             while control.0.control::<ToDestination>().is_ok() {}
         }
     });
-    for (result, machine, calls) in [told, answered] {
+    for (result, machine, calls) in [reported, answered] {
         let error = result.unwrap_err();
         assert_eq!(error.outcome, Outcome::AtDestination, "{error}");
         let text = error.to_string();
@@ -570,8 +569,7 @@ fn a_destination_that_claims_to_have_every_page() {
     machine.check(Side::Source);
 }
 
-/// On a new connection it says that it lacks nothing, though what it lacks was
-/// never sent.
+/// On a new connection it reports that no page is missing, although some pages were never sent.
 #[test]
 fn a_destination_that_claims_to_have_every_page_after_a_reconnect() {
     let nothing_missing = [
@@ -608,7 +606,7 @@ fn a_destination_that_claims_to_have_every_page_after_a_reconnect() {
     }
 }
 
-/// Hears of the switch: how many pages are owed.
+/// Receives the switch; returns the number of pages owed.
 fn read_owed_pages(control: &mut Ends) -> u64 {
     loop {
         if let ToDestination::Switch { owed_pages, .. } = control.0.control().unwrap() {
@@ -632,8 +630,8 @@ fn receive_urgent(urgent: &mut Ends, count: u64) {
     }
 }
 
-/// Small or large, a request that comes when its pages have left is counted;
-/// one that had anything left to send is not.
+/// Small or large, a request that arrives after its pages were sent is counted; one with any page
+/// left to send is not.
 #[test]
 fn requests_for_pages_already_sent_are_counted() {
     let (result, _, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
@@ -647,7 +645,7 @@ fn requests_for_pages_already_sent_are_counted() {
             urgent.1.frame(Frame::Request { range }).unwrap();
             receive_urgent(&mut urgent, answer);
         };
-        // Nothing is pushed before the commit.
+        // Nothing is pushed before *Commit*.
         ask(64, 100, 100);
         ask(70, 1, 0);
         ask(80, 50, 0);
@@ -662,8 +660,7 @@ fn requests_for_pages_already_sent_are_counted() {
     assert_eq!(result.unwrap().requests.requests_under_way, Some(2));
 }
 
-/// The guest has moved, and the destination does not stop talking: the source
-/// ends all the same.
+/// The guest has moved, and the destination keeps sending: the source ends nevertheless.
 #[test]
 fn a_destination_that_sends_endlessly() {
     let (result, _, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
@@ -672,7 +669,7 @@ fn a_destination_that_sends_endlessly() {
         read_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
         let owed = read_owed_pages(&mut control);
-        // Everything is asked for before the commit, and nothing is pushed.
+        // Everything is requested before *Commit*, and nothing is pushed.
         let range = PageRange::from_len(Page::new(0), 2048);
         urgent.1.frame(Frame::Request { range }).unwrap();
         receive_urgent(&mut urgent, owed);

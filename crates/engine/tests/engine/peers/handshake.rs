@@ -78,7 +78,7 @@ fn slow_connections_do_not_keep_a_source_out() {
             thread::sleep(Duration::from_millis(500));
         }
         assert!(matches!(dripping.read(&mut end), Ok(0) | Err(_)));
-        assert_eq!(silence.join().unwrap(), 0, "turned away");
+        assert_eq!(silence.join().unwrap(), 0, "closed");
         // Then the real source.
         let watch = Watch {
             cancel: Cancel::new(),

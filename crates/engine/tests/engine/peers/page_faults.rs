@@ -178,8 +178,8 @@ fn shuffled(range: PageRange, most: u64, random: &mut Random) -> Vec<PageRange> 
     pieces
 }
 
-fn check_measures(account: &Account, told: &(FaultMeasures, u64)) {
-    let (measures, count) = told;
+fn check_measures(account: &Account, reported: &(FaultMeasures, u64)) {
+    let (measures, count) = reported;
     let requests = &account.requests;
     assert_eq!(requests.request_latency_us.count, *count);
     let stages = &requests.request_stages_us;
@@ -188,13 +188,13 @@ fn check_measures(account: &Account, told: &(FaultMeasures, u64)) {
         &stages.request_to_page,
         &stages.page_to_installed,
     ] {
-        assert_eq!(stage.count, *count, "a stage lacks requests");
+        assert_eq!(stage.count, *count, "a stage has too few requests");
     }
     assert_eq!(measures.stages.request_to_page.count, *count);
     assert_eq!(measures.unmeasured, 0);
-    let told: Vec<_> = measures.threads.iter().map(|t| t.count).collect();
+    let reported: Vec<_> = measures.threads.iter().map(|t| t.count).collect();
     let kept: Vec<_> = requests.faults.iter().map(|t| t.count).collect();
-    assert_eq!(told, kept);
+    assert_eq!(reported, kept);
 }
 
 /// Half of each huge page has arrived when four threads touch it, while the device state is loaded:
@@ -205,7 +205,7 @@ fn partly_received_huge_pages() {
         return;
     };
     let destination = layout(&[(3 * SMALL, SMALL), (4 * HUGE, HUGE)]);
-    let told = Mutex::new(None);
+    let reported = Mutex::new(None);
     let account = receive_postcopy(
         &destination,
         DestinationOptions::default(),
@@ -255,7 +255,7 @@ fn partly_received_huge_pages() {
                     for (nth, piece) in pieces.iter().enumerate() {
                         assert!(
                             missing.iter().any(|gap| gap.intersect(*piece) == *piece),
-                            "{piece:?} was asked for, and is here"
+                            "{piece:?} was requested, but has arrived"
                         );
                         if nth % 3 == 0 {
                             stage.background(*piece);
@@ -274,10 +274,10 @@ fn partly_received_huge_pages() {
             for page in [0, 2] {
                 stage.background(PageRange::one(Page::new(page)));
             }
-            *told.lock().unwrap() = Some(stage.end());
+            *reported.lock().unwrap() = Some(stage.end());
         },
     );
-    check_measures(&account, &told.into_inner().unwrap().unwrap());
+    check_measures(&account, &reported.into_inner().unwrap().unwrap());
 }
 
 /// Huge pages beyond the number that may be in progress at once are requested as soon as others are
@@ -291,7 +291,7 @@ fn huge_pages_beyond_the_limit_wait() {
     let destination = layout(&[(PAGES * HUGE, HUGE)]);
     let readers = Arc::new(Mutex::new(Vec::new()));
     let started = Arc::clone(&readers);
-    let told = Mutex::new(None);
+    let reported = Mutex::new(None);
     let account = receive_postcopy(
         &destination,
         DestinationOptions {
@@ -353,14 +353,14 @@ fn huge_pages_beyond_the_limit_wait() {
             }
             asked.sort();
             asked.dedup();
-            assert_eq!(asked.len() as u64, PAGES, "each is asked for once");
-            *told.lock().unwrap() = Some(stage.end());
+            assert_eq!(asked.len() as u64, PAGES, "each page is requested once");
+            *reported.lock().unwrap() = Some(stage.end());
         },
     );
     for reader in readers.lock().unwrap().drain(..) {
         reader.join().unwrap();
     }
-    check_measures(&account, &told.into_inner().unwrap().unwrap());
+    check_measures(&account, &reported.into_inner().unwrap().unwrap());
 }
 
 /// Another process uses up the pool of huge pages while the guest already runs at the destination:
@@ -425,7 +425,7 @@ fn faults_while_the_link_is_full() {
         let destination = layout(&[(4 * MIB, SMALL)]);
         let readers = Arc::new(Mutex::new(Vec::new()));
         let started = Arc::clone(&readers);
-        let told = Mutex::new(None);
+        let reported = Mutex::new(None);
         let account = receive_postcopy(
             &destination,
             DestinationOptions {
@@ -472,7 +472,7 @@ fn faults_while_the_link_is_full() {
                 asked.sort_by_key(|range| range.start());
                 let len = asked.len();
                 asked.dedup();
-                assert_eq!(asked.len(), len, "a page was asked for twice");
+                assert_eq!(asked.len(), len, "a page was requested twice");
                 for &range in asked.iter().rev() {
                     stage.urgent(range);
                 }
@@ -480,13 +480,13 @@ fn faults_while_the_link_is_full() {
                 for piece in PageRange::from_len(Page::new(0), 1024).chunks(32) {
                     stage.background(piece);
                 }
-                *told.lock().unwrap() = Some(stage.end());
+                *reported.lock().unwrap() = Some(stage.end());
             },
         );
         for reader in readers.lock().unwrap().drain(..) {
             reader.join().unwrap();
         }
-        check_measures(&account, &told.into_inner().unwrap().unwrap());
+        check_measures(&account, &reported.into_inner().unwrap().unwrap());
         let faults: u64 = account.requests.faults.iter().map(|f| f.count).sum();
         assert!(faults >= READERS, "{faults}");
     }
@@ -497,7 +497,7 @@ fn faults_while_the_link_is_full() {
 #[test]
 fn a_fault_on_a_page_in_flight() {
     let destination = layout(&[(MIB, SMALL)]);
-    let told = Mutex::new(None);
+    let reported = Mutex::new(None);
     let account = receive_postcopy(
         &destination,
         DestinationOptions::default(),
@@ -514,7 +514,7 @@ fn a_fault_on_a_page_in_flight() {
             }
             // Four threads at each of 128, 1, 255 and 188: four requests.
             let last = stage.request();
-            assert!(!asked.contains(&last), "asked for twice");
+            assert!(!asked.contains(&last), "requested twice");
             stage.background(last);
             asked.push(last);
             stage.commit();
@@ -524,12 +524,12 @@ fn a_fault_on_a_page_in_flight() {
                     stage.background(page);
                 }
             }
-            *told.lock().unwrap() = Some(stage.end());
+            *reported.lock().unwrap() = Some(stage.end());
         },
     );
     assert_eq!(account.pages.urgent, 0);
     assert!(account.requests.request_latency_us.count >= 4);
-    check_measures(&account, &told.into_inner().unwrap().unwrap());
+    check_measures(&account, &reported.into_inner().unwrap().unwrap());
 }
 
 /// Once every page has arrived, huge pages are rebuilt, and the content is unchanged.

@@ -231,5 +231,9 @@ fn a_late_answer_to_a_challenge() {
             }
         },
     );
-    assert_eq!(waiting.lock().unwrap().len(), 1, "all but one answered");
+    assert_eq!(
+        waiting.lock().unwrap().len(),
+        1,
+        "one connection did not answer"
+    );
 }

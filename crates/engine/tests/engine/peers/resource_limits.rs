@@ -29,7 +29,7 @@ const MAX_BYTES: usize = 48 << 20;
 
 fn bounded(before: usize, what: &str) {
     let more = allocated_bytes().saturating_sub(before);
-    assert!(more < MAX_BYTES, "{more} bytes held for {what}");
+    assert!(more < MAX_BYTES, "{more} bytes allocated for {what}");
 }
 
 /// A frame header with a correct checksum, whatever the fields hold.
@@ -231,7 +231,7 @@ fn requests_are_never_answered() {
             return;
         }
         // On a busy machine a correct source may need longer than this before anything is loaded.
-        assert!(patience < MOST_PATIENCE, "nothing was asked for");
+        assert!(patience < MOST_PATIENCE, "no page was requested");
         patience *= 6;
     }
 }

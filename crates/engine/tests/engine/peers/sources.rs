@@ -178,7 +178,7 @@ fn received(
             let last = source.last_message();
             assert!(
                 matches!(last, Some(ToSource::Failed { .. })),
-                "the source is not told why: {last:?}"
+                "the source gets no reason: {last:?}"
             );
         });
         receive(

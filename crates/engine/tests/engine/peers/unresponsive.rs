@@ -142,7 +142,7 @@ fn nothing_is_acknowledged_after_the_pause() {
         let (mut control, background) = accept_precopy(destination);
         let machine = Arc::clone(&destination.machine);
         thread::spawn(move || swallow(background, || machine.runs().is_some()));
-        // The source may lose patience before it has said anything.
+        // The source may time out before the destination has sent anything.
         while control.0.control::<hikkoshi_wire::ToDestination>().is_ok() {}
     });
     runs_on(came, TOO_SLOW, true);
@@ -158,14 +158,14 @@ fn the_device_state_is_read_slowly() {
             if mode == Mode::Postcopy {
                 let _urgent = destination.link(hikkoshi_wire::Role::Urgent);
                 read_until(&mut control, "DiscardEnd");
-                // The source may have lost patience meanwhile.
+                // The source may have timed out meanwhile.
                 let _ = control.1.control(&ToSource::Discarded);
             }
             let mut little = [0; 4096];
             loop {
                 match (&mut control.1.stream()).read(&mut little) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    // Far from all of it while there is any patience.
+                    // Only a small part of it within the timeout.
                     Ok(1..) => thread::sleep(patience / 20),
                     Ok(0) | Err(_) => return,
                 }
@@ -188,7 +188,7 @@ fn a_repeated_acknowledgement_is_none() {
         let frame = pages.frame().unwrap();
         pages.payload(&mut buffer[..frame.payload_len()]).unwrap();
         let bytes = pages.received();
-        // The rest is read: or both sides might wait for each other to read.
+        // The rest is read: otherwise both sides might wait for each other to read.
         thread::spawn(move || {
             while let Ok(frame) = pages.frame() {
                 if pages.payload(&mut buffer[..frame.payload_len()]).is_err() {
@@ -210,7 +210,7 @@ fn endless_requests() {
     let enough = cancel.clone();
     let sent = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&sent);
-    // The guest stands still until this test has seen enough.
+    // The guest is paused until this test has checked enough.
     let options = patient(Mode::Postcopy);
     let came = migrated_with(&options, &cancel, move |destination| {
         let (mut control, _background, (_answers, mut requests)) = destination.accept();
@@ -228,7 +228,7 @@ fn endless_requests() {
                 total.fetch_add(8, Ordering::Relaxed);
             }
         });
-        // Until it has begun to, and the source takes no more.
+        // Until it has begun to, and the source accepts no more.
         let mut last = 0;
         loop {
             let now = counted.load(Ordering::Relaxed);
@@ -239,7 +239,10 @@ fn endless_requests() {
             thread::sleep(Duration::from_millis(100));
         }
         let more = allocated_bytes().saturating_sub(before);
-        assert!(more < MAX_BYTES, "{more} bytes held for {last} requests");
+        assert!(
+            more < MAX_BYTES,
+            "{more} bytes allocated for {last} requests"
+        );
         enough.cancel();
     });
     assert!(sent.load(Ordering::Relaxed) > 64);
@@ -257,7 +260,7 @@ fn endless_messages() {
         let refuse = ToSource::Refuse { reason };
         while control.1.control(&refuse).is_ok() {}
         let more = allocated_bytes().saturating_sub(before);
-        assert!(more < MAX_BYTES, "{more} bytes held");
+        assert!(more < MAX_BYTES, "{more} bytes allocated");
     });
     let error = "waiting for the destination to drop stale pages: the peer broke the protocol: \
                  unexpected message Refuse";
