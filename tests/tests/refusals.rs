@@ -457,7 +457,7 @@ fn a_destination_that_cannot_catch_faults() {
     }
     let old =
         MigrationPlan::new("postcopy").receive_without_feature(KernelFeature::UserfaultFeatures);
-    refused_plans.push((old, vec!["taking a userfaultfd of process"]));
+    refused_plans.push((old, vec!["creating a userfaultfd in process"]));
     for (plan, parts) in &refused_plans {
         for mode in ["postcopy", "hybrid"] {
             let mut migration = guest.start_migration(&plan.clone().with_mode(mode));

@@ -23,12 +23,12 @@ pub const COLLAPSE_BYTES: u64 = 2 << 20;
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum CollapseError {
     /// Not allowed.
-    #[error("not permitted: it takes CAP_SYS_NICE, and the same user or CAP_SYS_PTRACE")]
+    #[error("not permitted: needs CAP_SYS_NICE, and the same user ID or CAP_SYS_PTRACE")]
     NotPermitted,
     /// The kernel cannot do it there.
     #[error(
-        "not possible there: a kernel before 6.1 or without transparent huge pages, or \
-         /sys/kernel/mm/transparent_hugepage/shmem_enabled set to deny"
+        "not supported: the kernel is older than 6.1 or has no transparent huge pages, or \
+         /sys/kernel/mm/transparent_hugepage/shmem_enabled is set to deny"
     )]
     Impossible,
     /// The memory's address and its place in the file differ by something else than whole huge
@@ -40,19 +40,19 @@ pub enum CollapseError {
     )]
     Misaligned,
     /// Pages were in use by something that pins or moves them; another try may succeed.
-    #[error("pages were in use at the moment")]
+    #[error("some pages were in use")]
     Busy,
     /// The huge page may not be charged to whom it would belong.
-    #[error("a memory cgroup's limit leaves no room for a huge page; raise its memory.max")]
+    #[error("the memory cgroup limit does not allow another huge page; raise memory.max")]
     OverLimit,
     /// No free huge page to put them into.
-    #[error("no free huge page: memory is short or fragmented")]
+    #[error("no free huge page: memory is low or fragmented")]
     NoMemory,
     /// The process has ended, or its memory is no longer there.
-    #[error("the process has ended or unmapped it")]
+    #[error("the process has exited or unmapped the memory")]
     Gone,
-    /// Anything else.
-    #[error("the kernel said: {0}")]
+    /// Any other error.
+    #[error("the kernel returned an error: {0}")]
     Kernel(Errno),
 }
 

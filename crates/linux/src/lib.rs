@@ -1,20 +1,35 @@
-//! Kernel interfaces that several crates use.
+//! Linux kernel interfaces that several crates use.
 //!
-//! * Other processes: [`Process`] (a pidfd and what `/proc` reports), [`inject`] (system calls made
-//!   by another process), [`HostAddr`] and [`HostRange`] (addresses in it),
-//!   [`Process::collapse`] (`MADV_COLLAPSE`).
-//! * Threads: [`Schedule`] and [`Priority`] (scheduling policy), [`sandbox_thread`] (Landlock,
-//!   seccomp and capabilities), [`Stop`] and [`Cancel`] (requests to end).
+//! # Model
+//!
+//! Each module wraps one kernel interface in safe Rust. The crate knows nothing about guests,
+//! pages or migrations.
+//!
+//! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
+//!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
+//!   process), [`Process::collapse`] (`MADV_COLLAPSE`).
+//! * Threads: [`Schedule`] (`sched_setattr`), [`Priority`] (urgent threads before background
+//!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
+//! * Requests to stop: [`Stop`] (an eventfd, for loops that wait in `poll`), [`Cancel`] (a flag,
+//!   for loops that check it between pieces of work and for signal handlers).
 //! * Sockets: [`TcpInfo`] (`TCP_INFO`) and [`set_pace`] (`SO_MAX_PACING_RATE`).
+//!
+//! # Vocabulary
+//!
+//! * *inject*: stop one thread of a process with ptrace, execute system calls on it, restore it.
+//! * *tracer process*: the process that traces. It shares memory and files with this program but
+//!   survives its death (`inject/tracer_process.rs`).
+//! * *sandboxed thread*: a thread that reads data from a peer and has given up all rights that it
+//!   does not need.
 //!
 //! # What is missing
 //!
-//! * Processors other than x86-64: [`inject`] uses its registers.
+//! * Processors other than x86-64: [`inject`] uses x86-64 registers.
 
-#![allow(unsafe_code)] // ptrace, prctl and system calls that rustix does not have.
+#![allow(unsafe_code)] // ptrace, clone, and system calls that rustix does not wrap.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-compile_error!("hikkoshi-linux injects system calls by x86-64 Linux's registers; port src/inject");
+compile_error!("hikkoshi-linux injects system calls with x86-64 Linux registers; port src/inject");
 
 mod address;
 mod cancel;

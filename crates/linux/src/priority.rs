@@ -66,8 +66,8 @@ impl Priority {
             return;
         }
         match apply(class) {
-            Ok(got) => tracing::debug!(?class, ?got, "thread ranked"),
-            Err(error) => tracing::debug!(?class, %error, "thread not ranked"),
+            Ok(got) => tracing::debug!(?class, ?got, "thread priority set"),
+            Err(error) => tracing::debug!(?class, %error, "thread priority not set"),
         }
     }
 }

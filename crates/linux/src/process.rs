@@ -40,7 +40,7 @@ impl Process {
         })
     }
 
-    /// Its number.
+    /// Process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid

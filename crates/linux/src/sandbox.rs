@@ -63,7 +63,7 @@ fn warn_if_failed(what: Restriction, given_up: Result<(), impl Display>) {
     let Err(why) = given_up else { return };
     let bit = what as u8;
     if WARNED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-        tracing::warn!(?what, %why, "threads that listen to the network keep what they should not need");
+        tracing::warn!(?what, %why, "a thread that reads data from the network is not fully sandboxed");
     }
 }
 
@@ -91,7 +91,7 @@ fn check_landlock(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<
     };
     match ruleset {
         RulesetStatus::FullyEnforced => Ok(()),
-        RulesetStatus::NotEnforced => Err("this kernel has no Landlock".to_owned()),
+        RulesetStatus::NotEnforced => Err("this kernel does not support Landlock".to_owned()),
         RulesetStatus::PartiallyEnforced => Err(format!(
             "this kernel's Landlock does not restrict {}",
             unsupported_by(abi).join(", ")
@@ -344,7 +344,7 @@ mod tests {
         let lacks = partly(ABI::V3);
         assert!(lacks.contains("signals") && lacks.contains("connecting"));
         let none = told(RulesetStatus::NotEnforced, ABI::Unsupported).unwrap_err();
-        assert!(none.contains("no Landlock"), "{none}");
+        assert!(none.contains("not support Landlock"), "{none}");
     }
 
     const AGAIN: &str = "HIKKOSHI_TEST_AGAIN";

@@ -102,7 +102,7 @@ fn what_cannot_be_rebuilt_is_told() {
         process.collapse(range).unwrap_err().to_string()
     });
     assert!(
-        error.starts_with("not permitted: it takes CAP_SYS_NICE"),
+        error.starts_with("not permitted: needs CAP_SYS_NICE"),
         "{error}"
     );
     target.kill(libc::SIGKILL);

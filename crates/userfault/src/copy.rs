@@ -26,57 +26,57 @@ pub struct Copied {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum CopyError {
     /// The process has ended.
-    #[error("installing pages at {at}: the process has ended")]
+    #[error("installing pages at {at}: the process has exited")]
     ProcessGone {
-        /// Where it stopped.
+        /// Address of the first page that was not installed.
         at: HostAddr,
-        /// Bytes present before.
+        /// Bytes present before that address.
         done: u64,
     },
     /// The process was changing its layout all the time that is given to it, 0.3 s.
     #[error(
         "installing pages at {at}: the process keeps changing its memory layout; read the pending \
-         events of the userfaultfd, then try again"
+         events of the userfaultfd, then retry"
     )]
     LayoutChanging {
-        /// Where it stopped.
+        /// Address of the first page that was not installed.
         at: HostAddr,
-        /// Bytes present before.
+        /// Bytes present before that address.
         done: u64,
     },
     /// The memory there is not, or no longer, registered.
     #[error(
-        "installing pages at {at}: this memory is not registered with the userfaultfd (any more); \
-         the process has unmapped or replaced it"
+        "installing pages at {at}: this memory is not registered with the userfaultfd; the process \
+         may have unmapped or replaced it"
     )]
     NotRegistered {
-        /// Where it stopped.
+        /// Address of the first page that was not installed.
         at: HostAddr,
-        /// Bytes present before.
+        /// Bytes present before that address.
         done: u64,
     },
     /// No page to put the content into.
     #[error(
-        "installing pages at {at}: the host has no memory left for it (tmpfs or hugetlb pool full, \
-         or a memory cgroup's limit); make room, then try again"
+        "installing pages at {at}: the host is out of memory for it (tmpfs or hugetlb pool full, \
+         or memory cgroup limit reached); free memory, then retry"
     )]
     OutOfMemory {
-        /// Where it stopped.
+        /// Address of the first page that was not installed.
         at: HostAddr,
-        /// Bytes present before.
+        /// Bytes present before that address.
         done: u64,
     },
-    /// Anything else.
+    /// Any other error.
     #[error(
-        "installing pages at {at}: {errno} (EINVAL: address or length is not whole host pages, or \
-         this kind of memory cannot do it)"
+        "installing pages at {at}: {errno} (EINVAL: address or length is not a multiple of the host \
+         page size, or this type of memory does not support it)"
     )]
     Kernel {
-        /// Where it stopped.
+        /// Address of the first page that was not installed.
         at: HostAddr,
-        /// Bytes present before.
+        /// Bytes present before that address.
         done: u64,
-        /// What the kernel said.
+        /// The error from the kernel.
         errno: Errno,
     },
 }

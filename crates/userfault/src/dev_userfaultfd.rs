@@ -27,31 +27,31 @@ pub enum DeviceError {
     /// We could not open it.
     #[error("opening {path}: {source}")]
     Open {
-        /// Its path.
+        /// Path of the device.
         path: String,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
     /// A call that the process had to make for it failed.
-    #[error("{doing} inside the process: {source}")]
+    #[error("{doing} in the process: {source}")]
     Remote {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: Errno,
     },
     /// Our part of it failed.
     #[error("{doing}: {source}")]
     Local {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
     /// The message arrived without the descriptor.
     #[error(
-        "the process was not allowed to receive the open device (AppArmor or SELinux), or has no \
-         free descriptor left"
+        "the process may not receive the open device (AppArmor or SELinux), or it has no free \
+         descriptors"
     )]
     NotReceived,
 }
@@ -89,7 +89,7 @@ fn with_sockets(
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     let made = call(
         remote,
-        "making a socket pair",
+        "creating a socket pair",
         libc::SYS_socketpair,
         [int_arg(libc::AF_UNIX), int_arg(kind), 0, at + SOCKETS, 0, 0],
     )?;
@@ -115,7 +115,7 @@ fn with_sockets(
     };
     let made = call(
         remote,
-        "making a userfaultfd out of the device",
+        "creating a userfaultfd from the device",
         libc::SYS_ioctl,
         [
             int_arg(device),
@@ -135,7 +135,7 @@ fn send(process: &Process, socket: i32, device: BorrowedFd<'_>) -> Result<(), De
     let local = |doing| move |source| DeviceError::Local { doing, source };
     let socket = process
         .descriptor(socket)
-        .map_err(local("taking an end of the socket pair"))?;
+        .map_err(local("copying one end of the socket pair"))?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let devices = [device];
@@ -198,7 +198,7 @@ pub(crate) fn close(remote: &mut Remote, number: i32) -> Result<(), InjectError>
     // Linux frees the descriptor whatever close(2) returns.
     remote
         .syscall(
-            "closing a descriptor inside it",
+            "closing a descriptor in it",
             libc::SYS_close,
             [int_arg(number), 0, 0, 0, 0, 0],
         )
@@ -217,7 +217,7 @@ fn call(
 
 fn number(result: u64) -> Result<i32, DeviceError> {
     i32::try_from(result).map_err(|_| DeviceError::Remote {
-        doing: "making a userfaultfd out of the device",
+        doing: "creating a userfaultfd from the device",
         source: Errno::BADF,
     })
 }

@@ -162,11 +162,11 @@ pub enum Ready {
 /// Reading or waiting failed. Blocked threads stay blocked: do **not** close the descriptor
 /// because of it, or missing pages will read as zero.
 #[derive(Debug, Error)]
-#[error("{doing} userfaults: {source}; the faulting threads stay blocked until this is resolved")]
+#[error("{doing} userfaults: {source}; the faulting threads stay blocked")]
 pub struct ReadError {
-    /// What was being done.
+    /// The operation that failed.
     pub doing: &'static str,
-    /// What the kernel said.
+    /// The error from the kernel.
     pub source: io::Error,
 }
 
@@ -266,7 +266,7 @@ impl Userfault {
                 // The kernel answers POLLERR for a descriptor in blocking mode, or one whose
                 // handshake was not made.
                 return Err(failed(io::Error::other(
-                    "poll reports an error: the descriptor is in blocking mode or not set up",
+                    "poll reports an error: the descriptor is in blocking mode or UFFDIO_API was not called",
                 )));
             }
             if !ended.is_empty() {

@@ -142,7 +142,7 @@ impl<S: AsFd> FaultWaiter<S> {
                 // As Userfault::wait explains.
                 Some(_) => {
                     return Err(failed(std::io::Error::other(
-                        "epoll reports an error: the descriptor is in blocking mode or not set up",
+                        "epoll reports an error: the descriptor is in blocking mode or UFFDIO_API was not called",
                     )));
                 }
                 None => {}

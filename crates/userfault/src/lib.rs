@@ -1,44 +1,56 @@
-//! userfaultfd: obtaining one inside another process, reading faults, installing pages.
+//! userfaultfd: creating one inside another process, reading page faults, installing pages.
 //!
-//! # The model
+//! # Model
 //!
-//! A [`Userfault`] watches ranges of **one process's** memory: the one that made it, whoever holds
-//! the descriptor. In the ranges [registered](Userfault::register) for *missing* pages, a thread
-//! that touches a page that is not there sleeps, and a message tells who and where
-//! ([`Userfault::wait`], [`Userfault::read`]). [`Userfault::copy`] installs the page atomically and
-//! wakes the thread. In the ranges registered for *write protection* with
-//! [`Features::WP_ASYNC`] nobody sleeps; the kernel notes which pages were written, which is the
-//! base of a dirty log.
+//! A [`Userfault`] handles page faults in the memory of **one process**: the process that created
+//! the descriptor, whichever process holds it. Ranges are [registered](Userfault::register) in one
+//! of two modes:
 //!
-//! The guest's memory belongs to an unmodified QEMU, so the descriptor must be made **inside** it.
-//! [`RemoteUserfault::create`] does: it stops one thread by ptrace, makes it do the one system call,
-//! puts it back where it was and copies the descriptor to us. What keeps the process from harm is
-//! told at the head of `linux/src/inject/mod.rs`. QEMU being an ordinary user's process, without the right to a
-//! userfaultfd, is provided for (`dev_userfaultfd.rs`).
+//! * *missing*: a thread that accesses a page that is not present is blocked. The descriptor
+//!   delivers an event with the address and the thread ([`Userfault::wait`], [`Userfault::read`]).
+//!   [`Userfault::copy`] installs the page atomically and wakes the thread. Post-copy uses this.
+//! * *write-protect* with [`Features::WP_ASYNC`]: no thread is blocked. The kernel records which
+//!   pages were written. The dirty log (crate `hikkoshi-dirty`) uses this.
 //!
-//! A huge page that arrives in pieces is put together in a [`PageBuffer`] and installed whole
+//! The guest's memory belongs to an unmodified QEMU, so the descriptor must be created **inside**
+//! QEMU. [`RemoteUserfault::create`] does this with one system call injected by ptrace
+//! ([`hikkoshi_linux::inject`] explains how the process is protected) and copies the descriptor
+//! into this process. If QEMU may not call `userfaultfd(2)`, it receives an open
+//! `/dev/userfaultfd` from this process (`dev_userfaultfd.rs`).
+//!
+//! A huge page that arrives in pieces is assembled in a [`PageBuffer`] and installed as a whole
 //! ([`Userfault::copy_buffer_unless`]).
 //!
-//! # What must be known
+//! # Vocabulary
 //!
-//! * Closing the last copy makes missing pages read as **zero**, without a sign. Close only when
-//!   every page is present, or the guest is stopped for good.
-//! * A descriptor that is open with nobody reading makes the guest hang.
-//! * A message that was read is gone; a new reader gets it again after [`Userfault::wake`].
-//! * Descriptors here are never user-mode-only: KVM's faults are the kernel's.
+//! * *remote*: the copy of the descriptor inside the other process, and its number there.
+//! * *adopt*: use the remote descriptor of an earlier hikkoshi process. [`open_userfaults`] finds
+//!   it.
+//! * *present*: the kernel has the page. Threads can access it without a fault.
+//! * *wake*: let blocked threads retry their access.
+//!
+//! # Rules
+//!
+//! * When the last copy of the descriptor is closed, missing pages read as **zero**, without an
+//!   error. Close it only when every page is present, or when the guest never runs again.
+//! * While a descriptor is open and no thread reads it, threads of the guest that fault stay
+//!   blocked.
+//! * An event can be read only once. A new reader gets the event again after [`Userfault::wake`].
+//! * Descriptors are never created with `UFFD_USER_MODE_ONLY`: page faults of KVM are kernel-mode
+//!   faults.
 //!
 //! # What is missing
 //!
-//! * Other processors than x86-64: the injection knows its registers.
-//! * MINOR faults, `UFFDIO_MOVE`, `UFFDIO_POISON`. (`UFFDIO_CONTINUE` only tells what is there.)
-//! * One descriptor is one queue; sharding it over several for guests of very many vCPUs.
+//! * Processors other than x86-64: the injection uses x86-64 registers.
+//! * MINOR faults, `UFFDIO_MOVE`, `UFFDIO_POISON`. (`UFFDIO_CONTINUE` is used only to check whether
+//!   a page is present.)
+//! * Each descriptor has one event queue. Guests with very many vCPUs could use several
+//!   descriptors.
 
-#![allow(unsafe_code)] // ptrace and ioctl: this crate is where the kernel's interface is.
+#![allow(unsafe_code)] // ioctl, read, kcmp, and memory shared with the kernel.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-compile_error!(
-    "hikkoshi-userfault injects system calls by x86-64 Linux's registers; port src/inject"
-);
+compile_error!("hikkoshi-userfault supports only x86-64 Linux, like inject in hikkoshi-linux");
 
 mod abi;
 mod copy;

@@ -102,7 +102,7 @@ impl PageBuffer {
         // zeros, which is a valid value for every word.
         let advised = unsafe { madvise(self.words.as_ptr().cast(), self.bytes, advice) };
         if let Err(error) = advised {
-            tracing::debug!(%error, ?advice, "advice about a page buffer");
+            tracing::debug!(%error, ?advice, "madvise of a page buffer failed");
         }
     }
 

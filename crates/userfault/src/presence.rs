@@ -32,7 +32,9 @@ impl Userfault {
                 Ok(()) | Err(Errno::EXIST) => return Ok(true),
                 Err(Errno::FAULT) => return Ok(false),
                 Err(Errno::AGAIN) if pause_before_retry(attempts) => attempts += 1,
-                Err(source) => return Err(RangeError::new("looking for", page, source)),
+                Err(source) => {
+                    return Err(RangeError::new("checking the presence of", page, source));
+                }
             }
         }
     }

@@ -38,46 +38,46 @@ pub struct RemoteUserfault {
 #[derive(Debug, Error)]
 pub enum RemoteUserfaultError {
     /// The system call could not be made.
-    #[error("taking a userfaultfd: {0}")]
+    #[error("creating a userfaultfd: {0}")]
     Inject(#[from] InjectError),
     /// The kernel lacks what is needed.
-    #[error("taking a userfaultfd of process {pid}: {source}")]
+    #[error("creating a userfaultfd in process {pid}: {source}")]
     Api {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// What is lacking.
+        /// The error of the handshake.
         source: ApiError,
     },
     /// The process may not make one, and the way around that failed too.
     #[error(
-        "taking a userfaultfd of process {pid}: userfaultfd(2) in the process said \"{call}\"; and by \
-         the device: {device}. Allow one of them: sysctl vm.unprivileged_userfaultfd=1, or run this \
-         program as a user that may open /dev/userfaultfd (Linux 6.1 and later)"
+        "creating a userfaultfd in process {pid}: userfaultfd(2) in the process failed ({call}) and \
+         the device failed ({device}); set sysctl vm.unprivileged_userfaultfd=1, or run this program \
+         as a user that may open /dev/userfaultfd (Linux 6.1 and later)"
     )]
     Refused {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// What the system call said.
+        /// The error of the system call.
         call: Errno,
         /// Why the device did not help.
         device: DeviceError,
     },
     /// It was made, but we could not get at it. It has been closed again.
-    #[error("taking descriptor {number} over from process {pid}: {source}")]
+    #[error("copying descriptor {number} from process {pid}: {source}")]
     Copy {
         /// The process.
         pid: u32,
-        /// The descriptor's number there.
+        /// Descriptor number in that process.
         number: i32,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
     /// The descriptor to adopt is something else.
-    #[error("adopting descriptor {number} of process {pid}: it is not a userfaultfd")]
+    #[error("adopting descriptor {number} of process {pid}: not a userfaultfd")]
     NotUserfault {
         /// The process.
         pid: u32,
-        /// The descriptor's number there.
+        /// Descriptor number in that process.
         number: i32,
     },
 }
@@ -86,34 +86,34 @@ pub enum RemoteUserfaultError {
 #[derive(Debug, Error)]
 pub enum CloseRemoteError {
     /// The system call could not be made.
-    #[error("closing the userfaultfd (descriptor {number}) inside the process: {source}")]
+    #[error("closing the userfaultfd (descriptor {number}) in the process: {source}")]
     Inject {
-        /// The descriptor's number there.
+        /// Descriptor number in that process.
         number: i32,
-        /// Why not.
+        /// The error of the injection.
         source: InjectError,
     },
     /// The process has put something else in its place. That was left alone.
     #[error(
-        "closing the userfaultfd inside process {pid}: its descriptor {number} is now something \
-         else; left alone"
+        "closing the userfaultfd in process {pid}: its descriptor {number} now refers to a \
+         different file; it was not closed"
     )]
     NotOurs {
         /// The process.
         pid: u32,
-        /// The descriptor's number there.
+        /// Descriptor number in that process.
         number: i32,
     },
     /// `/proc` could not be read.
     #[error(
-        "closing the userfaultfd inside process {pid}: looking at its descriptor {number}: {source}"
+        "closing the userfaultfd in process {pid}: inspecting its descriptor {number}: {source}"
     )]
     Look {
         /// The process.
         pid: u32,
-        /// The descriptor's number there.
+        /// Descriptor number in that process.
         number: i32,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
 }
@@ -174,7 +174,7 @@ impl RemoteUserfault {
             move |late| {
                 late.closed.store(true, Ordering::Relaxed);
                 if let Err(error) = close_remote(&undoer, late.remote) {
-                    tracing::warn!(%error, "a userfaultfd is left in the process");
+                    tracing::warn!(%error, "the userfaultfd in the process was not closed");
                 }
             },
         )
@@ -303,7 +303,7 @@ impl Drop for RemoteUserfault {
             return;
         }
         if let Err(error) = self.close_remote() {
-            tracing::warn!(%error, "a userfaultfd is left in the process");
+            tracing::warn!(%error, "the userfaultfd in the process was not closed");
         }
     }
 }
@@ -362,7 +362,7 @@ fn create(
 ) -> Result<i32, RemoteUserfaultError> {
     let flags = int_arg(crate::abi::CREATE_FLAGS);
     let made = remote.syscall(
-        "making a userfaultfd inside it",
+        "creating a userfaultfd in it",
         libc::SYS_userfaultfd,
         [flags, 0, 0, 0, 0, 0],
     )?;

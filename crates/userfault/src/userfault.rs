@@ -69,9 +69,9 @@ pub struct Userfault {
 pub enum CreateError {
     /// Neither the system call nor the device gave one.
     #[error(
-        "making a userfaultfd: the system call said \"{call}\", and /dev/userfaultfd \"{device}\"; \
-         run as root or with CAP_SYS_PTRACE, or allow it with sysctl vm.unprivileged_userfaultfd=1 \
-         or access to /dev/userfaultfd"
+        "creating a userfaultfd: userfaultfd(2) failed ({call}) and /dev/userfaultfd failed \
+         ({device}); run as root or with CAP_SYS_PTRACE, set sysctl \
+         vm.unprivileged_userfaultfd=1, or allow access to /dev/userfaultfd"
     )]
     Refused {
         /// Why `userfaultfd(2)` failed.
@@ -89,19 +89,19 @@ pub enum CreateError {
 pub enum ApiError {
     /// The kernel lacks features.
     #[error(
-        "this kernel's userfaultfd lacks {missing}; boot a kernel that is at least that new and has \
-         CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP"
+        "the userfaultfd of this kernel does not support {missing}; use a kernel of at least that \
+         version with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP"
     )]
     Missing {
-        /// What was asked for and is not there.
+        /// The requested features that the kernel does not have.
         missing: Features,
     },
     /// Anything else; a second handshake, for one.
     #[error("negotiating the userfaultfd features {wanted}: {source}")]
     Handshake {
-        /// What was asked for.
+        /// The requested features.
         wanted: Features,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: Errno,
     },
 }
@@ -140,47 +140,48 @@ pub struct Registered {
 pub enum RangeError {
     /// Another userfaultfd has it.
     #[error(
-        "{doing} {range}: another userfaultfd watches this memory already, perhaps one left by an \
-         earlier migration or QEMU's own postcopy-ram; close that first"
+        "{doing} {range}: another userfaultfd is already registered for this memory, possibly one \
+         left open by an earlier migration or QEMU's own postcopy-ram; close it first"
     )]
     Busy {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// To what.
+        /// The memory range.
         range: HostRange,
     },
     /// The process has ended.
-    #[error("{doing} {range}: the process has ended, or nothing is mapped there")]
+    #[error("{doing} {range}: the process has exited, or the memory is not mapped")]
     Gone {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// To what.
+        /// The memory range.
         range: HostRange,
     },
     /// The kernel takes the range but cannot do what is needed with it.
     #[error(
-        "{doing} {range}: the kernel cannot {lacking} this kind of memory; use tmpfs or hugetlbfs, \
-         mapped shared"
+        "{doing} {range}: the kernel cannot {unsupported} this type of memory; use a shared mapping of \
+         tmpfs or hugetlbfs"
     )]
-    Lacking {
-        /// What was being done.
+    Unsupported {
+        /// The operation that failed.
         doing: &'static str,
-        /// To what.
+        /// The memory range.
         range: HostRange,
-        /// What it cannot.
-        lacking: &'static str,
+        /// The operation that it does not support.
+        unsupported: &'static str,
     },
-    /// Anything else.
+    /// Any other error.
     #[error(
-        "{doing} {range}: {source} (EINVAL: not whole pages, not mapped throughout, or not tmpfs, \
-         hugetlbfs or anonymous memory; EPERM: not mapped from a file open for writing)"
+        "{doing} {range}: {source} (EINVAL: not a multiple of the page size, not mapped \
+         completely, or not tmpfs, hugetlbfs or anonymous memory; EPERM: the mapped file is not \
+         open for writing)"
     )]
     Kernel {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// To what.
+        /// The memory range.
         range: HostRange,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: Errno,
     },
 }
@@ -323,7 +324,7 @@ impl Userfault {
         abi::ioctl(self.as_fd(), &mut register)
             .map_err(|source| RangeError::new(DOING, range, source))?;
         // The kernel lists only what works on every mapping of the range.
-        let lacking = if mode.missing && register.ioctls & abi::IOCTL_COPY == 0 {
+        let unsupported = if mode.missing && register.ioctls & abi::IOCTL_COPY == 0 {
             "install pages into"
         } else if mode.write_protect && register.ioctls & abi::IOCTL_WRITEPROTECT == 0 {
             "write-protect"
@@ -334,10 +335,10 @@ impl Userfault {
         };
         // Leave nothing behind; the error that matters is the one being returned.
         let _ = self.unregister(range);
-        Err(RangeError::Lacking {
+        Err(RangeError::Unsupported {
             doing: DOING,
             range,
-            lacking,
+            unsupported,
         })
     }
 

@@ -574,7 +574,7 @@ fn no_such_process() {
     assert_eq!(
         error.to_string(),
         format!(
-            "taking a userfaultfd: attaching to process {}: there is no such process (any more)",
+            "creating a userfaultfd: attaching to process {}: the process does not exist",
             target.pid
         )
     );
@@ -608,7 +608,7 @@ fn another_tracer_is_named() {
 fn we_cannot_trace_ourselves() {
     let error = RemoteUserfault::create(std::process::id(), Features::FOR_MISSING).unwrap_err();
     assert!(
-        error.to_string().contains("no program can trace itself"),
+        error.to_string().contains("a process cannot trace itself"),
         "{error}"
     );
 }
@@ -646,8 +646,8 @@ fn a_missing_privilege_is_named() {
     assert_eq!(
         text,
         format!(
-            "taking a userfaultfd: attaching to process {}: not permitted: this program lacks \
-             CAP_SYS_PTRACE; run it as root or give it that capability",
+            "creating a userfaultfd: attaching to process {}: not permitted: this program does not have \
+             CAP_SYS_PTRACE; run it as root or with that capability",
             target.pid
         )
     );
@@ -693,10 +693,10 @@ fn both_refusals_are_reported() {
     assert_eq!(
         text,
         format!(
-            "taking a userfaultfd of process {}: userfaultfd(2) in the process said \"Operation not \
-             permitted (os error 1)\"; and by the device: opening /dev/userfaultfd: Permission \
-             denied (os error 13). Allow one of them: sysctl vm.unprivileged_userfaultfd=1, or run \
-             this program as a user that may open /dev/userfaultfd (Linux 6.1 and later)",
+            "creating a userfaultfd in process {}: userfaultfd(2) in the process failed (Operation not \
+             permitted (os error 1)) and the device failed (opening /dev/userfaultfd: Permission \
+             denied (os error 13)); set sysctl vm.unprivileged_userfaultfd=1, or run this program \
+             as a user that may open /dev/userfaultfd (Linux 6.1 and later)",
             target.pid
         )
     );
@@ -745,7 +745,9 @@ fn missing_features_leave_the_process_untouched() {
     let target = sleeper();
     let error = RemoteUserfault::create(target.pid, Features(1 << 40)).unwrap_err();
     assert!(
-        error.to_string().contains("lacks feature bit 40"),
+        error
+            .to_string()
+            .contains("does not support feature bit 40"),
         "{error}"
     );
     assert!(!has_userfault(&target));
@@ -781,7 +783,7 @@ fn open_userfaults_are_found_adopted_and_closed() {
     ));
     let error = close_remote(&process, 0).unwrap_err();
     assert!(
-        error.to_string().contains("is now something else"),
+        error.to_string().contains("now refers to a different file"),
         "{error}"
     );
 }

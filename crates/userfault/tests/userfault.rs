@@ -453,8 +453,9 @@ fn errors_say_what_and_how_far() {
     assert_eq!(
         error.to_string(),
         format!(
-            "registering {} bytes at {}: another userfaultfd watches this memory already, perhaps \
-             one left by an earlier migration or QEMU's own postcopy-ram; close that first",
+            "registering {} bytes at {}: another userfaultfd is already registered for this memory, \
+             possibly one left open by an earlier migration or QEMU's own postcopy-ram; close it \
+             first",
             guest.range.len, guest.range.addr
         )
     );

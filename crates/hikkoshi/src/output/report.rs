@@ -292,7 +292,7 @@ mod tests {
             tried: 9,
             rebuilt: 7,
             failed: vec![CollapseFailures {
-                reason: "pages were in use at the moment".into(),
+                reason: "some pages were in use".into(),
                 count: 2,
             }],
             stopped: Some("it was told to stop".into()),
@@ -302,7 +302,7 @@ mod tests {
             text,
             "  huge pages   7 of 9 rebuilt in 1.23 s; ended early: it was told to stop\n    2 not \
              rebuilt: \
-             pages were in use at the moment\n"
+             some pages were in use\n"
         );
     }
 }

@@ -9,28 +9,28 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum InjectError {
     /// It was not there in the first place.
-    #[error("attaching to process {pid}: there is no such process (any more)")]
+    #[error("attaching to process {pid}: the process does not exist")]
     NoSuchProcess {
-        /// Its number.
+        /// Process ID.
         pid: u32,
     },
     /// It ended while we were at it.
-    #[error("process {pid} ended while {step}")]
+    #[error("process {pid} exited while {step}")]
     Died {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// What was being done.
+        /// The operation that failed.
         step: &'static str,
     },
     /// A debugger or the like has it.
     #[error(
-        "attaching to process {pid}: it is being traced by process {tracer} ({name}); only one \
-         tracer is possible, detach that one and try again"
+        "attaching to process {pid}: process {tracer} ({name}) is already tracing it, and Linux \
+         allows only one tracer; detach that one and retry"
     )]
     AlreadyTraced {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// The tracer's number.
+        /// Process ID of the tracer.
         tracer: u32,
         /// The tracer's command name.
         name: String,
@@ -38,117 +38,114 @@ pub enum InjectError {
     /// The kernel does not let us.
     #[error("attaching to process {pid}: not permitted: {advice}")]
     NotPermitted {
-        /// Its number.
+        /// Process ID.
         pid: u32,
         /// What is missing, and what to do.
         advice: String,
     },
     /// It runs under seccomp, which could kill it for our call.
     #[error(
-        "attaching to process {pid}: it runs under seccomp (QEMU's -sandbox), whose filter must be \
-         suspended for the injected calls, or it could kill the process for them; that {reason}"
+        "attaching to process {pid}: it runs under seccomp (QEMU's -sandbox); the filter could kill the \
+         process for an injected system call and must be suspended first, which {reason}"
     )]
     Sandboxed {
-        /// Its number.
+        /// Process ID.
         pid: u32,
         /// What that needs.
         reason: &'static str,
     },
     /// No thread came to a stop.
     #[error(
-        "attaching to process {pid}: none of the {threads} threads tried came to a stop within \
-         {millis} ms each and a second more (waiting for storage, NFS, or in a kernel-mode page fault); try again when \
-         the process makes progress"
+        "attaching to process {pid}: none of the {threads} threads tried stopped within {millis} ms \
+         each plus one second in total (blocked in the kernel by storage, NFS or a page fault); retry \
+         when the process makes progress"
     )]
     NoThreadStops {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// How many were tried.
+        /// Number of threads tried.
         threads: usize,
-        /// Patience per thread, milliseconds.
+        /// Time limit per thread, in milliseconds.
         millis: u128,
     },
     /// A 32-bit process, or not x86-64 code at all.
     #[error(
-        "attaching to process {pid}: it is not running 64-bit x86 code, which is all we can inject"
+        "attaching to process {pid}: it does not run 64-bit x86 code; only x86-64 is supported"
     )]
     NotAmd64 {
-        /// Its number.
+        /// Process ID.
         pid: u32,
     },
     /// Nowhere to make the call from.
     #[error(
-        "attaching to process {pid}: it has no vDSO with a system call instruction (kernel booted \
-         with vdso=0?)"
+        "attaching to process {pid}: it has no vDSO with a system call instruction (was the kernel \
+         booted with vdso=0?)"
     )]
     NoVdso {
-        /// Its number.
+        /// Process ID.
         pid: u32,
     },
     /// The injected call is still running.
     #[error(
-        "the system call injected into process {pid} has not ended for {millis} ms; it will be \
-         cleaned up when it does, until then leave this program running"
+        "the system call injected into process {pid} has not returned within {millis} ms; the process \
+         is restored when it returns, so leave this program running until then"
     )]
     Overdue {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// How long was waited, milliseconds.
+        /// Waiting time, in milliseconds.
         millis: u128,
     },
     /// Whoever traces was killed, and perhaps the process with it.
-    #[error(
-        "attaching to process {pid}: the tracing process was killed on its way; process {pid} may \
-         end"
-    )]
+    #[error("attaching to process {pid}: the tracing process was killed; process {pid} may crash")]
     TracerKilled {
-        /// Its number.
+        /// Process ID.
         pid: u32,
     },
     /// No thread, or no process, could be started to trace from.
-    #[error("attaching to process {pid}: starting a thread for it: {source}")]
+    #[error("attaching to process {pid}: starting the tracing thread or process: {source}")]
     NoThread {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
     /// A bug of ours.
-    #[error("attaching to process {pid}: the tracing thread panicked, this is a bug")]
+    #[error("attaching to process {pid}: the tracing thread panicked (this is a bug)")]
     Panicked {
-        /// Its number.
+        /// Process ID.
         pid: u32,
     },
     /// Reading what `/proc` says, or its memory.
     #[error("{doing} of process {pid}: {source}")]
     Proc {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
     /// Any other failure of ptrace.
     #[error("{doing} process {pid} by ptrace: {source}")]
     Ptrace {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: Errno,
     },
     /// The thread stopped where it should not.
     #[error("process {pid}: thread {tid} stopped unexpectedly (status {status:#x}) while {step}")]
     UnexpectedStop {
-        /// Its number.
+        /// Process ID.
         pid: u32,
-        /// The thread.
+        /// Thread ID.
         tid: u32,
-        /// What `waitid` reported.
+        /// Status that `waitid` returned.
         status: i32,
-        /// What was being done.
+        /// The operation that failed.
         step: &'static str,
     },
 }

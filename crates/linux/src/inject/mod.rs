@@ -73,7 +73,7 @@ where
     if pid == std::process::id() {
         return Err(InjectError::NotPermitted {
             pid,
-            advice: "it is this very program, and no program can trace itself".to_owned(),
+            advice: "it is this program itself, and a process cannot trace itself".to_owned(),
         }
         .into());
     }

@@ -23,7 +23,7 @@ const RED_ZONE: u64 = 128;
 /// A vDSO is two or three pages; anything much larger is not one.
 const MAX_VDSO: u64 = 1 << 20;
 
-const RESTORING: &str = "putting its registers back";
+const RESTORING: &str = "restoring its registers";
 
 /// `orig_rax` when the thread is not in a system call: tells the kernel that there is nothing to
 /// restart.
@@ -85,7 +85,7 @@ impl Remote {
                 Ok(_) => InjectError::NoVdso { pid },
                 Err(_) => InjectError::Died {
                     pid,
-                    step: "looking for its vDSO",
+                    step: "searching for its vDSO",
                 },
             })?;
         let mask = stopped.tracee.signal_mask().map_err(ptrace(
@@ -117,10 +117,7 @@ impl Remote {
             .stopped
             .tracee
             .set_signal_mask(SignalMask(u64::MAX))
-            .map_err(ptrace(
-                "holding back signals of",
-                "holding back its signals",
-            ))?;
+            .map_err(ptrace("blocking the signals of", "blocking its signals"))?;
         Ok(remote)
     }
 
@@ -221,7 +218,7 @@ impl Remote {
         let failed = |doing| move |source| ptrace_error(pid, doing, RESTORING, source);
         back?;
         mask.map_err(failed("restoring the signal mask of"))?;
-        left.map_err(failed("leaving"))
+        left.map_err(failed("detaching from"))
     }
 
     /// Takes a thread that is at the exit of our system call back to where we found it.
@@ -304,7 +301,7 @@ impl Drop for Remote {
     fn drop(&mut self) {
         match self.restore() {
             Ok(()) | Err(InjectError::Died { .. }) => {}
-            Err(error) => tracing::error!(%error, "a traced thread could not be restored"),
+            Err(error) => tracing::error!(%error, "restoring a traced thread failed"),
         }
     }
 }

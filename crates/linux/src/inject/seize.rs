@@ -171,7 +171,7 @@ fn seize_error(
     if sandboxed && !have_capability(CAP_SYS_ADMIN) {
         return Err(InjectError::Sandboxed {
             pid,
-            reason: "needs CAP_SYS_ADMIN, run as root or with that capability",
+            reason: "needs CAP_SYS_ADMIN; run as root or with that capability",
         });
     }
     if errno != Errno::PERM {
@@ -189,19 +189,20 @@ fn seize_error(
 
 fn permission_advice() -> String {
     if have_capability(CAP_SYS_PTRACE) {
-        return "although this program has CAP_SYS_PTRACE; a security module forbids it, or the \
-                process lives in a user namespace where that capability does not count, or this \
-                program itself runs under seccomp"
+        return "this program has CAP_SYS_PTRACE, but a security module denies the access, or the process \
+                is in a user namespace where that capability has no effect, or this program itself \
+                runs under seccomp"
             .to_owned();
     }
     let mut advice =
-        "this program lacks CAP_SYS_PTRACE; run it as root or give it that capability".to_owned();
+        "this program does not have CAP_SYS_PTRACE; run it as root or with that capability"
+            .to_owned();
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
     if let Ok(scope) = scope
         && scope.trim() != "0"
     {
         advice.push_str(&format!(
-            " (kernel.yama.ptrace_scope is {}, so that being the same user is not enough)",
+            " (kernel.yama.ptrace_scope is {}, so the same user ID is not sufficient)",
             scope.trim()
         ));
     }

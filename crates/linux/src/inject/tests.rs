@@ -100,7 +100,7 @@ fn death_after_the_call() {
     );
     assert_eq!(
         result.unwrap_err().to_string(),
-        format!("process {pid} ended while putting its registers back")
+        format!("process {pid} exited while restoring its registers")
     );
 }
 
