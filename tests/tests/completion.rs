@@ -73,7 +73,7 @@ fn killed_while_releasing_memory() {
             migration
                 .receive
                 .wait()
-                .assert(0, &["could not be told so"]);
+                .assert(0, &["could not be notified"]);
         }
         let (_, finished) = migration.wait();
         let traces = QemuState::of(&finished.destination);
@@ -99,7 +99,7 @@ fn a_source_completes_from_the_destinations_journal() {
         migration
             .receive
             .wait()
-            .assert(0, &["could not be told so"]);
+            .assert(0, &["could not be notified"]);
         let traces = QemuState::of(guest.vm());
         assert!(!traces.has_no_userfaultfd(), "{traces:?}");
         assert_eq!(migration.journals().len(), 2);

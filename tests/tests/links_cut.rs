@@ -143,7 +143,7 @@ fn cut_before_the_last_message() {
     migration
         .receive
         .wait()
-        .assert(0, &["could not be told so"]);
+        .assert(0, &["could not be notified"]);
     let ended = migration.migrate.wait();
     ended.assert(3, &["o data is lost", "hikkoshi migrate --resume="]);
     // It is notified when both resume.

@@ -229,7 +229,7 @@ fn no_room_for_a_journal_after_commit() {
         let [migrate, receive] = [migration.migrate.wait(), migration.receive.wait()];
         migrate.assert(3, &["o data is lost", "hikkoshi migrate --resume="]);
         match at.kind {
-            Complete => receive.assert(0, &["could not be told so"]),
+            Complete => receive.assert(0, &["could not be notified"]),
             _ => receive.assert(3, &["o data is lost", "hikkoshi receive --resume="]),
         }
         let whose = [&migrate, &receive][side as usize];

@@ -59,7 +59,7 @@ fn a_guest_that_powers_off_while_its_source_is_disconnected() {
     migration.migrate.kill();
     migration.relay().cut();
     let receive = migration.receive.wait();
-    receive.assert(0, &["the source could not be told so"]);
+    receive.assert(0, &["the source could not be notified"]);
     migration.resume_receive(&[]);
     migration.resume_migrate(&[]);
     migration.migrate.wait().assert(0, &[]);

@@ -69,8 +69,8 @@ pub mod destination;
 mod guest;
 mod panic_notifier;
 pub mod report;
-mod retry;
 mod retry_budget;
+mod retry_for;
 pub mod source;
 mod sync;
 
@@ -80,7 +80,7 @@ pub use destination::{
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
 pub use report::{Account, Observer};
-pub use retry::RetryFor;
+pub use retry_for::RetryFor;
 pub use source::{
     MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,
     resume_migrate,

@@ -41,9 +41,8 @@ pub enum DestinationFailure {
     Memory(#[from] MemoryError),
     /// No memory to assemble huge pages in.
     #[error(
-        "setting aside {} MiB for putting huge pages together: {cause}; free as much here; a \
-         migration that is only to begin takes less with fewer background links (--links at the \
-         source)",
+        "allocating {} MiB to assemble huge pages: {cause}; free this much memory here; a new \
+         migration needs less with fewer background links (--links at the source)",
         bytes >> 20
     )]
     Staging {
@@ -66,8 +65,8 @@ pub enum DestinationFailure {
     Register(#[from] RangeError),
     /// The machine's process ended; its number, if known.
     #[error(
-        "the destination's virtual machine{} has ended, and what it had of the guest's memory with \
-         it; its log, or its standard error, may say why",
+        "the destination's virtual machine{} has ended, and its part of the guest's memory is \
+         lost; its log, or its standard error, may say why",
         .0.map_or_else(String::new, |pid| format!(" (process {pid})"))
     )]
     ProcessGone(Option<u32>),
@@ -79,9 +78,9 @@ pub enum DestinationFailure {
     Cancelled,
     /// Cancelled at the source.
     #[error("cancelled at the source: {0}")]
-    CalledOff(String),
+    CancelledBySource(String),
     /// Another engine was killed before it was *ready*.
-    #[error("the migration was interrupted before the guest was taken in")]
+    #[error("the migration was interrupted before the destination was ready")]
     Interrupted,
     /// The record could not be written.
     #[error("recording the migration's progress: {0}")]
@@ -96,7 +95,9 @@ pub enum DestinationFailure {
     #[error("starting a thread: {0}")]
     Thread(io::Error),
     /// A thread panicked, and reported it itself.
-    #[error("a thread that receives pages or faults has failed; it said why before this")]
+    #[error(
+        "a thread that receives pages or faults has failed; the reason is in the message above"
+    )]
     ThreadDied,
 }
 

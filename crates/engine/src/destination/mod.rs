@@ -14,7 +14,7 @@
 //! of tmpfs are rebuilt at the end (`postcopy/huge/`).
 
 mod error;
-pub(crate) mod handover;
+pub(crate) mod handover_driver;
 mod install_error;
 mod last_message;
 mod options;
@@ -31,7 +31,7 @@ use std::thread;
 use hikkoshi_wire::{MAX_LINKS, Role};
 
 pub use error::{DestinationFailure, ReceiveError};
-pub use handover::give_up::give_up_receive;
+pub use handover_driver::give_up::give_up_receive;
 pub use install_error::{InstallError, TooManyPartial};
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
 

@@ -155,7 +155,7 @@ impl Session {
                     }
                     Ok(Event::Failed(failure)) => return Err(failure),
                     Ok(Event::Message(ToDestination::Cancel { reason })) => {
-                        return Err(DestinationFailure::CalledOff(reason));
+                        return Err(DestinationFailure::CancelledBySource(reason));
                     }
                     said => self.early = said.ok(),
                 }

@@ -100,7 +100,7 @@ pub enum SourceFailure {
     },
     /// The links failed, and reconnecting timed out.
     #[error("{lost}; reconnecting failed: {since}")]
-    LostForGood {
+    ReconnectTimedOut {
         /// Why the links failed.
         lost: Box<SourceFailure>,
         /// Why the last attempt to reconnect failed.
@@ -135,7 +135,7 @@ pub enum SourceFailure {
     Cancelled,
     /// Cancelled there.
     #[error("cancelled at the destination: {0}")]
-    CancelledThere(String),
+    CancelledByDestination(String),
     /// Pre-copy did not converge, and the options say to stop then.
     #[error(
         "pre-copy does not converge: after {rounds} rounds {dirty_mib} MiB are still dirty, and \

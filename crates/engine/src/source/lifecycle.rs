@@ -11,7 +11,7 @@ use crate::guest::SourceGuest;
 use crate::report::{Account, GuestState, Requests};
 use crate::source::context::{MigrationContext, Watch};
 use crate::source::error::MigrateError;
-use crate::source::handover::HandoverResult;
+use crate::source::handover_driver::HandoverResult;
 use crate::source::options::SourceOptions;
 
 /// Runs `body` with a new context. Then releases the guest, or keeps it as it is

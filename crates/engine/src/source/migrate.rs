@@ -13,14 +13,16 @@ use crate::report::{Account, Phase};
 use crate::retry_budget::RetryBudget;
 use crate::source::context::{MigrationContext, Watch};
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::handover::{ActiveLinks, HandoverDriver};
-use crate::source::kept_notice;
+use crate::source::handover_driver::{ActiveLinks, HandoverDriver};
 use crate::source::lifecycle::{MigrationResult, with_context};
+use crate::source::notify_guest_kept;
 use crate::source::options::SourceOptions;
+use crate::source::precopy::Precopy;
+use crate::source::precopy::convergence::PrecopyResult;
 use crate::source::precopy::workers::PrecopyWorkers;
-use crate::source::precopy::{Precopy, Verdict};
 use crate::source::session::Session;
-use crate::source::switchover::{self, LastPages, ReadySwitchover};
+use crate::source::switchover;
+use crate::source::switchover::{LastPages, ReadySwitchover};
 use crate::source::unsent::UnsentPages;
 
 /// Moves `guest` to the destination at `remote`.
@@ -90,10 +92,10 @@ fn run(
         Ok(switched) => switched,
         Err(cause) => {
             let may_be_ready = session.may_be_ready;
-            let notify = may_be_ready && kept_notice::may_be_undelivered(&cause);
+            let notify = may_be_ready && notify_guest_kept::may_be_undelivered(&cause);
             let error = cancel(guest, &mut session, cause);
             if notify {
-                kept_notice::send(remote, machine.record().id, &*shared.observer);
+                notify_guest_kept::send(remote, machine.record().id, &*shared.observer);
             }
             return Err(error);
         }
@@ -136,11 +138,11 @@ fn before_pause(
         let verdict = precopy.run(guest, options);
         *rounds = precopy.rounds();
         match verdict? {
-            Verdict::Converged => {
+            PrecopyResult::Converged => {
                 *rounds += 1;
                 LastPages::Precopy(Box::new(precopy))
             }
-            Verdict::SwitchNow => LastPages::Hybrid(log, precopy.into_links()?),
+            PrecopyResult::SwitchNow => LastPages::Hybrid(log, precopy.into_links()?),
         }
     };
     switchover::discard_stale_pages(shared, session, &rest, unsent)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hikkoshi_wire::Mode;
 
-use crate::retry::RetryFor;
+use crate::retry_for::RetryFor;
 use hikkoshi_link::PEER_TIMEOUT;
 use hikkoshi_linux::Priority;
 

@@ -391,7 +391,7 @@ fn a_refused_cancellation_does_not_prevent_reconnecting() {
         "{notices}"
     );
     assert!(
-        notices.contains("not stopping before they are here"),
+        notices.contains("not stopping before they have arrived"),
         "{notices}"
     );
 }

@@ -15,7 +15,7 @@ mod huge_tmpfs;
 mod load;
 mod notes;
 mod release;
-mod run;
+mod resume_guest;
 mod shutdown_listener;
 mod userfault;
 mod vcpus;

@@ -12,7 +12,7 @@ mod guest;
 mod pause;
 pub(crate) mod ram_files;
 mod release;
-mod resume;
+mod resume_guest;
 mod save;
 pub(crate) mod undo;
 pub(crate) mod undo_record;

@@ -18,7 +18,7 @@ use hikkoshi_userfault::{CloseRemoteError, close_remote};
 use thiserror::Error;
 
 use super::ResumeError;
-use super::resume::resume;
+use super::resume_guest::resume;
 use super::undo_record::UndoRecord;
 use crate::attach::exclusive_access::{self, ExclusiveAccessError};
 use crate::attach::leftovers::is_dirty_log;

@@ -81,7 +81,7 @@ impl MemoryPressure {
             tracing::warn!(
                 "the host has no memory left for the guest's pages (its file system or huge-page \
                  pool is full, or a memory cgroup's limit is reached): the guest waits where it \
-                 needs them, and nothing is lost; make room and it goes on by itself"
+                 needs them, and nothing is lost; free memory, and the migration continues automatically"
             );
         }
         // `stop` ends the wait early.

@@ -45,7 +45,7 @@ struct Entry {
 }
 
 /// When a request was made, in nanoseconds of
-/// [`FaultRequests::now`](super::fault_requests::FaultRequests::now).
+/// [`FaultRequests::now`](crate::destination::postcopy::fault_requests::FaultRequests::now).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestTime {
     pub(crate) fault_read: u64,

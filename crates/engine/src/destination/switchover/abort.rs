@@ -23,7 +23,7 @@ impl IncomingMigration<'_> {
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             match self.session.next_within(left) {
                 Some(Event::Message(ToDestination::Cancel { reason })) => {
-                    return DestinationFailure::CalledOff(reason);
+                    return DestinationFailure::CancelledBySource(reason);
                 }
                 // No further message will arrive.
                 Some(Event::Failed(DestinationFailure::Link { doing, .. }))

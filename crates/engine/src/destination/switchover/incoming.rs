@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover::links::{ActiveLinks, LinkState};
-use crate::destination::handover::{HandoverDriver, HandoverStart};
+use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
+use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::last_message::last_message;
 use crate::destination::postcopy::huge::collapse;
 use crate::destination::postcopy::installer::Installer;
@@ -353,7 +353,7 @@ impl<'a> IncomingMigration<'a> {
                     return Ok((switch, state));
                 }
                 ToDestination::Cancel { reason } => {
-                    return Err(DestinationFailure::CalledOff(reason));
+                    return Err(DestinationFailure::CancelledBySource(reason));
                 }
                 other => return Err(DestinationFailure::unexpected(doing, &other)),
             }
@@ -433,7 +433,7 @@ impl<'a> IncomingMigration<'a> {
             }
             Some(Event::Failed(failure)) => Err(failure),
             Some(Event::Message(ToDestination::Cancel { reason })) => {
-                Err(DestinationFailure::CalledOff(reason))
+                Err(DestinationFailure::CancelledBySource(reason))
             }
             Some(other) => Err(DestinationFailure::unexpected(
                 "loading the device state",

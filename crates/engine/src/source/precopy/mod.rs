@@ -10,6 +10,7 @@ mod batch;
 mod chunk_sender;
 mod chunks;
 mod collector;
+pub(crate) mod convergence;
 mod drained_rounds;
 pub(crate) mod workers;
 
@@ -25,32 +26,11 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::options::{SourceOptions, WhenStalled};
 use crate::source::precopy::batch::Batch;
+use crate::source::precopy::convergence::{Convergence, PrecopyResult};
 use crate::source::precopy::drained_rounds::DrainedRounds;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
-
-/// The part of the downtime that is not sending dirty pages: pausing, saving
-/// and loading the device state, resuming. 17 ms were measured for QEMU.
-const SWITCHOVER_COST: Duration = Duration::from_millis(20);
-
-/// Although the dirty pages fit into the downtime, another round is worthwhile if
-/// they are at most this fraction of those of the round before, …
-const SHRINKING: f64 = 0.5;
-
-/// … and sending them takes longer than this. So the guest is paused for a small
-/// part of the allowed downtime, and the additional rounds take at most twice that
-/// downtime in total.
-const NEGLIGIBLE_DOWNTIME: Duration = Duration::from_millis(10);
-
-/// How pre-copy ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// The dirty pages fit into the downtime: send them with the guest paused.
-    Converged,
-    /// The dirty pages follow after the switchover.
-    SwitchNow,
-}
 
 /// The rounds of one migration.
 #[derive(Debug)]
@@ -60,8 +40,7 @@ pub(crate) struct Precopy {
     workers: PrecopyWorkers,
     unsent: Arc<UnsentPages>,
     rounds: u32,
-    /// Bytes a second, in the last round that was large enough to measure.
-    rate: f64,
+    convergence: Convergence,
 }
 
 impl Precopy {
@@ -77,7 +56,7 @@ impl Precopy {
             workers,
             unsent: Arc::clone(unsent),
             rounds: 0,
-            rate: 0.0,
+            convergence: Convergence::default(),
         }
     }
 
@@ -87,7 +66,7 @@ impl Precopy {
         &mut self,
         guest: &mut dyn SourceGuest,
         options: &SourceOptions,
-    ) -> Result<Verdict, SourceFailure> {
+    ) -> Result<PrecopyResult, SourceFailure> {
         let all = self.shared.ram.layout().all();
         let mut drained = self.drained_rounds(guest, options);
         let mut warned = false;
@@ -101,7 +80,8 @@ impl Precopy {
                 Some(drained) => drained.round(&self.workers, guest, round == 1)?,
                 None => self.round(round == 1)?,
             }
-            self.measure(self.sent() - sent, begun.elapsed());
+            self.convergence
+                .measure(self.sent() - sent, begun.elapsed());
             self.shared.check()?;
 
             let dirty = self.log.count(all)?;
@@ -109,21 +89,21 @@ impl Precopy {
                 .as_ref()
                 .map_or(Duration::ZERO, DrainedRounds::drain_time);
             if options.mode == Mode::Precopy
-                && self.fits(dirty, options.max_downtime, drain)
-                && !self.worth_another_round(dirty, expected, drain)
+                && self.convergence.fits(dirty, options.max_downtime, drain)
+                && !self.convergence.worth_another_round(dirty, expected, drain)
             {
-                return Ok(Verdict::Converged);
+                return Ok(PrecopyResult::Converged);
             }
             if options.mode == Mode::Hybrid && round >= options.precopy_rounds {
-                return Ok(Verdict::SwitchNow);
+                return Ok(PrecopyResult::SwitchNow);
             }
             if round >= options.max_rounds {
                 match options.when_stalled {
-                    WhenStalled::Switch => return Ok(Verdict::SwitchNow),
-                    WhenStalled::Stop => return Err(self.not_converging(round, dirty)),
+                    WhenStalled::Switch => return Ok(PrecopyResult::SwitchNow),
+                    WhenStalled::Stop => return Err(self.convergence.failure(round, dirty)),
                     WhenStalled::GoOn if !warned => {
                         warned = true;
-                        let why = self.not_converging(round, dirty);
+                        let why = self.convergence.failure(round, dirty);
                         self.shared
                             .observer
                             .notice(&format!("{why}; continuing (Ctrl-C cancels)"));
@@ -180,44 +160,5 @@ impl Precopy {
     /// Bytes sent so far on all links.
     fn sent(&self) -> u64 {
         self.shared.counters.bytes().precopy
-    }
-
-    #[allow(clippy::cast_precision_loss)]
-    fn measure(&mut self, bytes: u64, time: Duration) {
-        // A short round measures buffers rather than the link.
-        if bytes > 8 << 20 || self.rate == 0.0 {
-            self.rate = bytes as f64 / time.as_secs_f64().max(1e-6);
-        }
-    }
-
-    /// Whether so many pages can be sent within the downtime. The pause takes a
-    /// `drain` of it.
-    #[allow(clippy::cast_precision_loss)]
-    fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
-        let budget = downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2);
-        // There is no budget for storage that takes longer than that to drain.
-        let budget = budget.saturating_sub(drain).max(downtime / 10);
-        (dirty * hikkoshi_pages::PAGE_BYTES) as f64 <= self.rate * budget.as_secs_f64()
-    }
-
-    /// Whether another round makes the downtime much shorter: the last one sent
-    /// `before` dirty pages, and `dirty` are dirty now. A round that consists mostly
-    /// of its `drain` does not.
-    #[allow(clippy::cast_precision_loss)]
-    fn worth_another_round(&self, dirty: u64, before: u64, drain: Duration) -> bool {
-        let left = (dirty * hikkoshi_pages::PAGE_BYTES) as f64;
-        left > self.rate * NEGLIGIBLE_DOWNTIME.max(drain).as_secs_f64()
-            && dirty as f64 <= before as f64 * SHRINKING
-    }
-
-    fn not_converging(&self, rounds: u32, dirty: u64) -> SourceFailure {
-        // Rates and sizes in MiB: far inside the range.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let mib_per_second = (self.rate / (1 << 20) as f64) as u64;
-        SourceFailure::NotConverging {
-            rounds,
-            dirty_mib: (dirty * hikkoshi_pages::PAGE_BYTES) >> 20,
-            mib_per_second,
-        }
     }
 }

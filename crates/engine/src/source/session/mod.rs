@@ -4,7 +4,7 @@ mod connector;
 mod event;
 mod offer;
 mod receive;
-mod resume;
+mod reconnect;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -81,7 +81,7 @@ impl Session {
         unsent: &UnsentPages,
     ) -> Result<(Self, Vec<BackgroundSender>, DestinationStage), SourceFailure> {
         let connector = Connector { shared, remote, id };
-        let (connected, there) = resume::resume(&connector, stage, unsent)?;
+        let (connected, there) = reconnect::resume(&connector, stage, unsent)?;
         let (mut session, background) = Self::start(connected, shared)?;
         session.committed = true;
         session.control.set_stop(session.stop.clone());

@@ -31,7 +31,7 @@ impl Session {
                 Err(SourceFailure::Destination(reason))
             }
             Ok(Event::Message(ToSource::Cancel { reason })) => match stage {
-                CommitState::BeforeCommit(_) => Err(SourceFailure::CancelledThere(reason)),
+                CommitState::BeforeCommit(_) => Err(SourceFailure::CancelledByDestination(reason)),
                 // Sent before the destination received *Commit*, which it will obey.
                 CommitState::AfterCommit => Ok(None),
             },
@@ -107,7 +107,7 @@ impl Session {
             Some(ToSource::Failed { reason } | ToSource::Declined { reason }) => {
                 SourceFailure::Destination(reason)
             }
-            Some(ToSource::Cancel { reason }) => SourceFailure::CancelledThere(reason),
+            Some(ToSource::Cancel { reason }) => SourceFailure::CancelledByDestination(reason),
             _ => failure,
         }
     }

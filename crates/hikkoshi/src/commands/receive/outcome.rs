@@ -108,7 +108,7 @@ fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, 
 fn at_source(cause: &DestinationFailure, is_unused: bool) -> String {
     let source = match cause {
         // The source has reported why.
-        DestinationFailure::CalledOff(why) if why.contains(SOURCE_ENDED) => {
+        DestinationFailure::CancelledBySource(why) if why.contains(SOURCE_ENDED) => {
             "the guest was not received here"
         }
         _ => "the guest stays at the source",

@@ -8,8 +8,8 @@ use hikkoshi_link::{Incoming, LinkError, TICK};
 use hikkoshi_wire::{Role, ToDestination};
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::HandoverDriver;
-use crate::destination::handover::links::LinkState;
+use crate::destination::handover_driver::HandoverDriver;
+use crate::destination::handover_driver::links::LinkState;
 use crate::destination::last_message::REASON_TIMEOUT;
 use crate::destination::listener_failed;
 use crate::destination::session::{Event, LISTENING};
@@ -77,8 +77,8 @@ impl HandoverDriver<'_> {
             LinkState::Up(_) if stage == DestinationStage::Running && self.watch.cancel.take() => {
                 // Handled: an operator who wants to stop although the links are lost asks again.
                 self.watch.observer.notice(
-                    "the guest runs here already and pages of it are still at the source: not \
-                     stopping before they are here",
+                    "the guest runs here already and some of its pages are still at the source: not \
+                     stopping before they have arrived",
                 );
                 Observation::Event(DestinationEvent::Cancelled, None)
             }
@@ -146,7 +146,7 @@ impl HandoverDriver<'_> {
                 self.connection.reconnected = Some(source);
                 self.watch
                     .observer
-                    .notice(&format!("the source is there again, from {peer}"));
+                    .notice(&format!("the source has reconnected, from {peer}"));
                 Observation::Event(DestinationEvent::Connected(stage), None)
             }
             Err(failure) => {
@@ -168,7 +168,7 @@ impl HandoverDriver<'_> {
                 Observation::Event(DestinationEvent::Commit, None)
             }
             Event::Message(ToDestination::Cancel { reason }) => {
-                let cause = DestinationFailure::CalledOff(reason);
+                let cause = DestinationFailure::CancelledBySource(reason);
                 Observation::Event(DestinationEvent::CancelledBySource, Some(cause))
             }
             Event::Message(ToDestination::Goodbye) => {

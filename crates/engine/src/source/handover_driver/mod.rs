@@ -7,8 +7,8 @@
 
 mod active_links;
 mod end;
+mod event_with_cause;
 mod next_event;
-mod occurrence;
 mod reconnect;
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::postcopy::pusher::Pushers;
 use crate::source::unsent::UnsentPages;
 pub(crate) use active_links::ActiveLinks;
-use occurrence::{DOING, Occurrence};
+use event_with_cause::{DOING, EventWithCause};
 
 /// Performs the actions of the source's machine, from *Ready* on.
 pub(crate) struct HandoverDriver<'a> {
@@ -53,7 +53,7 @@ pub(crate) struct HandoverResult {
 /// What follows from an action.
 enum Step {
     /// An event for the machine.
-    Next(Occurrence),
+    Next(EventWithCause),
     Finished(Box<Result<HandoverResult, MigrateError>>),
 }
 
@@ -63,25 +63,25 @@ impl HandoverDriver<'_> {
     pub(crate) fn run(mut self, first: SourceEvent) -> Result<HandoverResult, MigrateError> {
         let mut result = HandoverResult::default();
         let mut cancel_reported = false;
-        let mut occurrence = Occurrence::from(first);
+        let mut event = EventWithCause::from(first);
         loop {
-            let restarted = occurrence.event == SourceEvent::Restarted;
-            let actions = match self.machine.on(occurrence.event) {
+            let restarted = event.event == SourceEvent::Restarted;
+            let actions = match self.machine.on(event.event) {
                 Ok(actions) => actions,
                 Err(error) => return Err(self.give_up(SourceFailure::Journal(error))),
             };
-            if occurrence.event == SourceEvent::GuestResumed {
+            if event.event == SourceEvent::GuestResumed {
                 result.downtime = self.downtime();
             }
             let mut step = None;
             for action in actions {
-                step = self.perform(*action, &mut occurrence.cause, restarted, &mut result);
+                step = self.perform(*action, &mut event.cause, restarted, &mut result);
                 if step.is_some() {
                     break;
                 }
             }
-            occurrence = match step {
-                Some(Step::Next(occurrence)) => occurrence,
+            event = match step {
+                Some(Step::Next(event)) => event,
                 Some(Step::Finished(result)) => return *result,
                 None => self.next_event(&mut result, &mut cancel_reported)?,
             };
@@ -102,14 +102,14 @@ impl HandoverDriver<'_> {
                 let active = self.active.as_mut()?;
                 let sent = active.session.commit("handing the guest over");
                 let lost = sent.err()?;
-                Some(Step::Next(Occurrence::with_cause(
+                Some(Step::Next(EventWithCause::with_cause(
                     SourceEvent::LinkLost,
                     lost,
                 )))
             }
             SourceAction::SendPages => {
                 let lost = self.send_pages().err()?;
-                Some(Step::Next(Occurrence::with_cause(
+                Some(Step::Next(EventWithCause::with_cause(
                     SourceEvent::LinkLost,
                     lost,
                 )))
@@ -120,7 +120,7 @@ impl HandoverDriver<'_> {
                 Ok(event @ SourceEvent::Connected(DestinationStage::Declined)) => {
                     let declined =
                         SourceFailure::Declined("it declined when the source reconnected".into());
-                    Some(Step::Next(Occurrence::with_cause(event, declined)))
+                    Some(Step::Next(EventWithCause::with_cause(event, declined)))
                 }
                 Ok(event) => Some(Step::Next(event.into())),
                 Err(error) => Some(Step::Finished(Box::new(Err(error)))),

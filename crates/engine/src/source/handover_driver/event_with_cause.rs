@@ -9,18 +9,18 @@ pub(crate) const DOING: &str = "sending pages to the running guest";
 
 /// An event, and its cause if it is a failure.
 #[derive(Debug)]
-pub(crate) struct Occurrence {
+pub(crate) struct EventWithCause {
     pub(crate) event: SourceEvent,
     pub(crate) cause: Option<SourceFailure>,
 }
 
-impl From<SourceEvent> for Occurrence {
+impl From<SourceEvent> for EventWithCause {
     fn from(event: SourceEvent) -> Self {
         Self { event, cause: None }
     }
 }
 
-impl Occurrence {
+impl EventWithCause {
     /// An event that `cause` led to.
     pub(crate) fn with_cause(event: SourceEvent, cause: SourceFailure) -> Self {
         Self {

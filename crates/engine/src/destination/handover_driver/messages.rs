@@ -6,8 +6,8 @@ use hikkoshi_link::LinkError;
 use hikkoshi_wire::{Capabilities, ToSource};
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::HandoverDriver;
-use crate::destination::handover::links::LinkState;
+use crate::destination::handover_driver::HandoverDriver;
+use crate::destination::handover_driver::links::LinkState;
 use crate::destination::last_message::last_message;
 
 /// How long the source may take to answer the last message: to say goodbye, or that it keeps a

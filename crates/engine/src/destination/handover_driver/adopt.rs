@@ -5,8 +5,8 @@ use std::sync::Arc;
 use hikkoshi_memory::missing_pages;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::HandoverDriver;
-use crate::destination::handover::links::LinkState;
+use crate::destination::handover_driver::HandoverDriver;
+use crate::destination::handover_driver::links::LinkState;
 use crate::destination::postcopy::ActivePostcopy;
 use crate::destination::postcopy::installer::Installer;
 use crate::guest::DestinationGuest;

@@ -7,8 +7,8 @@ use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
 use hikkoshi_linux::Cancel;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::HandoverDriver;
-use crate::destination::handover::events::Observation;
+use crate::destination::handover_driver::HandoverDriver;
+use crate::destination::handover_driver::events::Observation;
 use crate::guest::DestinationGuest;
 
 /// How often to check whether the guest runs.

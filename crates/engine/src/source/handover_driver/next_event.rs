@@ -4,8 +4,8 @@ use hikkoshi_handover::{SourceEvent, SourceStage};
 use hikkoshi_wire::{FaultMeasures, RequestSummary, ToSource};
 
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::handover::occurrence::{DOING, Occurrence};
-use crate::source::handover::{HandoverDriver, HandoverResult};
+use crate::source::handover_driver::event_with_cause::{DOING, EventWithCause};
+use crate::source::handover_driver::{HandoverDriver, HandoverResult};
 
 impl HandoverDriver<'_> {
     /// Waits for the next event for the machine.
@@ -13,7 +13,7 @@ impl HandoverDriver<'_> {
         &mut self,
         result: &mut HandoverResult,
         cancel_reported: &mut bool,
-    ) -> Result<Occurrence, MigrateError> {
+    ) -> Result<EventWithCause, MigrateError> {
         loop {
             let handed_over = self.machine.stage() == SourceStage::HandedOver;
             if handed_over && self.shared.cancel.take() {
@@ -40,7 +40,7 @@ impl HandoverDriver<'_> {
                 Ok(Some(message)) => message,
                 Err(SourceFailure::Destination(reason)) => {
                     let failed = SourceFailure::Destination(reason);
-                    return Ok(Occurrence::with_cause(SourceEvent::Failed, failed));
+                    return Ok(EventWithCause::with_cause(SourceEvent::Failed, failed));
                 }
                 Err(failure @ SourceFailure::Link { .. }) => {
                     // The final message may arrive after another link has ended.
@@ -49,7 +49,9 @@ impl HandoverDriver<'_> {
                             active.session.defer(failure);
                             last
                         }
-                        None => return Ok(Occurrence::with_cause(SourceEvent::LinkLost, failure)),
+                        None => {
+                            return Ok(EventWithCause::with_cause(SourceEvent::LinkLost, failure));
+                        }
                     }
                 }
                 // A local failure: reconnecting would not help.
@@ -59,11 +61,11 @@ impl HandoverDriver<'_> {
                 ToSource::GuestResumed => return Ok(SourceEvent::GuestResumed.into()),
                 ToSource::Declined { reason } => {
                     let declined = SourceFailure::Declined(reason);
-                    return Ok(Occurrence::with_cause(SourceEvent::Declined, declined));
+                    return Ok(EventWithCause::with_cause(SourceEvent::Declined, declined));
                 }
                 ToSource::Failed { reason } => {
                     let failed = SourceFailure::Destination(reason);
-                    return Ok(Occurrence::with_cause(SourceEvent::Failed, failed));
+                    return Ok(EventWithCause::with_cause(SourceEvent::Failed, failed));
                 }
                 ToSource::GuestLost { reason } if handed_over => {
                     return Err(self.guest_lost(reason));
@@ -72,7 +74,7 @@ impl HandoverDriver<'_> {
                 // is still here.
                 ToSource::GuestLost { reason } => {
                     let failed = SourceFailure::Destination(reason);
-                    return Ok(Occurrence::with_cause(SourceEvent::Failed, failed));
+                    return Ok(EventWithCause::with_cause(SourceEvent::Failed, failed));
                 }
                 ToSource::ShutDown => {
                     result.shut_down = true;
@@ -84,7 +86,7 @@ impl HandoverDriver<'_> {
                 ToSource::Cancel { .. } => {}
                 other => {
                     let violation = SourceFailure::unexpected(DOING, &other);
-                    return Ok(Occurrence::with_cause(SourceEvent::LinkLost, violation));
+                    return Ok(EventWithCause::with_cause(SourceEvent::LinkLost, violation));
                 }
             }
         }
@@ -94,13 +96,13 @@ impl HandoverDriver<'_> {
         result.requests.add_measures(faults);
     }
 
-    fn complete(&self, result: &mut HandoverResult, requests: RequestSummary) -> Occurrence {
+    fn complete(&self, result: &mut HandoverResult, requests: RequestSummary) -> EventWithCause {
         match SourceFailure::check_all_sent(DOING, self.unsent.count()) {
             Ok(()) => {
                 result.requests.request_latency_us = requests.into();
                 SourceEvent::Complete.into()
             }
-            Err(violation) => Occurrence::with_cause(SourceEvent::LinkLost, violation),
+            Err(violation) => EventWithCause::with_cause(SourceEvent::LinkLost, violation),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::report::Account;
 use crate::retry_budget::RetryBudget;
 use crate::source::context::Watch;
 use crate::source::error::MigrateError;
-use crate::source::handover::HandoverDriver;
+use crate::source::handover_driver::HandoverDriver;
 use crate::source::lifecycle::{MigrationResult, with_context};
 use crate::source::options::SourceOptions;
 use crate::source::unsent::UnsentPages;

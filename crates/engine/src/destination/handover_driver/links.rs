@@ -8,7 +8,7 @@ use hikkoshi_link::LinkError;
 use hikkoshi_wire::Capabilities;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::HandoverDriver;
+use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::last_message::last_message;
 use crate::destination::session::{Channel, LISTENING, Session};
 
@@ -85,7 +85,7 @@ impl HandoverDriver<'_> {
                 DestinationStage::Complete if self.guest.shut_down => {
                     "the guest has shut itself down here"
                 }
-                DestinationStage::Complete => "the guest runs here, and all of it is here",
+                DestinationStage::Complete => "the guest runs here, and all its pages have arrived",
                 DestinationStage::Declined => {
                     "the guest was not run here, and the source may not know that yet"
                 }

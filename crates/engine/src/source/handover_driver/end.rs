@@ -4,8 +4,8 @@ use hikkoshi_handover::{Outcome, SourceStage};
 use hikkoshi_wire::ToDestination;
 
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::handover::{HandoverDriver, HandoverResult};
-use crate::source::kept_notice;
+use crate::source::handover_driver::{HandoverDriver, HandoverResult};
+use crate::source::notify_guest_kept;
 
 impl HandoverDriver<'_> {
     pub(crate) fn end(
@@ -61,7 +61,7 @@ impl HandoverDriver<'_> {
             active.end();
         } else {
             // Another engine or the guard resumed the guest, without a link.
-            kept_notice::send(
+            notify_guest_kept::send(
                 self.remote,
                 self.machine.record().id,
                 &*self.shared.observer,

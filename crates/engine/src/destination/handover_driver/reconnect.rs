@@ -7,8 +7,8 @@ use hikkoshi_pages::PageBitmap;
 use hikkoshi_wire::{Capabilities, MAX_LINKS, PageRanges, ToDestination, ToSource};
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::handover::HandoverDriver;
-use crate::destination::handover::links::{ActiveLinks, LinkState};
+use crate::destination::handover_driver::HandoverDriver;
+use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
 use crate::destination::receiver;
 use crate::destination::session::Session;
 use crate::report::Phase;

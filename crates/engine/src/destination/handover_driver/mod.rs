@@ -26,9 +26,9 @@ use hikkoshi_memory::RamFiles;
 use hikkoshi_wire::{Capabilities, Limits};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover::links::{LinkState, LostLinks};
-use crate::destination::handover::reconnect::ReconnectedSource;
-use crate::destination::handover::resume_guest::NotResumed;
+use crate::destination::handover_driver::links::{LinkState, LostLinks};
+use crate::destination::handover_driver::reconnect::ReconnectedSource;
+use crate::destination::handover_driver::resume_guest::NotResumed;
 use crate::destination::postcopy::ActivePostcopy;
 use crate::destination::receiver::PageSink;
 use crate::destination::session::Event;

@@ -5,8 +5,8 @@ use hikkoshi_handover::{DestinationEvent, DestinationStage, Outcome};
 use hikkoshi_wire::{Capabilities, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover::links::LinkState;
-use crate::destination::handover::{HandoverDriver, HandoverResult};
+use crate::destination::handover_driver::links::LinkState;
+use crate::destination::handover_driver::{HandoverDriver, HandoverResult};
 use crate::destination::last_message::last_message;
 use crate::guest::DestinationGuest;
 
@@ -24,7 +24,7 @@ impl HandoverDriver<'_> {
                 let why = self.guest.declined.take().or(cause);
                 let cause = why.unwrap_or(match event {
                     DestinationEvent::Connected(_) => {
-                        DestinationFailure::CalledOff("the source keeps its guest".into())
+                        DestinationFailure::CancelledBySource("the source keeps its guest".into())
                     }
                     _ => DestinationFailure::Interrupted,
                 });
@@ -49,10 +49,10 @@ impl HandoverDriver<'_> {
                 let state = if self.guest.shut_down {
                     "the guest has shut itself down here"
                 } else {
-                    "the guest runs here and everything of it is here"
+                    "the guest runs here and all its pages have arrived"
                 };
                 self.watch.observer.notice(&format!(
-                    "{state}, but the source could not be told so: see that it is not resumed there"
+                    "{state}, but the source could not be notified: do not resume the guest there"
                 ));
                 Ok(self.complete(guest))
             }

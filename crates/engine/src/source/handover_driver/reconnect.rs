@@ -8,9 +8,9 @@ use hikkoshi_link::{LinkError, TICK};
 
 use crate::report::Phase;
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::handover::HandoverDriver;
-use crate::source::handover::active_links::ActiveLinks;
-use crate::source::handover::occurrence::DOING;
+use crate::source::handover_driver::HandoverDriver;
+use crate::source::handover_driver::active_links::ActiveLinks;
+use crate::source::handover_driver::event_with_cause::DOING;
 use crate::source::postcopy::PreparedPostcopy;
 use crate::source::session::Session;
 
@@ -59,7 +59,7 @@ impl HandoverDriver<'_> {
                 return Err(self.interrupted(if restarted {
                     failure
                 } else {
-                    SourceFailure::LostForGood {
+                    SourceFailure::ReconnectTimedOut {
                         lost: Box::new(lost),
                         since: Box::new(failure),
                     }

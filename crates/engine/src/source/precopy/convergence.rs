@@ -1,0 +1,77 @@
+//! Whether pre-copy has converged: whether the dirty pages fit into the downtime.
+
+use std::time::Duration;
+
+use crate::source::error::SourceFailure;
+
+/// The part of the downtime that is not sending dirty pages: pausing, saving
+/// and loading the device state, resuming. 17 ms were measured for QEMU.
+const SWITCHOVER_COST: Duration = Duration::from_millis(20);
+
+/// Although the dirty pages fit into the downtime, another round is worthwhile if
+/// they are at most this fraction of those of the round before, …
+const SHRINKING: f64 = 0.5;
+
+/// … and sending them takes longer than this. So the guest is paused for a small
+/// part of the allowed downtime, and the additional rounds take at most twice that
+/// downtime in total.
+const NEGLIGIBLE_DOWNTIME: Duration = Duration::from_millis(10);
+
+/// How pre-copy ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrecopyResult {
+    /// The dirty pages fit into the downtime: send them with the guest paused.
+    Converged,
+    /// The dirty pages follow after the switchover.
+    SwitchNow,
+}
+
+/// Estimates the downtime from the rate of the rounds.
+#[derive(Debug, Default)]
+pub(crate) struct Convergence {
+    /// Bytes a second, in the last round that was large enough to measure.
+    rate: f64,
+}
+
+impl Convergence {
+    #[allow(clippy::cast_precision_loss)]
+    /// Records a round that sent `bytes` in `time`.
+    pub(crate) fn measure(&mut self, bytes: u64, time: Duration) {
+        // A short round measures buffers rather than the link.
+        if bytes > 8 << 20 || self.rate == 0.0 {
+            self.rate = bytes as f64 / time.as_secs_f64().max(1e-6);
+        }
+    }
+
+    /// Whether so many pages can be sent within the downtime. The pause takes a
+    /// `drain` of it.
+    #[allow(clippy::cast_precision_loss)]
+    pub(crate) fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
+        let budget = downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2);
+        // There is no budget for storage that takes longer than that to drain.
+        let budget = budget.saturating_sub(drain).max(downtime / 10);
+        (dirty * hikkoshi_pages::PAGE_BYTES) as f64 <= self.rate * budget.as_secs_f64()
+    }
+
+    /// Whether another round makes the downtime much shorter: the last one sent
+    /// `before` dirty pages, and `dirty` are dirty now. A round that consists mostly
+    /// of its `drain` does not.
+    #[allow(clippy::cast_precision_loss)]
+    pub(crate) fn worth_another_round(&self, dirty: u64, before: u64, drain: Duration) -> bool {
+        let left = (dirty * hikkoshi_pages::PAGE_BYTES) as f64;
+        left > self.rate * NEGLIGIBLE_DOWNTIME.max(drain).as_secs_f64()
+            && dirty as f64 <= before as f64 * SHRINKING
+    }
+
+    /// The error for a migration that still has `dirty` dirty pages after `rounds` rounds.
+    pub(crate) fn failure(&self, rounds: u32, dirty: u64) -> SourceFailure {
+        // Rates and sizes in MiB: far inside the range.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let mib_per_second = (self.rate / (1 << 20) as f64) as u64;
+        SourceFailure::NotConverging {
+            rounds,
+            dirty_mib: (dirty * hikkoshi_pages::PAGE_BYTES) >> 20,
+            mib_per_second,
+        }
+    }
+}
