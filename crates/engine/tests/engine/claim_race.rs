@@ -45,7 +45,7 @@ fn race_with(
         Arc::clone(&by_link),
     );
     setup.relay(move |passing: &Passing| {
-        if let Some(ToDestination::Switch { owed_pages, .. }) = passing.said {
+        if let Some(ToDestination::Switch { owed_pages, .. }) = passing.control {
             announced.store(owed_pages, Ordering::SeqCst);
         }
         let (Towards::Destination, Frame::Pages { range } | Frame::Zeros { range }) =

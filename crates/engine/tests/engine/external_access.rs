@@ -99,8 +99,8 @@ fn a_page_filled_by_another_process_ends_the_guest() {
     });
     let done = setup.run();
     let ((source, why), (destination, cause)) = done.errors();
-    for said in [cause, why] {
-        assert!(said.contains("holds something else already"), "{said}");
+    for text in [cause, why] {
+        assert!(text.contains("holds something else already"), "{text}");
     }
     assert_eq!(done.destination_calls.count("kill"), 1);
     assert_eq!(done.machine.runs(), None);

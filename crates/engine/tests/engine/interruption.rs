@@ -78,7 +78,7 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
 
 /// Asserts the results, that the guest runs at no more than one side, and that it is undamaged.
 #[track_caller]
-fn judge(done: &Done, what: &str, source: Verdict, destination: Verdict) {
+fn check_outcomes(done: &Done, what: &str, source: Verdict, destination: Verdict) {
     let verdicts = (
         done.source.as_ref().map(|_| ()).map_err(|e| e.outcome),
         done.destination.as_ref().map(|_| ()).map_err(|e| e.outcome),
@@ -131,9 +131,9 @@ fn a_link_lost_before_commit_leaves_the_guest_at_the_source() {
         "DeviceStateChunk",
         "Switch",
     ] {
-        for fate in [Fate::CutBefore, Fate::CutAfter, Fate::Tear] {
+        for fate in [Fate::CutBefore, Fate::CutAfter, Fate::CutInside] {
             let done = break_at(Mode::Hybrid, name, fate);
-            judge(&done, &format!("{fate:?} {name}"), AT_SOURCE, AT_SOURCE);
+            check_outcomes(&done, &format!("{fate:?} {name}"), AT_SOURCE, AT_SOURCE);
             // Everything that was prepared was released.
             assert_eq!(
                 done.destination_calls.count("release"),
@@ -144,22 +144,27 @@ fn a_link_lost_before_commit_leaves_the_guest_at_the_source() {
     }
     for mode in [Mode::Precopy, Mode::Postcopy] {
         let done = break_at(mode, "Switch", Fate::CutAfter);
-        judge(&done, &format!("{mode:?}"), AT_SOURCE, AT_SOURCE);
+        check_outcomes(&done, &format!("{mode:?}"), AT_SOURCE, AT_SOURCE);
     }
 }
 
 #[test]
 fn a_link_lost_inside_a_page_frame() {
-    for fate in [Fate::CutBefore, Fate::CutAfter, Fate::Tear, Fate::CutLink] {
+    for fate in [
+        Fate::CutBefore,
+        Fate::CutAfter,
+        Fate::CutInside,
+        Fate::CutLink,
+    ] {
         for name in ["Pages", "Zeros", "Ack"] {
             let done = break_at(Mode::Precopy, name, fate);
-            judge(&done, &format!("{fate:?} {name}"), AT_SOURCE, AT_SOURCE);
+            check_outcomes(&done, &format!("{fate:?} {name}"), AT_SOURCE, AT_SOURCE);
         }
         // The first request is made while the device state is loaded.
         let done = break_at(Mode::Postcopy, "Request", fate);
-        judge(&done, &format!("{fate:?} Request"), AT_SOURCE, AT_SOURCE);
+        check_outcomes(&done, &format!("{fate:?} Request"), AT_SOURCE, AT_SOURCE);
         let done = break_at(Mode::Postcopy, "Pages", fate);
-        judge(&done, &format!("{fate:?} urgent"), AT_SOURCE, AT_SOURCE);
+        check_outcomes(&done, &format!("{fate:?} urgent"), AT_SOURCE, AT_SOURCE);
         assert_eq!(done.destination_calls.count("release"), 1);
     }
 }
@@ -169,7 +174,7 @@ fn a_link_lost_inside_a_page_frame() {
 #[test]
 fn a_link_lost_between_ready_and_commit_keeps_the_destination_paused() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
-        for fate in [Fate::CutBefore, Fate::Tear] {
+        for fate in [Fate::CutBefore, Fate::CutInside] {
             let mut setup = Setup::new(mode);
             setup.relay(move |passing: &Passing| match passing.name.as_str() {
                 "Ready" => fate,
@@ -178,7 +183,7 @@ fn a_link_lost_between_ready_and_commit_keeps_the_destination_paused() {
                 _ => Fate::Pass,
             });
             let done = setup.run();
-            judge(
+            check_outcomes(
                 &done,
                 &format!("{mode:?} {fate:?} Ready"),
                 AT_SOURCE,
@@ -194,16 +199,16 @@ fn a_migration_interrupted_after_commit_can_be_resumed() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
         for (name, fate, source, destination) in [
             ("Commit", Fate::CutBefore, PAUSED, PAUSED),
-            ("Commit", Fate::Tear, PAUSED, PAUSED),
+            ("Commit", Fate::CutInside, PAUSED, PAUSED),
             ("Commit", Fate::CutAfter, PAUSED, LACKS_PAGES),
             ("GuestResumed", Fate::CutBefore, PAUSED, LACKS_PAGES),
-            ("GuestResumed", Fate::Tear, PAUSED, LACKS_PAGES),
+            ("GuestResumed", Fate::CutInside, PAUSED, LACKS_PAGES),
             ("GuestResumed", Fate::CutAfter, LACKS_PAGES, LACKS_PAGES),
         ] {
             let done = break_at(mode, name, fate);
             // *GuestResumed* may have passed before the cut.
-            let heard = done.source.as_ref().map_err(|e| e.outcome);
-            let source = match heard {
+            let reported = done.source.as_ref().map_err(|e| e.outcome);
+            let source = match reported {
                 Err(Outcome::AtDestination) if (name, fate) == ("Commit", Fate::CutAfter) => {
                     LACKS_PAGES
                 }
@@ -216,7 +221,7 @@ fn a_migration_interrupted_after_commit_can_be_resumed() {
                 _ => destination,
             };
             let what = format!("{mode:?} {fate:?} {name}");
-            judge(&done, &what, source, destination);
+            check_outcomes(&done, &what, source, destination);
             assert_eq!(done.source_calls.count("resume"), 0);
             if destination != MOVED {
                 assert!(done.abandoned, "missing pages would read as zeros");
@@ -248,10 +253,10 @@ fn a_link_that_breaks_in_postcopy_leaves_the_guest_running() {
         let done = setup.run();
         // Possibly no page was requested while it ran: then nothing failed.
         if role == Role::Urgent && done.source.is_ok() {
-            judge(&done, "no request", MOVED, MOVED);
+            check_outcomes(&done, "no request", MOVED, MOVED);
             continue;
         }
-        judge(&done, &format!("{role}"), LACKS_PAGES, LACKS_PAGES);
+        check_outcomes(&done, &format!("{role}"), LACKS_PAGES, LACKS_PAGES);
         let (source, destination) = done.interrupted();
         let expected = match role {
             Role::Urgent => "receiving urgent pages: ",
@@ -273,13 +278,13 @@ fn a_link_lost_after_the_last_page_leaves_the_guest_running() {
     for mode in [Mode::Precopy, Mode::Hybrid] {
         for (name, fate, source) in [
             ("Complete", Fate::CutBefore, LACKS_PAGES),
-            ("Complete", Fate::Tear, LACKS_PAGES),
+            ("Complete", Fate::CutInside, LACKS_PAGES),
             ("Complete", Fate::CutAfter, MOVED),
             ("Goodbye", Fate::CutBefore, MOVED),
             ("Goodbye", Fate::CutAfter, MOVED),
         ] {
             let done = break_at(mode, name, fate);
-            judge(&done, &format!("{mode:?} {fate:?} {name}"), source, MOVED);
+            check_outcomes(&done, &format!("{mode:?} {fate:?} {name}"), source, MOVED);
             assert_eq!(done.source_calls.count("resume"), 0);
         }
     }
@@ -326,7 +331,7 @@ fn the_source_can_cancel_until_it_commits() {
         (Mode::Hybrid, "Ready"),
     ] {
         let done = cancel_at(mode, Side::Source, name);
-        judge(&done, &format!("{mode:?} {name}"), AT_SOURCE, AT_SOURCE);
+        check_outcomes(&done, &format!("{mode:?} {name}"), AT_SOURCE, AT_SOURCE);
         let (source, destination) = texts(&done);
         assert_eq!(source, "cancelled");
         assert!(
@@ -357,7 +362,7 @@ fn the_destination_can_cancel_until_it_is_ready() {
         (Mode::Postcopy, "Request"),
     ] {
         let done = cancel_at(mode, Side::Destination, name);
-        judge(&done, &format!("{mode:?} {name}"), AT_SOURCE, AT_SOURCE);
+        check_outcomes(&done, &format!("{mode:?} {name}"), AT_SOURCE, AT_SOURCE);
         let (source, destination) = texts(&done);
         assert_eq!(destination, "cancelled", "{name}");
         assert!(
@@ -386,7 +391,7 @@ fn a_cancellation_after_commit_is_too_late() {
             (Side::Source, "Complete"),
         ] {
             let done = cancel_at(mode, side, name);
-            judge(&done, &format!("{mode:?} {side:?} {name}"), MOVED, MOVED);
+            check_outcomes(&done, &format!("{mode:?} {side:?} {name}"), MOVED, MOVED);
         }
     }
 }
@@ -396,12 +401,12 @@ fn a_cancellation_after_commit_is_too_late() {
 fn a_cancellation_that_crosses_the_commit_is_too_late() {
     let mut setup = Setup::new(Mode::Hybrid);
     let cancel = setup.destination_cancel.clone();
-    let heard = Arc::new(AtomicBool::new(false));
-    let (said, source_cancel) = (Arc::clone(&heard), setup.source_cancel.clone());
+    let cancel_seen = Arc::new(AtomicBool::new(false));
+    let (seen, source_cancel) = (Arc::clone(&cancel_seen), setup.source_cancel.clone());
     setup.relay(move |passing: &Passing| {
         match passing.name.as_str() {
             "Ready" => cancel.cancel(),
-            "Cancel" if passing.towards == Towards::Source => said.store(true, Ordering::Relaxed),
+            "Cancel" if passing.towards == Towards::Source => seen.store(true, Ordering::Relaxed),
             _ => {}
         }
         Fate::Pass
@@ -409,7 +414,7 @@ fn a_cancellation_that_crosses_the_commit_is_too_late() {
     // The last step before *Commit* takes until the cancellation has arrived.
     setup.source_journal.before(move |record| {
         if record.stage == SourceStage::Committed {
-            while !heard.load(Ordering::Relaxed) {
+            while !cancel_seen.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
             source_cancel.cancel();
@@ -419,5 +424,5 @@ fn a_cancellation_that_crosses_the_commit_is_too_late() {
     let done = setup.run();
     // *Commit* is sent nevertheless, and the destination, which has requested the cancellation,
     // obeys it.
-    judge(&done, "crossing", MOVED, MOVED);
+    check_outcomes(&done, "crossing", MOVED, MOVED);
 }

@@ -85,7 +85,7 @@ impl Memory {
     /// Reads a page as the guest does: the read may fault, and wait.
     pub(crate) fn load(&self, page: u64) -> Content {
         let mut content = [0; PAGE_SIZE];
-        let (map, offset) = self.place(page);
+        let (map, offset) = self.locate(page);
         map.as_volatile_slice()
             .read_slice(&mut content, offset)
             .unwrap();
@@ -94,7 +94,7 @@ impl Memory {
 
     /// Writes a page as the guest does.
     pub(crate) fn store(&self, page: u64, content: &Content) {
-        let (map, offset) = self.place(page);
+        let (map, offset) = self.locate(page);
         map.as_volatile_slice()
             .write_slice(content, offset)
             .unwrap();
@@ -104,7 +104,7 @@ impl Memory {
     /// not change.
     pub(crate) fn pin(&self, page: u64) {
         let first = &self.load(page)[..1];
-        let (map, offset) = self.place(page);
+        let (map, offset) = self.locate(page);
         map.as_volatile_slice().write_slice(first, offset).unwrap();
     }
 
@@ -129,7 +129,7 @@ impl Memory {
         }
     }
 
-    fn place(&self, page: u64) -> (&MmapRegion, usize) {
+    fn locate(&self, page: u64) -> (&MmapRegion, usize) {
         let (block, offset) = self.layout.locate(Page::new(page)).unwrap();
         (&self.maps[block], usize::try_from(offset).unwrap())
     }
@@ -156,9 +156,12 @@ fn a_skipped_test_prints_a_message() {
         .args(["--ignored", "--exact", "memory::prints_skipped"])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.success(), "{said}");
-    assert!(said.contains("memory::prints_skipped: SKIPPED: "), "{said}");
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{stderr}");
+    assert!(
+        stderr.contains("memory::prints_skipped: SKIPPED: "),
+        "{stderr}"
+    );
 }
 
 /// Huge pages of 2 MiB in the system's pool, removed at the end.

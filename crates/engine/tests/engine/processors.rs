@@ -61,11 +61,11 @@ fn a_destination_with_other_features_is_refused_in_both_directions() {
         setup.source.processors = with_flags(source);
         setup.destination.processors = with_flags(destination);
         let done = setup.run();
-        let (said, _) = done.at_source();
+        let (text, _) = done.at_source();
         let expected =
             format!("the destination refuses the guest: comparing the two guests: {what}");
-        assert!(said.starts_with(&expected), "{said}");
-        assert!(said.contains("--allow-cpu-mismatch"), "{said}");
+        assert!(text.starts_with(&expected), "{text}");
+        assert!(text.contains("--allow-cpu-mismatch"), "{text}");
         // Neither guest was touched.
         assert_eq!(done.destination_calls.count("prepare"), 0);
         assert_eq!(done.source_calls.count("start_dirty_log"), 0);
@@ -100,10 +100,10 @@ fn another_accelerator_is_always_refused() {
     };
     setup.options.allow_cpu_mismatch = true;
     let done = setup.run();
-    let (said, _) = done.at_source();
+    let (text, _) = done.at_source();
     assert!(
-        said.contains("the accelerator is \"tcg\" at the source"),
-        "{said}"
+        text.contains("the accelerator is \"tcg\" at the source"),
+        "{text}"
     );
     assert_eq!(done.destination_calls.count("prepare"), 0);
 }
@@ -119,11 +119,11 @@ fn an_older_destination_is_refused() {
     let error = thread::scope(|scope| {
         scope.spawn(|| {
             let (mut socket, _) = listener.accept().unwrap();
-            let mut said = [0; HELLO_LEN];
-            socket.read_exact(&mut said).unwrap();
+            let mut hello_bytes = [0; HELLO_LEN];
+            socket.read_exact(&mut hello_bytes).unwrap();
             let theirs = Hello {
                 versions: Versions::new(1, 1).unwrap(),
-                ..Hello::decode(&said).unwrap()
+                ..Hello::decode(&hello_bytes).unwrap()
             };
             socket.write_all(&theirs.encode()).unwrap();
             socket.write_all(&[7; CHALLENGE_LEN]).unwrap();

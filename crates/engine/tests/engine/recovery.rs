@@ -48,7 +48,7 @@ fn links_that_break_again_and_again() {
             if count.is_multiple_of(11) {
                 let nth = breaks.fetch_add(1, Ordering::Relaxed) as usize;
                 frames.store(1, Ordering::Relaxed);
-                return [Fate::CutBefore, Fate::Tear, Fate::CutAfter][nth % 3];
+                return [Fate::CutBefore, Fate::CutInside, Fate::CutAfter][nth % 3];
             }
             Fate::Pass
         });
@@ -262,7 +262,7 @@ fn a_declined_guest_stays_on_record_until_the_source_knows() {
 #[test]
 fn a_lost_ready_message_leaves_the_guest_at_the_source() {
     let patience = [LONG.into(), RetryFor::BY_MODE];
-    let fates = [Fate::CutBefore, Fate::Swallow];
+    let fates = [Fate::CutBefore, Fate::Drop];
     for (mode, patience, fate) in [
         (Mode::Postcopy, patience[0], fates[0]),
         (Mode::Precopy, patience[1], fates[0]),
@@ -270,7 +270,7 @@ fn a_lost_ready_message_leaves_the_guest_at_the_source() {
     ] {
         let mut setup = Setup::new(mode);
         setup.receive_options.retry_for = patience;
-        if fate == Fate::Swallow {
+        if fate == Fate::Drop {
             // The links end by the deadline.
             setup.options.patience = Duration::from_secs(1);
         }
@@ -299,7 +299,7 @@ fn both_sides_count_the_same_pages_after_links_were_lost() {
     let (pages, owed) = (AtomicU32::new(0), Arc::new(AtomicU64::new(0)));
     let (missing, held) = (Arc::clone(&owed), AtomicBool::new(false));
     setup.relay(move |passing: &Passing| {
-        if let Some(ToDestination::OwedEnd { pages, .. }) = passing.said {
+        if let Some(ToDestination::OwedEnd { pages, .. }) = passing.control {
             missing.store(pages, Ordering::Relaxed);
         }
         if !matches!(passing.role, Role::Background { .. }) || passing.name != "Pages" {
@@ -343,7 +343,7 @@ fn a_final_message_that_is_lost() {
     let completes = AtomicU32::new(0);
     setup.relay(move |passing: &Passing| {
         if passing.name == "Complete" && completes.fetch_add(1, Ordering::Relaxed) == 0 {
-            return Fate::Swallow;
+            return Fate::Drop;
         }
         Fate::Pass
     });
@@ -417,7 +417,7 @@ fn a_source_guest_that_runs_after_the_handover_is_not_sent() {
     }
 }
 
-/// The operator gives up on one side, or on both.
+/// The operator abandons the migration on one side, or on both.
 #[test]
 fn an_abandoned_migration_is_closed() {
     for (fate, stage) in [

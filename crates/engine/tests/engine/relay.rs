@@ -32,7 +32,7 @@ pub(crate) struct Passing {
     /// The name of the frame, or of the control message in it.
     pub name: String,
     /// The control message, if the source sent it.
-    pub said: Option<ToDestination>,
+    pub control: Option<ToDestination>,
 }
 
 /// What the relay does with a message.
@@ -44,11 +44,11 @@ pub(crate) enum Fate {
     /// All links break after it: no answer to it passes.
     CutAfter,
     /// Half of it arrives, then all links break, as after `CutAfter`.
-    Tear,
+    CutInside,
     /// Its own link breaks before it.
     CutLink,
     /// It never arrives, and no link breaks.
-    Swallow,
+    Drop,
 }
 
 pub(crate) type Policy = dyn Fn(&Passing) -> Fate + Send + Sync;
@@ -197,11 +197,11 @@ impl Shared {
             if from.read_exact(&mut body).is_err() {
                 return;
             }
-            let mut said = None;
+            let mut control = None;
             let name = match (frame, towards) {
                 (Frame::Control { .. }, Towards::Destination) => {
                     let message = decode_control::<ToDestination>(&body).unwrap();
-                    format!("{:?}", said.insert(message))
+                    format!("{:?}", control.insert(message))
                 }
                 (Frame::Control { .. }, Towards::Source) => {
                     format!("{:?}", decode_control::<ToSource>(&body).unwrap())
@@ -215,7 +215,7 @@ impl Shared {
                 towards,
                 frame,
                 name,
-                said,
+                control,
             };
             let fate = (self.policy)(&passing);
             if link.over.load(Ordering::SeqCst) {
@@ -223,19 +223,19 @@ impl Shared {
             }
             let passes = match fate {
                 Fate::Pass | Fate::CutAfter => &message[..],
-                Fate::Tear => &message[..message.len() / 2],
-                Fate::CutBefore | Fate::CutLink | Fate::Swallow => &[],
+                Fate::CutInside => &message[..message.len() / 2],
+                Fate::CutBefore | Fate::CutLink | Fate::Drop => &[],
             };
             let cut = match fate {
-                Fate::Pass | Fate::Swallow | Fate::CutLink => Vec::new(),
-                Fate::CutBefore | Fate::CutAfter | Fate::Tear => self.stop(),
+                Fate::Pass | Fate::Drop | Fate::CutLink => Vec::new(),
+                Fate::CutBefore | Fate::CutAfter | Fate::CutInside => self.stop(),
             };
             let passed = to.write_all(passes);
             cut.iter().for_each(|link| link.close());
             if fate == Fate::CutLink {
                 link.close();
             }
-            if passed.is_err() || !matches!(fate, Fate::Pass | Fate::Swallow) {
+            if passed.is_err() || !matches!(fate, Fate::Pass | Fate::Drop) {
                 return;
             }
         }

@@ -531,8 +531,8 @@ impl Done {
         let record = self.destination_journal.last().unwrap();
         let running = record.running;
         // The guest was paused at the destination to check its memory.
-        let looked_at = self.destination.is_ok();
-        if looked_at {
+        let memory_checked = self.destination.is_ok();
+        if memory_checked {
             machine.run(Side::Destination);
         }
         let mut source = TestSource::new(machine, true, self.device_bytes);
@@ -580,7 +580,7 @@ impl Done {
             running.then_some(Side::Destination),
             "{what}"
         );
-        let starts = u32::from(running) + u32::from(looked_at);
+        let starts = u32::from(running) + u32::from(memory_checked);
         assert_eq!(machine.starts(Side::Destination), starts, "{what}");
         machine.work(500);
         machine.check(Side::Destination);

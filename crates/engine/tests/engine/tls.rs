@@ -69,7 +69,7 @@ fn migrate_tampered(mode: Mode, tamper: Tamper, at: u64) -> (Done, bool) {
     (done, proxy.tampered())
 }
 
-fn whole(done: Done, at: u64) {
+fn check_intact(done: Done, at: u64) {
     let seen = format!("byte {at}: {done:?}");
     let lacks_pages = done
         .destination
@@ -132,7 +132,7 @@ fn a_cut_connection_is_not_an_orderly_end() {
         {
             let (done, tampered) = migrate_tampered(mode, Tamper::Cut, at);
             assert!(tampered || done.source.is_ok(), "{done:?}");
-            whole(done, at);
+            check_intact(done, at);
         }
     });
 }
@@ -148,7 +148,7 @@ fn a_changed_byte_ends_the_link_and_changes_no_page() {
             assert!(tampered || done.source.is_ok(), "byte {at}: {done:?}");
             changed += u32::from(tampered);
             noticed += u32::from(done.source.is_err() || done.destination.is_err());
-            whole(done, at);
+            check_intact(done, at);
         }
         // Some changed bytes are never read: acknowledgements after the last page of their link.
         assert!(
@@ -214,16 +214,17 @@ impl TestListener {
             listener = listener.with_tls(server);
         }
         let (sender, incoming) = sync_channel(4);
-        let door = Self {
+        let tested_listener = Self {
             listener,
             incoming,
             _folder: folder,
         };
         let stop = Cancel::new();
         thread::scope(|scope| {
-            let (listener, serving) = (&door.listener, &stop);
+            let (listener, serving) = (&tested_listener.listener, &stop);
             scope.spawn(move || listener.serve(&sender, serving));
-            let tested = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&door)));
+            let tested =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&tested_listener)));
             stop.cancel();
             tested.unwrap()
         })
@@ -243,8 +244,8 @@ impl TestListener {
 #[test]
 fn tls_on_one_side_only_is_reported_with_advice() {
     let run = |client: Option<TlsClient>, server: Option<TlsServer>| {
-        TestListener::with(server, |door| {
-            let refused = door.connect(client.as_ref(), Role::Control);
+        TestListener::with(server, |tested_listener| {
+            let refused = tested_listener.connect(client.as_ref(), Role::Control);
             refused.unwrap_err().to_string()
         })
     };
@@ -268,17 +269,23 @@ fn an_invitation_is_valid_for_all_links_of_one_migration() {
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("has been used already"), "{text}");
     };
-    TestListener::with(Some(server.clone()), |door| {
-        let control = door.connect(Some(&client), Role::Control).unwrap();
-        door.listener.admit(&control);
-        door.connect(Some(&client), Role::Urgent).unwrap();
-        used(door.connect(Some(&other), Role::Control));
-        used(door.connect(Some(&other), Role::Urgent));
+    TestListener::with(Some(server.clone()), |tested_listener| {
+        let control = tested_listener
+            .connect(Some(&client), Role::Control)
+            .unwrap();
+        tested_listener.listener.admit(&control);
+        tested_listener
+            .connect(Some(&client), Role::Urgent)
+            .unwrap();
+        used(tested_listener.connect(Some(&other), Role::Control));
+        used(tested_listener.connect(Some(&other), Role::Urgent));
         // That attempt failed: the next source can try.
-        door.listener.expect(None);
-        let control = door.connect(Some(&other), Role::Control).unwrap();
-        door.listener.admit(&control);
-        used(door.connect(Some(&client), Role::Control));
+        tested_listener.listener.expect(None);
+        let control = tested_listener
+            .connect(Some(&other), Role::Control)
+            .unwrap();
+        tested_listener.listener.admit(&control);
+        used(tested_listener.connect(Some(&client), Role::Control));
     });
     // Both sides have ended, and kept their records.
     let record = serde_json::to_vec(&other.credentials().unwrap()).unwrap();
@@ -286,8 +293,10 @@ fn an_invitation_is_valid_for_all_links_of_one_migration() {
     let other = read.client().unwrap();
     let record = serde_json::to_vec(&server.credentials().unwrap()).unwrap();
     let read: DestinationCredentials = serde_json::from_slice(&record).unwrap();
-    TestListener::with(Some(read.server().unwrap()), |door| {
-        used(door.connect(Some(&client), Role::Control));
-        door.connect(Some(&other), Role::Control).unwrap();
+    TestListener::with(Some(read.server().unwrap()), |tested_listener| {
+        used(tested_listener.connect(Some(&client), Role::Control));
+        tested_listener
+            .connect(Some(&other), Role::Control)
+            .unwrap();
     });
 }

@@ -43,24 +43,24 @@ const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 struct Strangers {
     to: SocketAddr,
     /// What each sends, a piece at a time, before it waits for an answer.
-    words: Vec<u8>,
+    greeting: Vec<u8>,
     enough: AtomicBool,
     /// Connections made so far.
-    came: AtomicUsize,
+    connections: AtomicUsize,
     /// The largest number of threads for them, and of bytes allocated for them.
     listening: AtomicUsize,
-    held: AtomicUsize,
+    allocated: AtomicUsize,
 }
 
 impl Strangers {
-    fn new(to: SocketAddr, words: Vec<u8>) -> Self {
+    fn new(to: SocketAddr, greeting: Vec<u8>) -> Self {
         Self {
             to,
-            words,
+            greeting,
             enough: AtomicBool::new(false),
-            came: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
             listening: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
+            allocated: AtomicUsize::new(0),
         }
     }
 
@@ -72,7 +72,7 @@ impl Strangers {
             socket.bind(&SocketAddr::new(STRANGER, 0).into()).unwrap();
             if socket.connect_timeout(&self.to.into(), patience).is_ok() {
                 socket.set_nonblocking(true).unwrap();
-                self.came.fetch_add(1, Ordering::Relaxed);
+                self.connections.fetch_add(1, Ordering::Relaxed);
                 return Some(socket.into());
             }
         }
@@ -81,31 +81,31 @@ impl Strangers {
 
     /// Keeps 250 connections open: each sends a piece of its greeting in turn, and one that is
     /// closed connects again.
-    fn knock(&self) {
-        let words: Vec<_> = self.words.chunks(1 + self.words.len() / 40).collect();
-        let mut held: Vec<(TcpStream, usize)> = Vec::new();
+    fn keep_connecting(&self) {
+        let greeting: Vec<_> = self.greeting.chunks(1 + self.greeting.len() / 40).collect();
+        let mut open_connections: Vec<(TcpStream, usize)> = Vec::new();
         while !self.enough.load(Ordering::Relaxed) {
-            if held.len() < 250 {
-                held.extend(self.connect().map(|stream| (stream, 0)));
+            if open_connections.len() < 250 {
+                open_connections.extend(self.connect().map(|stream| (stream, 0)));
                 continue;
             }
-            for (stream, said) in &mut held {
-                let heard = match words.get(*said) {
+            for (stream, sent) in &mut open_connections {
+                let result = match greeting.get(*sent) {
                     Some(word) => {
-                        *said += 1;
+                        *sent += 1;
                         stream.write(word)
                     }
                     None => stream.read(&mut [0; 4096]),
                 };
-                let waits = match heard {
-                    Ok(heard) => heard > 0,
+                let waits = match result {
+                    Ok(result) => result > 0,
                     Err(error) => error.kind() == io::ErrorKind::WouldBlock,
                 };
-                if *said == words.len()
+                if *sent == greeting.len()
                     && !waits
                     && let Some(again) = self.connect()
                 {
-                    (*stream, *said) = (again, 0);
+                    (*stream, *sent) = (again, 0);
                 }
             }
             thread::sleep(Duration::from_millis(1));
@@ -118,7 +118,7 @@ impl Strangers {
         while !self.enough.load(Ordering::Relaxed) {
             self.listening
                 .fetch_max(threads("dst-hello"), Ordering::Relaxed);
-            self.held
+            self.allocated
                 .fetch_max(allocated_bytes().saturating_sub(before), Ordering::Relaxed);
             thread::sleep(Duration::from_millis(5));
         }
@@ -139,11 +139,11 @@ fn threads(name: &str) -> usize {
 #[test]
 fn a_source_is_served_among_a_thousand_connections() {
     // All but the last byte.
-    let mut words = hello(Role::Control, MigrationId::from_bytes([9; 16]))
+    let mut greeting = hello(Role::Control, MigrationId::from_bytes([9; 16]))
         .encode()
         .to_vec();
-    words.pop();
-    serves_among_strangers(words, None);
+    greeting.pop();
+    check_source_is_served(greeting, None);
 }
 
 /// The same with TLS, by strangers that start the handshake, let this side compute its part, and
@@ -151,7 +151,7 @@ fn a_source_is_served_among_a_thousand_connections() {
 #[test]
 fn a_source_is_served_among_a_thousand_tls_handshakes() {
     let (client, server) = invited();
-    serves_among_strangers(greeting(&client), Some((client, server)));
+    check_source_is_served(greeting(&client), Some((client, server)));
 }
 
 /// Strangers from one address each connect after a source that has sent nothing yet. Returns
@@ -225,7 +225,7 @@ fn timed_out(moved: &Result<Account, MigrateError>) -> bool {
     }
 }
 
-fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
+fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
     let _watchdog = watchdog();
     let layout = layout(&[(MIB, SMALL), (7 * MIB, SMALL)]);
     let machine = machine(&layout, &layout);
@@ -243,7 +243,7 @@ fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
     let Address::Tcp(to) = listener.address() else {
         panic!("TCP")
     };
-    let strangers = Strangers::new(to.parse().unwrap(), words);
+    let strangers = Strangers::new(to.parse().unwrap(), greeting);
     // Runs both sides, once the strangers are connected.
     let attempt = || {
         let mut guest = TestDestination::new(&machine, 1000);
@@ -259,7 +259,7 @@ fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
                 let options = DestinationOptions::default();
                 receive(&mut guest, &listener, &options, &watch)
             });
-            while strangers.came.load(Ordering::Relaxed) < 1000 {
+            while strangers.connections.load(Ordering::Relaxed) < 1000 {
                 thread::sleep(Duration::from_millis(1));
             }
             let options = SourceOptions {
@@ -280,18 +280,18 @@ fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
     };
     let (moved, ended) = thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| strangers.knock());
+            scope.spawn(|| strangers.keep_connecting());
         }
         scope.spawn(|| strangers.watch());
-        let mut came = attempt();
+        let mut attempted = attempt();
         for _ in 1..MAX_ATTEMPTS {
-            if !timed_out(&came.0) {
+            if !timed_out(&attempted.0) {
                 break;
             }
-            came = attempt();
+            attempted = attempt();
         }
         strangers.enough.store(true, Ordering::Relaxed);
-        came
+        attempted
     });
     if let Err(error) = moved {
         panic!("the source was not served: {error}");
@@ -305,6 +305,9 @@ fn serves_among_strangers(words: Vec<u8>, tls: Option<(TlsClient, TlsServer)>) {
         listening <= MAX_THREADS,
         "{listening} threads for strangers"
     );
-    let held = strangers.held.load(Ordering::Relaxed);
-    assert!(held < MAX_BYTES, "{held} bytes allocated meanwhile");
+    let allocated = strangers.allocated.load(Ordering::Relaxed);
+    assert!(
+        allocated < MAX_BYTES,
+        "{allocated} bytes allocated meanwhile"
+    );
 }

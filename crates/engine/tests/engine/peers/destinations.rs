@@ -140,14 +140,18 @@ pub(super) fn apply(mut background: Ends) {
 }
 
 /// The result of a migration: the result, the machine, the calls to it.
-pub(super) type Came = (
+pub(super) type Migrated = (
     Result<Account, MigrateError>,
     Arc<Machine>,
     Vec<&'static str>,
 );
 
 /// Sends a real guest to a scripted destination.
-fn migrated(mode: Mode, cancel: &Cancel, script: impl FnOnce(&mut Destination<'_>) + Send) -> Came {
+fn migrated(
+    mode: Mode,
+    cancel: &Cancel,
+    script: impl FnOnce(&mut Destination<'_>) + Send,
+) -> Migrated {
     let options = SourceOptions {
         mode,
         ..SourceOptions::default()
@@ -160,7 +164,7 @@ pub(super) fn migrated_with(
     options: &SourceOptions,
     cancel: &Cancel,
     script: impl FnOnce(&mut Destination<'_>) + Send,
-) -> Came {
+) -> Migrated {
     migrated_from(options, cancel, |_| (), script)
 }
 
@@ -170,7 +174,7 @@ fn migrated_from(
     cancel: &Cancel,
     prepare: impl FnOnce(&Script),
     script: impl FnOnce(&mut Destination<'_>) + Send,
-) -> Came {
+) -> Migrated {
     let _watchdog = watchdog();
     let layout = layout(&[(MIB, SMALL), (7 * MIB, SMALL)]);
     let machine = machine(&layout, &layout);
@@ -524,7 +528,7 @@ fn a_destination_that_declines_a_running_guest() {
         ends.0.1.control(&ToSource::GuestResumed).unwrap();
         destination.close_links();
         while let Some(mut control) = destination.reconnected() {
-            let _ = control.1.control(&place(DestinationStage::Declined));
+            let _ = control.1.control(&resume_reply(DestinationStage::Declined));
             while control.0.control::<ToDestination>().is_ok() {}
         }
     });
@@ -539,7 +543,7 @@ fn a_destination_that_declines_a_running_guest() {
     }
 }
 
-fn place(stage: DestinationStage) -> ToSource {
+fn resume_reply(stage: DestinationStage) -> ToSource {
     ToSource::ResumeReply {
         stage,
         host_pages: vec![SMALL, SMALL],
@@ -573,10 +577,13 @@ fn a_destination_that_claims_to_have_every_page() {
 #[test]
 fn a_destination_that_claims_to_have_every_page_after_a_reconnect() {
     let nothing_missing = [
-        place(DestinationStage::Running),
+        resume_reply(DestinationStage::Running),
         ToSource::MissingEnd { pages: 0 },
     ];
-    for words in [&[place(DestinationStage::Complete)][..], &nothing_missing] {
+    for messages in [
+        &[resume_reply(DestinationStage::Complete)][..],
+        &nothing_missing,
+    ] {
         let options = SourceOptions {
             mode: Mode::Postcopy,
             retry_for: Duration::from_secs(2).into(),
@@ -587,8 +594,8 @@ fn a_destination_that_claims_to_have_every_page_after_a_reconnect() {
             ends.0.1.control(&ToSource::GuestResumed).unwrap();
             destination.close_links();
             while let Some(mut control) = destination.reconnected() {
-                for word in words {
-                    let _ = control.1.control(word);
+                for message in messages {
+                    let _ = control.1.control(message);
                 }
                 while control.0.control::<ToDestination>().is_ok() {}
             }

@@ -54,12 +54,12 @@ fn slow_connections_do_not_keep_a_source_out() {
         let silent: Vec<_> = (0..40)
             .map(|_| UnixStream::connect(path).unwrap())
             .collect();
-        let silence = scope.spawn(move || (&silent[39]).read(&mut [0]).unwrap());
+        let silent_closed = scope.spawn(move || (&silent[39]).read(&mut [0]).unwrap());
         // Something else than a greeting.
-        let mut web = UnixStream::connect(path).unwrap();
-        let _ = web.write_all(&[b'G'; 100]);
+        let mut other_protocol = UnixStream::connect(path).unwrap();
+        let _ = other_protocol.write_all(&[b'G'; 100]);
         let mut end = [0];
-        assert!(matches!(web.read(&mut end), Ok(0) | Err(_)));
+        assert!(matches!(other_protocol.read(&mut end), Ok(0) | Err(_)));
         // A correct greeting, then an offer that arrives extremely slowly.
         let slow = loop {
             let id = MigrationId::from_bytes([9; 16]);
@@ -70,15 +70,15 @@ fn slow_connections_do_not_keep_a_source_out() {
                 break slow;
             }
         };
-        let mut dripping = &slow;
+        let mut slow_writer = &slow;
         for byte in (Frame::Control { len: 1000 }).encode() {
-            if dripping.write_all(&[byte]).is_err() {
+            if slow_writer.write_all(&[byte]).is_err() {
                 break;
             }
             thread::sleep(Duration::from_millis(500));
         }
-        assert!(matches!(dripping.read(&mut end), Ok(0) | Err(_)));
-        assert_eq!(silence.join().unwrap(), 0, "closed");
+        assert!(matches!(slow_writer.read(&mut end), Ok(0) | Err(_)));
+        assert_eq!(silent_closed.join().unwrap(), 0, "closed");
         // Then the real source.
         let watch = Watch {
             cancel: Cancel::new(),

@@ -37,8 +37,8 @@ fn machine(source: &RamLayout, destination: &RamLayout) -> Arc<Machine> {
     machine
 }
 
-/// Moves `source` right after somebody else was left there, who may see that a
-/// moment before the door is open to the next one.
+/// Moves `source` right after another connection was closed. The client may see that slightly
+/// before the listener can accept the next one.
 fn moved_next(
     source: &mut TestSource,
     remote: &Remote,

@@ -89,7 +89,7 @@ impl PostcopySource<'_> {
 
     fn hand_over(&mut self) {
         self.machine.stop(Side::Source, Duration::from_secs(20));
-        self.source.say(&ToDestination::Commit);
+        self.source.send(&ToDestination::Commit);
         let resumed: ToSource = self.source.control.0.control().unwrap();
         assert_eq!(resumed, ToSource::GuestResumed);
     }
@@ -104,7 +104,7 @@ impl PostcopySource<'_> {
         let ToSource::Complete { requests } = complete else {
             panic!("{complete:?}")
         };
-        self.source.say(&ToDestination::Goodbye);
+        self.source.send(&ToDestination::Goodbye);
         (faults, requests.count)
     }
 }

@@ -28,11 +28,11 @@ use super::{listen, machine};
 type Session = Vec<Vec<u8>>;
 
 /// Listens between the two sides and records what the source sends.
-fn eavesdrop(folder: &Path, to: &Path) -> (PathBuf, Arc<Mutex<Session>>) {
+fn record_session(folder: &Path, to: &Path) -> (PathBuf, Arc<Mutex<Session>>) {
     let path = folder.join("tap");
     let tap = UnixListener::bind(&path).unwrap();
-    let (to, heard) = (to.to_owned(), Arc::<Mutex<Session>>::default());
-    let session = Arc::clone(&heard);
+    let (to, recording) = (to.to_owned(), Arc::<Mutex<Session>>::default());
+    let session = Arc::clone(&recording);
     thread::spawn(move || {
         for near in tap.incoming() {
             let (Ok(near), Ok(far)) = (near, UnixStream::connect(&to)) else {
@@ -53,13 +53,13 @@ fn eavesdrop(folder: &Path, to: &Path) -> (PathBuf, Arc<Mutex<Session>>) {
             thread::spawn(move || pass(&answers, &back, |_| ()));
         }
     });
-    (path, heard)
+    (path, recording)
 }
 
-fn pass(mut from: &UnixStream, mut to: &UnixStream, mut hear: impl FnMut(&[u8])) {
+fn pass(mut from: &UnixStream, mut to: &UnixStream, mut record: impl FnMut(&[u8])) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
-        hear(&buffer[..read]);
+        record(&buffer[..read]);
         if to.write_all(&buffer[..read]).is_err() {
             break;
         }
@@ -122,16 +122,16 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
 /// The bytes that a source sends during a migration.
 fn recorded() -> Session {
     let folder = tempfile::tempdir().unwrap();
-    let heard = Mutex::new(Arc::default());
+    let recording = Mutex::new(Arc::default());
     moved(
         |to| {
-            let (tap, session) = eavesdrop(folder.path(), to);
-            *heard.lock().unwrap() = session;
+            let (tap, session) = record_session(folder.path(), to);
+            *recording.lock().unwrap() = session;
             tap
         },
         |_, _| (),
     );
-    heard.into_inner().unwrap().lock().unwrap().clone()
+    recording.into_inner().unwrap().lock().unwrap().clone()
 }
 
 /// Every connection of an old session is replayed byte by byte, *Commit* included, while another
@@ -144,12 +144,13 @@ fn a_replayed_session_during_a_migration() {
     assert!(session.iter().all(|link| link.len() >= HELLO_LEN));
     let replayed = Arc::new(Mutex::new(0));
     let count = Arc::clone(&replayed);
-    moved(Path::to_owned, |script, door| {
+    moved(Path::to_owned, |script, listener_path| {
         for call in ["start_dirty_log", "pause", "save_device_state half-way"] {
-            let (session, door, count) = (session.clone(), door.clone(), Arc::clone(&count));
+            let (session, listener_path, count) =
+                (session.clone(), listener_path.clone(), Arc::clone(&count));
             script.at(call, move || {
                 for link in &session {
-                    let mut stream = UnixStream::connect(&door).unwrap();
+                    let mut stream = UnixStream::connect(&listener_path).unwrap();
                     // The connection may be closed before all of it was sent.
                     let _ = stream.write_all(link);
                     let mut answer = Vec::new();
@@ -171,9 +172,9 @@ fn a_replayed_session_at_a_waiting_destination() {
     let _watchdog = watchdog();
     let session = recorded();
     moved(
-        |door| {
+        |listener_path| {
             for link in &session {
-                let mut stream = UnixStream::connect(door).unwrap();
+                let mut stream = UnixStream::connect(listener_path).unwrap();
                 let _ = stream.write_all(link);
                 let mut answer = Vec::new();
                 let _ = stream.read_to_end(&mut answer);
@@ -184,7 +185,7 @@ fn a_replayed_session_at_a_waiting_destination() {
                     answer.len()
                 );
             }
-            door.to_owned()
+            listener_path.to_owned()
         },
         |_, _| (),
     );
@@ -198,10 +199,10 @@ fn a_late_answer_to_a_challenge() {
     let waiting = Arc::new(Mutex::new(Vec::new()));
     let held = Arc::clone(&waiting);
     moved(
-        |door| {
+        |listener_path| {
             for id in 0..4 {
                 let id = MigrationId::from_bytes([id; 16]);
-                let mut stream = UnixStream::connect(door).unwrap();
+                let mut stream = UnixStream::connect(listener_path).unwrap();
                 stream
                     .write_all(&hello(Role::Control, id).encode())
                     .unwrap();
@@ -210,7 +211,7 @@ fn a_late_answer_to_a_challenge() {
                 let challenge: [u8; CHALLENGE_LEN] = answer[HELLO_LEN..].try_into().unwrap();
                 held.lock().unwrap().push((stream, challenge));
             }
-            door.to_owned()
+            listener_path.to_owned()
         },
         |script, _| {
             for call in ["start_dirty_log", "pause", "save_device_state half-way"] {

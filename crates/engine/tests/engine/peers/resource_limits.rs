@@ -120,18 +120,18 @@ fn endless_messages() {
         let before = allocated_bytes();
         let discard = ToDestination::Discard { ranges };
         for _ in 0..2000 {
-            source.say(&discard);
+            source.send(&discard);
         }
         bounded(before, "discards");
         let reason = "enough".into();
-        source.say(&ToDestination::Cancel { reason });
+        source.send(&ToDestination::Cancel { reason });
     });
     // The largest messages that are not expected.
     refused(true, "unexpected message Begin", |source| {
         let before = allocated_bytes();
         let begin = source.large_begin();
         for _ in 0..100 {
-            source.say(&begin);
+            source.send(&begin);
         }
         bounded(before, "offers");
     });
@@ -312,12 +312,12 @@ fn pages_sent_twice() {
             bounded(before, "pages");
             let ready: ToSource = source.control.0.control().unwrap();
             assert_eq!(ready, ToSource::Ready);
-            source.say(&ToDestination::Commit);
-            let mut said = Vec::new();
-            while !matches!(said.last(), Some(ToSource::Complete { .. })) {
-                said.push(source.control.0.control().unwrap());
+            source.send(&ToDestination::Commit);
+            let mut messages = Vec::new();
+            while !matches!(messages.last(), Some(ToSource::Complete { .. })) {
+                messages.push(source.control.0.control().unwrap());
             }
-            source.say(&ToDestination::Goodbye);
+            source.send(&ToDestination::Goodbye);
         });
         let options = DestinationOptions::default();
         receive(&mut guest, &listener, &options, &watch)

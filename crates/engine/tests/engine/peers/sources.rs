@@ -86,7 +86,7 @@ impl Source {
         }
     }
 
-    pub(super) fn say(&mut self, message: &ToDestination) {
+    pub(super) fn send(&mut self, message: &ToDestination) {
         // The destination may close the link before everything was sent.
         let _ = self.control.1.control(message);
     }
@@ -94,7 +94,7 @@ impl Source {
     pub(super) fn discard(&mut self, from: u64, pages: u64) {
         let range = PageRange::from_len(Page::new(from), pages);
         for ranges in PageRanges::batches([range]).collect::<Vec<_>>() {
-            self.say(&ToDestination::Discard { ranges });
+            self.send(&ToDestination::Discard { ranges });
         }
     }
 
@@ -104,9 +104,9 @@ impl Source {
         for chunk in device_state(1000).chunks(400) {
             digest.update(chunk).unwrap();
             let bytes = chunk.to_vec();
-            self.say(&ToDestination::DeviceStateChunk { bytes });
+            self.send(&ToDestination::DeviceStateChunk { bytes });
         }
-        self.say(&ToDestination::Switch {
+        self.send(&ToDestination::Switch {
             device_bytes: digest.bytes(),
             device_crc32c: digest.crc32c(),
             owed_pages,
@@ -214,7 +214,7 @@ fn messages_out_of_order() {
     ] {
         let expected =
             format!("receiving the guest: the peer broke the protocol: unexpected message {name}");
-        refused(true, &expected, |source| source.say(&message));
+        refused(true, &expected, |source| source.send(&message));
     }
     let twice = "receiving the guest: the peer broke the protocol: unexpected message Begin";
     let description = TestDestination::new(
@@ -222,7 +222,9 @@ fn messages_out_of_order() {
         0,
     )
     .description;
-    refused(true, twice, |source| source.say(&begin(&description, true)));
+    refused(true, twice, |source| {
+        source.send(&begin(&description, true))
+    });
 }
 
 #[test]
@@ -344,8 +346,8 @@ fn the_number_of_background_links_is_limited() {
 #[test]
 fn a_switch_with_wrong_totals() {
     refused(false, "the device state arrived damaged: ", |source| {
-        source.say(&ToDestination::DeviceStateChunk { bytes: vec![1; 10] });
-        source.say(&ToDestination::Switch {
+        source.send(&ToDestination::DeviceStateChunk { bytes: vec![1; 10] });
+        source.send(&ToDestination::Switch {
             device_bytes: 10,
             device_crc32c: 0,
             owed_pages: 0,
@@ -354,7 +356,7 @@ fn a_switch_with_wrong_totals() {
         });
     });
     refused(false, "the device state arrived damaged: ", |source| {
-        source.say(&ToDestination::Switch {
+        source.send(&ToDestination::Switch {
             device_bytes: 10,
             device_crc32c: 0,
             owed_pages: 0,
@@ -403,7 +405,7 @@ fn an_endless_device_state() {
         let bytes = vec![7; MAX_DEVICE_CHUNK];
         let chunk = ToDestination::DeviceStateChunk { bytes };
         for _ in 0..=512 {
-            source.say(&chunk);
+            source.send(&chunk);
         }
     });
 }
@@ -416,7 +418,7 @@ fn an_invalid_message_before_commit() {
         let ready: ToSource = source.control.0.control().unwrap();
         assert!(matches!(ready, ToSource::Ready), "{ready:?}");
         source.discard(0, 1);
-        source.say(&ToDestination::Commit);
+        source.send(&ToDestination::Commit);
     });
     // A source that sends this may have sent *Commit*, too.
     assert_eq!(outcome, Outcome::Paused);
@@ -439,7 +441,7 @@ fn a_source_that_sends_endlessly() {
         let asked = requests.frame().unwrap();
         assert!(matches!(asked, Frame::Request { .. }), "{asked:?}");
         for _ in 0..1000 {
-            source.say(&ToDestination::DiscardEnd);
+            source.send(&ToDestination::DiscardEnd);
         }
     });
     assert_eq!(outcome, Outcome::AtSource);
@@ -479,7 +481,7 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
             let (done, finished) = sync_channel::<()>(0);
             scope.spawn(move || {
                 for _ in 0..100_000 {
-                    source.say(&ToDestination::DiscardEnd);
+                    source.send(&ToDestination::DiscardEnd);
                 }
                 let _ = finished.recv();
             });
@@ -515,14 +517,14 @@ fn only_links_of_the_migration_are_accepted() {
         }
         // A second link of a kind is accepted, because it carries the right number, and not used:
         // after all links are there. (Before that, it would count as a new attempt to connect.)
-        source.say(&ToDestination::DiscardEnd);
+        source.send(&ToDestination::DiscardEnd);
         let answer: ToSource = source.control.0.control().unwrap();
         assert_eq!(answer, ToSource::Discarded);
         let second = open(&address.clone().into(), &hello(Role::Control, source.id)).unwrap();
         let limits = Limits { pages: 1 };
         let (_, mut writer) = split(&Arc::new(second), limits, &Cancel::new()).unwrap();
         let _ = writer.control(&ToDestination::Commit);
-        source.say(&ToDestination::Goodbye);
+        source.send(&ToDestination::Goodbye);
     });
     assert!(text.contains("unexpected message Goodbye"), "{text}");
 }

@@ -40,7 +40,7 @@ pub(super) fn greeting(client: &TlsClient) -> Vec<u8> {
         tls: Some(client.clone()),
     };
     thread::scope(|scope| {
-        let hearing = scope.spawn(move || {
+        let receiving = scope.spawn(move || {
             let (mut peer, _) = listener.accept().unwrap();
             let mut header = [0; 5];
             peer.read_exact(&mut header).unwrap();
@@ -50,7 +50,7 @@ pub(super) fn greeting(client: &TlsClient) -> Vec<u8> {
             record
         });
         open(&remote, &greeted(0)).unwrap_err();
-        hearing.join().unwrap()
+        receiving.join().unwrap()
     })
 }
 
@@ -98,7 +98,7 @@ fn peers_that_violate_tls_at_a_destination() {
         stream.write_all(bytes).unwrap();
         read_all(stream)
     };
-    let whole = greeting(&client);
+    let full_greeting = greeting(&client);
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let options = DestinationOptions::default();
@@ -112,11 +112,11 @@ fn peers_that_violate_tls_at_a_destination() {
         assert!(error.contains("requires TLS"), "{error}");
         // Only the first half of a handshake, and half of its first message: they time out, and are
         // closed.
-        let first_half = scope.spawn(|| send(&whole));
-        let half_of_that = scope.spawn(|| send(&whole[..whole.len() / 2]));
+        let first_half = scope.spawn(|| send(&full_greeting));
+        let half_of_that = scope.spawn(|| send(&full_greeting[..full_greeting.len() / 2]));
         // A record that is too long, before the handshake and during it.
         assert!(send(&OVERSIZED).is_empty());
-        let answer = send(&[&whole[..], &OVERSIZED].concat());
+        let answer = send(&[&full_greeting[..], &OVERSIZED].concat());
         assert!(answer.starts_with(&[22, 3]), "{answer:?}");
         // After the handshake, by an invited client, instead of its offer.
         let invited = open(&remote, &greeted(9)).unwrap();
@@ -197,15 +197,15 @@ fn a_destination_that_violates_tls() {
     // A correct handshake, the source is admitted, and then only invalid data.
     let text = attempt(&|peer| {
         let folder = tempfile::tempdir().unwrap();
-        let door = Address::Unix(folder.path().join("door"));
-        let listener = Listener::bind(&door).unwrap().with_tls(server.clone());
+        let address = Address::Unix(folder.path().join("listen"));
+        let listener = Listener::bind(&address).unwrap().with_tls(server.clone());
         let (sender, incoming) = std::sync::mpsc::sync_channel(1);
         let stop = Cancel::new();
         thread::scope(|scope| {
             scope.spawn(|| listener.serve(&sender, &stop));
             relay(
                 &peer,
-                &Stream::connect(&door.clone().into(), &Cancel::new()).unwrap(),
+                &Stream::connect(&address.clone().into(), &Cancel::new()).unwrap(),
                 || {
                     let control = incoming.recv().unwrap();
                     (&control.stream).write_all(&OVERSIZED).unwrap();

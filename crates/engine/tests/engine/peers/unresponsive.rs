@@ -16,7 +16,7 @@ use crate::heap::allocated_bytes;
 use crate::machine::Side;
 use crate::memory::SMALL;
 
-use super::destinations::{Came, Destination, Ends, apply, migrated_with, read_until};
+use super::destinations::{Destination, Ends, Migrated, apply, migrated_with, read_until};
 
 /// How much more memory one migration may use than before.
 const MAX_BYTES: usize = 16 << 20;
@@ -24,15 +24,15 @@ const MAX_BYTES: usize = 16 << 20;
 /// Short timeouts: every destination here is expected to time out.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-fn impatient(mode: Mode) -> SourceOptions {
+fn with_short_timeouts(mode: Mode) -> SourceOptions {
     SourceOptions {
         patience: PATIENCE,
-        ..patient(mode)
+        ..with_default_timeouts(mode)
     }
 }
 
 /// Default timeouts, for migrations that do not end by a timeout.
-fn patient(mode: Mode) -> SourceOptions {
+fn with_default_timeouts(mode: Mode) -> SourceOptions {
     SourceOptions {
         mode,
         links: 1,
@@ -43,15 +43,15 @@ fn patient(mode: Mode) -> SourceOptions {
 /// Migrates to a destination that behaves correctly until the guest is paused. On a
 /// busy machine that may take longer than the timeout: then the migration is repeated
 /// with a longer one, which is passed to `script`.
-fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Sync) -> Came {
-    let mut options = impatient(mode);
+fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Sync) -> Migrated {
+    let mut options = with_short_timeouts(mode);
     loop {
         let patience = options.patience;
-        let came = migrated_with(&options, &Cancel::new(), |destination| {
+        let migrated = migrated_with(&options, &Cancel::new(), |destination| {
             script(destination, patience);
         });
-        if came.2.contains(&"pause") || patience > SourceOptions::PATIENCE {
-            return came;
+        if migrated.2.contains(&"pause") || patience > SourceOptions::PATIENCE {
+            return migrated;
         }
         options.patience *= 6;
     }
@@ -59,7 +59,7 @@ fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Syn
 
 /// Asserts that the guest runs at the source, in its earlier state.
 #[track_caller]
-fn runs_on((result, machine, calls): Came, error: &str, paused: bool) {
+fn check_runs_at_source((result, machine, calls): Migrated, error: &str, paused: bool) {
     let failed = result.unwrap_err();
     assert!(failed.to_string().contains(error), "{failed}");
     assert_eq!(failed.outcome, Outcome::AtSource, "{failed}");
@@ -77,7 +77,7 @@ fn accept_precopy(destination: &mut Destination<'_>) -> (Ends, Ends) {
 }
 
 /// Reads everything, and acknowledges it while `acknowledge` returns `true`.
-fn swallow((mut pages, mut acks): Ends, mut acknowledge: impl FnMut() -> bool) {
+fn read_and_acknowledge((mut pages, mut acks): Ends, mut acknowledge: impl FnMut() -> bool) {
     let mut buffer = vec![0; 1 << 20];
     while let Ok(frame) = pages.frame() {
         if pages.payload(&mut buffer[..frame.payload_len()]).is_err() {
@@ -94,65 +94,81 @@ const TOO_SLOW: &str = "the peer takes too long to answer";
 
 #[test]
 fn nothing_is_acknowledged() {
-    let came = migrated_with(&impatient(Mode::Precopy), &Cancel::new(), |destination| {
-        let (_control, background) = accept_precopy(destination);
-        swallow(background, || false);
-    });
-    runs_on(came, TOO_SLOW, false);
+    let migrated = migrated_with(
+        &with_short_timeouts(Mode::Precopy),
+        &Cancel::new(),
+        |destination| {
+            let (_control, background) = accept_precopy(destination);
+            read_and_acknowledge(background, || false);
+        },
+    );
+    check_runs_at_source(migrated, TOO_SLOW, false);
 }
 
 #[test]
 fn stale_pages_are_never_dropped() {
-    let came = migrated_with(&impatient(Mode::Postcopy), &Cancel::new(), |destination| {
-        let (mut control, background) = accept_precopy(destination);
-        apply(background);
-        let _urgent = destination.link(hikkoshi_wire::Role::Urgent);
-        read_until(&mut control, "DiscardEnd");
-        while control.0.control::<hikkoshi_wire::ToDestination>().is_ok() {}
-    });
-    runs_on(came, TOO_SLOW, false);
+    let migrated = migrated_with(
+        &with_short_timeouts(Mode::Postcopy),
+        &Cancel::new(),
+        |destination| {
+            let (mut control, background) = accept_precopy(destination);
+            apply(background);
+            let _urgent = destination.link(hikkoshi_wire::Role::Urgent);
+            read_until(&mut control, "DiscardEnd");
+            while control.0.control::<hikkoshi_wire::ToDestination>().is_ok() {}
+        },
+    );
+    check_runs_at_source(migrated, TOO_SLOW, false);
 }
 
 #[test]
 fn half_an_acknowledgement() {
-    let came = migrated_with(&impatient(Mode::Precopy), &Cancel::new(), |destination| {
-        let (_control, background) = accept_precopy(destination);
-        let half = &Frame::Ack { bytes: 1 }.encode()[..7];
-        (&mut background.1.stream()).write_all(half).unwrap();
-        swallow(background, || false);
-    });
-    runs_on(came, TOO_SLOW, false);
+    let migrated = migrated_with(
+        &with_short_timeouts(Mode::Precopy),
+        &Cancel::new(),
+        |destination| {
+            let (_control, background) = accept_precopy(destination);
+            let half = &Frame::Ack { bytes: 1 }.encode()[..7];
+            (&mut background.1.stream()).write_all(half).unwrap();
+            read_and_acknowledge(background, || false);
+        },
+    );
+    check_runs_at_source(migrated, TOO_SLOW, false);
 }
 
 #[test]
 fn nothing_is_read() {
-    let came = migrated_with(&impatient(Mode::Precopy), &Cancel::new(), |destination| {
-        let _links = accept_precopy(destination);
-        while destination.machine.runs().is_some() && !destination.is_disconnected() {
-            thread::sleep(Duration::from_millis(10));
-        }
-    });
-    runs_on(came, TOO_SLOW, false);
+    let migrated = migrated_with(
+        &with_short_timeouts(Mode::Precopy),
+        &Cancel::new(),
+        |destination| {
+            let _links = accept_precopy(destination);
+            while destination.machine.runs().is_some() && !destination.is_disconnected() {
+                thread::sleep(Duration::from_millis(10));
+            }
+        },
+    );
+    check_runs_at_source(migrated, TOO_SLOW, false);
 }
 
 /// Until the pause the destination behaves correctly.
 #[test]
 fn nothing_is_acknowledged_after_the_pause() {
-    let came = once_paused(Mode::Precopy, |destination, _| {
+    let migrated = once_paused(Mode::Precopy, |destination, _| {
         let (mut control, background) = accept_precopy(destination);
         let machine = Arc::clone(&destination.machine);
-        thread::spawn(move || swallow(background, || machine.runs().is_some()));
+        thread::spawn(move || read_and_acknowledge(background, || machine.runs().is_some()));
         // The source may time out before the destination has sent anything.
         while control.0.control::<hikkoshi_wire::ToDestination>().is_ok() {}
     });
-    runs_on(came, TOO_SLOW, true);
+    check_runs_at_source(migrated, TOO_SLOW, true);
 }
 
 /// There is always some progress, but no end: the deadline resumes the guest.
 #[test]
 fn the_device_state_is_read_slowly() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
-        let came = once_paused(mode, |destination, patience| {
+        let migrated = once_paused(mode, |destination, patience| {
             let (mut control, background) = accept_precopy(destination);
             apply(background);
             if mode == Mode::Postcopy {
@@ -171,7 +187,7 @@ fn the_device_state_is_read_slowly() {
                 }
             }
         });
-        runs_on(came, TOO_SLOW, true);
+        check_runs_at_source(migrated, TOO_SLOW, true);
     }
 }
 
@@ -180,9 +196,9 @@ fn the_device_state_is_read_slowly() {
 fn a_repeated_acknowledgement_is_none() {
     let options = SourceOptions {
         patience: Duration::from_secs(3600),
-        ..impatient(Mode::Precopy)
+        ..with_short_timeouts(Mode::Precopy)
     };
-    let came = migrated_with(&options, &Cancel::new(), |destination| {
+    let migrated = migrated_with(&options, &Cancel::new(), |destination| {
         let (_control, (mut pages, mut acks)) = accept_precopy(destination);
         let mut buffer = vec![0; 1 << 20];
         let frame = pages.frame().unwrap();
@@ -199,7 +215,7 @@ fn a_repeated_acknowledgement_is_none() {
         let many = Frame::Ack { bytes }.encode().repeat(4000);
         while acks.frames(&many).is_ok() {}
     });
-    runs_on(came, "on a background link, ", false);
+    check_runs_at_source(migrated, "on a background link, ", false);
 }
 
 /// Endless requests, whose answers are not read: the requests wait in the
@@ -211,8 +227,8 @@ fn endless_requests() {
     let sent = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&sent);
     // The guest is paused until this test has checked enough.
-    let options = patient(Mode::Postcopy);
-    let came = migrated_with(&options, &cancel, move |destination| {
+    let options = with_default_timeouts(Mode::Postcopy);
+    let migrated = migrated_with(&options, &cancel, move |destination| {
         let (mut control, _background, (_answers, mut requests)) = destination.accept();
         read_until(&mut control, "DiscardEnd");
         control.1.control(&ToSource::Discarded).unwrap();
@@ -246,37 +262,45 @@ fn endless_requests() {
         enough.cancel();
     });
     assert!(sent.load(Ordering::Relaxed) > 64);
-    runs_on(came, "cancelled", true);
+    check_runs_at_source(migrated, "cancelled", true);
 }
 
 /// Endless messages that the source does not expect.
 #[test]
 fn endless_messages() {
     let cancel = Cancel::new();
-    let came = migrated_with(&patient(Mode::Postcopy), &cancel, |destination| {
-        let (mut control, _background, _urgent) = destination.accept();
-        let before = allocated_bytes();
-        let reason = "x".repeat(4096);
-        let refuse = ToSource::Refuse { reason };
-        while control.1.control(&refuse).is_ok() {}
-        let more = allocated_bytes().saturating_sub(before);
-        assert!(more < MAX_BYTES, "{more} bytes allocated");
-    });
+    let migrated = migrated_with(
+        &with_default_timeouts(Mode::Postcopy),
+        &cancel,
+        |destination| {
+            let (mut control, _background, _urgent) = destination.accept();
+            let before = allocated_bytes();
+            let reason = "x".repeat(4096);
+            let refuse = ToSource::Refuse { reason };
+            while control.1.control(&refuse).is_ok() {}
+            let more = allocated_bytes().saturating_sub(before);
+            assert!(more < MAX_BYTES, "{more} bytes allocated");
+        },
+    );
     let error = "waiting for the destination to drop stale pages: the peer broke the protocol: \
                  unexpected message Refuse";
-    runs_on(came, error, false);
+    check_runs_at_source(migrated, error, false);
 }
 
 /// Control characters in the destination's messages are not printed.
 #[test]
 fn a_reason_with_control_characters() {
-    let came = migrated_with(&impatient(Mode::Hybrid), &Cancel::new(), |destination| {
-        let mut control = destination.control();
-        let reason = "no\x1b[2J\x1b]0;owned\x07\nthe guest has moved\u{9b}\u{202e}".into();
-        control.1.control(&ToSource::Refuse { reason }).unwrap();
-    });
-    runs_on(
-        came,
+    let migrated = migrated_with(
+        &with_short_timeouts(Mode::Hybrid),
+        &Cancel::new(),
+        |destination| {
+            let mut control = destination.control();
+            let reason = "no\x1b[2J\x1b]0;owned\x07\nthe guest has moved\u{9b}\u{202e}".into();
+            control.1.control(&ToSource::Refuse { reason }).unwrap();
+        },
+    );
+    check_runs_at_source(
+        migrated,
         "refuses the guest: no?[2J?]0;owned? the guest has moved??",
         false,
     );
