@@ -1,19 +1,19 @@
-//! The kernel's userfaultfd interface, as `linux/userfaultfd.h` has it: structures, request
-//! numbers, flags. Nothing here has behaviour beyond "do this ioctl".
+//! The kernel's userfaultfd interface from `linux/userfaultfd.h`: structures, request numbers,
+//! flags. The only function here issues an ioctl.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use hikkoshi_linux::{HostRange, last_errno};
 use rustix::io::Errno;
 
-/// The only version of the interface there is.
+/// The only version of the interface.
 pub(crate) const UFFD_API: u64 = 0xAA;
 
-/// `userfaultfd(2)` flags used for every descriptor here. Never `UFFD_USER_MODE_ONLY`: KVM's
-/// faults are kernel-mode faults, and such a descriptor livelocks the vCPU without a word.
+/// `userfaultfd(2)` flags of every descriptor. Never `UFFD_USER_MODE_ONLY`: KVM's faults are
+/// kernel-mode faults, and with that flag the vCPU livelocks without an error.
 pub(crate) const CREATE_FLAGS: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK;
 
-/// `USERFAULTFD_IOC_NEW`, `_IO(0xAA, 0)`: a new userfaultfd out of `/dev/userfaultfd`.
+/// `USERFAULTFD_IOC_NEW`, `_IO(0xAA, 0)`: creates a userfaultfd from `/dev/userfaultfd`.
 pub(crate) const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
 
 pub(crate) const REGISTER_MISSING: u64 = 1 << 0;
@@ -103,8 +103,8 @@ pub(crate) struct WriteProtect {
     pub(crate) mode: u64,
 }
 
-/// One message, 32 bytes. The union of the C header is kept as three words, which every member of
-/// it fits: {flags, address, thread}, {descriptor}, {from, to, length}, {start, end}.
+/// One message, 32 bytes. The union of the C header is three words here, which hold each member:
+/// {flags, address, thread}, {descriptor}, {from, to, length}, {start, end}.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Message {
@@ -115,7 +115,7 @@ pub(crate) struct Message {
 
 const _: () = assert!(size_of::<Message>() == 32);
 
-/// A structure that one userfaultfd ioctl takes.
+/// The structure that one userfaultfd ioctl takes.
 ///
 /// # Safety
 ///
@@ -125,14 +125,14 @@ pub(crate) unsafe trait Argument {
 }
 
 const fn request(direction: libc::Ioctl, number: libc::Ioctl, size: usize) -> libc::Ioctl {
-    // Sizes here are at most 40 bytes; the cast cannot lose anything.
+    // Sizes here are at most 40 bytes, so the cast does not truncate.
     (direction << 30) | ((size as libc::Ioctl) << 16) | (0xAA << 8) | number
 }
 
 const READ: libc::Ioctl = 2;
 const READ_WRITE: libc::Ioctl = 3;
 
-/// The three ioctls that take a bare range need a type each, to have a request number each.
+/// Ioctls that take only a range have a type each, because each type has one request number.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Unregister(pub(crate) Range);
@@ -171,11 +171,11 @@ unsafe impl Argument for WriteProtect {
     const REQUEST: libc::Ioctl = request(READ_WRITE, 0x06, size_of::<Self>());
 }
 
-/// UFFDIO_COPY, `_IOWR(0xAA, 0x03, struct uffdio_copy)`. Apart from [`Argument`], because it reads
-/// caller memory named by `src`.
+/// UFFDIO_COPY, `_IOWR(0xAA, 0x03, struct uffdio_copy)`. Not an [`Argument`], because it reads the
+/// caller's memory at `src`.
 pub(crate) const UFFDIO_COPY: libc::Ioctl = request(READ_WRITE, 0x03, size_of::<Copy>());
 
-/// Does one userfaultfd ioctl. Some of them report through `argument` even when they fail.
+/// Issues one userfaultfd ioctl. Some ioctls report through `argument` even if they fail.
 pub(crate) fn ioctl<A: Argument>(fd: BorrowedFd<'_>, argument: &mut A) -> Result<(), Errno> {
     let pointer: *mut A = argument;
     // SAFETY: by the contract of `Argument` the request takes exactly an `A`, which is borrowed

@@ -12,20 +12,20 @@ use crate::page_buffer::PageBuffer;
 use crate::userfault::{Userfault, pause_before_retry};
 use hikkoshi_linux::{HostAddr, HostRange, last_errno};
 
-/// What became of the pages given to [`Userfault::copy`]. All of them are present now.
+/// The result of installing pages with [`Userfault::copy`]. All of them are present now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Copied {
     /// Bytes that were installed.
     pub installed: u64,
-    /// Bytes that somebody else had installed before; their content was left alone.
+    /// Bytes that were present before the call; their content was not changed.
     pub present: u64,
 }
 
-/// Pages could not be installed. `done` bytes of them are present all the same, counted from
-/// the start; what follows may be tried again.
+/// Installing pages failed. The first `done` bytes are present nevertheless; the rest can be
+/// retried.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum CopyError {
-    /// The process has ended.
+    /// The process has exited.
     #[error("installing pages at {at}: the process has exited")]
     ProcessGone {
         /// Address of the first page that was not installed.
@@ -33,7 +33,7 @@ pub enum CopyError {
         /// Bytes present before that address.
         done: u64,
     },
-    /// The process was changing its layout all the time that is given to it, 0.3 s.
+    /// The process kept changing its memory layout for 0.3 s, the retry limit.
     #[error(
         "installing pages at {at}: the process keeps changing its memory layout; read the pending \
          events of the userfaultfd, then retry"
@@ -44,7 +44,7 @@ pub enum CopyError {
         /// Bytes present before that address.
         done: u64,
     },
-    /// The memory there is not, or no longer, registered.
+    /// The memory is not registered, or not any more.
     #[error(
         "installing pages at {at}: this memory is not registered with the userfaultfd; the process \
          may have unmapped or replaced it"
@@ -55,7 +55,7 @@ pub enum CopyError {
         /// Bytes present before that address.
         done: u64,
     },
-    /// No page to put the content into.
+    /// The kernel could not allocate a page.
     #[error(
         "installing pages at {at}: the host is out of memory for it (tmpfs or hugetlb pool full, \
          or memory cgroup limit reached); free memory, then retry"
@@ -87,14 +87,14 @@ impl CopyError {
             Errno::SRCH => Self::ProcessGone { at, done },
             Errno::AGAIN => Self::LayoutChanging { at, done },
             Errno::NOENT => Self::NotRegistered { at, done },
-            // ENOSPC meant a dying process before Linux 4.13 only, long before anything else that
-            // is needed here.
+            // Before Linux 4.13 ENOSPC meant that the process is exiting. Other features used here
+            // need a newer kernel.
             Errno::NOMEM | Errno::NOSPC => Self::OutOfMemory { at, done },
             errno => Self::Kernel { at, done, errno },
         }
     }
 
-    /// How many bytes, from the first on, are present in spite of the error.
+    /// Number of bytes, from the start, that are present despite the error.
     #[must_use]
     pub fn done(&self) -> u64 {
         match *self {
@@ -107,7 +107,7 @@ impl CopyError {
     }
 }
 
-/// Memory of ours that the kernel reads from.
+/// Memory of this process that the kernel reads from.
 #[derive(Clone, Copy)]
 struct Memory<'a> {
     address: u64,
@@ -136,9 +136,9 @@ impl<'a> From<&'a PageBuffer> for Memory<'a> {
 }
 
 impl Userfault {
-    /// Installs `src` at `dst` (4 KiB host pages), each page atomically, and wakes whoever waits
-    /// for them. A page that is there already is left as it is and its waiters are woken:
-    /// someone was faster.
+    /// Installs `src` at `dst` (4 KiB host pages), each page atomically, and wakes the threads that
+    /// wait for them. A page that is already present is not changed, and its waiters are woken:
+    /// another thread has installed it first.
     ///
     /// # Errors
     ///
@@ -147,9 +147,9 @@ impl Userfault {
         self.copy_unless(dst, src, PAGE_SIZE as u64, &mut |_| true)
     }
 
-    /// As [`Self::copy`], or for host pages of `host_page` bytes as [`Self::copy_host_page`], and
-    /// asks `present` about each host page that is there already: whether whoever waits for it may
-    /// go on. With `false` they are left waiting. Asked before they are woken.
+    /// Like [`Self::copy`], or like [`Self::copy_host_page`] for host pages of `host_page` bytes.
+    /// For each host page that is already present, calls `present` before its waiters are woken. If
+    /// `present` returns `false`, they are not woken.
     ///
     /// # Errors
     ///
@@ -165,8 +165,8 @@ impl Userfault {
         self.install(dst, len, host_page, Some(src.into()), present)
     }
 
-    /// Installs one whole host page, as [`Self::copy`] does: `src` is as long as that page. For
-    /// hugetlbfs, where the kernel installs nothing smaller.
+    /// Installs one whole host page like [`Self::copy`]; `src` has the length of that page. For
+    /// hugetlbfs, where the kernel installs only whole huge pages.
     ///
     /// # Errors
     ///
@@ -175,8 +175,8 @@ impl Userfault {
         self.copy_unless(dst, src, src.len() as u64, &mut |_| true)
     }
 
-    /// As [`Self::copy_unless`] of one host page, out of a buffer that is as long as that page. What
-    /// other threads have written to it must be known to be done.
+    /// Like [`Self::copy_unless`] for one host page, from a buffer of the length of that page. The
+    /// caller must ensure that writes of other threads to the buffer have completed.
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ impl Userfault {
         self.install(dst, len, len, Some(src.into()), present)
     }
 
-    /// Installs pages of zeros, as [`Self::copy`] does. Not on hugetlbfs.
+    /// Installs zero pages like [`Self::copy`]. Not supported on hugetlbfs.
     ///
     /// # Errors
     ///
@@ -201,7 +201,8 @@ impl Userfault {
         self.install(range.addr, range.len, page, None, &mut |_| true)
     }
 
-    /// `granule`: how much is skipped when the kernel says that the next page is there already.
+    /// `granule`: the number of bytes to skip when the kernel reports that the next page is
+    /// present.
     fn install(
         &self,
         dst: HostAddr,
@@ -225,7 +226,7 @@ impl Userfault {
                 Some(src) => self.copy_once(rest, src, done),
                 None => self.zero_once(rest),
             };
-            // On failure `progress` is a count of bytes if there was any, or a negated errno.
+            // On failure `progress` is the number of bytes installed, if any, or a negated errno.
             match u64::try_from(progress) {
                 Ok(bytes @ 1..) if result.is_ok() || result == Err(Errno::AGAIN) => {
                     copied.installed += bytes.min(rest.len);
@@ -235,14 +236,14 @@ impl Userfault {
                 _ => {}
             }
             match result {
-                // Success without progress does not exist; never loop on it.
+                // The kernel never reports success without progress; do not loop on it.
                 Ok(()) => return Err(CopyError::new(at, done, Errno::IO)),
                 Err(Errno::EXIST) => {
                     let page = HostRange::new(at, granule.min(rest.len));
                     match self.is_present(page) {
                         Ok(()) => {
-                            // Whoever was faster may have filled the page through another
-                            // mapping, and woken nobody.
+                            // The page may have been filled through another mapping, which does not
+                            // wake waiters.
                             if present(page) {
                                 let _ = self.wake(page);
                             }
@@ -259,14 +260,16 @@ impl Userfault {
         }
     }
 
-    /// Whether a host page that "exists" is there. With hugetlbfs, `UFFDIO_COPY` says `EEXIST`
-    /// where there is no huge page to be had as well (`hugetlb_mfill_atomic_pte` in mm/hugetlb.c:
-    /// the page table's entry exists, empty; seen on Linux 6.18 with a pool that is used up and
-    /// with a full file system). Believing it would lose the page: it would be filled with zeros
-    /// as soon as there is room.
+    /// Checks that a host page for which `UFFDIO_COPY` returned `EEXIST` is present. With
+    /// hugetlbfs, `UFFDIO_COPY` also returns `EEXIST` when no huge page can be allocated
+    /// (`hugetlb_mfill_atomic_pte` in mm/hugetlb.c: the page table entry exists, but is empty;
+    /// observed on Linux 6.18 with an exhausted pool and with a full file system). Treating that
+    /// page as present would lose its content: the kernel would fill it with zeros once memory is
+    /// available.
     ///
-    /// `UFFDIO_CONTINUE` maps what the file has there: it succeeds, or says `EEXIST` for what is
-    /// mapped already, or `EFAULT` for what the file has not (ioctl_userfaultfd(2)).
+    /// `UFFDIO_CONTINUE` maps the page that the file has: it succeeds, or returns `EEXIST` if the
+    /// page is already mapped, or `EFAULT` if the file does not have the page
+    /// (ioctl_userfaultfd(2)).
     fn is_present(&self, page: HostRange) -> Result<(), Errno> {
         if page.len == PAGE_SIZE as u64 {
             return Ok(());
@@ -283,7 +286,7 @@ impl Userfault {
     }
 
     fn copy_once(&self, to: HostRange, src: Memory<'_>, done: u64) -> (Result<(), Errno>, i64) {
-        // `done` is below `src.bytes`; an impossible value leaves nothing to read.
+        // `done` is less than `src.bytes`; an impossible value leaves zero bytes to read.
         let done = done.min(src.bytes);
         let mut argument = abi::Copy {
             dst: to.addr.0,
@@ -294,8 +297,8 @@ impl Userfault {
         };
         let pointer: *mut abi::Copy = &mut argument;
         // SAFETY: UFFDIO_COPY takes this structure and reads `len` bytes of our memory at `src`,
-        // which `Memory` borrows for the length of the call. It writes only to memory of the process
-        // that the descriptor belongs to, and there only pages that nobody has seen yet.
+        // which `Memory` borrows for the duration of the call. It writes only to memory of the
+        // process that the descriptor belongs to, and only to pages that are not present yet.
         let result = unsafe { libc::ioctl(self.as_fd().as_raw_fd(), abi::UFFDIO_COPY, pointer) };
         let result = if result < 0 {
             Err(last_errno())

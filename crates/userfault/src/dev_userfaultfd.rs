@@ -1,11 +1,11 @@
-//! A userfaultfd made inside another process that has not the right to make one.
+//! Creating a userfaultfd inside a process that may not call `userfaultfd(2)`.
 //!
-//! `userfaultfd(2)` asks for the caller's privilege, and a QEMU that runs as an ordinary user has
-//! none unless `vm.unprivileged_userfaultfd` is 1. `/dev/userfaultfd` asks only who may *open* it.
-//! So we open it and hand the open file over: the process makes a socket pair, we take one end and
-//! send the descriptor through it, and the process makes the userfaultfd out of what it received.
-//! It needs no right to the device, no device node in its own file tree, and nothing from its device
-//! cgroup.
+//! `userfaultfd(2)` requires a privilege of the caller, and a QEMU that runs as an ordinary user
+//! does not have it unless `vm.unprivileged_userfaultfd` is 1. `/dev/userfaultfd` requires only the
+//! permission to *open* it. So this process opens the device and passes the open file: the other
+//! process creates a socket pair, we copy one end and send the descriptor through it, and the other
+//! process creates the userfaultfd from the descriptor it received. It needs no permission for the
+//! device, no device node in its own file tree, and no entry in its device cgroup.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -21,10 +21,10 @@ use thiserror::Error;
 
 use crate::abi;
 
-/// The way by the device failed.
+/// Creating a userfaultfd from the device failed.
 #[derive(Debug, Error)]
 pub enum DeviceError {
-    /// We could not open it.
+    /// This process could not open the device.
     #[error("opening {path}: {source}")]
     Open {
         /// Path of the device.
@@ -32,7 +32,7 @@ pub enum DeviceError {
         /// The error from the system.
         source: io::Error,
     },
-    /// A call that the process had to make for it failed.
+    /// An injected system call failed.
     #[error("{doing} in the process: {source}")]
     Remote {
         /// The operation that failed.
@@ -40,7 +40,7 @@ pub enum DeviceError {
         /// The error from the kernel.
         source: Errno,
     },
-    /// Our part of it failed.
+    /// An operation in this process failed.
     #[error("{doing}: {source}")]
     Local {
         /// The operation that failed.
@@ -56,7 +56,7 @@ pub enum DeviceError {
     NotReceived,
 }
 
-/// Where things are in the borrowed piece of stack.
+/// Offsets in the scratch memory on the stack of the other process.
 const SOCKETS: u64 = 0;
 const VECTOR: u64 = 16;
 const BYTE: u64 = 48;
@@ -64,11 +64,11 @@ const HEADER: u64 = 64;
 const CONTROL: u64 = 128;
 const SCRATCH: u16 = 192;
 
-/// Bytes of a control message with one descriptor, padding included.
+/// Bytes of a control message with one descriptor, including padding.
 const CONTROL_SPACE: u64 = 24; // three words
 
-/// Makes the userfaultfd; returns its number inside the process. Everything else that was opened
-/// in there is closed again.
+/// Creates the userfaultfd and returns its number inside the process. Closes all other descriptors
+/// that were opened there.
 pub(crate) fn create(
     remote: &mut Remote,
     process: &Arc<Process>,
@@ -130,7 +130,7 @@ fn with_sockets(
     Ok(made?.and_then(number))
 }
 
-/// Sends the device through the process's own socket `socket`.
+/// Sends the device through `socket`, a descriptor number in the process.
 fn send(process: &Process, socket: i32, device: BorrowedFd<'_>) -> Result<(), DeviceError> {
     let local = |doing| move |source| DeviceError::Local { doing, source };
     let socket = process
@@ -139,7 +139,7 @@ fn send(process: &Process, socket: i32, device: BorrowedFd<'_>) -> Result<(), De
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let devices = [device];
-    // There is exactly the room it needs.
+    // The buffer has exactly the required size.
     if !control.push(SendAncillaryMessage::ScmRights(&devices)) {
         return Err(local("sending the open device")(io::Error::other(
             "control buffer too small",
@@ -155,7 +155,7 @@ fn send(process: &Process, socket: i32, device: BorrowedFd<'_>) -> Result<(), De
     .map_err(|errno| local("sending the open device")(errno.into()))
 }
 
-/// Makes the process receive it; returns its number there.
+/// Makes the process receive the descriptor; returns its number there.
 fn receive(
     remote: &mut Remote,
     socket: i32,
@@ -195,7 +195,7 @@ fn receive(
 
 /// Closes a descriptor inside the process.
 pub(crate) fn close(remote: &mut Remote, number: i32) -> Result<(), InjectError> {
-    // Linux frees the descriptor whatever close(2) returns.
+    // Linux frees the descriptor even if close(2) returns an error.
     remote
         .syscall(
             "closing a descriptor in it",

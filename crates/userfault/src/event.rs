@@ -1,4 +1,4 @@
-//! Reading what a userfaultfd has to say.
+//! Reading events from a userfaultfd and waiting for them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -12,49 +12,49 @@ use crate::userfault::Userfault;
 use hikkoshi_linux::Stop;
 use hikkoshi_linux::{HostAddr, HostRange, last_errno};
 
-/// One message of a userfaultfd.
+/// One event (`struct uffd_msg`) of a userfaultfd.
 #[derive(Debug)]
 pub enum Event {
-    /// A thread waits for a page.
+    /// A thread is blocked on a page fault.
     Fault(Fault),
-    /// Pages were given back to the system (`MADV_DONTNEED`, `MADV_REMOVE`): they are missing now.
+    /// Pages were removed (`MADV_DONTNEED`, `MADV_REMOVE`): they are missing now.
     Remove(HostRange),
     /// Memory was unmapped.
     Unmap(HostRange),
-    /// Memory was moved within the process, `mremap`.
+    /// Memory was moved within the process by `mremap`.
     Remap {
-        /// Where it was.
+        /// Old address.
         from: HostAddr,
-        /// Where it is.
+        /// New address.
         to: HostAddr,
         /// Bytes.
         len: u64,
     },
-    /// The process has forked; this descriptor is the child's userfaultfd.
+    /// The process has forked; this descriptor is the userfaultfd of the child.
     Fork(OwnedFd),
-    /// A message that came after this program was written.
+    /// An event type that this program does not know.
     Unknown(u8),
 }
 
-/// A thread that waits for a page.
+/// A page fault that blocks a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What it accessed; the page's first byte without [`Features::EXACT_ADDRESS`].
+    /// The accessed address; without [`Features::EXACT_ADDRESS`], the first byte of its page.
     ///
     /// [`Features::EXACT_ADDRESS`]: crate::Features::EXACT_ADDRESS
     pub addr: HostAddr,
-    /// Who waits, with [`Features::THREAD_ID`]. With KVM's asynchronous page faults it is a worker
-    /// of the kernel, not the vCPU's thread.
+    /// The blocked thread, with [`Features::THREAD_ID`]. With KVM's asynchronous page faults it is
+    /// a kernel worker, not the vCPU thread.
     ///
     /// [`Features::THREAD_ID`]: crate::Features::THREAD_ID
     pub thread: Option<u32>,
-    /// Whether it was writing.
+    /// Whether the access was a write.
     pub write: bool,
-    /// Whether the page is there but write-protected, rather than missing.
+    /// Whether the page is present but write-protected, rather than missing.
     pub protected: bool,
 }
 
-/// Where messages are read into: room for a fixed number, made once and used over and over.
+/// A reusable buffer for a fixed number of events.
 #[derive(Debug)]
 pub struct EventBuffer {
     messages: Vec<abi::Message>,
@@ -63,7 +63,7 @@ pub struct EventBuffer {
 }
 
 impl EventBuffer {
-    /// Room for `messages` (at least one).
+    /// Creates a buffer for `messages` events (at least one).
     #[must_use]
     pub fn with_capacity(messages: usize) -> Self {
         Self {
@@ -73,19 +73,19 @@ impl EventBuffer {
         }
     }
 
-    /// Messages read and not taken out yet.
+    /// Number of events that were read and not popped yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.filled - self.next
     }
 
-    /// Whether there is none.
+    /// Whether the buffer is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes the next message out, oldest first.
+    /// Removes and returns the oldest event.
     pub fn pop(&mut self) -> Option<Event> {
         if self.next == self.filled {
             return None;
@@ -96,7 +96,7 @@ impl EventBuffer {
     }
 }
 
-/// A message about a fork carries a descriptor; one that nobody took must not stay open.
+/// A fork event owns a descriptor; an event that was not popped must not leave it open.
 impl Drop for EventBuffer {
     fn drop(&mut self) {
         while self.pop().is_some() {}
@@ -136,31 +136,31 @@ fn decode(message: abi::Message) -> Event {
             if number < 0 {
                 return Event::Unknown(message.event);
             }
-            // SAFETY: reading the message put this descriptor into our table and told nobody
-            // else; a message is decoded once.
+            // SAFETY: reading the message put this descriptor into our table, and no other code
+            // knows it; a message is decoded once.
             Event::Fork(unsafe { OwnedFd::from_raw_fd(number) })
         }
         other => Event::Unknown(other),
     }
 }
 
-/// Why [`Userfault::wait`] or [`FaultWaiter::wait`](crate::FaultWaiter::wait) came back.
+/// Why [`Userfault::wait`] or [`FaultWaiter::wait`](crate::FaultWaiter::wait) returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// There are messages to [`Userfault::read`] (another thread may be faster).
+    /// There are events to [`Userfault::read`]. Another thread may read them first.
     Events,
-    /// The loop was asked to stop.
+    /// The [`Stop`] handle was stopped.
     Stopped,
-    /// The process has ended. Only told when the descriptor knows its process.
+    /// The process has exited. Reported only if the descriptor knows its process.
     ProcessGone,
-    /// What else was waited for, see [`FaultWaiter`](crate::FaultWaiter).
+    /// Another descriptor is ready, see [`FaultWaiter`](crate::FaultWaiter).
     Other,
-    /// The time is over.
+    /// The timeout has expired.
     TimedOut,
 }
 
-/// Reading or waiting failed. Blocked threads stay blocked: do **not** close the descriptor
-/// because of it, or missing pages will read as zero.
+/// Reading or waiting failed. Blocked threads stay blocked. Do **not** close the descriptor because
+/// of this error: missing pages would read as zero.
 #[derive(Debug, Error)]
 #[error("{doing} userfaults: {source}; the faulting threads stay blocked")]
 pub struct ReadError {
@@ -171,12 +171,11 @@ pub struct ReadError {
 }
 
 impl Userfault {
-    /// Reads what is there, as much as `buffer` holds, with one system call. Never waits: the
-    /// number read may be zero. `buffer` must have been emptied; messages still in it are kept, and
-    /// nothing is read.
+    /// Reads the pending events, as many as `buffer` holds, with one system call. Never blocks: the
+    /// number read may be zero. If `buffer` still has events, they are kept and no event is read.
     ///
-    /// A message read is gone: if the reader dies before the page is installed, the thread stays
-    /// blocked until [`Self::wake`].
+    /// Each event is delivered once: if the reader dies before it installs the page, the thread
+    /// stays blocked until [`Self::wake`].
     ///
     /// # Errors
     ///
@@ -199,7 +198,7 @@ impl Userfault {
                 )
             };
             if let Ok(read) = usize::try_from(read) {
-                // The kernel hands out whole messages only.
+                // The kernel returns whole messages only.
                 buffer.filled = (read / size_of::<abi::Message>()).min(buffer.messages.len());
                 return Ok(buffer.filled);
             }
@@ -216,9 +215,9 @@ impl Userfault {
         }
     }
 
-    /// Waits until there is something to read, `stop` is stopped, the process ends, or `timeout`
-    /// is over. A stop wins over the rest, and messages over the process's end. Of several threads
-    /// that wait like this each fault wakes all: see [`Self::waiter`].
+    /// Waits until an event is pending, `stop` is stopped, the process exits, or `timeout` expires.
+    /// A stop has priority over events, and events over the exit of the process. If several threads
+    /// wait with this function, each event wakes all of them; [`Self::waiter`] avoids that.
     ///
     /// # Errors
     ///
@@ -238,7 +237,7 @@ impl Userfault {
             .map_err(|_| failed(Errno::INVAL.into()))?;
         let stop_fd = stop.as_fd();
         let own_fd = self.as_fd();
-        // The stop handle stands in for a process that is not known.
+        // If the process is not known, poll the stop handle a second time.
         let process_fd = self.process().map_or(stop_fd, |process| process.as_fd());
         loop {
             let mut set = [
@@ -249,9 +248,9 @@ impl Userfault {
             match poll(&mut set, timeout.as_ref()) {
                 Ok(0) => return Ok(Ready::TimedOut),
                 Ok(_) => {}
-                // A signal: the loop's owner may have stopped it from the handler.
+                // The signal handler may have stopped the loop.
                 Err(Errno::INTR) if stop.is_stopped() => return Ok(Ready::Stopped),
-                // The time starts anew, which errs on the side of waiting longer.
+                // The timeout starts again, so the wait may take longer.
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno.into())),
             }
@@ -263,8 +262,8 @@ impl Userfault {
                 return Ok(Ready::Events);
             }
             if !events.is_empty() {
-                // The kernel answers POLLERR for a descriptor in blocking mode, or one whose
-                // handshake was not made.
+                // The kernel reports POLLERR for a descriptor in blocking mode, and before
+                // UFFDIO_API.
                 return Err(failed(io::Error::other(
                     "poll reports an error: the descriptor is in blocking mode or UFFDIO_API was not called",
                 )));

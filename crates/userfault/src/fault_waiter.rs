@@ -1,9 +1,9 @@
-//! Waiting for faults with several threads, of which a fault wakes one.
+//! Waiting for page faults in several threads, so that each fault wakes only one of them.
 //!
-//! Threads that `poll` a userfaultfd are all woken by each fault; one reads it
-//! and the others find nothing. With `EPOLLEXCLUSIVE` (epoll_ctl(2), Linux 4.5)
-//! the kernel wakes one that sleeps. It must sleep in `epoll_wait` itself, so
-//! everything else that it waits for is in its epoll, too.
+//! When several threads `poll` a userfaultfd, each fault wakes all of them; one reads the event and
+//! the others find none. With `EPOLLEXCLUSIVE` (epoll_ctl(2), Linux 4.5) the kernel wakes only one
+//! thread that sleeps. That thread must sleep in `epoll_wait` itself, so its epoll also contains
+//! all other descriptors that it waits for.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -22,13 +22,13 @@ const EVENTS: u64 = 1;
 const GONE: u64 = 2;
 const OTHER: u64 = 3;
 
-/// What can be ready at once: the four above, and what can be written to.
+/// Maximum number of ready descriptors: the four above, and the socket that becomes writable.
 const MOST: usize = 5;
 
-/// One thread's wait for what [`Userfault::wait`] waits for, and for more.
+/// Waits, for one thread, for the same events as [`Userfault::wait`], and for two more descriptors.
 ///
-/// Of the descriptors it holds only the socket, while it waits for that: the others must be open
-/// as long as it is used.
+/// It owns only the socket that it waits for, if any. The caller keeps the other descriptors open
+/// while it is used.
 #[derive(Debug)]
 pub struct FaultWaiter<S> {
     epoll: OwnedFd,
@@ -44,12 +44,12 @@ fn failed(source: impl Into<std::io::Error>) -> ReadError {
 }
 
 impl Userfault {
-    /// A wait of the calling thread's own, for messages, `stop`, the process's end, and `also`
-    /// becoming readable.
+    /// Creates a waiter for the calling thread: for events, `stop`, the exit of the process, and
+    /// `also` becoming readable.
     ///
     /// # Errors
     ///
-    /// When there are no descriptors or memory left for it.
+    /// When the kernel has no free descriptors or memory.
     pub fn waiter<S>(
         &self,
         stop: &Stop,
@@ -75,13 +75,13 @@ impl Userfault {
 }
 
 impl<S: AsFd> FaultWaiter<S> {
-    /// From now on waits for `socket` becoming writable too, and for no other; for none, no longer.
-    /// Holds on to it meanwhile: a closed one would leave the epoll unasked, and another one with
-    /// its number would be taken for it.
+    /// Sets the socket that the waiter also waits for until it is writable; `None` removes it. The
+    /// waiter keeps a reference to the socket: if the socket were closed, epoll would drop it
+    /// silently, and a new file with the same number would be mistaken for it.
     ///
     /// # Errors
     ///
-    /// When the kernel has no memory left.
+    /// When the kernel is out of memory.
     pub fn set_writing(&mut self, socket: Option<Arc<S>>) -> Result<(), ReadError> {
         match (&self.writing, &socket) {
             (None, None) => return Ok(()),
@@ -99,8 +99,8 @@ impl<S: AsFd> FaultWaiter<S> {
         Ok(())
     }
 
-    /// Waits as [`Userfault::wait`] does, and comes back with [`Ready::Other`] when something else
-    /// is ready and there is no message.
+    /// Waits like [`Userfault::wait`]. Returns [`Ready::Other`] when another descriptor is ready
+    /// and no event is pending.
     ///
     /// # Errors
     ///
@@ -119,13 +119,13 @@ impl<S: AsFd> FaultWaiter<S> {
             let ready = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
                 Ok(0) => return Ok(Ready::TimedOut),
                 Ok(ready) => ready,
-                // A signal: the loop's owner may have stopped it from the handler.
+                // The signal handler may have stopped the loop.
                 Err(Errno::INTR) if self.stop.is_stopped() => return Ok(Ready::Stopped),
-                // The time starts anew, which errs on the side of waiting longer.
+                // The timeout starts again, so the wait may take longer.
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno)),
             };
-            // Packed in memory: copied out field by field.
+            // `epoll_event` is packed: copy the fields instead of borrowing them.
             let flags = |what| {
                 events
                     .iter()
@@ -139,7 +139,7 @@ impl<S: AsFd> FaultWaiter<S> {
             }
             match flags(EVENTS) {
                 Some(flags) if flags.contains(EventFlags::IN) => return Ok(Ready::Events),
-                // As Userfault::wait explains.
+                // See `Userfault::wait`.
                 Some(_) => {
                     return Err(failed(std::io::Error::other(
                         "epoll reports an error: the descriptor is in blocking mode or UFFDIO_API was not called",

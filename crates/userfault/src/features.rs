@@ -1,4 +1,4 @@
-//! What a userfaultfd can do, and whether this kernel's can.
+//! Features of a userfaultfd, and which of them this kernel supports.
 
 use std::fmt;
 use std::ops::BitOr;
@@ -9,7 +9,8 @@ use crate::userfault::{CreateError, Userfault};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Features(pub u64);
 
-/// Name and first kernel of every bit, by bit number (`linux/userfaultfd.h`, `userfaultfd(2)`).
+/// Name and first kernel version of each bit, by bit number (`linux/userfaultfd.h`,
+/// `userfaultfd(2)`).
 const NAMES: [(&str, &str); 17] = [
     ("PAGEFAULT_FLAG_WP", "5.7"),
     ("EVENT_FORK", "4.11"),
@@ -31,36 +32,36 @@ const NAMES: [(&str, &str); 17] = [
 ];
 
 impl Features {
-    /// No feature beyond the first kernel's.
+    /// No optional feature.
     pub const NONE: Self = Self(0);
-    /// Write-protect faults can be told from missing ones.
+    /// Events distinguish write-protect faults from missing faults.
     pub const PAGEFAULT_FLAG_WP: Self = Self(1 << 0);
-    /// `fork` is reported, and hands over a descriptor for the child.
+    /// Reports `fork` and passes a descriptor for the child.
     pub const EVENT_FORK: Self = Self(1 << 1);
-    /// `mremap` is reported.
+    /// Reports `mremap`.
     pub const EVENT_REMAP: Self = Self(1 << 2);
-    /// `madvise(MADV_DONTNEED / MADV_REMOVE)` is reported; the caller waits until it is read.
+    /// Reports `madvise(MADV_DONTNEED / MADV_REMOVE)`; the caller blocks until the event is read.
     pub const EVENT_REMOVE: Self = Self(1 << 3);
     /// Missing faults on hugetlbfs.
     pub const MISSING_HUGETLBFS: Self = Self(1 << 4);
     /// Missing faults on shared memory (tmpfs, memfd).
     pub const MISSING_SHMEM: Self = Self(1 << 5);
-    /// `munmap` is reported.
+    /// Reports `munmap`.
     pub const EVENT_UNMAP: Self = Self(1 << 6);
-    /// A fault names the thread it stopped.
+    /// A fault event contains the thread ID.
     pub const THREAD_ID: Self = Self(1 << 8);
-    /// A fault's address is the one accessed, not its page's.
+    /// A fault event contains the exact address, not the address of the page.
     pub const EXACT_ADDRESS: Self = Self(1 << 11);
     /// Write protection of shared memory and hugetlbfs.
     pub const WP_HUGETLBFS_SHMEM: Self = Self(1 << 12);
-    /// Write protection also of what is not populated yet.
+    /// Write protection of pages that are not populated.
     pub const WP_UNPOPULATED: Self = Self(1 << 13);
-    /// A write to a protected page is let through and noted by the kernel, nobody waits. Implies
-    /// [`Self::WP_UNPOPULATED`]. Bit 15 (public code has it wrong).
+    /// A write to a protected page does not block: the kernel allows it and records it. Implies
+    /// [`Self::WP_UNPOPULATED`]. Bit 15 (some public code uses a wrong bit).
     pub const WP_ASYNC: Self = Self(1 << 15);
 
-    /// What catching the missing pages of a guest needs: shared and hugetlb memory, the thread
-    /// that waits, the exact address.
+    /// Features needed to handle missing pages of a guest: shared and hugetlb memory, the thread
+    /// ID, and the exact address.
     pub const FOR_MISSING: Self = Self(
         Self::MISSING_SHMEM.0
             | Self::MISSING_HUGETLBFS.0
@@ -68,7 +69,7 @@ impl Features {
             | Self::EXACT_ADDRESS.0,
     );
 
-    /// What a dirty log needs: asynchronous write protection of shared and hugetlb memory.
+    /// Features needed for a dirty log: asynchronous write protection of shared and hugetlb memory.
     pub const FOR_DIRTY_LOG: Self = Self(
         Self::PAGEFAULT_FLAG_WP.0
             | Self::WP_HUGETLBFS_SHMEM.0
@@ -94,12 +95,12 @@ impl Features {
         self.0 == 0
     }
 
-    /// What this kernel offers, asked of a userfaultfd made for the purpose. (A descriptor can be
-    /// asked only once, so the one that will be used is not the one to ask.)
+    /// Returns the features that this kernel supports, queried with a temporary userfaultfd.
+    /// (`UFFDIO_API` works only once per descriptor.)
     ///
     /// # Errors
     ///
-    /// When no userfaultfd can be made here.
+    /// When this process cannot create a userfaultfd.
     pub fn supported() -> Result<Self, CreateError> {
         Userfault::create_unready()?.handshake(Self::NONE)
     }

@@ -6,32 +6,32 @@ use std::path::Path;
 use crate::features::Features;
 use hikkoshi_linux::Process;
 
-/// A userfaultfd inside a process: left by a migration program that was killed, or the process's
-/// own (QEMU's, with `postcopy-ram` or background snapshots).
+/// A userfaultfd that is open in a process: left there by a migration program that was killed, or
+/// opened by the process itself (QEMU's `postcopy-ram` or background snapshots).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenUserfault {
-    /// Its descriptor number there.
+    /// Descriptor number in that process.
     pub number: i32,
-    /// What was negotiated.
+    /// The negotiated features.
     pub features: Features,
-    /// Threads that wait, their fault not read yet.
+    /// Number of blocked threads whose event was not read yet.
     pub unread: u64,
-    /// Threads that wait in all, those whose fault was read included.
+    /// Number of blocked threads, including those whose event was read.
     pub waiting: u64,
 }
 
-/// The userfaultfds that `process` has open, by descriptor number.
+/// Returns the userfaultfds that `process` has open, by descriptor number.
 ///
 /// # Errors
 ///
-/// When `/proc` does not tell: the process has ended, or belongs to somebody else.
+/// When `/proc` cannot be read: the process has exited, or this program may not inspect it.
 pub fn open_userfaults(process: &Process) -> io::Result<Vec<OpenUserfault>> {
     let mut found = Vec::new();
     for number in process.descriptors()? {
         match process.describe_descriptor(number) {
             Ok((link, info)) if is_userfault(&link) => found.push(parse(number, &info)),
             Ok(_) => {}
-            // Closed since it was listed.
+            // Closed since the directory was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -59,7 +59,7 @@ fn parse(number: i32, info: &str) -> OpenUserfault {
     let features = field("API")
         .and_then(|value| value.split(':').nth(1))
         .and_then(|features| u64::from_str_radix(features, 16).ok())
-        // The topmost bit is the kernel's own note that the handshake was made.
+        // Bit 31 is internal to the kernel: UFFDIO_API was called.
         .map_or(0, |features| features & !(1 << 31));
     OpenUserfault {
         number,
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(parse(7, "").features, Features::NONE);
     }
 
-    /// Numbers that are none, or too large, are left out.
+    /// Invalid and too large numbers are ignored.
     #[test]
     fn other_text_is_taken_without_harm() {
         let numbers = [

@@ -1,4 +1,4 @@
-//! Memory in which a huge page is put together before it is installed.
+//! Memory in which a huge page is assembled before it is installed.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -10,10 +10,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 /// Bytes in a word.
 const WORD: usize = size_of::<u64>();
 
-/// A buffer that several threads may write to at once: its words are atomic.
+/// A buffer that several threads can write at the same time: its words are atomic.
 ///
-/// It takes memory when it is written to, not before, so that making one is
-/// cheap whatever its size.
+/// Memory is allocated on the first write, so creating a buffer is cheap for any size.
 pub struct PageBuffer {
     words: NonNull<AtomicU64>,
     bytes: usize,
@@ -25,17 +24,18 @@ unsafe impl Send for PageBuffer {}
 unsafe impl Sync for PageBuffer {}
 
 impl PageBuffer {
-    /// A buffer of `bytes`, a multiple of the page size, filled with zeros.
+    /// Creates a buffer of `bytes`, a multiple of the page size, filled with zeros.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a length that is no multiple of 4096, or 0; `ENOMEM` when the system has no
-    /// room for it.
+    /// `EINVAL` if the length is 0 or not a multiple of 4096; `ENOMEM` if the system does not have
+    /// enough memory.
     pub fn new(bytes: usize) -> Result<Self, Errno> {
         if bytes == 0 || !bytes.is_multiple_of(hikkoshi_pages::PAGE_SIZE) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address that the kernel chooses does not affect existing
+        // memory.
         let at = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -46,7 +46,7 @@ impl PageBuffer {
         }?;
         let words = NonNull::new(at.cast::<AtomicU64>()).ok_or(Errno::NOMEM)?;
         let buffer = Self { words, bytes };
-        // Fewer faults while it is filled, where the system lets it; no matter if not.
+        // Reduces the number of faults while the buffer is filled. Optional.
         buffer.advise(Advice::LinuxHugepage);
         Ok(buffer)
     }
@@ -57,7 +57,7 @@ impl PageBuffer {
         self.bytes
     }
 
-    /// Never: there is no buffer without bytes.
+    /// Always `false`: a buffer has at least one page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
@@ -71,11 +71,10 @@ impl PageBuffer {
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.bytes / WORD) }
     }
 
-    /// Writes `content` at byte `at`, both multiples of 8 bytes. Gives `false`, and writes
-    /// nothing, if it does not fit.
+    /// Writes `content` at byte offset `at`, both multiples of 8 bytes. Returns `false` and writes
+    /// nothing if it does not fit.
     ///
-    /// Not ordered against other threads: whoever reads must have learnt from the writer, through
-    /// something that orders, that it is done.
+    /// Uses relaxed ordering: a reader must synchronize with the writer by other means.
     #[must_use]
     pub fn write(&self, at: usize, content: &[u8]) -> bool {
         let (words, rest) = content.as_chunks::<WORD>();
@@ -92,13 +91,13 @@ impl PageBuffer {
         true
     }
 
-    /// Gives the memory back to the system; the content is zeros afterwards.
+    /// Returns the memory to the system; the content is zero afterwards.
     pub fn clear(&self) {
         self.advise(Advice::LinuxDontNeed);
     }
 
     fn advise(&self, advice: Advice) {
-        // SAFETY: the range is this buffer's own mapping. Dropping its pages makes them read as
+        // SAFETY: the range is this buffer's own mapping. Removing its pages makes them read as
         // zeros, which is a valid value for every word.
         let advised = unsafe { madvise(self.words.as_ptr().cast(), self.bytes, advice) };
         if let Err(error) = advised {
@@ -113,7 +112,7 @@ impl PageBuffer {
 
 impl Drop for PageBuffer {
     fn drop(&mut self) {
-        // SAFETY: the buffer's own mapping, which nobody can use any more.
+        // SAFETY: this buffer's own mapping, to which no reference exists any more.
         let unmapped = unsafe { munmap(self.words.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

@@ -1,4 +1,4 @@
-//! Which huge pages are there: what an engine must know that takes over from one that was killed.
+//! Checks whether a huge page is present. Needed to resume a migration whose engine was killed.
 
 use std::os::fd::AsFd;
 
@@ -10,17 +10,17 @@ use hikkoshi_linux::HostRange;
 
 impl Userfault {
     /// Whether hugetlbfs has the huge page at `page` (one whole host page, registered), mapped or
-    /// not. Neither `lseek` nor `mincore` can tell.
+    /// not. `lseek` and `mincore` do not report this.
     ///
-    /// `UFFDIO_CONTINUE` maps what the file has there: it succeeds, or says `EEXIST` for what is
-    /// mapped already, or `EFAULT` for what the file has not (ioctl_userfaultfd(2)). To map a page
-    /// that is there changes nothing for whoever uses it, and nothing is allocated for one that is
-    /// not. Tried on Linux 6.18, without a registration for MINOR faults.
+    /// `UFFDIO_CONTINUE` maps the page that the file has: it succeeds, or returns `EEXIST` if the
+    /// page is already mapped, or `EFAULT` if the file does not have the page
+    /// (ioctl_userfaultfd(2)). Mapping a present page has no effect on its users, and for a missing
+    /// page nothing is allocated. Tested on Linux 6.18, without a registration for MINOR faults.
     ///
     /// # Errors
     ///
-    /// When the range is not registered, the process has ended, or its layout keeps changing for
-    /// longer than 0.3 s.
+    /// When the range is not registered, the process has exited, or its memory layout keeps
+    /// changing for longer than 0.3 s.
     pub fn holds_huge_page(&self, page: HostRange) -> Result<bool, RangeError> {
         let mut attempts = 0;
         loop {

@@ -1,4 +1,4 @@
-//! A userfaultfd for another process's memory.
+//! A userfaultfd that is open inside another process, for that process's memory.
 
 use std::fs::File;
 use std::io;
@@ -16,15 +16,16 @@ use crate::features::Features;
 use crate::open_userfaults::is_userfault;
 use crate::userfault::{ApiError, DEVICE, Userfault};
 
-/// A userfaultfd that another process made for us, without knowing.
+/// A userfaultfd that another process created by an injected system call.
 ///
-/// There are two copies of the descriptor, ours and the one inside the process. The one inside keeps
-/// blocked threads blocked if we die, and a successor can [`adopt`](Self::adopt) it; in the end it
-/// must be closed again, [`close_remote`](Self::close_remote).
+/// The descriptor has two copies, one in this process and one inside the other process. If this
+/// process dies, the copy inside keeps blocked threads blocked, and a later run can
+/// [`adopt`](Self::adopt) it. At the end it must be closed with
+/// [`close_remote`](Self::close_remote).
 ///
-/// Dropping this gives back too, with only a warning when that fails. During post-copy that would be
-/// fatal to the guest, whose missing pages would read as zero: say
-/// [`leave_open_on_drop`](Self::leave_open_on_drop) before the first page is awaited.
+/// Dropping this value also closes the remote copy, and logs a warning if that fails. During
+/// post-copy this would be fatal to the guest, whose missing pages would read as zero: call
+/// [`leave_open_on_drop`](Self::leave_open_on_drop) before the first page fault is expected.
 #[derive(Debug)]
 pub struct RemoteUserfault {
     process: Arc<Process>,
@@ -34,13 +35,13 @@ pub struct RemoteUserfault {
     leave_open_on_drop: AtomicBool,
 }
 
-/// No userfaultfd could be had from the process; it is as it was before.
+/// Creating or adopting a userfaultfd in a process failed; the process is unchanged.
 #[derive(Debug, Error)]
 pub enum RemoteUserfaultError {
-    /// The system call could not be made.
+    /// The injection failed.
     #[error("creating a userfaultfd: {0}")]
     Inject(#[from] InjectError),
-    /// The kernel lacks what is needed.
+    /// The kernel does not support the features.
     #[error("creating a userfaultfd in process {pid}: {source}")]
     Api {
         /// Process ID.
@@ -48,7 +49,7 @@ pub enum RemoteUserfaultError {
         /// The error of the handshake.
         source: ApiError,
     },
-    /// The process may not make one, and the way around that failed too.
+    /// The process may not create a userfaultfd, and creating one from the device failed too.
     #[error(
         "creating a userfaultfd in process {pid}: userfaultfd(2) in the process failed ({call}) and \
          the device failed ({device}); set sysctl vm.unprivileged_userfaultfd=1, or run this program \
@@ -59,33 +60,33 @@ pub enum RemoteUserfaultError {
         pid: u32,
         /// The error of the system call.
         call: Errno,
-        /// Why the device did not help.
+        /// The error of `/dev/userfaultfd`.
         device: DeviceError,
     },
-    /// It was made, but we could not get at it. It has been closed again.
+    /// It was created but could not be copied into this process. It has been closed.
     #[error("copying descriptor {number} from process {pid}: {source}")]
     Copy {
-        /// The process.
+        /// Process ID.
         pid: u32,
         /// Descriptor number in that process.
         number: i32,
         /// The error from the kernel.
         source: io::Error,
     },
-    /// The descriptor to adopt is something else.
+    /// The descriptor to adopt is not a userfaultfd.
     #[error("adopting descriptor {number} of process {pid}: not a userfaultfd")]
     NotUserfault {
-        /// The process.
+        /// Process ID.
         pid: u32,
         /// Descriptor number in that process.
         number: i32,
     },
 }
 
-/// The copy inside the process could not be closed.
+/// Closing the copy inside the process failed.
 #[derive(Debug, Error)]
 pub enum CloseRemoteError {
-    /// The system call could not be made.
+    /// The injection failed.
     #[error("closing the userfaultfd (descriptor {number}) in the process: {source}")]
     Inject {
         /// Descriptor number in that process.
@@ -93,13 +94,13 @@ pub enum CloseRemoteError {
         /// The error of the injection.
         source: InjectError,
     },
-    /// The process has put something else in its place. That was left alone.
+    /// The process has replaced the descriptor. It was not closed.
     #[error(
         "closing the userfaultfd in process {pid}: its descriptor {number} now refers to a \
          different file; it was not closed"
     )]
     NotOurs {
-        /// The process.
+        /// Process ID.
         pid: u32,
         /// Descriptor number in that process.
         number: i32,
@@ -109,7 +110,7 @@ pub enum CloseRemoteError {
         "closing the userfaultfd in process {pid}: inspecting its descriptor {number}: {source}"
     )]
     Look {
-        /// The process.
+        /// Process ID.
         pid: u32,
         /// Descriptor number in that process.
         number: i32,
@@ -119,19 +120,19 @@ pub enum CloseRemoteError {
 }
 
 impl RemoteUserfault {
-    /// Makes process `pid` make a userfaultfd, takes a copy of it, and does the handshake for
+    /// Creates a userfaultfd inside process `pid`, copies it into this process, and negotiates
     /// `features`.
     ///
     /// # Errors
     ///
-    /// When the kernel lacks a feature (then the process has not been touched), when we may not
-    /// trace the process or it may not make a userfaultfd, when it ends meanwhile. Nothing is left
-    /// behind in it.
+    /// When the kernel does not support a feature (then the process was not touched), when this
+    /// program may not trace the process, when the process may not create a userfaultfd, or when it
+    /// exits meanwhile. No descriptor is left open in the process.
     pub fn create(pid: u32, features: Features) -> Result<Self, RemoteUserfaultError> {
         Self::create_in(&open(pid)?, features)
     }
 
-    /// As [`Self::create`], of a process held already.
+    /// Like [`Self::create`], for a process that is already open.
     ///
     /// # Errors
     ///
@@ -149,7 +150,8 @@ impl RemoteUserfault {
         device: &'static str,
     ) -> Result<Self, RemoteUserfaultError> {
         let pid = process.pid();
-        // Ask first what this kernel can do. If we may not make one ourselves, we will see later.
+        // Check first what this kernel supports. If this process may not create a userfaultfd, the
+        // handshake below finds out.
         if let Ok(offered) = Features::supported() {
             let missing = features.without(offered);
             if !missing.is_empty() {
@@ -180,16 +182,16 @@ impl RemoteUserfault {
         )
     }
 
-    /// Takes over descriptor `number` of the process, a userfaultfd that an earlier program had
-    /// put there and set up (see [`open_userfaults`](crate::open_userfaults())).
+    /// Uses descriptor `number` of the process, a userfaultfd that an earlier program created and
+    /// set up there (see [`open_userfaults`](crate::open_userfaults())).
     ///
-    /// Faults that the earlier program had read but not answered are raised again after
-    /// [`Userfault::wake`] on all that is registered.
+    /// Events that the earlier program had read but not resolved are delivered again after
+    /// [`Userfault::wake`] on all registered ranges.
     ///
     /// # Errors
     ///
-    /// When the process has no such descriptor, or it is no userfaultfd, or we may not trace the
-    /// process.
+    /// When the process has no such descriptor, when it is not a userfaultfd, or when this program
+    /// may not trace the process.
     pub fn adopt(process: &Arc<Process>, number: i32) -> Result<Self, RemoteUserfaultError> {
         Self::copied(process, number, None)
     }
@@ -207,7 +209,7 @@ impl RemoteUserfault {
                 number,
                 source,
             })?;
-        // Our copy, which the process cannot exchange any more.
+        // Check our copy, which the process cannot replace.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         if !link.is_ok_and(|link| is_userfault(&link)) {
             return Err(RemoteUserfaultError::NotUserfault { pid, number });
@@ -227,35 +229,35 @@ impl RemoteUserfault {
         })
     }
 
-    /// The process.
+    /// The process that the userfaultfd belongs to.
     #[must_use]
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
 
-    /// Our copy.
+    /// The copy in this process.
     #[must_use]
     pub fn userfault(&self) -> &Arc<Userfault> {
         &self.userfault
     }
 
-    /// The descriptor's number inside the process.
+    /// The descriptor number inside the process.
     #[must_use]
     pub fn remote(&self) -> i32 {
         self.remote
     }
 
-    /// From now on dropping this leaves the copy inside the process, for a successor to adopt. Only
-    /// [`Self::close_remote`] closes it then.
+    /// Dropping this value no longer closes the copy inside the process, so that a later run can
+    /// adopt it. Only [`Self::close_remote`] closes it.
     pub fn leave_open_on_drop(&self) {
         self.leave_open_on_drop.store(true, Ordering::Release);
     }
 
     /// Closes the copy inside the process. It can be called again, after success (then it does
-    /// nothing) and after failure. Fine on a process that has ended.
+    /// nothing) and after failure. Succeeds if the process has exited.
     ///
-    /// Everything stays registered for as long as somebody holds [`Self::userfault`]: unregister
-    /// first, or drop those.
+    /// Ranges stay registered while a reference to [`Self::userfault`] exists: unregister first, or
+    /// drop the references.
     ///
     /// # Errors
     ///
@@ -275,8 +277,8 @@ impl RemoteUserfault {
         Ok(())
     }
 
-    /// Whether the descriptor inside is the same open file as ours. Where the kernel cannot tell,
-    /// yes: that it is a userfaultfd is looked at in any case.
+    /// Whether the remote descriptor refers to the same open file as ours. `true` if the kernel
+    /// cannot tell; the caller also checks that it is a userfaultfd.
     fn is_still_ours(&self) -> bool {
         /// `KCMP_FILE`, `linux/kcmp.h`.
         const FILE: libc::c_long = 0;
@@ -292,7 +294,7 @@ impl RemoteUserfault {
                 libc::c_long::from(self.remote),
             )
         };
-        // 0 is the same, 1 to 3 are different, -1 an error.
+        // 0: the same; 1 to 3: different; -1: an error.
         result <= 0
     }
 }
@@ -308,8 +310,8 @@ impl Drop for RemoteUserfault {
     }
 }
 
-/// Closes descriptor `number` inside `process`, if it is a userfaultfd. Fine on a process that has
-/// ended, and when it is closed already.
+/// Closes descriptor `number` inside `process` if it is a userfaultfd. Succeeds if the process has
+/// exited or the descriptor is already closed.
 ///
 /// # Errors
 ///
@@ -354,7 +356,7 @@ fn open(pid: u32) -> Result<Arc<Process>, InjectError> {
     }
 }
 
-/// Makes the userfaultfd, one way or the other; returns its number inside the process.
+/// Creates the userfaultfd by system call or by device; returns its number inside the process.
 fn create(
     remote: &mut Remote,
     process: &Arc<Process>,

@@ -1,4 +1,4 @@
-//! A userfaultfd: making one, negotiating, watching ranges.
+//! A userfaultfd: creating one, negotiating features, registering ranges.
 
 use std::fs::File;
 use std::io;
@@ -14,18 +14,18 @@ use crate::features::Features;
 use hikkoshi_linux::Process;
 use hikkoshi_linux::{HostRange, last_errno};
 
-/// A userfaultfd. It works on the memory of the process that made it, which need not be ours:
-/// addresses are that process's.
+/// A userfaultfd. It handles the memory of the process that created it, which may be another
+/// process; all addresses are in that process.
 ///
-/// Closing the last copy of a descriptor unregisters everything, and missing pages then read as
-/// **zero**, without any signal. So: drop this only when every page is present, or when the guest
-/// is stopped for good.
+/// Closing the last copy of a descriptor unregisters all ranges, and missing pages then read as
+/// **zero**, without an error. Drop this only when every page is present, or when the guest never
+/// runs again.
 ///
-/// All methods may be called from several threads at once.
+/// All methods can be called from several threads at the same time.
 ///
 /// # Example
 ///
-/// A thread reads a page that is missing; another one installs it.
+/// One thread reads a missing page; another thread installs it.
 ///
 /// ```
 /// use std::thread;
@@ -60,34 +60,34 @@ use hikkoshi_linux::{HostRange, last_errno};
 #[derive(Debug)]
 pub struct Userfault {
     fd: OwnedFd,
-    /// The process it belongs to, when that is known and not ourselves.
+    /// The process it belongs to, if it is known and not this process.
     process: Option<Arc<Process>>,
 }
 
-/// No userfaultfd of our own.
+/// Creating a userfaultfd in this process failed.
 #[derive(Debug, Error)]
 pub enum CreateError {
-    /// Neither the system call nor the device gave one.
+    /// Both the system call and the device failed.
     #[error(
         "creating a userfaultfd: userfaultfd(2) failed ({call}) and /dev/userfaultfd failed \
          ({device}); run as root or with CAP_SYS_PTRACE, set sysctl \
          vm.unprivileged_userfaultfd=1, or allow access to /dev/userfaultfd"
     )]
     Refused {
-        /// Why `userfaultfd(2)` failed.
+        /// The error of `userfaultfd(2)`.
         call: Errno,
-        /// Why `/dev/userfaultfd` failed.
+        /// The error of `/dev/userfaultfd`.
         device: io::Error,
     },
-    /// It was made, but does not do what was asked.
+    /// It was created, but the handshake failed.
     #[error(transparent)]
     Api(#[from] ApiError),
 }
 
-/// The handshake failed.
+/// The handshake (`UFFDIO_API`) failed.
 #[derive(Debug, Error)]
 pub enum ApiError {
-    /// The kernel lacks features.
+    /// The kernel does not support all features.
     #[error(
         "the userfaultfd of this kernel does not support {missing}; use a kernel of at least that \
          version with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP"
@@ -96,7 +96,7 @@ pub enum ApiError {
         /// The requested features that the kernel does not have.
         missing: Features,
     },
-    /// Anything else; a second handshake, for one.
+    /// Any other error, for example a second handshake.
     #[error("negotiating the userfaultfd features {wanted}: {source}")]
     Handshake {
         /// The requested features.
@@ -106,39 +106,39 @@ pub enum ApiError {
     },
 }
 
-/// What to watch for in a range.
+/// Which faults of a range to handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RegisterMode {
-    /// Accesses to pages that are not there.
+    /// Accesses to missing pages.
     pub missing: bool,
-    /// Writes to pages that [`Userfault::write_protect`] has protected.
+    /// Writes to pages protected with [`Userfault::write_protect`].
     pub write_protect: bool,
 }
 
 impl RegisterMode {
-    /// Watch for missing pages only.
+    /// Missing pages only.
     pub const MISSING: Self = Self {
         missing: true,
         write_protect: false,
     };
-    /// Watch for writes only.
+    /// Writes only.
     pub const WRITE_PROTECT: Self = Self {
         missing: false,
         write_protect: true,
     };
 }
 
-/// What can be done with a range that was just registered.
+/// Operations that a registered range supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// [`Userfault::zero`] works there. Not on hugetlbfs.
+    /// [`Userfault::zero`] is supported. Not on hugetlbfs.
     pub zero: bool,
 }
 
-/// Watching a range, or ending that, or protecting it, failed.
+/// Registering, unregistering, protecting or waking a range failed.
 #[derive(Debug, Error)]
 pub enum RangeError {
-    /// Another userfaultfd has it.
+    /// Another userfaultfd is registered for the memory.
     #[error(
         "{doing} {range}: another userfaultfd is already registered for this memory, possibly one \
          left open by an earlier migration or QEMU's own postcopy-ram; close it first"
@@ -149,7 +149,7 @@ pub enum RangeError {
         /// The memory range.
         range: HostRange,
     },
-    /// The process has ended.
+    /// The process has exited.
     #[error("{doing} {range}: the process has exited, or the memory is not mapped")]
     Gone {
         /// The operation that failed.
@@ -157,7 +157,7 @@ pub enum RangeError {
         /// The memory range.
         range: HostRange,
     },
-    /// The kernel takes the range but cannot do what is needed with it.
+    /// The kernel registers the range but does not support an operation on it.
     #[error(
         "{doing} {range}: the kernel cannot {unsupported} this type of memory; use a shared mapping of \
          tmpfs or hugetlbfs"
@@ -190,8 +190,8 @@ impl RangeError {
     pub(crate) fn new(doing: &'static str, range: HostRange, source: Errno) -> Self {
         match source {
             Errno::BUSY => Self::Busy { doing, range },
-            // Register says ENOMEM where write-protect says ESRCH when the memory is gone as a
-            // whole (`mmget_not_zero` in fs/userfaultfd.c).
+            // When the whole memory is gone, register returns ENOMEM and write-protect returns
+            // ESRCH (`mmget_not_zero` in fs/userfaultfd.c).
             Errno::NOMEM | Errno::SRCH => Self::Gone { doing, range },
             source => Self::Kernel {
                 doing,
@@ -203,33 +203,33 @@ impl RangeError {
 }
 
 impl Userfault {
-    /// A userfaultfd for our own memory, ready for use with `features`.
+    /// Creates a userfaultfd for the memory of this process, with `features`.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses to make one, or lacks a feature.
+    /// When the kernel refuses to create one, or does not support a feature.
     pub fn create_for_self(features: Features) -> Result<Self, CreateError> {
         let userfault = Self::create_unready()?;
         userfault.api(features)?;
         Ok(userfault)
     }
 
-    /// Takes over a descriptor, which must be a userfaultfd. [`Self::api`] is the next step, unless
-    /// someone has done it before.
+    /// Wraps a descriptor, which must be a userfaultfd. [`Self::api`] must be called next, unless
+    /// the handshake was already done.
     #[must_use]
     pub(crate) fn from_fd(fd: OwnedFd) -> Self {
         Self { fd, process: None }
     }
 
-    /// Says whose memory this descriptor is for, so that waiting for faults also ends when that
-    /// process does.
+    /// Sets the process whose memory this descriptor is for, so that waiting for faults also ends
+    /// when that process exits.
     #[must_use]
     pub(crate) fn of_process(mut self, process: Arc<Process>) -> Self {
         self.process = Some(process);
         self
     }
 
-    /// The process that the descriptor belongs to, if it is another one.
+    /// The process that the descriptor belongs to, if it is not this process.
     #[must_use]
     pub fn process(&self) -> Option<&Arc<Process>> {
         self.process.as_ref()
@@ -247,7 +247,7 @@ impl Userfault {
             .write(true)
             .open(DEVICE)
             .map_err(|device| CreateError::Refused { call, device })?;
-        // SAFETY: the request takes flags, no pointer.
+        // SAFETY: the request takes flags, not a pointer.
         let made = unsafe {
             libc::syscall(
                 libc::SYS_ioctl,
@@ -269,12 +269,13 @@ impl Userfault {
         self.api(features).map_err(CreateError::Api)
     }
 
-    /// The handshake, `UFFDIO_API`: must come before anything else, once per descriptor. Returns
-    /// what the kernel offers in all, used or not.
+    /// Performs the handshake, `UFFDIO_API`: once per descriptor, before all other calls. Returns
+    /// all features that the kernel supports, requested or not.
     ///
     /// # Errors
     ///
-    /// When the kernel lacks one of `features`, named in the error; or a handshake was made before.
+    /// When the kernel does not support one of `features` (the error names it), or when the
+    /// handshake was already done.
     pub fn api(&self, features: Features) -> Result<Features, ApiError> {
         let mut api = abi::Api {
             api: abi::UFFD_API,
@@ -284,7 +285,8 @@ impl Userfault {
         match abi::ioctl(self.as_fd(), &mut api) {
             Ok(()) => Ok(Features(api.features)),
             Err(source) => {
-                // The kernel does not say which feature it lacks, only another descriptor can tell.
+                // The kernel does not report which feature is unsupported; only another descriptor
+                // can.
                 let offered = (!features.is_empty()).then(Features::supported);
                 if let Some(Ok(offered)) = offered {
                     let missing = features.without(offered);
@@ -300,12 +302,12 @@ impl Userfault {
         }
     }
 
-    /// Watches `range`. It may consist of several mappings, but without gaps.
+    /// Registers `range`. It may consist of several mappings without gaps.
     ///
     /// # Errors
     ///
-    /// When another userfaultfd watches some of it, when it is not whole pages of memory that can
-    /// be watched, or the process has ended.
+    /// When another userfaultfd is registered for a part of it, when it is not whole pages of a
+    /// supported type of memory, or when the process has exited.
     pub fn register(&self, range: HostRange, mode: RegisterMode) -> Result<Registered, RangeError> {
         const DOING: &str = "registering";
         let mut register = abi::Register {
@@ -323,7 +325,7 @@ impl Userfault {
         };
         abi::ioctl(self.as_fd(), &mut register)
             .map_err(|source| RangeError::new(DOING, range, source))?;
-        // The kernel lists only what works on every mapping of the range.
+        // The kernel lists only the operations that every mapping of the range supports.
         let unsupported = if mode.missing && register.ioctls & abi::IOCTL_COPY == 0 {
             "install pages into"
         } else if mode.write_protect && register.ioctls & abi::IOCTL_WRITEPROTECT == 0 {
@@ -333,7 +335,7 @@ impl Userfault {
                 zero: register.ioctls & abi::IOCTL_ZEROPAGE != 0,
             });
         };
-        // Leave nothing behind; the error that matters is the one being returned.
+        // Undo the registration. An error of that is less important than the one returned here.
         let _ = self.unregister(range);
         Err(RangeError::Unsupported {
             doing: DOING,
@@ -342,29 +344,29 @@ impl Userfault {
         })
     }
 
-    /// Ends watching `range` and wakes everyone who waits there (missing pages then read as zero).
-    /// Whatever write protection it had ends too. Fine on a process that has ended, on a range
-    /// that is not mapped any more and on one that was never registered.
+    /// Unregisters `range`, wakes the threads that wait there (missing pages then read as zero),
+    /// and removes its write protection. Succeeds if the process has exited, if the range is no
+    /// longer mapped, and if it was never registered.
     ///
     /// # Errors
     ///
     /// When `range` is not whole pages.
     pub fn unregister(&self, range: HostRange) -> Result<(), RangeError> {
         match abi::ioctl(self.as_fd(), &mut abi::Unregister(abi::Range::from(range))) {
-            // ENOMEM: no memory left at all (the process has ended) or nothing mapped there.
+            // ENOMEM: the process has exited, or the range is not mapped.
             Ok(()) | Err(Errno::NOMEM | Errno::SRCH) => Ok(()),
             Err(source) => Err(RangeError::new("unregistering", range, source)),
         }
     }
 
-    /// Protects `range` against writing, or ends that and wakes the writers that wait. The range
-    /// must be registered for it. With [`Features::WP_ASYNC`] a write ends the protection of its
-    /// page by itself and nobody waits.
+    /// Write-protects `range`, or removes the protection and wakes the blocked writers. The range
+    /// must be registered for it. With [`Features::WP_ASYNC`] a write removes the protection of its
+    /// page and does not block.
     ///
     /// # Errors
     ///
-    /// When some of the range is not registered for write protection, when the process has ended,
-    /// or when its layout keeps changing for longer than 0.3 s.
+    /// When a part of the range is not registered for write protection, when the process has
+    /// exited, or when its memory layout keeps changing for longer than 0.3 s.
     pub fn write_protect(&self, range: HostRange, on: bool) -> Result<(), RangeError> {
         let mut attempts = 0;
         loop {
@@ -380,8 +382,9 @@ impl Userfault {
         }
     }
 
-    /// Wakes every thread that waits for a page of `range`. One whose page is still missing faults
-    /// again and raises a new message: that is how a new reader takes over from one that died.
+    /// Wakes every thread that waits for a page of `range`. If the page is still missing, the
+    /// thread faults again and causes a new event: a new reader uses this to take over from one
+    /// that died.
     ///
     /// # Errors
     ///
@@ -398,22 +401,22 @@ impl AsFd for Userfault {
     }
 }
 
-/// Where administrators give out the right to make userfaultfds (Linux 6.1).
+/// The device through which administrators grant the right to create userfaultfds (Linux 6.1).
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
-/// A descriptor out of a system call's result.
+/// Converts the result of a system call to a descriptor.
 fn own_descriptor(result: libc::c_long) -> Result<OwnedFd, Errno> {
     match i32::try_from(result) {
-        // SAFETY: the kernel has just made this descriptor for us, nobody else knows it.
+        // SAFETY: the kernel has just created this descriptor for us, and no other code knows it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(last_errno()),
     }
 }
 
-/// After `EAGAIN`, which the kernel says while the process is changing its memory layout (fork,
-/// mremap, madvise: some events are read only by the thread that reads faults). Waits a little
-/// longer each time, 0.3 s in all, and then says `false`. Sleeping, not spinning: the thread whose
-/// work is waited for may need this very processor.
+/// Sleeps before a retry after `EAGAIN`, which the kernel returns while the process changes its
+/// memory layout (fork, mremap, madvise: some of these block until the thread that reads faults
+/// reads their event). Sleeps longer each time, 0.3 s in total, and then returns `false`. It does
+/// not spin: the thread that changes the layout may need this processor.
 pub(crate) fn pause_before_retry(attempts: u32) -> bool {
     let micros: u64 = match attempts {
         0..8 => 10,
