@@ -8,7 +8,7 @@ use std::fmt;
 pub struct HostAddr(pub u64);
 
 impl HostAddr {
-    /// The address `bytes` further on, or `None` beyond the end of the address space.
+    /// Adds `bytes` to the address. `None` on overflow.
     #[must_use]
     pub fn checked_add(self, bytes: u64) -> Option<Self> {
         self.0.checked_add(bytes).map(Self)
@@ -33,12 +33,12 @@ impl fmt::Debug for HostAddr {
 pub struct HostRange {
     /// First byte.
     pub addr: HostAddr,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl HostRange {
-    /// `len` bytes from `addr` on.
+    /// Creates a range of `len` bytes at `addr`.
     #[must_use]
     pub const fn new(addr: HostAddr, len: u64) -> Self {
         Self { addr, len }

@@ -1,37 +1,34 @@
-//! A request to stop, from outside.
+//! A request to stop for loops that check a flag.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A flag that asks a migration to stop.
 ///
-/// The engine looks at it between pieces of work. Before *commit* it cancels
-/// the migration and the guest runs on at the source; afterwards there is
-/// nothing to go back to, and the engine says so and goes on; once it has
-/// said so, it looks at the flag anew.
+/// The engine checks it between pieces of work. Before *commit* it cancels the migration, and the
+/// guest continues to run at the source. After *commit* cancelling is not possible: the engine
+/// reports that, clears the flag and continues.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel {
     flag: Arc<AtomicBool>,
-    /// Cancelled with these, too.
+    /// This flag is also set while its parent is set.
     parent: Option<Arc<Cancel>>,
 }
 
 impl Cancel {
-    /// A flag that is not set.
+    /// Creates a flag that is not set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A flag that is set already: whoever looks at it waits no longer than
-    /// until the next look.
+    /// Creates a flag that is already set: a wait that uses it ends at the next check.
     pub fn cancelled() -> Self {
         let cancel = Self::new();
         cancel.cancel();
         cancel
     }
 
-    /// A flag for one step: it is set when this one is, and can be set by
-    /// itself.
+    /// Creates a flag for one step: it is set when this one is, and can also be set separately.
     #[must_use]
     pub fn child(&self) -> Self {
         Self {
@@ -40,17 +37,17 @@ impl Cancel {
         }
     }
 
-    /// Asks to stop.
+    /// Sets the flag.
     pub fn cancel(&self) {
         self.flag.store(true, Ordering::Release);
     }
 
-    /// Whether somebody has asked; that is forgotten then.
+    /// Whether the flag was set; clears it.
     pub fn take(&self) -> bool {
         self.flag.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether somebody asked.
+    /// Whether this flag or its parent is set.
     pub fn is_cancelled(&self) -> bool {
         self.flag.load(Ordering::Acquire)
             || self.parent.as_ref().is_some_and(|it| it.is_cancelled())

@@ -1,8 +1,8 @@
-//! Rebuilding huge pages: `process_madvise(MADV_COLLAPSE)`.
+//! Rebuilds huge pages with `process_madvise(MADV_COLLAPSE)`.
 //!
-//! Tried on Linux 6.18: tmpfs needs no `huge=` mount option for it, nor more in
-//! `shmem_enabled` than that it is not `deny`. A foreign process needs CAP_SYS_NICE beside the right to look into it (the
-//! same user, or CAP_SYS_PTRACE); CAP_SYS_ADMIN alone is refused.
+//! Tested on Linux 6.18: tmpfs needs no `huge=` mount option for it, and `shmem_enabled` may have
+//! any value except `deny`. Another process's memory requires CAP_SYS_NICE, and the right to
+//! inspect the process (the same user, or CAP_SYS_PTRACE); CAP_SYS_ADMIN alone is not sufficient.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -16,39 +16,39 @@ use crate::process::Process;
 /// `MADV_COLLAPSE` of `asm-generic/mman-common.h`, Linux 6.1.
 const MADV_COLLAPSE: i32 = 25;
 
-/// Bytes in the huge page that is rebuilt.
+/// Size in bytes of a rebuilt huge page.
 pub const COLLAPSE_BYTES: u64 = 2 << 20;
 
-/// A huge page was not rebuilt; the memory is what it was.
+/// Rebuilding a huge page failed; the memory is unchanged.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum CollapseError {
-    /// Not allowed.
+    /// The privilege is missing.
     #[error("not permitted: needs CAP_SYS_NICE, and the same user ID or CAP_SYS_PTRACE")]
     NotPermitted,
-    /// The kernel cannot do it there.
+    /// The kernel does not support it for this memory.
     #[error(
         "not supported: the kernel is older than 6.1 or has no transparent huge pages, or \
          /sys/kernel/mm/transparent_hugepage/shmem_enabled is set to deny"
     )]
     Impossible,
-    /// The memory's address and its place in the file differ by something else than whole huge
-    /// pages. The kernel says no more of it than that it is impossible: callers that can tell,
-    /// tell.
+    /// The address of the memory and its offset in the file are not congruent modulo the huge page
+    /// size. The kernel reports this as `EINVAL`, like unsupported; callers that can distinguish
+    /// the two use this variant.
     #[error(
         "the memory is not mapped at a multiple of 2 MiB: start the destination's QEMU with \
          align=2M in its -object memory-backend-file"
     )]
     Misaligned,
-    /// Pages were in use by something that pins or moves them; another try may succeed.
+    /// Some pages were pinned or being moved; a retry may succeed.
     #[error("some pages were in use")]
     Busy,
-    /// The huge page may not be charged to whom it would belong.
+    /// The memory cgroup limit does not allow the huge page.
     #[error("the memory cgroup limit does not allow another huge page; raise memory.max")]
     OverLimit,
-    /// No free huge page to put them into.
+    /// No free huge page.
     #[error("no free huge page: memory is low or fragmented")]
     NoMemory,
-    /// The process has ended, or its memory is no longer there.
+    /// The process has exited, or the memory is no longer mapped.
     #[error("the process has exited or unmapped the memory")]
     Gone,
     /// Any other error.
@@ -64,7 +64,7 @@ impl From<Errno> for CollapseError {
             Errno::AGAIN => Self::Busy,
             // madvise(2): "could not charge hugepage to cgroup".
             Errno::BUSY => Self::OverLimit,
-            // ENOMEM also means that something is not mapped, which the caller's layout excludes.
+            // ENOMEM also means that a part is not mapped, which the caller's layout excludes.
             Errno::NOMEM => Self::NoMemory,
             Errno::SRCH | Errno::BADF => Self::Gone,
             errno => Self::Kernel(errno),
@@ -73,10 +73,10 @@ impl From<Errno> for CollapseError {
 }
 
 impl Process {
-    /// Makes one huge page out of the small ones of `range`, which is [`COLLAPSE_BYTES`] long and
-    /// aligned to that, and maps it; holes in it are filled with zeros. Takes as long as copying
-    /// it (0.2 to 1 ms); the process waits only if it touches the range meanwhile. A range that is
-    /// a huge page already is mapped as one.
+    /// Replaces the small pages of `range` by one huge page and maps it; holes are filled with
+    /// zeros. `range` must be [`COLLAPSE_BYTES`] long and aligned. Takes as long as copying it (0.2
+    /// to 1 ms); the process blocks only if it accesses the range meanwhile. If the range is
+    /// already a huge page, it is mapped as one.
     ///
     /// # Errors
     ///
@@ -89,8 +89,8 @@ impl Process {
             ),
             iov_len: bytes,
         };
-        // SAFETY: the call reads one iovec, which lives long enough. What that names is memory of
-        // the process, which keeps its content.
+        // SAFETY: the call reads one iovec, which outlives it. The iovec refers to memory of the
+        // other process, whose content does not change.
         let advised = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -103,7 +103,7 @@ impl Process {
         };
         match u64::try_from(advised) {
             Ok(done) if done == range.len => Ok(()),
-            // A part only: it was longer than one huge page, or the rest is not mapped.
+            // Only a part: the range was longer than one huge page, or the rest is not mapped.
             Ok(_) => Err(CollapseError::Impossible),
             Err(_) => Err(last_errno().into()),
         }

@@ -1,22 +1,20 @@
-//! Who gets a processor first: urgent work before background work.
+//! Scheduling of threads: urgent threads run before background threads.
 //!
-//! Urgent threads (they read faults and requests, send and install urgent
-//! pages) sleep most of the time and work for some microseconds; what counts
-//! is how soon they get a core when they wake. Background threads work all the
-//! time; what counts is that they stand back. Neither needs more privilege than
-//! attaching to the guest does:
+//! Urgent threads (they read faults and requests, and send and install urgent pages) sleep most of
+//! the time and then work for some microseconds; they must get a core soon after they wake.
+//! Background threads work all the time and must not delay urgent threads. Neither setting needs
+//! more privilege than attaching to the guest:
 //!
-//! * Background: `SCHED_BATCH`, which on waking takes nobody's core away.
-//!   Lowering oneself is always allowed. The nice value stays: a higher one
-//!   starves the move where others want the core, and on two cores with a busy
-//!   virtual processor it makes urgent pages no faster (`docs/preemption.md`).
-//! * Urgent: a short time slice. The kernel's scheduler (EEVDF, Linux 6.12 and
-//!   later) serves whoever asks for less time sooner, on waking even before the
-//!   running thread's slice has ended. Where the privilege happens to be there
-//!   (CAP_SYS_NICE), also a lower nice value.
+//! * Background: `SCHED_BATCH`, which does not preempt other threads when it wakes. A thread may
+//!   always lower its own priority. The nice value is unchanged: a higher one starves the migration
+//!   when other programs need the core, and on two cores with a busy vCPU it does not make urgent
+//!   pages faster (`docs/preemption.md`).
+//! * Urgent: a short time slice. The kernel's scheduler (EEVDF, Linux 6.12 and later) serves
+//!   threads with shorter slices sooner; when such a thread wakes, it can preempt the running
+//!   thread before its slice ends. With CAP_SYS_NICE also a lower nice value.
 //!
-//! Both are relative to what the program was started with; a policy that
-//! somebody chose for it (`chrt`) is left as it is.
+//! Both are relative to the settings with which the program was started. If it was started with
+//! another scheduling policy (`chrt`), the policy is not changed.
 
 use std::time::Duration;
 
@@ -24,23 +22,22 @@ use rustix::io::Errno;
 
 use crate::schedule::{Policy, Schedule};
 
-/// What an urgent thread asks for at once: the least that the kernel grants.
+/// Time slice of an urgent thread: the minimum that the kernel allows.
 const URGENT_SLICE: Duration = Duration::from_micros(100);
 
-/// How much more an urgent thread's share weighs, in nice steps, where that is
-/// allowed.
+/// Change of an urgent thread's nice value, if permitted.
 const URGENT_NICE: i32 = -10;
 
-/// What a thread does.
+/// The scheduling class of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PriorityClass {
-    /// The guest waits for it.
+    /// The guest waits for the work of this thread.
     Urgent,
-    /// Nobody waits for it.
+    /// No thread of the guest waits for the work of this thread.
     Background,
 }
 
-/// Whether threads are ranked at all.
+/// Whether thread priorities are set at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Priority(bool);
 
@@ -51,16 +48,15 @@ impl Default for Priority {
 }
 
 impl Priority {
-    /// Urgent threads before background threads.
+    /// Urgent threads run before background threads.
     pub const ON: Self = Self(true);
 
-    /// All threads as the program was started.
+    /// All threads keep the settings with which the program was started.
     pub const OFF: Self = Self(false);
 
-    /// Gives the calling thread its rank: once, at its start.
+    /// Sets the scheduling of the calling thread. Call it once, when the thread starts.
     ///
-    /// What the kernel does not grant is done without, and told at debug
-    /// level: a thread without its rank is late at worst.
+    /// A failure is only logged at debug level: without its priority a thread is at worst slower.
     pub fn apply(self, class: PriorityClass) {
         if !self.0 {
             return;
@@ -107,7 +103,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// What a new thread has before and after it took `class`.
+    /// Returns the scheduling of a new thread before and after it applies `class`.
     fn schedules(priority: Priority, class: PriorityClass) -> (Schedule, Schedule) {
         thread::spawn(move || {
             let before = Schedule::get().unwrap();
@@ -137,10 +133,10 @@ mod tests {
             return;
         }
         assert_eq!(after.policy, Policy::Other);
-        // By privilege the one or the other, never worse.
+        // Depends on the privilege; never a higher nice value.
         let allowed = [before.nice, (before.nice + URGENT_NICE).max(-20)];
         assert!(allowed.contains(&after.nice), "{after:?}");
-        // Before Linux 6.12 there are no slices.
+        // Kernels before Linux 6.12 have no slices.
         assert!(after.slice.is_zero() || after.slice == URGENT_SLICE);
     }
 

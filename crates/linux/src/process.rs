@@ -1,4 +1,4 @@
-//! A process held on to by a pidfd, and what `/proc` says about it.
+//! A process handle (pidfd) and the data in `/proc/PID`.
 
 use std::fs::File;
 use std::io;
@@ -14,8 +14,8 @@ use rustix::process::{
 /// `PIDFD_THREAD`: a descriptor for one thread. The same bit as `O_EXCL`.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 
-/// Another process (or our own), held by a pidfd: its number may be used again once it has died,
-/// but this handle keeps meaning the process it was opened for.
+/// A handle to another process (or to this one). A process ID can be reused after the process has
+/// exited, but the handle always refers to the process for which it was opened.
 #[derive(Debug)]
 pub struct Process {
     pid: u32,
@@ -23,12 +23,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Holds the process `pid`. To be sure that the number still means the process one has in
-    /// mind, check afterwards whatever told it (the peer of a socket, a mapping).
+    /// Opens a handle to process `pid`. To be sure that the ID still refers to the intended
+    /// process, check its source (the peer of a socket, a mapping) again afterwards.
     ///
     /// # Errors
     ///
-    /// `ESRCH` when there is no such process; others as `pidfd_open(2)`.
+    /// `ESRCH` when the process does not exist; others as `pidfd_open(2)`.
     pub fn open(pid: u32) -> io::Result<Self> {
         let number = i32::try_from(pid)
             .ok()
@@ -40,17 +40,17 @@ impl Process {
         })
     }
 
-    /// Process ID.
+    /// The process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether it is still there. A zombie is not. A process that cannot be looked at for the
-    /// moment (a signal, want of memory) is not seen to have ended.
+    /// Whether the process is alive. A zombie is not. If the state cannot be read at the moment
+    /// (interrupted by a signal, out of memory), the process counts as alive.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        // A pidfd becomes readable when its process has ended.
+        // A pidfd becomes readable when its process exits.
         let mut set = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let now = Timespec {
             tv_sec: 0,
@@ -59,13 +59,13 @@ impl Process {
         !matches!(poll(&mut set, Some(&now)), Ok(1..))
     }
 
-    /// Whether it has ended, or is about to and has no memory any more: what is done to its memory
-    /// fails then.
+    /// Whether the process has exited, or is exiting and has no memory any more: operations on its
+    /// memory fail then.
     #[must_use]
     pub fn has_lost_memory(&self) -> bool {
         let sizes = || std::fs::read_to_string(self.thread_folder()?.join("statm"));
         let lost = match sizes() {
-            // proc_pid_statm(5): all of them are 0 of a task without memory.
+            // proc_pid_statm(5): all values are 0 for a task without memory.
             Ok(sizes) => sizes.starts_with("0 "),
             Err(error) => {
                 let gone = [Some(Errno::SRCH), Some(Errno::NOENT)];
@@ -75,12 +75,12 @@ impl Process {
         lost || !self.is_alive()
     }
 
-    /// Kills it (`SIGKILL`), and waits until it is gone, for a while.
+    /// Kills the process (`SIGKILL`) and waits up to 20 s until it has exited.
     ///
     /// # Errors
     ///
-    /// As `pidfd_send_signal(2)`; one that has ended already is none. `ETIMEDOUT` when it
-    /// is still there after 20 s: it hangs in the kernel.
+    /// As `pidfd_send_signal(2)`; a process that has already exited is not an error. `ETIMEDOUT`
+    /// when it has not exited after 20 s: it hangs in the kernel.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.pidfd, Signal::KILL) {
             Ok(()) => {}
@@ -99,17 +99,17 @@ impl Process {
         }
     }
 
-    /// Opens a file under `/proc/PID/` for reading, and makes sure that it is this process's and
-    /// not a successor's with the same number.
+    /// Opens a file under `/proc/PID/` for reading, and checks that it belongs to this process and
+    /// not to a later process with the same ID.
     ///
     /// # Errors
     ///
-    /// `ESRCH` when the process has ended; others as `open(2)`.
+    /// `ESRCH` when the process has exited; others as `open(2)`.
     pub fn open_proc(&self, name: &str) -> io::Result<File> {
         self.opened(File::open(format!("/proc/{}/{name}", self.pid)))
     }
 
-    /// The memory, by way of thread `tid`.
+    /// Opens the memory of the process through thread `tid`.
     pub(crate) fn open_memory(&self, tid: u32) -> io::Result<File> {
         self.opened(
             File::options()
@@ -120,8 +120,8 @@ impl Process {
     }
 
     fn opened(&self, file: io::Result<File>) -> io::Result<File> {
-        // The number cannot have been given to another process while ours was still alive, and it
-        // was alive if it is now.
+        // If the process is alive now, it was alive when the file was opened, so its ID was not
+        // reused.
         if self.is_alive() {
             file
         } else {
@@ -129,16 +129,16 @@ impl Process {
         }
     }
 
-    /// A copy of the descriptor `number` of the process, in ours.
+    /// Copies descriptor `number` of the process into this process.
     ///
     /// # Errors
     ///
-    /// As `pidfd_getfd(2)`: `EBADF` when the process has no such descriptor, `EPERM` without the
-    /// right to trace the process.
+    /// As `pidfd_getfd(2)`: `EBADF` when the process has no such descriptor, `EPERM` when this
+    /// program may not trace the process.
     pub fn descriptor(&self, number: i32) -> io::Result<OwnedFd> {
         let by_process = pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty());
-        // A main thread that has ended before the others has no descriptors any more. Then they are
-        // reached by way of another thread (Linux 6.9).
+        // A main thread that has exited before the other threads has no descriptors any more. Then
+        // use another thread (Linux 6.9).
         if matches!(by_process, Err(Errno::SRCH)) && self.is_alive() {
             for tid in self.threads()?.into_iter().filter(|tid| *tid != self.pid) {
                 if let Some(tid) = i32::try_from(tid).ok().and_then(Pid::from_raw)
@@ -153,7 +153,7 @@ impl Process {
         Ok(by_process?)
     }
 
-    /// Descriptor `number` as `/proc` shows it: what it leads to, and its `fdinfo`.
+    /// The target and the `fdinfo` of descriptor `number`, from `/proc`.
     pub fn describe_descriptor(&self, number: i32) -> io::Result<(PathBuf, String)> {
         let folder = self.thread_folder()?;
         let link = std::fs::read_link(folder.join(format!("fd/{number}")))?;
@@ -161,7 +161,7 @@ impl Process {
         Ok((link, info))
     }
 
-    /// The numbers of its open descriptors.
+    /// The numbers of the open descriptors.
     pub fn descriptors(&self) -> io::Result<Vec<i32>> {
         let mut numbers = Vec::new();
         for entry in std::fs::read_dir(self.thread_folder()?.join("fd"))? {
@@ -172,7 +172,7 @@ impl Process {
         Ok(numbers)
     }
 
-    /// `/proc/PID/task/TID` of a thread that has not ended.
+    /// `/proc/PID/task/TID` of a thread that has not exited.
     fn thread_folder(&self) -> io::Result<PathBuf> {
         let folder = |tid: u32| PathBuf::from(format!("/proc/{}/task/{tid}", self.pid));
         self.threads()?
@@ -185,7 +185,7 @@ impl Process {
             .ok_or_else(|| Errno::SRCH.into())
     }
 
-    /// Its threads, the main thread first (also when that has ended before the others).
+    /// Its threads, the main thread first (also if that has exited before the others).
     pub(crate) fn threads(&self) -> io::Result<Vec<u32>> {
         let mut threads = Vec::new();
         for entry in std::fs::read_dir(format!("/proc/{}/task", self.pid))? {
@@ -205,7 +205,7 @@ impl AsFd for Process {
     }
 }
 
-/// One field of a `/proc/…/status` file, without its name.
+/// Returns the value of one field of a `/proc/…/status` file.
 pub(crate) fn status_field(path: impl AsRef<Path>, field: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     text.lines()
@@ -213,7 +213,7 @@ pub(crate) fn status_field(path: impl AsRef<Path>, field: &str) -> Option<String
         .map(|value| value.trim().to_owned())
 }
 
-/// Whether the calling process may do what `capability` (a bit number) allows.
+/// Whether the calling process has `capability` (a bit number).
 pub(crate) fn have_capability(capability: u32) -> bool {
     status_field("/proc/self/status", "CapEff")
         .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
@@ -238,7 +238,7 @@ mod tests {
         assert!(!process.has_lost_memory());
         assert!(process.open_proc("maps").is_ok());
         child.kill().unwrap();
-        // Not waited for: a zombie.
+        // Not reaped yet: a zombie.
         while process.is_alive() {
             std::thread::yield_now();
         }

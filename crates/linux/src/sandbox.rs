@@ -1,20 +1,19 @@
-//! Threads that read what a peer sends keep nothing that they do not need.
+//! Sandbox for threads that read data from a peer.
 //!
-//! A peer that finds a fault in the code that reads its bytes would get what
-//! that thread may do. So each such thread, at its start and for itself alone,
-//! gives up all capabilities, all files and new connections (Landlock,
-//! `Documentation/userspace-api/landlock.rst`), and all system calls but those
-//! that moving pages takes (seccomp, `seccomp_filter.rst`). The descriptors it
-//! works on were opened before.
+//! A peer that exploits a bug in the code that reads its data would get the rights of the thread.
+//! So each such thread, when it starts and only for itself, gives up all capabilities, access to
+//! files and new connections (Landlock, `Documentation/userspace-api/landlock.rst`), and all system
+//! calls except those needed to move pages (seccomp, `seccomp_filter.rst`). Its descriptors were
+//! opened before.
 //!
-//! The descriptors that the process has open, QEMU's QMP socket among them, stay
-//! within such a thread's reach: it cannot open anything, but `write` is `write`.
+//! A sandboxed thread can still use all descriptors that the process has open, including QEMU's QMP
+//! socket: it cannot open files, but it can call `write` on any open descriptor.
 //!
-//! The main thread keeps its privileges: letting go of QEMU at the end takes
-//! `CAP_SYS_PTRACE`. Until a link's own thread runs, it decodes control messages
-//! itself (the offer and its answer, and where both sides are when a migration is
-//! taken up again), from then on it acts on decoded ones. The threads that only
-//! read what the kernel says (faults) or QEMU keep theirs, too.
+//! The main thread keeps its privileges: detaching from QEMU at the end requires `CAP_SYS_PTRACE`.
+//! Until the thread of a link runs, the main thread decodes control messages itself (the offer and
+//! its answer, and the states of both sides when a migration is resumed); after that it only acts
+//! on decoded messages. Threads that read only from the kernel (page faults) or from QEMU also keep
+//! their privileges.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -31,7 +30,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-/// What a thread gives up. The number is a bit in [`WARNED`].
+/// A right that a thread gives up. The value is a bit in [`WARNED`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Restriction {
     Capabilities = 1,
@@ -40,13 +39,13 @@ enum Restriction {
     SystemCalls = 8,
 }
 
-/// Of which parts it was said that this kernel cannot do them: once, not for
-/// each thread.
+/// Restrictions for which a warning was logged, so that each is logged once and not for each
+/// thread.
 static WARNED: AtomicU8 = AtomicU8::new(0);
 
-/// Confines the calling thread for good, as far as this kernel can: what it
-/// cannot is told once, and done without. It is a second line: the first is that
-/// nothing from outside is believed.
+/// Sandboxes the calling thread permanently, as far as this kernel supports it; a restriction that
+/// fails is logged once and skipped. This is a second line of defence: all data from a peer is
+/// validated first.
 pub fn sandbox_thread() {
     let nothing = CapabilitySets {
         effective: CapabilitySet::empty(),
@@ -67,7 +66,7 @@ fn warn_if_failed(what: Restriction, given_up: Result<(), impl Display>) {
     }
 }
 
-/// No file can be opened and no address bound or connected to from now on.
+/// Denies the thread to open files and to bind or connect sockets.
 fn restrict_with_landlock() -> Result<(), String> {
     let abi = ABI::V6;
     let restrict = || -> Result<_, RulesetError> {
@@ -83,7 +82,7 @@ fn restrict_with_landlock() -> Result<(), String> {
     check_landlock(&status.ruleset, &status.landlock)
 }
 
-/// Whether all of it is enforced; otherwise what is not.
+/// Checks that all restrictions are enforced; the error lists the others.
 fn check_landlock(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<(), String> {
     let abi = match landlock {
         LandlockStatus::Available { effective_abi, .. } => *effective_abi,
@@ -99,8 +98,8 @@ fn check_landlock(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<
     }
 }
 
-/// What a kernel with this version of Landlock lets pass, and which one does
-/// not ("Previous limitations" in `landlock.rst`).
+/// The accesses that this version of Landlock does not restrict, with the kernel version that does
+/// ("Previous limitations" in `landlock.rst`).
 fn unsupported_by(abi: ABI) -> Vec<&'static str> {
     let parts = [
         (ABI::V2, "moving files to other folders (Linux 5.19)"),
@@ -118,12 +117,12 @@ fn restrict_system_calls() -> Result<(), String> {
     seccompiler::apply_filter(filter).map_err(|error| error.to_string())
 }
 
-/// Made once: it is the same for all threads.
+/// The compiled filter, the same for all threads.
 static FILTER: LazyLock<Result<BpfProgram, String>> =
     LazyLock::new(|| build_filter().map_err(|error| error.to_string()));
 
-/// What the threads call, and what the allocator, the standard library's
-/// threads and a panic do.
+/// System calls of the sandboxed threads, and of the allocator, the standard library's threads and
+/// the panic handler.
 const ALLOWED: [libc::c_long; 45] = [
     libc::SYS_read,
     libc::SYS_readv,
@@ -172,8 +171,8 @@ const ALLOWED: [libc::c_long; 45] = [
     libc::SYS_rseq,
 ];
 
-/// `ioctl`s of a userfaultfd (`UFFDIO`, 0xAA), of a pagemap (`PAGEMAP_SCAN`,
-/// 'f' 16), and a socket's queues (`SIOCOUTQ`, `FIONREAD`).
+/// `ioctl`s, as mask and value: userfaultfd (`UFFDIO`, 0xAA), pagemap (`PAGEMAP_SCAN`, 'f' 16), and
+/// socket queue lengths (`SIOCOUTQ`, `FIONREAD`).
 const IOCTLS: [(u64, u64); 4] = [
     (0xff00, 0xaa00),
     (0xffff, 0x6610),
@@ -189,13 +188,13 @@ fn build_filter() -> Result<BpfProgram, seccompiler::Error> {
         SeccompRule::new(vec![condition])
     });
     rules.insert(libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?);
-    // Memory, but none that can be executed.
+    // Memory, but not executable memory.
     let exec = u64::from(libc::PROT_EXEC.unsigned_abs());
     let data = SeccompCondition::new(2, Len::Dword, Op::MaskedEq(exec), 0)?;
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![SeccompRule::new(vec![data.clone()])?]);
     }
-    // A panic that aborts signals its own process.
+    // A panic that aborts sends a signal to its own process.
     let own = SeccompCondition::new(0, Len::Dword, Op::Eq, std::process::id().into())?;
     rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![own])?]);
     let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
@@ -227,14 +226,14 @@ mod tests {
         let (mut peer, _) = listener.accept().unwrap();
         thread::spawn(move || {
             sandbox_thread();
-            // What its work takes.
+            // The operations that the work needs.
             file.write_all(b"page").unwrap();
             file.rewind().unwrap();
             stream.write_all(b"page").unwrap();
             let mut memory = vec![vec![0_u8; 4 << 20]; 4];
             memory[3][1 << 20] = 1;
             drop(memory);
-            // Anything else.
+            // All other operations fail.
             for path in ["/etc/passwd", "/proc/self/status", "/dev/null"] {
                 assert!(File::open(path).is_err(), "{path}");
             }
@@ -256,13 +255,13 @@ mod tests {
             0,
             "this kernel can do it all"
         );
-        // The others are as free as before.
+        // Other threads are not restricted.
         File::open("/proc/self/status").unwrap();
         assert!(Command::new("true").status().unwrap().success());
     }
 
-    /// What the filter says to a call (`seccomp_data` in `seccomp(2)`): the
-    /// instructions that there are, as the kernel runs them (`bpf(4)`'s classic).
+    /// The verdict of the filter for a call (`seccomp_data` in `seccomp(2)`). Interprets the
+    /// instructions that the filter uses as the kernel does (classic BPF).
     #[cfg(target_arch = "x86_64")]
     fn filter_verdict(call: libc::c_long, arguments: [u64; 6]) -> u32 {
         let program = FILTER.as_ref().unwrap();
@@ -349,8 +348,8 @@ mod tests {
 
     const AGAIN: &str = "HIKKOSHI_TEST_AGAIN";
 
-    /// Runs this program's test `name` once more, which then does what there is
-    /// to be seen from outside.
+    /// Runs test `name` of this program again in a child process, to check the effects from
+    /// outside.
     fn again(name: &str, backtrace: &str) -> std::process::Output {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &format!("sandbox::tests::{name}"), "--nocapture"])

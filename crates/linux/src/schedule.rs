@@ -1,7 +1,6 @@
-//! How the kernel schedules the calling thread: `sched_setattr(2)`.
+//! Scheduling attributes of the calling thread: `sched_setattr(2)`.
 //!
-//! Here because this is the crate where the kernel's interface is; what is
-//! done with it is decided in the engine (`priority.rs`).
+//! `priority.rs` uses them.
 
 use std::time::Duration;
 
@@ -9,42 +8,41 @@ use rustix::io::Result;
 
 use crate::errno::check;
 
-/// The scheduling policies that the engine tells apart (`sched(7)`).
+/// Scheduling policies (`sched(7)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// `SCHED_OTHER`: time is shared by nice values.
+    /// `SCHED_OTHER`: nice values determine the share of processor time.
     Other,
-    /// `SCHED_BATCH`: as `Other`, but waking up preempts nobody.
+    /// `SCHED_BATCH`: like `Other`, but the thread does not preempt others when it wakes.
     Batch,
     /// `SCHED_RR` at this real-time priority, 1 (lowest) to 99.
     RoundRobin(u32),
-    /// Any other, by its number in `linux/sched.h`.
+    /// Any other policy, by its number in `linux/sched.h`.
     Unknown(u32),
 }
 
-/// A thread's place in the scheduler.
+/// Scheduling attributes of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {
-    /// The policy.
+    /// The scheduling policy.
     pub policy: Policy,
-    /// From -20 (much processor time) to 19 (little). Not for real time.
+    /// From -20 (most processor time) to 19 (least). Not used by real-time policies.
     pub nice: i32,
-    /// How much time the thread asks for at once; the less, the sooner it
-    /// gets it. Linux 6.12 and later, for `Other` and `Batch`, between 0.1 ms
-    /// and 100 ms (`kernel/sched/syscalls.c`, `__setparam_fair`); older ones
-    /// ignore it. Zero: the kernel's own choice.
+    /// The requested time slice; a thread with a shorter slice runs sooner. Linux 6.12 and later,
+    /// for `Other` and `Batch`, between 0.1 ms and 100 ms (`kernel/sched/syscalls.c`,
+    /// `__setparam_fair`); older kernels ignore it. Zero: the default of the kernel.
     pub slice: Duration,
 }
 
 impl Schedule {
-    /// The calling thread's.
+    /// Reads the attributes of the calling thread.
     ///
     /// # Errors
-    /// What `sched_getattr` says.
+    /// Errors of `sched_getattr`.
     pub fn get() -> Result<Self> {
         let mut attributes = empty();
-        // SAFETY: the kernel writes at most `size` bytes to the structure,
-        // which is as large as that and plain numbers.
+        // SAFETY: the kernel writes at most `size` bytes to the structure, which has that size and
+        // contains only integers.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_sched_getattr,
@@ -67,11 +65,11 @@ impl Schedule {
         })
     }
 
-    /// Makes it the calling thread's. Threads that it starts inherit it.
+    /// Sets the attributes of the calling thread. Threads that it starts inherit them.
     ///
     /// # Errors
-    /// What `sched_setattr` says: `EPERM` for more than the thread has, where
-    /// it lacks CAP_SYS_NICE (or a limit, `RLIMIT_NICE`, `RLIMIT_RTPRIO`).
+    /// Errors of `sched_setattr`: `EPERM` when the thread asks for more than CAP_SYS_NICE or the
+    /// limits `RLIMIT_NICE` and `RLIMIT_RTPRIO` allow.
     pub fn set(self) -> Result<()> {
         let mut attributes = empty();
         (attributes.sched_policy, attributes.sched_priority) = match self.policy {
@@ -82,16 +80,15 @@ impl Schedule {
         };
         attributes.sched_nice = self.nice;
         attributes.sched_runtime = u64::try_from(self.slice.as_nanos()).unwrap_or(u64::MAX);
-        // SAFETY: the kernel reads `size` bytes of the structure, which is as
-        // large as that; no memory is handed over.
+        // SAFETY: the kernel reads `size` bytes of the structure, which has that size.
         let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
         check(result)
     }
 }
 
-/// Nothing but its size, which tells the kernel the interface's version.
+/// Attributes with only the size set, which identifies the version of the interface.
 fn empty() -> libc::sched_attr {
-    // A small constant: no truncation.
+    // A small constant: not truncated.
     #[allow(clippy::cast_possible_truncation)]
     let size = size_of::<libc::sched_attr>() as u32;
     libc::sched_attr {

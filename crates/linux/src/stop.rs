@@ -1,4 +1,4 @@
-//! Ending a loop that waits for faults.
+//! A request to stop for loops that wait in `poll` or `epoll`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,24 +7,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Asks loops to end, and wakes them out of their wait. Clones are the same handle; once stopped
-/// it stays so, and any number of loops may watch it.
+/// Asks loops to stop, and wakes them. Clones share one state. Once stopped, a handle stays
+/// stopped. Any number of loops may wait for it.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     stopped: AtomicBool,
-    /// Readable from the first `stop` on; nobody ever reads it empty.
+    /// Readable after the first `stop`; never read, so it stays readable.
     event: OwnedFd,
 }
 
 impl Stop {
-    /// A handle not stopped yet.
+    /// Creates a handle that is not stopped.
     ///
     /// # Errors
     ///
-    /// When no eventfd can be had (too many open files).
+    /// When no eventfd can be created (too many open files).
     pub fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(Inner {
@@ -33,12 +33,12 @@ impl Stop {
         })))
     }
 
-    /// Asks every loop that watches this handle to end.
+    /// Asks every loop that uses this handle to stop.
     pub fn stop(&self) {
-        // Release pairs with the acquire below: what was written before the stop is seen by the
-        // loop that ends because of it.
+        // Release pairs with the acquire below: the loop that stops sees all writes made before the
+        // stop.
         if !self.0.stopped.swap(true, Ordering::AcqRel) {
-            // Adding one to a counter that is zero cannot fail.
+            // Adding one to a counter of zero cannot fail.
             let _ = rustix::io::write(&self.0.event, &1u64.to_ne_bytes());
         }
     }
@@ -50,7 +50,7 @@ impl Stop {
     }
 }
 
-/// For `poll`: readable once stopped.
+/// For `poll`: readable after the stop.
 impl AsFd for Stop {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.event.as_fd()

@@ -1,6 +1,6 @@
-//! What the kernel knows of a TCP connection, and the pace it keeps.
+//! State of a TCP connection (`TCP_INFO`), and its pacing rate.
 //!
-//! `link/src/flow/window.rs` decides what is done with it.
+//! `link/src/flow/window.rs` uses both.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
@@ -12,32 +12,31 @@ use crate::errno::check;
 /// A part of `struct tcp_info` (`linux/tcp.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// Bytes that the peer's kernel has acknowledged (`tcpi_bytes_acked`,
-    /// Linux 4.1): those of the program, and one for the SYN.
+    /// Bytes that the peer's kernel has acknowledged (`tcpi_bytes_acked`, Linux 4.1): those that
+    /// the program sent, plus one for the SYN.
     pub acked: u64,
-    /// The smoothed round trip (`tcpi_rtt`); zero while there is none.
+    /// The smoothed round-trip time (`tcpi_rtt`); zero before the first measurement.
     pub round_trip: Duration,
 }
 
-/// The structure's size as of Linux 4.1, as far as `tcpi_bytes_acked`.
+/// Size of the structure in Linux 4.1, up to and including `tcpi_bytes_acked`.
 const KNOWN: usize = 128;
 
-/// Offsets in it.
+/// Offsets in the structure.
 const ROUND_TRIP: usize = 68;
 const BYTES_ACKED: usize = 120;
 
 impl TcpInfo {
-    /// The connection's.
+    /// Reads the state of a connection.
     ///
     /// # Errors
     /// `EOPNOTSUPP` or `ENOPROTOOPT` when it is not TCP.
     pub fn get(socket: impl AsFd) -> Result<Self> {
         let mut bytes = [0u8; KNOWN];
-        // A small constant: no truncation.
+        // A small constant: not truncated.
         #[allow(clippy::cast_possible_truncation)]
         let mut len = KNOWN as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes to the array, which
-        // has as many.
+        // SAFETY: the kernel writes at most `len` bytes to the array, which has that size.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -64,14 +63,14 @@ impl TcpInfo {
     }
 }
 
-/// Lets the kernel send no more than so many bytes a second on a connection,
-/// evenly (`SO_MAX_PACING_RATE`, `socket(7)`; TCP keeps it by itself, without
-/// the `fq` queueing discipline, since Linux 4.13). [`u64::MAX`]: no limit.
+/// Limits the rate at which the kernel sends on a connection, evenly over time
+/// (`SO_MAX_PACING_RATE`, `socket(7)`; TCP does this without the `fq` queueing discipline since
+/// Linux 4.13). [`u64::MAX`]: no limit.
 ///
 /// # Errors
-/// What `setsockopt` says.
+/// Errors of `setsockopt`.
 pub fn set_pace(socket: impl AsFd, bytes_per_second: u64) -> Result<()> {
-    // SAFETY: the kernel reads 8 bytes of the number.
+    // SAFETY: the kernel reads the 8 bytes of the number.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -100,7 +99,7 @@ mod tests {
         let before = TcpInfo::get(&stream).unwrap();
         stream.write_all(&[1; 100_000]).unwrap();
         peer.read_exact(&mut [0; 100_000]).unwrap();
-        // Only bounds a hang.
+        // A limit in case of a hang only.
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut after = TcpInfo::get(&stream).unwrap();
         while after.acked < before.acked + 100_000 && Instant::now() < deadline {

@@ -24,8 +24,8 @@
 //! # Vocabulary
 //!
 //! * *remote*: the copy of the descriptor inside the other process, and its number there.
-//! * *adopt*: use the remote descriptor of an earlier hikkoshi process. [`open_userfaults`] finds
-//!   it.
+//! * *adopt*: use the remote descriptor of an earlier hikkoshi process.
+//!   [`open_userfaults`](open_userfaults()) finds it.
 //! * *present*: the kernel has the page. Threads can access it without a fault.
 //! * *wake*: let blocked threads retry their access.
 //!

@@ -1,20 +1,20 @@
-//! Why no system call could be made inside another process.
+//! Errors of system call injection.
 
 use std::io;
 
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Making another process do a system call failed. It is as it was before, unless it has ended.
+/// Injecting a system call failed. The process is unchanged, unless it has exited.
 #[derive(Debug, Error)]
 pub enum InjectError {
-    /// It was not there in the first place.
+    /// The process does not exist.
     #[error("attaching to process {pid}: the process does not exist")]
     NoSuchProcess {
         /// Process ID.
         pid: u32,
     },
-    /// It ended while we were at it.
+    /// The process exited during the injection.
     #[error("process {pid} exited while {step}")]
     Died {
         /// Process ID.
@@ -22,7 +22,7 @@ pub enum InjectError {
         /// The operation that failed.
         step: &'static str,
     },
-    /// A debugger or the like has it.
+    /// Another tracer, such as a debugger, is attached.
     #[error(
         "attaching to process {pid}: process {tracer} ({name}) is already tracing it, and Linux \
          allows only one tracer; detach that one and retry"
@@ -32,18 +32,18 @@ pub enum InjectError {
         pid: u32,
         /// Process ID of the tracer.
         tracer: u32,
-        /// The tracer's command name.
+        /// Command name of the tracer.
         name: String,
     },
-    /// The kernel does not let us.
+    /// The kernel denies ptrace.
     #[error("attaching to process {pid}: not permitted: {advice}")]
     NotPermitted {
         /// Process ID.
         pid: u32,
-        /// What is missing, and what to do.
+        /// What is missing, and how to resolve it.
         advice: String,
     },
-    /// It runs under seccomp, which could kill it for our call.
+    /// The process runs under seccomp, which could kill it for an injected call.
     #[error(
         "attaching to process {pid}: it runs under seccomp (QEMU's -sandbox); the filter could kill the \
          process for an injected system call and must be suspended first, which {reason}"
@@ -51,10 +51,10 @@ pub enum InjectError {
     Sandboxed {
         /// Process ID.
         pid: u32,
-        /// What that needs.
+        /// What suspending seccomp requires.
         reason: &'static str,
     },
-    /// No thread came to a stop.
+    /// No thread stopped in time.
     #[error(
         "attaching to process {pid}: none of the {threads} threads tried stopped within {millis} ms \
          each plus one second in total (blocked in the kernel by storage, NFS or a page fault); retry \
@@ -68,7 +68,7 @@ pub enum InjectError {
         /// Time limit per thread, in milliseconds.
         millis: u128,
     },
-    /// A 32-bit process, or not x86-64 code at all.
+    /// A 32-bit process, or not x86-64 code.
     #[error(
         "attaching to process {pid}: it does not run 64-bit x86 code; only x86-64 is supported"
     )]
@@ -76,7 +76,7 @@ pub enum InjectError {
         /// Process ID.
         pid: u32,
     },
-    /// Nowhere to make the call from.
+    /// The process has no `syscall` instruction that can be used.
     #[error(
         "attaching to process {pid}: it has no vDSO with a system call instruction (was the kernel \
          booted with vdso=0?)"
@@ -85,7 +85,7 @@ pub enum InjectError {
         /// Process ID.
         pid: u32,
     },
-    /// The injected call is still running.
+    /// The injected call has not returned in time.
     #[error(
         "the system call injected into process {pid} has not returned within {millis} ms; the process \
          is restored when it returns, so leave this program running until then"
@@ -96,13 +96,13 @@ pub enum InjectError {
         /// Waiting time, in milliseconds.
         millis: u128,
     },
-    /// Whoever traces was killed, and perhaps the process with it.
+    /// The tracer process was killed, which may crash the traced process.
     #[error("attaching to process {pid}: the tracing process was killed; process {pid} may crash")]
     TracerKilled {
         /// Process ID.
         pid: u32,
     },
-    /// No thread, or no process, could be started to trace from.
+    /// The tracing thread or process could not be started.
     #[error("attaching to process {pid}: starting the tracing thread or process: {source}")]
     NoThread {
         /// Process ID.
@@ -110,13 +110,13 @@ pub enum InjectError {
         /// The error from the system.
         source: io::Error,
     },
-    /// A bug of ours.
+    /// A bug in this program.
     #[error("attaching to process {pid}: the tracing thread panicked (this is a bug)")]
     Panicked {
         /// Process ID.
         pid: u32,
     },
-    /// Reading what `/proc` says, or its memory.
+    /// Reading `/proc` or the memory of the process failed.
     #[error("{doing} of process {pid}: {source}")]
     Proc {
         /// Process ID.
@@ -126,7 +126,7 @@ pub enum InjectError {
         /// The error from the system.
         source: io::Error,
     },
-    /// Any other failure of ptrace.
+    /// Any other ptrace error.
     #[error("{doing} process {pid} by ptrace: {source}")]
     Ptrace {
         /// Process ID.
@@ -136,7 +136,7 @@ pub enum InjectError {
         /// The error from the kernel.
         source: Errno,
     },
-    /// The thread stopped where it should not.
+    /// The thread stopped at an unexpected place.
     #[error("process {pid}: thread {tid} stopped unexpectedly (status {status:#x}) while {step}")]
     UnexpectedStop {
         /// Process ID.

@@ -1,26 +1,27 @@
-//! Making another process do a few system calls of our choosing.
+//! Injects system calls into another process.
 //!
-//! One thread of the process is stopped with `PTRACE_SEIZE` and `PTRACE_INTERRUPT`, is pointed at
-//! the `syscall` instruction of its vDSO with our arguments in its registers, and is put back where
-//! it was. The process notices as much as it would of `SIGSTOP` and `SIGCONT`: the system call the
-//! thread was in restarts, or ends with `EINTR` where `signal(7)` says that it would.
+//! One thread of the process is stopped with `PTRACE_SEIZE` and `PTRACE_INTERRUPT`. Its instruction
+//! pointer is set to the `syscall` instruction of its vDSO, with our arguments in its registers,
+//! and afterwards it is restored. For the process this has the same effects as `SIGSTOP` and
+//! `SIGCONT`: an interrupted system call restarts, or returns `EINTR` where `signal(7)` says so.
 //!
-//! What keeps the process from harm:
+//! How the process is protected:
 //!
-//! * Registers are put back on every way out, a panic included ([`remote::Remote`]).
-//! * Signals are held back while the registers are ours: they stay pending in the kernel and reach
-//!   the process when its own signal mask is back. `SIGSTOP`, which cannot be held back, is passed
-//!   on at once.
-//! * It all happens in a process made for it, which shares this one's memory and files (`tracer_process.rs`).
-//!   The kernel lets go of everything a tracer held when it ends, so also of a thread that could not
-//!   be stopped in time. And if an injected call takes unreasonably long, the caller gets an error
-//!   while that process goes on waiting, to put the registers back whenever it ends: giving up would
-//!   crash the process. For the same reason it outlives this program, however that is killed.
+//! * Registers are restored on every path, also after a panic ([`remote::Remote`]).
+//! * Signals are blocked while the registers are changed: they stay pending in the kernel and are
+//!   delivered when the signal mask of the process is restored. `SIGSTOP`, which cannot be blocked,
+//!   is passed on immediately.
+//! * Tracing happens in a separate process, which shares memory and files with this one
+//!   (`tracer_process.rs`). When a tracer exits, the kernel detaches all its threads, also a thread
+//!   that could not be stopped in time. If an injected call takes too long, the caller gets an
+//!   error while that process continues to wait, to restore the registers when the call returns: to
+//!   abandon it would crash the other process. For the same reason the tracer process survives the
+//!   death of this program.
 //!
-//! What is not guarded against is that both are killed within the fraction of a millisecond in which
-//! the registers are ours: with their whole control group, or for want of memory; and that this
-//! program is killed just then while another thread of it holds the allocator's lock that the
-//! tracing process needs.
+//! Two cases are not covered. Both processes are killed within the fraction of a millisecond in
+//! which the registers are changed (with their control group, or by the OOM killer). Or this
+//! program is killed in that time while another of its threads holds the allocator lock that the
+//! tracer process needs.
 
 mod error;
 mod remote;
@@ -40,13 +41,13 @@ pub use remote::{Remote, Scratch};
 use self::tracer_process::TracerProcessError;
 use crate::process::Process;
 
-/// How long the caller waits for all of it. Normal is below a millisecond; a process that is being
-/// torn down, or that holds its memory layout locked, can keep an injected `close` for long.
+/// Time limit for the whole injection. Usually it takes less than a millisecond; an injected
+/// `close` can take long in a process that is exiting or that holds the lock of its memory layout.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// Stops a thread of `process`, runs `work` on it, lets it go.
+/// Stops a thread of `process`, runs `work` on it, and releases it.
 ///
-/// `undo` is given the result if it comes so late that the caller has been told otherwise.
+/// If the result comes after the caller has received a timeout error, it is passed to `undo`.
 pub fn inject<T, E>(
     process: &Arc<Process>,
     work: impl FnOnce(&mut Remote) -> Result<T, E> + Send + 'static,
@@ -78,8 +79,8 @@ where
         .into());
     }
     let process = Arc::clone(process);
-    // No buffer: a result is either taken by the caller or comes back to be undone, never lost
-    // in between.
+    // No buffer: a result is either received by the caller or returned to the sender, which undoes
+    // it. It is never lost in between.
     let (sender, receiver) = sync_channel::<Result<T, E>>(0);
     std::thread::Builder::new()
         .name("hk-inject".to_owned())
@@ -106,12 +107,12 @@ where
             millis: limit.as_millis(),
         }
         .into()),
-        // Only a panic of the thread ends the channel without a result.
+        // The channel ends without a result only if the thread panics.
         Err(RecvTimeoutError::Disconnected) => Err(InjectError::Panicked { pid }.into()),
     }
 }
 
-/// A C `int` as a system call's argument.
+/// Converts a C `int` to a system call argument.
 #[must_use]
 pub fn int_arg(value: i32) -> u64 {
     i64::from(value).cast_unsigned()
@@ -129,7 +130,7 @@ where
     let result = work(&mut remote);
     let released = remote.release();
     match (result, released) {
-        // The process has died meanwhile: nothing of it is left to use or to undo.
+        // The process has exited meanwhile: the result is useless and needs no undo.
         (Ok(_), Err(error)) => Err(error.into()),
         (result, _) => result,
     }

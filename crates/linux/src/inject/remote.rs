@@ -1,4 +1,4 @@
-//! A stopped thread that does system calls for us.
+//! A stopped thread that executes system calls for us.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -11,7 +11,7 @@ use super::seize::Stopped;
 use super::tracee::{Halt, Registers, SignalMask, Tracee};
 use crate::process::Process;
 
-/// `syscall`, as x86-64 encodes it.
+/// The `syscall` instruction of x86-64.
 const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 
 /// The code segment of 64-bit user code on Linux (`__USER_CS`).
@@ -20,16 +20,15 @@ const USER_CS: u64 = 0x33;
 /// Bytes below the stack pointer that belong to the running function (x86-64 ABI).
 const RED_ZONE: u64 = 128;
 
-/// A vDSO is two or three pages; anything much larger is not one.
+/// A vDSO has two or three pages; anything much larger is not a vDSO.
 const MAX_VDSO: u64 = 1 << 20;
 
 const RESTORING: &str = "restoring its registers";
 
-/// `orig_rax` when the thread is not in a system call: tells the kernel that there is nothing to
-/// restart.
+/// `orig_rax` of a thread that is not in a system call: the kernel does not restart one.
 const NO_SYSCALL: u64 = u64::MAX;
 
-/// A thread of another process, stopped, whose registers we borrow.
+/// A stopped thread of another process whose registers are temporarily changed.
 #[derive(Debug)]
 pub struct Remote {
     pid: u32,
@@ -39,23 +38,23 @@ pub struct Remote {
     syscall_at: u64,
     saved: Registers,
     mask: SignalMask,
-    /// Where the thread keeps its current restartable sequence, and which one it was in.
+    /// Address of the thread's `rseq_cs` field, and its value when the thread was stopped.
     rseq_cs: Option<(u64, [u8; 8])>,
-    /// Whether the thread is halted at a system call that we made it do, rather than where it was.
+    /// Whether the thread is stopped at an injected system call, and not where it was found.
     at_injected_syscall: bool,
     released: bool,
 }
 
-/// Memory of the process that is ours until the end of the injection.
+/// Memory of the process that the injection may use until its end.
 #[derive(Debug)]
 pub struct Scratch {
-    /// Its address there, a multiple of 16.
+    /// Address in the process, a multiple of 16.
     pub at: u64,
     before: Vec<u8>,
 }
 
 impl Remote {
-    /// Prepares a stopped thread. Nothing about it has been changed when this fails.
+    /// Prepares a stopped thread. If this fails, the thread is unchanged.
     pub(super) fn new(process: &Process, stopped: Stopped) -> Result<Self, InjectError> {
         let pid = process.pid();
         let failed = |doing| {
@@ -70,7 +69,7 @@ impl Remote {
         if saved.cs != USER_CS {
             return Err(InjectError::NotAmd64 { pid });
         }
-        // By way of the thread: a main thread that has ended has no memory any more.
+        // Use the files of the thread: a main thread that has exited has no memory any more.
         let tid = stopped.tracee.tid();
         let maps = process
             .open_proc(&format!("task/{tid}/maps"))
@@ -80,7 +79,7 @@ impl Remote {
             .map_err(failed("opening the memory"))?;
         let syscall_at = find_syscall(maps, &memory)
             .map_err(failed("reading the vDSO"))?
-            // A process that is being torn down has no mappings.
+            // A process that is exiting has no mappings.
             .ok_or_else(|| match stopped.tracee.registers() {
                 Ok(_) => InjectError::NoVdso { pid },
                 Err(_) => InjectError::Died {
@@ -92,8 +91,9 @@ impl Remote {
             "reading the signal mask of",
             "reading its signal mask",
         ))?;
-        // Leaving a restartable sequence by changing the instruction pointer makes the kernel forget
-        // that the thread was in one, and it would not be aborted as it must be. So remember it.
+        // A change of the instruction pointer makes the kernel clear `rseq_cs`. The restartable
+        // sequence that the thread was in would then not be aborted, as it must be. So save the
+        // value.
         let rseq_cs = stopped.tracee.rseq().and_then(|rseq| {
             // `rseq_cs` is the third field of `struct rseq`, after two 32-bit ones.
             let at = rseq.pointer.checked_add(8)?;
@@ -112,7 +112,7 @@ impl Remote {
             at_injected_syscall: false,
             released: false,
         };
-        // From here on nothing but SIGKILL and SIGSTOP reaches the thread; the rest stays pending.
+        // From here on only SIGKILL and SIGSTOP reach the thread; other signals stay pending.
         remote
             .stopped
             .tracee
@@ -121,7 +121,7 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Makes the thread do one system call. The inner result is the call's.
+    /// Executes one system call on the thread. The inner result is the result of the call.
     pub fn syscall(
         &mut self,
         step: &'static str,
@@ -160,8 +160,8 @@ impl Remote {
         })
     }
 
-    /// Reserves `bytes` of the thread's stack, below what it uses: memory that any signal could
-    /// overwrite at any time, so nothing of the process can be there.
+    /// Reserves `bytes` on the stack of the thread, below the red zone. A signal handler could
+    /// overwrite this memory at any time, so the process does not use it.
     pub fn scratch(&self, bytes: u16) -> Result<Scratch, InjectError> {
         let at = self.saved.rsp.saturating_sub(RED_ZONE + u64::from(bytes)) & !15;
         let mut before = vec![0; usize::from(bytes)];
@@ -169,7 +169,7 @@ impl Remote {
         Ok(Scratch { at, before })
     }
 
-    /// Puts back what was there.
+    /// Restores the previous content of `scratch`.
     pub fn restore_scratch(&self, scratch: &Scratch) -> Result<(), InjectError> {
         self.write(scratch.at, &scratch.before)
     }
@@ -178,7 +178,7 @@ impl Remote {
     ///
     /// # Errors
     ///
-    /// When the memory is not mapped or the process has ended.
+    /// When the memory is not mapped or the process has exited.
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), InjectError> {
         self.memory.read_exact_at(bytes, at).map_err(|source| {
             proc_error(&self.stopped.tracee, self.pid, "reading the memory", source)
@@ -189,14 +189,14 @@ impl Remote {
     ///
     /// # Errors
     ///
-    /// When the memory is not mapped or the process has ended.
+    /// When the memory is not mapped or the process has exited.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), InjectError> {
         self.memory.write_all_at(bytes, at).map_err(|source| {
             proc_error(&self.stopped.tracee, self.pid, "writing the memory", source)
         })
     }
 
-    /// Puts everything back and lets the thread go.
+    /// Restores the thread and detaches from it.
     pub(super) fn release(mut self) -> Result<(), InjectError> {
         self.restore()
     }
@@ -210,7 +210,7 @@ impl Remote {
         } else {
             Ok(())
         };
-        // Whatever became of that, the thread gets its signals and its freedom.
+        // Restore the signal mask and detach even if restoring the registers failed.
         let tracee = &mut self.stopped.tracee;
         let mask = tracee.set_signal_mask(self.mask);
         let left = tracee.detach();
@@ -221,14 +221,13 @@ impl Remote {
         left.map_err(failed("detaching from"))
     }
 
-    /// Takes a thread that is at the exit of our system call back to where we found it.
+    /// Returns a thread that is at the exit of our system call to the state in which it was found.
     fn restore_registers(&mut self) -> Result<(), InjectError> {
         let pid = self.pid;
         let failed = |doing| move |source| ptrace_error(pid, doing, RESTORING, source);
         let tracee = &mut self.stopped.tracee;
-        // What the kernel does to restart the interrupted system call, it does only on its way out
-        // of a stop like the one we found the thread in, so the thread goes to another such stop
-        // first.
+        // The kernel restarts the interrupted system call only when the thread leaves a stop like
+        // the one it was found in, so bring the thread to such a stop first.
         tracee
             .set_registers(&self.saved)
             .map_err(failed("restoring the registers of"))?;
@@ -254,8 +253,8 @@ impl Remote {
         }
     }
 
-    /// Lets the thread run to the next entry or exit of a system call. No time limit: the registers
-    /// are not its own, so there is no other way but to see it through.
+    /// Lets the thread run to the next entry or exit of a system call. There is no time limit: the
+    /// thread has our registers, so the system call must complete.
     fn run_to_syscall_stop(&mut self, step: &'static str) -> Result<(), InjectError> {
         let mut signal = 0;
         loop {
@@ -265,8 +264,8 @@ impl Remote {
                 .map_err(|source| ptrace_error(self.pid, "continuing", step, source))?;
             signal = match self.stopped.tracee.wait(None) {
                 Some(Halt::Syscall) => return Ok(()),
-                // SIGSTOP: passing it on stops the rest of the process; this thread reports that
-                // as a trap, goes on for us, and joins the others when it is let go.
+                // Passing on SIGSTOP stops the other threads of the process. This thread reports a
+                // trap instead, continues for us, and stops like the others after we detach.
                 Some(Halt::Signal(signal)) => signal,
                 Some(Halt::Trap) | None => 0,
                 Some(Halt::Ended) => {
@@ -306,8 +305,7 @@ impl Drop for Remote {
     }
 }
 
-/// The kernel answers `ESRCH` when a stopped thread is not there any more: nothing short of a kill
-/// does that.
+/// The kernel returns `ESRCH` when a stopped thread no longer exists; only a kill causes that.
 fn ptrace_error(pid: u32, doing: &'static str, step: &'static str, source: Errno) -> InjectError {
     match source {
         Errno::SRCH => InjectError::Died { pid, step },
@@ -316,15 +314,15 @@ fn ptrace_error(pid: u32, doing: &'static str, step: &'static str, source: Errno
 }
 
 fn proc_error(tracee: &Tracee, pid: u32, doing: &'static str, source: io::Error) -> InjectError {
-    // A process that is being torn down loses its memory before it is gone; but its threads leave
-    // their stop before that.
+    // A process that is exiting loses its memory before it disappears, but its threads leave their
+    // ptrace stop before that.
     match tracee.registers() {
         Ok(_) => InjectError::Proc { pid, doing, source },
         Err(_) => InjectError::Died { pid, step: doing },
     }
 }
 
-/// Finds a `syscall` instruction in the vDSO, which every process has.
+/// Finds a `syscall` instruction in the vDSO. Every process has a vDSO.
 fn find_syscall(maps: File, memory: &File) -> io::Result<Option<u64>> {
     for line in BufReader::new(maps).lines() {
         let line = line?;
@@ -336,7 +334,7 @@ fn find_syscall(maps: File, memory: &File) -> io::Result<Option<u64>> {
         };
         let mut code = vec![0; length];
         memory.read_exact_at(&mut code, start)?;
-        // Any two bytes do: they are executable, and only they will be executed.
+        // Any two such bytes are sufficient: they are executable, and only they are executed.
         let found = code
             .windows(SYSCALL_INSTRUCTION.len())
             .position(|bytes| bytes == SYSCALL_INSTRUCTION);
@@ -345,7 +343,7 @@ fn find_syscall(maps: File, memory: &File) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-/// Start and end, if a line of `/proc/PID/maps` is about the vDSO.
+/// Start and end of the vDSO, if this line of `/proc/PID/maps` describes it.
 fn vdso_range(line: &str) -> Option<(u64, u64)> {
     let (range, rest) = line.split_once(' ')?;
     if !rest.ends_with("[vdso]") || !rest.starts_with("r-x") {

@@ -1,4 +1,4 @@
-//! Choosing a thread of the process, and stopping it.
+//! Selects a thread of the process and stops it.
 
 use std::time::{Duration, Instant};
 
@@ -8,26 +8,26 @@ use super::error::InjectError;
 use super::tracee::{Halt, Tracee};
 use crate::process::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process, have_capability, status_field};
 
-/// How long one thread may take to stop before the next is tried. A thread that can be stopped is
+/// How long to wait for one thread to stop before the next one is tried. A thread usually stops
 /// within microseconds, unless the machine is overloaded.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long those that were late are waited for in the end, together: on an overloaded machine a thread
-/// may have to wait for a processor.
+/// How long to wait at the end for all threads that did not stop in time: on an overloaded machine
+/// a thread may have to wait for a processor.
 const LATE_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// No more threads than this are tried: a process that has so many that do not stop is stuck.
+/// Maximum number of threads to try: a process with so many threads that do not stop is stuck.
 const MAX_THREADS: usize = 32;
 
-/// A stopped thread, and the others that were asked to stop and did not. Those stay seized for as
-/// long as this lives (there is no letting go of a running thread) and run all the same.
+/// A stopped thread, and the threads that were asked to stop and did not. Those stay seized until
+/// this is dropped (ptrace cannot detach from a running thread), and continue to run.
 #[derive(Debug)]
 pub(super) struct Stopped {
     pub(super) tracee: Tracee,
     pub(super) _late: Vec<Tracee>,
 }
 
-/// Stops the main thread, or failing that any other.
+/// Stops the main thread, or another thread if that fails.
 pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
     let pid = process.pid();
     let gone = || InjectError::NoSuchProcess { pid };
@@ -51,7 +51,7 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
             }
             Ok(Attempt::Stopped(_) | Attempt::Gone) => {}
             Ok(Attempt::Late(tracee)) => late.push(tracee),
-            // Seccomp and tracers are a thread's own; another thread may do.
+            // Seccomp and the tracer are per thread; another thread may work.
             Err(error) => refusal = refusal.or(Some(error)),
         }
     }
@@ -82,9 +82,8 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
     }))
 }
 
-/// Whether the thread is the process's. Its number was in the process's list, but may have been used
-/// again since; if the process is still the one that the pidfd means, a stopped thread in its list
-/// is its own.
+/// Whether the thread belongs to the process. Its ID was in the process's list, but may have been
+/// reused since. If the pidfd's process is still alive, a stopped thread in its list is its own.
 fn is_thread_of(process: &Process, tracee: &Tracee) -> bool {
     let path = format!("/proc/{}/task/{}", process.pid(), tracee.tid());
     let listed = std::fs::exists(path);
@@ -117,13 +116,13 @@ fn seize_and_stop(process: &Process, tid: u32) -> Result<Attempt, InjectError> {
     }
 }
 
-/// Waits for a thread that was interrupted to stop.
+/// Waits until an interrupted thread stops.
 fn wait_for_stop(pid: u32, mut tracee: Tracee, deadline: Instant) -> Result<Attempt, InjectError> {
     loop {
         let signal = match tracee.wait(Some(deadline)) {
             Some(Halt::Trap) => return Ok(Attempt::Stopped(tracee)),
-            // It was about to take a signal when we came. Let it: the stop we asked for comes
-            // right after.
+            // The thread was about to receive a signal. Deliver it: the requested stop follows
+            // immediately.
             Some(Halt::Signal(signal)) => signal,
             Some(Halt::Syscall | Halt::Other(_)) => 0,
             Some(Halt::Ended) => return Ok(Attempt::Gone),
@@ -143,7 +142,7 @@ fn wait_for_stop(pid: u32, mut tracee: Tracee, deadline: Instant) -> Result<Atte
     }
 }
 
-/// Finds out what a refused seize was about; the kernel has one error number for all of it.
+/// Determines why seizing failed; the kernel returns the same error number for several causes.
 fn seize_error(
     pid: u32,
     status: &str,

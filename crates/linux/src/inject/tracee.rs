@@ -1,7 +1,7 @@
-//! One traced thread: the ptrace requests that are needed, typed.
+//! One traced thread, with typed wrappers for the ptrace requests that are needed.
 //!
-//! Every request but seize and interrupt wants the thread stopped, and must come from the thread
-//! that seized it: a [`Tracee`] is therefore not `Send`.
+//! Every request except seize and interrupt requires a stopped thread, and must come from the
+//! thread that seized it. So [`Tracee`] is not `Send`.
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -11,21 +11,21 @@ use rustix::io::Errno;
 
 use crate::errno::last_errno;
 
-/// Not in the libc crate for glibc; `linux/ptrace.h`.
+/// Not in the libc crate for glibc; values from `linux/ptrace.h`.
 const PTRACE_GETSIGMASK: u32 = 0x420a;
 const PTRACE_SETSIGMASK: u32 = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const PTRACE_O_SUSPEND_SECCOMP: usize = 1 << 21;
 const PTRACE_EVENT_STOP: i32 = 128;
 
-/// General-purpose registers, `orig_rax` included.
+/// General-purpose registers, including `orig_rax`.
 pub(super) type Registers = libc::user_regs_struct;
 
-/// A set of signals as the kernel has it.
+/// A signal set in the kernel's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SignalMask(pub(super) u64);
 
-/// Where a thread's restartable-sequence area is (`struct ptrace_rseq_configuration`).
+/// The restartable-sequence area of a thread (`struct ptrace_rseq_configuration`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RseqConfiguration {
@@ -36,35 +36,36 @@ pub(super) struct RseqConfiguration {
     pub(super) pad: u32,
 }
 
-/// How a thread came to a halt.
+/// Why a thread stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Halt {
-    /// `PTRACE_INTERRUPT` took effect, or the thread is in a group-stop, or left one.
+    /// `PTRACE_INTERRUPT` took effect, or the thread entered or left a group-stop.
     Trap,
-    /// At the entry or the exit of a system call.
+    /// Entry or exit of a system call.
     Syscall,
-    /// This signal is about to be delivered; it must be given when going on, or is lost.
+    /// This signal is about to be delivered. It is lost unless it is passed when the thread
+    /// continues.
     Signal(i32),
-    /// The thread, or its process, has ended.
+    /// The thread or its process has exited.
     Ended,
-    /// Anything else: the status as `waitid` has it.
+    /// Any other stop: the status from `waitid`.
     Other(i32),
 }
 
-/// A thread seized by the calling thread. Dropping it lets the thread go if it is stopped; one
-/// that is not is let go by the kernel when the calling thread ends.
+/// A thread seized by the calling thread. Drop detaches from it if it is stopped; otherwise the
+/// kernel detaches when the calling thread exits.
 #[derive(Debug)]
 pub(super) struct Tracee {
     tid: libc::pid_t,
-    /// The halt not yet continued from, if any.
+    /// The current stop, if the thread has not been continued.
     halted: Option<Halt>,
     detached: bool,
-    /// ptrace knows tracers by thread.
+    /// ptrace identifies the tracer by thread.
     _not_send: PhantomData<*const ()>,
 }
 
 impl Tracee {
-    /// Becomes the tracer of thread `tid`, which runs on.
+    /// Seizes thread `tid`, which continues to run.
     pub(super) fn seize(tid: u32, suspend_seccomp: bool) -> Result<Self, Errno> {
         let tid = libc::pid_t::try_from(tid).map_err(|_| Errno::SRCH)?;
         let mut options = libc::PTRACE_O_TRACESYSGOOD as usize;
@@ -84,12 +85,12 @@ impl Tracee {
         self.tid.unsigned_abs()
     }
 
-    /// Asks the thread to stop; [`Self::wait`] tells when it has.
+    /// Asks the thread to stop; [`Self::wait`] reports the stop.
     pub(super) fn interrupt(&self) -> Result<(), Errno> {
         request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)
     }
 
-    /// Lets a stopped thread run until its next system call's entry or exit.
+    /// Lets a stopped thread run until the next entry or exit of a system call.
     pub(super) fn run_to_syscall(&mut self, signal: i32) -> Result<(), Errno> {
         self.resume(libc::PTRACE_SYSCALL, signal)
     }
@@ -105,7 +106,7 @@ impl Tracee {
         Ok(())
     }
 
-    /// Waits until the thread halts, or `deadline` has passed (then `None`).
+    /// Waits until the thread stops. Returns `None` when `deadline` has passed.
     pub(super) fn wait(&mut self, deadline: Option<Instant>) -> Option<Halt> {
         let mut attempts = 0;
         loop {
@@ -115,8 +116,7 @@ impl Tracee {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return None;
             }
-            // Mostly it is a matter of microseconds; the processor that the thread needs may be
-            // the one we are on.
+            // A stop usually takes microseconds; the thread may need the processor that we run on.
             attempts += 1;
             match attempts {
                 0..50 => std::thread::yield_now(),
@@ -127,9 +127,10 @@ impl Tracee {
     }
 
     fn poll(&mut self) -> Option<Halt> {
-        // Only this very tracee, and only as its tracer: other children of this program, and other
-        // threads that wait, are not disturbed. The first look takes nothing away: if the process
-        // has ended, and is a child of this program, whoever started it wants to be told too.
+        // Wait only for this tracee, and only as its tracer, so that other children and other
+        // waiting threads are not affected. The first call does not consume the status: if the
+        // process has exited and is a child of this program, its parent code still needs the
+        // status.
         let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG | libc::WSTOPPED;
         let halt = match self.waitid(flags | libc::WEXITED | libc::WNOWAIT) {
             Ok(None) | Err(Errno::INTR) => return None,
@@ -138,8 +139,8 @@ impl Tracee {
                 Ok(Some(halt)) => halt,
                 Ok(None) | Err(_) => return None,
             },
-            // ECHILD: not our tracee any more, which happens to a main thread when another thread
-            // of the process has called exec, and to any thread that has been reaped.
+            // ECHILD: not our tracee any more. This happens to a main thread when another thread of
+            // the process calls exec, and to any thread that was reaped.
             Err(_) => Halt::Ended,
         };
         if halt == Halt::Ended {
@@ -150,7 +151,7 @@ impl Tracee {
     }
 
     fn waitid(&self, flags: i32) -> Result<Option<Halt>, Errno> {
-        // SAFETY: plain integers and pointers, for which zero is a value.
+        // SAFETY: integers and pointers, for which zero is a valid value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: `info` is written by the call and outlives it.
         let result =
@@ -158,13 +159,13 @@ impl Tracee {
         if result < 0 {
             return Err(last_errno());
         }
-        // SAFETY: waitid fills in the members of a SIGCHLD, or leaves them zero.
+        // SAFETY: waitid fills in the fields of a SIGCHLD, or leaves them zero.
         let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
         Ok((pid != 0).then(|| classify(info.si_code, status)))
     }
 
     pub(super) fn registers(&self) -> Result<Registers, Errno> {
-        // SAFETY: plain integers, for which zero is a value.
+        // SAFETY: integers, for which zero is a valid value.
         let mut registers: Registers = unsafe { std::mem::zeroed() };
         // SAFETY: PTRACE_GETREGS writes one `user_regs_struct`, borrowed for the call.
         unsafe { raw(libc::PTRACE_GETREGS, self.tid, 0, pointer(&mut registers)) }?;
@@ -190,12 +191,12 @@ impl Tracee {
         unsafe { raw(PTRACE_SETSIGMASK, self.tid, 8, pointer(&mut mask)) }
     }
 
-    /// Where the thread's restartable-sequence area is; `None` if it has none.
+    /// The restartable-sequence area of the thread; `None` if it has none.
     pub(super) fn rseq(&self) -> Option<RseqConfiguration> {
         let mut configuration = RseqConfiguration::default();
         let size = size_of::<RseqConfiguration>();
-        // SAFETY: PTRACE_GET_RSEQ_CONFIGURATION writes at most as many bytes as its third
-        // argument says, the size of what is passed.
+        // SAFETY: PTRACE_GET_RSEQ_CONFIGURATION writes at most as many bytes as its third argument
+        // says, the size of `configuration`.
         unsafe {
             raw(
                 PTRACE_GET_RSEQ_CONFIGURATION,
@@ -208,7 +209,7 @@ impl Tracee {
         (configuration.pointer != 0).then_some(configuration)
     }
 
-    /// Lets a stopped thread go; a signal that was about to be delivered is.
+    /// Detaches from a stopped thread; a signal that was about to be delivered is delivered.
     pub(super) fn detach(&mut self) -> Result<(), Errno> {
         let signal = match self.halted {
             Some(Halt::Signal(signal)) => signal,
@@ -227,13 +228,13 @@ impl Drop for Tracee {
         }
         let halt = self.halted.or_else(|| self.poll());
         if halt.is_some_and(|halt| halt != Halt::Ended) {
-            // If it does not work, the kernel does it when this thread ends.
+            // If this fails, the kernel detaches when this thread exits.
             let _ = self.detach();
         }
     }
 }
 
-/// By what `waitid` says: the kind of change, and the signal with an event above it.
+/// Converts the result of `waitid`: the code, and the signal with the ptrace event above it.
 fn classify(code: i32, status: i32) -> Halt {
     match code {
         libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED => return Halt::Ended,
@@ -257,7 +258,7 @@ fn pointer<T>(value: &mut T) -> *mut c_void {
     std::ptr::from_mut(value).cast()
 }
 
-/// A request whose last argument is a number.
+/// A ptrace request whose last argument is a number.
 fn request(request: u32, tid: libc::pid_t, third: usize, fourth: usize) -> Result<(), Errno> {
     // SAFETY: the requests made through here (seize, interrupt, cont, syscall, detach) take their
     // fourth argument by value and dereference nothing.
@@ -273,8 +274,8 @@ fn request(request: u32, tid: libc::pid_t, third: usize, fourth: usize) -> Resul
 
 /// # Safety
 ///
-/// `fourth` must be what `request` wants: a number, or a pointer to memory that it may read or
-/// write as `ptrace(2)` says.
+/// `fourth` must be what `request` requires: a number, or a pointer to memory that the request may
+/// read or write as described in `ptrace(2)`.
 unsafe fn raw(
     request: u32,
     tid: libc::pid_t,
@@ -282,7 +283,7 @@ unsafe fn raw(
     fourth: *mut c_void,
 ) -> Result<(), Errno> {
     let third = std::ptr::without_provenance_mut::<c_void>(third);
-    // SAFETY: by this function's contract. None of the requests used here returns data.
+    // SAFETY: by the contract of this function. None of the requests used here returns data.
     let result: c_long = unsafe { libc::ptrace(request, tid, third, fourth) };
     if result < 0 {
         Err(last_errno())

@@ -1,9 +1,9 @@
-//! Doing something in a process of its own that shares everything with this one but its life.
+//! Runs a function in a separate process that shares memory and files but survives this program.
 //!
-//! Whoever kills hikkoshi must not take another process with it whose registers are ours just then.
-//! So the tracer is no thread of this program but a process beside it: with the same memory, files
-//! and identity, made as `vfork(2)` makes one, and in a process group of its own. It sees through
-//! what it has begun, and ends. (LeakSanitizer's tracer is made the same way.)
+//! If hikkoshi is killed while it has changed the registers of another process, that process would
+//! crash. So the tracer is not a thread of this program but a child process: with the same memory,
+//! files and identity, created like `vfork(2)` does, in a separate process group. It completes its
+//! work and exits. (LeakSanitizer creates its tracer the same way.)
 
 use std::any::Any;
 use std::io;
@@ -13,25 +13,26 @@ use std::ptr;
 
 use libc::{c_int, c_void};
 
-/// Memory, files and folders are shared; the thread that asks stands still until it is over; nobody
-/// is told of its end, and no debugger of this program's follows it.
+/// The process shares memory, files and file system information. The calling thread is blocked
+/// until the process exits. The process sends no signal when it exits, and a debugger of this
+/// program does not follow it.
 const FLAGS: c_int =
     libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_UNTRACED;
 
-/// As much as a thread gets.
+/// Stack size, the same as for a thread.
 const STACK: usize = 2 << 20;
 
-/// Below the stack, never to be touched: at least a page of any size there is.
+/// Guard area below the stack, at least one page for every page size.
 const GUARD: usize = 64 << 10;
 
-/// Why nothing came of it.
+/// Why running the function failed.
 #[derive(Debug)]
 pub(super) enum TracerProcessError {
-    /// There is no memory, or no process, for it.
+    /// The system is out of memory or processes.
     Start(io::Error),
-    /// It was killed itself.
+    /// The tracer process was killed.
     Killed,
-    /// It panicked, with this.
+    /// The function panicked with this value.
     Panicked(Box<dyn Any + Send>),
 }
 
@@ -40,8 +41,8 @@ struct Job<F, T> {
     result: Option<Result<T, Box<dyn Any + Send>>>,
 }
 
-/// Does `work` in a process of its own, and waits for it. If this program is killed meanwhile,
-/// `work` goes on to its end.
+/// Runs `work` in a separate process and waits for it. If this program is killed meanwhile, `work`
+/// still completes.
 pub(super) fn run<T, F: FnOnce() -> T>(work: F) -> Result<T, TracerProcessError> {
     let stack = Stack::new().map_err(TracerProcessError::Start)?;
     let mut job = Job {
@@ -49,10 +50,11 @@ pub(super) fn run<T, F: FnOnce() -> T>(work: F) -> Result<T, TracerProcessError>
         result: None,
     };
     let signals = BlockedSignals::all();
-    // SAFETY: `entry` is given what it expects, on a stack that nobody else uses. It runs on this
-    // thread's thread-local memory, which is safe because this thread stands still in the kernel
-    // until the process has ended (CLONE_VFORK), or never goes on because it was killed. No handler
-    // of a signal runs in it: it starts with all signals blocked, as this thread has them now.
+    // SAFETY: `entry` gets the argument that it expects, on a stack that no other thread uses. It
+    // uses the thread-local memory of this thread. That is safe because this thread is blocked in
+    // the kernel until the process has exited (CLONE_VFORK), or was killed and never continues. No
+    // signal handler runs in the process: it starts with all signals blocked, because this thread
+    // blocks them here.
     let pid = unsafe { libc::clone(entry::<T, F>, stack.top(), FLAGS, (&raw mut job).cast()) };
     let started = match pid {
         -1 => Err(TracerProcessError::Start(io::Error::last_os_error())),
@@ -71,11 +73,11 @@ pub(super) fn run<T, F: FnOnce() -> T>(work: F) -> Result<T, TracerProcessError>
 }
 
 extern "C" fn entry<T, F: FnOnce() -> T>(job: *mut c_void) -> c_int {
-    // What is sent to this program's whole group is not for this process.
-    // SAFETY: concerns this process only.
+    // Signals to this program's process group must not reach this process.
+    // SAFETY: affects only this process.
     unsafe { libc::setpgid(0, 0) };
-    // SAFETY: it is the `Job` of `run`, whose thread stands still, or was killed, which leaves
-    // its stack where it is.
+    // SAFETY: it is the `Job` of `run`. Its thread is blocked, or was killed, which does not free
+    // its stack.
     let job = unsafe { &mut *job.cast::<Job<F, T>>() };
     if let Some(work) = job.work.take() {
         job.result = Some(catch_unwind(AssertUnwindSafe(work)));
@@ -84,33 +86,33 @@ extern "C" fn entry<T, F: FnOnce() -> T>(job: *mut c_void) -> c_int {
 }
 
 fn reap(pid: libc::pid_t) {
-    // SAFETY: no status is wanted. It is a child that sends no signal at its end (`__WALL`).
+    // SAFETY: no status is requested. The child sends no signal when it exits (`__WALL`).
     while unsafe { libc::waitpid(pid, ptr::null_mut(), libc::__WALL) } == -1
         && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
     {}
 }
 
-/// Memory for a stack.
+/// Memory for a stack, with a guard area.
 struct Stack(*mut c_void);
 
 impl Stack {
     fn new() -> io::Result<Self> {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: new memory, wherever there is room.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let memory = unsafe { libc::mmap(ptr::null_mut(), GUARD + STACK, access, kind, -1, 0) };
         if memory == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let stack = Self(memory);
-        // SAFETY: the beginning of what was mapped just now, which nothing points to.
+        // SAFETY: the start of the new mapping, to which no reference exists.
         match unsafe { libc::mprotect(memory, GUARD, libc::PROT_NONE) } {
             0 => Ok(stack),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Its end, where it begins: page-aligned, and so aligned as the ABI wants it.
+    /// The address at which the stack starts: page-aligned, as the ABI requires at least 16 bytes.
     fn top(&self) -> *mut c_void {
         self.0.wrapping_byte_add(GUARD + STACK)
     }
@@ -118,19 +120,19 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and who ran on it has ended.
+        // SAFETY: mapped by `new`, and the process that used it has exited.
         unsafe { libc::munmap(self.0, GUARD + STACK) };
     }
 }
 
-/// All of this thread's signals are blocked as long as this lives.
+/// Blocks all signals of the calling thread until it is dropped.
 struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
     fn all() -> Self {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::zeroed());
-        // SAFETY: `sigfillset` fills the set in before it is read; the old set is all zeros, a
-        // valid one, even if it were not written.
+        // SAFETY: `sigfillset` initializes the set before it is read; the old set is all zeros, a
+        // valid value, even if it is not written.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
@@ -141,7 +143,7 @@ impl BlockedSignals {
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        // SAFETY: the set that was in force before.
+        // SAFETY: restores the previous signal mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
     }
 }
