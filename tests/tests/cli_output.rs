@@ -245,11 +245,7 @@ fn invalid_usage_exits_with_2() {
 
 #[test]
 fn plaintext_tcp_beyond_this_machine_needs_an_option() {
-    let why = [
-        "is beyond this machine",
-        "without encryption",
-        "--plaintext",
-    ];
+    let why = ["is beyond this host", "without encryption", "--plaintext"];
     assert_refused(&["migrate", "--qmp", "/nowhere", "10.1.2.3:7000"], 2, &why);
     // With `--plaintext`, the next check fails; likewise where encryption is requested.
     let next = ["QMP socket /nowhere"];

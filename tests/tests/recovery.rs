@@ -298,7 +298,10 @@ fn each_side_is_given_up() {
         migration.resume_migrate(&["--give-up"]);
         migration.migrate.wait().assert(
             2,
-            &["otherwise two copies of it run", "--other-side-is-lost"],
+            &[
+                "otherwise two copies of the guest run",
+                "--other-side-is-lost",
+            ],
         );
         assert_not_running(guest.vm());
         migration.resume_migrate(&["--give-up", "--other-side-is-lost"]);

@@ -335,7 +335,7 @@ fn invalid_certificates_are_refused() {
 
 #[test]
 fn plaintext_beyond_this_machine_needs_an_option() {
-    let parts = ["is beyond this machine", "--to INVITATION", "--plaintext"];
+    let parts = ["is beyond this host", "--to INVITATION", "--plaintext"];
     assert_refused(
         &["migrate", "192.0.2.1:7000", "--qmp", "/nowhere"],
         2,

@@ -101,7 +101,7 @@ fn memory_outside_the_guest_or_mapped_twice() {
             ram.as_str()
         );
         let qemu = Qemu::start(program, ram, &options(&line));
-        // The two mappings cannot be told apart.
+        // The two mappings cannot be distinguished.
         refused(&qemu, &["is mapped 2 times"]);
     });
 }

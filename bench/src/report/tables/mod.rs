@@ -98,7 +98,7 @@ mod tests {
             ..Default::default()
         });
         let tables = tables(&[lost]);
-        assert_eq!(tables.len(), 1, "it is no policy");
+        assert_eq!(tables.len(), 1, "it is not a policy");
         let text = tables[0].text();
         assert!(text.contains("hikkoshi-precopy/no-drain"), "{text}");
         assert!(text.contains(" 19.5 ") && text.contains(" 192 "), "{text}");

@@ -68,7 +68,7 @@ impl PageSink {
     pub(crate) fn report_progress(&self, observer: &dyn Observer) {
         let bytes = self.counters.bytes();
         let sum = bytes.precopy + bytes.urgent + bytes.background;
-        self.tracker.tell(observer, sum);
+        self.tracker.report(observer, sum);
     }
 
     fn recorder(&self) -> Arc<Recorder> {

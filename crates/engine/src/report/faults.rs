@@ -57,10 +57,10 @@ impl Requests {
     }
 
     /// Adds what the destination has reported.
-    pub fn add_measures(&mut self, told: FaultMeasures) {
-        self.request_stages_us = told.stages.into();
-        self.unmeasured_requests = told.unmeasured;
-        self.faults = told
+    pub fn add_measures(&mut self, measures: FaultMeasures) {
+        self.request_stages_us = measures.stages.into();
+        self.unmeasured_requests = measures.unmeasured;
+        self.faults = measures
             .threads
             .into_iter()
             .map(|faults| ThreadFaults {

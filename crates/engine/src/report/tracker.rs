@@ -21,8 +21,8 @@ struct State {
     phase: Phase,
     round: u32,
     total: u64,
-    told: Instant,
-    told_bytes: u64,
+    reported_at: Instant,
+    reported_bytes: u64,
     rate: f64,
 }
 
@@ -34,8 +34,8 @@ impl Default for Tracker {
                 phase: Phase::Connecting,
                 round: 0,
                 total: 0,
-                told: Instant::now(),
-                told_bytes: 0,
+                reported_at: Instant::now(),
+                reported_bytes: 0,
                 rate: 0.0,
             }),
         }
@@ -58,27 +58,27 @@ impl Tracker {
 
     /// Reports to `observer`, if it is time; `bytes` is the total so far. Never waits: if another
     /// thread is reporting, this one returns.
-    pub fn tell(&self, observer: &dyn Observer, bytes: u64) {
-        self.tell_at(Instant::now(), observer, bytes);
+    pub fn report(&self, observer: &dyn Observer, bytes: u64) {
+        self.report_at(Instant::now(), observer, bytes);
     }
 
-    fn tell_at(&self, now: Instant, observer: &dyn Observer, bytes: u64) {
+    fn report_at(&self, now: Instant, observer: &dyn Observer, bytes: u64) {
         let Ok(mut state) = self.state.try_lock() else {
             return;
         };
-        let elapsed = now.saturating_duration_since(state.told);
+        let elapsed = now.saturating_duration_since(state.reported_at);
         if elapsed < PERIOD {
             return;
         }
         #[allow(clippy::cast_precision_loss)]
-        let rate = bytes.saturating_sub(state.told_bytes) as f64 / elapsed.as_secs_f64();
+        let rate = bytes.saturating_sub(state.reported_bytes) as f64 / elapsed.as_secs_f64();
         state.rate = if state.rate == 0.0 {
             rate
         } else {
             0.7 * state.rate + 0.3 * rate
         };
-        state.told = now;
-        state.told_bytes = bytes;
+        state.reported_at = now;
+        state.reported_bytes = bytes;
         let progress = Progress {
             phase: state.phase,
             round: state.round,
@@ -110,14 +110,14 @@ mod tests {
     fn tells_now_and_then() {
         let tracker = Tracker::default();
         let heard = Heard::default();
-        let begun = tracker.state.lock().unwrap().told;
+        let begun = tracker.state.lock().unwrap().reported_at;
         let just_before = PERIOD - Duration::from_nanos(1);
         tracker.begin(Phase::Precopy, 1, 1000);
         tracker.done(250);
-        tracker.tell_at(begun + just_before, &heard, 1 << 20);
+        tracker.report_at(begun + just_before, &heard, 1 << 20);
         assert!(heard.0.lock().unwrap().is_empty(), "too early");
-        tracker.tell_at(begun + PERIOD, &heard, 1 << 20);
-        tracker.tell_at(begun + PERIOD + just_before, &heard, 2 << 20);
+        tracker.report_at(begun + PERIOD, &heard, 1 << 20);
+        tracker.report_at(begun + PERIOD + just_before, &heard, 2 << 20);
         let heard = heard.0.lock().unwrap();
         assert_eq!(heard.len(), 1);
         assert_eq!((heard[0].done_pages, heard[0].total_pages), (250, 1000));
@@ -132,7 +132,7 @@ mod tests {
         let heard = Heard::default();
         tracker.begin(Phase::Precopy, 1, 1000);
         std::thread::sleep(PERIOD);
-        tracker.tell(&heard, 1 << 20);
+        tracker.report(&heard, 1 << 20);
         assert_eq!(heard.0.lock().unwrap().len(), 1);
     }
 }

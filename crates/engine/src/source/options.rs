@@ -58,7 +58,7 @@ pub struct SourceOptions {
     pub allow_cpu_mismatch: bool,
     /// Background links, in pre-copy and in post-copy: 1 to
     /// [`MAX_LINKS`](crate::MAX_LINKS). Each has a
-    /// connection and a thread of its own at either side.
+    /// separate connection and thread on each side.
     pub links: u16,
     /// Whether devices are drained between taking the dirty log and copying, for
     /// a guest that needs it. Off only for tests and for measuring what it costs:

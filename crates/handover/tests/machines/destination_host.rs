@@ -23,11 +23,11 @@ pub(crate) fn close_destination_link(world: &mut World) {
     }
 }
 
-/// Also whoever has come and was not met is let go.
+/// Also drops connections that the engine has not accepted.
 pub(crate) fn stop_engine(world: &mut World) {
     world.destination.engine = None;
     if world.destination.stage != DestinationStage::Complete {
-        // Nobody knows any more.
+        // No engine knows of the shutdown any more.
         world.destination.shut_down = false;
     }
     for link in &mut world.links {
@@ -47,8 +47,8 @@ pub(crate) fn restart(world: &mut World) {
         _ => DestinationEvent::Restarted,
     };
     world.destination_event(event);
-    // Nobody is there yet, and whoever comes while the guest is made to run is
-    // not sent away.
+    // No source is connected yet, and one that connects while the guest is being started is not
+    // rejected.
     if let Some(engine) = &mut world.destination.engine
         && engine.pending.front() == Some(&DestinationAction::ResumeGuest)
     {
@@ -207,8 +207,7 @@ pub(crate) fn receive(world: &mut World) {
     }
 }
 
-/// The oldest that has not been accepted: what was said on another one before is not
-/// heard any more.
+/// Accepts the oldest link that was not accepted yet. Messages on the previous link are lost.
 pub(crate) fn accept_link(world: &mut World) {
     close_destination_link(world);
     let new = world

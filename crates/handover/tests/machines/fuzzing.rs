@@ -44,12 +44,12 @@ impl SourceHost {
     fn restart(&mut self, says: &mut Vec<Word>) {
         self.machine = Source::new(self.recorded);
         self.resumed = false;
-        self.hear(SourceEvent::Restarted, true, says);
+        self.handle(SourceEvent::Restarted, true, says);
     }
 
     /// Passes `event` to the machine and performs its actions. With `records` false, records
     /// cannot be written.
-    fn hear(&mut self, event: SourceEvent, records: bool, says: &mut Vec<Word>) {
+    fn handle(&mut self, event: SourceEvent, records: bool, says: &mut Vec<Word>) {
         // *Ready* while the guest runs is an error of the peer; the engine closes the link.
         let event = match event {
             SourceEvent::Ready if self.runs => SourceEvent::LinkLost,
@@ -160,10 +160,10 @@ impl DestinationHost {
 
     fn restart(&mut self, says: &mut Vec<Word>) {
         self.machine = Destination::new(self.recorded);
-        self.hear(DestinationEvent::Restarted, true, says);
+        self.handle(DestinationEvent::Restarted, true, says);
     }
 
-    fn hear(&mut self, event: DestinationEvent, records: bool, says: &mut Vec<Word>) {
+    fn handle(&mut self, event: DestinationEvent, records: bool, says: &mut Vec<Word>) {
         use DestinationStage::{Complete, Declined, Ready, Receiving, Running};
         // These events are impossible: loading a discarded guest, any event after the record was
         // deleted, "never ran" for a guest that ran, "shut down" for a guest that never ran.
@@ -290,7 +290,7 @@ pub(crate) fn source(bytes: &[u8]) {
             0 => host.restart(&mut says),
             // The engine stops the guest for the switchover.
             1 if host.recorded == SourceStage::Owned => host.runs = false,
-            _ => host.hear(pick(&SourceEvent::ALL, pair[1]), pair[0] >= 32, &mut says),
+            _ => host.handle(pick(&SourceEvent::ALL, pair[1]), pair[0] >= 32, &mut says),
         }
         says.clear();
     }
@@ -305,7 +305,7 @@ pub(crate) fn destination(bytes: &[u8]) {
             host.restart(&mut says);
         } else {
             let event = pick(&DestinationEvent::ALL, pair[1]);
-            host.hear(event, pair[0] >= 32, &mut says);
+            host.handle(event, pair[0] >= 32, &mut says);
         }
         says.clear();
     }
@@ -325,7 +325,7 @@ pub(crate) fn replayed(bytes: &[u8]) {
             2 if source.recorded == SourceStage::Owned => source.runs = false,
             3 => {
                 let own = [SourceEvent::LinkLost, SourceEvent::Cancelled];
-                source.hear(pick(&own, pair[1]), records, &mut new);
+                source.handle(pick(&own, pair[1]), records, &mut new);
             }
             4 => {
                 let own = [
@@ -336,12 +336,12 @@ pub(crate) fn replayed(bytes: &[u8]) {
                     DestinationEvent::GivenUp,
                     DestinationEvent::Connected(source.recorded),
                 ];
-                destination.hear(pick(&own, pair[1]), records, &mut new);
+                destination.handle(pick(&own, pair[1]), records, &mut new);
             }
             _ if said.is_empty() => {}
             _ => match pick(&said, pair[1]) {
-                Word::ToDestination(event) => destination.hear(event, records, &mut new),
-                Word::ToSource(event) => source.hear(event, records, &mut new),
+                Word::ToDestination(event) => destination.handle(event, records, &mut new),
+                Word::ToSource(event) => source.handle(event, records, &mut new),
             },
         }
         said.extend(new);

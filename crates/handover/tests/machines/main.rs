@@ -58,19 +58,25 @@ impl Model for Migration {
                 |_, world: &World| world.is_recoverable(),
             ),
             // These show that the check reaches the interesting states.
-            Property::sometimes("it moves", |_, world: &World| {
+            Property::sometimes("the migration completes", |_, world: &World| {
                 world.source.stage == SourceStage::Done
                     && world.destination.stage == DestinationStage::Complete
             }),
-            Property::sometimes("it moves in spite of faults", |_, world: &World| {
-                world.faults == 0 && world.destination.stage == DestinationStage::Complete
-            }),
-            Property::sometimes("nobody runs for a while", |_, world: &World| {
-                world.source.stage == SourceStage::Committed
-                    && world.destination.stage == DestinationStage::Ready
-                    && world.links.is_empty()
-            }),
-            Property::sometimes("the source takes it back", |_, world: &World| {
+            Property::sometimes(
+                "the migration completes in spite of faults",
+                |_, world: &World| {
+                    world.faults == 0 && world.destination.stage == DestinationStage::Complete
+                },
+            ),
+            Property::sometimes(
+                "the guest runs on neither side for a while",
+                |_, world: &World| {
+                    world.source.stage == SourceStage::Committed
+                        && world.destination.stage == DestinationStage::Ready
+                        && world.links.is_empty()
+                },
+            ),
+            Property::sometimes("the source takes the guest back", |_, world: &World| {
                 world.taken_back && world.source.guest == Guest::Running
             }),
             Property::sometimes("the guest writes on both sides", |_, world: &World| {

@@ -23,7 +23,7 @@ pub(crate) fn possible(world: &World, steps: &mut Vec<Step>) {
 }
 
 fn faults(world: &World, steps: &mut Vec<Step>) {
-    // When it looks: what was said and not heard by then is lost.
+    // When the source checks the link: messages that it has not received by then are lost.
     let held = world.links.back().filter(|link| link.source_holds);
     let looks = world
         .source
@@ -119,7 +119,7 @@ fn may_give_up(world: &World) -> bool {
     ) && source.engine.as_ref().is_some_and(|e| e.pending.is_empty())
 }
 
-/// The next thing that happens when nobody disturbs.
+/// The next step without faults and user actions.
 pub(crate) fn peaceful(world: &World) -> Option<Step> {
     let mut steps = Vec::new();
     peaceful_steps(world, &mut steps);
@@ -172,7 +172,7 @@ fn peaceful_steps(world: &World, steps: &mut Vec<Step>) {
                 steps.push(Step::Switch);
             }
         }
-        // The other side has let go: it will be noticed.
+        // The destination has closed the link, which the source will notice.
         if !link.destination_holds && source_idle {
             steps.push(Step::SourceLosesLink);
         }
@@ -195,7 +195,7 @@ fn peaceful_steps(world: &World, steps: &mut Vec<Step>) {
     if source.is_none() && !guarded && !world.source.closed {
         steps.push(Step::RestartSource);
     }
-    // What was not recorded is not taken up again.
+    // A migration without a record is not resumed.
     let recorded = world.destination.stage != DestinationStage::Receiving;
     if destination.is_none() && recorded && !world.destination.closed {
         steps.push(Step::RestartDestination);

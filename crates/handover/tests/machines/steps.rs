@@ -177,7 +177,7 @@ pub(crate) fn take(world: &mut World, step: Step) {
             world.faults -= 1;
             world.destination.guest = Guest::Absent;
             world.destination.ended = true;
-            // Who is not there to hear it takes it for lost.
+            // An engine that is not running does not see the shutdown, and later reports a lost guest.
             world.destination.shut_down = world.destination.engine.is_some();
             world.destination.ram = [None; PAGES];
         }
@@ -201,7 +201,7 @@ pub(crate) fn take(world: &mut World, step: Step) {
         Step::GiveUpSource => {
             world.cancelled = true;
             if world.flaw != Some(Flaw::GiveUpRashly) {
-                // What it did there is lost, and nobody else's.
+                // Only the guest's changes at the destination are lost.
                 world.truth = world.source.ram;
             }
             world.source_event(SourceEvent::GivenUp);

@@ -23,9 +23,9 @@ pub(crate) struct Common {
     #[command(flatten)]
     pub security: Security,
 
-    /// Continue an interrupted migration
+    /// Resume an unfinished migration
     ///
-    /// Without JOURNAL, continue the migration of the QEMU process given by --qmp, or the only
+    /// Without JOURNAL, resume the migration of the QEMU process given by --qmp, or the only
     /// unfinished one. Address, credentials and options are read from the journal; options given
     /// here replace those. If the other side's hikkoshi has ended too, run it with --resume as
     /// well.
@@ -41,10 +41,10 @@ pub(crate) struct Common {
 
     /// Abandon the migration; explains the consequences first
     ///
-    /// Nothing is done unless --other-side-is-lost is given as well, where abandoning the
-    /// migration can do harm. At the source, the guest continues from the moment when it was
-    /// stopped. If it has run at the destination since, that damages its disks unless they are
-    /// restored to the same moment. At the destination, the guest ends.
+    /// If this can do harm, nothing is done without --other-side-is-lost. At the source, the guest
+    /// is resumed in the state in which it was paused. If it has run at the destination since, that
+    /// damages its disks unless they are restored to the same moment. At the destination, the guest
+    /// ends.
     #[arg(verbatim_doc_comment, long, requires = "resume", help_heading = RECOVERY)]
     pub give_up: bool,
 

@@ -36,7 +36,7 @@ pub(crate) struct Migrate {
 
     /// Invitation printed by `hikkoshi receive`, or "-" to read it from standard input
     ///
-    /// An invitation is a secret, and other users of this machine can see the command line: prefer
+    /// An invitation is a secret, and other users of this host can see the command line: prefer
     /// "-".
     #[arg(verbatim_doc_comment,
         long,
@@ -103,7 +103,7 @@ pub(crate) struct MigrateOptions {
 
     /// Background connections, each with a thread on both sides
     ///
-    /// [default: half of this machine's processors, between 1 and 8]
+    /// [default: half of this host's CPUs, between 1 and 8]
     #[arg(verbatim_doc_comment,
         long,
         value_name = "N",
@@ -121,7 +121,7 @@ pub(crate) struct MigrateOptions {
     )]
     pub rounds: Option<u32>,
 
-    /// Rounds after which pre-copy does not converge [default: 30]
+    /// Number of rounds after which pre-copy counts as not converging [default: 30]
     #[arg(
         long,
         value_name = "N",

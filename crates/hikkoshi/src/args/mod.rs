@@ -61,7 +61,7 @@ pub(crate) enum Command {
     Receive(Box<Receive>),
     /// Move a running guest to a destination
     Migrate(Box<Migrate>),
-    /// Move a test guest between two QEMU processes on this machine
+    /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
     #[command(hide = true)]

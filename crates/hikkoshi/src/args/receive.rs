@@ -54,7 +54,7 @@ pub(crate) struct Receive {
     /// Encrypt and print an invitation even if listening on a local address
     ///
     /// The invitation is one line on standard output (on standard error with --json -). Without
-    /// this option it is printed when listening beyond this machine, unless --plaintext or
+    /// this option it is printed when listening beyond this host, unless --plaintext or
     /// --tls-ca is given.
     #[arg(verbatim_doc_comment,
         long,
@@ -75,7 +75,7 @@ pub(crate) struct ReceiveOptions {
 
     /// Threads that handle the guest's page faults
     ///
-    /// [default: depends on the processors of the guest and of this machine]
+    /// [default: depends on the guest's vCPUs and on this host's CPUs]
     #[arg(verbatim_doc_comment,
         long,
         value_name = "N",
@@ -84,9 +84,9 @@ pub(crate) struct ReceiveOptions {
     )]
     pub fault_threads: Option<u16>,
 
-    /// Rebuild transparent huge pages after the migration, at most this fast
+    /// Rebuild transparent huge pages after the migration, at most at BYTES_PER_S
     ///
-    /// In bytes a second, with the units of --bandwidth; 1G if left out.
+    /// In bytes a second, with the units of --bandwidth; default 1G.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "BYTES_PER_S",

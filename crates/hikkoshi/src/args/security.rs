@@ -11,7 +11,7 @@ use super::headings::SECURITY;
 /// Protection of the links; options of both sides.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Security {
-    /// Do not encrypt, even beyond this machine
+    /// Do not encrypt, even beyond this host
     ///
     /// Anyone on the network path can read and change the guest's memory. Give it on both sides.
     #[arg(verbatim_doc_comment, long, help_heading = SECURITY)]

@@ -35,8 +35,8 @@ pub(crate) struct SharedOptions {
 
     /// How long to reconnect after the handover if links are lost
     ///
-    /// Such as 0, 90s, 15m or 2h. Time without links uses it up; time with links restores the same
-    /// amount. When it is used up, the command ends, and --resume continues the migration.
+    /// Such as 0, 90s, 15m or 2h. The limit counts time without links; time with links is
+    /// subtracted. When the limit is reached, the command ends, and --resume resumes the migration.
     /// [default: 15m if the migration ends in post-copy, otherwise 0]
     #[arg(verbatim_doc_comment,
         long,

@@ -88,7 +88,7 @@ fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
     thread::sleep(BEFORE);
     report(&source, 0, "its slowest access took");
 
-    headline("It moves");
+    headline("Migration");
     let moved_at = source.console().len();
     let (status, received) = move_guest(args, &source, &destination)?;
     if !status.success() || !received.success() {

@@ -35,13 +35,14 @@ pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     let stage = entry.engine.stage;
     let again = resume_command::<SourceEntry>(file.path());
     require_confirmation(&args.common, source_consequence(stage).as_deref())?;
-    let cannot =
-        |reason, error: &dyn Error| Exit::caused(Status::Paused, reason, error).resumed_by(&again);
+    let cannot = |reason, error: &dyn Error| {
+        Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
+    };
     let attached =
         QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     let Some(mut guest) = attached else {
         let what = "abandoning the migration: the source's QEMU has ended, and the guest with it";
-        return Err(Exit::new(Status::Paused, Reason::QemuEnded, what).resumed_by(&again));
+        return Err(Exit::new(Status::Unfinished, Reason::QemuEnded, what).resumed_by(&again));
     };
     let engine = entry.engine.clone();
     let watch = Watch {
@@ -52,7 +53,7 @@ pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
         let next = match error.outcome {
             Outcome::Stopped => {
-                "the guest belongs to the source, and is paused: let it run with the QMP command \
+                "the guest belongs to the source, and is paused: resume it with the QMP command \
                  'cont', or repeat this command"
             }
             _ => "nothing was changed",
@@ -73,15 +74,15 @@ fn source_consequence(stage: SourceStage) -> Option<String> {
     match stage {
         SourceStage::Owned | SourceStage::Done => None,
         SourceStage::Committed => Some(format!(
-            "the guest would continue here from the moment when it was stopped. That is right ONLY \
-             if the destination never ran it and never will, or has lost it (its QEMU has ended): \
-             otherwise two copies of it run. Whatever it may have done there is lost. And if it \
-             has run there, {DISKS}"
+            "the guest would be resumed here in the state in which it was paused. Do this ONLY if \
+             the destination never ran the guest and never will, or if its QEMU has ended: \
+             otherwise two copies of the guest run. All changes that it made there are lost. And \
+             if it has run there, {DISKS}"
         )),
         SourceStage::HandedOver => Some(format!(
-            "the destination has run the guest. It would continue here from the moment when it was \
-             stopped: a stale snapshot, and whatever it has done since is lost. That is right ONLY \
-             if the guest is lost there (its QEMU has ended): otherwise two copies of it run. And \
+            "the destination has run the guest. It would be resumed here in the state in which it \
+             was paused: a stale snapshot, and all changes since are lost. Do this ONLY if the \
+             guest is lost there (its QEMU has ended): otherwise two copies of the guest run. And \
              {DISKS}"
         )),
     }
@@ -97,8 +98,9 @@ pub(super) fn destination(
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
     require_confirmation(&args.common, destination_consequence(stage))?;
     let again = resume_command::<DestinationEntry>(file.path());
-    let cannot =
-        |reason, error: &dyn Error| Exit::caused(Status::Paused, reason, error).resumed_by(&again);
+    let cannot = |reason, error: &dyn Error| {
+        Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
+    };
     let not_attached = |error: &dyn Error| cannot(Reason::NotAttached, error);
     let attached = QemuDestination::reattach(&entry.qemu).map_err(|error| not_attached(&error))?;
     let mut guest: Box<dyn DestinationGuest> = match attached {
@@ -126,8 +128,8 @@ pub(super) fn destination(
         }
         DestinationStage::Ready => abandoned(Status::AtSource)
             .with(format!(
-                "the guest has not run here and never will: end this QEMU. The source lets the \
-                 guest run again when it knows that: {again} waits for it"
+                "the guest has not run here and never will: end this QEMU. The source \
+                 resumes the guest when this is reported to it: {again} waits for the source"
             ))
             .resumed_by(again),
         DestinationStage::Receiving | DestinationStage::Declined => {
@@ -145,13 +147,12 @@ fn destination_consequence(stage: DestinationStage) -> Option<&'static str> {
         DestinationStage::Receiving | DestinationStage::Ready => None,
         DestinationStage::Declined => Some(
             "the guest has not run here and never will, and its source may still wait for that \
-             answer. Without this journal, only abandoning the migration at the source lets the \
-             guest run there",
+             answer. Without this journal, only abandoning the migration at the source resumes \
+             the guest there",
         ),
         DestinationStage::Running => Some(
             "the guest runs here, and pages are missing that only its source has. The guest and \
-             its QEMU would be ended: that is right ONLY if the source cannot send those pages any \
-             more",
+             its QEMU would be ended: do this ONLY if the source can no longer send those pages",
         ),
         DestinationStage::Complete => Some(
             "the guest continues to run here, with all of its pages. But its source would never \

@@ -1,11 +1,11 @@
-//! What this machine's kernel must support.
+//! What this host's kernel must support.
 
 use hikkoshi_engine::Mode;
 
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
-/// Refuses a mode that this machine's kernel does not support, before the destination is
+/// Refuses a mode that this host's kernel does not support, before the destination is
 /// contacted.
 pub(super) fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
     if mode == Mode::Postcopy {

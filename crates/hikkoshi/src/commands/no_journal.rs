@@ -50,7 +50,7 @@ fn at_source(guest: &GuestState) -> (Status, Holder, String) {
             format!("the guest is here (its state is {state}): there is nothing to resume"),
         ),
         _ => (
-            Status::Paused,
+            Status::Unfinished,
             Holder::Unknown,
             format!(
                 "QEMU's state is {state}: the guest was migrated or saved before, by hikkoshi or \
@@ -68,7 +68,7 @@ fn at_destination(guest: &GuestState) -> (Status, Holder, String) {
     if guest.misses_pages {
         let next = "the guest was handed over to this QEMU, and some of its pages are missing. \
                     The journal is in another folder: name it with --journal";
-        return (Status::Paused, Holder::Destination, next.to_owned());
+        return (Status::Unfinished, Holder::Destination, next.to_owned());
     }
     match state.as_str() {
         "inmigrate" => (
@@ -82,7 +82,7 @@ fn at_destination(guest: &GuestState) -> (Status, Holder, String) {
             "the guest runs here, with all of its pages: there is nothing to resume".to_owned(),
         ),
         _ => (
-            Status::Paused,
+            Status::Unfinished,
             Holder::Unknown,
             format!(
                 "QEMU's state is {state}, and no page is missing: either the guest arrived \

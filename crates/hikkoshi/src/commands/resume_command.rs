@@ -22,7 +22,7 @@ pub(super) fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal
     let next = format!(
         "nothing was changed, and the journal is unchanged. When the cause is removed: {again}"
     );
-    Exit::caused(Status::Paused, reason, error)
+    Exit::caused(Status::Unfinished, reason, error)
         .with(next)
         .resumed_by(again)
 }

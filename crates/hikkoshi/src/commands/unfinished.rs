@@ -44,7 +44,7 @@ pub(super) fn unreadable(subject: &str) -> impl Fn(io::Error) -> Exit {
 
 /// Refuses a migration because of an unfinished one, which the command `again` resumes.
 pub(super) fn refuse(what: &str, next: String, again: String) -> Exit {
-    Exit::new(Status::Paused, Reason::Unfinished, what)
+    Exit::new(Status::Unfinished, Reason::Unfinished, what)
         .with(next)
         .resumed_by(again)
 }

@@ -60,7 +60,7 @@ impl JournalFile {
         Ok(lock.map(|lock| Self { path, lock }))
     }
 
-    /// Tells waiting processes who holds the lock.
+    /// Records who holds the lock, for waiting processes.
     pub(crate) fn mark(&self, holder: LockHolder) {
         self.lock.mark(holder);
     }

@@ -64,7 +64,7 @@ pub(crate) fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Ve
 }
 
 /// Removes lock files that no process holds and that have no journal: an engine was killed before
-/// it wrote one, or a person has removed the journal.
+/// it wrote one, or an administrator removed the journal.
 fn remove_stale_locks(folder: &Path) {
     let Ok(files) = std::fs::read_dir(folder) else {
         return;

@@ -83,7 +83,7 @@ impl JournalLock {
         Ok(lock.is_in_place()?.then_some(lock))
     }
 
-    /// Tells waiting processes who holds the lock.
+    /// Records who holds the lock, for waiting processes.
     pub(super) fn mark(&self, holder: LockHolder) {
         let text = match holder {
             LockHolder::Engine => "",

@@ -23,9 +23,9 @@ pub enum Status {
     AtSource,
     /// 2: nothing was tried.
     Usage,
-    /// 3: it was handed over, or may have been, and the migration is not finished: the guest is
+    /// 3: it was handed over, or may have been, and the migration is not finished. The guest is
     /// paused, or runs at the destination with pages missing. No data is lost.
-    Paused,
+    Unfinished,
     /// 4: it is lost: it ran at the destination, and its QEMU there ended before every page had
     /// arrived.
     Lost,
@@ -38,7 +38,7 @@ impl Status {
             Self::Moved | Self::ShutDown => 0,
             Self::AtSource => 1,
             Self::Usage => 2,
-            Self::Paused => 3,
+            Self::Unfinished => 3,
             Self::Lost => 4,
         }
     }
@@ -57,7 +57,7 @@ impl Status {
             Self::Moved => Holder::Destination,
             Self::AtSource => Holder::Source,
             Self::Usage => Holder::Unknown,
-            Self::Paused => Holder::Undecided,
+            Self::Unfinished => Holder::Undecided,
             Self::Lost | Self::ShutDown => Holder::Nobody,
         }
     }
@@ -68,7 +68,7 @@ impl From<Outcome> for Status {
         match outcome {
             Outcome::AtSource => Self::AtSource,
             Outcome::Paused | Outcome::AtDestination | Outcome::Stopped | Outcome::Declined => {
-                Self::Paused
+                Self::Unfinished
             }
             Outcome::Lost => Self::Lost,
         }

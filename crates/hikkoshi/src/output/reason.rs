@@ -46,7 +46,7 @@ reasons! {
     Journal "journal" "A journal cannot be read or written.",
     Unfinished "unfinished" "An earlier migration of this guest, or into this QEMU, is not finished.",
     NotAttached "not_attached" "QEMU cannot be accessed, or its guest cannot be moved as it is.",
-    Unsupported "unsupported" "This machine's kernel or this guest does not support the requested mode.",
+    Unsupported "unsupported" "This host's kernel or this guest does not support the requested mode.",
     System "system" "The system refused something that hikkoshi needs: a thread, a process, a signal handler.",
     Connect "connect" "The source could not connect to the destination.",
     Refused "refused" "The destination refused the guest.",

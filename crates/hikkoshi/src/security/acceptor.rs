@@ -19,7 +19,7 @@ use crate::output::streams;
 pub(crate) enum Acceptor {
     /// No encryption.
     Plaintext {
-        /// Whether `--plaintext` was given, which allows it beyond this machine.
+        /// Whether `--plaintext` was given, which allows it beyond this host.
         allowed_beyond: bool,
     },
     /// Sources that have the invitation.

@@ -42,7 +42,7 @@ pub(crate) fn warn_of_readable_key(security: &Security, observer: &dyn Observer)
 /// The users besides the owner who can read a file of that mode.
 fn readers(mode: u32) -> Option<&'static str> {
     match (mode & 0o040 != 0, mode & 0o004 != 0) {
-        (_, true) => Some("all users of this machine"),
+        (_, true) => Some("all users of this host"),
         (true, false) => Some("users of its group"),
         (false, false) => None,
     }

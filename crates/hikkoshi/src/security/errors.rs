@@ -17,7 +17,7 @@ pub(super) fn credentials(why: impl fmt::Display) -> Exit {
     Exit::new(Status::Usage, Reason::Credentials, why)
 }
 
-/// An address beyond this machine, without encryption.
+/// An address beyond this host, without encryption.
 pub(super) fn unencrypted(why: impl fmt::Display) -> Exit {
     Exit::new(Status::Usage, Reason::EncryptionNeeded, why)
 }
@@ -25,7 +25,7 @@ pub(super) fn unencrypted(why: impl fmt::Display) -> Exit {
 /// Why links to or at `address` need encryption.
 pub(super) fn beyond_this_machine(address: &Address) -> String {
     format!(
-        "{address} is beyond this machine: without encryption anyone on the network path could \
+        "{address} is beyond this host: without encryption anyone on the network path could \
          read and change the guest's memory"
     )
 }

@@ -1,4 +1,4 @@
-//! The address in an invitation: one at which the source can reach this machine.
+//! The address in an invitation: one at which the source can reach this host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -14,7 +14,7 @@ pub(crate) enum InvitationAddress {
     Advertised(Address),
     /// The address of the listener.
     Bound,
-    /// The listener is on all addresses of this machine. This one was chosen, with the port of the
+    /// The listener is on all addresses of this host. This one was chosen, with the port of the
     /// listener.
     Chosen(IpAddr),
 }
@@ -60,11 +60,11 @@ impl InvitationAddress {
         let own = families.iter().copied().find_map(own_address);
         own.map(Self::Chosen).ok_or_else(|| {
             let what = format!(
-                "{listen} means all addresses of this machine, and without a default route \
+                "{listen} means all addresses of this host, and without a default route \
                  hikkoshi cannot choose one for the invitation"
             );
             refused(what).with(
-                "give the address at which the source can reach this machine with --advertise \
+                "give the address at which the source can reach this host with --advertise \
                  HOST:PORT, or listen on one address",
             )
         })
@@ -88,8 +88,8 @@ impl InvitationAddress {
     pub(crate) fn notice(&self) -> Option<String> {
         match self {
             Self::Chosen(own) => Some(format!(
-                "the invitation names {own}, this machine's address on its default route; if the \
-                 source reaches this machine at another address, give that with --advertise \
+                "the invitation names {own}, this host's address on its default route; if the \
+                 source reaches this host at another address, give that with --advertise \
                  HOST:PORT"
             )),
             Self::Advertised(_) | Self::Bound => None,
@@ -97,7 +97,7 @@ impl InvitationAddress {
     }
 }
 
-/// The address of this machine on the route to `other`.
+/// The address of this host on the route to `other`.
 fn own_address(other: IpAddr) -> Option<IpAddr> {
     let any = match other {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

@@ -252,7 +252,7 @@ mod tests {
                     drop(reader);
                     let kind = writer.join().unwrap().unwrap_err().kind();
                     // The end of writing, or what comes right after it: our end is closed with
-                    // bytes in it that nobody has read.
+                    // unread bytes in it.
                     let ends = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
                     assert!(ends.contains(&kind), "{kind}");
                 }

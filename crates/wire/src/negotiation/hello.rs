@@ -13,7 +13,7 @@
 //! ```
 //!
 //! All numbers are little-endian. This layout is the same in every future
-//! version: the two sides learn each other's versions from it.
+//! version: each side reads the other's versions from it.
 //!
 //! After its hello the destination sends a challenge, [`CHALLENGE_LEN`] random
 //! bytes, and the source returns them before it sends anything else. So bytes
@@ -141,17 +141,17 @@ fn checksum(hello: &[u8; HELLO_LEN]) -> u32 {
 pub enum HelloError {
     /// The peer does not use this protocol.
     #[error(
-        "greeting the peer: its first bytes are not a hikkoshi greeting; check the address: another program answers there"
+        "negotiating with the peer: its first bytes are not a hikkoshi hello; check the address: another program answers there"
     )]
     NotHikkoshi,
     /// The hello was damaged.
     #[error(
-        "greeting the peer: the checksum of its greeting is wrong; it was damaged in transit; connect again"
+        "negotiating with the peer: the checksum of its hello is wrong; it was damaged in transit; connect again"
     )]
     Checksum,
     /// The lowest version is above the highest, or 0.
     #[error(
-        "greeting the peer: it claims to support protocol versions {min} to {max}, which is not a range of versions; the peer is faulty"
+        "negotiating with the peer: it claims to support protocol versions {min} to {max}, which is not a range of versions; the peer is faulty"
     )]
     Versions {
         /// The lowest version.
@@ -161,7 +161,7 @@ pub enum HelloError {
     },
     /// A role that does not exist, or an index for a role that has none.
     #[error(
-        "greeting the peer: it opens a link of role {role} with number {index}, which does not exist; use the same version of hikkoshi on both sides"
+        "negotiating with the peer: it opens a link of role {role} with number {index}, which does not exist; use the same version of hikkoshi on both sides"
     )]
     Role {
         /// The role's number.

@@ -108,7 +108,7 @@ impl HandoverDriver<'_> {
 
     fn report_progress(&self) {
         let bytes = self.shared.counters.bytes();
-        self.shared.progress.tell(
+        self.shared.progress.report(
             &*self.shared.observer,
             bytes.precopy + bytes.urgent + bytes.background,
         );

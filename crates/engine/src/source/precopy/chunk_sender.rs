@@ -80,7 +80,7 @@ impl ChunkSender {
             Counters::add(&counters.precopy_bytes, self.link.sent() - before);
             self.shared
                 .progress
-                .tell(&*self.shared.observer, counters.bytes().precopy);
+                .report(&*self.shared.observer, counters.bytes().precopy);
         }
         if batch.has_failed() || !batch.is_last() {
             return Ok(());

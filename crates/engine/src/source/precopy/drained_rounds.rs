@@ -1,4 +1,4 @@
-//! Rounds for a guest whose devices write memory without the dirty log seeing it.
+//! Rounds for a guest with devices whose writes the dirty log does not track.
 //!
 //! A direct disk read pins its pages when it is submitted. The log sees a write
 //! then, and nothing when the data lands. A page that is taken and copied in

@@ -2,8 +2,8 @@
 //!
 //! This file leads the rounds. A worker for each link sends the pages
 //! (`workers.rs`, `chunk_sender.rs`), also in the last round with the guest
-//! paused. Devices that write memory without the dirty log seeing it are drained
-//! within each round (`drained_rounds.rs`). Rates are those of all links together,
+//! paused. Devices whose writes the dirty log does not track are drained within
+//! each round (`drained_rounds.rs`). Rates are those of all links together,
 //! measured until all pages of a round have arrived.
 
 mod batch;
@@ -127,8 +127,8 @@ impl Precopy {
         }
         if !options.drain {
             self.shared.observer.notice(
-                "the guest's devices write to its memory without the dirty log seeing it, and are \
-                 not drained: pages will be lost",
+                "the guest's devices write to its memory, which the dirty log does not track, and \
+                 are not drained: pages will be lost",
             );
             return None;
         }

@@ -181,8 +181,8 @@ impl Session {
 
     /// Sends *Cancel*, and ends all links.
     pub(crate) fn cancel(&mut self, reason: String) {
-        // Does not wait for a peer that does not read: the end of the links tells the
-        // destination the same, without the reason.
+        // Does not wait for a peer that does not read: the end of the links has the
+        // same effect at the destination, without the reason.
         self.control.set_stop(Cancel::cancelled());
         if let Err(error) = self.send(&ToDestination::Cancel { reason }, "cancelling") {
             tracing::debug!(%error, "the cancellation was not sent");

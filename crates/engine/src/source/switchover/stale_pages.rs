@@ -1,4 +1,4 @@
-//! Tells the destination which of its pages are stale, before and during the pause.
+//! Reports to the destination which of its pages are stale, before and during the pause.
 
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{PageRanges, ToDestination, ToSource};
@@ -79,7 +79,7 @@ pub(crate) fn discard_newly_dirty(
     discard(session, &new)
 }
 
-/// Tells the destination to drop `ranges`, which follow in post-copy.
+/// Asks the destination to drop `ranges`, which follow in post-copy.
 fn discard(session: &mut Session, ranges: &[PageRange]) -> Result<(), SourceFailure> {
     for ranges in PageRanges::batches(ranges.iter().copied()) {
         session.send(

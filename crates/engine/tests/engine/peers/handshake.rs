@@ -134,8 +134,8 @@ fn another_protocol_instead_of_a_greeting() {
     };
     assert_eq!(
         attempt(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
-        "connecting to the destination at the address: greeting the peer: its first bytes are not \
-         a hikkoshi greeting; check the address: another program answers there"
+        "connecting to the destination at the address: negotiating with the peer: its first bytes \
+         are not a hikkoshi hello; check the address: another program answers there"
     );
     assert_eq!(
         attempt(b"hikko"),

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
         if killed {
             return Err(handed_over(journal));
         }
-        return Ok(Status::Paused);
+        return Ok(Status::Unfinished);
     }
     file.mark(LockHolder::Guard);
     let outcome = restore(&file, &entry).map_err(|error| {
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
 fn failed(journal: &Path, doing: &str, error: &dyn std::error::Error) -> Exit {
     let what = format!("guard: {doing}: {}", error_chain::text(error));
     let again = resume_command::<SourceEntry>(journal);
-    Exit::new(Status::Paused, Reason::Interrupted, what)
+    Exit::new(Status::Unfinished, Reason::Interrupted, what)
         .with(format!(
             "the guest may be paused at the source. When the cause is removed, this command lets \
              it run again, or continues the migration if it was handed over: {again}"
@@ -102,7 +102,7 @@ fn restored(journal: &Path, entry: &SourceEntry, outcome: &UndoOutcome) -> Exit 
         UndoOutcome::Restored { state } if was_stopped => {
             let again = resume_command::<SourceEntry>(journal);
             let what = format!(
-                "the guest is at the source, in QEMU's state '{state}'. To let it run again: \
+                "the guest is at the source, in QEMU's state '{state}'. To resume it: \
                  {again}"
             );
             ended(&what).resumed_by(again)
@@ -120,7 +120,7 @@ fn handed_over(journal: &Path) -> Exit {
          hand. No data is lost. To resume, start 'hikkoshi receive --resume' at the destination \
          unless it is running there, and here: {again}"
     );
-    Exit::new(Status::Paused, Reason::Interrupted, what).resumed_by(again)
+    Exit::new(Status::Unfinished, Reason::Interrupted, what).resumed_by(again)
 }
 
 /// Waits until the other program ends; whether it was killed.

@@ -4,7 +4,7 @@ use hikkoshi_qemu::{UndoError, UndoOutcome};
 
 use crate::journal::{JournalFile, SourceEntry};
 
-/// Lets the guest run again if it was stopped, and restores what was changed in QEMU. The journal
+/// Resumes the guest if it was paused, and restores what was changed in QEMU. The journal
 /// is removed if nothing else is to be done.
 ///
 /// # Errors

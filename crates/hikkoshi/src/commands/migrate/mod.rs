@@ -126,7 +126,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
 /// Where the guest is if it could not be attached to.
 fn not_attached(error: &AttachError) -> Exit {
     let status = if error.may_be_handed_over() {
-        Status::Paused
+        Status::Unfinished
     } else {
         Status::AtSource
     };

@@ -78,7 +78,7 @@ fn next_step(error: &MigrateError, again: &str) -> String {
         }
         // `Declined` is an outcome of destinations only.
         Outcome::Stopped | Outcome::Declined => format!(
-            "the guest belongs to the source, and is paused. No data is lost. To let it run: \
+            "the guest belongs to the source, and is paused. No data is lost. To resume it: \
              {again}; or the QMP command 'cont'"
         ),
         Outcome::Paused => format!(

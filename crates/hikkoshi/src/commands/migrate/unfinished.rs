@@ -21,7 +21,7 @@ pub(super) fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -
     let check = |path: &Path, _: &SourceEntry| {
         // Another process may be working on it, and end soon.
         let file = JournalFile::lock(path).map_err(|error| {
-            Exit::new(Status::Paused, Reason::Unfinished, error)
+            Exit::new(Status::Unfinished, Reason::Unfinished, error)
                 .with("this command has changed nothing")
         })?;
         match file.read::<SourceEntry>().map_err(&unreadable)? {
@@ -62,7 +62,7 @@ fn undo_interrupted(
                 "an earlier migration of this guest was interrupted before the handover and cannot \
                  be undone: the guest may be paused. When the cause is removed: {again}"
             );
-            Err(Exit::caused(Status::Paused, Reason::Unfinished, &error)
+            Err(Exit::caused(Status::Unfinished, Reason::Unfinished, &error)
                 .with(next)
                 .held_by(Holder::Source)
                 .resumed_by(again))
@@ -76,7 +76,7 @@ pub(super) fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
     if entry.engine.stage == SourceStage::Owned {
         let what = "an earlier migration of this guest was interrupted before the handover, and \
                     the guest does not run";
-        let next = format!("let it run again, then repeat this command: {again}");
+        let next = format!("resume it, then repeat this command: {again}");
         return unfinished::refuse(what, next, again).held_by(Holder::Source);
     }
     let what = "this guest was handed over by an earlier migration, which is not finished";
@@ -90,5 +90,5 @@ pub(super) fn cannot_tell(error: &dyn Error, path: &Path) -> Exit {
          Remove that file only if you know that the guest was not handed over",
         path.display()
     );
-    Exit::caused(Status::Paused, Reason::Journal, error).with(next)
+    Exit::caused(Status::Unfinished, Reason::Journal, error).with(next)
 }

@@ -54,10 +54,9 @@ pub(super) fn report(
         // `Stopped` is an outcome of sources only.
         Outcome::AtSource | Outcome::Stopped => at_source(&error.cause, is_unused),
         Outcome::Declined => format!(
-            "the guest has not run here and never will, and its source may not know that: until \
-             it does, the guest stays paused there. Unless 'hikkoshi migrate' reports that the \
-             guest runs at the source, resume here with: {again} and there with: hikkoshi migrate \
-             --resume"
+            "the guest has not run here and never will, but its source may not know that and may \
+             keep the guest paused. Unless 'hikkoshi migrate' reports that the guest runs at the \
+             source: 1. resume here with: {again}; 2. at the source with: hikkoshi migrate --resume"
         ),
         Outcome::Lost => LOST.to_owned(),
         Outcome::Paused if qemu_has_ended => MAY_BE_LOST.to_owned(),
@@ -128,7 +127,7 @@ pub(super) fn qemu_ended(record: &DestinationRecord, what: String, left: &str) -
         (Status::Lost, Reason::GuestLost, Holder::Nobody, LOST)
     } else {
         (
-            Status::Paused,
+            Status::Unfinished,
             Reason::QemuEnded,
             Holder::Undecided,
             MAY_BE_LOST,

@@ -32,7 +32,7 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
             if may_miss_pages(&entry.engine) {
                 guest.check_userfault().map_err(|error| {
                     let path = file.path().display();
-                    Exit::caused(Status::Paused, Reason::Memory, &error).with(format!(
+                    Exit::caused(Status::Unfinished, Reason::Memory, &error).with(format!(
                         "nothing was changed, and the journal {path} is unchanged"
                     ))
                 })?;
@@ -46,7 +46,7 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
             let left = format!("The journal {path} was kept for inspection: remove it then");
             return Err(outcome::qemu_ended(&entry.engine, what, &left));
         }
-        // The source has to be told that the guest never ran here, or that no page is needed.
+        // Reports to the source that the guest never ran here, or that no page is needed.
         None => {
             let exited = ExitedDestination::new(&entry.qemu).map_err(|error| cannot(&error))?;
             (Box::new(exited), SharedNotes::new(entry.qemu.clone()))

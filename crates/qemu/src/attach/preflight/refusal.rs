@@ -199,7 +199,7 @@ pub enum Refusal {
 }
 
 /// Describes the change: `source_has` is the guest now, `destination_has` is the
-/// guest as it was described at first.
+/// first description of the guest.
 fn changed(mismatch: &MachineMismatch) -> String {
     match mismatch {
         MachineMismatch::Device {
